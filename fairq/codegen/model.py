@@ -1,0 +1,282 @@
+"""What a front end knows and a template needs: the one model between them.
+
+Two front ends fill it: the sqlc process plugin (`fairq.codegen.plugin`) from sqlc's request, and `fairq gen`
+from PostgreSQL's own catalogue. Both templates (`sqlalchemy`, `psycopg`) read it and nothing else, so a template
+never asks which front end ran.
+
+sqlc names a type as the user or its own function table spelled it (`pg_catalog.int4`, `int`, `timestamp with
+time zone`), PostgreSQL by one name only (`pg_catalog.int4`). `TypeName` holds both: `schema` and `name` are
+PostgreSQL's name, `spelling` is sqlc's text where sqlc gave one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SYSTEM_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
+
+
+class Command(enum.StrEnum):
+    """What a call does with its result: the word after the name in `-- name: GetTask :one`."""
+
+    ONE = ":one"
+    MANY = ":many"
+    EXEC = ":exec"
+    EXECROWS = ":execrows"
+    EXECRESULT = ":execresult"
+    COPYFROM = ":copyfrom"
+
+
+class Template(enum.StrEnum):
+    SQLALCHEMY = "sqlalchemy"
+    PSYCOPG = "psycopg"
+
+
+class RelationKind(enum.StrEnum):
+    TABLE = "table"
+    VIEW = "view"
+    MATERIALIZED_VIEW = "materialized view"
+    FOREIGN_TABLE = "foreign table"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The qualified name of a relation, a function or a user type. An empty schema: not known, or the default."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class TypeName:
+    """The element type of a column or parameter; how often it is wrapped in an array is `Column.dims`.
+
+    `name` is PostgreSQL's internal name (`int4`, `varchar`, `timestamptz`, never `int4[]` or `_int4`), `schema`
+    where it lives. `name` is empty when the front end could not tell the type. `spelling` is sqlc's text, empty
+    otherwise.
+    """
+
+    schema: str
+    name: str
+    spelling: str = ""
+
+    def __str__(self) -> str:
+        return self.name if self.schema in ("", "pg_catalog") else f"{self.schema}.{self.name}"
+
+
+UNKNOWN_TYPE = TypeName("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a relation or of a result, a field of a composite type, or the value of a parameter."""
+
+    name: str  # empty: PostgreSQL or sqlc has no name for it
+    type: TypeName
+    not_null: bool = False
+    dims: int = 0  # 0: a plain value, 1 and more: an array
+    comment: str = ""
+    # Where the value comes from, when it is a column of a relation as it stands there.
+    table: Name | None = None
+    original_name: str = ""  # the column's name in `table`, when the query renames it
+    # sqlc.embed(t): this one entry stands for all columns of `t`, in order.
+    embed: Name | None = None
+    is_named_param: bool = False  # written as sqlc.arg, sqlc.narg or @name
+    is_func_call: bool = False
+    is_slice: bool = False  # sqlc.slice: other databases only
+
+    @property
+    def is_array(self) -> bool:
+        return self.dims > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    number: int  # the n of $n; two parameters of one number never occur
+    column: Column
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One annotated statement."""
+
+    name: str  # as written: CreateTask
+    cmd: str  # as written, with its colon; see Command
+    text: str  # the statement with $n placeholders, without the name line, trailing blanks and semicolon
+    source: str  # file name without folders: tasks.sql
+    params: tuple[Parameter, ...] = ()
+    columns: tuple[Column, ...] = ()
+    comments: tuple[str, ...] = ()  # each `--` line after the name line, without its dashes
+    insert_into: Name | None = None  # the target of an insert; :copyfrom copies into it
+    path: str = ""  # the file, as a reader would open it; for messages
+    line: int = 0  # the line of `-- name:` in it, counted from 1; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    name: Name
+    columns: tuple[Column, ...]
+    comment: str = ""
+    kind: RelationKind = RelationKind.TABLE  # sqlc does not tell: always TABLE from the plugin
+
+
+@dataclass(frozen=True, slots=True)
+class Enum:
+    name: Name
+    values: tuple[str, ...]
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A named type over another, with its checks. sqlc's request has none: only `fairq gen` fills it."""
+
+    name: Name
+    base: TypeName
+    dims: int = 0
+    not_null: bool = False
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """A row type made by `create type … as (…)`. From sqlc's request the fields are not known and empty."""
+
+    name: Name
+    fields: tuple[Column, ...] = ()
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A range type and its multirange (None before PostgreSQL 14). Only `fairq gen` fills it."""
+
+    name: Name
+    subtype: TypeName
+    multirange: Name | None = None
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function's shape. Only `fairq gen` fills it."""
+
+    name: Name
+    params: tuple[Column, ...] = ()
+    columns: tuple[
+        Column, ...
+    ] = ()  # of its result: one for a plain value, several for `returns table` and out parameters
+    returns_set: bool = False
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    name: str
+    relations: tuple[Relation, ...] = ()
+    enums: tuple[Enum, ...] = ()
+    domains: tuple[Domain, ...] = ()
+    composites: tuple[Composite, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    functions: tuple[Function, ...] = ()
+    comment: str = ""
+
+
+UserType = Enum | Domain | Composite | Range
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    schemas: tuple[Schema, ...]
+    default_schema: str = "public"
+
+    def user_schemas(self) -> Iterator[Schema]:
+        """The schemas code is generated for, in catalogue order."""
+        return (schema for schema in self.schemas if schema.name not in SYSTEM_SCHEMAS)
+
+    def user_type(self, type_: TypeName) -> UserType | None:
+        """The enum, domain, composite or range of this name, or None.
+
+        An unqualified name is looked up in the default schema first, then in the others in order.
+        """
+        elsewhere: UserType | None = None
+        for schema in self.user_schemas():
+            if type_.schema and schema.name != type_.schema:
+                continue
+            user_types: tuple[UserType, ...] = (
+                *schema.enums,
+                *schema.domains,
+                *schema.composites,
+                *schema.ranges,
+            )
+            for user_type in user_types:
+                if user_type.name.name == type_.name:
+                    if type_.schema or schema.name == self.default_schema:
+                        return user_type
+                    elsewhere = elsewhere or user_type
+        return elsewhere
+
+    def relation(self, name: Name) -> Relation | None:
+        """The table or view of this name, or None; an empty schema means the default one."""
+        wanted = name.schema or self.default_schema
+        for schema in self.schemas:
+            if schema.name == wanted:
+                for relation in schema.relations:
+                    if relation.name.name == name.name:
+                        return relation
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The `options` of a `codegen` entry in sqlc.yaml: those of sqlc-gen-python 1.3.0, then our own."""
+
+    package: str = ""
+    out: str = ""
+    emit_exact_table_names: bool = False
+    emit_sync_querier: bool = False
+    emit_async_querier: bool = False
+    emit_pydantic_models: bool = False
+    emit_str_enum: bool = False
+    query_parameter_limit: int | None = None  # None: 4. More parameters become one Params object; 0: always.
+    inflection_exclude_table_names: tuple[str, ...] = ()
+    # ours
+    template: Template = Template.SQLALCHEMY
+    strict: bool = (
+        False  # sqlalchemy: the reference's output to the byte, with its `Any` where it cannot tell a type
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """All that a template needs."""
+
+    catalog: Catalog
+    queries: tuple[Query, ...]
+    options: Options = field(default_factory=Options)
+    engine: str = "postgresql"
+    version: str = ""  # printed under `# versions:`, for example "sqlc v1.31.1"
+
+
+class GenerationError(Exception):
+    """Nothing was generated; says where and what to do. `str()` is the whole message for a terminal."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", path: str = "", line: int = 0, query: str = ""
+    ) -> None:
+        self.message, self.hint, self.path, self.line, self.query = message, hint, path, line, query
+        place = f"{path}:{line}" if path and line else path
+        parts = [part for part in (place, f"query {query}" if query else "", message) if part]
+        super().__init__(": ".join(parts) + (f"\nhint: {hint}" if hint else ""))
+
+
+def error_in(query: Query, message: str, hint: str = "") -> GenerationError:
+    """The error that points at a query's name line."""
+    return GenerationError(
+        message, hint=hint, path=query.path or query.source, line=query.line, query=query.name
+    )
