@@ -1,0 +1,145 @@
+"""The server of the run and the databases of the tests; see docs/how-to/run-the-tests.md."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairq.embedded import EmbeddedError
+from tests.support.database import Database
+from tests.support.server import (
+    Choice,
+    TestServer,
+    choose,
+    create_database,
+    docker_answers,
+    drop_database,
+    running_server,
+)
+
+SERVER = pytest.StashKey[TestServer]()
+CHOICE = pytest.StashKey[Choice]()
+CLOSING = pytest.StashKey[contextlib.ExitStack]()
+LOG_START = pytest.StashKey[int]()
+LOG_LINES = 40
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The controller, or the only process, starts the server; workers of pytest-xdist are told about it."""
+    workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if workerinput is not None:
+        config.stash[SERVER] = TestServer(**workerinput["fairq_server"])
+        return
+    if config.option.collectonly or config.option.help or config.option.showfixtures:
+        return
+    stack = contextlib.ExitStack()
+    try:
+        config.stash[CHOICE] = choose(os.environ, docker_answers)
+        config.stash[SERVER] = stack.enter_context(running_server(config.stash[CHOICE]))
+    except (ValueError, EmbeddedError, psycopg.Error) as exc:
+        raise pytest.UsageError(f"No PostgreSQL for the tests: {exc}") from exc
+    config.stash[CLOSING] = stack
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["fairq_server"] = node.config.stash[SERVER].as_dict()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash.get(CLOSING, contextlib.ExitStack()).close()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    server, choice = config.stash.get(SERVER, None), config.stash.get(CHOICE, None)
+    return f"server: {server.description} ({choice.reason})" if server and choice else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if (server := config.stash.get(SERVER, None)) and config.get_verbosity() < 0:  # -q hides the header
+        terminalreporter.write_line(f"server: {server.description}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    server = item.config.stash.get(SERVER, None)
+    if server and server.log_file and Path(server.log_file).exists():
+        item.stash[LOG_START] = Path(server.log_file).stat().st_size
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failed test shows what the server logged meanwhile."""
+    report: Any = yield
+    server = item.config.stash.get(SERVER, None)
+    if report.failed and server and LOG_START in item.stash:
+        with open(server.log_file, errors="replace") as log:
+            log.seek(item.stash[LOG_START])
+            lines = log.read().splitlines()
+        if lines:
+            report.sections.append(("PostgreSQL log", "\n".join(lines[-LOG_LINES:])))
+    return report  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def server(pytestconfig: pytest.Config) -> TestServer:
+    """The server of this run."""
+    return pytestconfig.stash[SERVER]
+
+
+@pytest.fixture(scope="session")
+def template(server: TestServer) -> str:
+    """The name of a database with the engine loaded; nobody connects to it."""
+    if server.template_error:
+        pytest.fail(server.template_error, pytrace=False)
+    return server.template
+
+
+@pytest.fixture(scope="session")
+def _worker_database(server: TestServer, template: str, worker: str) -> Iterator[str]:
+    name = f"fairq_test_{server.run_id}_{worker}"
+    create_database(server, name, template)
+    yield server.dsn(name)
+    drop_database(server, name)
+
+
+@pytest.fixture(scope="session")
+def worker(request: pytest.FixtureRequest) -> str:
+    """The name of this pytest-xdist worker."""
+    workerinput: dict[str, str] = getattr(request.config, "workerinput", {})
+    return workerinput.get("workerid", "main")
+
+
+@pytest.fixture
+def db(_worker_database: str) -> Iterator[psycopg.Connection[Any]]:
+    """One connection, migrated database. Its transaction is rolled back at the end, so nothing may commit."""
+    with contextlib.closing(psycopg.connect(_worker_database, application_name="db")) as conn:
+        yield conn
+        conn.rollback()
+
+
+@pytest.fixture
+def database(server: TestServer, template: str) -> Iterator[Database]:
+    """A migrated database of its own: for commits, and for several sessions."""
+    yield from _database(server, template)
+
+
+@pytest.fixture
+def empty_database(server: TestServer) -> Iterator[Database]:
+    """An empty database of its own: for migrations."""
+    yield from _database(server, "template0")
+
+
+_numbers = iter(range(1, 10**9))
+
+
+def _database(server: TestServer, template: str) -> Iterator[Database]:
+    name = f"fairq_test_{server.run_id}_{os.getpid()}_{next(_numbers)}"
+    create_database(server, name, template)
+    database = Database(name, server.dsn(name))
+    yield database
+    database.close()
+    drop_database(server, name)

@@ -1,0 +1,183 @@
+"""Which PostgreSQL a test run uses: FAIRQ_TEST_DSN, else Docker when a daemon answers, else an embedded one.
+
+FAIRQ_TEST_BACKEND=dsn|docker|embedded forces one. One server serves the whole run, all workers of
+pytest-xdist together.
+"""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+from fairq import embedded
+from tests.support.schema import load_schema
+
+# A lost race shows at once, many connections fit, and two-phase commit can be tested.
+SETTINGS: dict[str, embedded.Setting] = {
+    "max_connections": 200,
+    "max_prepared_transactions": 50,
+    "deadlock_timeout": "100ms",
+    "track_functions": "all",
+    "compute_query_id": "on",
+    "log_lock_waits": True,
+}
+BACKENDS = ("dsn", "docker", "embedded")
+DOCKER_IMAGE = "postgres:17"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kind of server, and why it was chosen."""
+
+    backend: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class TestServer:
+    """A running server, as every process of the test run sees it."""
+
+    __test__ = False
+
+    admin_dsn: str
+    description: str
+    run_id: str
+    template: str = ""
+    # What went wrong while the template was loaded: shown by each test that needs it, and by no other.
+    template_error: str = ""
+    log_file: str = ""
+
+    def dsn(self, dbname: str) -> str:
+        return with_database(self.admin_dsn, dbname)
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def with_database(dsn: str, dbname: str) -> str:
+    """The same DSN for another database; both notations that libpq knows."""
+    if "://" in dsn:
+        return urlunsplit(urlsplit(dsn)._replace(path=f"/{dbname}"))
+    return psycopg.conninfo.make_conninfo(dsn, dbname=dbname)
+
+
+def choose(env: Mapping[str, str], docker_answers: Callable[[], bool]) -> Choice:
+    forced = env.get("FAIRQ_TEST_BACKEND", "")
+    if forced:
+        if forced not in BACKENDS:
+            raise ValueError(f"FAIRQ_TEST_BACKEND is {forced!r}; it must be one of {', '.join(BACKENDS)}.")
+        if forced == "dsn" and not env.get("FAIRQ_TEST_DSN"):
+            raise ValueError("FAIRQ_TEST_BACKEND is dsn, but FAIRQ_TEST_DSN is not set.")
+        return Choice(forced, "FAIRQ_TEST_BACKEND says so")
+    if env.get("FAIRQ_TEST_DSN"):
+        return Choice("dsn", "FAIRQ_TEST_DSN is set")
+    if docker_answers():
+        return Choice("docker", "a Docker daemon answers")
+    return Choice("embedded", "no FAIRQ_TEST_DSN, and no Docker daemon answers")
+
+
+def docker_answers() -> bool:
+    """Ask the daemon; the client library is only imported where there may be one."""
+    sockets = (Path("/var/run/docker.sock"), Path.home() / ".docker/run/docker.sock")
+    if not os.environ.get("DOCKER_HOST") and not any(path.exists() for path in sockets):
+        return False
+    import docker
+
+    try:
+        client = docker.from_env(timeout=3)
+    except docker.errors.DockerException:
+        return False
+    try:
+        return bool(client.ping())
+    except (docker.errors.DockerException, OSError):
+        return False
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def running_server(choice: Choice) -> Iterator[TestServer]:
+    """Start (or find) the server, make the template database, and remove both at the end."""
+    start = {"dsn": _given, "docker": _in_docker, "embedded": _embedded}[choice.backend]
+    with start() as server, _with_template(server) as ready:
+        yield ready
+
+
+@contextlib.contextmanager
+def _given() -> Iterator[TestServer]:
+    dsn = os.environ["FAIRQ_TEST_DSN"]
+    yield TestServer(dsn, f"FAIRQ_TEST_DSN, {_version(dsn)}", _run_id())
+
+
+@contextlib.contextmanager
+def _in_docker() -> Iterator[TestServer]:
+    from testcontainers.postgres import PostgresContainer
+
+    command = ["postgres", "-c", "fsync=off", "-c", "full_page_writes=off"]
+    for name, value in SETTINGS.items():
+        command += ["-c", f"{name}={'on' if value is True else value}"]
+    image = os.environ.get("FAIRQ_TEST_IMAGE", DOCKER_IMAGE)
+    with PostgresContainer(image, driver=None).with_command(command) as container:
+        dsn = container.get_connection_url()
+        yield TestServer(dsn, f"Docker, {image}, {_version(dsn)}", _run_id())
+
+
+@contextlib.contextmanager
+def _embedded() -> Iterator[TestServer]:
+    with embedded.start(settings=SETTINGS) as server:
+        description = f"embedded from {server.binaries.source}, PostgreSQL {server.binaries.version}"
+        yield TestServer(server.dsn(), description, _run_id(), log_file=str(server.log_file))
+
+
+def _run_id() -> str:
+    return uuid.uuid4().hex[:8]
+
+
+def _version(dsn: str) -> str:
+    with psycopg.connect(dsn) as conn:
+        return f"PostgreSQL {conn.info.parameter_status('server_version')}"
+
+
+@contextlib.contextmanager
+def _with_template(server: TestServer) -> Iterator[TestServer]:
+    name = f"fairq_test_{server.run_id}_template"
+    create_database(server, name)
+    problem = ""
+    try:
+        with psycopg.connect(server.dsn(name)) as conn:
+            load_schema(conn)
+    except psycopg.Error as exc:
+        problem = f"Loading sql/ failed: {exc}"
+    yield replace(server, template=name, template_error=problem)
+    drop_database(server, name)
+
+
+def create_database(server: TestServer, name: str, template: str = "template1") -> None:
+    with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
+        statement = sql.SQL("create database {} template {}")
+        conn.execute(statement.format(sql.Identifier(name), sql.Identifier(template)))
+
+
+def drop_database(server: TestServer, name: str) -> None:
+    with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
+        conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+
+@contextlib.contextmanager
+def private_server(
+    settings: Mapping[str, embedded.Setting] | None = None, *, load: bool = True, tcp_port: int | None = None
+) -> Iterator[embedded.Server]:
+    """An embedded server for one test that stops, kills or configures it; its database `fairq` holds `sql/`."""
+    with embedded.start(settings={**SETTINGS, **(settings or {})}, tcp_port=tcp_port) as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as conn:
+            conn.execute("create database fairq")
+        if load:
+            with psycopg.connect(server.dsn("fairq")) as conn:
+                load_schema(conn)
+        yield server
