@@ -1,0 +1,214 @@
+"""The command line: one small group whose commands are imported when they are called.
+
+`fairq work` and `fairq enqueue` must start fast, so nothing here imports a database driver, and the list of
+commands is a table of texts: `fairq --help` imports none of them. A new command is one line in COMMANDS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib import import_module, metadata, util
+from typing import IO, Any, TypeVar
+
+import click
+
+__all__ = [
+    "COMMANDS",
+    "Command",
+    "Exit",
+    "Failure",
+    "answer",
+    "dsn_option",
+    "json_option",
+    "main",
+    "wants_json",
+]
+
+
+class Exit(IntEnum):
+    """What a command's exit code means. Documented in docs/reference/exit-codes.md."""
+
+    OK = 0
+    NO = 1  # the answer to the question is no: behind, not found, not healthy
+    USAGE = 2  # wrong options, no database named
+    DATABASE = 3  # the database cannot be reached, or refused a statement
+    SCHEMA = 4  # its schema does not fit this code, and migrating does not help
+    BUSY = 5  # gave up waiting for a lock
+    REFUSED = 6  # would lose data
+    BUG = 70  # our own fault
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of the list: where the command is, what it is for, and the extra that brings what it needs."""
+
+    target: str
+    help: str
+    section: str
+    extra: str | None = None
+
+
+COMMANDS = {
+    "demo": Command("fairq.demo:demo", "Watch a fair queue beside a plain one.", "Start", "demo"),
+    "migrate": Command("fairq.commands.migrate:migrate", "Install or upgrade fairq in a database.", "Set up"),
+    "sql": Command("fairq.commands.migrate:sql", "Print migrations as plain SQL.", "Set up"),
+    "gen": Command("fairq.codegen.command:gen", "Write typed Python for your SQL.", "Develop", "codegen"),
+}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Failure(click.ClickException):
+    """An end that is not a success: a message, a hint, and an exit code; as JSON where that was asked for."""
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, code: str = "failed", exit_code: int = Exit.NO
+    ) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.code = code
+        self.exit_code = exit_code  # type: ignore[misc]  # click means it to be set, but calls it a ClassVar
+        context = click.get_current_context(silent=True)
+        self.as_json = wants_json(context) if context else False
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        if self.as_json:
+            error = {"code": self.code, "message": self.message, "hint": self.hint}
+            click.echo(json.dumps({"error": error}))
+            return
+        click.echo(f"fairq: {self.message}", err=True)
+        if self.hint:
+            click.echo(f"  {self.hint}", err=True)
+
+
+class Commands(click.Group):
+    """Looks a command up in COMMANDS and imports it then."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, command in COMMANDS.items() if _there(command)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = COMMANDS.get(cmd_name)
+        if command is None or not _there(command):
+            return None
+        module, attribute = command.target.split(":")
+        try:
+            found: click.Command = getattr(import_module(module), attribute)
+        except ModuleNotFoundError as exc:
+            if command.extra is None or (exc.name or "").startswith("fairq"):
+                raise
+            raise Failure(
+                f"'fairq {cmd_name}' needs {exc.name}, which is not installed",
+                hint=f"pip install 'fairq[{command.extra}]'",
+                code="not_installed",
+                exit_code=Exit.USAGE,
+            ) from exc
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        for section in dict.fromkeys(COMMANDS[name].section for name in names):
+            with formatter.section(section):
+                formatter.write_dl(
+                    [(name, COMMANDS[name].help) for name in names if COMMANDS[name].section == section]
+                )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except BrokenPipeError:
+            # The reader of our output has seen enough; do not complain once more when Python flushes.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(Exit.OK)
+        except Exception as exc:
+            if os.environ.get("FAIRQ_TRACEBACK"):
+                traceback.print_exc()
+            raise _failure(exc) from exc
+
+
+def _there(command: Command) -> bool:
+    try:
+        return util.find_spec(command.target.split(":")[0]) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _failure(exc: Exception) -> Failure:
+    """How an exception ends the command. Ours say themselves; texts from elsewhere may hold a password."""
+    from fairq.dsn import mask
+
+    exit_code = getattr(exc, "exit_code", None)
+    if isinstance(exit_code, int):
+        code, hint = getattr(exc, "code", "failed"), getattr(exc, "hint", None)
+        return Failure(mask(str(exc)), hint=hint, code=code, exit_code=exit_code)
+    psycopg = sys.modules.get("psycopg")
+    if psycopg is not None and isinstance(exc, psycopg.Error):
+        message = exc.diag.message_primary or str(exc).strip() or type(exc).__name__
+        hint = exc.diag.message_hint or "Is the database there, and does --dsn name it and a user that may?"
+        code = exc.sqlstate or "unreachable"
+        return Failure(mask(message), hint=hint, code=code, exit_code=Exit.DATABASE)
+    hint = "This is a mistake in fairq. Set FAIRQ_TRACEBACK=1 to see where, and please report it."
+    return Failure(mask(f"{type(exc).__name__}: {exc}"), hint=hint, code="bug", exit_code=Exit.BUG)
+
+
+def dsn_option(command: F) -> F:
+    """--dsn; the command gets the text as given, and asks fairq.dsn.resolve() for the one that counts."""
+    return click.option(
+        "--dsn",
+        metavar="DSN",
+        help="The database, as a URL or as key=value pairs. Default: FAIRQ_DSN, then DATABASE_URL.",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """--json; read it with wants_json(), print with answer()."""
+
+    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        ctx.meta["fairq.json"] = value
+
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=remember,
+        help="Answer with one JSON object.",
+    )(command)
+
+
+def wants_json(ctx: click.Context | None = None) -> bool:
+    ctx = ctx or click.get_current_context()
+    return bool(ctx.meta.get("fairq.json", False))
+
+
+def answer(document: dict[str, Any], text: str) -> None:
+    """The result of a command, for whoever asked: people or programs."""
+    click.echo(json.dumps(document, default=str) if wants_json() else text)
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="'fairq COMMAND --help' tells more about each.",
+)
+@click.version_option(metadata.version("fairq"), prog_name="fairq", message="%(prog)s %(version)s")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """A multi-tenant fair queue that lives in PostgreSQL.
+
+    \b
+    fairq demo                      see it at work; needs no database
+    export FAIRQ_DSN=postgresql://user@host/name
+    fairq migrate                   install fairq in your database
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -1,0 +1,163 @@
+"""`fairq migrate` and `fairq sql`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+import psycopg
+from rich.console import Console
+
+from fairq import install
+from fairq.cli import Exit, answer, dsn_option, json_option, wants_json
+from fairq.dsn import describe, resolve
+
+
+@click.command(short_help="Install or upgrade fairq in a database.")
+@dsn_option
+@click.option(
+    "--to",
+    default=install.HEAD,
+    metavar="REVISION",
+    help="Where to go: head (default), base, or a revision such as 0003. Also downwards, never losing tasks.",
+)
+@click.option(
+    "--check", is_flag=True, help="Change nothing; exit 1 when the database is not at the revision."
+)
+@click.option(
+    "--sql", "as_sql", is_flag=True, help="Print the SQL from base instead of running it; needs no database."
+)
+@click.option(
+    "--lock-timeout",
+    type=click.FloatRange(min=0.01),
+    default=3.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stand in a lock queue for this long at a time; statements of your application wait behind us.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Try again for this long when somebody holds a lock.",
+)
+@json_option
+def migrate(
+    dsn: str | None, to: str, check: bool, as_sql: bool, lock_timeout: float, patience: float
+) -> None:
+    """Install or upgrade fairq in a database.
+
+    Every step is one transaction. Any number of these may run at once, for example one in each new
+    container: the others wait and find the work done. A database that is newer than this fairq is refused.
+
+    \b
+    fairq migrate                    to the newest revision
+    fairq migrate --check            is there something to do? (for health checks)
+    fairq migrate --sql | psql       the same as plain SQL
+    fairq migrate --to base          take fairq out again; refused while there are tasks
+
+    \b
+    Exit codes: 0 done · 1 behind (--check) · 2 wrong usage · 3 database cannot be reached or refused
+                4 database is newer than this fairq · 5 a lock was not to be had · 6 would lose data
+    """
+    if check and as_sql:
+        raise click.UsageError("--check asks a database and --sql needs none: use one of them.")
+    if as_sql:
+        click.echo(install.script(install.BASE, to), nl=False)
+        return
+    where = resolve(dsn)
+    if check:
+        _check(where, to)
+        return
+    started = time.monotonic()
+    done = install.migrate(
+        where, to=to, lock_timeout=lock_timeout, patience=patience, report=_reporter(Console(stderr=True))
+    )
+    version = done.after or install.BASE
+    document = {
+        "database": describe(where),
+        "before": done.before,
+        "after": done.after,
+        "steps": [
+            {"revision": a.step.revision.id, "direction": a.step.direction, "seconds": round(a.seconds, 3)}
+            for a in done.steps
+        ],
+    }
+    if done.steps:
+        text = f"{describe(where)} is at {version} now ({time.monotonic() - started:.1f} s)."
+    elif done.before != done.after:
+        text = f"{describe(where)} is at {version} now; another fairq migrate did it."
+    else:
+        text = f"{describe(where)} is at {version} already; nothing to do."
+    answer(document, text)
+
+
+def _check(dsn: str, to: str) -> None:
+    target = install.resolve(to)
+    with psycopg.connect(dsn, prepare_threshold=None) as conn:
+        version = install.schema_version(conn)
+    steps = install.plan(version, target)
+    document = {
+        "database": describe(dsn),
+        "version": version,
+        "target": target,
+        "pending": [step.revision.id for step in steps],
+        "ok": not steps,
+    }
+    here, there = version or install.BASE, target or install.BASE
+    if not steps:
+        answer(document, f"{describe(dsn)} is at {here}.")
+        return
+    command = "fairq migrate" if to == install.HEAD else f"fairq migrate --to {to}"
+    side = "behind" if steps[0].direction == "up" else "ahead"
+    count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
+    answer(document, f"{describe(dsn)} is at {here}, {count} {side} of {there}. Run: {command}")
+    sys.exit(Exit.NO)
+
+
+def _reporter(console: Console) -> install.Report:
+    """One line per event, on stderr: for people who watch, and for the log of a deployment."""
+    if wants_json():
+        return lambda event: None
+
+    def report(event: install.Applied | install.Waiting) -> None:
+        if isinstance(event, install.Applied):
+            arrow = "↑" if event.step.direction == "up" else "↓"
+            left = f", {event.remaining} left" if event.remaining else ""
+            _line(console, f"{arrow} {event.step.revision.stem} ({event.seconds:.2f} s{left})", "green")
+        else:
+            for blocker in event.blockers:
+                _line(console, f"waiting for a lock held by {blocker}", "yellow")
+
+    return report
+
+
+def _line(console: Console, text: str, style: str) -> None:
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+@click.command(short_help="Print migrations as plain SQL.")
+@click.option(
+    "--from",
+    "start",
+    default=install.BASE,
+    show_default=True,
+    metavar="REVISION",
+    help="Where the database is.",
+)
+@click.option("--to", default=install.HEAD, show_default=True, metavar="REVISION", help="Where it shall go.")
+def sql(start: str, to: str) -> None:
+    """Print migrations as plain SQL, for psql or a migration tool of your own.
+
+    Each step is one transaction, takes the same lock as `fairq migrate`, refuses a database at another
+    revision, and writes the new one down, so both ways can be mixed.
+
+    \b
+    fairq sql | psql -v ON_ERROR_STOP=1 "$FAIRQ_DSN"
+    fairq sql --from 0001 --to 0003 > V42__fairq.sql
+    fairq sql --from 0003 --to 0002            the way back
+    """
+    click.echo(install.script(start, to), nl=False)

@@ -1,0 +1,86 @@
+"""Where the connection string comes from, and how it is shown without its secrets."""
+
+import os
+import re
+from collections.abc import Mapping
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
+__all__ = ["VARIABLES", "DsnError", "describe", "find", "mask", "resolve", "to_libpq"]
+
+VARIABLES = ("FAIRQ_DSN", "DATABASE_URL")
+
+# SQLAlchemy, Django and Heroku spell the scheme in their own ways; libpq knows two.
+_SCHEME = re.compile(r"^(?:postgres|postgresql|postgis|pgsql)(?:\+\w+)?://", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(://[^:/@\s]*):\S+@")
+_WORD_PASSWORD = re.compile(r"(?i)\b((?:ssl)?password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&'\"]+)")
+
+
+class DsnError(Exception):
+    """No connection string was given, or it cannot be read. The message holds no secret."""
+
+    code = "dsn"
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def find(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str | None:
+    """The first connection string among the argument, FAIRQ_DSN and DATABASE_URL, ready for libpq."""
+    environ = os.environ if environ is None else environ
+    candidates = (dsn, *(environ.get(name) for name in VARIABLES))
+    first = next((text.strip() for text in candidates if text and text.strip()), None)
+    return None if first is None else to_libpq(first)
+
+
+def resolve(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str:
+    """Like :func:`find`, but raises :class:`DsnError` when there is none."""
+    found = find(dsn, environ)
+    if found is None:
+        raise DsnError(
+            "no database was named",
+            "Pass --dsn postgresql://user@host/name, or set FAIRQ_DSN or DATABASE_URL.",
+        )
+    return found
+
+
+def to_libpq(dsn: str) -> str:
+    """Turn the SQLAlchemy spelling (postgresql+psycopg://) into libpq's, and check that libpq can read it."""
+    text = _SCHEME.sub("postgresql://", dsn.strip())
+    try:
+        conninfo_to_dict(text)
+    except ProgrammingError:
+        # libpq quotes the part it stumbled over, which may be the password: its message is not passed on.
+        raise DsnError(
+            f"the connection string cannot be read: {_outline(text)}",
+            "Expected postgresql://user:password@host:port/name or host=… dbname=… user=…; "
+            "special characters in a URL are percent-encoded.",
+        ) from None
+    return text
+
+
+def _outline(text: str) -> str:
+    """What may be shown of a text that libpq does not understand: its scheme, or the word before each '='."""
+    if "://" in text:
+        return text.split("://", 1)[0] + "://…"
+    keys = re.findall(r"(\w+)\s*=", text)
+    return " ".join(f"{key}=…" for key in keys) or "neither a URL nor key=value pairs"
+
+
+def mask(text: str) -> str:
+    """Replace every password in a text (a connection string, a log line, an error message) by ***."""
+    return _WORD_PASSWORD.sub(r"\1***", _URL_PASSWORD.sub(r"\1:***@", text))
+
+
+def describe(dsn: str) -> str:
+    """A short name for people: bob@db.example:5432/shop."""
+    try:
+        parts = conninfo_to_dict(_SCHEME.sub("postgresql://", dsn.strip()))
+    except ProgrammingError:
+        return "a database"
+    user = f"{parts['user']}@" if parts.get("user") else ""
+    port = f":{parts['port']}" if parts.get("port") else ""
+    return f"{user}{parts.get('host') or 'localhost'}{port}/{parts.get('dbname') or parts.get('user') or ''}"

@@ -1,0 +1,49 @@
+-- 0001_initial, the way back: nothing of fairq stays but the roles, which belong to the whole server.
+--
+-- Why:       to take fairq out of a database again.
+-- Locks:     access exclusive on every table of fairq. Stop the workers first.
+-- Loses:     nothing that you gave it: refused while there are tasks, history, groups or
+--            queues with settings of their own.
+--
+-- Frozen from sql/ by tools/freeze.py. DO NOT EDIT: change sql/, then freeze.
+
+-- What is being enqueued at this moment counts as well: wait for it, then look.
+lock table fairq.tasks, fairq.finished_tasks, fairq.groups, fairq.queues in access exclusive mode;
+do $$
+begin
+  if exists (select from fairq.tasks)
+    or exists (select from fairq.finished_tasks)
+    or exists (select from fairq.groups)
+    or exists (select from fairq.queues where queue <> 'default') then
+    raise exception 'fairq still holds tasks, history or settings of yours, and this step would lose them'
+      using errcode = 'QF090',
+            hint = 'Let them end and save the history, or throw all away: drop schema fairq cascade.';
+  end if;
+end
+$$;
+
+drop table fairq.sweeps;
+drop table fairq.heartbeats;
+drop table fairq.workers;
+drop table fairq.cancellations;
+drop table fairq.idempotency_keys;
+drop table fairq.ticks;
+drop table fairq.lanes;
+drop type fairq.cursor;
+drop table fairq.rings;
+drop table fairq.attempts_default;
+drop table fairq.attempts;
+drop table fairq.finished_tasks_default;
+drop table fairq.finished_tasks;
+drop table fairq.tasks;
+drop table fairq.domains;
+drop table fairq.groups;
+drop table fairq.queues;
+drop table fairq.settings;
+drop sequence fairq.worker_ids;
+drop sequence fairq.task_ids;
+drop function fairq._now;
+drop function fairq._shard_of;
+drop function fairq._newcomer_position;
+drop function fairq._step;
+drop function fairq._round;
