@@ -22,6 +22,18 @@ begin
 end
 $$;
 
+drop function fairq._write_tick;
+drop function fairq._wake_due;
+drop function fairq._tick;
+drop function fairq._refuse_queue;
+drop function fairq._merge_cursors;
+drop function fairq._lock_domain;
+drop function fairq._hear_rings;
+drop function fairq._has_news;
+drop function fairq._allowance;
+drop function fairq._advance_cursors;
+drop function fairq._admit;
+drop table fairq.maintenance;
 drop table fairq.sweeps;
 drop table fairq.heartbeats;
 drop table fairq.workers;

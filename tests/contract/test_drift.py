@@ -1,0 +1,85 @@
+"""The guard of every change to the schema: the migrations build exactly what `sql/` describes."""
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairq import install
+from tests.support.catalog import catalog, differences
+from tests.support.database import Database
+
+
+def test_a_migrated_database_equals_one_loaded_from_sql(empty_database: Database) -> None:
+    conn = empty_database.connect(autocommit=True)
+    install.load_sql(conn)
+    loaded = catalog(conn)
+    conn.execute("drop schema fairq cascade")
+    install.migrate(empty_database.dsn)
+    migrated = catalog(conn)
+    found = differences(migrated, loaded, "migrated", "sql/")
+    assert len(migrated) > 100
+    assert not found, "Change sql/, then run: make freeze\n\n" + "\n\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("create table fairq.extra (id int)", "relation extra: only right"),
+        ("alter table fairq.groups add column extra text", "column groups.extra: only right"),
+        (
+            "alter table fairq.groups alter weight set default 2",
+            "column groups.weight: default: left – · right 2",
+        ),
+        ("alter table fairq.groups alter weight set not null", "column groups.weight: not null:"),
+        ("alter table fairq.groups alter weight type real", "column groups.weight: type:"),
+        (
+            'alter table fairq.groups alter group_key type text collate "POSIX"',
+            "column groups.group_key: collation: left C · right POSIX",
+        ),
+        ("alter table fairq.groups alter queue set storage external", "column groups.queue: storage:"),
+        ("alter table fairq.groups set (fillfactor = 50)", "relation groups: options: left – · right"),
+        (
+            "alter table fairq.groups drop constraint weight_in_range",
+            "constraint fairq.groups.weight_in_range: only left",
+        ),
+        ("create index extra on fairq.groups (weight)", "index fairq.extra: only right"),
+        ("comment on table fairq.groups is 'x'", "relation groups: comment:"),
+        ("comment on column fairq.groups.weight is 'x'", "column groups.weight: comment:"),
+        ("grant select on fairq.groups to public", "relation groups: acl:"),
+        ("grant update (weight) on fairq.groups to public", "column groups.weight: acl: left – · right"),
+        ("grant execute on function fairq._round to pg_monitor", "function fairq._round(): acl:"),
+        ("alter function fairq._round stable", "function fairq._round(): volatility:"),
+        ("alter function fairq._round cost 7", "function fairq._round(): cost:"),
+        ("alter function fairq._round set search_path = ''", "function fairq._round(): settings:"),
+        ("alter sequence fairq.task_ids cache 7", "sequence task_ids: seqcache:"),
+        ("create view fairq.extra as select 1 as one", "view extra: only right"),
+        ("create type fairq.extra as enum ('a')", "type extra: only right"),
+        ("alter table fairq.groups enable row level security", "relation groups: row security:"),
+        (
+            "create rule extra as on delete to fairq.groups do also notify x",
+            "rule fairq.groups.extra: only right",
+        ),
+        ("insert into fairq.queues (queue) values ('extra')", "rows of queues: all:"),
+        ("create role extra; grant usage on schema fairq to extra", "role extra: only right"),
+        ("alter default privileges in schema fairq grant select on tables to public", "default privileges"),
+    ],
+)
+def test_no_difference_goes_unseen(db: psycopg.Connection[Any], change: str, expected: str) -> None:
+    before = catalog(db)
+    db.execute(change.encode())
+    found = differences(before, catalog(db), "left", "right")
+    assert any(text.startswith(expected) for text in found), "\n".join(found)
+
+
+def test_a_changed_function_body_is_shown_line_by_line(db: psycopg.Connection[Any]) -> None:
+    db.execute("create function fairq.probe() returns int language sql as $$\n  select 1\n$$")
+    before = catalog(db)
+    db.execute("create or replace function fairq.probe() returns int language sql as $$\n  select 2\n$$")
+    (found,) = differences(before, catalog(db), "left", "right")
+    assert "-  select 1" in found
+    assert "+  select 2" in found
+
+
+def test_catalogues_of_equal_schemas_are_equal(db: psycopg.Connection[Any]) -> None:
+    assert differences(catalog(db), catalog(db), "one", "other") == []
