@@ -1,8 +1,8 @@
 """What a front end knows and a template needs: the one model between them.
 
 Two front ends fill it: the sqlc process plugin (`fairq.codegen.plugin`) from sqlc's request, and `fairq gen`
-from PostgreSQL's own catalogue. Both templates (`sqlalchemy`, `psycopg`) read it and nothing else, so a template
-never asks which front end ran.
+from PostgreSQL's own catalogue. Both templates (`sqlalchemy`, `psycopg`) read it and nothing else, so a
+template never asks which front end ran.
 
 sqlc names a type as the user or its own function table spelled it (`pg_catalog.int4`, `int`, `timestamp with
 time zone`), PostgreSQL by one name only (`pg_catalog.int4`). `TypeName` holds both: `schema` and `name` are
@@ -12,7 +12,7 @@ PostgreSQL's name, `spelling` is sqlc's text where sqlc gave one.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 SYSTEM_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
@@ -43,7 +43,7 @@ class RelationKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The qualified name of a relation, a function or a user type. An empty schema: not known, or the default."""
+    """The qualified name of a relation, a function or a user type. No schema: not known, or the default."""
 
     schema: str
     name: str
@@ -56,9 +56,9 @@ class Name:
 class TypeName:
     """The element type of a column or parameter; how often it is wrapped in an array is `Column.dims`.
 
-    `name` is PostgreSQL's internal name (`int4`, `varchar`, `timestamptz`, never `int4[]` or `_int4`), `schema`
-    where it lives. `name` is empty when the front end could not tell the type. `spelling` is sqlc's text, empty
-    otherwise.
+    `name` is PostgreSQL's internal name (`int4`, `varchar`, `timestamptz`, never `int4[]` or `_int4`),
+    `schema` where it lives. `name` is empty when the front end could not tell the type. `spelling` is sqlc's
+    text, empty otherwise.
     """
 
     schema: str
@@ -247,9 +247,10 @@ class Options:
     inflection_exclude_table_names: tuple[str, ...] = ()
     # ours
     template: Template = Template.SQLALCHEMY
-    strict: bool = (
-        False  # sqlalchemy: the reference's output to the byte, with its `Any` where it cannot tell a type
-    )
+    # sqlalchemy: the reference's output to the byte, with its `Any` where it cannot tell a type.
+    strict: bool = False
+    # PostgreSQL's name of a type (qualified unless in pg_catalog or the default schema) to the Python type.
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

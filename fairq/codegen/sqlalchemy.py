@@ -1,0 +1,534 @@
+"""The `sqlalchemy` template's decisions: which classes, constants and methods, their names, types and order.
+
+The contract is the output of sqlc-gen-python 1.3.0. With the option `strict` it holds to the byte, always.
+Without, it holds wherever that output is right, and differs where it is not: types that would be `Any`, names
+Python refuses, text that needs escaping (see docs/reference/codegen-sqlalchemy.md). What is laid out how is
+in templates/sqlalchemy.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fairq.codegen import names, parse, render
+from fairq.codegen.model import (
+    Column,
+    Command,
+    GenerationError,
+    Name,
+    Parameter,
+    Query,
+    Relation,
+    Request,
+    error_in,
+)
+from fairq.codegen.sqlalchemy_types import PyType, Untypable, python_type
+
+_DEFAULT_PARAMETER_LIMIT = 4
+_COMMANDS = (Command.ONE, Command.MANY, Command.EXEC, Command.EXECROWS, Command.EXECRESULT)
+_RETURNS_ROWS = (Command.ONE, Command.MANY)
+_PLACEHOLDER = re.compile(r"\B\$([0-9]+)\b", re.ASCII)
+# Names a generated method needs itself, so no parameter may take them.
+_USED_IN_METHODS = frozenset({"self", "sqlalchemy", "models"})
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    name: str
+    value: str  # as it stands between quotes
+
+
+@dataclass(frozen=True, slots=True)
+class EnumClass:
+    name: str
+    docstring: str  # with its quotes; empty: none
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    type: PyType
+    comment: tuple[str, ...] = ()  # lines
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    name: str
+    fields: tuple[Field, ...]
+    docstring: str = ""
+    table: Name | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    name: str
+    annotation: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowValue:
+    """How a value is made from `row`: one of its items, or a class called with items."""
+
+    index: int = 0
+    call: str = ""
+    arguments: tuple[tuple[str, RowValue], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One query, as both queriers show it."""
+
+    name: str
+    constant: str
+    cmd: str
+    sql: str  # as it stands between the quotes of the constant
+    structs: tuple[Struct, ...]  # emitted after the constant: Params, then Row
+    arguments: tuple[Argument, ...]
+    keyword_only: bool
+    bindings: tuple[tuple[str, str], ...]  # ("p1", "arg.group_key")
+    returns: str = ""  # the annotation of one row's value; empty: the statement returns none
+    value: RowValue = field(default_factory=RowValue)
+    types: tuple[PyType, ...] = ()  # every type the module must be able to name
+
+
+def generate(request: Request) -> dict[str, str]:
+    """File name to text: `models.py`, and one module per query file."""
+    _check_engine(request)
+    models = _models(request)
+    methods = sorted(
+        ((query, _method(query, request, models)) for query in request.queries if query.name and query.cmd),
+        key=lambda pair: pair[1].name,
+    )
+    enums = _enums(request)
+    if not request.options.strict:
+        _check_distinct(request, enums, models, methods)
+
+    files = {"models.py": _models_module(request, enums, models)}
+    for source in sorted({query.source for query, _ in methods}):
+        file = module_file(source)
+        if file in files:
+            raise GenerationError(
+                f"{source} would be written to {file}, which is taken",
+                hint="rename the query file",
+                path=source,
+            )
+        files[file] = _query_module(
+            request, source, [method for query, method in methods if query.source == source]
+        )
+    return files
+
+
+def module_file(source: str) -> str:
+    """`tasks.sql` to `tasks.py`."""
+    return source if source.endswith(".py") else source.removesuffix(".sql") + ".py"
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def _enums(request: Request) -> list[EnumClass]:
+    strict, catalog = request.options.strict, request.catalog
+    classes: list[EnumClass] = []
+    for schema in catalog.user_schemas():
+        for enum in schema.enums:
+            member_names = [names.member_name(value) for value in enum.values]
+            class_name = names.enum_class_name(enum.name, catalog)
+            if not strict:
+                class_name = names.identifier(class_name, "Enum")
+                member_names = names.distinct(
+                    names.identifier(name, f"VALUE_{number}") for number, name in enumerate(member_names, 1)
+                )
+            classes.append(
+                EnumClass(
+                    class_name,
+                    _docstring(enum.comment, strict),
+                    tuple(
+                        Member(name, value if strict else _escaped(value))
+                        for name, value in zip(member_names, enum.values, strict=True)
+                    ),
+                )
+            )
+    return sorted(classes, key=lambda cls: cls.name)
+
+
+def _models(request: Request) -> list[Struct]:
+    return sorted(
+        (
+            _model(relation, request)
+            for schema in request.catalog.user_schemas()
+            for relation in schema.relations
+        ),
+        key=lambda struct: struct.name,
+    )
+
+
+def _model(relation: Relation, request: Request) -> Struct:
+    strict = request.options.strict
+    fields = [
+        Field(
+            column.name,
+            _local(_type_of_column(column, relation, request)),
+            (column.comment,) if strict and column.comment else tuple(column.comment.splitlines()),
+        )
+        for column in relation.columns
+    ]
+    name = names.model_class_name(relation.name, request.catalog, request.options)
+    if not strict:
+        name = names.identifier(name, "Model")
+        fields = _python_fields(fields)
+    return Struct(name, tuple(fields), _docstring(relation.comment, strict), relation.name)
+
+
+def _local(type_: PyType) -> PyType:
+    """The type as code in models.py itself."""
+    return replace(type_, inner=type_.inner.removeprefix("models."))
+
+
+def _python_fields(fields: Sequence[Field]) -> list[Field]:
+    """The fields under names that a Python class accepts."""
+    accepted = names.distinct(names.identifier(each.name, f"column_{n}") for n, each in enumerate(fields, 1))
+    return [replace(each, name=name) for each, name in zip(fields, accepted, strict=True)]
+
+
+def _type_of_column(column: Column, relation: Relation, request: Request) -> PyType:
+    found = python_type(column, request.catalog, request.options)
+    if isinstance(found, Untypable):
+        raise GenerationError(f"column {column.name} of {relation.name} {found.message}", hint=found.hint)
+    return found
+
+
+# --- queries --------------------------------------------------------------------------------------
+
+
+def _method(query: Query, request: Request, models: Sequence[Struct]) -> Method:
+    strict = request.options.strict
+    if query.cmd == Command.COPYFROM:
+        raise error_in(
+            query, ":copyfrom cannot run through SQLAlchemy", "use `template: psycopg`, which has COPY"
+        )
+    if query.cmd not in _COMMANDS:
+        raise error_in(query, f"unknown command {query.cmd}", f"use one of {', '.join(_COMMANDS)}")
+    if query.cmd in _RETURNS_ROWS and not query.columns:
+        raise error_in(
+            query, f"{query.cmd} needs a statement that returns columns", "use :exec, or add `returning`"
+        )
+
+    name = names.method_name(query.name)
+    if not strict:
+        name = names.identifier(name, "query")
+    arguments, bindings, params, types = _arguments(query, request)
+    returns, value, row, row_types = _result(query, request, models)
+    return Method(
+        name=name,
+        constant=names.method_name(query.name).upper(),
+        cmd=query.cmd,
+        sql=_sql_constant(query, strict),
+        structs=tuple(struct for struct in (params, row) if struct),
+        arguments=arguments,
+        keyword_only=params is None,
+        bindings=bindings,
+        returns=returns,
+        value=value,
+        types=(*types, *row_types),
+    )
+
+
+def _sql_constant(query: Query, strict: bool) -> str:
+    """The statement as source text. `:name` is a parameter to SQLAlchemy, so other colons get a backslash."""
+    if strict:
+        return _PLACEHOLDER.sub(r":p\1", query.text.replace(":", r"\\:"))
+    pieces: list[str] = []
+    for token in parse.tokens(query.text):
+        if token.kind == "param":
+            pieces.append(":p" + token.text.removeprefix("$"))
+        else:
+            # The text goes between triple quotes: its own backslashes and triple quotes must survive that.
+            text = token.text.replace("\\", r"\\").replace('"""', r"\"\"\"")
+            pieces.append(text.replace(":", r"\\:"))
+    return "".join(pieces)
+
+
+def _arguments(
+    query: Query, request: Request
+) -> tuple[tuple[Argument, ...], tuple[tuple[str, str], ...], Struct | None, tuple[PyType, ...]]:
+    """What the method takes, what is bound to `:p1` and so on, and the Params class if there is one."""
+    options = request.options
+    limit = (
+        _DEFAULT_PARAMETER_LIMIT if options.query_parameter_limit is None else options.query_parameter_limit
+    )
+    if len(query.params) > limit or (limit == 0 and (query.params or options.strict)):
+        columns = [(parameter.number, parameter.column) for parameter in query.params]
+        params = _struct(f"{query.name}Params", columns, query, request)
+        bindings = tuple(
+            (f"p{n}", f"arg.{each.name}") for (n, _), each in zip(columns, params.fields, strict=True)
+        )
+        argument = Argument("arg", params.name)
+        return (argument,), bindings, params, tuple(each.type for each in params.fields)
+
+    given = [parameter.column.name or f"dollar_{parameter.number}" for parameter in query.params]
+    if not options.strict:
+        python = (names.identifier(name, f"dollar_{n}") for n, name in enumerate(given, 1))
+        given = names.distinct(f"{name}_" if name in _USED_IN_METHODS else name for name in python)
+    types = tuple(_type_of_parameter(parameter, query, request) for parameter in query.params)
+    arguments = tuple(Argument(name, type_.annotation) for name, type_ in zip(given, types, strict=True))
+    bindings = tuple((f"p{each.number}", name) for each, name in zip(query.params, given, strict=True))
+    return arguments, bindings, None, types
+
+
+def _result(
+    query: Query, request: Request, models: Sequence[Struct]
+) -> tuple[str, RowValue, Struct | None, tuple[PyType, ...]]:
+    """The annotation of one row, how it is made, the Row class if there is one, and the types they name."""
+    if not query.columns:
+        return "", RowValue(), None, ()
+    embeds = not request.options.strict and any(column.embed for column in query.columns)
+    if len(query.columns) == 1 and not embeds:
+        type_ = _type_of_result(query.columns[0], 0, query, request)
+        return type_.annotation, RowValue(0), None, (type_,)
+    if embeds:
+        return _result_with_embeds(query, request, models)
+
+    types = [_type_of_result(column, index, query, request) for index, column in enumerate(query.columns)]
+    model = next((each for each in models if _is_model(each, query.columns, types, request)), None)
+    if model:
+        return f"models.{model.name}", _call(f"models.{model.name}", model.fields), None, ()
+    row = _struct(f"{query.name}Row", list(enumerate(query.columns)), query, request)
+    return row.name, _call(row.name, row.fields), row, tuple(each.type for each in row.fields)
+
+
+def _call(name: str, fields: Iterable[Field], start: int = 0) -> RowValue:
+    values = ((each.name, RowValue(index)) for index, each in enumerate(fields, start))
+    return RowValue(call=name, arguments=tuple(values))
+
+
+def _is_model(model: Struct, columns: Sequence[Column], types: Sequence[PyType], request: Request) -> bool:
+    """Whether a result is a table's row: each column from that table, in its order, under its name."""
+    if len(model.fields) != len(columns) or model.table is None:
+        return False
+    relation = request.catalog.relation(model.table)
+    return relation is not None and all(
+        own.name == (column.name or f"column_{number}")
+        and each.type == _local(type_)
+        and _is_table(column.table, model.table, request)
+        for number, (own, each, column, type_) in enumerate(
+            zip(relation.columns, model.fields, columns, types, strict=True), 1
+        )
+    )
+
+
+def _is_table(name: Name | None, table: Name, request: Request) -> bool:
+    default = request.catalog.default_schema
+    return (
+        name is not None and name.name == table.name and (name.schema or default) == (table.schema or default)
+    )
+
+
+def _result_with_embeds(
+    query: Query, request: Request, models: Sequence[Struct]
+) -> tuple[str, RowValue, Struct | None, tuple[PyType, ...]]:
+    """sqlc.embed(t): the columns of `t` stand in the text one by one, and become one object again here."""
+    fields: list[Field] = []
+    values: list[RowValue] = []
+    position = 0
+    for index, column in enumerate(query.columns):
+        if column.embed is None:
+            fields.append(
+                Field(column.name or f"column_{index + 1}", _type_of_result(column, index, query, request))
+            )
+            values.append(RowValue(position))
+            position += 1
+            continue
+        embedded = column.embed
+        model = next(
+            (each for each in models if _is_table(embedded, each.table or Name("", ""), request)), None
+        )
+        if model is None:
+            raise error_in(
+                query, f"sqlc.embed({embedded}): there is no such table", "embed a table or a view"
+            )
+        fields.append(Field(column.name or embedded.name, PyType(f"models.{model.name}")))
+        values.append(_call(f"models.{model.name}", model.fields, position))
+        position += len(model.fields)
+    types = tuple(each.type for each in fields)
+    if len(fields) == 1:
+        return types[0].annotation, values[0], None, types
+    fields = _python_fields(fields)
+    row = Struct(f"{query.name}Row", tuple(fields))
+    arguments = tuple((each.name, value) for each, value in zip(fields, values, strict=True))
+    return row.name, RowValue(call=row.name, arguments=arguments), row, types
+
+
+def _struct(name: str, columns: Sequence[tuple[int, Column]], query: Query, request: Request) -> Struct:
+    """A Params or Row class. A repeated name gets `_2`, `_3`; a parameter used twice keeps one name."""
+    seen: Counter[str] = Counter()
+    suffixes: dict[int, int] = {}
+    fields: list[Field] = []
+    for index, (identity, column) in enumerate(columns):
+        own = column.name or f"column_{index + 1}"
+        suffix = suffixes.setdefault(identity, seen[own] + 1 if seen[own] else 0)
+        type_ = _type_of_result(column, index, query, request)
+        fields.append(Field(f"{own}_{suffix}" if suffix else own, type_))
+        seen[own] += 1
+    if not request.options.strict:
+        fields = _python_fields(fields)
+    return Struct(name, tuple(fields))
+
+
+def _type_of_parameter(parameter: Parameter, query: Query, request: Request) -> PyType:
+    what = f"parameter {parameter.column.name or f'${parameter.number}'}"
+    return _type_in_query(parameter.column, what, query, request)
+
+
+def _type_of_result(column: Column, index: int, query: Query, request: Request) -> PyType:
+    return _type_in_query(column, f"column {column.name or index + 1}", query, request)
+
+
+def _type_in_query(column: Column, what: str, query: Query, request: Request) -> PyType:
+    found = python_type(column, request.catalog, request.options)
+    if isinstance(found, Untypable):
+        raise error_in(query, f"{what} {found.message}", found.hint)
+    if found.inner == "None" and query.cmd in _RETURNS_ROWS:
+        raise error_in(query, f"{what} is void: there is nothing to return", "use :exec")
+    return found
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def _docstring(comment: str, strict: bool) -> str:
+    if not comment:
+        return ""
+    if strict:
+        # The reference puts two quotes around a quoted text; one of several lines has three of its own
+        # already.
+        quotes = '"""""' if "\n" in comment else '"""'
+        return f"{quotes}{comment}{quotes}"
+    text = comment.replace("\\", r"\\").replace('"""', r"\"\"\"")
+    return f'"""{text[:-1]}\\""""' if text.endswith('"') else f'"""{text}"""'
+
+
+def _escaped(text: str) -> str:
+    """Text as it stands in a literal between double quotes; nothing changes in ordinary text."""
+    plain = text.replace("\\", r"\\").replace('"', r"\"")
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in plain)
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def _models_module(request: Request, enums: Sequence[EnumClass], models: Sequence[Struct]) -> str:
+    types = [each.type for model in models for each in model.fields]
+    standard = {"pydantic" if request.options.emit_pydantic_models else "dataclasses"}
+    if enums:
+        standard.add("enum")
+    return render.render(
+        "sqlalchemy/models.py.j2",
+        head=_head(request),
+        imports=[
+            _import_lines(standard | _modules(types, standard=True), _typing(types)),
+            _import_lines(_modules(types, standard=False), ()),
+        ],
+        enums=enums,
+        models=models,
+        options=request.options,
+    )
+
+
+def _query_module(request: Request, source: str, methods: Sequence[Method]) -> str:
+    options = request.options
+    types = [type_ for method in methods for type_ in method.types]
+    standard = _modules(types, standard=True)
+    typing = _typing(types)
+    if any(method.structs for method in methods):
+        standard.add("pydantic" if options.emit_pydantic_models else "dataclasses")
+    if any(method.cmd == Command.ONE for method in methods):
+        typing.add("Optional")
+    if any(method.cmd == Command.MANY for method in methods):
+        typing |= {"Iterator"} if options.emit_sync_querier else set()
+        typing |= {"AsyncIterator"} if options.emit_async_querier else set()
+    installed = {"sqlalchemy"} | _modules(types, standard=False)
+    if options.emit_async_querier:
+        installed.add("sqlalchemy.ext.asyncio")
+    groups = [
+        _import_lines(standard, typing),
+        _import_lines(installed, ()),
+        [f"from {options.package} import models"],
+    ]
+    return render.render(
+        "sqlalchemy/query.py.j2",
+        head=[*_head(request), f"# source: {source}"],
+        imports=groups,
+        methods=methods,
+        options=options,
+    )
+
+
+def _head(request: Request) -> list[str]:
+    generator = request.version.split(" ")[0] or "sqlc"
+    return [f"# Code generated by {generator}. DO NOT EDIT.", "# versions:", f"#   {request.version}"]
+
+
+def _modules(types: Iterable[PyType], *, standard: bool) -> set[str]:
+    """The modules whose names the types use: `datetime` for `datetime.date`."""
+    used: set[str] = set()
+    for type_ in types:
+        for dotted in re.findall(r"[A-Za-z_][\w.]*\.", type_.inner):
+            module = dotted.removesuffix(".")
+            if module != "models" and (module.split(".")[0] in sys.stdlib_module_names) == standard:
+                used.add(module)
+    return used
+
+
+def _typing(types: Iterable[PyType]) -> set[str]:
+    used: set[str] = set()
+    for type_ in types:
+        used |= {"Any"} if re.search(r"(?<![\w.])Any\b", type_.inner) else set()
+        used |= {"List"} if type_.is_array else set()
+        used |= {"Optional"} if type_.is_null else set()
+    return used
+
+
+def _import_lines(modules: Iterable[str], typing: Iterable[str]) -> list[str]:
+    lines: Mapping[str, str] = {module: f"import {module}" for module in modules}
+    from_typing = ", ".join(sorted(typing))
+    if from_typing:
+        lines = {**lines, "typing": f"from typing import {from_typing}"}
+    return [lines[module] for module in sorted(lines)]
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def _check_engine(request: Request) -> None:
+    if request.engine != "postgresql":
+        raise GenerationError(f"engine {request.engine!r} is not supported", hint="use `engine: postgresql`")
+
+
+def _check_distinct(
+    request: Request,
+    enums: Sequence[EnumClass],
+    models: Sequence[Struct],
+    methods: Sequence[tuple[Query, Method]],
+) -> None:
+    """Two things of one name in a module would silently be one."""
+    taken: dict[str, str] = {}
+    described = [(each.name, "an enum") for each in enums]
+    described += [(each.name, f"table {each.table}") for each in models]
+    for name, what in described:
+        if name in taken:
+            raise GenerationError(
+                f"class {name} would be made for {taken[name]} and for {what}",
+                hint="rename one, or use emit_exact_table_names or inflection_exclude_table_names",
+            )
+        taken[name] = what
+    seen: dict[tuple[str, str], str] = {}
+    for query, method in methods:
+        for name in (method.name, method.constant, *(struct.name for struct in method.structs)):
+            other = seen.setdefault((query.source, name), query.name)
+            if other != query.name:
+                raise error_in(query, f"{name} is also made for query {other}", "rename one of the two")

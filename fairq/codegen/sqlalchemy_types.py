@@ -1,0 +1,156 @@
+"""Which Python type the `sqlalchemy` template writes for a column.
+
+Two tables. `_REFERENCE` is sqlc-gen-python 1.3.0's, keyed by sqlc's text; with `strict` it alone decides, and
+what it does not list is `Any`. Otherwise `_TYPES`, keyed by PostgreSQL's name, decides. The two agree
+wherever the first has an answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fairq.codegen import names, spelling
+from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Options, Range, TypeName
+
+_TYPES: dict[str, str] = {
+    **dict.fromkeys(("int2", "int4", "int8", "oid"), "int"),
+    **dict.fromkeys(("float4", "float8"), "float"),
+    **dict.fromkeys(("numeric", "money"), "decimal.Decimal"),
+    "bool": "bool",
+    **dict.fromkeys(("json", "jsonb"), "Any"),  # a document may be anything: here `Any` is the answer
+    "bytea": "memoryview",
+    "date": "datetime.date",
+    **dict.fromkeys(("time", "timetz"), "datetime.time"),
+    **dict.fromkeys(("timestamp", "timestamptz"), "datetime.datetime"),
+    "interval": "datetime.timedelta",
+    **dict.fromkeys(("text", "varchar", "bpchar", "char", "name", "xml"), "str"),
+    **dict.fromkeys(("inet", "cidr", "macaddr", "macaddr8", "tsvector", "tsquery"), "str"),
+    **dict.fromkeys(("regclass", "regtype", "regproc", "regprocedure", "regrole", "regnamespace"), "str"),
+    "uuid": "uuid.UUID",
+    "void": "None",
+}
+
+# Types of well-known extensions, whatever schema they were installed in.
+_EXTENSION_TYPES = dict.fromkeys(("citext", "ltree", "lquery", "ltxtquery"), "str")
+
+
+def _spelled(python: str, spellings: str) -> dict[str, str]:
+    return dict.fromkeys((text.strip() for text in spellings.split(",")), python)
+
+
+_REFERENCE: dict[str, str] = {
+    **_spelled("int", "serial, serial4, pg_catalog.serial4, bigserial, serial8, pg_catalog.serial8"),
+    **_spelled("int", "smallserial, serial2, pg_catalog.serial2, integer, int, int4, pg_catalog.int4"),
+    **_spelled("int", "bigint, int8, pg_catalog.int8, smallint, int2, pg_catalog.int2"),
+    **_spelled(
+        "float", "float, double precision, float8, pg_catalog.float8, real, float4, pg_catalog.float4"
+    ),
+    **_spelled("decimal.Decimal", "numeric, pg_catalog.numeric, money"),
+    **_spelled("bool", "boolean, bool, pg_catalog.bool"),
+    **_spelled("Any", "json, jsonb"),
+    **_spelled("memoryview", "bytea, blob, pg_catalog.bytea"),
+    **_spelled("datetime.date", "date"),
+    **_spelled("datetime.time", "pg_catalog.time, pg_catalog.timetz"),
+    **_spelled("datetime.datetime", "pg_catalog.timestamp, pg_catalog.timestamptz, timestamptz"),
+    **_spelled("datetime.timedelta", "interval, pg_catalog.interval"),
+    **_spelled("str", "text, pg_catalog.varchar, pg_catalog.bpchar, string, citext"),
+    **_spelled("str", "inet, cidr, macaddr, macaddr8, ltree, lquery, ltxtquery"),
+    **_spelled("uuid.UUID", "uuid"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PyType:
+    inner: str  # as code in a query module: `int`, `datetime.date`, `models.Status`
+    is_array: bool = False
+    is_null: bool = False
+
+    @property
+    def annotation(self) -> str:
+        text = f"List[{self.inner}]" if self.is_array else self.inner
+        return f"Optional[{text}]" if self.is_null else text
+
+
+@dataclass(frozen=True, slots=True)
+class Untypable:
+    """Why a column has no Python type, and what the author of the SQL can do."""
+
+    message: str
+    hint: str
+
+
+def python_type(column: Column, catalog: Catalog, options: Options) -> PyType | Untypable:
+    is_null = not column.not_null
+    if options.strict:
+        # The reference does not see an array in a type's text, such as `text[]`.
+        spelled_as_array = spelling.parse_type("", column.type.spelling)[1] > 0
+        inner = _reference_type(column.type, catalog)
+        return PyType(inner, is_array=column.is_array and not spelled_as_array, is_null=is_null)
+    found = _real_type(column.type, catalog, options)
+    if isinstance(found, Untypable):
+        return found
+    return PyType(found, is_array=column.is_array, is_null=is_null)
+
+
+def _reference_type(type_: TypeName, catalog: Catalog) -> str:
+    # The own front end has PostgreSQL's name only, which the reference spells in one of these two ways.
+    spellings = (type_.spelling,) if type_.spelling else (type_.name, f"pg_catalog.{type_.name}")
+    for text in spellings:
+        if text in _REFERENCE:
+            return _REFERENCE[text]
+    # The reference compares the whole text with bare names: an enum written with its schema is not found.
+    written = type_.spelling or str(_in_default(type_, catalog))
+    for schema in catalog.user_schemas():
+        for enum in schema.enums:
+            if written == enum.name.name:
+                return f"models.{names.enum_class_name(enum.name, catalog)}"
+    return "Any"
+
+
+def _in_default(type_: TypeName, catalog: Catalog) -> TypeName:
+    return TypeName("", type_.name) if type_.schema == catalog.default_schema else type_
+
+
+def _real_type(type_: TypeName, catalog: Catalog, options: Options) -> str | Untypable:
+    override = options.types.get(str(type_)) or options.types.get(str(_in_default(type_, catalog)))
+    if override:
+        return override
+    if not type_.name:
+        said = f" (sqlc says {type_.spelling!r})" if type_.spelling else ""
+        return Untypable(
+            f"has no type that is known{said}",
+            "cast it in the SQL, for example `max(t.run_at)::timestamptz as run_at`",
+        )
+    if type_.name == "record":
+        return Untypable(
+            "is a whole record",
+            "name the columns: `select r.id, r.state from f($1) as r`, or let the function return "
+            "`setof` a table; sqlc turns `select *` from a function into one record",
+        )
+    if type_.schema in ("", "pg_catalog") and type_.name in _TYPES:
+        inner = _TYPES[type_.name]
+        # Pydantic has no schema for memoryview: the class would not even be made.
+        return "bytes" if inner == "memoryview" and options.emit_pydantic_models else inner
+    match catalog.user_type(type_):
+        case Enum() as enum:
+            return f"models.{names.identifier(names.enum_class_name(enum.name, catalog), 'Enum')}"
+        case Domain() as domain if not domain.dims:
+            return _real_type(domain.base, catalog, options)
+        case Domain() | Composite() | Range() as other:
+            kind = type(other).__name__.lower()
+            return Untypable(
+                f"has the {kind} type {type_}, which drivers read in different ways", _hint_for(type_)
+            )
+        case None:
+            if type_.name in _EXTENSION_TYPES:
+                return _EXTENSION_TYPES[type_.name]
+            return Untypable(
+                f"has type {type_}, for which this template has no Python type", _hint_for(type_)
+            )
+
+
+def _hint_for(type_: TypeName) -> str:
+    return (
+        f"cast it in the SQL (to text, or to the base type of a domain), or say what your driver gives: "
+        f"option `types: {{{type_}: str}}`"
+    )
