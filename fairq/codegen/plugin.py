@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fairq.codegen import checks, protocol, spelling
 from fairq.codegen.model import (
+    SYSTEM_SCHEMAS,
     Catalog,
     Column,
     Composite,
@@ -69,11 +71,22 @@ def respond(data: bytes) -> bytes:
 def to_model(message: Any) -> Request:
     """sqlc's request as the model that both front ends fill."""
     options = parse_options(_json_object(message.plugin_options or b"{}"))
-    # Enums first: a column that names one without its schema needs them to be told where it is.
-    enums_only = _catalog(message.catalog, None)
+    # User types first: a column that names one without its schema needs them to be told where it is.
+    types = Catalog(tuple(map(_schema, _user_schemas(message))), message.catalog.default_schema)
+
+    def column(described: Any) -> Column:
+        # The reference does not see an array in a type's text, such as `text[]`.
+        return _column(described, types, text_says_array=not options.strict)
+
     request = Request(
-        catalog=_catalog(message.catalog, enums_only),
-        queries=_queries(message, enums_only),
+        catalog=replace(
+            types,
+            schemas=tuple(
+                replace(schema, relations=_relations(described, column))
+                for schema, described in zip(types.schemas, _user_schemas(message), strict=True)
+            ),
+        ),
+        queries=_queries(message, column),
         options=options,
         engine=message.settings.engine,
         version=f"sqlc {message.sqlc_version}",
@@ -93,60 +106,52 @@ def _json_object(data: bytes) -> dict[str, Any]:
     return options
 
 
-def _catalog(message: Any, known: Catalog | None) -> Catalog:
-    """The catalogue; without `known` types, its enums and composites only."""
-    default = message.default_schema
-    return Catalog(
-        tuple(
-            Schema(
-                name=schema.name,
-                relations=_relations(schema, known) if known else (),
-                enums=tuple(
-                    Enum(Name(schema.name, each.name), tuple(each.vals), each.comment)
-                    for each in schema.enums
-                ),
-                composites=tuple(
-                    Composite(Name(schema.name, each.name), comment=each.comment)
-                    for each in schema.composite_types
-                ),
-                comment=schema.comment,
-            )
-            for schema in message.schemas
-            # sqlc describes PostgreSQL's own 200 tables in every request; nothing is generated for them.
-            if schema.name not in ("pg_catalog", "information_schema")
+def _user_schemas(message: Any) -> list[Any]:
+    # sqlc describes PostgreSQL's own 200 tables in every request; nothing is generated for them.
+    return [schema for schema in message.catalog.schemas if schema.name not in SYSTEM_SCHEMAS]
+
+
+def _schema(schema: Any) -> Schema:
+    """A schema's types, without its relations."""
+    return Schema(
+        name=schema.name,
+        enums=tuple(
+            Enum(Name(schema.name, each.name), tuple(each.vals), each.comment) for each in schema.enums
         ),
-        default,
+        composites=tuple(
+            Composite(Name(schema.name, each.name), comment=each.comment) for each in schema.composite_types
+        ),
+        comment=schema.comment,
     )
 
 
-def _relations(schema: Any, known: Catalog) -> tuple[Relation, ...]:
+def _relations(schema: Any, column: Callable[[Any], Column]) -> tuple[Relation, ...]:
     return tuple(
-        Relation(
-            Name(schema.name, table.rel.name),
-            tuple(_column(column, known) for column in table.columns),
-            table.comment,
-        )
+        Relation(Name(schema.name, table.rel.name), tuple(map(column, table.columns)), table.comment)
         for table in schema.tables
     )
 
 
-def _queries(message: Any, known: Catalog) -> tuple[Query, ...]:
+def _queries(message: Any, column: Callable[[Any], Column]) -> tuple[Query, ...]:
     places = _places(message.settings.queries)
-    return tuple(
-        Query(
-            name=query.name,
-            cmd=query.cmd,
-            text=query.text,
-            source=query.filename,
-            params=tuple(Parameter(each.number, _column(each.column, known)) for each in query.params),
-            columns=tuple(_column(column, known) for column in query.columns),
-            comments=tuple(query.comments),
-            insert_into=_name(query.insert_into_table) if query.HasField("insert_into_table") else None,
-            path=places.get((query.filename, query.name), ("", 0))[0],
-            line=places.get((query.filename, query.name), ("", 0))[1],
+    queries: list[Query] = []
+    for query in message.queries:
+        path, line = places.get((query.filename, query.name), ("", 0))
+        queries.append(
+            Query(
+                name=query.name,
+                cmd=query.cmd,
+                text=query.text,
+                source=query.filename,
+                params=tuple(Parameter(each.number, column(each.column)) for each in query.params),
+                columns=tuple(map(column, query.columns)),
+                comments=tuple(query.comments),
+                insert_into=_name(query.insert_into_table) if query.HasField("insert_into_table") else None,
+                path=path,
+                line=line,
+            )
         )
-        for query in message.queries
-    )
+    return tuple(queries)
 
 
 def _places(given: Iterable[str]) -> dict[tuple[str, str], tuple[str, int]]:
@@ -168,14 +173,14 @@ def _places(given: Iterable[str]) -> dict[tuple[str, str], tuple[str, int]]:
     return places
 
 
-def _column(column: Any, known: Catalog) -> Column:
-    type_, dims = spelling.parse_type(column.type.schema, column.type.name, known)
-    declared = max(column.array_dims, 1) if column.is_array else 0
+def _column(column: Any, types: Catalog, *, text_says_array: bool) -> Column:
+    type_, dims_in_text = spelling.parse_type(column.type.schema, column.type.name, types)
+    dims = max(column.array_dims, 1) if column.is_array else 0
     return Column(
         name=column.name,
         type=type_,
         not_null=column.not_null,
-        dims=declared or dims,
+        dims=dims or (dims_in_text if text_says_array else 0),
         comment=column.comment,
         table=_name(column.table) if column.HasField("table") else None,
         original_name=column.original_name,

@@ -264,9 +264,7 @@ def _arguments(
     if len(query.params) > limit or (limit == 0 and (query.params or options.strict)):
         columns = [(parameter.number, parameter.column) for parameter in query.params]
         params = _struct(f"{query.name}Params", columns, query, request)
-        bindings = tuple(
-            (f"p{n}", f"arg.{each.name}") for (n, _), each in zip(columns, params.fields, strict=True)
-        )
+        bindings = tuple((f"p{n}", f"arg.{each.name}") for n, each in enumerate(params.fields, 1))
         argument = Argument("arg", params.name)
         return (argument,), bindings, params, tuple(each.type for each in params.fields)
 
@@ -276,7 +274,7 @@ def _arguments(
         given = names.distinct(f"{name}_" if name in _USED_IN_METHODS else name for name in python)
     types = tuple(_type_of_parameter(parameter, query, request) for parameter in query.params)
     arguments = tuple(Argument(name, type_.annotation) for name, type_ in zip(given, types, strict=True))
-    bindings = tuple((f"p{each.number}", name) for each, name in zip(query.params, given, strict=True))
+    bindings = tuple((f"p{n}", name) for n, name in enumerate(given, 1))
     return arguments, bindings, None, types
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fairq.codegen import names, spelling
+from fairq.codegen import names
 from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Options, Range, TypeName
 
 _TYPES: dict[str, str] = {
@@ -82,14 +82,11 @@ class Untypable:
 def python_type(column: Column, catalog: Catalog, options: Options) -> PyType | Untypable:
     is_null = not column.not_null
     if options.strict:
-        # The reference does not see an array in a type's text, such as `text[]`.
-        spelled_as_array = spelling.parse_type("", column.type.spelling)[1] > 0
-        inner = _reference_type(column.type, catalog)
-        return PyType(inner, is_array=column.is_array and not spelled_as_array, is_null=is_null)
+        return PyType(_reference_type(column.type, catalog), column.is_array, is_null)
     found = _real_type(column.type, catalog, options)
     if isinstance(found, Untypable):
         return found
-    return PyType(found, is_array=column.is_array, is_null=is_null)
+    return PyType(found, column.is_array, is_null)
 
 
 def _reference_type(type_: TypeName, catalog: Catalog) -> str:
