@@ -1,0 +1,759 @@
+"""What PostgreSQL itself says about a schema and its queries: the second front end's source of truth.
+
+`load` runs the schema files in an empty database, `catalog` reads what they made, `describe` prepares each query and
+reads types, names and nullability from the server. Nothing here guesses at SQL: it is parsed by PostgreSQL alone,
+but for the places of `*` in a select list, which are replaced by the columns they stand for, so that a column added
+later cannot change the shape of a prepared statement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import pq
+from psycopg.rows import namedtuple_row
+
+from fairq.codegen import nulls
+from fairq.codegen.model import (
+    SYSTEM_SCHEMAS,
+    Catalog,
+    Column,
+    Command,
+    Composite,
+    Domain,
+    Enum,
+    Function,
+    GenerationError,
+    Name,
+    Parameter,
+    Query,
+    Range,
+    Relation,
+    RelationKind,
+    Schema,
+    TypeName,
+)
+from fairq.codegen.parse import Placeholder, Statement, Token, tokens
+
+_RELATION_KINDS = {
+    "r": RelationKind.TABLE,
+    "p": RelationKind.TABLE,
+    "v": RelationKind.VIEW,
+    "m": RelationKind.MATERIALIZED_VIEW,
+    "f": RelationKind.FOREIGN_TABLE,
+}
+_VOID, _RECORD = 2278, 2249
+
+# ----------------------------------------------------------------------------------------------- loading a schema
+
+
+def load(conn: psycopg.Connection[Any], files: Iterable[Path]) -> None:
+    """Run schema files in their order. The connection must be in autocommit mode."""
+    for path in files:
+        text = without_rollback(path.read_text())
+        try:
+            # Without parameters the text goes out as one simple query: several statements, `%` and `$1` untouched.
+            psycopg.RawCursor(conn).execute(text)
+        except psycopg.Error as exc:
+            if exc.sqlstate is None:
+                raise
+            raise GenerationError(
+                f"PostgreSQL refuses the schema: {exc.diag.message_primary}",
+                hint=exc.diag.message_hint or "",
+                path=str(path),
+                line=_line(text, exc.diag.statement_position),
+            ) from exc
+
+
+def without_rollback(text: str) -> str:
+    """A migration's way up: what dbmate, goose, sql-migrate and tern put below their marks for the way down is
+    left out, and so are pg_dump's commands to psql. Line numbers stay."""
+    kept: list[str] = []
+    for line in text.split("\n"):
+        mark = line.strip().lower()
+        if mark.startswith(
+            ("-- +goose down", "-- +migrate down", "-- migrate:down", "---- create above / drop below")
+        ):
+            break
+        kept.append("" if mark.startswith(("\\restrict", "\\unrestrict", "\\connect")) else line)
+    return "\n".join(kept)
+
+
+def _line(text: str, position: str | None) -> int:
+    return text.count("\n", 0, int(position) - 1) + 1 if position else 0
+
+
+# ------------------------------------------------------------------------------------------- reading the catalogue
+
+_TYPES: LiteralString = """
+    select t.oid::int8 as oid, n.nspname as schema, t.typname as name, t.typtype::text as kind,
+           case when t.typcategory = 'A' and t.typelem <> 0 and t.typlen = -1 then t.typelem else 0 end::int8 as element,
+           t.typbasetype::int8 as base, greatest(t.typndims, 0) as base_dims, t.typnotnull as not_null,
+           t.typrelid::int8 as relation
+      from pg_catalog.pg_type t join pg_catalog.pg_namespace n on n.oid = t.typnamespace
+"""
+_SCHEMAS: LiteralString = """
+    select n.nspname as name, coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '') as comment
+      from pg_catalog.pg_namespace n
+     where n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
+     order by 1
+"""
+_RELATIONS: LiteralString = """
+    select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relkind::text as kind,
+           coalesce(pg_catalog.obj_description(c.oid, 'pg_class'), '') as comment
+      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+     where c.relkind in ('r', 'p', 'v', 'm', 'f', 'c') and not c.relispartition
+       and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
+       and not exists (select from pg_catalog.pg_depend d
+                        where d.classid = 'pg_catalog.pg_class'::regclass and d.objid = c.oid and d.deptype = 'e')
+     order by 2, 3
+"""
+_ATTRIBUTES: LiteralString = """
+    select a.attrelid::int8 as relation, a.attnum::int4 as number, a.attname as name, a.atttypid::int8 as type,
+           a.attndims::int4 as dims, coalesce(pg_catalog.col_description(a.attrelid, a.attnum), '') as comment
+      from pg_catalog.pg_attribute a join pg_catalog.pg_class c on c.oid = a.attrelid
+      join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+     where a.attnum > 0 and not a.attisdropped and c.relkind in ('r', 'p', 'v', 'm', 'f', 'c')
+       and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
+     order by 1, 2
+"""
+_ENUMS: LiteralString = """
+    select e.enumtypid::int8 as oid, array_agg(e.enumlabel::text order by e.enumsortorder) as labels
+      from pg_catalog.pg_enum e group by 1
+"""
+_RANGES: LiteralString = """
+    select r.rngtypid::int8 as oid, r.rngsubtype::int8 as subtype, r.rngmultitypid::int8 as multirange
+      from pg_catalog.pg_range r
+"""
+_TYPE_COMMENTS: LiteralString = """
+    select objoid::int8 as oid, description as comment
+      from pg_catalog.pg_description where classoid = 'pg_catalog.pg_type'::regclass and objsubid = 0
+"""
+_FUNCTIONS: LiteralString = """
+    select p.oid::int8 as oid, n.nspname as schema, p.proname as name, p.proretset as returns_set,
+           p.prorettype::int8 as result, p.proargtypes::int8[] as inputs, p.proallargtypes::int8[] as all_types,
+           p.proargmodes::text[] as modes, p.proargnames as names,
+           coalesce(pg_catalog.obj_description(p.oid, 'pg_proc'), '') as comment
+      from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+     where p.prokind = 'f' and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
+       and not exists (select from pg_catalog.pg_depend d
+                        where d.classid = 'pg_catalog.pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e')
+     order by 2, 3, 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Type:
+    oid: int
+    schema: str
+    name: str
+    kind: str  # pg_type.typtype
+    element: int  # of an array, else 0
+    base: int  # of a domain, else 0
+    base_dims: int
+    not_null: bool
+    relation: int  # of a composite type, else 0
+
+
+class Reader:
+    """One database, and what was asked about it so far. It must not change while a reader is in use."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self._conn = conn
+        self._types: dict[int, _Type] = {}
+        self.facts = nulls.Facts(
+            relation=functools.cache(self._relation_facts),
+            function=functools.cache(self._function_facts),
+            operator=functools.cache(self._operator_name),
+            domain_not_null=lambda oid: self.type(oid).not_null,
+        )
+        self.relation_name = functools.cache(self._relation_name)
+
+    def rows(self, sql: LiteralString, *params: Any) -> list[Any]:
+        return (
+            psycopg.RawCursor(self._conn, row_factory=namedtuple_row).execute(sql, params or None).fetchall()
+        )
+
+    def type(self, oid: int) -> _Type:
+        if oid not in self._types:
+            self._types = {row.oid: _Type(*row) for row in self.rows(_TYPES)}
+        return self._types[oid]
+
+    def type_name(self, oid: int, dims: int = 0) -> tuple[TypeName, int]:
+        """The model's name of a type, and how many dimensions of array are around it."""
+        found = self.type(oid)
+        if found.element:
+            element = self.type(found.element)
+            return TypeName(element.schema, element.name), max(dims, 1)
+        return TypeName(found.schema, found.name), 0
+
+    # ---- facts for the inference
+
+    def _relation_facts(self, oid: int) -> nulls.RelationFacts:
+        # A NOT NULL that was added without checking the rows there (`not valid`, from 18 on) is none yet.
+        rows = self.rows(
+            """
+            select a.attnum::int4 as number, a.attname as name,
+                   not a.attisdropped and c.relkind in ('r', 'p') and (a.attnotnull or t.typnotnull)
+                   and not exists (select from pg_catalog.pg_constraint k
+                                    where k.conrelid = c.oid and k.contype = 'n' and not k.convalidated
+                                      and a.attnum = any (k.conkey)) as not_null
+              from pg_catalog.pg_attribute a join pg_catalog.pg_class c on c.oid = a.attrelid
+              left join pg_catalog.pg_type t on t.oid = a.atttypid
+             where a.attrelid = $1::int8::oid and a.attnum > 0
+            """,
+            oid,
+        )
+        views = self.rows(
+            """
+            select r.ev_action::text as tree from pg_catalog.pg_rewrite r
+             where r.ev_class = $1::int8::oid and r.ev_type = '1' and r.rulename = '_RETURN'
+            """,
+            oid,
+        )
+        view = nulls.read_tree(views[0].tree)[0] if views else None
+        return nulls.RelationFacts(
+            frozenset(row.number for row in rows if row.not_null),
+            {row.number: row.name for row in rows},
+            view,
+        )
+
+    def _function_facts(self, oid: int) -> nulls.FunctionFacts:
+        (row,) = self.rows(
+            """
+            select n.nspname as schema, p.proname as name,
+                   case when p.proretset and c.relkind in ('r', 'p', 'v', 'm') then c.oid end::int8 as rows_of,
+                   p.proargnames as names, p.proargmodes::text[] as modes
+              from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+              join pg_catalog.pg_type t on t.oid = p.prorettype
+              left join pg_catalog.pg_class c on c.oid = t.typrelid
+             where p.oid = $1::int8::oid
+            """,
+            oid,
+        )
+        modes = row.modes or ["i"] * len(row.names or [])
+        names = tuple(name for name, mode in zip(row.names or [], modes, strict=False) if mode in "ibv")
+        return nulls.FunctionFacts(row.schema, row.name, row.rows_of, names)
+
+    def _operator_name(self, oid: int) -> str:
+        (row,) = self.rows(
+            """
+            select case when n.nspname = 'pg_catalog' then o.oprname else '' end as name
+              from pg_catalog.pg_operator o join pg_catalog.pg_namespace n on n.oid = o.oprnamespace
+             where o.oid = $1::int8::oid
+            """,
+            oid,
+        )
+        return str(row.name)
+
+    def _relation_name(self, oid: int) -> Name:
+        (row,) = self.rows(
+            """
+            select n.nspname as schema, c.relname as name
+              from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+             where c.oid = $1::int8::oid
+            """,
+            oid,
+        )
+        return Name(row.schema, row.name)
+
+    # ---- the catalogue
+
+    def catalog(self, default_schema: str = "public") -> Catalog:
+        """Everything user-made in the database, in an order that does not depend on when it was made."""
+        inference = nulls.Inference(self.facts)
+        attributes: dict[int, list[Any]] = {}
+        for row in self.rows(_ATTRIBUTES):
+            attributes.setdefault(row.relation, []).append(row)
+        comments = {row.oid: row.comment for row in self.rows(_TYPE_COMMENTS)}
+
+        def columns(relation: Any) -> tuple[Column, ...]:
+            return tuple(
+                self._column(
+                    row.name,
+                    row.type,
+                    dims=row.dims,
+                    not_null=relation.kind != "c" and inference.relation_column(relation.oid, row.number),
+                    comment=row.comment,
+                )
+                for row in attributes.get(relation.oid, [])
+            )
+
+        relations: dict[str, list[Relation]] = {}
+        composites: dict[str, list[Composite]] = {}
+        for row in self.rows(_RELATIONS):
+            name = Name(row.schema, row.name)
+            if row.kind == "c":
+                composites.setdefault(row.schema, []).append(Composite(name, columns(row), row.comment))
+            else:
+                kind = _RELATION_KINDS[row.kind]
+                relations.setdefault(row.schema, []).append(Relation(name, columns(row), row.comment, kind))
+        functions: dict[str, list[Function]] = {}
+        for row in self.rows(_FUNCTIONS):
+            functions.setdefault(row.schema, []).append(self._function(row))
+
+        labels = {row.oid: tuple(row.labels) for row in self.rows(_ENUMS)}
+        ranges = {row.oid: row for row in self.rows(_RANGES)}
+        enums: dict[str, list[Enum]] = {}
+        domains: dict[str, list[Domain]] = {}
+        range_types: dict[str, list[Range]] = {}
+        self.type(_VOID)  # fills the table of types
+        for found in sorted(self._types.values(), key=lambda type_: (type_.schema, type_.name)):
+            if found.schema in SYSTEM_SCHEMAS or found.schema.startswith("pg_"):
+                continue
+            name, comment = Name(found.schema, found.name), comments.get(found.oid, "")
+            if found.kind == "e":
+                enums.setdefault(found.schema, []).append(Enum(name, labels.get(found.oid, ()), comment))
+            elif found.kind == "d":
+                base, dims = self.type_name(found.base, found.base_dims)
+                domains.setdefault(found.schema, []).append(Domain(name, base, dims, found.not_null, comment))
+            elif found.kind == "r":
+                row = ranges[found.oid]
+                multirange = self.type(row.multirange)
+                range_types.setdefault(found.schema, []).append(
+                    Range(
+                        name,
+                        self.type_name(row.subtype)[0],
+                        Name(multirange.schema, multirange.name),
+                        comment,
+                    )
+                )
+        return Catalog(
+            tuple(
+                Schema(
+                    row.name,
+                    tuple(relations.get(row.name, ())),
+                    tuple(enums.get(row.name, ())),
+                    tuple(domains.get(row.name, ())),
+                    tuple(composites.get(row.name, ())),
+                    tuple(range_types.get(row.name, ())),
+                    tuple(functions.get(row.name, ())),
+                    row.comment,
+                )
+                for row in self.rows(_SCHEMAS)
+            ),
+            default_schema,
+        )
+
+    def _column(
+        self, name: str, type_oid: int, *, dims: int = 0, not_null: bool = False, comment: str = ""
+    ) -> Column:
+        type_, dims = self.type_name(type_oid, dims)
+        return Column(name, type_, not_null, dims, comment)
+
+    def _function(self, row: Any) -> Function:
+        types = row.all_types or row.inputs
+        modes = row.modes or ["i"] * len(types)
+        names = row.names or [""] * len(types)
+        params = [
+            self._column(name, type_)
+            for name, type_, mode in zip(names, types, modes, strict=True)
+            if mode in "ibv"
+        ]
+        results = [
+            self._column(name, type_)
+            for name, type_, mode in zip(names, types, modes, strict=True)
+            if mode in "obt"
+        ]
+        if not results and row.result != _VOID:
+            results = [self._column("", row.result)]
+        return Function(
+            Name(row.schema, row.name), tuple(params), tuple(results), row.returns_set, row.comment
+        )
+
+
+# --------------------------------------------------------------------------------------------- describing a query
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A result column as the server describes it."""
+
+    name: str
+    type: int
+    relation: int
+    attribute: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    params: tuple[int, ...]
+    fields: tuple[_Field, ...]
+    tree: nulls.Node | None  # None for a utility statement: it has no parameters, and no columns to speak of
+
+
+def describe(reader: Reader, statement: Statement) -> Query:
+    """The model of one statement: its text with `*` spelled out, its parameters and columns with their types."""
+    described = _describe(reader, statement, statement.text)
+    stars = list(_stars(statement, described.tree))
+    if stars:
+        text = _expanded(reader, statement, stars)
+        # Lines keep their places: a star becomes one line's text.
+        statement = dataclasses.replace(statement, text=text)
+        described = _describe(reader, statement, text)
+    params = _parameters(reader, statement, described)
+    columns = _columns(reader, statement, described, stars)
+    insert_into = None
+    if described.tree is not None and described.tree.number("commandType") == nulls.INSERT:
+        scope = nulls.scope_of(described.tree)
+        target = scope.entry(described.tree.number("resultRelation"))
+        insert_into = reader.relation_name(target.number("relid"))
+    if statement.cmd is Command.COPYFROM:
+        _check_copy(statement, described.tree)
+    return Query(
+        name=statement.name,
+        cmd=str(statement.cmd),
+        text=statement.text,
+        source=Path(statement.path).name,
+        params=params,
+        columns=columns,
+        comments=statement.comments,
+        insert_into=insert_into,
+        path=statement.path,
+        line=statement.line,
+    )
+
+
+def _describe(reader: Reader, statement: Statement, text: str) -> _Description:
+    pgconn = reader._conn.pgconn
+    prepared = pgconn.prepare(b"", text.encode())
+    if prepared.status != pq.ExecStatus.COMMAND_OK:
+        raise _refused(statement, prepared)
+    result = pgconn.describe_prepared(b"")
+    params = tuple(result.param_type(number) for number in range(result.nparams))
+    fields = tuple(
+        _Field((result.fname(i) or b"").decode(), result.ftype(i), result.ftable(i), result.ftablecol(i))
+        for i in range(result.nfields)
+    )
+    return _Description(params, fields, _tree(reader, text, params))
+
+
+def _refused(statement: Statement, result: pq.abc.PGresult) -> GenerationError:
+    def said(code: pq.DiagnosticField) -> str:
+        return (result.error_field(code) or b"").decode()
+
+    message, hint = said(pq.DiagnosticField.MESSAGE_PRIMARY), said(pq.DiagnosticField.MESSAGE_HINT)
+    if said(pq.DiagnosticField.SQLSTATE) in ("42P18", "42725"):
+        hint = hint or "write the type behind the placeholder: $1::text, @name::bigint"
+    position = said(pq.DiagnosticField.STATEMENT_POSITION)
+    return statement.error(
+        f"PostgreSQL refuses the statement: {message}", hint, int(position) - 1 if position else None
+    )
+
+
+def _tree(reader: Reader, text: str, params: Sequence[int]) -> nulls.Node | None:
+    """The analysed tree of a statement: the body of a function that exists until the end of this call.
+
+    The types of the parameters are known by now. Where no such function can be made (a utility statement, more
+    parameters than a function has), nothing is known of the columns, and all of them count as nullable.
+    """
+    types = ", ".join(
+        f"pg_catalog.{type_.name}" if type_.schema == "pg_catalog" else _quoted(type_)
+        for type_ in map(reader.type, params)
+    )
+    try:
+        with reader._conn.transaction(force_rollback=True):
+            psycopg.RawCursor(reader._conn).execute(
+                f"set local check_function_bodies = off; create function pg_temp.fairq_gen({types}) returns record "  # noqa: S608
+                f"language sql begin atomic {text}\n; end".encode()
+            )
+            (row,) = reader.rows(
+                "select prosqlbody::text as tree from pg_catalog.pg_proc where oid = 'pg_temp.fairq_gen'::regproc"
+            )
+    except psycopg.DatabaseError as exc:
+        if exc.sqlstate is None:
+            raise
+        return None
+    tree = nulls.read_tree(row.tree)[0][0]
+    assert isinstance(tree, nulls.Node)
+    return tree if tree["utilityStmt"] is None else None
+
+
+def _quoted(type_: _Type) -> str:
+    return ".".join('"' + part.replace('"', '""') + '"' for part in (type_.schema, type_.name))
+
+
+# ---- parameters
+
+
+def _parameters(reader: Reader, statement: Statement, described: _Description) -> tuple[Parameter, ...]:
+    uses: dict[int, list[nulls.Use]] = {}
+    if described.tree is not None:
+        for use in nulls.uses(described.tree, reader.facts):
+            uses.setdefault(use.number, []).append(use)
+    placeholders = {placeholder.number: placeholder for placeholder in statement.placeholders}
+    params: list[Parameter] = []
+    for number, type_oid in enumerate(described.params, start=1):
+        placeholder = placeholders.get(number, Placeholder(number))
+        params.append(Parameter(number, _parameter(reader, placeholder, type_oid, uses.get(number, []))))
+    return tuple(params)
+
+
+def _parameter(reader: Reader, placeholder: Placeholder, type_oid: int, uses: list[nulls.Use]) -> Column:
+    inference = nulls.Inference(reader.facts)
+    # A value may be NULL when it is stored in a nullable column and in no other.
+    stored = [inference.relation_column(use.relation, use.attribute) for use in uses if use.stored]
+    not_null = not placeholder.nullable and (not stored or any(stored))
+    # The column it is stored in says most about it, then the one it is compared with.
+    best = min(uses, key=lambda use: (not use.stored, not use.relation, not use.name), default=None)
+    type_, dims = reader.type_name(type_oid)
+    return Column(
+        name=placeholder.name or (best.name if best else ""),
+        type=type_,
+        not_null=not_null,
+        dims=dims,
+        table=reader.relation_name(best.relation) if best and best.relation else None,
+        original_name=best.name if best and best.relation else "",
+        is_named_param=bool(placeholder.name),
+    )
+
+
+def _check_copy(statement: Statement, tree: nulls.Node | None) -> None:
+    """`:copyfrom` sends rows by COPY, so the statement may be a plain insert of its parameters and nothing else."""
+    hint = "write `insert into t (a, b) values ($1, $2)`, each value a placeholder of its own"
+    if tree is None or tree.number("commandType") != nulls.INSERT:
+        raise statement.error(":copyfrom needs an insert", hint)
+    if isinstance(tree["onConflict"], nulls.Node) or tree.items("returningList"):
+        raise statement.error(":copyfrom can neither handle conflicts nor return rows", hint)
+    numbers = [
+        entry["expr"].number("paramid") for entry in tree.items("targetList") if entry["expr"].tag == "PARAM"
+    ]
+    if len(numbers) < len(tree.items("targetList")) or sorted(numbers) != list(range(1, len(numbers) + 1)):
+        raise statement.error(":copyfrom can only insert its parameters as they are", hint)
+
+
+# ---- columns
+
+
+def _columns(
+    reader: Reader, statement: Statement, described: _Description, stars: Sequence[_Star]
+) -> tuple[Column, ...]:
+    tree = described.tree
+    nullable = frozenset(placeholder.number for placeholder in statement.placeholders if placeholder.nullable)
+    targets = nulls.output(tree) if tree is not None else []
+    never_null = nulls.Inference(reader.facts, nullable).columns(tree) if tree is not None else []
+    columns: list[Column] = []
+    embeds = {star.first: star for star in stars if star.embed}
+    skip_until = 0
+    for index, described_field in enumerate(described.fields):
+        if index < skip_until:
+            continue
+        if index in embeds:
+            columns.append(_embedded(reader, statement, embeds[index], tree))
+            skip_until = index + len(embeds[index].columns)
+            continue
+        expression = targets[index]["expr"] if index < len(targets) else None
+        columns.append(
+            _result_column(
+                reader,
+                described_field,
+                expression,
+                tree,
+                not_null=index < len(never_null) and never_null[index],
+            )
+        )
+    return tuple(columns)
+
+
+_TYPE_FIELDS = {
+    "VAR": "vartype",
+    "COERCETODOMAIN": "resulttype",
+    "RELABELTYPE": "resulttype",
+    "FUNCEXPR": "funcresulttype",
+    "PARAM": "paramtype",
+}
+
+
+def _result_column(
+    reader: Reader,
+    described: _Field,
+    expression: nulls.Node | None,
+    tree: nulls.Node | None,
+    *,
+    not_null: bool,
+) -> Column:
+    type_oid, relation, attribute = described.type, described.relation, described.attribute
+    if expression is not None and expression.tag in _TYPE_FIELDS:
+        # The server describes a domain's values by the type below it; the tree still knows the domain.
+        declared = expression.number(_TYPE_FIELDS[expression.tag])
+        if reader.type(declared).kind == "d":
+            type_oid = declared
+        if not relation and expression.tag == "VAR" and tree is not None:
+            relation, attribute = _function_source(reader, expression, tree)
+    type_, dims = reader.type_name(type_oid)
+    original = reader.facts.relation(relation).names.get(attribute, "") if relation and attribute > 0 else ""
+    return Column(
+        name="" if described.name == "?column?" else described.name,
+        type=type_,
+        not_null=not_null,
+        dims=dims,
+        table=reader.relation_name(relation) if relation else None,
+        original_name=original,
+        is_func_call=expression is not None and expression.tag == "FUNCEXPR",
+    )
+
+
+def _function_source(reader: Reader, variable: nulls.Node, tree: nulls.Node) -> tuple[int, int]:
+    """The table and column a variable stands for when it comes from `returns setof <table>`, else zeros."""
+    if variable.number("varlevelsup") or not variable.number("varno"):
+        return 0, 0
+    parts = nulls.scope_of(tree).entry(variable.number("varno")).items("functions")
+    if len(parts) == 1 and isinstance(parts[0]["funcexpr"], nulls.Node):
+        call = parts[0]["funcexpr"]
+        if call.tag == "FUNCEXPR":
+            rows_of = reader.facts.function(call.number("funcid")).rows_of
+            if rows_of is not None and variable.number("varattno") in reader.facts.relation(rows_of).names:
+                return rows_of, variable.number("varattno")
+    return 0, 0
+
+
+def _embedded(reader: Reader, statement: Statement, star: _Star, tree: nulls.Node | None) -> Column:
+    assert tree is not None
+    scope = nulls.scope_of(tree)
+    number = next((n for n in _entries_named(tree, star.qualifier)), 0)
+    relation = scope.entry(number).number("relid") if number else 0
+    if not relation:
+        raise statement.error(
+            f"sqlc.embed({star.qualifier}) is not a table or view of the statement", position=star.start
+        )
+    inference = nulls.Inference(reader.facts)
+    never_null = number not in scope.nulled
+    if not never_null and not inference.relation_column(relation, 1):
+        raise statement.error(
+            f"an outer join may leave {star.qualifier} out, and nothing in its columns would tell",
+            "put a NOT NULL column first in the table, or list the columns",
+            position=star.start,
+        )
+    name = reader.relation_name(relation)
+    return Column(star.qualifier.strip('"'), TypeName("", ""), never_null, embed=name, table=name)
+
+
+# ---- `*`
+
+
+@dataclass(frozen=True, slots=True)
+class _Star:
+    """A `*` or `t.*` in the statement's own select list."""
+
+    start: int
+    end: int
+    qualifier: str  # as written, empty for a bare star
+    first: int  # the result column it starts at
+    columns: tuple[tuple[str, str], ...]  # qualifier (empty where none is needed) and name of each
+    embed: bool
+
+
+_LIST_ENDS = frozenset(
+    "from into where group having window union intersect except order limit offset fetch for on returning".split()
+)
+
+
+def _stars(statement: Statement, tree: nulls.Node | None) -> Iterator[_Star]:
+    """The stars of the outermost select or returning list, with what each stands for.
+
+    Stars further inside stay: what they bring in is picked by name outside. So do those of UNION's branches,
+    whose shape the first one settles.
+    """
+    if tree is None or isinstance(tree["setOperations"], nulls.Node):
+        return
+    items = _list_items(
+        statement.text, "select" if tree.number("commandType") == nulls.SELECT else "returning"
+    )
+    targets = nulls.output(tree)
+    counts = [_width(item, tree) for item in items]
+    bare = [index for index, item in enumerate(items) if _is_star(item) and len(item) == 1]
+    if not any(_is_star(item) for item in items):
+        return
+    rest = len(targets) - sum(count for index, count in enumerate(counts) if index not in bare)
+    first = 0
+    for index, item in enumerate(items):
+        count = rest // len(bare) if index in bare else counts[index]
+        if _is_star(item):
+            entries = targets[first : first + count]
+            qualifier = "".join(token.text for token in item[:-2])
+            names = [str(entry["resname"]) for entry in entries]
+            columns = tuple(
+                (qualifier or (_alias(entry["expr"], tree) if names.count(name) > 1 else ""), name)
+                for entry, name in zip(entries, names, strict=True)
+            )
+            start = item[0].start
+            embed = any(embed.start == start for embed in statement.embeds)
+            yield _Star(start, item[-1].end, qualifier, first, columns, embed)
+        first += count
+
+
+def _list_items(sql: str, keyword: str) -> list[list[Token]]:
+    """The tokens of each item of the outermost list that follows `keyword`."""
+    depth = 0
+    items: list[list[Token]] = []
+    inside = False
+    for token in tokens(sql):
+        word = token.text.lower() if token.kind == "word" else token.text
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(word, 0)
+        if token.is_blank:
+            continue
+        if depth == 0 and word == keyword and not inside:
+            inside, items = True, [[]]
+        elif inside and depth == 0 and (word in _LIST_ENDS or word == ";"):
+            break
+        elif inside and depth == 0 and word == ",":
+            items.append([])
+        elif inside and not (not items[-1] and word in ("all", "distinct")):
+            items[-1].append(token)
+    return items
+
+
+def _is_star(item: list[Token]) -> bool:
+    if not item or item[-1].text != "*":
+        return False
+    return len(item) == 1 or (len(item) in (3, 5) and item[-2].text == ".")
+
+
+def _width(item: list[Token], tree: nulls.Node) -> int:
+    if not _is_star(item):
+        return 1
+    if len(item) == 1:
+        return 0
+    for number in _entries_named(tree, item[-3].text):
+        entry = tree.items("rtable")[number - 1]
+        return len([name for name in entry["eref"].items("colnames") if name])
+    return 0
+
+
+def _entries_named(tree: nulls.Node, qualifier: str) -> Iterator[int]:
+    written = qualifier.rsplit(".", 1)[-1]
+    name = written[1:-1].replace('""', '"') if written.startswith('"') else written.lower()
+    for number, entry in enumerate(tree.items("rtable"), start=1):
+        if isinstance(entry["eref"], nulls.Node) and entry["eref"]["aliasname"] == name:
+            yield number
+
+
+def _alias(expression: nulls.Node, tree: nulls.Node) -> str:
+    if expression.tag != "VAR" or not expression.number("varno"):
+        return ""
+    return str(tree.items("rtable")[expression.number("varno") - 1]["eref"]["aliasname"])
+
+
+def _expanded(reader: Reader, statement: Statement, stars: Sequence[_Star]) -> str:
+    names = sorted({name for star in stars for pair in star.columns for name in pair if name})
+    quoted = {
+        row.plain: row.quoted
+        for row in reader.rows(
+            "select x as plain, quote_ident(x) as quoted from unnest($1::text[]) as x", names
+        )
+    }
+    text, done = "", 0
+    for star in stars:
+        columns = (
+            (f"{star.qualifier or quoted[table]}." if star.qualifier or table else "") + quoted[name]
+            for table, name in star.columns
+        )
+        text += statement.text[done : star.start] + ", ".join(columns)
+        done = star.end
+    return text + statement.text[done:]

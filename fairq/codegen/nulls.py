@@ -1,0 +1,558 @@
+"""Which columns of a query can be NULL, and what each parameter stands for, from PostgreSQL's own parse tree.
+
+Describing a prepared statement gives types, not nullability. Guessing it from the table's constraints is wrong
+under outer joins, and says nothing of expressions, views and functions. PostgreSQL keeps the analysed tree of every
+view (`pg_rewrite.ev_action`) and of every SQL-standard function body (`pg_proc.prosqlbody`) as text. So `fairq gen`
+makes a temporary function of each query and reads its tree here: names are resolved, `*` is expanded, and each
+column says which relation it comes from.
+
+The rule is to be sound, not clever: a column is NOT NULL only when every step from a constraint or a constant up to
+it is known to keep it so. Everything else is nullable, and `-- fairq: not null <column>` in the query file is the
+author's word against it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# ---------------------------------------------------------------------------------------------------- reading trees
+
+
+@dataclass(slots=True)
+class Node:
+    """`{TAG :field value …}`. Values are nodes, lists, text, or None for `<>`."""
+
+    tag: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields.get(name)
+
+    def number(self, name: str) -> int:
+        return int(self.fields.get(name) or 0)
+
+    def flag(self, name: str) -> bool:
+        return self.fields.get(name) == "true"
+
+    def items(self, name: str) -> list[Any]:
+        value = self.fields.get(name)
+        return value if isinstance(value, list) else []
+
+
+_TREE_TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
+
+
+def read_tree(text: str) -> Any:
+    """The value of a `pg_node_tree`."""
+    position = 0
+    tokens = _TREE_TOKEN.findall(text)
+
+    def value() -> Any:
+        nonlocal position
+        token = tokens[position]
+        position += 1
+        if token == "{":
+            node = Node(tokens[position])
+            position += 1
+            while tokens[position] != "}":
+                name = tokens[position][1:]
+                position += 1
+                given = []
+                while tokens[position] != "}" and not tokens[position].startswith(":"):
+                    given.append(value())
+                # A constant is its length and its bytes: more than one token.
+                node.fields[name] = given[0] if len(given) == 1 else given or None
+            position += 1
+            return node
+        if token == "(":
+            items = []
+            while tokens[position] != ")":
+                items.append(value())
+            position += 1
+            return items
+        if token == "<>":
+            return None
+        if token.startswith('"') and token.endswith('"') and len(token) > 1:
+            token = token[1:-1]
+        return re.sub(r"\\(.)", r"\1", token, flags=re.DOTALL)
+
+    return value()
+
+
+def walk(value: Any) -> Iterator[Node]:
+    """Every node below and including `value`."""
+    if isinstance(value, Node):
+        yield value
+        for item in value.fields.values():
+            yield from walk(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from walk(item)
+
+
+# -------------------------------------------------------------------------------------------------- what is known
+
+SELECT, UPDATE, INSERT, DELETE, MERGE = 1, 2, 3, 4, 5  # CmdType
+_RELATION, _SUBQUERY, _JOIN, _FUNCTION, _VALUES, _CTE, _GROUP = 0, 1, 2, 3, 5, 6, 9  # RTEKind
+_LEFT, _FULL, _RIGHT = 1, 2, 3  # JoinType
+_EXISTS, _SCALAR, _ARRAY = 0, 4, 6  # SubLinkType
+_UNION, _INTERSECT = 1, 2  # SetOperation
+_EXPLICIT_OR_IMPLICIT_CAST = ("1", "2")  # CoercionForm
+
+# Built-in functions that return a value whenever none of their arguments is NULL. Not listed: those that return
+# NULL for "no match", "no such key" or "out of range", such as substring, ->, nullif, regexp_match, array_length.
+_KEEPS_NOT_NULL = frozenset(
+    """abs acos age asin atan atan2 ascii bit_count bit_length btrim ceil ceiling char_length character_length chr
+    clock_timestamp concat concat_ws convert_from convert_to cos date_bin date_part date_trunc decode degrees div
+    encode exp extract factorial floor format gcd gen_random_uuid hashtext initcap isfinite justify_days
+    justify_hours justify_interval lcm left length ln localtimestamp log lower_inc upper_inc isempty lower_inf
+    upper_inf lpad ltrim make_date make_interval make_time make_timestamp make_timestamptz md5 mod now
+    octet_length overlay pg_backend_pid pg_catalog pi position power quote_ident quote_literal quote_nullable radians
+    random repeat replace reverse right round rpad rtrim sha224 sha256 sha384 sha512 sign sin sqrt
+    starts_with statement_timestamp string_to_array strpos tan timezone to_char to_date to_hex to_json to_jsonb
+    to_number to_timestamp transaction_timestamp translate trunc uuidv4 uuidv7 jsonb_build_object jsonb_build_array
+    json_build_object json_build_array jsonb_typeof json_typeof jsonb_strip_nulls json_strip_nulls jsonb_pretty
+    jsonb_array_length json_array_length array_append array_prepend array_cat cardinality num_nulls num_nonnulls
+    nextval currval lastval setval pg_notify txid_current pg_current_xact_id""".split()
+)
+_OPERATORS = frozenset(
+    "= <> != < > <= >= + - * / % ^ || ~ ~* !~ !~* ~~ !~~ ~~* !~~* && @> <@ ? ?| ?& & | << >> -|-".split()
+)
+_AGGREGATES_OF_VALUES = frozenset(
+    "sum min max avg bool_and bool_or every string_agg bit_and bit_or bit_xor".split()
+)
+_AGGREGATES_OF_ROWS = frozenset("array_agg json_agg jsonb_agg json_object_agg jsonb_object_agg".split())
+_WINDOW_FUNCTIONS = frozenset("row_number rank dense_rank percent_rank cume_dist count".split())
+# Set-returning built-ins, with the result columns (from 0) that are never NULL.
+_SET_FUNCTIONS: Mapping[str, frozenset[int]] = {
+    "generate_series": frozenset({0}),
+    "generate_subscripts": frozenset({0}),
+    "jsonb_array_elements": frozenset({0}),
+    "json_array_elements": frozenset({0}),
+    "jsonb_object_keys": frozenset({0}),
+    "json_object_keys": frozenset({0}),
+    "jsonb_each": frozenset({0, 1}),
+    "json_each": frozenset({0, 1}),
+    "jsonb_each_text": frozenset({0}),
+    "json_each_text": frozenset({0}),
+    "regexp_split_to_table": frozenset({0}),
+}
+_JSON_TYPES = ("114", "3802")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionFacts:
+    schema: str
+    name: str
+    # The table whose rows it returns, for `returns setof <table>`: its NOT NULLs are taken as promised.
+    rows_of: int | None
+    param_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RelationFacts:
+    not_null: frozenset[int]  # attribute numbers with a valid NOT NULL constraint
+    names: Mapping[int, str]
+    view: Node | None = None  # the query of a view
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the inference asks the catalogue, by object id."""
+
+    relation: Callable[[int], RelationFacts]
+    function: Callable[[int], FunctionFacts]
+    operator: Callable[[int], str]  # the name of a built-in operator, empty for a user's
+    domain_not_null: Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A query inside the ones that surround it, with the range table entries that an outer join may set to NULL."""
+
+    query: Node
+    outer: Scope | None
+    nulled: frozenset[int]
+
+    def up(self, levels: int) -> Scope:
+        scope = self
+        for _ in range(levels):
+            assert scope.outer is not None
+            scope = scope.outer
+        return scope
+
+    def entry(self, number: int) -> Node:
+        entry = self.query.items("rtable")[number - 1]
+        assert isinstance(entry, Node)
+        return entry
+
+
+def scope_of(query: Node, outer: Scope | None = None) -> Scope:
+    every = frozenset(range(1, len(query.items("rtable")) + 1))
+    if query.items("groupingSets"):
+        # Rows of a coarser grouping have NULL in the columns they leave out.
+        nulled = every
+    elif query.number("commandType") == MERGE:
+        # Which side may be missing depends on the WHEN clauses; only the target's row is always there.
+        nulled = every - {query.number("resultRelation")}
+    else:
+        nulled = _nulled(query["jointree"])
+    return Scope(query, outer, nulled)
+
+
+def _nulled(item: Any) -> frozenset[int]:
+    """Range table entries below `item` that are on the nullable side of an outer join."""
+    if not isinstance(item, Node):
+        return frozenset()
+    if item.tag == "FROMEXPR":
+        return frozenset[int]().union(*(_nulled(child) for child in item.items("fromlist")))
+    if item.tag == "JOINEXPR":
+        kind = item.number("jointype")
+        left, right = item["larg"], item["rarg"]
+        return (_entries(left) if kind in (_RIGHT, _FULL) else _nulled(left)) | (
+            _entries(right) if kind in (_LEFT, _FULL) else _nulled(right)
+        )
+    return frozenset()
+
+
+def _entries(item: Any) -> frozenset[int]:
+    return frozenset(node.number("rtindex") for node in walk(item) if node.tag in ("RANGETBLREF", "JOINEXPR"))
+
+
+def output(query: Node) -> list[Node]:
+    """The target entries of a query's result, in order."""
+    listed = "targetList" if query.number("commandType") == SELECT else "returningList"
+    return [entry for entry in query.items(listed) if not entry.flag("resjunk")]
+
+
+# ------------------------------------------------------------------------------------------------------ inference
+
+
+class Inference:
+    """Answers for one set of facts. `nullable_params`: numbers of parameters that may be NULL."""
+
+    def __init__(self, facts: Facts, nullable_params: frozenset[int] = frozenset()) -> None:
+        self._facts = facts
+        self._nullable_params = nullable_params
+        # Results being worked out: a recursive query refers to itself. Taking NOT NULL for granted there is
+        # induction: rows come from the first term, or from earlier rows by the second.
+        self._open: set[tuple[int, int]] = set()
+
+    def columns(self, query: Node, outer: Scope | None = None) -> list[bool]:
+        """For each result column, whether it is never NULL."""
+        return [self._column(query, number, outer) for number in range(len(output(query)))]
+
+    def relation_column(self, relation: int, number: int) -> bool:
+        """Whether attribute `number` of a table or view is never NULL."""
+        known = self._facts.relation(relation)
+        if known.view is None:
+            return number < 0 or number in known.not_null
+        return number > 0 and self._column(known.view, number - 1, None)
+
+    def _column(self, query: Node, number: int, outer: Scope | None) -> bool:
+        key = (id(query), number)
+        if key in self._open:
+            return True
+        self._open.add(key)
+        try:
+            scope = scope_of(query, outer)
+            if isinstance(query["setOperations"], Node):
+                return self._set_operation(query["setOperations"], number, scope)
+            targets = output(query)
+            return number < len(targets) and self.expression(targets[number]["expr"], scope)
+        finally:
+            self._open.discard(key)
+
+    def _set_operation(self, node: Node, number: int, scope: Scope) -> bool:
+        if node.tag == "RANGETBLREF":
+            return self._column(scope.entry(node.number("rtindex"))["subquery"], number, scope)
+        left = self._set_operation(node["larg"], number, scope)
+        if node.number("op") == _UNION:
+            return left and self._set_operation(node["rarg"], number, scope)
+        if node.number("op") == _INTERSECT:
+            return left or self._set_operation(node["rarg"], number, scope)
+        return left
+
+    def expression(self, node: Any, scope: Scope) -> bool:
+        """Whether an expression is never NULL."""
+        if not isinstance(node, Node):
+            return False
+
+        def all_of(name: str) -> bool:
+            return all(self.expression(item, scope) for item in node.items(name))
+
+        match node.tag:
+            case "VAR":
+                return self._variable(node, scope)
+            case "CONST":
+                return not node.flag("constisnull")
+            case "PARAM":
+                return node.number("paramid") not in self._nullable_params
+            case "RELABELTYPE" | "COERCEVIAIO" | "ARRAYCOERCEEXPR" | "COLLATEEXPR" | "NAMEDARGEXPR":
+                return self.expression(node["arg"], scope)
+            case "COERCETODOMAIN":
+                return self._facts.domain_not_null(node.number("resulttype")) or self.expression(
+                    node["arg"], scope
+                )
+            case "FUNCEXPR":
+                return self._call(node) and all_of("args")
+            case "OPEXPR":
+                return self._facts.operator(node.number("opno")) in _OPERATORS and all_of("args")
+            case "BOOLEXPR":
+                return all_of("args")
+            case "COALESCEEXPR" | "MINMAXEXPR":
+                return any(self.expression(item, scope) for item in node.items("args"))
+            case "CASEEXPR":
+                return self.expression(node["defresult"], scope) and all(
+                    self.expression(when["result"], scope) for when in node.items("args")
+                )
+            case "AGGREF":
+                return self._aggregate(node, scope)
+            case "WINDOWFUNC":
+                known = self._facts.function(node.number("winfnoid"))
+                return known.schema == "pg_catalog" and known.name in _WINDOW_FUNCTIONS
+            case "SUBLINK":
+                return self._sublink(node, scope)
+            case "SQLVALUEFUNCTION":
+                return node.number("op") <= 13  # all but current_schema
+            case "ARRAYEXPR" | "ROWEXPR" | "NULLTEST" | "BOOLEANTEST" | "DISTINCTEXPR":
+                return True
+            case "GROUPINGFUNC" | "NEXTVALUEEXPR" | "MERGESUPPORTFUNC":
+                return True
+            case _:
+                return False
+
+    def _call(self, node: Node) -> bool:
+        known = self._facts.function(node.number("funcid"))
+        if known.schema != "pg_catalog":
+            return False
+        if node["funcformat"] in _EXPLICIT_OR_IMPLICIT_CAST:
+            # From PostgreSQL 18 on, JSON's null cast to a number is NULL.
+            return not any(str(type_) in _JSON_TYPES for type_ in _argument_types(node))
+        return known.name in _KEEPS_NOT_NULL
+
+    def _aggregate(self, node: Node, scope: Scope) -> bool:
+        known = self._facts.function(node.number("aggfnoid"))
+        if known.schema != "pg_catalog":
+            return False
+        if known.name == "count":
+            return True
+        # Without GROUP BY a group can be empty, with FILTER its rows can be left out.
+        levels = scope.up(node.number("agglevelsup"))
+        if not levels.query.items("groupClause") or levels.query.items("groupingSets") or node["aggfilter"]:
+            return False
+        if known.name in _AGGREGATES_OF_ROWS:
+            return True
+        return known.name in _AGGREGATES_OF_VALUES and all(
+            self.expression(argument["expr"], scope) for argument in node.items("args")
+        )
+
+    def _sublink(self, node: Node, scope: Scope) -> bool:
+        kind = node.number("subLinkType")
+        if kind in (_EXISTS, _ARRAY):
+            return True
+        query = node["subselect"]
+        one_row = (
+            kind == _SCALAR
+            and query.flag("hasAggs")
+            and not query.items("groupClause")
+            and not query.items("groupingSets")
+            and not any(
+                isinstance(query[clause], Node) for clause in ("havingQual", "limitCount", "limitOffset")
+            )
+        )
+        return one_row and self._column(query, 0, scope)
+
+    def _variable(self, node: Node, scope: Scope) -> bool:
+        scope = scope.up(node.number("varlevelsup"))
+        number, attribute = node.number("varno"), node.number("varattno")
+        # `returning old.x` and `new.x`: one of the two rows may not exist.
+        if number in scope.nulled or node.number("varreturningtype") or not number:
+            return False
+        entry = scope.entry(number)
+        if attribute == 0:
+            return entry.number("rtekind") == _RELATION  # the whole row
+        kind = entry.number("rtekind")
+        if kind == _RELATION:
+            return self.relation_column(entry.number("relid"), attribute)
+        if kind == _SUBQUERY:
+            return self._column(entry["subquery"], attribute - 1, scope)
+        if kind == _FUNCTION:
+            return self._function_column(entry, attribute)
+        if kind == _VALUES:
+            return all(self.expression(row[attribute - 1], scope) for row in entry.items("values_lists"))
+        if kind == _CTE:
+            return self._cte_column(entry, attribute, scope)
+        if kind in (_JOIN, _GROUP):
+            meant = entry.items("joinaliasvars" if kind == _JOIN else "groupexprs")
+            return attribute <= len(meant) and self.expression(meant[attribute - 1], scope)
+        return False
+
+    def _cte_column(self, entry: Node, attribute: int, scope: Scope) -> bool:
+        scope = scope.up(entry.number("ctelevelsup"))
+        for cte in scope.query.items("cteList"):
+            if cte["ctename"] == entry["ctename"]:
+                query = cte["ctequery"]
+                # SEARCH and CYCLE add columns behind the query's own.
+                return attribute <= len(output(query)) and self._column(query, attribute - 1, scope)
+        return False
+
+    def _function_column(self, entry: Node, attribute: int) -> bool:
+        before = 0
+        for part in entry.items("functions"):
+            count = part.number("funccolcount")
+            if attribute <= before + count:
+                call = part["funcexpr"]
+                if not isinstance(call, Node) or call.tag != "FUNCEXPR" or len(entry.items("functions")) > 1:
+                    return False
+                known = self._facts.function(call.number("funcid"))
+                if known.rows_of is not None:
+                    return self.relation_column(known.rows_of, attribute - before)
+                return known.schema == "pg_catalog" and attribute - before - 1 in _SET_FUNCTIONS.get(
+                    known.name, frozenset()
+                )
+            before += count
+        return entry.flag("funcordinality")
+
+
+def _argument_types(call: Node) -> Iterator[Any]:
+    for argument in call.items("args"):
+        for name in ("vartype", "consttype", "paramtype", "resulttype", "funcresulttype", "opresulttype"):
+            if argument[name] is not None:
+                yield argument[name]
+
+
+# ------------------------------------------------------------------------------------------------------ parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One place where a parameter stands: the column it is stored in or compared with, or the argument it fills."""
+
+    number: int
+    name: str = ""
+    relation: int = 0
+    attribute: int = 0
+    stored: bool = False
+
+
+_WRAPPERS = frozenset(
+    "RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR COERCETODOMAIN COLLATEEXPR NAMEDARGEXPR".split()
+)
+
+
+def uses(query: Node, facts: Facts) -> list[Use]:
+    """Where the parameters of a query stand, in no particular order; a parameter may appear several times or never."""
+    found: list[Use] = []
+    for node in walk(query):
+        if node.tag == "QUERY":
+            found.extend(_uses_in(node, facts))
+    return found
+
+
+def _uses_in(query: Node, facts: Facts) -> Iterator[Use]:
+    scope = scope_of(query)
+    target = query.number("resultRelation")
+    if query.number("commandType") in (UPDATE, INSERT) and target:
+        relation = scope.entry(target).number("relid")
+        stored = list(query.items("targetList"))
+        if isinstance(query["onConflict"], Node):
+            stored += query["onConflict"].items("onConflictSet")
+        names = facts.relation(relation).names
+        for entry in stored:
+            attribute = entry.number("resno")
+            for value in _values(entry["expr"], scope):
+                if (number := _parameter(value, facts)) is not None:
+                    yield Use(number, names.get(attribute, ""), relation, attribute, stored=True)
+    for name, clause in (("limit", "limitCount"), ("offset", "limitOffset")):
+        if (number := _parameter(query[clause], facts)) is not None:
+            yield Use(number, name)
+    for node in _own_nodes(query):
+        arguments = node.items("args")
+        if node.tag in ("OPEXPR", "SCALARARRAYOPEXPR", "DISTINCTEXPR", "NULLIFEXPR") and len(arguments) == 2:
+            for one, other in (arguments, arguments[::-1]):
+                number = _parameter(one, facts)
+                column = _column_of(other, scope, facts)
+                if number is not None and column is not None:
+                    yield column(number)
+        elif node.tag == "FUNCEXPR" and node["funcformat"] not in _EXPLICIT_OR_IMPLICIT_CAST:
+            names_of = facts.function(node.number("funcid")).param_names
+            for position, argument in enumerate(arguments):
+                if isinstance(argument, Node) and argument.tag == "NAMEDARGEXPR":
+                    position = argument.number("argnumber")
+                if (number := _parameter(argument, facts)) is not None and position < len(names_of):
+                    yield Use(number, names_of[position])
+
+
+def _own_nodes(query: Node) -> Iterator[Node]:
+    """The nodes of a query without those of the queries inside it."""
+
+    def below(value: Any) -> Iterator[Node]:
+        if isinstance(value, Node):
+            if value.tag != "QUERY":
+                yield value
+                for item in value.fields.values():
+                    yield from below(item)
+        elif isinstance(value, list):
+            for item in value:
+                yield from below(item)
+
+    for item in query.fields.values():
+        yield from below(item)
+
+
+def _values(expression: Any, scope: Scope) -> Iterator[Any]:
+    """What an insert stores in a column: the expression, or one per row of VALUES, or that of its SELECT."""
+    if isinstance(expression, Node) and expression.tag == "VAR" and not expression.number("varlevelsup"):
+        entry = scope.entry(expression.number("varno"))
+        attribute = expression.number("varattno")
+        if entry.number("rtekind") == _VALUES:
+            for row in entry.items("values_lists"):
+                yield row[attribute - 1]
+            return
+        if entry.number("rtekind") == _SUBQUERY and 0 < attribute <= len(output(entry["subquery"])):
+            yield output(entry["subquery"])[attribute - 1]["expr"]
+            return
+    yield expression
+
+
+def _parameter(node: Any, facts: Facts) -> int | None:
+    """The number of the parameter that `node` is, under any casts."""
+    while isinstance(node, Node):
+        if node.tag == "PARAM":
+            return node.number("paramid") if node["paramkind"] in (None, "0") else None
+        if node.tag in _WRAPPERS:
+            node = node["arg"]
+        elif (
+            node.tag == "FUNCEXPR"
+            and node["funcformat"] in _EXPLICIT_OR_IMPLICIT_CAST
+            and facts.function(node.number("funcid")).schema == "pg_catalog"
+        ):
+            node = node.items("args")[0]
+        else:
+            return None
+    return None
+
+
+def _column_of(node: Any, scope: Scope, facts: Facts) -> Callable[[int], Use] | None:
+    while isinstance(node, Node) and node.tag in _WRAPPERS:
+        node = node["arg"]
+    if (
+        not isinstance(node, Node)
+        or node.tag != "VAR"
+        or node.number("varlevelsup")
+        or not node.number("varno")
+    ):
+        return None
+    attribute = node.number("varattno")
+    entry = scope.entry(node.number("varno"))
+    names = entry["eref"].items("colnames") if isinstance(entry["eref"], Node) else []
+    if not 0 < attribute <= len(names):
+        return None
+    name, relation = str(names[attribute - 1]), entry.number("relid")
+    if entry.number("rtekind") != _RELATION:
+        relation = attribute = 0
+    return lambda number: Use(number, name, relation, attribute)

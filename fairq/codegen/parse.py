@@ -1,0 +1,306 @@
+"""Query files split into annotated statements, their placeholders written as PostgreSQL's `$n`.
+
+A statement starts at its name line, `-- name: PopTasks :many`, and ends at the next one. Lines that are nothing
+but a comment become annotations and leave the text, as in sqlc. `sqlc.arg(x)`, `sqlc.narg(x)` and `@x` become
+`$1`, `$2`, … in the order they first appear; `sqlc.embed(t)` becomes `t.*` and its place is remembered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fairq.codegen.model import Command, GenerationError
+
+_OPERATOR = r"(?:(?!--|/\*)[-+*/<>=~!@#%^&|`?])+"
+_TOKEN = re.compile(
+    rf"""
+    (?P<space>\s+)
+  | (?P<comment>--[^\n]*)
+  | (?P<block>/\*)
+  | (?P<string>[eE]'(?:[^'\\]|\\.|'')*' | (?:[bBnNxX]|[uU]&)?'(?:[^']|'')*')
+  | (?P<quoted>(?:[uU]&)?"(?:[^"]|"")*")
+  | (?P<dollar>\$(?:[^\W\d]\w*)?\$)
+  | (?P<param>\$\d+)
+  | (?P<word>[^\W\d][\w$]*)
+  | (?P<number>\d[\w.]*)
+  | (?P<operator>{_OPERATOR})
+  | (?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_NAME_LINE = re.compile(r"--\s*name:(?P<rest>.*)")
+_NAME_AND_COMMAND = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s+(?P<cmd>:\w+)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    kind: str
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+    @property
+    def is_blank(self) -> bool:
+        return self.kind in ("space", "comment", "block")
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """What the query file says about `$number`: its name when it has one, and whether NULL is welcome (`narg`)."""
+
+    number: int
+    name: str = ""
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """`sqlc.embed(relation)`, written in the text as `relation.*` from `start` on."""
+
+    relation: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    name: str
+    cmd: Command
+    text: str
+    path: str
+    line: int  # of the name line, from 1
+    lines: tuple[int, ...]  # for each line of `text`, its line in the file
+    comments: tuple[str, ...] = ()
+    placeholders: tuple[Placeholder, ...] = ()
+    embeds: tuple[Embed, ...] = ()
+
+    def error(self, message: str, hint: str = "", position: int | None = None) -> GenerationError:
+        """An error at `position`, a character offset in `text`; at the name line when there is none."""
+        line = self.line
+        if position is not None and self.lines:
+            line = self.lines[min(self.text.count("\n", 0, position), len(self.lines) - 1)]
+        return GenerationError(message, hint=hint, path=self.path, line=line, query=self.name)
+
+
+def tokens(sql: str) -> Iterator[Token]:
+    """The lexical elements of SQL, comments and white space included; joined they are the text again."""
+    position = 0
+    while position < len(sql):
+        match = _TOKEN.match(sql, position)
+        assert match is not None and match.lastgroup is not None  # the last alternative takes any character
+        kind, end = match.lastgroup, match.end()
+        if kind == "block":
+            end = _end_of_block_comment(sql, position)
+        elif kind == "dollar":
+            closing = sql.find(match.group(), end)
+            kind, end = "string", len(sql) if closing < 0 else closing + len(match.group())
+        yield Token(kind, sql[position:end], position)
+        position = end
+
+
+def _end_of_block_comment(sql: str, start: int) -> int:
+    depth, position = 0, start  # block comments nest
+    for mark in re.finditer(r"/\*|\*/", sql[start:]):
+        depth += 1 if mark.group() == "/*" else -1
+        position = start + mark.end()
+        if depth == 0:
+            return position
+    return len(sql)
+
+
+def parse_file(text: str, path: str) -> list[Statement]:
+    """The statements of a query file in their order."""
+    starts = [
+        token
+        for token in tokens(text)
+        if token.kind == "comment" and _NAME_LINE.match(token.text) and _begins_line(text, token.start)
+    ]
+    before = text[: starts[0].start] if starts else text
+    stray = next((token for token in tokens(before) if not token.is_blank), None)
+    if stray is not None:
+        raise GenerationError(
+            "a statement has no name",
+            hint="put a line like `-- name: PopTasks :many` above it",
+            path=path,
+            line=before.count("\n", 0, stray.start) + 1,
+        )
+    ends = [token.start for token in starts[1:]] + [len(text)]
+    return [
+        _statement(
+            text[start.end : end],
+            start.text,
+            path,
+            line=text.count("\n", 0, start.start) + 1,
+        )
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _begins_line(text: str, position: int) -> bool:
+    return position == 0 or text[position - 1] == "\n"
+
+
+def _statement(body: str, name_line: str, path: str, line: int) -> Statement:
+    head = _NAME_LINE.match(name_line)
+    assert head is not None
+    named = _NAME_AND_COMMAND.fullmatch(head["rest"])
+    commands = " ".join(Command)
+    if named is None:
+        raise GenerationError(
+            f"the name line is not understood: {name_line.strip()}",
+            hint=f"write `-- name: <Name> <command>`, with one of {commands}",
+            path=path,
+            line=line,
+        )
+    name = named["name"]
+    if named["cmd"] not in list(Command):
+        raise GenerationError(
+            f"there is no command {named['cmd']}",
+            hint=f"use one of {commands}",
+            path=path,
+            line=line,
+            query=name,
+        )
+
+    text, lines, comments = _without_comment_lines(body, line)
+    # A block has one statement; its semicolon is optional.
+    semicolons = [token.start for token in tokens(text) if token.text == ";"]
+    if semicolons:
+        rest = next((token for token in tokens(text[semicolons[0] + 1 :]) if not token.is_blank), None)
+        if rest is not None:
+            raise GenerationError(
+                "a second statement follows the first",
+                hint="give each statement its own `-- name:` line",
+                path=path,
+                line=lines[text.count("\n", 0, semicolons[0] + 1 + rest.start)],
+                query=name,
+            )
+        text = text[: semicolons[0]].rstrip()
+    plain = Statement(name, Command(named["cmd"]), text, path, line, lines, comments)
+    if not any(not token.is_blank for token in tokens(text)):
+        raise plain.error("there is no statement below the name line")
+    return _with_numbers(plain)
+
+
+def _without_comment_lines(body: str, name_line: int) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
+    """The text without lines that are a comment only, the file's line of each line left, and those comments."""
+    inside_string: set[int] = set()
+    for token in tokens(body):
+        if token.kind in ("string", "quoted", "block"):
+            first = body.count("\n", 0, token.start)
+            inside_string.update(range(first + 1, first + 1 + token.text.count("\n")))
+    kept: list[tuple[int, str]] = []
+    comments: list[str] = []
+    for number, written in enumerate(body.split("\n")):
+        stripped = written.strip()
+        if number in inside_string or not stripped.startswith("--"):
+            kept.append((name_line + number, written.rstrip() if number not in inside_string else written))
+        else:
+            comments.append(stripped.removeprefix("--"))
+    while kept and not kept[0][1].strip():
+        kept.pop(0)
+    while kept and not kept[-1][1].strip():
+        kept.pop()
+    return "\n".join(text for _, text in kept), tuple(line for line, _ in kept), tuple(comments)
+
+
+def _with_numbers(statement: Statement) -> Statement:
+    """The same statement with every placeholder written as `$n`, and what was said about each."""
+    significant = [token for token in tokens(statement.text) if not token.is_blank]
+    numbers: dict[str, int] = {}
+    nullable: set[int] = set()
+    positional: set[int] = set()
+    embeds: list[Embed] = []
+    pieces: list[str] = []
+    done = 0  # what comes before this offset is in `pieces`
+    index = 0
+
+    def emit(token: Token, replacement: str, end: int) -> None:
+        nonlocal done
+        pieces.append(statement.text[done : token.start])
+        pieces.append(replacement)
+        done = end
+
+    while index < len(significant):
+        token = significant[index]
+        if token.kind == "param":
+            positional.add(int(token.text[1:]))
+        elif token.text == "@" and index + 1 < len(significant) and _follows(token, significant[index + 1]):
+            name = significant[index + 1].text.lower()
+            emit(token, f"${numbers.setdefault(name, len(numbers) + 1)}", significant[index + 1].end)
+            index += 1
+        elif token.text == "sqlc" and index + 1 < len(significant) and significant[index + 1].text == ".":
+            function, argument, last = _macro(statement, significant, index)
+            if function == "embed":
+                length = sum(map(len, pieces)) + token.start - done
+                embeds.append(Embed(argument, length))
+                emit(token, f"{argument}.*", last.end)
+            else:
+                number = numbers.setdefault(argument, len(numbers) + 1)
+                if function == "narg":
+                    nullable.add(number)
+                emit(token, f"${number}", last.end)
+            index += 5
+        index += 1
+    pieces.append(statement.text[done:])
+
+    if positional and numbers:
+        raise statement.error(
+            "numbered ($1) and named (@name, sqlc.arg) placeholders are mixed", hint="name all of them"
+        )
+    if positional and positional != set(range(1, max(positional) + 1)):
+        missing = next(n for n in range(1, max(positional)) if n not in positional)
+        raise statement.error(
+            f"placeholder ${missing} is missing", hint="number them $1, $2, … without a gap"
+        )
+    placeholders = [Placeholder(number) for number in sorted(positional)]
+    placeholders += [Placeholder(number, name, number in nullable) for name, number in numbers.items()]
+    return Statement(
+        statement.name,
+        statement.cmd,
+        "".join(pieces),
+        statement.path,
+        statement.line,
+        statement.lines,
+        statement.comments,
+        tuple(placeholders),
+        tuple(embeds),
+    )
+
+
+def _follows(at: Token, word: Token) -> bool:
+    return word.kind == "word" and word.start == at.end
+
+
+def _macro(statement: Statement, found: list[Token], index: int) -> tuple[str, str, Token]:
+    """The function, the argument and the last token of `sqlc.<function>(<argument>)`, which starts at `index`."""
+    written = found[index : index + 6]
+    function = written[2].text.lower() if len(written) > 2 else ""
+    if function == "slice":
+        raise statement.error(
+            "sqlc.slice is for databases without arrays",
+            hint="write `= any(@ids::bigint[])`",
+            position=found[index].start,
+        )
+    if function not in ("arg", "narg", "embed"):
+        raise statement.error(
+            f"there is no sqlc.{function}", hint="known: arg, narg, embed", position=found[index].start
+        )
+    if len(written) < 6 or written[3].text != "(" or written[5].text != ")":
+        raise statement.error(f"sqlc.{function} takes one name", position=found[index].start)
+    argument = written[4]
+    if argument.kind == "string":
+        name = argument.text.strip("'")
+    elif argument.kind == "quoted":
+        name = argument.text if function == "embed" else argument.text[1:-1].replace('""', '"')
+    elif argument.kind == "word":
+        name = argument.text.lower()
+    else:
+        name = ""
+    if not name:
+        raise statement.error(f"sqlc.{function} takes one name", position=found[index].start)
+    return function, name, written[5]
