@@ -36,7 +36,9 @@ _BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
 def _connect(dsn: str) -> psycopg.Connection[Any]:
-    conn = psycopg.connect(dsn, prepare_threshold=None, fallback_application_name="fairq migrate")
+    conn = psycopg.connect(
+        dsn, prepare_threshold=None, client_encoding="utf8", fallback_application_name="fairq migrate"
+    )
     # What a step reads after it got the lock must be newer than the lock, whatever the role's default is.
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     conn.read_only = False

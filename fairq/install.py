@@ -430,6 +430,7 @@ def load_sql(conn: Connection[Any], root: Path | None = None) -> None:
     with conn.transaction():
         # Function bodies refer to each other, whatever their order; an empty path shows every name that is
         # not qualified.
+        conn.execute("set local client_encoding = 'UTF8'")
         conn.execute("set local check_function_bodies = off")
         conn.execute("set local search_path = ''")
         conn.execute(_BOOTSTRAP.encode())

@@ -83,6 +83,9 @@ comment on sequence fairq.task_ids is 'Ids of tasks, and the order in which task
 create sequence fairq.worker_ids;
 comment on sequence fairq.worker_ids is 'Ids of workers. Never reused, so a late message of a lost worker names nobody else.';
 
+create sequence fairq.ring_ids;
+comment on sequence fairq.ring_ids is 'Order of the rings of one transaction; compared within a transaction only.';
+
 create table fairq.settings (
   singleton boolean primary key default true,
   shard_count integer not null default 1,
@@ -246,6 +249,7 @@ create table fairq.rings (
   shard_no integer not null,
   freed integer not null default 0,
   xid xid8 not null default pg_current_xact_id(),
+  ring_id bigint not null default nextval('fairq.ring_ids'),
   sequence bigint,
   due_at timestamptz,
   cancelled_id bigint,
@@ -256,6 +260,7 @@ create table fairq.rings (
 comment on table fairq.rings is
   'Doorbells: "look at this group". Append-only; promotion consumes each exactly once, by transaction id, without touching it; fairq.maintain() sweeps them.';
 comment on column fairq.rings.xid is 'The transaction that rings: visible to a promotion''s snapshot or still pending.';
+comment on column fairq.rings.ring_id is 'Tells apart what a transaction rang before and after a promotion of its own.';
 comment on column fairq.rings.sequence is 'With priority: the first task announced; lowers the lane''s cursor.';
 comment on column fairq.rings.due_at is 'A scheduled task was added: look again at this time.';
 comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
@@ -301,6 +306,8 @@ create table fairq.ticks (
   horizon_position bigint,
   refill_block bigint,
   next_xid xid8 not null,
+  heard_xid xid8 not null,
+  heard_ring bigint not null,
   next_due_at timestamptz,
   lane_count bigint not null,
   queue text collate "C" not null,
@@ -317,6 +324,7 @@ comment on column fairq.ticks.horizon is 'Address of the first task not yet prom
 comment on column fairq.ticks.refill_block is 'When pops get here the ready set is half empty.';
 comment on column fairq.ticks.next_xid is 'Rings of this transaction and later ones are new.';
 comment on column fairq.ticks.pending is 'Earlier transactions that were still running: their rings are new as well.';
+comment on column fairq.ticks.heard_xid is 'The transaction that wrote the tick: no snapshot lists it, and of its own rings it has heard those up to heard_ring.';
 comment on column fairq.ticks.next_due_at is 'When the next scheduled task becomes due.';
 comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
 
@@ -639,6 +647,344 @@ as $$
 $$;
 comment on function fairq._allowance(integer, integer) is 'How many more tasks of a group may be promoted now.';
 
+-- sql/functions/_backoff.sql
+
+create function fairq._backoff(p_base interval, p_cap interval, p_attempt integer) returns interval
+language sql
+volatile
+as $$
+  -- 2^30 times any base is past every cap; more would overflow the interval.
+  select least(p_cap, p_base * power(2, least(p_attempt - 1, 30))) * (0.75 + random() / 2)
+$$;
+comment on function fairq._backoff(interval, interval, integer) is
+  'Pause before the next attempt: doubled each time, capped, 25 percent of jitter both ways.';
+
+-- sql/functions/_beat.sql
+
+-- Writes a sign of life: insert the new one, delete the ones before it.
+create function fairq._beat(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_previous timestamptz;
+begin
+  select h.beat_at into v_previous
+  from fairq.heartbeats h
+  where h.shard_no = p_shard_no
+    and h.worker_id = p_worker_id
+  order by h.beat_at desc
+  limit 1;
+  if v_previous >= p_now then
+    return;
+  end if;
+  insert into fairq.heartbeats (shard_no, worker_id, beat_at)
+  values (p_shard_no, p_worker_id, p_now)
+  on conflict do nothing;
+  -- Only the row just read: an older one is already gone, and dead rows are not walked again.
+  delete from fairq.heartbeats h
+  where h.shard_no = p_shard_no
+    and h.worker_id = p_worker_id
+    and h.beat_at = v_previous;
+end;
+$$;
+comment on function fairq._beat(integer, bigint, timestamptz) is 'Writes a sign of life of a worker.';
+
+-- sql/functions/_cancel_waiting.sql
+
+-- Ends the waiting tasks among those somebody wished to cancel. Held ones are left: their wish stays, and their holder learns of
+-- it with its heartbeat. A queued task that is being popped right now is locked and counts as held.
+-- Locks: tasks (overflow rows, which the caller's domain lock protects; queued rows with "skip locked"), cancellations.
+create function fairq._cancel_waiting(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_ids bigint[];
+begin
+  select array_agg(w.id) into v_ids
+  from (
+    select t.id
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.id = any(p_ids)
+      and t.worker_id is null
+    for update skip locked
+  ) w;
+  if v_ids is null then
+    return 0;
+  end if;
+
+  delete from fairq.cancellations c
+  where c.shard_no = p_shard_no
+    and c.task_id = any(v_ids);
+  return fairq._end_tasks(p_shard_no, v_ids, 'cancelled', null, p_now);
+end;
+$$;
+comment on function fairq._cancel_waiting(integer, bigint[], timestamptz) is 'Ends the waiting ones of the tasks to be cancelled.';
+
+-- sql/functions/_check_limit.sql
+
+create function fairq._check_limit(p_limit integer) returns void
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if p_limit is null or p_limit < 1 or p_limit > 100000 then
+    raise exception 'the limit % is out of range', coalesce(p_limit::text, 'null')
+      using errcode = 'QF007', hint = 'Ask for 1 to 100000 tasks.';
+  end if;
+end;
+$$;
+comment on function fairq._check_limit(integer) is 'Raises QF007 when a limit is not 1 to 100000.';
+
+-- sql/functions/_check_task.sql
+
+-- What is wrong with a task, said clearly, before anything is written.
+-- Raises QF001 group key, QF002 payload, QF006 other keys, QF008 cost, QF009 times, QF007 attempts.
+create function fairq._check_task(
+  p_group_key text,
+  p_payload jsonb,
+  p_payload_limit integer,
+  p_kind text,
+  p_priority integer,
+  p_run_at timestamptz,
+  p_expires_at timestamptz,
+  p_max_attempts integer,
+  p_cost double precision,
+  p_timeout interval,
+  p_idempotency_key text,
+  p_concurrency_key text
+) returns void
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
+    raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
+      using errcode = 'QF001', hint = 'Name the tenant the task belongs to: a text of 1 to 500 bytes.';
+  end if;
+  if p_payload is null then
+    raise exception 'the payload of a task of group "%" is null', p_group_key
+      using errcode = 'QF002', hint = 'Pass ''{}'' or ''null''::jsonb for a task without data.';
+  end if;
+  -- The binary form is rarely smaller than half the text, so the text is only made for payloads that come near the limit.
+  if pg_column_size(p_payload) > p_payload_limit / 4 and octet_length(p_payload::text) > p_payload_limit then
+    raise exception 'the payload of a task of group "%" has % bytes, % are allowed', p_group_key, octet_length(p_payload::text), p_payload_limit
+      using errcode = 'QF002', hint = 'Store the data elsewhere and pass a reference, or raise the limit: select fairq.configure_cluster(p_payload_limit => ...);';
+  end if;
+  if p_kind is null or p_kind = '' or octet_length(p_kind) > 200 then
+    raise exception 'the kind of a task of group "%" is %', p_group_key, coalesce('"' || left(p_kind, 40) || '"', 'null')
+      using errcode = 'QF006', hint = 'Name the handler: a text of 1 to 200 bytes.';
+  end if;
+  if p_idempotency_key = '' or octet_length(p_idempotency_key) > 500 or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
+    raise exception 'the idempotency or concurrency key of a task of group "%" is empty or too long', p_group_key
+      using errcode = 'QF006', hint = 'Keys have 1 to 500 bytes; null means none.';
+  end if;
+  if p_priority is null or p_priority not between -1000000 and 1000000 then
+    raise exception 'the priority % of a task of group "%" is out of range', coalesce(p_priority::text, 'null'), p_group_key
+      using errcode = 'QF007', hint = 'Higher runs first; the range is -1000000 to 1000000, the default 0.';
+  end if;
+  if p_max_attempts is not null and p_max_attempts not between 1 and 1000000 then
+    raise exception 'max_attempts % of a task of group "%" is out of range', p_max_attempts, p_group_key
+      using errcode = 'QF007', hint = 'At least 1; null takes the queue''s default.';
+  end if;
+  if p_cost is null or not (p_cost >= 0.001 and p_cost <= 1000000) or p_cost = 'NaN' then
+    raise exception 'the cost % of a task of group "%" is out of range', coalesce(p_cost::text, 'null'), p_group_key
+      using errcode = 'QF008', hint = 'The cost is relative to an ordinary task of cost 1: 0.001 to 1000000.';
+  end if;
+  if not isfinite(p_run_at) or not isfinite(p_expires_at) then
+    raise exception 'run_at or expires_at of a task of group "%" is infinite', p_group_key
+      using errcode = 'QF009', hint = 'Leave it null instead.';
+  end if;
+  if p_timeout is not null and p_timeout <= interval '0' then
+    raise exception 'the timeout % of a task of group "%" is not positive', p_timeout, p_group_key
+      using errcode = 'QF009', hint = 'Leave it null for no limit.';
+  end if;
+end;
+$$;
+comment on function fairq._check_task(text, jsonb, integer, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text) is
+  'Raises an error of class QF for a task that cannot be created.';
+
+-- sql/functions/_claim_idempotency_key.sql
+
+-- Takes an idempotency key for a new task. Equal keys wait for each other here, and only here, until the first one's transaction ends.
+-- Returns the id of the task that has the key already; null: the key is ours.
+-- Raises QF010 when that task has another payload or kind; in REPEATABLE READ and above, the usual 40001 when the other task came after the snapshot.
+-- Locks: idempotency_keys, one row.
+create function fairq._claim_idempotency_key(
+  p_shard_no integer,
+  p_queue text,
+  p_group_key text,
+  p_idempotency_key text,
+  p_kind text,
+  p_payload jsonb,
+  p_id bigint
+) returns bigint
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_fingerprint text := md5(p_kind || ' ' || p_payload::text);
+  v_known record;
+begin
+  loop
+    insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
+    values (p_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, v_fingerprint, fairq._now())
+    on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
+    if found then
+      return null;
+    end if;
+
+    select k.task_id, k.fingerprint into v_known
+    from fairq.idempotency_keys k
+    where k.shard_no = p_shard_no
+      and k.queue = p_queue
+      and k.group_key = p_group_key
+      and k.idempotency_key = p_idempotency_key;
+    exit when found;
+    -- Swept between the two statements: take it now.
+  end loop;
+
+  if v_known.fingerprint <> v_fingerprint then
+    raise exception 'the idempotency key "%" of group "%" belongs to task %, which has another kind or payload', p_idempotency_key, p_group_key, v_known.task_id
+      using errcode = 'QF010', hint = 'Use a new key for a new task, or send exactly what was sent first.';
+  end if;
+  return v_known.task_id;
+end;
+$$;
+comment on function fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint) is 'Takes an idempotency key, or returns the task that has it.';
+
+-- sql/functions/_end_tasks.sql
+
+-- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
+-- Rings for the places that come free.
+-- Returns how many it ended.
+-- Locks: tasks, the rows named.
+create function fairq._end_tasks(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
+language sql
+volatile
+set search_path = ''
+as $$
+  with ended as (
+    delete from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.id = any(p_ids)
+    returning t.*
+  ),
+  history as (
+    insert into fairq.finished_tasks (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at,
+      started_at, finished_at, cost, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload, error)
+    select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, p_outcome, e.worker_id, e.created_at, e.run_at, e.expires_at,
+      e.started_at, p_now, e.cost, e.attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, p_error
+    from ended e
+  ),
+  freed as (
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select e.shard_no, e.queue, e.group_key, count(*)
+    from ended e
+    where e.counted
+    group by e.shard_no, e.queue, e.group_key
+  )
+  select count(*)::integer from ended
+$$;
+comment on function fairq._end_tasks(integer, bigint[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';
+
+-- sql/functions/_finish.sql
+
+-- finish_tasks in one shard. A task leaves with one delete, whose conditions are the fencing token; history, attempts and rings come from what it returned.
+-- Who finishes a task that recovery takes at the same moment waits for that row, then finds another worker in it, and gets nothing.
+-- "is not distinct from" keeps the planner from reading the whole index of held tasks: the id is the way in.
+create function fairq._finish(
+  p_shard_no integer,
+  p_worker_id bigint,
+  p_ids bigint[],
+  p_attempts integer[],
+  p_outcomes text[],
+  p_results jsonb[],
+  p_errors jsonb[],
+  p_retry_delays interval[]
+) returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+begin
+  return query
+    with input as materialized (
+      select i.id, i.attempt, coalesce(i.outcome, 'succeeded') as outcome, i.result, i.error, i.retry_delay
+      from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays)
+        as i(id, attempt, outcome, result, error, retry_delay)
+    ),
+    ended as (
+      delete from fairq.tasks t
+      using input i
+      where t.shard_no = p_shard_no
+        and t.id = i.id
+        and t.attempt = i.attempt
+        and t.worker_id is not distinct from p_worker_id
+        and t.started_at is not null
+        and (i.outcome <> 'retry' or t.attempt >= t.max_attempts)
+      returning t.*, case when i.outcome = 'retry' then 'failed' else i.outcome end as outcome, i.result, i.error
+    ),
+    history as (
+      insert into fairq.finished_tasks (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at,
+        expires_at, started_at, finished_at, cost, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload,
+        result, error)
+      select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, e.outcome, e.worker_id, e.created_at, e.run_at,
+        e.expires_at, e.started_at, v_now, e.cost, e.attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers,
+        e.payload, e.result, e.error
+      from ended e
+    ),
+    retried as (
+      update fairq.tasks t
+      set state = 'scheduled',
+        run_at = v_now + coalesce(i.retry_delay, fairq._backoff(q.retry_base, q.retry_cap, t.attempt)),
+        block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false
+      from input i, fairq.queues q
+      where i.outcome = 'retry'
+        and t.shard_no = p_shard_no
+        and t.id = i.id
+        and t.attempt = i.attempt
+        and t.worker_id is not distinct from p_worker_id
+        and t.started_at is not null
+        and t.attempt < t.max_attempts
+        and q.queue = t.queue
+      returning t.id, t.queue, t.group_key, t.attempt, t.run_at, i.error
+    ),
+    attempted as (
+      insert into fairq.attempts (shard_no, task_id, attempt, worker_id, ended_at, outcome, error)
+      select p_shard_no, r.id, r.attempt, p_worker_id, v_now, 'retry', r.error
+      from retried r
+    ),
+    announced as (
+      insert into fairq.rings (shard_no, queue, group_key, due_at)
+      select p_shard_no, r.queue, min(r.group_key), min(r.run_at)
+      from retried r
+      group by r.queue
+    ),
+    freed as (
+      insert into fairq.rings (shard_no, queue, group_key, freed)
+      select p_shard_no, e.queue, e.group_key, count(*)
+      from ended e
+      where e.counted
+      group by e.queue, e.group_key
+    )
+    select e.id from ended e
+    union all
+    select r.id from retried r;
+end;
+$$;
+comment on function fairq._finish(integer, bigint, bigint[], integer[], text[], jsonb[], jsonb[], interval[]) is 'Ends attempts in one shard.';
+
 -- sql/functions/_has_news.sql
 
 -- Whether a promotion would find something: a ring it has not heard, or a scheduled task that is due. Takes no lock, writes nothing.
@@ -656,17 +1002,19 @@ as $$
       where r.shard_no = p_tick.shard_no
         and r.queue = p_tick.queue
         and r.xid >= p_tick.next_xid
+        and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
     )
     or exists (
       select
       from unnest(p_tick.pending) p(xid)
-      where pg_visible_in_snapshot(p.xid, pg_current_snapshot())
+      where (pg_visible_in_snapshot(p.xid, pg_current_snapshot()) or p.xid = pg_current_xact_id_if_assigned())
         and exists (
           select
           from fairq.rings r
           where r.shard_no = p_tick.shard_no
             and r.queue = p_tick.queue
             and r.xid = p.xid
+            and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
         )
     )
 $$;
@@ -680,9 +1028,9 @@ comment on function fairq._has_news(fairq.ticks) is 'Whether there are rings not
 -- was pending then, and the row is visible now. What is visible and what is stored for the next tick come from the snapshot of one
 -- statement: two snapshots would hear a ring twice or never, and a ring that tells of freed places may not be heard twice.
 --
--- The own transaction is a case of its own: its rings are visible to itself but no snapshot lists it as pending. They are left out
--- here and the transaction is stored as pending, so the next tick hears them. (Promotion hears what its own transaction has to
--- say as p_notes.)
+-- The own transaction is a case of its own: no snapshot lists it as pending, and its id may lie above or below the snapshot's xmax. Its
+-- rings are heard up to here (a task may be created, promoted and popped in one transaction), the tick says up to which ring,
+-- and it is stored as pending: what it rings later is heard by the next tick, its own or another's.
 --
 -- When more rings wait than p_limit, the pass stops at a transaction id: later ones are left for the next pass.
 -- Locks: lanes, rows it replaces; the caller holds the domain.
@@ -691,10 +1039,10 @@ create function fairq._hear_rings(
   p_tick fairq.ticks,
   p_queue fairq.queues,
   p_clock bigint,
-  p_notes fairq.rings[],
   p_limit integer,
   out o_next_xid xid8,
   out o_pending xid8[],
+  out o_heard_ring bigint,
   out o_next_due_at timestamptz,
   out o_cancelled bigint[],
   out o_lane_count bigint,
@@ -718,25 +1066,24 @@ begin
   order by r.xid
   offset p_limit
   limit 1;
+  -- Not in the middle of the transaction whose rings the last tick heard in part: only the last tick knows which part.
+  v_last := greatest(v_last, case when v_last is not null then p_tick.heard_xid end);
 
   with ring as materialized (
-    select r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
       and r.xid >= p_tick.next_xid
       and r.xid <= coalesce(v_last, '18446744073709551615')
-      and r.xid <> v_own
+      and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
     union all
-    select r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
       and r.xid = any(p_tick.pending)
-      and r.xid <> v_own
-    union all
-    select n.group_key, n.priority, n.sequence, n.freed, n.due_at, n.cancelled_id
-    from unnest(p_notes) n
+      and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
   ),
   news as materialized (
     select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence,
@@ -791,12 +1138,13 @@ begin
     from numbered n
   )
   select pg_current_snapshot(),
+    (select max(r.ring_id) from ring r where r.xid = v_own),
     (select least(p_tick.next_due_at, min(r.due_at)) from ring r),
     (select array_agg(r.cancelled_id) from ring r where r.cancelled_id is not null),
     greatest(p_tick.lane_count, max(t.lane_no)),
     coalesce(array_agg(t.lane), '{}'),
     array_agg(t.replaces) filter (where t.replaces is not null)
-  into v_snapshot, o_next_due_at, o_cancelled, o_lane_count, o_lanes, v_replaced
+  into v_snapshot, o_heard_ring, o_next_due_at, o_cancelled, o_lane_count, o_lanes, v_replaced
   from told t;
 
   o_next_xid := coalesce((v_last::text::bigint + 1)::text::xid8, pg_snapshot_xmax(v_snapshot));
@@ -805,6 +1153,7 @@ begin
     from (select pg_snapshot_xip(v_snapshot) union select v_own) p(xid)
     where p.xid < o_next_xid
   );
+  o_heard_ring := coalesce(o_heard_ring, case when p_tick.heard_xid = v_own then p_tick.heard_ring end, 0);
   o_lane_count := coalesce(o_lane_count, p_tick.lane_count);
 
   -- From here on these lanes live in o_lanes only, until admission writes their next versions.
@@ -815,8 +1164,40 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, fairq.rings[], integer) is
+comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, integer) is
   'Consumes the rings that committed since the last tick, exactly once.';
+
+-- sql/functions/_held_by.sql
+
+-- The ids among p_ids that the worker holds in the attempts named, locked. The fencing of release and start.
+create function fairq._held_by(p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_state text)
+returns bigint[]
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_ids bigint[];
+begin
+  if coalesce(cardinality(p_ids), 0) <> coalesce(cardinality(p_attempts), 0) then
+    raise exception 'worker % names % tasks and % attempts', p_worker_id, coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
+      using errcode = 'QF011', hint = 'Both arrays have one element per task.';
+  end if;
+  select array_agg(h.id) into v_ids
+  from (
+    select t.id
+    from unnest(p_ids, p_attempts) as i(id, attempt)
+    join fairq.tasks t on t.shard_no = p_shard_no and t.id = i.id
+    where t.attempt = i.attempt
+      and t.worker_id is not distinct from p_worker_id
+      and (p_state is null or t.state is not distinct from p_state)
+    order by t.id
+    for update of t
+  ) h;
+  return coalesce(v_ids, '{}');
+end;
+$$;
+comment on function fairq._held_by(integer, bigint, bigint[], integer[], text) is 'Locks and returns the tasks that a worker still holds.';
 
 -- sql/functions/_lock_domain.sql
 
@@ -871,6 +1252,376 @@ as $$
 $$;
 comment on function fairq._merge_cursors(fairq.cursor[], fairq.cursor[]) is 'Lowers the cursors of a lane to what was heard.';
 
+-- sql/functions/_pop.sql
+
+-- Pops from one domain. Reads the ready index from the clock up to the horizon, in served order, and takes what nobody else is taking.
+-- A row that another session pops is skipped; one that another session popped after our snapshot fails the recheck of its state and is
+-- skipped too; one whose popper rolls back becomes visible again at the same address.
+-- Promotes when there is news, when the ready set runs short, and, for the next caller, when this pop passed the middle of it.
+-- Another session that holds the domain's lock is promoting already; it is not waited for as long as there is something to pop.
+-- Locks: tasks, the rows it returns; the domain while promoting.
+-- Cost: p_limit entries of tasks_ready_idx plus those popped since the last tick.
+create function fairq._pop(p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval)
+returns setof fairq.tasks
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_tick fairq.ticks;
+  v_left integer := p_limit;
+  v_picked record;
+  v_round integer;
+begin
+  perform fairq._touch_worker(p_shard_no, p_worker_id, v_now);
+
+  for v_round in 1 .. 3 loop
+    select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+    if v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick) then
+      perform fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, q.*)), false)
+      from fairq.queues q
+      where q.queue = p_queue;
+      select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+    end if;
+
+    select array_agg(n.ctid) filter (where not n.is_expired) as ready, array_agg(n.id) filter (where n.is_expired) as expired,
+      max(n.block) as last_block
+    into v_picked
+    from (
+      select t.ctid, t.id, t.block, t.expires_at is not null and t.expires_at <= v_now as is_expired
+      from fairq.tasks t
+      where t.shard_no = p_shard_no
+        and t.queue = p_queue
+        and t.state = 'queued'
+        and t.block >= v_tick.clock
+        and (t.block, t.position) < (coalesce(v_tick.horizon, 9223372036854775807), coalesce(v_tick.horizon_position, 0))
+      order by t.block, t.position
+      limit v_left
+      for update skip locked
+    ) n;
+
+    if v_picked.expired is not null then
+      perform fairq._end_tasks(p_shard_no, v_picked.expired, 'expired', null, v_now);
+    end if;
+    if v_picked.ready is not null then
+      return query
+        with popped as (
+          update fairq.tasks t
+          set state = case when p_claim_lease is null then 'running' else 'claimed' end,
+            worker_id = p_worker_id,
+            attempt = t.attempt + 1,
+            started_at = case when p_claim_lease is null then v_now end,
+            lease_expires_at = v_now + p_claim_lease
+          where t.shard_no = p_shard_no
+            and t.ctid = any(v_picked.ready)
+          returning t.*
+        )
+        select p.* from popped p order by p.block, p.position;
+      v_left := v_left - cardinality(v_picked.ready);
+    end if;
+
+    exit when v_left = 0 or (v_tick.horizon is null and v_picked.expired is null);
+  end loop;
+
+  if v_left = 0 and v_picked.last_block >= v_tick.refill_block then
+    perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, q.*), false)
+    from fairq.queues q
+    where q.queue = p_queue;
+  end if;
+end;
+$$;
+comment on function fairq._pop(integer, text, integer, bigint, interval) is 'Pops from one domain.';
+
+-- sql/functions/_promote.sql
+
+-- Promotion of one domain, top to bottom: due tasks, rings, cancellations, recalls, admission, tick.
+-- Returns the number of tasks promoted, null when another session is at it and p_wait is false.
+-- Raises QF003, QF005 (see _lock_domain).
+-- Locks: domains, then tasks and lanes as the parts say; all until the end of the transaction.
+-- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
+create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz;
+  v_queue fairq.queues;
+  v_tick fairq.ticks;
+  v_first bigint;
+  v_clock bigint;
+  v_heard record;
+  v_recall record;
+  v_refill boolean;
+  v_done record;
+begin
+  if not fairq._lock_domain(p_shard_no, p_queue, p_wait) then
+    return null;
+  end if;
+  v_now := fairq._now();
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+  if not found then
+    v_tick := fairq._rebuild(p_shard_no, v_queue, v_now);
+  end if;
+
+  -- Due tasks first: they ring, and the rings of this transaction are heard below.
+  if v_tick.next_due_at <= v_now then
+    perform fairq._wake_due(v_tick, v_now, p_limit);
+    select min(t.run_at) into v_tick.next_due_at
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.queue = p_queue
+      and t.state = 'scheduled'
+      and t.run_at >= v_tick.next_due_at;
+  end if;
+
+  -- The clock: the first task still queued or still waiting. A pop in flight counts as queued, so what it puts back lies at or after
+  -- the clock. With nothing left the clock is the last block ever served, so nobody pays for the past.
+  select t.block into v_first
+  from fairq.tasks t
+  where t.shard_no = p_shard_no
+    and t.queue = p_queue
+    and t.state = 'queued'
+    and t.block >= v_tick.clock
+  order by t.block, t.position
+  limit 1;
+  v_clock := greatest(v_tick.clock, coalesce(least(v_first, v_tick.horizon), v_tick.top));
+
+  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000)) h;
+
+  if v_heard.o_cancelled is not null then
+    perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
+  end if;
+
+  -- Lanes whose waiting tasks now begin with a higher priority than the last one promoted.
+  select array_agg(l.group_key) as groups, array_agg((l.cursors[1]).priority) as priorities into v_recall
+  from unnest(v_heard.o_lanes) l
+  where (l.cursors[1]).priority > l.last_priority
+    and l.finish > v_clock;
+  if v_recall.groups is not null then
+    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock);
+  end if;
+
+  -- The ready set is short when pops have passed its middle. Otherwise only the lanes just rung are looked at, and only for what
+  -- comes before the horizon.
+  v_refill := v_tick.horizon is null or v_first is null or v_first >= coalesce(v_tick.refill_block, v_tick.horizon);
+  select a.* into v_done
+  from fairq._admit(v_tick, v_heard.o_lanes, v_clock, v_refill, p_limit, v_now) a;
+
+  if v_done.o_expired is not null then
+    perform fairq._end_tasks(p_shard_no, v_done.o_expired, 'expired', null, v_now);
+  end if;
+
+  if v_refill or v_done.o_promoted > 0 then
+    v_tick.refill_block := case
+      when v_done.o_horizon is null then null
+      when v_refill then coalesce(v_done.o_middle, v_done.o_horizon)
+      when v_done.o_horizon < v_tick.horizon then least(v_tick.refill_block, v_done.o_middle)
+      else v_tick.refill_block
+    end;
+  end if;
+
+  v_tick.tick := v_tick.tick + 1;
+  v_tick.created_at := v_now;
+  v_tick.clock := v_clock;
+  v_tick.top := v_done.o_top;
+  v_tick.horizon := v_done.o_horizon;
+  v_tick.horizon_position := v_done.o_horizon_position;
+  v_tick.next_xid := v_heard.o_next_xid;
+  v_tick.pending := v_heard.o_pending;
+  v_tick.heard_xid := pg_current_xact_id();
+  v_tick.heard_ring := v_heard.o_heard_ring;
+  v_tick.next_due_at := v_heard.o_next_due_at;
+  v_tick.lane_count := v_heard.o_lane_count;
+  perform fairq._write_tick(v_tick);
+  return v_done.o_promoted;
+end;
+$$;
+comment on function fairq._promote(integer, text, integer, boolean) is 'Promotes one domain.';
+
+-- sql/functions/_ready_target.sql
+
+-- Four times the slots of the workers that serve the queue, and at least 1000: small enough to stay in cache, large enough that a refill is rare.
+create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues) returns integer
+language sql
+stable
+set search_path = ''
+as $$
+  select coalesce(p_queue.ready_target, greatest(1000, (
+    select 4 * least(sum(w.slots), 250000)
+    from fairq.workers w
+    where w.shard_no = p_shard_no
+      and p_queue.queue = any(w.queues)
+  )))::integer
+$$;
+comment on function fairq._ready_target(integer, fairq.queues) is 'How many tasks a queue keeps ready.';
+
+-- sql/functions/_rebuild.sql
+
+-- Makes lanes, rings and ticks anew from fairq.tasks, which is the truth (I11). Runs by itself when a domain has no tick it can trust: in a
+-- new installation, and after a dump was restored.
+-- Rings that are visible are covered by the tasks that are visible, so they are removed, in the statement whose snapshot the new tick
+-- stores; those of transactions still running are pending in it and will be heard.
+-- Wishes to cancel waiting tasks are rung again.
+-- Returns the tick it wrote.
+-- Locks: lanes, ticks, rings of the domain; the caller holds the domain.
+-- Cost: all live tasks of the domain.
+create function fairq._rebuild(p_shard_no integer, p_queue fairq.queues, p_now timestamptz) returns fairq.ticks
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_snapshot pg_snapshot;
+  v_tick fairq.ticks;
+begin
+  with forgotten as (
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue.queue
+  )
+  select pg_current_snapshot() into v_snapshot;
+  delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue.queue;
+
+  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, null, null, null,
+    pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, p_queue.queue, '{}'
+  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.top, v_tick.horizon,
+    v_tick.horizon_position, v_tick.refill_block, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
+    v_tick.lane_count, v_tick.queue, v_tick.pending
+  from fairq.ticks k
+  where k.shard_no = p_shard_no
+    and k.queue = p_queue.queue;
+  v_tick.pending := array(
+    select p.xid
+    from (select pg_snapshot_xip(v_snapshot) union select pg_current_xact_id()) p(xid)
+    where p.xid < v_tick.next_xid
+  );
+  delete from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue.queue;
+
+  select coalesce(min(t.block) filter (where t.state = 'queued'), max(t.block), 0), coalesce(max(t.block), 0),
+    min(t.run_at) filter (where t.state = 'scheduled')
+  into v_tick.clock, v_tick.top, v_tick.next_due_at
+  from fairq.tasks t
+  where t.shard_no = p_shard_no
+    and t.queue = p_queue.queue;
+
+  with level as (
+    select t.group_key, t.priority,
+      min(t.sequence) as first_sequence,
+      min(t.sequence) filter (where t.state = 'overflow') as waiting_from,
+      max(t.block + fairq._step(t.cost, coalesce(g.weight, p_queue.weight))) as finish,
+      count(*) filter (where t.counted) as in_flight,
+      min(t.priority) filter (where t.state = 'queued') as last_priority
+    from fairq.tasks t
+    left join fairq.groups g on g.shard_no = t.shard_no and g.queue = t.queue and g.group_key = t.group_key
+    where t.shard_no = p_shard_no
+      and t.queue = p_queue.queue
+    group by t.group_key, t.priority
+  ),
+  lane as (
+    select l.group_key,
+      row_number() over (order by min(l.first_sequence)) as lane_no,
+      greatest(v_tick.clock, max(l.finish)) as finish,
+      sum(l.in_flight)::integer as in_flight,
+      coalesce(min(l.last_priority), 0) as last_priority,
+      coalesce(array_agg((l.priority, l.waiting_from)::fairq.cursor order by l.priority desc)
+        filter (where l.waiting_from is not null), '{}') as cursors
+    from level l
+    group by l.group_key
+  )
+  insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
+    last_priority, cursors, admissible)
+  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, l.lane_no,
+    coalesce(g.weight, p_queue.weight), coalesce(g.max_running, p_queue.group_max_running), l.in_flight, l.last_priority, l.cursors,
+    l.cursors <> '{}' and fairq._allowance(coalesce(g.max_running, p_queue.group_max_running), l.in_flight) > 0
+  from lane l
+  left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key;
+
+  select count(*) into v_tick.lane_count
+  from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue.queue;
+
+  select l.finish, l.position into v_tick.horizon, v_tick.horizon_position
+  from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue.queue
+    and l.admissible
+  order by l.finish, l.position
+  limit 1;
+  v_tick.refill_block := case when v_tick.horizon is not null then v_tick.clock end;
+
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+  select t.shard_no, t.queue, t.group_key, t.id
+  from fairq.cancellations c
+  join fairq.tasks t on t.shard_no = c.shard_no and t.id = c.task_id
+  where c.shard_no = p_shard_no
+    and t.queue = p_queue.queue
+    and t.worker_id is null;
+
+  perform fairq._write_tick(v_tick);
+  return v_tick;
+end;
+$$;
+comment on function fairq._rebuild(integer, fairq.queues, timestamptz) is 'Makes the derived state of a domain anew from its tasks.';
+
+-- sql/functions/_recall_queued.sql
+
+-- A task of higher priority came for a group that already has lower ones queued: those go back in line. The lane goes back
+-- to the earliest address that came free, so admission hands out the same addresses again, in order of priority.
+-- The same move takes the queued tasks of a paused group out of the order (p_below = null: all of them).
+-- A task that is being popped right now is locked, and keeps its address.
+-- Returns the lanes as they are afterwards.
+-- Locks: tasks, queued rows with "skip locked".
+-- Cost: the ready set, from the clock on, and only when there is something to recall.
+create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint)
+returns fairq.lanes[]
+language sql
+volatile
+set search_path = ''
+as $$
+  with queued as materialized (
+    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted
+    from fairq.tasks t
+    where t.shard_no = p_tick.shard_no
+      and t.queue = p_tick.queue
+      and t.state = 'queued'
+      and t.block >= p_clock
+      and t.group_key = any(p_groups)
+      and t.priority < coalesce(p_below[array_position(p_groups, t.group_key)], 2147483647)
+    for update skip locked
+  ),
+  recalled as (
+    update fairq.tasks t
+    set state = 'overflow', block = null, position = null, counted = false
+    where t.shard_no = p_tick.shard_no
+      and t.ctid = any(array(select q.ctid from queued q))
+  ),
+  level as (
+    select q.group_key, q.priority, min(q.sequence) as sequence, min(q.block) as block,
+      min(array[q.block, q.position]) as address, count(*) filter (where q.counted) as counted
+    from queued q
+    group by q.group_key, q.priority
+  ),
+  freed as materialized (
+    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.counted)::integer as counted,
+      array_agg((l.priority, l.sequence)::fairq.cursor) as cursors
+    from level l
+    group by l.group_key
+  )
+  select coalesce(array_agg(
+    case
+      when f.group_key is null then l
+      else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, l.in_flight - f.counted, l.max_running,
+        fairq._allowance(l.max_running, l.in_flight - f.counted) > 0, l.queue, l.group_key,
+        fairq._merge_cursors(l.cursors, f.cursors))::fairq.lanes
+    end), '{}')
+  from unnest(p_lanes) l
+  left join freed f on f.group_key = l.group_key
+$$;
+comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint) is
+  'Takes queued tasks of lower priority out of the order again.';
+
 -- sql/functions/_refuse_queue.sql
 
 create function fairq._refuse_queue(p_queue text) returns void
@@ -886,6 +1637,54 @@ end;
 $$;
 comment on function fairq._refuse_queue(text) is 'Raises QF003: the queue is unknown.';
 
+-- sql/functions/_return_tasks.sql
+
+-- Puts held tasks back in line: through promotion again, at their old place within the group, never at a stale address (I12).
+-- p_burn keeps the attempt as used; otherwise it is given back. The caller has locked the tasks.
+-- Returns how many it put back.
+-- Locks: tasks, the rows named.
+create function fairq._return_tasks(p_shard_no integer, p_ids bigint[], p_burn boolean) returns integer
+language sql
+volatile
+set search_path = ''
+as $$
+  with held as materialized (
+    select t.ctid, t.counted
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.id = any(p_ids)
+    for update
+  ),
+  returned as (
+    update fairq.tasks t
+    set state = 'overflow', block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false,
+      attempt = t.attempt - case when p_burn then 0 else 1 end
+    from held h
+    where t.shard_no = p_shard_no
+      and t.ctid = h.ctid
+    returning t.queue, t.group_key, t.priority, t.sequence, h.counted
+  ),
+  rung as (
+    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, freed)
+    select p_shard_no, r.queue, r.group_key, r.priority, min(r.sequence), count(*) filter (where r.counted)
+    from returned r
+    group by r.queue, r.group_key, r.priority
+  )
+  select count(*)::integer from returned
+$$;
+comment on function fairq._return_tasks(integer, bigint[], boolean) is 'Puts held tasks back in line.';
+
+-- sql/functions/_shards.sql
+
+create function fairq._shards(p_shard_no integer) returns setof integer
+language sql
+stable
+as $$
+  select generate_series(coalesce(p_shard_no, 0), coalesce(p_shard_no, s.shard_count - 1))
+  from fairq.settings s
+$$;
+comment on function fairq._shards(integer) is 'The shard named, or all of them.';
+
 -- sql/functions/_tick.sql
 
 -- The newest tick of a domain; nothing when there is none, or when it was written in another life of the database.
@@ -896,7 +1695,7 @@ language sql
 stable
 as $$
   select n.shard_no, n.written_by, n.tick, n.created_at, n.clock, n.top, n.horizon, n.horizon_position, n.refill_block,
-    n.next_xid, n.next_due_at, n.lane_count, n.queue, n.pending
+    n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.queue, n.pending
   from (
     select t.*, t.xmin as row_xmin
     from fairq.ticks t
@@ -909,13 +1708,53 @@ as $$
 $$;
 comment on function fairq._tick(integer, text) is 'The newest tick of a domain, if it can be trusted.';
 
+-- sql/functions/_touch_worker.sql
+
+-- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone: working is a sign of life.
+-- Raises QF004.
+-- Locks: heartbeats, the worker's own rows.
+-- Cost: one entry of heartbeats_pkey, read backwards.
+create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_lease interval;
+  v_beat_at timestamptz;
+begin
+  select w.lease, (
+      select h.beat_at
+      from fairq.heartbeats h
+      where h.shard_no = p_shard_no
+        and h.worker_id = p_worker_id
+      order by h.beat_at desc
+      limit 1
+    )
+  into v_lease, v_beat_at
+  from fairq.workers w
+  where w.shard_no = p_shard_no
+    and w.worker_id = p_worker_id;
+  if not found then
+    raise exception 'there is no worker %', coalesce(p_worker_id::text, 'null')
+      using errcode = 'QF004',
+        hint = 'It was retired, or counted as lost because it gave no sign of life for its lease. Register again: select fairq.register_worker(...);';
+  end if;
+
+  if v_beat_at is null or v_beat_at < p_now - v_lease / 3 then
+    perform fairq._beat(p_shard_no, p_worker_id, p_now);
+  end if;
+end;
+$$;
+comment on function fairq._touch_worker(integer, bigint, timestamptz) is 'Checks that a worker is known; working counts as a sign of life.';
+
 -- sql/functions/_wake_due.sql
 
--- Scheduled tasks that are due become overflow, behind what their groups have waiting.
--- Returns notes (rings that were never stored): the promotion that calls this hears them at once.
+-- Scheduled tasks that are due become overflow, behind what their groups have waiting, and ring: the promotion that calls this hears
+-- the rings of its own transaction.
 -- Locks: tasks, the scheduled rows it moves; the caller holds the domain, so nobody else does.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
-create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns fairq.rings[]
+create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns void
 language sql
 volatile
 set search_path = ''
@@ -943,13 +1782,10 @@ as $$
       and t.ctid = n.ctid
     returning t.group_key, t.priority, t.sequence
   )
-  select coalesce(array_agg(
-    (p_tick.shard_no, 0, null, w.sequence, null, null, w.priority, p_tick.queue, w.group_key)::fairq.rings), '{}')
-  from (
-    select k.group_key, k.priority, min(k.sequence) as sequence
-    from woken k
-    group by k.group_key, k.priority
-  ) w
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
+  select p_tick.shard_no, p_tick.queue, w.group_key, w.priority, min(w.sequence)
+  from woken w
+  group by w.group_key, w.priority
 $$;
 comment on function fairq._wake_due(fairq.ticks, timestamptz, integer) is 'Moves due scheduled tasks to overflow.';
 
@@ -966,9 +1802,10 @@ declare
   v_xmin xid;
 begin
   insert into fairq.ticks as t (shard_no, queue, tick, created_at, clock, top, horizon, horizon_position, refill_block,
-    next_xid, pending, next_due_at, lane_count)
+    next_xid, pending, heard_xid, heard_ring, next_due_at, lane_count)
   values (p_tick.shard_no, p_tick.queue, p_tick.tick, p_tick.created_at, p_tick.clock, p_tick.top, p_tick.horizon,
-    p_tick.horizon_position, p_tick.refill_block, p_tick.next_xid, p_tick.pending, p_tick.next_due_at, p_tick.lane_count)
+    p_tick.horizon_position, p_tick.refill_block, p_tick.next_xid, p_tick.pending, p_tick.heard_xid,
+    p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count)
   returning t.xmin into v_xmin;
 
   if v_xmin <> pg_current_xact_id()::xid then
@@ -981,5 +1818,700 @@ begin
 end;
 $$;
 comment on function fairq._write_tick(fairq.ticks) is 'Appends a tick.';
+
+-- sql/functions/cancel_task.sql
+
+-- Wishes to cancel a task, in the caller's transaction: two inserts, nothing is locked. When the transaction commits, a waiting task ends as
+-- cancelled at the next promotion, which the next pop makes; a running one is told by its worker's heartbeat.
+-- Returns true when the task was live.
+create function fairq.cancel_task(p_id bigint) returns boolean
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_task record;
+begin
+  select t.shard_no, t.queue, t.group_key, t.worker_id into v_task
+  from fairq._shards(null) s(shard_no)
+  join fairq.tasks t on t.shard_no = s.shard_no and t.id = p_id;
+  if not found then
+    return false;
+  end if;
+  insert into fairq.cancellations (shard_no, task_id, requested_at) values (v_task.shard_no, p_id, fairq._now());
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (v_task.shard_no, v_task.queue, v_task.group_key, p_id);
+  return true;
+end;
+$$;
+comment on function fairq.cancel_task(bigint) is 'Cancels a task when the transaction commits. False: it is not live.';
+
+-- sql/functions/configure_cluster.sql
+
+-- Changes settings of the installation; null leaves one as it is.
+-- The number of shards can change only while there are no tasks: it decides where a task is stored.
+-- Raises QF013 when there are tasks, QF007 bad number.
+-- Locks: settings.
+create function fairq.configure_cluster(p_shard_count integer default null, p_payload_limit integer default null) returns fairq.settings
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_settings fairq.settings;
+begin
+  if p_shard_count not between 1 and 4096 or p_payload_limit not between 1 and 268435456 then
+    raise exception 'shard count % or payload limit % is out of range', p_shard_count, p_payload_limit
+      using errcode = 'QF007', hint = 'Shards: 1 to 4096. Payload limit: 1 byte to 256 MiB.';
+  end if;
+  select s.* into v_settings from fairq.settings s for update;
+  if p_shard_count <> v_settings.shard_count then
+    lock table fairq.tasks in share row exclusive mode;
+    if exists (select from fairq.tasks) or exists (select from fairq.finished_tasks) or exists (select from fairq.workers) then
+      raise exception 'the number of shards cannot change from % to % while there are tasks or workers', v_settings.shard_count, p_shard_count
+        using errcode = 'QF013', hint = 'It decides where a task is stored. Install a second schema or database with the new number and let this one run empty.';
+    end if;
+    delete from fairq.domains d where d.shard_no >= p_shard_count;
+    delete from fairq.maintenance m where m.shard_no >= p_shard_count;
+    insert into fairq.domains (shard_no, queue)
+    select s.shard_no, q.queue from generate_series(0, p_shard_count - 1) s(shard_no) cross join fairq.queues q
+    on conflict do nothing;
+    insert into fairq.maintenance (shard_no)
+    select s.shard_no from generate_series(0, p_shard_count - 1) s(shard_no)
+    on conflict do nothing;
+  end if;
+
+  update fairq.settings s
+  set shard_count = coalesce(p_shard_count, s.shard_count), payload_limit = coalesce(p_payload_limit, s.payload_limit)
+  returning s.* into v_settings;
+  return v_settings;
+end;
+$$;
+comment on function fairq.configure_cluster(integer, integer) is 'Changes settings of the installation; null leaves one as it is.';
+
+-- sql/functions/configure_queue.sql
+
+-- Creates a queue, or changes its settings; null leaves one as it is.
+-- Returns the settings in force.
+-- Raises QF006 bad name, QF007 bad number, QF009 bad interval.
+-- Locks: queues, one row.
+create function fairq.configure_queue(
+  p_queue text,
+  p_ready_target integer default null,
+  p_max_attempts integer default null,
+  p_retry_base interval default null,
+  p_retry_cap interval default null,
+  p_retention interval default null,
+  p_notify boolean default null
+) returns fairq.queues
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_queue fairq.queues;
+begin
+  if p_queue is null or p_queue = '' or octet_length(p_queue) > 200 then
+    raise exception 'the name of a queue has 1 to 200 bytes' using errcode = 'QF006', hint = 'For example: documents.';
+  end if;
+  if p_ready_target not between 1 and 1000000 or p_max_attempts not between 1 and 1000000 then
+    raise exception 'a setting of queue "%" is out of range: ready target %, max attempts %', p_queue, p_ready_target, p_max_attempts
+      using errcode = 'QF007', hint = 'Both are 1 to 1000000.';
+  end if;
+  if p_retry_base < interval '0' or p_retry_cap < interval '0' or p_retention < interval '0' then
+    raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, p_retry_base, p_retry_cap, p_retention
+      using errcode = 'QF009', hint = 'Zero or more.';
+  end if;
+
+  insert into fairq.queues (queue) values (p_queue) on conflict do nothing;
+  insert into fairq.domains (shard_no, queue)
+  select s.shard_no, p_queue from fairq._shards(null) s(shard_no)
+  on conflict do nothing;
+
+  update fairq.queues q
+  set ready_target = coalesce(p_ready_target, q.ready_target),
+    max_attempts = coalesce(p_max_attempts, q.max_attempts),
+    retry_base = coalesce(p_retry_base, q.retry_base),
+    retry_cap = coalesce(p_retry_cap, q.retry_cap),
+    retention = coalesce(p_retention, q.retention),
+    notify = coalesce(p_notify, q.notify)
+  where q.queue = p_queue
+  returning q.* into v_queue;
+  return v_queue;
+end;
+$$;
+comment on function fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean) is
+  'Creates a queue, or changes its settings; null leaves one as it is.';
+
+-- sql/functions/create_task.sql
+
+-- Creates a task in the caller's transaction. Two inserts, the task and its ring: nothing shared is locked, updated or waited for, in any
+-- isolation level (I2); only equal idempotency keys wait for each other.
+-- p_promote assigns the block address at once. That takes the domain's lock until the transaction ends: for a transaction that ends here.
+-- Returns the id of the task; with a known idempotency key, the id of the task that has it.
+-- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF005 p_promote outside READ COMMITTED.
+create function fairq.create_task(
+  p_group_key text,
+  p_payload jsonb,
+  p_queue text default 'default',
+  p_kind text default 'default',
+  p_priority integer default 0,
+  p_run_at timestamptz default null,
+  p_expires_at timestamptz default null,
+  p_max_attempts integer default null,
+  p_cost double precision default 1,
+  p_timeout interval default null,
+  p_idempotency_key text default null,
+  p_concurrency_key text default null,
+  p_headers jsonb default null,
+  p_promote boolean default false
+) returns bigint
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_settings record;
+  v_shard_no integer;
+  v_id bigint;
+  v_known_id bigint;
+  v_scheduled boolean := coalesce(p_run_at > v_now, false);
+begin
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
+  from fairq.settings s
+  cross join fairq.queues q
+  where q.queue = p_queue;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, p_priority, p_run_at, p_expires_at, p_max_attempts,
+    p_cost, p_timeout, p_idempotency_key, p_concurrency_key);
+
+  v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
+  v_id := nextval('fairq.task_ids');
+  if p_idempotency_key is not null then
+    v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_kind, p_payload, v_id);
+    if v_known_id is not null then
+      return v_known_id;
+    end if;
+  end if;
+
+  insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, expires_at, cost,
+    max_attempts, timeout, idempotency_key, concurrency_key, headers, payload)
+  values (v_shard_no, v_id, v_id, p_queue, p_group_key, p_kind, case when v_scheduled then 'scheduled' else 'overflow' end, p_priority,
+    v_now, coalesce(p_run_at, v_now), p_expires_at, p_cost, coalesce(p_max_attempts, v_settings.max_attempts), p_timeout,
+    p_idempotency_key, p_concurrency_key, p_headers, p_payload);
+
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at)
+  values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
+    case when v_scheduled then p_run_at end);
+
+  if p_promote then
+    perform fairq._promote(v_shard_no, p_queue, 1000, true);
+  end if;
+  if v_settings.notify and not v_scheduled then
+    perform pg_notify('fairq', p_queue);
+  end if;
+  return v_id;
+end;
+$$;
+comment on function fairq.create_task(text, jsonb, text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text, jsonb, boolean) is
+  'Creates a task in the caller''s transaction, without waiting for anyone. Returns its id.';
+
+-- sql/functions/create_tasks.sql
+
+-- Creates many tasks with one call; each array has one element per task, the other options hold for all of them.
+-- One ring per group and priority, not per task.
+-- Returns the ids in the order of the input.
+-- Raises what create_task raises, and QF011 when the arrays differ in length. Nothing is created then.
+create function fairq.create_tasks(
+  p_group_keys text[],
+  p_payloads jsonb[],
+  p_queue text default 'default',
+  p_kind text default 'default',
+  p_priority integer default 0,
+  p_run_at timestamptz default null,
+  p_expires_at timestamptz default null,
+  p_max_attempts integer default null,
+  p_cost double precision default 1,
+  p_timeout interval default null,
+  p_idempotency_keys text[] default null,
+  p_concurrency_keys text[] default null,
+  p_headers jsonb default null,
+  p_priorities integer[] default null,
+  p_costs double precision[] default null,
+  p_promote boolean default false
+) returns setof bigint
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_settings record;
+  v_count integer := coalesce(cardinality(p_group_keys), 0);
+  v_wrong record;
+  v_shard_no integer;
+begin
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
+  from fairq.settings s
+  cross join fairq.queues q
+  where q.queue = p_queue;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  if coalesce(cardinality(p_payloads), 0) <> v_count
+    or coalesce(cardinality(p_idempotency_keys), v_count) <> v_count
+    or coalesce(cardinality(p_concurrency_keys), v_count) <> v_count
+    or coalesce(cardinality(p_priorities), v_count) <> v_count
+    or coalesce(cardinality(p_costs), v_count) <> v_count
+  then
+    raise exception 'the arrays have different lengths: % group keys, % payloads', v_count, coalesce(cardinality(p_payloads), 0)
+      using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
+  end if;
+
+  -- The first task is always looked at, for what holds for all; the others only when one scan finds something odd about them.
+  for v_wrong in
+    select i.*
+    from unnest(p_group_keys, p_payloads, p_idempotency_keys, p_concurrency_keys, p_priorities, p_costs)
+      with ordinality i(group_key, payload, idempotency_key, concurrency_key, priority, cost, ordinal)
+    where i.ordinal = 1
+      or i.group_key is null
+      or i.group_key = ''
+      or octet_length(i.group_key) > 500
+      or i.payload is null
+      or pg_column_size(i.payload) > v_settings.payload_limit / 4
+      or i.idempotency_key = ''
+      or octet_length(i.idempotency_key) > 500
+      or i.concurrency_key = ''
+      or octet_length(i.concurrency_key) > 500
+      or coalesce(i.priority, p_priority) not between -1000000 and 1000000
+      or coalesce(i.cost, p_cost) not between 0.001 and 1000000
+  loop
+    perform fairq._check_task(v_wrong.group_key, v_wrong.payload, v_settings.payload_limit, p_kind, coalesce(v_wrong.priority, p_priority),
+      p_run_at, p_expires_at, p_max_attempts, coalesce(v_wrong.cost, p_cost), p_timeout, v_wrong.idempotency_key, v_wrong.concurrency_key);
+  end loop;
+
+  -- Keys are taken one by one in a fixed order, so two calls with the same keys wait for each other and do not deadlock.
+  if p_idempotency_keys is not null then
+    return query
+      with created as materialized (
+        select k.ordinal, fairq.create_task(k.group_key, k.payload, p_queue, p_kind, coalesce(k.priority, p_priority), p_run_at, p_expires_at,
+          p_max_attempts, coalesce(k.cost, p_cost), p_timeout, k.idempotency_key, k.concurrency_key, p_headers) as id
+        from (
+          select i.*
+          from unnest(p_group_keys, p_payloads, p_idempotency_keys, p_concurrency_keys, p_priorities, p_costs)
+            with ordinality i(group_key, payload, idempotency_key, concurrency_key, priority, cost, ordinal)
+          order by i.idempotency_key, i.group_key, i.ordinal
+        ) k
+      )
+      select c.id from created c order by c.ordinal;
+  else
+    return query
+      with input as materialized (
+        select i.*, coalesce(i.priority, p_priority) as task_priority, nextval('fairq.task_ids') as id,
+          fairq._shard_of(i.group_key, v_settings.shard_count) as shard_no
+        from unnest(p_group_keys, p_payloads, p_concurrency_keys, p_priorities, p_costs)
+          with ordinality i(group_key, payload, concurrency_key, priority, cost, ordinal)
+      ),
+      created as (
+        insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, expires_at, cost,
+          max_attempts, timeout, concurrency_key, headers, payload)
+        select i.shard_no, i.id, i.id, p_queue, i.group_key, p_kind, case when p_run_at > v_now then 'scheduled' else 'overflow' end,
+          i.task_priority, v_now, coalesce(p_run_at, v_now), p_expires_at, coalesce(i.cost, p_cost),
+          coalesce(p_max_attempts, v_settings.max_attempts), p_timeout, i.concurrency_key, p_headers, i.payload
+        from input i
+      ),
+      rung as (
+        insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
+        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id)
+        from input i
+        where p_run_at is null or p_run_at <= v_now
+        group by i.shard_no, i.group_key, i.task_priority
+      ),
+      announced as (
+        insert into fairq.rings (shard_no, queue, group_key, due_at)
+        select i.shard_no, p_queue, min(i.group_key), p_run_at
+        from input i
+        where p_run_at > v_now
+        group by i.shard_no
+      )
+      select i.id from input i order by i.ordinal;
+  end if;
+
+  if p_promote then
+    for v_shard_no in
+      select distinct fairq._shard_of(g.group_key, v_settings.shard_count) from unnest(p_group_keys) g(group_key) order by 1
+    loop
+      perform fairq._promote(v_shard_no, p_queue, 1000, true);
+    end loop;
+  end if;
+  if v_settings.notify and v_count > 0 and (p_run_at is null or p_run_at <= v_now) then
+    perform pg_notify('fairq', p_queue);
+  end if;
+end;
+$$;
+comment on function fairq.create_tasks(text[], jsonb[], text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text[], text[], jsonb, integer[], double precision[], boolean) is
+  'Creates many tasks with one call. Returns their ids in the order of the input.';
+
+-- sql/functions/finish_tasks.sql
+
+-- Ends attempts, as their holder saw them end, in batches. Outcomes: succeeded; failed (for good); retry (again after a back-off while
+-- attempts are left, else failed); cancelled; expired. Null arrays mean: all succeeded, no result, no error, the queue's back-off.
+-- Returns the ids that were accepted. A missing one was not this worker's any more, in this attempt: nothing of it was changed (I10).
+-- Raises QF011 arrays of different length, QF012 unknown outcome.
+-- Locks: tasks, the rows named; no row that others share.
+-- Cost: one step in tasks_pkey per task.
+create function fairq.finish_tasks(
+  p_worker_id bigint,
+  p_ids bigint[],
+  p_attempts integer[],
+  p_outcomes text[] default null,
+  p_results jsonb[] default null,
+  p_errors jsonb[] default null,
+  p_retry_delays interval[] default null,
+  p_shard_no integer default null
+) returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+as $$
+declare
+  v_count integer := coalesce(cardinality(p_ids), 0);
+  v_unknown text;
+  v_shard_no integer;
+begin
+  if coalesce(cardinality(p_attempts), 0) <> v_count
+    or coalesce(cardinality(p_outcomes), v_count) <> v_count
+    or coalesce(cardinality(p_results), v_count) <> v_count
+    or coalesce(cardinality(p_errors), v_count) <> v_count
+    or coalesce(cardinality(p_retry_delays), v_count) <> v_count
+  then
+    raise exception 'worker % finishes % tasks with arrays of other lengths', p_worker_id, v_count
+      using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
+  end if;
+  if not p_outcomes <@ array['succeeded', 'failed', 'retry', 'cancelled', 'expired'] then
+    select o.outcome into v_unknown
+    from unnest(p_outcomes) o(outcome)
+    where o.outcome is null or o.outcome not in ('succeeded', 'failed', 'retry', 'cancelled', 'expired');
+    raise exception 'worker % finishes a task with the unknown outcome "%"', p_worker_id, coalesce(v_unknown, 'null')
+      using errcode = 'QF012', hint = 'Outcomes are succeeded, failed, retry, cancelled, expired.';
+  end if;
+
+  for v_shard_no in select fairq._shards(p_shard_no) loop
+    return query
+      select f.* from fairq._finish(v_shard_no, p_worker_id, p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) f;
+  end loop;
+end;
+$$;
+comment on function fairq.finish_tasks(bigint, bigint[], integer[], text[], jsonb[], jsonb[], interval[], integer) is
+  'Ends attempts of a worker''s tasks. Returns the ids accepted; a stale one is missing.';
+
+-- sql/functions/heartbeat.sql
+
+-- A worker's sign of life.
+-- Returns those of its tasks that somebody wished to cancel, until they are finished: stop them, and finish them as cancelled.
+-- Raises QF004 unknown worker: it counts as lost, and its tasks may be with others.
+-- Locks: heartbeats, the worker's own rows.
+-- Cost: open cancellations, one step in tasks_pkey each. Not the worker's tasks: under a held xmin all it ever ran would be walked.
+create function fairq.heartbeat(p_worker_id bigint) returns setof bigint
+language plpgsql
+volatile
+rows 1
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+begin
+  for v_shard_no in select fairq._shards(null) loop
+    perform fairq._touch_worker(v_shard_no, p_worker_id, v_now);
+    perform fairq._beat(v_shard_no, p_worker_id, v_now);
+    return query
+      select distinct t.id
+      from fairq.cancellations c
+      join fairq.tasks t on t.shard_no = v_shard_no and t.id = c.task_id
+      where c.shard_no = v_shard_no
+        and t.worker_id is not distinct from p_worker_id;
+  end loop;
+end;
+$$;
+comment on function fairq.heartbeat(bigint) is 'A worker''s sign of life. Returns its tasks that are to be cancelled.';
+
+-- sql/functions/pop_tasks.sql
+
+-- Takes the next tasks of a queue in served order and hands them to a worker, which finishes, releases or loses each of them. Alone enough for a
+-- consumer in any language: it promotes by itself when it has to.
+-- With p_claim_lease the tasks are claimed, not running: they must be started (start_tasks) before the lease ends, or others get them.
+-- Returns the tasks, at most p_limit, in served order; no row when there is nothing to do.
+-- Raises QF003 unknown queue, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease.
+-- Locks: the tasks it returns; the domain when it promotes. Commit before working on the tasks.
+create function fairq.pop_tasks(
+  p_queue text,
+  p_limit integer,
+  p_worker_id bigint,
+  p_claim_lease interval default null,
+  p_shard_no integer default null
+) returns setof fairq.tasks
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+  v_left integer := p_limit;
+  v_popped integer;
+begin
+  perform fairq._check_limit(p_limit);
+  if p_claim_lease <= interval '0' then
+    raise exception 'the claim lease % is not positive', p_claim_lease
+      using errcode = 'QF009', hint = 'Leave it null to start the tasks at once.';
+  end if;
+  if not exists (select from fairq.queues q where q.queue = p_queue) then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+
+  for v_shard_no in select fairq._shards(p_shard_no) loop
+    return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease) t;
+    get diagnostics v_popped = row_count;
+    v_left := v_left - v_popped;
+    exit when v_left = 0;
+  end loop;
+end;
+$$;
+comment on function fairq.pop_tasks(text, integer, bigint, interval, integer) is
+  'Hands the next tasks of a queue to a worker, in served order.';
+
+-- sql/functions/promote_overflow.sql
+
+-- Promotes a queue, in all its shards: hears new rings and refills the ready set if it is short. pop_tasks does this by itself when it has to.
+-- Returns the number of tasks that became queued.
+-- Raises QF003 unknown queue, QF005 not READ COMMITTED, QF007 bad limit.
+-- Locks: the domain, waits for it (see 030_tables.sql); held until the transaction ends.
+create function fairq.promote_overflow(p_queue text default 'default', p_limit integer default null, p_shard_no integer default null)
+returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_queue fairq.queues;
+  v_shard_no integer;
+  v_promoted integer := 0;
+begin
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  if p_limit is not null then
+    perform fairq._check_limit(p_limit);
+  end if;
+
+  for v_shard_no in select fairq._shards(p_shard_no) loop
+    v_promoted := v_promoted
+      + fairq._promote(v_shard_no, p_queue, coalesce(p_limit, fairq._ready_target(v_shard_no, v_queue)), true);
+  end loop;
+  return v_promoted;
+end;
+$$;
+comment on function fairq.promote_overflow(text, integer, integer) is
+  'Hears new rings and moves waiting tasks into the served order. pop_tasks does this when it has to.';
+
+-- sql/functions/register_worker.sql
+
+-- Registers a worker. It is alive until it is retired, or gives no sign of life (heartbeat, pop) for p_lease.
+-- Returns its id, which every later call names.
+-- Raises QF003 unknown queue, QF007 bad slots, QF009 bad lease, QF006 bad name.
+create function fairq.register_worker(p_name text, p_queues text[], p_slots integer, p_lease interval default '1 minute') returns bigint
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_worker_id bigint := nextval('fairq.worker_ids');
+  v_queue text;
+begin
+  if p_name is null or p_name = '' or octet_length(p_name) > 200 then
+    raise exception 'a worker needs a name of 1 to 200 bytes' using errcode = 'QF006', hint = 'Host and process id make a good one.';
+  end if;
+  if p_slots is null or p_slots < 1 then
+    raise exception 'worker "%" has % slots', p_name, coalesce(p_slots::text, 'null')
+      using errcode = 'QF007', hint = 'Slots say how many tasks it runs at once, at least 1.';
+  end if;
+  if p_lease is null or p_lease <= interval '0' then
+    raise exception 'the lease of worker "%" is not positive', p_name using errcode = 'QF009', hint = 'Take a few times the heartbeat interval.';
+  end if;
+  if coalesce(cardinality(p_queues), 0) = 0 then
+    raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';
+  end if;
+  foreach v_queue in array p_queues loop
+    if not exists (select from fairq.queues q where q.queue = v_queue) then
+      perform fairq._refuse_queue(v_queue);
+    end if;
+  end loop;
+
+  insert into fairq.workers (shard_no, worker_id, name, queues, slots, lease, registered_at)
+  select s.shard_no, v_worker_id, p_name, p_queues, p_slots, p_lease, v_now
+  from fairq._shards(null) s(shard_no);
+  insert into fairq.heartbeats (shard_no, worker_id, beat_at)
+  select s.shard_no, v_worker_id, v_now
+  from fairq._shards(null) s(shard_no);
+  return v_worker_id;
+end;
+$$;
+comment on function fairq.register_worker(text, text[], integer, interval) is 'Registers a worker and returns its id.';
+
+-- sql/functions/release_tasks.sql
+
+-- Gives tasks back unfinished, without burning an attempt: shutdown, or a worker that took too many.
+-- Returns the ids that were accepted; a stale one is missing.
+-- Raises QF011 arrays of different length.
+-- Locks: tasks, the rows named.
+create function fairq.release_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
+returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+  v_ids bigint[];
+begin
+  for v_shard_no in select fairq._shards(p_shard_no) loop
+    v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, null);
+    perform fairq._return_tasks(v_shard_no, v_ids, false);
+    return query select r.id from unnest(v_ids) r(id);
+  end loop;
+end;
+$$;
+comment on function fairq.release_tasks(bigint, bigint[], integer[], integer) is
+  'Puts tasks of a worker back in line without burning an attempt. Returns the ids accepted.';
+
+-- sql/functions/retire_worker.sql
+
+-- A worker leaves in good order: what it still holds goes back in line without burning an attempt.
+-- Unknown workers are ignored: retiring twice does no harm.
+-- Locks: tasks it holds.
+create function fairq.retire_worker(p_worker_id bigint) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+begin
+  for v_shard_no in select fairq._shards(null) loop
+    perform fairq._return_tasks(v_shard_no, array(
+      select t.id
+      from fairq.tasks t
+      where t.shard_no = v_shard_no
+        and t.worker_id = p_worker_id
+      order by t.id
+      for update
+    ), false);
+    delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
+    delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
+  end loop;
+end;
+$$;
+comment on function fairq.retire_worker(bigint) is 'Takes a worker off the list and puts what it holds back in line.';
+
+-- sql/functions/retry_task.sql
+
+-- Runs a task again: one that ended otherwise than well, with one attempt more than it had; or one that waits for its back-off or schedule, now.
+-- Returns true when there was something to do.
+-- Locks: the task.
+create function fairq.retry_task(p_id bigint) returns boolean
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_sequence bigint := nextval('fairq.task_ids');
+  v_task record;
+begin
+  with ended as (
+    delete from fairq.finished_tasks f
+    using fairq._shards(null) s(shard_no)
+    where f.shard_no = s.shard_no
+      and f.id = p_id
+      and f.outcome <> 'succeeded'
+    returning f.*
+  )
+  insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, cost, attempt, max_attempts,
+    timeout, idempotency_key, concurrency_key, headers, payload)
+  select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, 'overflow', e.priority, e.created_at, v_now, e.cost, e.attempt,
+    greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
+  from ended e
+  returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+
+  if not found then
+    update fairq.tasks t
+    set state = 'overflow', sequence = v_sequence, run_at = v_now
+    from fairq._shards(null) s(shard_no)
+    where t.shard_no = s.shard_no
+      and t.id = p_id
+      and t.state = 'scheduled'
+    returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+    if not found then
+      return false;
+    end if;
+  end if;
+
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
+  values (v_task.shard_no, v_task.queue, v_task.group_key, v_task.priority, v_sequence);
+  perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = v_task.queue and q.notify;
+  return true;
+end;
+$$;
+comment on function fairq.retry_task(bigint) is 'Runs an ended task again, or a scheduled one now. False: there is no such task.';
+
+-- sql/functions/start_tasks.sql
+
+-- Prefetch only: claimed tasks begin to run. Ownership, lease and deadline are looked at once more, before any user code runs: a task whose
+-- claim ran out or was taken over is missing in the answer, one whose deadline passed in the buffer ends as expired and is missing too.
+-- Returns the ids to run.
+-- Raises QF011 arrays of different length.
+-- Locks: tasks, the rows named.
+create function fairq.start_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
+returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+  v_ids bigint[];
+  v_expired bigint[];
+begin
+  for v_shard_no in select fairq._shards(p_shard_no) loop
+    v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, 'claimed');
+    select array_agg(t.id) into v_expired
+    from fairq.tasks t
+    where t.shard_no = v_shard_no
+      and t.id = any(v_ids)
+      and t.expires_at <= v_now;
+    if v_expired is not null then
+      perform fairq._end_tasks(v_shard_no, v_expired, 'expired', null, v_now);
+    end if;
+    return query
+      update fairq.tasks t
+      set state = 'running', started_at = v_now, lease_expires_at = null
+      where t.shard_no = v_shard_no
+        and t.id = any(v_ids)
+        and t.lease_expires_at > v_now
+      returning t.id;
+  end loop;
+end;
+$$;
+comment on function fairq.start_tasks(bigint, bigint[], integer[], integer) is
+  'Prefetch: claimed tasks begin to run. Returns the ids that the worker still holds.';
 
 set local check_function_bodies = on;
