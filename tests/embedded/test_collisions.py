@@ -1,0 +1,128 @@
+"""Ports and folders that are taken or out of bounds: clear errors, and nothing of others is touched."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from fairq import embedded
+from tests.embedded.conftest import Ask
+from tests.support.processes import is_alive
+from tests.support.sessions import wait_until
+
+
+@pytest.fixture
+def taken_port() -> "socket.socket":
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener
+
+
+def test_a_port_that_is_taken_is_a_clear_error(taken_port: socket.socket) -> None:
+    with taken_port:
+        port = taken_port.getsockname()[1]
+        with pytest.raises(embedded.EmbeddedError, match=rf"Port {port} .* is taken"):
+            embedded.start(tcp_port=port)
+
+
+def test_a_free_port_that_gets_lost_on_the_way_is_replaced(
+    taken_port: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = embedded.Server._choose_tcp_port
+    choices: list[int | None] = [taken_port.getsockname()[1]]
+
+    def lose_the_first(server: embedded.Server) -> int | None:
+        return choices.pop() if choices else real(server)
+
+    monkeypatch.setattr(embedded.Server, "_choose_tcp_port", lose_the_first)
+    with taken_port, embedded.start(tcp_port=0) as server, psycopg.connect(server.dsn(tcp=True)) as conn:
+        assert conn.execute("select 1").fetchone() == (1,)
+
+
+def test_servers_side_by_side_share_neither_socket_nor_port(ask: Ask) -> None:
+    with embedded.start(tcp_port=0) as one, embedded.start(tcp_port=0) as two:
+        assert one.dsn() != two.dsn()
+        assert one.dsn(tcp=True) != two.dsn(tcp=True)
+        ask(one, "create table mine ()")
+        assert ask(two, "select to_regclass('mine')") is None
+
+
+def test_a_second_server_on_the_same_folder_is_refused_and_the_first_goes_on(home: Path, ask: Ask) -> None:
+    with embedded.start(home) as first:
+        with pytest.raises(embedded.EmbeddedError, match=rf"already uses .*process {first.pid}"):
+            embedded.start(home)
+        assert ask(first, "select 1") == 1
+    with embedded.start(home) as again:
+        assert ask(again, "select 1") == 1
+
+
+def test_a_server_that_lost_its_supervisor_still_guards_its_folder(home: Path) -> None:
+    server = embedded.start(home)
+    assert server._supervisor is not None
+    postmaster = server.pid
+    try:
+        os.kill(server._supervisor.pid, signal.SIGKILL)
+        server.close()
+        with pytest.raises(embedded.EmbeddedError, match=rf"already uses .*process {postmaster}"):
+            embedded.start(home)
+    finally:
+        os.kill(postmaster, signal.SIGINT)
+    wait_until(lambda: not is_alive(postmaster), "the orphaned server is gone")
+    embedded.start(home).close()
+
+
+def test_a_pid_file_that_survived_a_power_cut_does_not_matter(home: Path, ask: Ask) -> None:
+    """Its number belongs to another process by now: here, to this one."""
+    embedded.start(home).close()
+    (home / "pgdata/postmaster.pid").write_text(
+        f"{os.getpid()}\n/somewhere\n0\n5432\n/nowhere\n\n  1 2\nready\n"
+    )
+    with embedded.start(home) as server:
+        assert ask(server, "select 1") == 1
+
+
+def test_an_initdb_that_was_interrupted_is_done_again(home: Path, ask: Ask) -> None:
+    (home / "pgdata.new/base").mkdir(parents=True)
+    (home / "lock").touch()
+    with embedded.start(home) as server:
+        assert ask(server, "select 1") == 1
+
+
+def test_a_folder_with_other_things_in_it_is_refused_and_untouched(home: Path) -> None:
+    home.mkdir(mode=0o755)
+    (home / "thesis.txt").write_text("precious")
+    before = home.stat()
+    with pytest.raises(embedded.EmbeddedError, match="not empty"):
+        embedded.start(home)
+    assert os.listdir(home) == ["thesis.txt"]
+    assert home.stat().st_mode == before.st_mode
+
+
+def test_a_path_below_a_file_is_a_clear_error(home: Path) -> None:
+    home.write_text("I am a file")
+    with pytest.raises(embedded.EmbeddedError, match=r"Cannot keep .* Choose a folder that you may write"):
+        embedded.start(home / "data")
+    with pytest.raises(embedded.EmbeddedError, match="Cannot keep"):
+        embedded.start(home)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_a_clear_error(home: Path) -> None:
+    home.mkdir(mode=0o500)
+    with pytest.raises(embedded.EmbeddedError, match=r"Permission denied\. Choose a folder"):
+        embedded.start(home)
+    with pytest.raises(embedded.EmbeddedError, match=r"Permission denied\. Choose a folder"):
+        embedded.start(home / "data")
+
+
+def test_data_of_another_version_is_served_by_that_version_or_refused(
+    home: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded.start(home).close()
+    (home / "pgdata/PG_VERSION").write_text("99\n")
+    with pytest.raises(embedded.EmbeddedError, match="No PostgreSQL 99 programs found"):
+        embedded.start(home)

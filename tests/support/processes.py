@@ -1,0 +1,70 @@
+"""Other processes as tests see them: programs of ours that are killed, and whether one is still there."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fairq import embedded
+
+ROOT = Path(__file__).parents[2]
+
+
+def is_alive(pid: int) -> bool:
+    """Is there such a process? One that ended and waits to be reaped is none."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return not state.stdout.strip().startswith("Z") if state.returncode == 0 else False
+
+
+@contextmanager
+def program(code: str, *argv: str, env: dict[str, str] | None = None) -> Iterator["subprocess.Popen[str]"]:
+    """Python code in a process of its own, able to import fairq; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *argv],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_json(process: "subprocess.Popen[str]") -> Any:
+    """The next line that the program prints."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"the program ended with exit code {process.wait()} and printed nothing"
+    return json.loads(line)
+
+
+def run_dirs_of(pid: int) -> set[Path]:
+    """The temporary folders of servers which that process started and that are still there."""
+    found = set()
+    for temp in {tempfile.gettempdir(), "/tmp", "/var/tmp"}:
+        for run_dir in Path(temp).glob(f"{embedded.RUN_PREFIX}*"):
+            with suppress(OSError):
+                if (run_dir / "owner").read_text() == str(pid):
+                    found.add(run_dir)
+    return found
+
+
+def modes(paths: Sequence[Path]) -> dict[str, tuple[int, int, int]]:
+    """Mode and owner of these and of all folders above them."""
+    everything = {above for path in paths for above in (path.resolve(), *path.resolve().parents)}
+    return {str(p): (s.st_mode, s.st_uid, s.st_gid) for p in sorted(everything) for s in [p.stat()]}
