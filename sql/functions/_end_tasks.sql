@@ -1,0 +1,32 @@
+-- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
+-- Rings for the places that come free.
+-- Returns how many it ended.
+-- Locks: tasks, the rows named.
+create function fairq._end_tasks(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
+language sql
+volatile
+set search_path = ''
+as $$
+  with ended as (
+    delete from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.id = any(p_ids)
+    returning t.*
+  ),
+  history as (
+    insert into fairq.finished_tasks (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at,
+      started_at, finished_at, cost, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload, error)
+    select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, p_outcome, e.worker_id, e.created_at, e.run_at, e.expires_at,
+      e.started_at, p_now, e.cost, e.attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, p_error
+    from ended e
+  ),
+  freed as (
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select e.shard_no, e.queue, e.group_key, count(*)
+    from ended e
+    where e.counted
+    group by e.shard_no, e.queue, e.group_key
+  )
+  select count(*)::integer from ended
+$$;
+comment on function fairq._end_tasks(integer, bigint[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';

@@ -1,0 +1,32 @@
+-- Whether a promotion would find something: a ring it has not heard, or a scheduled task that is due. Takes no lock, writes nothing.
+-- A pending transaction is looked up only once it has ended, so one that holds a million rings and stays open costs nothing.
+-- Cost: one entry of rings_xid_idx, one more per pending transaction that ended.
+create function fairq._has_news(p_tick fairq.ticks) returns boolean
+language sql
+volatile
+set search_path = ''
+as $$
+  select p_tick.next_due_at <= fairq._now()
+    or exists (
+      select
+      from fairq.rings r
+      where r.shard_no = p_tick.shard_no
+        and r.queue = p_tick.queue
+        and r.xid >= p_tick.next_xid
+        and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
+    )
+    or exists (
+      select
+      from unnest(p_tick.pending) p(xid)
+      where (pg_visible_in_snapshot(p.xid, pg_current_snapshot()) or p.xid = pg_current_xact_id_if_assigned())
+        and exists (
+          select
+          from fairq.rings r
+          where r.shard_no = p_tick.shard_no
+            and r.queue = p_tick.queue
+            and r.xid = p.xid
+            and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
+        )
+    )
+$$;
+comment on function fairq._has_news(fairq.ticks) is 'Whether there are rings not heard yet, or scheduled tasks due.';

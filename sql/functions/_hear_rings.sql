@@ -1,0 +1,144 @@
+-- Takes the rings that committed since the last tick and returns what they say: the lanes they touch, as they are now.
+--
+-- Exactly once, without deleting or marking a ring: a ring is new when its transaction is at or past the last tick's next_xid, or
+-- was pending then, and the row is visible now. What is visible and what is stored for the next tick come from the snapshot of one
+-- statement: two snapshots would hear a ring twice or never, and a ring that tells of freed places may not be heard twice.
+--
+-- The own transaction is a case of its own: no snapshot lists it as pending, and its id may lie above or below the snapshot's xmax. Its
+-- rings are heard up to here (a task may be created, promoted and popped in one transaction), the tick says up to which ring,
+-- and it is stored as pending: what it rings later is heard by the next tick, its own or another's.
+--
+-- When more rings wait than p_limit, the pass stops at a transaction id: later ones are left for the next pass.
+-- Locks: lanes, rows it replaces; the caller holds the domain.
+-- Cost: new rings, one lane each; rings_xid_idx and lanes_pkey.
+create function fairq._hear_rings(
+  p_tick fairq.ticks,
+  p_queue fairq.queues,
+  p_clock bigint,
+  p_limit integer,
+  out o_next_xid xid8,
+  out o_pending xid8[],
+  out o_heard_ring bigint,
+  out o_next_due_at timestamptz,
+  out o_cancelled bigint[],
+  out o_lane_count bigint,
+  out o_lanes fairq.lanes[]
+)
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_own xid8 := pg_current_xact_id();
+  v_snapshot pg_snapshot;
+  v_last xid8;
+  v_replaced tid[];
+begin
+  select r.xid into v_last
+  from fairq.rings r
+  where r.shard_no = p_tick.shard_no
+    and r.queue = p_tick.queue
+    and r.xid >= p_tick.next_xid
+  order by r.xid
+  offset p_limit
+  limit 1;
+  -- Not in the middle of the transaction whose rings the last tick heard in part: only the last tick knows which part.
+  v_last := greatest(v_last, case when v_last is not null then p_tick.heard_xid end);
+
+  with ring as materialized (
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
+    from fairq.rings r
+    where r.shard_no = p_tick.shard_no
+      and r.queue = p_tick.queue
+      and r.xid >= p_tick.next_xid
+      and r.xid <= coalesce(v_last, '18446744073709551615')
+      and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
+    union all
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
+    from fairq.rings r
+    where r.shard_no = p_tick.shard_no
+      and r.queue = p_tick.queue
+      and r.xid = any(p_tick.pending)
+      and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
+  ),
+  news as materialized (
+    select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence,
+      array_agg((r.priority, r.sequence)::fairq.cursor) filter (where r.sequence is not null) as heard
+    from ring r
+    where r.due_at is null
+      and r.cancelled_id is null
+    group by r.group_key
+  ),
+  lane as materialized (
+    select n.group_key, n.freed, n.first_sequence, n.heard,
+      l.ctid as replaces, l.version, l.lane_no, l.finish, l.position, l.in_flight, l.last_priority,
+      l.cursors is null or l.cursors = '{}' as was_idle,
+      fairq._merge_cursors(l.cursors, n.heard) as cursors,
+      coalesce(g.weight, p_queue.weight) as weight,
+      coalesce(g.max_running, p_queue.group_max_running) as max_running
+    from news n
+    left join lateral (
+      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.in_flight, v.last_priority, v.cursors
+      from fairq.lanes v
+      where v.shard_no = p_tick.shard_no
+        and v.queue = p_tick.queue
+        and v.group_key = n.group_key
+      order by v.version desc
+      limit 1
+    ) l on true
+    left join fairq.groups g on g.shard_no = p_tick.shard_no and g.queue = p_tick.queue and g.group_key = n.group_key
+  ),
+  numbered as (
+    select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.max_running,
+      coalesce(l.version, 0) as version,
+      coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as lane_no,
+      coalesce(l.finish, 0) as finish,
+      coalesce(l.last_priority, 0) as last_priority,
+      coalesce(l.position, 0) as position,
+      greatest(0, coalesce(l.in_flight, 0) - l.freed) as in_flight,
+      l.was_idle
+    from lane l
+  ),
+  told as (
+    -- A group that was idle, and has not used up its last turn, starts at the clock, before the lanes of that block.
+    select n.replaces, n.lane_no,
+      (p_tick.shard_no, n.last_priority, n.lane_no, n.version, greatest(n.finish, p_clock),
+       case
+         when n.was_idle and n.finish <= p_clock then coalesce(fairq._newcomer_position(n.first_sequence), n.lane_no)
+         when n.was_idle or n.finish < p_clock then n.lane_no
+         else n.position
+       end,
+       n.weight, n.in_flight, n.max_running,
+       n.cursors <> '{}' and fairq._allowance(n.max_running, n.in_flight) > 0,
+       p_tick.queue, n.group_key, n.cursors)::fairq.lanes as lane
+    from numbered n
+  )
+  select pg_current_snapshot(),
+    (select max(r.ring_id) from ring r where r.xid = v_own),
+    (select least(p_tick.next_due_at, min(r.due_at)) from ring r),
+    (select array_agg(r.cancelled_id) from ring r where r.cancelled_id is not null),
+    greatest(p_tick.lane_count, max(t.lane_no)),
+    coalesce(array_agg(t.lane), '{}'),
+    array_agg(t.replaces) filter (where t.replaces is not null)
+  into v_snapshot, o_heard_ring, o_next_due_at, o_cancelled, o_lane_count, o_lanes, v_replaced
+  from told t;
+
+  o_next_xid := coalesce((v_last::text::bigint + 1)::text::xid8, pg_snapshot_xmax(v_snapshot));
+  o_pending := array(
+    select p.xid
+    from (select pg_snapshot_xip(v_snapshot) union select v_own) p(xid)
+    where p.xid < o_next_xid
+  );
+  o_heard_ring := coalesce(o_heard_ring, case when p_tick.heard_xid = v_own then p_tick.heard_ring end, 0);
+  o_lane_count := coalesce(o_lane_count, p_tick.lane_count);
+
+  -- From here on these lanes live in o_lanes only, until admission writes their next versions.
+  if v_replaced is not null then
+    delete from fairq.lanes l
+    where l.shard_no = p_tick.shard_no
+      and l.ctid = any(v_replaced);
+  end if;
+end;
+$$;
+comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, integer) is
+  'Consumes the rings that committed since the last tick, exactly once.';

@@ -1,0 +1,78 @@
+-- Pops from one domain. Reads the ready index from the clock up to the horizon, in served order, and takes what nobody else is taking.
+-- A row that another session pops is skipped; one that another session popped after our snapshot fails the recheck of its state and is
+-- skipped too; one whose popper rolls back becomes visible again at the same address.
+-- Promotes when there is news, when the ready set runs short, and, for the next caller, when this pop passed the middle of it.
+-- Another session that holds the domain's lock is promoting already; it is not waited for as long as there is something to pop.
+-- Locks: tasks, the rows it returns; the domain while promoting.
+-- Cost: p_limit entries of tasks_ready_idx plus those popped since the last tick.
+create function fairq._pop(p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval)
+returns setof fairq.tasks
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_tick fairq.ticks;
+  v_left integer := p_limit;
+  v_picked record;
+  v_round integer;
+begin
+  perform fairq._touch_worker(p_shard_no, p_worker_id, v_now);
+
+  for v_round in 1 .. 3 loop
+    select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+    if v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick) then
+      perform fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, q.*)), false)
+      from fairq.queues q
+      where q.queue = p_queue;
+      select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+    end if;
+
+    select array_agg(n.ctid) filter (where not n.is_expired) as ready, array_agg(n.id) filter (where n.is_expired) as expired,
+      max(n.block) as last_block
+    into v_picked
+    from (
+      select t.ctid, t.id, t.block, t.expires_at is not null and t.expires_at <= v_now as is_expired
+      from fairq.tasks t
+      where t.shard_no = p_shard_no
+        and t.queue = p_queue
+        and t.state = 'queued'
+        and t.block >= v_tick.clock
+        and (t.block, t.position) < (coalesce(v_tick.horizon, 9223372036854775807), coalesce(v_tick.horizon_position, 0))
+      order by t.block, t.position
+      limit v_left
+      for update skip locked
+    ) n;
+
+    if v_picked.expired is not null then
+      perform fairq._end_tasks(p_shard_no, v_picked.expired, 'expired', null, v_now);
+    end if;
+    if v_picked.ready is not null then
+      return query
+        with popped as (
+          update fairq.tasks t
+          set state = case when p_claim_lease is null then 'running' else 'claimed' end,
+            worker_id = p_worker_id,
+            attempt = t.attempt + 1,
+            started_at = case when p_claim_lease is null then v_now end,
+            lease_expires_at = v_now + p_claim_lease
+          where t.shard_no = p_shard_no
+            and t.ctid = any(v_picked.ready)
+          returning t.*
+        )
+        select p.* from popped p order by p.block, p.position;
+      v_left := v_left - cardinality(v_picked.ready);
+    end if;
+
+    exit when v_left = 0 or (v_tick.horizon is null and v_picked.expired is null);
+  end loop;
+
+  if v_left = 0 and v_picked.last_block >= v_tick.refill_block then
+    perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, q.*), false)
+    from fairq.queues q
+    where q.queue = p_queue;
+  end if;
+end;
+$$;
+comment on function fairq._pop(integer, text, integer, bigint, interval) is 'Pops from one domain.';

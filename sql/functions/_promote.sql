@@ -1,0 +1,105 @@
+-- Promotion of one domain, top to bottom: due tasks, rings, cancellations, recalls, admission, tick.
+-- Returns the number of tasks promoted, null when another session is at it and p_wait is false.
+-- Raises QF003, QF005 (see _lock_domain).
+-- Locks: domains, then tasks and lanes as the parts say; all until the end of the transaction.
+-- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
+create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz;
+  v_queue fairq.queues;
+  v_tick fairq.ticks;
+  v_first bigint;
+  v_clock bigint;
+  v_heard record;
+  v_recall record;
+  v_refill boolean;
+  v_done record;
+begin
+  if not fairq._lock_domain(p_shard_no, p_queue, p_wait) then
+    return null;
+  end if;
+  v_now := fairq._now();
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+  if not found then
+    v_tick := fairq._rebuild(p_shard_no, v_queue, v_now);
+  end if;
+
+  -- Due tasks first: they ring, and the rings of this transaction are heard below.
+  if v_tick.next_due_at <= v_now then
+    perform fairq._wake_due(v_tick, v_now, p_limit);
+    select min(t.run_at) into v_tick.next_due_at
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.queue = p_queue
+      and t.state = 'scheduled'
+      and t.run_at >= v_tick.next_due_at;
+  end if;
+
+  -- The clock: the first task still queued or still waiting. A pop in flight counts as queued, so what it puts back lies at or after
+  -- the clock. With nothing left the clock is the last block ever served, so nobody pays for the past.
+  select t.block into v_first
+  from fairq.tasks t
+  where t.shard_no = p_shard_no
+    and t.queue = p_queue
+    and t.state = 'queued'
+    and t.block >= v_tick.clock
+  order by t.block, t.position
+  limit 1;
+  v_clock := greatest(v_tick.clock, coalesce(least(v_first, v_tick.horizon), v_tick.top));
+
+  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000)) h;
+
+  if v_heard.o_cancelled is not null then
+    perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
+  end if;
+
+  -- Lanes whose waiting tasks now begin with a higher priority than the last one promoted.
+  select array_agg(l.group_key) as groups, array_agg((l.cursors[1]).priority) as priorities into v_recall
+  from unnest(v_heard.o_lanes) l
+  where (l.cursors[1]).priority > l.last_priority
+    and l.finish > v_clock;
+  if v_recall.groups is not null then
+    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock);
+  end if;
+
+  -- The ready set is short when pops have passed its middle. Otherwise only the lanes just rung are looked at, and only for what
+  -- comes before the horizon.
+  v_refill := v_tick.horizon is null or v_first is null or v_first >= coalesce(v_tick.refill_block, v_tick.horizon);
+  select a.* into v_done
+  from fairq._admit(v_tick, v_heard.o_lanes, v_clock, v_refill, p_limit, v_now) a;
+
+  if v_done.o_expired is not null then
+    perform fairq._end_tasks(p_shard_no, v_done.o_expired, 'expired', null, v_now);
+  end if;
+
+  if v_refill or v_done.o_promoted > 0 then
+    v_tick.refill_block := case
+      when v_done.o_horizon is null then null
+      when v_refill then coalesce(v_done.o_middle, v_done.o_horizon)
+      when v_done.o_horizon < v_tick.horizon then least(v_tick.refill_block, v_done.o_middle)
+      else v_tick.refill_block
+    end;
+  end if;
+
+  v_tick.tick := v_tick.tick + 1;
+  v_tick.created_at := v_now;
+  v_tick.clock := v_clock;
+  v_tick.top := v_done.o_top;
+  v_tick.horizon := v_done.o_horizon;
+  v_tick.horizon_position := v_done.o_horizon_position;
+  v_tick.next_xid := v_heard.o_next_xid;
+  v_tick.pending := v_heard.o_pending;
+  v_tick.heard_xid := pg_current_xact_id();
+  v_tick.heard_ring := v_heard.o_heard_ring;
+  v_tick.next_due_at := v_heard.o_next_due_at;
+  v_tick.lane_count := v_heard.o_lane_count;
+  perform fairq._write_tick(v_tick);
+  return v_done.o_promoted;
+end;
+$$;
+comment on function fairq._promote(integer, text, integer, boolean) is 'Promotes one domain.';

@@ -1,0 +1,104 @@
+-- Makes lanes, rings and ticks anew from fairq.tasks, which is the truth (I11). Runs by itself when a domain has no tick it can trust: in a
+-- new installation, and after a dump was restored.
+-- Rings that are visible are covered by the tasks that are visible, so they are removed, in the statement whose snapshot the new tick
+-- stores; those of transactions still running are pending in it and will be heard.
+-- Wishes to cancel waiting tasks are rung again.
+-- Returns the tick it wrote.
+-- Locks: lanes, ticks, rings of the domain; the caller holds the domain.
+-- Cost: all live tasks of the domain.
+create function fairq._rebuild(p_shard_no integer, p_queue fairq.queues, p_now timestamptz) returns fairq.ticks
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_snapshot pg_snapshot;
+  v_tick fairq.ticks;
+begin
+  with forgotten as (
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue.queue
+  )
+  select pg_current_snapshot() into v_snapshot;
+  delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue.queue;
+
+  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, null, null, null,
+    pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, p_queue.queue, '{}'
+  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.top, v_tick.horizon,
+    v_tick.horizon_position, v_tick.refill_block, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
+    v_tick.lane_count, v_tick.queue, v_tick.pending
+  from fairq.ticks k
+  where k.shard_no = p_shard_no
+    and k.queue = p_queue.queue;
+  v_tick.pending := array(
+    select p.xid
+    from (select pg_snapshot_xip(v_snapshot) union select pg_current_xact_id()) p(xid)
+    where p.xid < v_tick.next_xid
+  );
+  delete from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue.queue;
+
+  select coalesce(min(t.block) filter (where t.state = 'queued'), max(t.block), 0), coalesce(max(t.block), 0),
+    min(t.run_at) filter (where t.state = 'scheduled')
+  into v_tick.clock, v_tick.top, v_tick.next_due_at
+  from fairq.tasks t
+  where t.shard_no = p_shard_no
+    and t.queue = p_queue.queue;
+
+  with level as (
+    select t.group_key, t.priority,
+      min(t.sequence) as first_sequence,
+      min(t.sequence) filter (where t.state = 'overflow') as waiting_from,
+      max(t.block + fairq._step(t.cost, coalesce(g.weight, p_queue.weight))) as finish,
+      count(*) filter (where t.counted) as in_flight,
+      min(t.priority) filter (where t.state = 'queued') as last_priority
+    from fairq.tasks t
+    left join fairq.groups g on g.shard_no = t.shard_no and g.queue = t.queue and g.group_key = t.group_key
+    where t.shard_no = p_shard_no
+      and t.queue = p_queue.queue
+    group by t.group_key, t.priority
+  ),
+  lane as (
+    select l.group_key,
+      row_number() over (order by min(l.first_sequence)) as lane_no,
+      greatest(v_tick.clock, max(l.finish)) as finish,
+      sum(l.in_flight)::integer as in_flight,
+      coalesce(min(l.last_priority), 0) as last_priority,
+      coalesce(array_agg((l.priority, l.waiting_from)::fairq.cursor order by l.priority desc)
+        filter (where l.waiting_from is not null), '{}') as cursors
+    from level l
+    group by l.group_key
+  )
+  insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
+    last_priority, cursors, admissible)
+  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, l.lane_no,
+    coalesce(g.weight, p_queue.weight), coalesce(g.max_running, p_queue.group_max_running), l.in_flight, l.last_priority, l.cursors,
+    l.cursors <> '{}' and fairq._allowance(coalesce(g.max_running, p_queue.group_max_running), l.in_flight) > 0
+  from lane l
+  left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key;
+
+  select count(*) into v_tick.lane_count
+  from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue.queue;
+
+  select l.finish, l.position into v_tick.horizon, v_tick.horizon_position
+  from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue.queue
+    and l.admissible
+  order by l.finish, l.position
+  limit 1;
+  v_tick.refill_block := case when v_tick.horizon is not null then v_tick.clock end;
+
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+  select t.shard_no, t.queue, t.group_key, t.id
+  from fairq.cancellations c
+  join fairq.tasks t on t.shard_no = c.shard_no and t.id = c.task_id
+  where c.shard_no = p_shard_no
+    and t.queue = p_queue.queue
+    and t.worker_id is null;
+
+  perform fairq._write_tick(v_tick);
+  return v_tick;
+end;
+$$;
+comment on function fairq._rebuild(integer, fairq.queues, timestamptz) is 'Makes the derived state of a domain anew from its tasks.';

@@ -1,0 +1,54 @@
+-- A task of higher priority came for a group that already has lower ones queued: those go back in line. The lane goes back
+-- to the earliest address that came free, so admission hands out the same addresses again, in order of priority.
+-- The same move takes the queued tasks of a paused group out of the order (p_below = null: all of them).
+-- A task that is being popped right now is locked, and keeps its address.
+-- Returns the lanes as they are afterwards.
+-- Locks: tasks, queued rows with "skip locked".
+-- Cost: the ready set, from the clock on, and only when there is something to recall.
+create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint)
+returns fairq.lanes[]
+language sql
+volatile
+set search_path = ''
+as $$
+  with queued as materialized (
+    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted
+    from fairq.tasks t
+    where t.shard_no = p_tick.shard_no
+      and t.queue = p_tick.queue
+      and t.state = 'queued'
+      and t.block >= p_clock
+      and t.group_key = any(p_groups)
+      and t.priority < coalesce(p_below[array_position(p_groups, t.group_key)], 2147483647)
+    for update skip locked
+  ),
+  recalled as (
+    update fairq.tasks t
+    set state = 'overflow', block = null, position = null, counted = false
+    where t.shard_no = p_tick.shard_no
+      and t.ctid = any(array(select q.ctid from queued q))
+  ),
+  level as (
+    select q.group_key, q.priority, min(q.sequence) as sequence, min(q.block) as block,
+      min(array[q.block, q.position]) as address, count(*) filter (where q.counted) as counted
+    from queued q
+    group by q.group_key, q.priority
+  ),
+  freed as materialized (
+    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.counted)::integer as counted,
+      array_agg((l.priority, l.sequence)::fairq.cursor) as cursors
+    from level l
+    group by l.group_key
+  )
+  select coalesce(array_agg(
+    case
+      when f.group_key is null then l
+      else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, l.in_flight - f.counted, l.max_running,
+        fairq._allowance(l.max_running, l.in_flight - f.counted) > 0, l.queue, l.group_key,
+        fairq._merge_cursors(l.cursors, f.cursors))::fairq.lanes
+    end), '{}')
+  from unnest(p_lanes) l
+  left join freed f on f.group_key = l.group_key
+$$;
+comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint) is
+  'Takes queued tasks of lower priority out of the order again.';

@@ -1,0 +1,12 @@
+create function fairq._refuse_queue(p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  raise exception 'there is no queue "%"', p_queue
+    using errcode = 'QF003',
+      hint = format('Create it with: select fairq.configure_queue(%L);', p_queue);
+end;
+$$;
+comment on function fairq._refuse_queue(text) is 'Raises QF003: the queue is unknown.';

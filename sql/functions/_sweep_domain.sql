@@ -1,0 +1,79 @@
+-- Removes what promotion has left behind in a domain: rings every later tick would ignore, ticks but the last, lanes of groups that are idle and
+-- whose turn is used up (they would start at the clock anyway). At most p_limit of each.
+-- Returns how many rows it removed.
+-- Locks: the rows it removes; the caller holds the domain.
+create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_tick fairq.ticks;
+  v_floor bigint;
+  v_rings record;
+  v_ticks record;
+  v_lanes record;
+begin
+  select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+  if not found then
+    return 0;
+  end if;
+
+  v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'rings ' || p_queue), 0);
+  with heard as materialized (
+    select r.ctid, r.xid
+    from fairq.rings r
+    where r.shard_no = p_shard_no
+      and r.queue = p_queue
+      and r.xid >= v_floor::text::xid8
+      and r.xid < least(v_tick.next_xid, v_tick.heard_xid, (select min(p.xid) from unnest(v_tick.pending) p(xid)))
+    order by r.xid
+    limit p_limit
+  ),
+  swept as (
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.ctid = any(array(select h.ctid from heard h)) returning r.xid
+  )
+  select count(*)::integer as swept, max(s.xid::text::bigint) as last into v_rings from swept s;
+  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_rings.last);
+
+  v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
+  with old as materialized (
+    select k.ctid, k.tick
+    from fairq.ticks k
+    where k.shard_no = p_shard_no
+      and k.queue = p_queue
+      and k.tick >= v_floor
+      and k.tick < v_tick.tick
+    order by k.tick
+    limit p_limit
+  ),
+  swept as (
+    delete from fairq.ticks k where k.shard_no = p_shard_no and k.ctid = any(array(select o.ctid from old o)) returning k.tick
+  )
+  select count(*)::integer as swept, max(s.tick) as last into v_ticks from swept s;
+  perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_ticks.last);
+
+  v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
+  with idle as materialized (
+    select l.ctid, l.finish
+    from fairq.lanes l
+    where l.shard_no = p_shard_no
+      and l.queue = p_queue
+      and not l.admissible
+      and l.finish >= v_floor
+      and l.finish <= v_tick.clock
+      and l.cursors = '{}'
+      and l.in_flight = 0
+    order by l.finish
+    limit p_limit
+  ),
+  swept as (
+    delete from fairq.lanes l where l.shard_no = p_shard_no and l.ctid = any(array(select i.ctid from idle i)) returning l.finish
+  )
+  select count(*)::integer as swept, max(s.finish) as last into v_lanes from swept s;
+  perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_lanes.last);
+
+  return v_rings.swept + v_ticks.swept + v_lanes.swept;
+end;
+$$;
+comment on function fairq._sweep_domain(integer, text, integer) is 'Removes rings, ticks and lanes that nobody needs any more.';

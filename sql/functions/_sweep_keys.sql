@@ -1,0 +1,65 @@
+-- Removes wishes to cancel whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
+-- history's default partitions past it. At most p_limit of each.
+-- Returns how many rows it removed.
+create function fairq._sweep_keys(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_swept integer := 0;
+  v_rows integer;
+begin
+  delete from fairq.cancellations c
+  where c.shard_no = p_shard_no
+    and c.ctid = any(array(
+      select n.ctid
+      from fairq.cancellations n
+      where n.shard_no = p_shard_no
+        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
+      limit p_limit
+    ));
+  get diagnostics v_rows = row_count;
+  v_swept := v_swept + v_rows;
+
+  delete from fairq.idempotency_keys k
+  where k.shard_no = p_shard_no
+    and k.ctid = any(array(
+      select n.ctid
+      from fairq.idempotency_keys n
+      join fairq.queues q on q.queue = n.queue
+      where n.shard_no = p_shard_no
+        and n.created_at < p_now - q.retention
+        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
+        and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
+      limit p_limit
+      for update of n skip locked
+    ));
+  get diagnostics v_rows = row_count;
+  v_swept := v_swept + v_rows;
+
+  delete from fairq.finished_tasks_default f
+  where f.ctid = any(array(
+    select n.ctid
+    from fairq.finished_tasks_default n
+    join fairq.queues q on q.queue = n.queue
+    where n.shard_no = p_shard_no
+      and n.finished_at < p_now - q.retention
+    limit p_limit
+  ));
+  get diagnostics v_rows = row_count;
+  v_swept := v_swept + v_rows;
+
+  delete from fairq.attempts_default a
+  where a.ctid = any(array(
+    select n.ctid
+    from fairq.attempts_default n
+    where n.shard_no = p_shard_no
+      and n.ended_at < p_now - (select max(q.retention) from fairq.queues q)
+    limit p_limit
+  ));
+  get diagnostics v_rows = row_count;
+  return v_swept + v_rows;
+end;
+$$;
+comment on function fairq._sweep_keys(integer, integer, timestamptz) is 'Removes keys, wishes and history that nobody needs any more.';

@@ -1,0 +1,23 @@
+-- Wishes to cancel a task, in the caller's transaction: two inserts, nothing is locked. When the transaction commits, a waiting task ends as
+-- cancelled at the next promotion, which the next pop makes; a running one is told by its worker's heartbeat.
+-- Returns true when the task was live.
+create function fairq.cancel_task(p_id bigint) returns boolean
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_task record;
+begin
+  select t.shard_no, t.queue, t.group_key, t.worker_id into v_task
+  from fairq._shards(null) s(shard_no)
+  join fairq.tasks t on t.shard_no = s.shard_no and t.id = p_id;
+  if not found then
+    return false;
+  end if;
+  insert into fairq.cancellations (shard_no, task_id, requested_at) values (v_task.shard_no, p_id, fairq._now());
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (v_task.shard_no, v_task.queue, v_task.group_key, p_id);
+  return true;
+end;
+$$;
+comment on function fairq.cancel_task(bigint) is 'Cancels a task when the transaction commits. False: it is not live.';

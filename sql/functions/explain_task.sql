@@ -1,0 +1,92 @@
+-- Why a task is not running, and what stands before it: one row, also for a task that ended; none for an unknown id.
+-- ahead counts the tasks served before it as things stand: for a queued task those queued before it, for one in overflow those of its own
+-- group plus, for each other group, the rounds until then are not guessed: ahead_in_group is exact, ahead is null.
+create function fairq.explain_task(p_id bigint)
+returns table (
+  task_id bigint,
+  state text,
+  reason text,
+  ahead_in_group bigint,
+  ahead bigint,
+  next_look_at timestamptz,
+  worker_id bigint,
+  attempt integer,
+  max_attempts integer
+)
+language plpgsql
+volatile
+rows 1
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_task fairq.tasks;
+  v_lane fairq.lanes;
+  v_ended record;
+  v_workers integer;
+begin
+  select t.* into v_task
+  from fairq._shards(null) s(shard_no)
+  join fairq.tasks t on t.shard_no = s.shard_no and t.id = p_id;
+  if not found then
+    return query
+      select f.id, f.outcome, format('ended as %s at %s', f.outcome, f.finished_at), null::bigint, null::bigint, null::timestamptz,
+        f.worker_id, f.attempt, f.max_attempts
+      from fairq._shards(null) s(shard_no)
+      join fairq.finished_tasks f on f.shard_no = s.shard_no and f.id = p_id;
+    return;
+  end if;
+
+  task_id := p_id;
+  state := v_task.state;
+  worker_id := v_task.worker_id;
+  attempt := v_task.attempt;
+  max_attempts := v_task.max_attempts;
+  select l.* into v_lane
+  from fairq.lanes l
+  where l.shard_no = v_task.shard_no
+    and l.queue = v_task.queue
+    and l.group_key = v_task.group_key
+  order by l.version desc
+  limit 1;
+  select count(*) into v_workers
+  from fairq.workers w
+  where w.shard_no = v_task.shard_no
+    and v_task.queue = any(w.queues);
+
+  if v_task.state in ('overflow', 'queued') then
+    select count(*) into ahead_in_group
+    from fairq.tasks t
+    where t.shard_no = v_task.shard_no
+      and t.queue = v_task.queue
+      and t.group_key = v_task.group_key
+      and t.state in ('overflow', 'queued')
+      and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence);
+  end if;
+  if v_task.state = 'queued' then
+    select count(*) into ahead
+    from fairq.tasks t
+    where t.shard_no = v_task.shard_no
+      and t.queue = v_task.queue
+      and t.state = 'queued'
+      and (t.block, t.position) < (v_task.block, v_task.position);
+  end if;
+
+  reason := case
+    when v_task.state in ('claimed', 'running')
+      then format('%s by worker %s, attempt %s of %s', v_task.state, v_task.worker_id, v_task.attempt, v_task.max_attempts)
+    when v_task.expires_at <= v_now then format('expired at %s, to be ended', v_task.expires_at)
+    when v_task.state = 'scheduled' and v_task.attempt > 0
+      then format('waits for its back-off until %s, attempt %s of %s', v_task.run_at, v_task.attempt + 1, v_task.max_attempts)
+    when v_task.state = 'scheduled' then format('scheduled at %s', v_task.run_at)
+    when v_workers = 0 then format('no live worker for queue "%s"', v_task.queue)
+    when v_task.state = 'queued' then format('behind %s tasks in order', ahead)
+    when v_lane.max_running is not null and fairq._allowance(v_lane.max_running, v_lane.in_flight) = 0
+      then format('its group has %s tasks in flight, its cap is %s', v_lane.in_flight, v_lane.max_running)
+    else format('behind %s tasks of its group, waiting for promotion', ahead_in_group)
+  end;
+  next_look_at := case when v_task.state = 'scheduled' then v_task.run_at end;
+  return next;
+end;
+$$;
+comment on function fairq.explain_task(bigint) is 'Why a task is not running, and what stands before it.';

@@ -1,0 +1,28 @@
+-- A worker's sign of life.
+-- Returns those of its tasks that somebody wished to cancel, until they are finished: stop them, and finish them as cancelled.
+-- Raises QF004 unknown worker: it counts as lost, and its tasks may be with others.
+-- Locks: heartbeats, the worker's own rows.
+-- Cost: open cancellations, one step in tasks_pkey each. Not the worker's tasks: under a held xmin all it ever ran would be walked.
+create function fairq.heartbeat(p_worker_id bigint) returns setof bigint
+language plpgsql
+volatile
+rows 1
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+begin
+  for v_shard_no in select fairq._shards(null) loop
+    perform fairq._touch_worker(v_shard_no, p_worker_id, v_now);
+    perform fairq._beat(v_shard_no, p_worker_id, v_now);
+    return query
+      select distinct t.id
+      from fairq.cancellations c
+      join fairq.tasks t on t.shard_no = v_shard_no and t.id = c.task_id
+      where c.shard_no = v_shard_no
+        and t.worker_id is not distinct from p_worker_id;
+  end loop;
+end;
+$$;
+comment on function fairq.heartbeat(bigint) is 'A worker''s sign of life. Returns its tasks that are to be cancelled.';

@@ -1,0 +1,42 @@
+-- Takes the next tasks of a queue in served order and hands them to a worker, which finishes, releases or loses each of them. Alone enough for a
+-- consumer in any language: it promotes by itself when it has to.
+-- With p_claim_lease the tasks are claimed, not running: they must be started (start_tasks) before the lease ends, or others get them.
+-- Returns the tasks, at most p_limit, in served order; no row when there is nothing to do.
+-- Raises QF003 unknown queue, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease.
+-- Locks: the tasks it returns; the domain when it promotes. Commit before working on the tasks.
+create function fairq.pop_tasks(
+  p_queue text,
+  p_limit integer,
+  p_worker_id bigint,
+  p_claim_lease interval default null,
+  p_shard_no integer default null
+) returns setof fairq.tasks
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+  v_left integer := p_limit;
+  v_popped integer;
+begin
+  perform fairq._check_limit(p_limit);
+  if p_claim_lease <= interval '0' then
+    raise exception 'the claim lease % is not positive', p_claim_lease
+      using errcode = 'QF009', hint = 'Leave it null to start the tasks at once.';
+  end if;
+  if not exists (select from fairq.queues q where q.queue = p_queue) then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+
+  for v_shard_no in select fairq._shards(p_shard_no) loop
+    return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease) t;
+    get diagnostics v_popped = row_count;
+    v_left := v_left - v_popped;
+    exit when v_left = 0;
+  end loop;
+end;
+$$;
+comment on function fairq.pop_tasks(text, integer, bigint, interval, integer) is
+  'Hands the next tasks of a queue to a worker, in served order.';

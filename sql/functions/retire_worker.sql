@@ -1,0 +1,26 @@
+-- A worker leaves in good order: what it still holds goes back in line without burning an attempt.
+-- Unknown workers are ignored: retiring twice does no harm.
+-- Locks: tasks it holds.
+create function fairq.retire_worker(p_worker_id bigint) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+begin
+  for v_shard_no in select fairq._shards(null) loop
+    perform fairq._return_tasks(v_shard_no, array(
+      select t.id
+      from fairq.tasks t
+      where t.shard_no = v_shard_no
+        and t.worker_id = p_worker_id
+      order by t.id
+      for update
+    ), false);
+    delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
+    delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
+  end loop;
+end;
+$$;
+comment on function fairq.retire_worker(bigint) is 'Takes a worker off the list and puts what it holds back in line.';

@@ -1,0 +1,48 @@
+-- Runs a task again: one that ended otherwise than well, with one attempt more than it had; or one that waits for its back-off or schedule, now.
+-- Returns true when there was something to do.
+-- Locks: the task.
+create function fairq.retry_task(p_id bigint) returns boolean
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_sequence bigint := nextval('fairq.task_ids');
+  v_task record;
+begin
+  with ended as (
+    delete from fairq.finished_tasks f
+    using fairq._shards(null) s(shard_no)
+    where f.shard_no = s.shard_no
+      and f.id = p_id
+      and f.outcome <> 'succeeded'
+    returning f.*
+  )
+  insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, cost, attempt, max_attempts,
+    timeout, idempotency_key, concurrency_key, headers, payload)
+  select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, 'overflow', e.priority, e.created_at, v_now, e.cost, e.attempt,
+    greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
+  from ended e
+  returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+
+  if not found then
+    update fairq.tasks t
+    set state = 'overflow', sequence = v_sequence, run_at = v_now
+    from fairq._shards(null) s(shard_no)
+    where t.shard_no = s.shard_no
+      and t.id = p_id
+      and t.state = 'scheduled'
+    returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+    if not found then
+      return false;
+    end if;
+  end if;
+
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
+  values (v_task.shard_no, v_task.queue, v_task.group_key, v_task.priority, v_sequence);
+  perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = v_task.queue and q.notify;
+  return true;
+end;
+$$;
+comment on function fairq.retry_task(bigint) is 'Runs an ended task again, or a scheduled one now. False: there is no such task.';

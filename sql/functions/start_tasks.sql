@@ -1,0 +1,40 @@
+-- Prefetch only: claimed tasks begin to run. Ownership, lease and deadline are looked at once more, before any user code runs: a task whose
+-- claim ran out or was taken over is missing in the answer, one whose deadline passed in the buffer ends as expired and is missing too.
+-- Returns the ids to run.
+-- Raises QF011 arrays of different length.
+-- Locks: tasks, the rows named.
+create function fairq.start_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
+returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+  v_ids bigint[];
+  v_expired bigint[];
+begin
+  for v_shard_no in select fairq._shards(p_shard_no) loop
+    v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, 'claimed');
+    select array_agg(t.id) into v_expired
+    from fairq.tasks t
+    where t.shard_no = v_shard_no
+      and t.id = any(v_ids)
+      and t.expires_at <= v_now;
+    if v_expired is not null then
+      perform fairq._end_tasks(v_shard_no, v_expired, 'expired', null, v_now);
+    end if;
+    return query
+      update fairq.tasks t
+      set state = 'running', started_at = v_now, lease_expires_at = null
+      where t.shard_no = v_shard_no
+        and t.id = any(v_ids)
+        and t.lease_expires_at > v_now
+      returning t.id;
+  end loop;
+end;
+$$;
+comment on function fairq.start_tasks(bigint, bigint[], integer[], integer) is
+  'Prefetch: claimed tasks begin to run. Returns the ids that the worker still holds.';

@@ -1,0 +1,71 @@
+-- Four roles, none of which can log in: grant them to the users that do. Nothing is granted to PUBLIC.
+--   fairq_enqueue   applications: create, cancel, read a result
+--   fairq_work      workers: pop, finish, heartbeat, maintain
+--   fairq_observe   dashboards: views and explain_task; no payloads
+--   fairq_admin     operators: all of it, and the settings
+do $$
+declare
+  v_role text;
+begin
+  foreach v_role in array array['fairq_enqueue', 'fairq_work', 'fairq_observe', 'fairq_admin'] loop
+    begin
+      -- Roles belong to the whole cluster: another database may have made them, perhaps at this very moment.
+      if not exists (select from pg_catalog.pg_roles r where r.rolname = v_role) then
+        execute format('create role %I nologin', v_role);
+      end if;
+    exception when duplicate_object or unique_violation then
+      null;
+    end;
+  end loop;
+end;
+$$;
+
+revoke all on schema fairq from public;
+revoke all on all tables in schema fairq from public;
+revoke all on all sequences in schema fairq from public;
+revoke all on all functions in schema fairq from public;
+
+grant usage on schema fairq to fairq_enqueue, fairq_work, fairq_observe, fairq_admin;
+grant execute on all functions in schema fairq to fairq_admin;
+grant select, insert, update, delete on all tables in schema fairq to fairq_admin;
+grant usage on all sequences in schema fairq to fairq_admin;
+
+grant execute on function
+  fairq.create_task(text, jsonb, text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text, jsonb, boolean),
+  fairq.create_tasks(text[], jsonb[], text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text[], text[], jsonb, integer[], double precision[], boolean),
+  fairq.cancel_task(bigint),
+  fairq._check_task(text, jsonb, integer, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text),
+  fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint),
+  fairq._refuse_queue(text),
+  fairq._shard_of(text, integer),
+  fairq._shards(integer),
+  fairq._now()
+to fairq_enqueue, fairq_work;
+grant select on fairq.settings, fairq.queues to fairq_enqueue, fairq_work, fairq_observe;
+grant insert on fairq.tasks, fairq.rings, fairq.cancellations to fairq_enqueue;
+grant select (shard_no, id, queue, group_key, state, worker_id) on fairq.tasks to fairq_enqueue;
+grant select (shard_no, id, outcome, finished_at, result, error) on fairq.finished_tasks to fairq_enqueue;
+grant select, insert on fairq.idempotency_keys to fairq_enqueue;
+grant usage on sequence fairq.task_ids, fairq.ring_ids to fairq_enqueue, fairq_work;
+
+grant execute on all functions in schema fairq to fairq_work;
+revoke execute on function
+  fairq.configure_cluster(integer, integer),
+  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean)
+from fairq_work;
+grant select, insert, update, delete on
+  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps,
+  fairq.finished_tasks, fairq.finished_tasks_default, fairq.attempts, fairq.attempts_default
+to fairq_work;
+-- A row lock asks for the right to update; these rows are never updated.
+grant select, update on fairq.domains, fairq.maintenance to fairq_work;
+grant select on fairq.groups to fairq_work;
+grant usage on sequence fairq.worker_ids to fairq_work;
+
+grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(integer, integer) to fairq_observe;
+grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
+grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups to fairq_observe;
+grant select (shard_no, id, sequence, queue, group_key, kind, state, priority, block, position, worker_id, created_at, run_at, expires_at,
+  started_at, lease_expires_at, cost, attempt, max_attempts, counted, concurrency_key) on fairq.tasks to fairq_observe;
+grant select (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at, started_at, finished_at,
+  cost, attempt, max_attempts, concurrency_key) on fairq.finished_tasks to fairq_observe;

@@ -1,0 +1,46 @@
+-- Constants and arithmetic. Tiny, immutable, without "set search_path": so they are inlined into the statements that use them.
+
+create function fairq._round() returns bigint
+language sql
+immutable
+parallel safe
+as $$ select 1048576::bigint $$;
+comment on function fairq._round() is
+  'Length of one round of the round robin in units of the virtual time: a task of cost 1 in a group of weight 1 moves its group by this much.';
+
+create function fairq._step(p_cost double precision, p_weight double precision) returns bigint
+language sql
+immutable
+parallel safe
+as $$ select greatest(1, ceil(fairq._round() * p_cost / p_weight))::bigint $$;
+comment on function fairq._step(double precision, double precision) is
+  'How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address.';
+
+create function fairq._newcomer_position(p_sequence bigint) returns bigint
+language sql
+immutable
+parallel safe
+as $$ select p_sequence - 4611686018427387904 $$;
+comment on function fairq._newcomer_position(bigint) is
+  'Position of the first task of a group that was idle: before every lane number of the same block, first come first served among newcomers.';
+
+create function fairq._shard_of(p_group_key text, p_shard_count integer) returns integer
+language sql
+immutable
+parallel safe
+as $$
+  select case
+    when p_shard_count = 1 then 0
+    else (('x' || left(md5(p_group_key), 15))::bit(60)::bigint % p_shard_count)::integer
+  end
+$$;
+comment on function fairq._shard_of(text, integer) is
+  'The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.';
+
+create function fairq._now() returns timestamptz
+language sql
+volatile
+parallel safe
+as $$ select coalesce(nullif(current_setting('fairq.now', true), '')::timestamptz, clock_timestamp()) $$;
+comment on function fairq._now() is
+  'The one clock of the engine: the wall clock, or the session setting fairq.now, which only tests set. Never now(): a lease must not stand still in a long transaction.';

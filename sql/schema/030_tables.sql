@@ -1,0 +1,323 @@
+-- Lock order of the engine. Whoever needs several of these takes them from top to bottom:
+--   1. idempotency_keys     create_task, equal keys wait for each other; nothing else waits here
+--   2. domains              promotion, one at a time per (shard, queue); only this row lock is ever waited for by the engine
+--   3. tasks                overflow, blocked and scheduled rows change only under the domain's lock;
+--                           queued rows leave by pop or promotion, both "skip locked";
+--                           claimed and running rows change by their holder, or by recovery with "skip locked"
+--   4. lanes, ticks         written under the domain's lock only
+-- Everything an application's transaction touches (tasks, rings, cancellations) it only inserts.
+--
+-- shard_no is the first column of every key and every index, and every hot statement names it: no call touches two shards.
+-- settings and queues are the same everywhere (reference tables, should the shards ever live on several machines).
+
+create sequence fairq.task_ids;
+comment on sequence fairq.task_ids is 'Ids of tasks, and the order in which tasks of a group became runnable.';
+
+create sequence fairq.worker_ids;
+comment on sequence fairq.worker_ids is 'Ids of workers. Never reused, so a late message of a lost worker names nobody else.';
+
+create sequence fairq.ring_ids;
+comment on sequence fairq.ring_ids is 'Order of the rings of one transaction; compared within a transaction only.';
+
+create table fairq.settings (
+  singleton boolean primary key default true,
+  shard_count integer not null default 1,
+  payload_limit integer not null default 1048576,
+  max_running integer,
+  constraint settings_has_one_row check (singleton),
+  constraint shard_count_in_range check (shard_count between 1 and 4096),
+  constraint payload_limit_in_range check (payload_limit between 1 and 268435456),
+  constraint max_running_not_negative check (max_running >= 0)
+);
+comment on table fairq.settings is 'Settings of the whole installation, one row. Change them with fairq.configure_cluster().';
+comment on column fairq.settings.shard_count is 'Number of shards. Fixed once tasks exist.';
+comment on column fairq.settings.payload_limit is 'Largest payload that create_task accepts, in bytes of its text form.';
+comment on column fairq.settings.max_running is 'Most tasks in flight at once over all queues and workers; null: no cap.';
+
+create table fairq.queues (
+  queue text collate "C" primary key,
+  ready_target integer,
+  max_attempts integer not null default 5,
+  retry_base interval not null default '1 second',
+  retry_cap interval not null default '10 minutes',
+  retention interval not null default '7 days',
+  notify boolean not null default true,
+  weight double precision not null default 1,
+  max_running integer,
+  group_max_running integer,
+  paused_at timestamptz,
+  constraint queue_name_in_range check (octet_length(queue) between 1 and 200),
+  constraint ready_target_positive check (ready_target >= 1),
+  constraint max_attempts_positive check (max_attempts >= 1),
+  constraint retry_base_not_negative check (retry_base >= interval '0'),
+  constraint retry_cap_not_negative check (retry_cap >= interval '0'),
+  constraint retention_not_negative check (retention >= interval '0'),
+  constraint weight_in_range check (weight between 0.001 and 1000),
+  constraint max_running_not_negative check (max_running >= 0),
+  constraint group_max_running_not_negative check (group_max_running >= 0)
+);
+comment on table fairq.queues is 'Queues and their settings. Change them with fairq.configure_queue().';
+comment on column fairq.queues.ready_target is 'How many tasks are kept queued, ready to be popped; null: four times the slots of the live workers, at least 1000.';
+comment on column fairq.queues.max_attempts is 'Attempts of a task that names no number of its own.';
+comment on column fairq.queues.retry_base is 'Back-off before the second attempt; doubled for every further one.';
+comment on column fairq.queues.retry_cap is 'Longest back-off.';
+comment on column fairq.queues.retention is 'How long ended tasks and attempts are kept.';
+comment on column fairq.queues.notify is 'Whether new work is announced by NOTIFY. NOTIFY takes a database-wide lock at commit; polling works without.';
+comment on column fairq.queues.weight is 'Weight of groups that have none of their own.';
+comment on column fairq.queues.max_running is 'Most tasks in flight at once in this queue; null: no cap.';
+comment on column fairq.queues.group_max_running is 'Most tasks in flight at once for each group that has no cap of its own; null: no cap.';
+comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
+
+create table fairq.groups (
+  shard_no integer not null,
+  queue text collate "C" not null,
+  group_key text collate "C" not null,
+  weight double precision,
+  max_running integer,
+  paused_at timestamptz,
+  primary key (shard_no, queue, group_key),
+  constraint weight_in_range check (weight between 0.001 and 1000),
+  constraint max_running_not_negative check (max_running >= 0)
+);
+comment on table fairq.groups is 'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue.';
+
+create table fairq.domains (
+  shard_no integer not null,
+  queue text collate "C" not null,
+  primary key (shard_no, queue)
+);
+comment on table fairq.domains is
+  'One row per shard and queue, never updated: its row lock makes promotion one at a time. Unlike an advisory lock it is held on the node where the data is.';
+
+create table fairq.tasks (
+  shard_no integer not null,
+  priority integer not null,
+  id bigint not null,
+  sequence bigint not null,
+  block bigint,
+  position bigint,
+  worker_id bigint,
+  created_at timestamptz not null,
+  run_at timestamptz not null,
+  expires_at timestamptz,
+  started_at timestamptz,
+  lease_expires_at timestamptz,
+  cost double precision not null,
+  attempt integer not null default 0,
+  max_attempts integer not null,
+  counted boolean not null default false,
+  queue text collate "C" not null,
+  state text collate "C" not null,
+  group_key text collate "C" not null,
+  kind text collate "C" not null,
+  timeout interval,
+  idempotency_key text collate "C",
+  concurrency_key text collate "C",
+  headers jsonb,
+  payload jsonb not null,
+  constraint tasks_pkey primary key (shard_no, id),
+  constraint state_is_known check (state in ('scheduled', 'overflow', 'blocked', 'queued', 'claimed', 'running')),
+  constraint address_iff_queued check ((block is not null and position is not null) = (state in ('queued', 'claimed', 'running'))),
+  constraint worker_iff_held check ((worker_id is not null) = (state in ('claimed', 'running'))),
+  constraint cost_positive check (cost > 0 and cost < 'infinity'),
+  constraint attempt_in_range check (attempt between 0 and max_attempts)
+);
+comment on table fairq.tasks is 'Live tasks. The truth: lanes, rings and ticks can be rebuilt from it.';
+comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable.';
+comment on column fairq.tasks.block is 'Block address: virtual start time, 2^20 units per round. Kept while the task is held, for explanation only.';
+comment on column fairq.tasks.position is 'Order inside the block: the lane number, or a newcomer''s place before all lane numbers.';
+comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off.';
+comment on column fairq.tasks.expires_at is 'Past this time the task is not started any more.';
+comment on column fairq.tasks.lease_expires_at is 'End of the claim lease of a prefetched task.';
+comment on column fairq.tasks.attempt is 'Attempts begun. Together with worker_id the fencing token of a holder.';
+comment on column fairq.tasks.counted is 'The task holds one of its group''s places (the group had a cap when it was promoted).';
+comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';
+
+create table fairq.finished_tasks (
+  shard_no integer not null,
+  priority integer not null,
+  id bigint not null,
+  worker_id bigint,
+  created_at timestamptz not null,
+  run_at timestamptz not null,
+  expires_at timestamptz,
+  started_at timestamptz,
+  finished_at timestamptz not null,
+  cost double precision not null,
+  attempt integer not null,
+  max_attempts integer not null,
+  queue text collate "C" not null,
+  outcome text collate "C" not null,
+  group_key text collate "C" not null,
+  kind text collate "C" not null,
+  timeout interval,
+  idempotency_key text collate "C",
+  concurrency_key text collate "C",
+  headers jsonb,
+  payload jsonb not null,
+  result jsonb,
+  error jsonb,
+  constraint outcome_is_known check (outcome in ('succeeded', 'failed', 'cancelled', 'expired'))
+) partition by range (finished_at);
+comment on table fairq.finished_tasks is 'Ended tasks, partitioned by day; days beyond the retention are dropped by fairq.maintain().';
+create table fairq.finished_tasks_default partition of fairq.finished_tasks default;
+comment on table fairq.finished_tasks_default is 'Catches what has no day of its own yet.';
+
+create table fairq.attempts (
+  shard_no integer not null,
+  task_id bigint not null,
+  worker_id bigint,
+  started_at timestamptz,
+  ended_at timestamptz not null,
+  attempt integer not null,
+  outcome text collate "C" not null,
+  error jsonb,
+  constraint outcome_is_known check (outcome in ('retry', 'worker_lost', 'released', 'lease_expired'))
+) partition by range (ended_at);
+comment on table fairq.attempts is 'Attempts that did not end their task: append-only, partitioned by day.';
+create table fairq.attempts_default partition of fairq.attempts default;
+comment on table fairq.attempts_default is 'Catches what has no day of its own yet.';
+
+create table fairq.rings (
+  shard_no integer not null,
+  freed integer not null default 0,
+  xid xid8 not null default pg_current_xact_id(),
+  ring_id bigint not null default nextval('fairq.ring_ids'),
+  sequence bigint,
+  due_at timestamptz,
+  cancelled_id bigint,
+  priority integer,
+  queue text collate "C" not null,
+  group_key text collate "C" not null
+);
+comment on table fairq.rings is
+  'Doorbells: "look at this group". Append-only; promotion consumes each exactly once, by transaction id, without touching it; fairq.maintain() sweeps them.';
+comment on column fairq.rings.xid is 'The transaction that rings: visible to a promotion''s snapshot or still pending.';
+comment on column fairq.rings.ring_id is 'Tells apart what a transaction rang before and after a promotion of its own.';
+comment on column fairq.rings.sequence is 'With priority: the first task announced; lowers the lane''s cursor.';
+comment on column fairq.rings.due_at is 'A scheduled task was added: look again at this time.';
+comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
+comment on column fairq.rings.cancelled_id is 'The task to cancel, while it is waiting.';
+
+create type fairq.cursor as (priority integer, sequence bigint);
+comment on type fairq.cursor is 'A priority level of a lane: no overflow task of this priority lies before the sequence.';
+
+create table fairq.lanes (
+  shard_no integer not null,
+  last_priority integer not null default 0,
+  lane_no bigint not null,
+  version bigint not null,
+  finish bigint not null,
+  position bigint not null,
+  weight double precision not null,
+  in_flight integer not null default 0,
+  max_running integer,
+  admissible boolean not null,
+  queue text collate "C" not null,
+  group_key text collate "C" not null,
+  cursors fairq.cursor[] not null,
+  constraint lanes_pkey primary key (shard_no, queue, group_key, version)
+);
+comment on table fairq.lanes is
+  'A group''s state in the engine. Replaced (insert version n+1, delete version n), never updated: the newest version is one index step away however many dead ones lie behind it.';
+comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: its position in every block.';
+comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the group''s next task starts, at the earliest.';
+comment on column fairq.lanes.position is 'Position of the group''s next task.';
+comment on column fairq.lanes.in_flight is 'Counted tasks that are queued, claimed or running.';
+comment on column fairq.lanes.admissible is 'Has overflow that may be promoted now.';
+comment on column fairq.lanes.cursors is 'Where its overflow begins, per priority level, highest first; empty: it has none.';
+comment on column fairq.lanes.last_priority is 'Priority of the task promoted last: a higher one that comes later overtakes it.';
+
+create table fairq.ticks (
+  shard_no integer not null,
+  written_by xid not null default pg_current_xact_id()::xid,
+  tick bigint not null,
+  created_at timestamptz not null,
+  clock bigint not null,
+  top bigint not null,
+  horizon bigint,
+  horizon_position bigint,
+  refill_block bigint,
+  next_xid xid8 not null,
+  heard_xid xid8 not null,
+  heard_ring bigint not null,
+  next_due_at timestamptz,
+  lane_count bigint not null,
+  queue text collate "C" not null,
+  pending xid8[] not null,
+  constraint ticks_pkey primary key (shard_no, queue, tick),
+  constraint horizon_is_whole check ((horizon is null) = (horizon_position is null))
+);
+comment on table fairq.ticks is 'What promotion has seen and decided, append-only, read newest first.';
+comment on column fairq.ticks.written_by is
+  'Transaction that wrote this row. After a dump is restored it differs from the row''s xmin: the horizon below means nothing then, and the engine rebuilds its state.';
+comment on column fairq.ticks.clock is 'The block being served. Nothing is ever queued before it again: the lower bound of every scan of the ready index.';
+comment on column fairq.ticks.top is 'Highest block ever assigned.';
+comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
+comment on column fairq.ticks.refill_block is 'When pops get here the ready set is half empty.';
+comment on column fairq.ticks.next_xid is 'Rings of this transaction and later ones are new.';
+comment on column fairq.ticks.pending is 'Earlier transactions that were still running: their rings are new as well.';
+comment on column fairq.ticks.heard_xid is 'The transaction that wrote the tick: no snapshot lists it, and of its own rings it has heard those up to heard_ring.';
+comment on column fairq.ticks.next_due_at is 'When the next scheduled task becomes due.';
+comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
+
+create table fairq.idempotency_keys (
+  shard_no integer not null,
+  task_id bigint not null,
+  created_at timestamptz not null,
+  queue text collate "C" not null,
+  group_key text collate "C" not null,
+  idempotency_key text collate "C" not null,
+  fingerprint text not null,
+  primary key (shard_no, queue, group_key, idempotency_key)
+);
+comment on table fairq.idempotency_keys is 'Keys in use, per group: a second create_task with the same key and payload gets the id of the first.';
+
+create table fairq.cancellations (
+  shard_no integer not null,
+  task_id bigint not null,
+  requested_at timestamptz not null
+);
+comment on table fairq.cancellations is 'Wishes to cancel, append-only: promotion ends waiting tasks, holders learn of theirs with the heartbeat.';
+
+create table fairq.workers (
+  shard_no integer not null,
+  slots integer not null,
+  worker_id bigint not null,
+  registered_at timestamptz not null,
+  lease interval not null,
+  name text not null,
+  queues text[] not null,
+  primary key (shard_no, worker_id),
+  constraint slots_positive check (slots >= 1),
+  constraint lease_positive check (lease > interval '0')
+);
+comment on table fairq.workers is 'Workers that are alive, or not yet known to be lost. Rows never change.';
+comment on column fairq.workers.lease is 'A worker without a heartbeat for this long is lost; its tasks go to others.';
+
+create table fairq.heartbeats (
+  shard_no integer not null,
+  worker_id bigint not null,
+  beat_at timestamptz not null,
+  primary key (shard_no, worker_id, beat_at)
+);
+comment on table fairq.heartbeats is 'Signs of life. Replaced, never updated; the newest is read.';
+
+create table fairq.sweeps (
+  shard_no integer not null,
+  floor bigint not null,
+  what text collate "C" not null,
+  primary key (shard_no, what, floor)
+);
+comment on table fairq.sweeps is
+  'How far fairq.maintain() has come, per kind of sweep: the next one starts there, not at the dead rows of the past. Replaced, never updated.';
+
+create table fairq.maintenance (
+  shard_no integer primary key
+);
+comment on table fairq.maintenance is 'One row per shard, never updated: its row lock lets one fairq.maintain() run at a time.';
+
+insert into fairq.settings default values;
+insert into fairq.queues (queue) values ('default');
+insert into fairq.domains (shard_no, queue) values (0, 'default');
+insert into fairq.maintenance (shard_no) values (0);

@@ -1,0 +1,35 @@
+-- Every index of fairq.tasks is partial on its state, so a task stands in at most two of them at a time (the primary key and one more).
+
+-- pop_tasks, the clock: tasks in served order, from the clock on.
+create index tasks_ready_idx on fairq.tasks (shard_no, queue, block, position) where state = 'queued';
+
+-- promotion: a group's waiting tasks, from the lane's cursor on.
+create index tasks_overflow_idx on fairq.tasks (shard_no, queue, group_key, priority desc, sequence) where state = 'overflow';
+
+-- promotion: scheduled tasks that are due.
+create index tasks_due_idx on fairq.tasks (shard_no, queue, run_at) where state = 'scheduled';
+
+-- heartbeat, recovery: what a worker holds.
+create index tasks_held_idx on fairq.tasks (shard_no, worker_id) where worker_id is not null;
+
+-- maintain: deadlines passed while waiting.
+create index tasks_expiry_idx on fairq.tasks (shard_no, expires_at)
+  where expires_at is not null and state in ('scheduled', 'overflow', 'blocked', 'queued');
+
+-- maintain: claims whose lease ran out (prefetch only).
+create index tasks_claim_lease_idx on fairq.tasks (shard_no, lease_expires_at) where state = 'claimed';
+
+-- promotion: new rings, by transaction.
+create index rings_xid_idx on fairq.rings (shard_no, queue, xid);
+
+-- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
+create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
+
+-- result, explain_task, retry_task: an ended task by id.
+create index finished_tasks_id_idx on fairq.finished_tasks (shard_no, id);
+
+-- explain_task: the attempts of a task.
+create index attempts_task_idx on fairq.attempts (shard_no, task_id);
+
+-- heartbeat: is this task to be cancelled?
+create index cancellations_task_idx on fairq.cancellations (shard_no, task_id);

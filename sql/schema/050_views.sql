@@ -1,0 +1,35 @@
+create view fairq.queue_stats as
+select q.queue,
+  count(*) filter (where t.state = 'scheduled') as scheduled,
+  count(*) filter (where t.state = 'overflow') as overflow,
+  count(*) filter (where t.state = 'blocked') as blocked,
+  count(*) filter (where t.state = 'queued') as queued,
+  count(*) filter (where t.state = 'claimed') as claimed,
+  count(*) filter (where t.state = 'running') as running,
+  count(distinct t.group_key) filter (where t.state in ('overflow', 'blocked', 'queued')) as waiting_groups,
+  min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
+from fairq.queues q
+left join fairq.tasks t on t.queue = q.queue
+group by q.queue;
+comment on view fairq.queue_stats is 'Live tasks per queue and state. Counts all live tasks: for people and dashboards, not for a tight loop.';
+
+create view fairq.group_stats as
+select t.queue, t.group_key,
+  count(*) filter (where t.state = 'scheduled') as scheduled,
+  count(*) filter (where t.state = 'overflow') as overflow,
+  count(*) filter (where t.state = 'blocked') as blocked,
+  count(*) filter (where t.state = 'queued') as queued,
+  count(*) filter (where t.state = 'claimed') as claimed,
+  count(*) filter (where t.state = 'running') as running,
+  min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
+from fairq.tasks t
+group by t.queue, t.group_key;
+comment on view fairq.group_stats is 'Live tasks per queue, group and state. Counts all live tasks.';
+
+create view fairq.worker_stats as
+select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease,
+  (select max(h.beat_at) from fairq.heartbeats h where h.shard_no = w.shard_no and h.worker_id = w.worker_id) as beat_at,
+  (select count(*) from fairq.tasks t where t.shard_no = any(array(select d.shard_no from fairq.domains d)) and t.worker_id = w.worker_id) as held
+from fairq.workers w
+where w.shard_no = 0;
+comment on view fairq.worker_stats is 'Workers, their last sign of life and how many tasks they hold.';
