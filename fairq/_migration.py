@@ -158,7 +158,7 @@ _alembic = threading.RLock()
 
 
 def _run_alone(conn: Connection, step: Step) -> None:
-    if step.direction == "up":
+    if _before(step) is None:
         _refuse_strangers(conn)
         _execute(conn, install._BOOTSTRAP)
     config = Config()
@@ -219,9 +219,7 @@ def _execute(bind: Connection, text: str) -> None:
 
 def run_revision(revision: Revision, direction: Direction) -> None:
     context = alembic.op.get_context()
-    version_before = _before(revision)
-    result = revision.id if direction == "up" else version_before
-    step = Step(revision, direction, result)
+    step = Step(revision, direction, revision.id if direction == "up" else _below(revision))
     ours = (context.version_table_schema, context.version_table) == (install.SCHEMA, install.VERSION_TABLE)
     if context.as_sql:
         _emit(context.impl.static_output, step)
@@ -233,15 +231,20 @@ def run_revision(revision: Revision, direction: Direction) -> None:
     # Somebody else's tree, with a version table of its own. fairq.schema_version stays the truth about the
     # schema: a step that `fairq migrate` or another revision has taken already is not taken again.
     _execute(bind, _LOCK)
-    if install.plan(_version(bind), result)[:1] == [step]:
-        if direction == "up":
+    if install.plan(_version(bind), step.result)[:1] == [step]:
+        if _before(step) is None:
             _refuse_strangers(bind)
             _execute(bind, install._BOOTSTRAP)
         _execute(bind, revision.text(direction))
-        _execute(bind, install._record(result))
+        _execute(bind, install._record(step.result))
 
 
-def _before(revision: Revision) -> str | None:
+def _before(step: Step) -> str | None:
+    """The version on which a step builds."""
+    return _below(step.revision) if step.direction == "up" else step.revision.id
+
+
+def _below(revision: Revision) -> str | None:
     known = install.revisions()
     index = known.index(revision)
     return known[index - 1].id if index else None
@@ -249,9 +252,8 @@ def _before(revision: Revision) -> str | None:
 
 def _emit(output: Any, step: Step) -> None:
     """Alembic's offline output: the step with its guard, in whatever transaction the user's env.py opens."""
-    before = _before(step.revision) if step.direction == "up" else step.revision.id
-    output(install._guard(before))
-    if step.direction == "up":
+    output(install._guard(_before(step)))
+    if _before(step) is None:
         output(install._BOOTSTRAP)
     output(step.revision.text(step.direction))
     output(install._record(step.result))

@@ -413,7 +413,7 @@ def script(start: str = BASE, to: str = HEAD) -> str:
         parts += [
             f"\n-- {step.revision.stem}, {step.direction}\nbegin;\n",
             _guard(version),
-            _BOOTSTRAP if step.direction == "up" else "",
+            _BOOTSTRAP if version is None else "",
             step.revision.text(step.direction),
             _record(step.result),
             "commit;\n",
