@@ -6,6 +6,7 @@ pytest-xdist together.
 
 import contextlib
 import os
+import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +29,7 @@ SETTINGS: dict[str, embedded.Setting] = {
     "log_lock_waits": True,
 }
 BACKENDS = ("dsn", "docker", "embedded")
+_USERS_DOCKER_SOCKET = str(Path.home() / ".docker/run/docker.sock")
 DOCKER_IMAGE = "postgres:17"
 
 
@@ -84,13 +86,15 @@ def choose(env: Mapping[str, str], docker_answers: Callable[[], bool]) -> Choice
 
 def docker_answers() -> bool:
     """Ask the daemon; the client library is only imported where there may be one."""
-    sockets = (Path("/var/run/docker.sock"), Path.home() / ".docker/run/docker.sock")
-    if not os.environ.get("DOCKER_HOST") and not any(path.exists() for path in sockets):
+    host = os.environ.get("DOCKER_HOST", "")
+    sockets = [host.removeprefix("unix://")] if host else ["/var/run/docker.sock", _USERS_DOCKER_SOCKET]
+    if (not host or host.startswith("unix://")) and not any(map(_accepts, sockets)):
         return False
     import docker
 
+    # A given version spares the constructor its own request, whose connection it would not close on failure.
     try:
-        client = docker.from_env(timeout=3)
+        client = docker.from_env(version="1.24", timeout=3)
     except docker.errors.DockerException:
         return False
     try:
@@ -99,6 +103,16 @@ def docker_answers() -> bool:
         return False
     finally:
         client.close()
+
+
+def _accepts(path: str) -> bool:
+    # The client library leaks its socket where nobody listens.
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True
 
 
 @contextlib.contextmanager

@@ -1,0 +1,59 @@
+# Everything runs in a virtual environment, .venv, that is made on first use. See docs/how-to/run-the-tests.md.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format test-matrix test-shards ci clean
+
+PYTHON ?= python3
+export PYTHON
+
+# How many processes run tests, and what else to tell pytest: make test ARGS="-k overflow -x"
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+ARGS ?=
+PYTEST = -n $(JOBS) $(ARGS)
+
+# The PostgreSQL programs of `make test-matrix`, as npm names them.
+POSTGRES ?= 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
+
+VENV_INPUTS = pyproject.toml constraints.txt .ci/venv
+
+help: ## Say what can be made (this text)
+	@echo "fairq: a multi-tenant fair queue that lives in PostgreSQL"
+	@echo
+	@echo "Nothing needs to be installed but Python 3.11, git and make. Start with:"
+	@echo "  make demo"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-16s%s\n", $$1, $$2}'
+	@echo
+	@echo "Variables: JOBS=2 (test processes), ARGS='-k overflow -x' (for pytest), PYTHON=/path/to/python3,"
+	@echo "FAIRQ_PG_BIN, FAIRQ_TEST_DSN, FAIRQ_TEST_BACKEND (see docs/how-to/run-the-tests.md)"
+
+demo: .venv/.demo ## Watch Bob's 10,000 tasks and everybody else's run side by side
+	@.venv/bin/python -m fairq demo $(ARGS)
+
+test: .venv/.dev ## Run all tests
+	@.venv/bin/python -m pytest $(PYTEST)
+
+check: .venv/.dev ## Run the static checks: ruff, mypy, squawk, plpgsql_check, generated code
+	@.ci/check
+
+format: .venv/.dev ## Lay out the Python code
+	@.venv/bin/python -m ruff check --fix-only --quiet . ; .venv/bin/python -m ruff format .
+
+test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs npm)
+	@.ci/matrix $(POSTGRES) -- $(PYTEST)
+
+test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
+	@FAIRQ_TEST_SHARDS=16 .venv/bin/python -m pytest $(PYTEST)
+
+ci: ## Run what every change must pass
+	@.ci/run
+
+clean: ## Remove everything that was made here
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.demo: $(VENV_INPUTS)
+	@.ci/venv demo
+
+.venv/.dev: $(VENV_INPUTS)
+	@.ci/venv dev
