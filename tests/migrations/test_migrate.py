@@ -110,8 +110,7 @@ def test_a_step_that_fails_leaves_the_version_before_it(history: History, empty_
     assert conn.execute("select to_regclass('fairq.half')").fetchone() == (None,)
 
 
-# --- Many at once
-# -----------------------------------------------------------------------------------------------
+# --- Many at once ---------------------------------------------------------------------------------
 
 
 def test_twenty_at_once_do_no_harm(history: History, empty_database: Database) -> None:
@@ -146,8 +145,7 @@ def test_threads_of_one_process_take_turns(history: History, empty_database: Dat
     assert version(empty_database) == history.head
 
 
-# --- Locks
-# ---------------------------------------------------------------------------------------------------------
+# --- Locks ----------------------------------------------------------------------------------------
 
 
 def test_behind_a_lock_it_steps_aside_again_and_again_until_the_lock_is_free(
@@ -260,8 +258,7 @@ def test_a_killed_migration_leaves_the_database_as_it_was(history: History, empt
     assert install.migrate(empty_database.dsn).after == history.head
 
 
-# --- Other people's databases
-# ----------------------------------------------------------------------------------------
+# --- Other people's databases ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", ["head", "1", "base"])
@@ -328,8 +325,7 @@ def test_settings_of_the_role_do_not_change_the_result(empty_database: Database,
     assert_same(conn, with_options)
 
 
-# --- Downgrades keep what is the user's
-# -----------------------------------------------------------------------------
+# --- Downgrades keep what is the user's -----------------------------------------------------------
 
 TASK = "insert into fairq.groups (shard_no, queue, group_key) values (0, 'default', 'bob')"
 
@@ -369,8 +365,7 @@ def test_what_others_have_built_on_fairq_stops_a_downgrade(database: Database) -
     assert conn.execute("select count(*) from public.waiting").fetchone() == (0,)
 
 
-# --- Reading the version
-# ------------------------------------------------------------------------------------------------
+# --- Reading the version --------------------------------------------------------------------------
 
 
 def test_reading_the_version_changes_nothing_about_the_transaction(db: psycopg.Connection[Any]) -> None:

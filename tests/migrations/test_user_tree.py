@@ -115,7 +115,7 @@ def caller(history: History, tmp_path: Path) -> Tree:
         "own_1",
         None,
         '    install.upgrade(op.get_bind(), to="1")\n' + OWN_UP,
-        OWN_DOWN + "\n    install.downgrade(op.get_bind())",
+        OWN_DOWN + '\n    install.downgrade(op.get_bind(), start="1")',
     )
     tree.add(
         "own_2",
@@ -143,8 +143,7 @@ def by_migrate(conn: psycopg.Connection[Any], dsn: str, to: str = "head") -> dic
     return built
 
 
-# --- As a branch
-# ---------------------------------------------------------------------------------------------------
+# --- As a branch ----------------------------------------------------------------------------------
 
 
 def test_a_branch_builds_what_fairq_migrate_builds(
@@ -248,8 +247,7 @@ def test_an_asyncpg_connection_runs_the_files_as_well(
     assert differences(expected, catalog(conn), "psycopg", "asyncpg") == []
 
 
-# --- Called from a revision
-# ------------------------------------------------------------------------------------------
+# --- Called from a revision -----------------------------------------------------------------------
 
 
 def test_a_users_revision_may_call_fairq_between_its_own_operations(
