@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
@@ -62,10 +63,13 @@ def model_class_name(name: Name, catalog: Catalog, options: Options) -> str:
 
 def identifier(name: str, fallback: str) -> str:
     """A name that Python accepts: odd signs become `_`, a keyword gets one behind, a digit one in front."""
-    if not re.search(r"\w", name):
+    # Python reads identifiers in this form, so two names that differ in it only would be one.
+    normal = unicodedata.normalize("NFKC", name)
+    cleaned = "".join(char if f"_{char}".isidentifier() else "_" for char in normal)
+    if not cleaned.strip("_") and normal.strip("_"):
         return fallback
-    cleaned = re.sub(r"\W", "_", name)
-    if cleaned[0].isdigit():
+    cleaned = cleaned or fallback
+    if not cleaned.isidentifier():
         cleaned = "_" + cleaned
     return cleaned + "_" if keyword.iskeyword(cleaned) else cleaned
 

@@ -148,3 +148,13 @@ def write_response(files: dict[str, str], *, json: bool) -> bytes:
         return json_format.MessageToJson(response, indent=None, preserving_proto_field_name=True).encode()
     serialised: bytes = response.SerializeToString()
     return serialised
+
+
+def read_response(data: bytes) -> Any:
+    """What `write_response` wrote; sqlc reads it, and so do tests."""
+    response = _GenerateResponse()
+    if is_json(data):
+        json_format.Parse(data, response)
+    else:
+        response.ParseFromString(data)
+    return response

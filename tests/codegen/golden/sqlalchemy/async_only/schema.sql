@@ -1,0 +1,1 @@
+create table books (id int primary key, title text not null);

@@ -1,0 +1,2 @@
+-- name: WorstBox :one
+select max(id)::int from boxes;

@@ -1,0 +1,15 @@
+create schema people;
+create table people (id int primary key);
+create table people.people (id int primary key);
+create table wolves (id int primary key);
+create table boxes (id int primary key);
+create table statuses (id int primary key);
+create table campus (id int primary key);
+create table meta (id int primary key);
+create table data (id int primary key);
+create table series (id int primary key);
+create table user_children (id int primary key);
+create table "Queries" (id int primary key);
+create table canvas (id int primary key);
+create view addresses as select id from boxes;
+create materialized view buses as select id from boxes;

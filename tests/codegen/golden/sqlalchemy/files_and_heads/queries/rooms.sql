@@ -1,0 +1,2 @@
+-- name: GetRoom :one
+select id, name from rooms where id = $1;

@@ -1,0 +1,2 @@
+-- name: Extras :execrows
+update visits set extra = $1, fee = $2;

@@ -1,0 +1,2 @@
+-- name: WithNotes :many
+select notes from visits where notes && $1::text[];

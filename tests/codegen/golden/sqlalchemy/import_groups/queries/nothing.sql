@@ -1,0 +1,2 @@
+-- name: Vacate :exec
+delete from visits;

@@ -1,0 +1,2 @@
+-- name: CountVisits :one
+select count(*) from visits;

@@ -1,0 +1,2 @@
+-- name: Billing :many
+select id, fee from visits where fee > $1;

@@ -1,0 +1,2 @@
+-- name: ListTimes :many
+select seen_at from visits;

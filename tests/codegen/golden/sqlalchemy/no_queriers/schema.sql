@@ -1,0 +1,1 @@
+create table rooms (id bigint primary key, name text not null);

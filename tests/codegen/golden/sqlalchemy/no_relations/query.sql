@@ -1,0 +1,2 @@
+-- name: Answer :one
+select 42::int as answer;

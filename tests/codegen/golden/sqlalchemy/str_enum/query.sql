@@ -1,0 +1,6 @@
+-- name: SmallParcels :many
+-- Comments like this one do not reach the Python code.
+select * from parcels where size = $1;
+
+-- name: Sizes :many
+select size, note from parcels;

