@@ -42,6 +42,7 @@ grant execute on function
   fairq._now()
 to fairq_enqueue, fairq_work;
 grant select on fairq.settings, fairq.queues to fairq_enqueue, fairq_work, fairq_observe;
+grant select on fairq.schema_version to fairq_enqueue, fairq_work, fairq_observe;
 grant insert on fairq.tasks, fairq.rings, fairq.cancellations to fairq_enqueue;
 grant select (shard_no, id, queue, group_key, state, worker_id) on fairq.tasks to fairq_enqueue;
 grant select (shard_no, id, outcome, finished_at, result, error) on fairq.finished_tasks to fairq_enqueue;

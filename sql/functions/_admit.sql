@@ -41,45 +41,44 @@ begin
       and l.admissible
       and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
     order by l.finish, l.position
-    limit case when p_refill then p_budget + 1 else 1 end
+    limit 1 + case when p_refill then p_budget else 0 end
+  ),
+  fence as materialized (
+    -- The first waiting lane that this pass leaves alone. Whatever comes after it has to wait, too.
+    select w.finish, w.position, fairq._rounds(w.finish - p_clock) as tag
+    from waiting w
+    order by w.finish, w.position
+    offset case when p_refill then p_budget else 0 end
   ),
   candidate as materialized (
-    select null::tid as replaces, r.* from unnest(p_lanes) r
-    union all
-    select w.* from waiting w
+    select c.*, fairq._rounds(c.finish - p_clock) as tag
+    from (
+      select null::tid as replaces, r.* from unnest(p_lanes) r
+      union all
+      select w.* from waiting w
+    ) c
   ),
   prefix as (
     select (p_budget + sum(c.weight * c.tag) over by_tag) / sum(c.weight) over by_tag as level
-    from (
-      select k.weight, k.finish, k.position, (k.finish - p_clock)::double precision / fairq._round() as tag
-      from candidate k
-      where k.admissible
-        and (p_refill or k.replaces is null)
-    ) c
+    from candidate c
+    left join fence f on true
+    where c.admissible
+      and (f.finish is null or (c.finish, c.position) < (f.finish, f.position))
     window by_tag as (order by c.finish, c.position)
-  ),
-  water as materialized (
-    select case
-        when p_refill then min(x.level)
-        else least(min(x.level), (p_tick.horizon - p_clock)::double precision / fairq._round())
-      end as level
-    from prefix x
   ),
   share as materialized (
     select c.*,
       case
-        when not c.admissible then 0
-        when p_refill and (c.finish - p_clock)::double precision / fairq._round() >= w.level then 0
-        when not p_refill and p_tick.horizon is not null
-          and (c.finish, c.position) >= (p_tick.horizon, p_tick.horizon_position) then 0
+        when not c.admissible or c.tag >= w.level or (c.finish, c.position) >= (f.finish, f.position) then 0
         else least(
           fairq._allowance(c.max_running, c.in_flight),
           p_budget,
-          greatest(1, ceil((w.level - (c.finish - p_clock)::double precision / fairq._round()) * c.weight))
+          greatest(1, ceil((least(w.level, f.tag) - c.tag) * c.weight))
         )::integer
       end as quota
     from candidate c
-    cross join water w
+    cross join (select min(x.level) as level from prefix x) w
+    left join fence f on true
   ),
   chunk as materialized (
     select s.*, k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken,

@@ -8,6 +8,13 @@ as $$ select 1048576::bigint $$;
 comment on function fairq._round() is
   'Length of one round of the round robin in units of the virtual time: a task of cost 1 in a group of weight 1 moves its group by this much.';
 
+create function fairq._rounds(p_distance bigint) returns double precision
+language sql
+immutable
+parallel safe
+as $$ select p_distance::double precision / fairq._round() $$;
+comment on function fairq._rounds(bigint) is 'A distance in virtual time as a number of rounds.';
+
 create function fairq._step(p_cost double precision, p_weight double precision) returns bigint
 language sql
 immutable

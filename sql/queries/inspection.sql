@@ -1,0 +1,25 @@
+-- name: ExplainTask :one
+-- Why a task is not running, and what stands before it.
+select e.task_id, e.state, e.reason, e.ahead_in_group, e.ahead, e.next_look_at, e.worker_id, e.attempt, e.max_attempts
+from fairq.explain_task(p_id => sqlc.arg(id)::bigint)
+  as e(task_id, state, reason, ahead_in_group, ahead, next_look_at, worker_id, attempt, max_attempts);
+
+-- name: QueueStats :many
+-- Live tasks per queue and state.
+select q.queue, q.scheduled, q.overflow, q.blocked, q.queued, q.claimed, q.running, q.waiting_groups, q.oldest_waiting_since
+from fairq.queue_stats q
+order by q.queue;
+
+-- name: GroupStats :many
+-- Live tasks of a queue per group and state, busiest first.
+select g.queue, g.group_key, g.scheduled, g.overflow, g.blocked, g.queued, g.claimed, g.running, g.oldest_waiting_since
+from fairq.group_stats g
+where g.queue = sqlc.arg(queue)::text
+order by g.overflow + g.queued + g.claimed + g.running desc, g.group_key
+limit sqlc.arg(max_groups)::integer;
+
+-- name: WorkerStats :many
+-- Workers, their last sign of life and how many tasks they hold.
+select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease, w.beat_at, w.held
+from fairq.worker_stats w
+order by w.worker_id;
