@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See docs/how-to/run-the-tests.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-matrix test-shards ci clean
+.PHONY: help demo test check format freeze test-matrix test-shards ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -38,6 +38,9 @@ check: .venv/.dev ## Run the static checks: ruff, mypy, squawk, plpgsql_check, g
 
 format: .venv/.dev ## Lay out the Python code
 	@.venv/bin/python -m ruff check --fix-only --quiet . ; .venv/bin/python -m ruff format .
+
+freeze: .venv/.dev ## Write the initial migration anew from sql/ (until it is released)
+	@.venv/bin/python -m tools.freeze initial
 
 test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs npm)
 	@.ci/matrix $(POSTGRES) -- $(PYTEST)

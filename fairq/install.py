@@ -356,7 +356,6 @@ comment on column fairq.schema_version.version_num is
   'The newest revision that was applied.';
 comment on column fairq.schema_version.oldest_code is
   'Code that knows at least this revision may work with this database.';
-grant select on fairq.schema_version to public;
 """
 
 _TEARDOWN = """\

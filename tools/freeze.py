@@ -1,9 +1,9 @@
 """Make and guard the frozen SQL of migrations. For maintainers of fairq; not part of the package.
 
-    python tools/freeze.py initial            write 0001_initial from sql/ (until the first release)
-    python tools/freeze.py initial --check    exit 1 when it is stale
-    python tools/freeze.py new NAME [FILE…]   the next revision, with these files of sql/ in its .up.sql
-    python tools/freeze.py release            from now on, the revisions that exist never change
+    python -m tools.freeze initial            write 0001_initial from sql/ (until the first release): make freeze
+    python -m tools.freeze initial --check    exit 1 when it is stale
+    python -m tools.freeze new NAME [FILE…]   the next revision, with these files of sql/ in its .up.sql
+    python -m tools.freeze release            from now on, the revisions that exist never change
 
 Why: docs/decisions/0010-frozen-migrations.md.
 """
@@ -167,7 +167,9 @@ def main() -> None: ...
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when the files are stale.")
 def initial(check: bool) -> None:
     if f"versions/{INITIAL}.up.sql" in released():
-        raise click.ClickException(f"{INITIAL} is released and never changes; use: tools/freeze.py new NAME")
+        raise click.ClickException(
+            f"{INITIAL} is released and never changes; use: python -m tools.freeze new NAME"
+        )
     VERSIONS.mkdir(exist_ok=True)
     stale = [
         file for file, text in initial_files().items() if not file.exists() or file.read_text("utf-8") != text

@@ -26,6 +26,13 @@ as $$ select 1048576::bigint $$;
 comment on function fairq._round() is
   'Length of one round of the round robin in units of the virtual time: a task of cost 1 in a group of weight 1 moves its group by this much.';
 
+create function fairq._rounds(p_distance bigint) returns double precision
+language sql
+immutable
+parallel safe
+as $$ select p_distance::double precision / fairq._round() $$;
+comment on function fairq._rounds(bigint) is 'A distance in virtual time as a number of rounds.';
+
 create function fairq._step(p_cost double precision, p_weight double precision) returns bigint
 language sql
 immutable
@@ -427,6 +434,44 @@ create index attempts_task_idx on fairq.attempts (shard_no, task_id);
 -- heartbeat: is this task to be cancelled?
 create index cancellations_task_idx on fairq.cancellations (shard_no, task_id);
 
+-- sql/schema/050_views.sql
+
+create view fairq.queue_stats as
+select q.queue,
+  count(*) filter (where t.state = 'scheduled') as scheduled,
+  count(*) filter (where t.state = 'overflow') as overflow,
+  count(*) filter (where t.state = 'blocked') as blocked,
+  count(*) filter (where t.state = 'queued') as queued,
+  count(*) filter (where t.state = 'claimed') as claimed,
+  count(*) filter (where t.state = 'running') as running,
+  count(distinct t.group_key) filter (where t.state in ('overflow', 'blocked', 'queued')) as waiting_groups,
+  min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
+from fairq.queues q
+left join fairq.tasks t on t.queue = q.queue
+group by q.queue;
+comment on view fairq.queue_stats is 'Live tasks per queue and state. Counts all live tasks: for people and dashboards, not for a tight loop.';
+
+create view fairq.group_stats as
+select t.queue, t.group_key,
+  count(*) filter (where t.state = 'scheduled') as scheduled,
+  count(*) filter (where t.state = 'overflow') as overflow,
+  count(*) filter (where t.state = 'blocked') as blocked,
+  count(*) filter (where t.state = 'queued') as queued,
+  count(*) filter (where t.state = 'claimed') as claimed,
+  count(*) filter (where t.state = 'running') as running,
+  min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
+from fairq.tasks t
+group by t.queue, t.group_key;
+comment on view fairq.group_stats is 'Live tasks per queue, group and state. Counts all live tasks.';
+
+create view fairq.worker_stats as
+select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease,
+  (select max(h.beat_at) from fairq.heartbeats h where h.shard_no = w.shard_no and h.worker_id = w.worker_id) as beat_at,
+  (select count(*) from fairq.tasks t where t.shard_no = any(array(select d.shard_no from fairq.domains d)) and t.worker_id = w.worker_id) as held
+from fairq.workers w
+where w.shard_no = 0;
+comment on view fairq.worker_stats is 'Workers, their last sign of life and how many tasks they hold.';
+
 -- sql/functions/_admit.sql
 
 -- Gives addresses to waiting tasks: overflow -> queued.
@@ -472,45 +517,44 @@ begin
       and l.admissible
       and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
     order by l.finish, l.position
-    limit case when p_refill then p_budget + 1 else 1 end
+    limit 1 + case when p_refill then p_budget else 0 end
+  ),
+  fence as materialized (
+    -- The first waiting lane that this pass leaves alone. Whatever comes after it has to wait, too.
+    select w.finish, w.position, fairq._rounds(w.finish - p_clock) as tag
+    from waiting w
+    order by w.finish, w.position
+    offset case when p_refill then p_budget else 0 end
   ),
   candidate as materialized (
-    select null::tid as replaces, r.* from unnest(p_lanes) r
-    union all
-    select w.* from waiting w
+    select c.*, fairq._rounds(c.finish - p_clock) as tag
+    from (
+      select null::tid as replaces, r.* from unnest(p_lanes) r
+      union all
+      select w.* from waiting w
+    ) c
   ),
   prefix as (
     select (p_budget + sum(c.weight * c.tag) over by_tag) / sum(c.weight) over by_tag as level
-    from (
-      select k.weight, k.finish, k.position, (k.finish - p_clock)::double precision / fairq._round() as tag
-      from candidate k
-      where k.admissible
-        and (p_refill or k.replaces is null)
-    ) c
+    from candidate c
+    left join fence f on true
+    where c.admissible
+      and (f.finish is null or (c.finish, c.position) < (f.finish, f.position))
     window by_tag as (order by c.finish, c.position)
-  ),
-  water as materialized (
-    select case
-        when p_refill then min(x.level)
-        else least(min(x.level), (p_tick.horizon - p_clock)::double precision / fairq._round())
-      end as level
-    from prefix x
   ),
   share as materialized (
     select c.*,
       case
-        when not c.admissible then 0
-        when p_refill and (c.finish - p_clock)::double precision / fairq._round() >= w.level then 0
-        when not p_refill and p_tick.horizon is not null
-          and (c.finish, c.position) >= (p_tick.horizon, p_tick.horizon_position) then 0
+        when not c.admissible or c.tag >= w.level or (c.finish, c.position) >= (f.finish, f.position) then 0
         else least(
           fairq._allowance(c.max_running, c.in_flight),
           p_budget,
-          greatest(1, ceil((w.level - (c.finish - p_clock)::double precision / fairq._round()) * c.weight))
+          greatest(1, ceil((least(w.level, f.tag) - c.tag) * c.weight))
         )::integer
       end as quota
     from candidate c
-    cross join water w
+    cross join (select min(x.level) as level from prefix x) w
+    left join fence f on true
   ),
   chunk as materialized (
     select s.*, k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken,
@@ -894,6 +938,71 @@ as $$
   select count(*)::integer from ended
 $$;
 comment on function fairq._end_tasks(integer, bigint[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';
+
+-- sql/functions/_expire_waiting.sql
+
+-- Ends waiting tasks of a shard whose deadline passed, at most p_limit. Promotion and pop would refuse them too, when their turn comes; this
+-- tells their owners in time.
+-- Each deadline is looked at once: the sweep starts where the last one ended, not at the dead entries of tasks long finished. A task
+-- whose transaction committed after its own deadline is missed here and meets promotion.
+-- Locks: the domains of the tasks it ends, without waiting (a busy one is left for the next sweep); queued rows with "skip locked".
+-- Cost: tasks_expiry_idx from the floor to now.
+create function fairq._expire_waiting(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_floor timestamptz := to_timestamp(fairq._sweep_floor(p_shard_no, 'expiry') / 1000000.0);
+  v_until timestamptz;
+  v_queue text;
+  v_ended integer := 0;
+  v_complete boolean := true;
+begin
+  select coalesce(max(e.expires_at) filter (where e.nth > p_limit), p_now) into v_until
+  from (
+    select t.expires_at, row_number() over (order by t.expires_at) as nth
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.state in ('scheduled', 'overflow', 'blocked', 'queued')
+      and t.expires_at >= coalesce(v_floor, '-infinity')
+      and t.expires_at <= p_now
+    order by t.expires_at
+    limit p_limit + 1
+  ) e;
+
+  for v_queue in
+    select distinct t.queue
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.state in ('scheduled', 'overflow', 'blocked', 'queued')
+      and t.expires_at >= coalesce(v_floor, '-infinity')
+      and t.expires_at <= v_until
+    order by t.queue
+  loop
+    if fairq._lock_domain(p_shard_no, v_queue, false) then
+      v_ended := v_ended + fairq._end_tasks(p_shard_no, array(
+        select t.id
+        from fairq.tasks t
+        where t.shard_no = p_shard_no
+          and t.queue = v_queue
+          and t.state in ('scheduled', 'overflow', 'blocked', 'queued')
+          and t.expires_at >= coalesce(v_floor, '-infinity')
+          and t.expires_at <= v_until
+        for update skip locked
+      ), 'expired', null, p_now);
+    else
+      v_complete := false;
+    end if;
+  end loop;
+
+  if v_complete then
+    perform fairq._set_sweep_floor(p_shard_no, 'expiry', (extract(epoch from v_until) * 1000000)::bigint);
+  end if;
+  return v_ended;
+end;
+$$;
+comment on function fairq._expire_waiting(integer, integer, timestamptz) is 'Ends waiting tasks whose deadline passed.';
 
 -- sql/functions/_finish.sql
 
@@ -1622,6 +1731,60 @@ $$;
 comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint) is
   'Takes queued tasks of lower priority out of the order again.';
 
+-- sql/functions/_recover_worker.sql
+
+-- Puts the tasks of a lost worker back in line, at most p_limit of them. A running task has used its attempt up: the loss is noted in
+-- fairq.attempts, and without attempts left the task ends as failed. A claimed one that never started has not.
+-- The worker is struck off once nothing of it is left, so a message of its comes to nothing.
+-- A task that its worker is finishing this very moment is locked and skipped: let it.
+-- Returns how many tasks it took from the worker.
+-- Locks: tasks, "skip locked".
+-- Cost: tasks_held_idx, entries of this worker.
+create function fairq._recover_worker(p_shard_no integer, p_worker_id bigint, p_limit integer, p_now timestamptz) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_lost record;
+  v_error jsonb := jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id));
+begin
+  select array_agg(h.id) as ids,
+    array_agg(h.id) filter (where h.state = 'running' and h.attempt < h.max_attempts) as burned,
+    array_agg(h.id) filter (where h.state = 'running' and h.attempt >= h.max_attempts) as failed,
+    array_agg(h.id) filter (where h.state = 'claimed') as unstarted
+  into v_lost
+  from (
+    select t.id, t.state, t.attempt, t.max_attempts
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.worker_id = p_worker_id
+    order by t.id
+    limit p_limit
+    for update skip locked
+  ) h;
+
+  if v_lost.ids is null then
+    if not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.worker_id = p_worker_id) then
+      delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id;
+      delete from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id;
+    end if;
+    return 0;
+  end if;
+
+  insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
+  select t.shard_no, t.id, t.attempt, p_worker_id, t.started_at, p_now, 'worker_lost', v_error
+  from fairq.tasks t
+  where t.shard_no = p_shard_no
+    and t.id = any(v_lost.burned);
+  perform fairq._return_tasks(p_shard_no, v_lost.burned, true);
+  perform fairq._return_tasks(p_shard_no, v_lost.unstarted, false);
+  perform fairq._end_tasks(p_shard_no, v_lost.failed, 'failed', v_error, p_now);
+  return cardinality(v_lost.ids);
+end;
+$$;
+comment on function fairq._recover_worker(integer, bigint, integer, timestamptz) is 'Takes the tasks of a lost worker from it.';
+
 -- sql/functions/_refuse_queue.sql
 
 create function fairq._refuse_queue(p_queue text) returns void
@@ -1674,6 +1837,90 @@ as $$
 $$;
 comment on function fairq._return_tasks(integer, bigint[], boolean) is 'Puts held tasks back in line.';
 
+-- sql/functions/_rotate_partitions.sql
+
+-- Makes the day partitions of the history up to a week ahead, and drops those past every queue's retention.
+-- SECURITY DEFINER, the only one: whoever may run fairq.maintain() need not own the tables. It takes no argument, so there is nothing to
+-- inject: the names of the partitions are computed from dates.
+-- A day that the default partition already has rows of gets none. A table that is locked is left for the next time.
+-- Returns how many partitions it made and dropped.
+-- Locks: ACCESS EXCLUSIVE on the partition dropped and on the history table, for a moment, waited for 100 ms at most.
+create function fairq._rotate_partitions() returns integer
+language plpgsql
+volatile
+security definer
+set search_path = ''
+set lock_timeout = '100ms'
+set timezone = 'UTC'
+as $$
+declare
+  v_today date := (fairq._now() at time zone 'UTC')::date;
+  v_parent text;
+  v_key text;
+  v_day date;
+  v_name text;
+  v_covered boolean;
+  v_keep_from date;
+  v_changed integer := 0;
+begin
+  select v_today - ceil(extract(epoch from max(q.retention)) / 86400)::integer into v_keep_from from fairq.queues q;
+
+  for v_parent, v_key in values ('finished_tasks', 'finished_at'), ('attempts', 'ended_at') loop
+    for v_day in select v_today + g.d from generate_series(0, 7) g(d) loop
+      v_name := format('%s_%s', v_parent, to_char(v_day, 'YYYYMMDD'));
+      continue when to_regclass(format('fairq.%I', v_name)) is not null;
+      execute format('select exists (select from fairq.%I where %I >= $1 and %I < $2)', v_parent || '_default', v_key, v_key)
+        into v_covered using v_day::timestamptz, (v_day + 1)::timestamptz;
+      continue when v_covered;
+      begin
+        execute format('create table fairq.%I partition of fairq.%I for values from (%L) to (%L)', v_name, v_parent,
+          v_day::timestamptz, (v_day + 1)::timestamptz);
+        v_changed := v_changed + 1;
+      exception when lock_not_available or duplicate_table or check_violation then
+        null;
+      end;
+    end loop;
+
+    for v_name in
+      select c.relname
+      from pg_catalog.pg_inherits i
+      join pg_catalog.pg_class c on c.oid = i.inhrelid
+      where i.inhparent = format('fairq.%I', v_parent)::regclass
+        and c.relname ~ '_[0-9]{8}$'
+        and to_date(right(c.relname, 8), 'YYYYMMDD') < v_keep_from
+    loop
+      begin
+        execute format('drop table fairq.%I', v_name);
+        v_changed := v_changed + 1;
+      exception when lock_not_available then
+        null;
+      end;
+    end loop;
+  end loop;
+  return v_changed;
+end;
+$$;
+comment on function fairq._rotate_partitions() is 'Makes and drops the day partitions of the history.';
+
+-- sql/functions/_set_sweep_floor.sql
+
+create function fairq._set_sweep_floor(p_shard_no integer, p_what text, p_floor bigint) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_previous bigint := fairq._sweep_floor(p_shard_no, p_what);
+begin
+  if p_floor is null or p_floor <= v_previous then
+    return;
+  end if;
+  insert into fairq.sweeps (shard_no, what, floor) values (p_shard_no, p_what, p_floor);
+  delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what and w.floor = v_previous;
+end;
+$$;
+comment on function fairq._set_sweep_floor(integer, text, bigint) is 'Remembers how far a sweep has come.';
+
 -- sql/functions/_shards.sql
 
 create function fairq._shards(p_shard_no integer) returns setof integer
@@ -1684,6 +1931,166 @@ as $$
   from fairq.settings s
 $$;
 comment on function fairq._shards(integer) is 'The shard named, or all of them.';
+
+-- sql/functions/_sweep_domain.sql
+
+-- Removes what promotion has left behind in a domain: rings every later tick would ignore, ticks but the last, lanes of groups that are idle and
+-- whose turn is used up (they would start at the clock anyway). At most p_limit of each.
+-- Returns how many rows it removed.
+-- Locks: the rows it removes; the caller holds the domain.
+create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_tick fairq.ticks;
+  v_floor bigint;
+  v_rings record;
+  v_ticks record;
+  v_lanes record;
+begin
+  select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+  if not found then
+    return 0;
+  end if;
+
+  v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'rings ' || p_queue), 0);
+  with heard as materialized (
+    select r.ctid, r.xid
+    from fairq.rings r
+    where r.shard_no = p_shard_no
+      and r.queue = p_queue
+      and r.xid >= v_floor::text::xid8
+      and r.xid < least(v_tick.next_xid, v_tick.heard_xid, (select min(p.xid) from unnest(v_tick.pending) p(xid)))
+    order by r.xid
+    limit p_limit
+  ),
+  swept as (
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.ctid = any(array(select h.ctid from heard h)) returning r.xid
+  )
+  select count(*)::integer as swept, max(s.xid::text::bigint) as last into v_rings from swept s;
+  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_rings.last);
+
+  v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
+  with old as materialized (
+    select k.ctid, k.tick
+    from fairq.ticks k
+    where k.shard_no = p_shard_no
+      and k.queue = p_queue
+      and k.tick >= v_floor
+      and k.tick < v_tick.tick
+    order by k.tick
+    limit p_limit
+  ),
+  swept as (
+    delete from fairq.ticks k where k.shard_no = p_shard_no and k.ctid = any(array(select o.ctid from old o)) returning k.tick
+  )
+  select count(*)::integer as swept, max(s.tick) as last into v_ticks from swept s;
+  perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_ticks.last);
+
+  v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
+  with idle as materialized (
+    select l.ctid, l.finish
+    from fairq.lanes l
+    where l.shard_no = p_shard_no
+      and l.queue = p_queue
+      and not l.admissible
+      and l.finish >= v_floor
+      and l.finish <= v_tick.clock
+      and l.cursors = '{}'
+      and l.in_flight = 0
+    order by l.finish
+    limit p_limit
+  ),
+  swept as (
+    delete from fairq.lanes l where l.shard_no = p_shard_no and l.ctid = any(array(select i.ctid from idle i)) returning l.finish
+  )
+  select count(*)::integer as swept, max(s.finish) as last into v_lanes from swept s;
+  perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_lanes.last);
+
+  return v_rings.swept + v_ticks.swept + v_lanes.swept;
+end;
+$$;
+comment on function fairq._sweep_domain(integer, text, integer) is 'Removes rings, ticks and lanes that nobody needs any more.';
+
+-- sql/functions/_sweep_floor.sql
+
+create function fairq._sweep_floor(p_shard_no integer, p_what text) returns bigint
+language sql
+stable
+as $$
+  select max(w.floor) from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what
+$$;
+comment on function fairq._sweep_floor(integer, text) is 'Where the next sweep of a kind starts; null: at the beginning.';
+
+-- sql/functions/_sweep_keys.sql
+
+-- Removes wishes to cancel whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
+-- history's default partitions past it. At most p_limit of each.
+-- Returns how many rows it removed.
+create function fairq._sweep_keys(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_swept integer := 0;
+  v_rows integer;
+begin
+  delete from fairq.cancellations c
+  where c.shard_no = p_shard_no
+    and c.ctid = any(array(
+      select n.ctid
+      from fairq.cancellations n
+      where n.shard_no = p_shard_no
+        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
+      limit p_limit
+    ));
+  get diagnostics v_rows = row_count;
+  v_swept := v_swept + v_rows;
+
+  delete from fairq.idempotency_keys k
+  where k.shard_no = p_shard_no
+    and k.ctid = any(array(
+      select n.ctid
+      from fairq.idempotency_keys n
+      join fairq.queues q on q.queue = n.queue
+      where n.shard_no = p_shard_no
+        and n.created_at < p_now - q.retention
+        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
+        and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
+      limit p_limit
+      for update of n skip locked
+    ));
+  get diagnostics v_rows = row_count;
+  v_swept := v_swept + v_rows;
+
+  delete from fairq.finished_tasks_default f
+  where f.ctid = any(array(
+    select n.ctid
+    from fairq.finished_tasks_default n
+    join fairq.queues q on q.queue = n.queue
+    where n.shard_no = p_shard_no
+      and n.finished_at < p_now - q.retention
+    limit p_limit
+  ));
+  get diagnostics v_rows = row_count;
+  v_swept := v_swept + v_rows;
+
+  delete from fairq.attempts_default a
+  where a.ctid = any(array(
+    select n.ctid
+    from fairq.attempts_default n
+    where n.shard_no = p_shard_no
+      and n.ended_at < p_now - (select max(q.retention) from fairq.queues q)
+    limit p_limit
+  ));
+  get diagnostics v_rows = row_count;
+  return v_swept + v_rows;
+end;
+$$;
+comment on function fairq._sweep_keys(integer, integer, timestamptz) is 'Removes keys, wishes and history that nobody needs any more.';
 
 -- sql/functions/_tick.sql
 
@@ -2154,6 +2561,101 @@ $$;
 comment on function fairq.create_tasks(text[], jsonb[], text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text[], text[], jsonb, integer[], double precision[], boolean) is
   'Creates many tasks with one call. Returns their ids in the order of the input.';
 
+-- sql/functions/explain_task.sql
+
+-- Why a task is not running, and what stands before it: one row, also for a task that ended; none for an unknown id.
+-- ahead counts the tasks served before it as things stand: for a queued task those queued before it, for one in overflow those of its own
+-- group plus, for each other group, the rounds until then are not guessed: ahead_in_group is exact, ahead is null.
+create function fairq.explain_task(p_id bigint)
+returns table (
+  task_id bigint,
+  state text,
+  reason text,
+  ahead_in_group bigint,
+  ahead bigint,
+  next_look_at timestamptz,
+  worker_id bigint,
+  attempt integer,
+  max_attempts integer
+)
+language plpgsql
+volatile
+rows 1
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_task fairq.tasks;
+  v_lane fairq.lanes;
+  v_ended record;
+  v_workers integer;
+begin
+  select t.* into v_task
+  from fairq._shards(null) s(shard_no)
+  join fairq.tasks t on t.shard_no = s.shard_no and t.id = p_id;
+  if not found then
+    return query
+      select f.id, f.outcome, format('ended as %s at %s', f.outcome, f.finished_at), null::bigint, null::bigint, null::timestamptz,
+        f.worker_id, f.attempt, f.max_attempts
+      from fairq._shards(null) s(shard_no)
+      join fairq.finished_tasks f on f.shard_no = s.shard_no and f.id = p_id;
+    return;
+  end if;
+
+  task_id := p_id;
+  state := v_task.state;
+  worker_id := v_task.worker_id;
+  attempt := v_task.attempt;
+  max_attempts := v_task.max_attempts;
+  select l.* into v_lane
+  from fairq.lanes l
+  where l.shard_no = v_task.shard_no
+    and l.queue = v_task.queue
+    and l.group_key = v_task.group_key
+  order by l.version desc
+  limit 1;
+  select count(*) into v_workers
+  from fairq.workers w
+  where w.shard_no = v_task.shard_no
+    and v_task.queue = any(w.queues);
+
+  if v_task.state in ('overflow', 'queued') then
+    select count(*) into ahead_in_group
+    from fairq.tasks t
+    where t.shard_no = v_task.shard_no
+      and t.queue = v_task.queue
+      and t.group_key = v_task.group_key
+      and t.state in ('overflow', 'queued')
+      and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence);
+  end if;
+  if v_task.state = 'queued' then
+    select count(*) into ahead
+    from fairq.tasks t
+    where t.shard_no = v_task.shard_no
+      and t.queue = v_task.queue
+      and t.state = 'queued'
+      and (t.block, t.position) < (v_task.block, v_task.position);
+  end if;
+
+  reason := case
+    when v_task.state in ('claimed', 'running')
+      then format('%s by worker %s, attempt %s of %s', v_task.state, v_task.worker_id, v_task.attempt, v_task.max_attempts)
+    when v_task.expires_at <= v_now then format('expired at %s, to be ended', v_task.expires_at)
+    when v_task.state = 'scheduled' and v_task.attempt > 0
+      then format('waits for its back-off until %s, attempt %s of %s', v_task.run_at, v_task.attempt + 1, v_task.max_attempts)
+    when v_task.state = 'scheduled' then format('scheduled at %s', v_task.run_at)
+    when v_workers = 0 then format('no live worker for queue "%s"', v_task.queue)
+    when v_task.state = 'queued' then format('behind %s tasks in order', ahead)
+    when v_lane.max_running is not null and fairq._allowance(v_lane.max_running, v_lane.in_flight) = 0
+      then format('its group has %s tasks in flight, its cap is %s', v_lane.in_flight, v_lane.max_running)
+    else format('behind %s tasks of its group, waiting for promotion', ahead_in_group)
+  end;
+  next_look_at := case when v_task.state = 'scheduled' then v_task.run_at end;
+  return next;
+end;
+$$;
+comment on function fairq.explain_task(bigint) is 'Why a task is not running, and what stands before it.';
+
 -- sql/functions/finish_tasks.sql
 
 -- Ends attempts, as their holder saw them end, in batches. Outcomes: succeeded; failed (for good); retry (again after a back-off while
@@ -2238,6 +2740,91 @@ begin
 end;
 $$;
 comment on function fairq.heartbeat(bigint) is 'A worker''s sign of life. Returns its tasks that are to be cancelled.';
+
+-- sql/functions/maintain.sql
+
+-- Keeps the house: takes tasks from lost workers, gives up claims whose lease ran out, ends what expired, promotes what is due, sweeps, turns the
+-- history's pages. Safe to call from anywhere and as often as one likes: one runs at a time per shard, the others return at once.
+-- Returns what it did, by name; an empty object when another one was at it.
+-- Raises QF005 outside READ COMMITTED.
+-- Locks: maintenance, one row per shard; then as the parts say. Bounded by p_limit rows of a kind, so a call is short; call it every few seconds.
+create function fairq.maintain(p_limit integer default 10000) returns jsonb
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+  v_worker_id bigint;
+  v_queue fairq.queues;
+  v_tick fairq.ticks;
+  v_recovered integer := 0;
+  v_unclaimed integer := 0;
+  v_expired integer := 0;
+  v_promoted integer := 0;
+  v_swept integer := 0;
+  v_partitions integer := 0;
+begin
+  perform fairq._check_limit(p_limit);
+  for v_shard_no in
+    select m.shard_no from fairq.maintenance m order by m.shard_no for update skip locked
+  loop
+    for v_worker_id in
+      select w.worker_id
+      from fairq.workers w
+      where w.shard_no = v_shard_no
+        and v_now > w.lease + coalesce((
+          select h.beat_at
+          from fairq.heartbeats h
+          where h.shard_no = v_shard_no
+            and h.worker_id = w.worker_id
+          order by h.beat_at desc
+          limit 1
+        ), w.registered_at)
+      order by w.worker_id
+    loop
+      v_recovered := v_recovered + fairq._recover_worker(v_shard_no, v_worker_id, p_limit, v_now);
+    end loop;
+
+    v_unclaimed := v_unclaimed + fairq._return_tasks(v_shard_no, array(
+      select t.id
+      from fairq.tasks t
+      where t.shard_no = v_shard_no
+        and t.state = 'claimed'
+        and t.lease_expires_at <= v_now
+      order by t.lease_expires_at
+      limit p_limit
+      for update skip locked
+    ), false);
+
+    v_expired := v_expired + fairq._expire_waiting(v_shard_no, p_limit, v_now);
+
+    for v_queue in select q.* from fairq.queues q order by q.queue loop
+      select k.* into v_tick from fairq._tick(v_shard_no, v_queue.queue) k;
+      if v_tick.tick is null or fairq._has_news(v_tick) then
+        v_promoted := v_promoted + coalesce(
+          fairq._promote(v_shard_no, v_queue.queue, fairq._ready_target(v_shard_no, v_queue), false), 0);
+      end if;
+      if fairq._lock_domain(v_shard_no, v_queue.queue, false) then
+        v_swept := v_swept + fairq._sweep_domain(v_shard_no, v_queue.queue, p_limit);
+      end if;
+      if v_promoted > 0 and v_queue.notify then
+        perform pg_notify('fairq', v_queue.queue);
+      end if;
+    end loop;
+
+    v_swept := v_swept + fairq._sweep_keys(v_shard_no, p_limit, v_now);
+    v_partitions := fairq._rotate_partitions();
+  end loop;
+
+  return jsonb_strip_nulls(jsonb_build_object(
+    'recovered', nullif(v_recovered, 0), 'unclaimed', nullif(v_unclaimed, 0), 'expired', nullif(v_expired, 0),
+    'promoted', nullif(v_promoted, 0), 'swept', nullif(v_swept, 0), 'partitions', nullif(v_partitions, 0)));
+end;
+$$;
+comment on function fairq.maintain(integer) is
+  'Lost workers, expired claims and tasks, due schedules, sweeps, partitions. Call it every few seconds from anywhere.';
 
 -- sql/functions/pop_tasks.sql
 
@@ -2513,5 +3100,80 @@ end;
 $$;
 comment on function fairq.start_tasks(bigint, bigint[], integer[], integer) is
   'Prefetch: claimed tasks begin to run. Returns the ids that the worker still holds.';
+
+-- sql/grants.sql
+
+-- Four roles, none of which can log in: grant them to the users that do. Nothing is granted to PUBLIC.
+--   fairq_enqueue   applications: create, cancel, read a result
+--   fairq_work      workers: pop, finish, heartbeat, maintain
+--   fairq_observe   dashboards: views and explain_task; no payloads
+--   fairq_admin     operators: all of it, and the settings
+do $$
+declare
+  v_role text;
+begin
+  foreach v_role in array array['fairq_enqueue', 'fairq_work', 'fairq_observe', 'fairq_admin'] loop
+    begin
+      -- Roles belong to the whole cluster: another database may have made them, perhaps at this very moment.
+      if not exists (select from pg_catalog.pg_roles r where r.rolname = v_role) then
+        execute format('create role %I nologin', v_role);
+      end if;
+    exception when duplicate_object or unique_violation then
+      null;
+    end;
+  end loop;
+end;
+$$;
+
+revoke all on schema fairq from public;
+revoke all on all tables in schema fairq from public;
+revoke all on all sequences in schema fairq from public;
+revoke all on all functions in schema fairq from public;
+
+grant usage on schema fairq to fairq_enqueue, fairq_work, fairq_observe, fairq_admin;
+grant execute on all functions in schema fairq to fairq_admin;
+grant select, insert, update, delete on all tables in schema fairq to fairq_admin;
+grant usage on all sequences in schema fairq to fairq_admin;
+
+grant execute on function
+  fairq.create_task(text, jsonb, text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text, jsonb, boolean),
+  fairq.create_tasks(text[], jsonb[], text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text[], text[], jsonb, integer[], double precision[], boolean),
+  fairq.cancel_task(bigint),
+  fairq._check_task(text, jsonb, integer, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text),
+  fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint),
+  fairq._refuse_queue(text),
+  fairq._shard_of(text, integer),
+  fairq._shards(integer),
+  fairq._now()
+to fairq_enqueue, fairq_work;
+grant select on fairq.settings, fairq.queues to fairq_enqueue, fairq_work, fairq_observe;
+grant select on fairq.schema_version to fairq_enqueue, fairq_work, fairq_observe;
+grant insert on fairq.tasks, fairq.rings, fairq.cancellations to fairq_enqueue;
+grant select (shard_no, id, queue, group_key, state, worker_id) on fairq.tasks to fairq_enqueue;
+grant select (shard_no, id, outcome, finished_at, result, error) on fairq.finished_tasks to fairq_enqueue;
+grant select, insert on fairq.idempotency_keys to fairq_enqueue;
+grant usage on sequence fairq.task_ids, fairq.ring_ids to fairq_enqueue, fairq_work;
+
+grant execute on all functions in schema fairq to fairq_work;
+revoke execute on function
+  fairq.configure_cluster(integer, integer),
+  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean)
+from fairq_work;
+grant select, insert, update, delete on
+  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps,
+  fairq.finished_tasks, fairq.finished_tasks_default, fairq.attempts, fairq.attempts_default
+to fairq_work;
+-- A row lock asks for the right to update; these rows are never updated.
+grant select, update on fairq.domains, fairq.maintenance to fairq_work;
+grant select on fairq.groups to fairq_work;
+grant usage on sequence fairq.worker_ids to fairq_work;
+
+grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(integer, integer) to fairq_observe;
+grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
+grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups to fairq_observe;
+grant select (shard_no, id, sequence, queue, group_key, kind, state, priority, block, position, worker_id, created_at, run_at, expires_at,
+  started_at, lease_expires_at, cost, attempt, max_attempts, counted, concurrency_key) on fairq.tasks to fairq_observe;
+grant select (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at, started_at, finished_at,
+  cost, attempt, max_attempts, concurrency_key) on fairq.finished_tasks to fairq_observe;
 
 set local check_function_bodies = on;

@@ -1,0 +1,180 @@
+"""The wheel: built offline, installed into an empty environment, and able to migrate from there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fairq import install
+from tests.support.catalog import catalog, differences
+from tests.support.database import Database
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Left out when the sources are copied to the build: caches, and what the sdist has no place for.
+NOT_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "node_modules", "*.egg-info")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment that holds the wheel and, through a .pth file, sees the libraries it depends on."""
+
+    python: Path
+    folder: Path
+
+    def run(
+        self, *arguments: str, cwd: Path | None = None, **environment: str
+    ) -> "subprocess.CompletedProcess[str]":
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "FAIRQ", "DATABASE_URL"))}
+        return subprocess.run(
+            [str(self.python), *arguments],
+            cwd=cwd or self.folder,
+            env={**clean, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def fairq(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return self.run(str(self.python.parent / "fairq"), *arguments)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, which leaves the checkout alone; without isolation, which would download."""
+    source = tmp_path_factory.mktemp("source") / "fairq"
+    shutil.copytree(ROOT, source, ignore=NOT_SOURCES)
+    target = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target), str(source)],
+        check=True,
+        capture_output=True,
+    )
+    (built,) = target.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """An empty virtual environment with the wheel in it. The checkout is not on its path."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    site = Path(
+        subprocess.run(
+            [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+    )
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(python),
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-index",
+            str(wheel),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    # A plain line of a .pth file puts a folder on the path without running the .pth files in it: those of
+    # editable installs would lead to the checkout.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return Installed(python, folder)
+
+
+def test_the_wheel_holds_every_sql_file_byte_by_byte(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        for name in ("sql", "migrations"):
+            for file in (ROOT / name).rglob("*"):
+                if file.suffix in {".sql", ".py", ".mako", ".yaml"} and "__pycache__" not in file.parts:
+                    inside = f"fairq/_packaged/{name}/{file.relative_to(ROOT / name)}"
+                    assert inside in names
+                    assert archive.read(inside) == file.read_bytes()
+
+
+def test_the_wheel_holds_nothing_of_the_workshop(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"fairq"}
+    assert not [name for name in names if name.endswith((".pyc", ".orig", "~")) or "__pycache__" in name]
+    assert "fairq/py.typed" in names
+
+
+def test_the_wheel_names_what_it_needs(installed: Installed) -> None:
+    code = "from importlib.metadata import requires; print('\\n'.join(requires('fairq')))"
+    required = installed.run("-c", code).stdout
+    for name in ("alembic", "click", "psycopg", "rich", "sqlalchemy"):
+        assert any(line.startswith(name) and "extra" not in line for line in required.splitlines()), name
+
+
+def test_an_installed_fairq_uses_its_own_files(installed: Installed) -> None:
+    code = "from fairq import install; print(install.__file__, install.sql_dir(), install.migrations_dir())"
+    done = installed.run("-c", code)
+    assert done.returncode == 0, done.stderr
+    for path in done.stdout.split():
+        assert Path(path).is_relative_to(installed.folder), path
+
+
+def test_an_installed_fairq_migrates_a_database(installed: Installed, empty_database: Database) -> None:
+    conn = empty_database.connect(autocommit=True)
+    done = installed.fairq("migrate", "--json", "--dsn", empty_database.dsn)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["after"] == install.head()
+    by_wheel = catalog(conn)
+    assert installed.fairq("migrate", "--check", "--dsn", empty_database.dsn).returncode == 0
+    assert installed.fairq("migrate", "--to", "base", "--dsn", empty_database.dsn).returncode == 0
+    install.migrate(empty_database.dsn)
+    assert differences(by_wheel, catalog(conn), "wheel", "checkout") == []
+
+
+def test_an_installed_fairq_prints_the_same_sql(installed: Installed) -> None:
+    assert installed.fairq("sql").stdout == install.script()
+
+
+def test_an_installed_fairq_can_be_a_branch_of_a_tree_by_its_package_name(
+    installed: Installed, empty_database: Database, tmp_path: Path
+) -> None:
+    """The line of docs/how-to/embed-in-your-alembic.md, with Alembic's own command line."""
+    versions = tmp_path / "app" / "versions"
+    versions.mkdir(parents=True)
+    (tmp_path / "app" / "env.py").write_text(
+        "import os, psycopg\n"
+        "from alembic import context\n"
+        "from sqlalchemy import create_engine\n"
+        "connect = lambda: psycopg.connect(os.environ['APP_DSN'])\n"
+        "engine = create_engine('postgresql+psycopg://', creator=connect)\n"
+        "with engine.connect() as connection:\n"
+        "    context.configure(connection=connection)\n"
+        "    with context.begin_transaction():\n"
+        "        context.run_migrations()\n"
+    )
+    (tmp_path / "alembic.ini").write_text(
+        "[alembic]\nscript_location = %(here)s/app\npath_separator = space\n"
+        "version_locations = %(here)s/app/versions fairq:_packaged/migrations/versions\n"
+    )
+    done = installed.run("-m", "alembic", "upgrade", "fairq@head", cwd=tmp_path, APP_DSN=empty_database.dsn)
+    assert done.returncode == 0, done.stderr
+    assert install.check_version(empty_database.connect()) == install.head()
+
+
+def test_help_of_an_installed_fairq_works_with_nothing_but_its_requirements(installed: Installed) -> None:
+    done = installed.fairq()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "migrate" in done.stdout
