@@ -416,6 +416,7 @@ class Server:
                 supervisor.stdin.close()
             supervisor.wait()
             supervisor.stdout.close()
+            shutil.rmtree(self.run_dir, ignore_errors=True)  # the supervisor did it, unless it was killed
 
     def __enter__(self) -> Self:
         return self

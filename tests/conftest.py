@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ LOG_START = pytest.StashKey[int]()
 LOG_LINES = 40
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses its folder for temporary files
 def pytest_configure(config: pytest.Config) -> None:
     """The controller, or the only process, starts the server; workers of pytest-xdist are told about it."""
     workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
@@ -36,13 +38,23 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if config.option.collectonly or config.option.help or config.option.showfixtures:
         return
-    stack = contextlib.ExitStack()
+    stack = config.stash[CLOSING] = contextlib.ExitStack()
+    if config.option.basetemp is None:
+        config.option.basetemp = stack.enter_context(_temporary_folder(config.rootpath))
     try:
         config.stash[CHOICE] = choose(os.environ, docker_answers)
         config.stash[SERVER] = stack.enter_context(running_server(config.stash[CHOICE]))
     except (ValueError, EmbeddedError, psycopg.Error) as exc:
         raise pytest.UsageError(f"No PostgreSQL for the tests: {exc}") from exc
-    config.stash[CLOSING] = stack
+
+
+@contextlib.contextmanager
+def _temporary_folder(root: Path) -> Iterator[Path]:
+    """Where the tests' files go: into the clone, so that nothing stays outside; each run has its own."""
+    parent = root / ".cache" / "pytest"
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder) / "files"
 
 
 @pytest.hookimpl(optionalhook=True)

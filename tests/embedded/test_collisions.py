@@ -15,7 +15,7 @@ from tests.support.sessions import wait_until
 
 
 @pytest.fixture
-def taken_port() -> "socket.socket":
+def taken_port(loopback: None) -> "socket.socket":
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -43,7 +43,7 @@ def test_a_free_port_that_gets_lost_on_the_way_is_replaced(
         assert conn.execute("select 1").fetchone() == (1,)
 
 
-def test_servers_side_by_side_share_neither_socket_nor_port(ask: Ask) -> None:
+def test_servers_side_by_side_share_neither_socket_nor_port(ask: Ask, loopback: None) -> None:
     with embedded.start(tcp_port=0) as one, embedded.start(tcp_port=0) as two:
         assert one.dsn() != two.dsn()
         assert one.dsn(tcp=True) != two.dsn(tcp=True)

@@ -1,7 +1,6 @@
 """However the starting program ends, its server ends too, and nothing temporary stays behind."""
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -131,7 +130,6 @@ def test_a_lost_supervisor_is_reported_and_its_leftovers_are_swept_by_the_next_s
         os.kill(supervisor.pid, signal.SIGKILL)
         with pytest.raises(embedded.EmbeddedError, match="supervising process"):
             server.is_running()
-        server.close()
         with embedded.start():
             assert run_dir.exists(), "young folders are left alone: their owner may be about to lock them"
         os.utime(run_dir, (0, 0))
@@ -139,7 +137,7 @@ def test_a_lost_supervisor_is_reported_and_its_leftovers_are_swept_by_the_next_s
             assert not run_dir.exists()
     finally:
         os.kill(postmaster, signal.SIGQUIT)
-        shutil.rmtree(run_dir, ignore_errors=True)
+        server.close()
     wait_until(lambda: not is_alive(postmaster), "the orphaned server is gone")
 
 

@@ -162,7 +162,7 @@ def test_no_tcp_port_is_open_unless_asked(ask: Ask) -> None:
             server.dsn(tcp=True)
 
 
-def test_tcp_asks_for_a_password_and_the_socket_does_not(home: Path, ask: Ask) -> None:
+def test_tcp_asks_for_a_password_and_the_socket_does_not(home: Path, ask: Ask, loopback: None) -> None:
     with embedded.start(home, tcp_port=0) as server:
         assert ask(server, "select 1") == 1
         with psycopg.connect(server.dsn(tcp=True)) as conn:
