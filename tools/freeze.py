@@ -1,6 +1,6 @@
 """Make and guard the frozen SQL of migrations. For maintainers of fairq; not part of the package.
 
-    python -m tools.freeze initial            write 0001_initial from sql/ (until the first release): make freeze
+    python -m tools.freeze initial            write 0001_initial from sql/, until it is released (make freeze)
     python -m tools.freeze initial --check    exit 1 when it is stale
     python -m tools.freeze new NAME [FILE…]   the next revision, with these files of sql/ in its .up.sql
     python -m tools.freeze release            from now on, the revisions that exist never change
