@@ -460,7 +460,7 @@ def _tree(reader: Reader, text: str, params: Sequence[int]) -> nulls.Node | None
     try:
         with reader._conn.transaction(force_rollback=True):
             psycopg.RawCursor(reader._conn).execute(
-                f"set local check_function_bodies = off; create function pg_temp.fairq_gen({types}) returns record "  # noqa: S608
+                f"set local check_function_bodies = off; create function pg_temp.fairq_gen({types}) returns record "
                 f"language sql begin atomic {text}\n; end".encode()
             )
             (row,) = reader.rows(
@@ -649,8 +649,8 @@ class _Star:
     embed: bool
 
 
-_LIST_ENDS = frozenset(
-    "from into where group having window union intersect except order limit offset fetch for on returning".split()
+_LIST_ENDS = nulls.words(
+    "from into where group having window union intersect except order limit offset fetch for on returning"
 )
 
 

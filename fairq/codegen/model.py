@@ -249,6 +249,7 @@ class Options:
     template: Template = Template.SQLALCHEMY
     # sqlalchemy: the reference's output to the byte, with its `Any` where it cannot tell a type.
     strict: bool = False
+    raw_json: bool = False  # psycopg: json and jsonb come and go as text that nobody decodes
     # PostgreSQL's name of a type (qualified unless in pg_catalog or the default schema) to the Python type.
     types: Mapping[str, str] = field(default_factory=dict)
 

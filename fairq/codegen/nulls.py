@@ -102,10 +102,14 @@ _EXISTS, _SCALAR, _ARRAY = 0, 4, 6  # SubLinkType
 _UNION, _INTERSECT = 1, 2  # SetOperation
 _EXPLICIT_OR_IMPLICIT_CAST = ("1", "2")  # CoercionForm
 
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Built-in functions that return a value whenever none of their arguments is NULL. Not listed: those that return
 # NULL for "no match", "no such key" or "out of range", such as substring, ->, nullif, regexp_match, array_length.
-_KEEPS_NOT_NULL = frozenset(
-    """abs acos age asin atan atan2 ascii bit_count bit_length btrim ceil ceiling char_length character_length chr
+_KEEPS_NOT_NULL = words("""abs acos age asin atan atan2 ascii bit_count bit_length btrim ceil ceiling char_length character_length chr
     clock_timestamp concat concat_ws convert_from convert_to cos date_bin date_part date_trunc decode degrees div
     encode exp extract factorial floor format gcd gen_random_uuid hashtext initcap isfinite justify_days
     justify_hours justify_interval lcm left length ln localtimestamp log lower_inc upper_inc isempty lower_inf
@@ -116,16 +120,13 @@ _KEEPS_NOT_NULL = frozenset(
     to_number to_timestamp transaction_timestamp translate trunc uuidv4 uuidv7 jsonb_build_object jsonb_build_array
     json_build_object json_build_array jsonb_typeof json_typeof jsonb_strip_nulls json_strip_nulls jsonb_pretty
     jsonb_array_length json_array_length array_append array_prepend array_cat cardinality num_nulls num_nonnulls
-    nextval currval lastval setval pg_notify txid_current pg_current_xact_id""".split()
+    nextval currval lastval setval pg_notify txid_current pg_current_xact_id""")
+_OPERATORS = words(
+    "= <> != < > <= >= + - * / % ^ || ~ ~* !~ !~* ~~ !~~ ~~* !~~* && @> <@ ? ?| ?& & | << >> -|-"
 )
-_OPERATORS = frozenset(
-    "= <> != < > <= >= + - * / % ^ || ~ ~* !~ !~* ~~ !~~ ~~* !~~* && @> <@ ? ?| ?& & | << >> -|-".split()
-)
-_AGGREGATES_OF_VALUES = frozenset(
-    "sum min max avg bool_and bool_or every string_agg bit_and bit_or bit_xor".split()
-)
-_AGGREGATES_OF_ROWS = frozenset("array_agg json_agg jsonb_agg json_object_agg jsonb_object_agg".split())
-_WINDOW_FUNCTIONS = frozenset("row_number rank dense_rank percent_rank cume_dist count".split())
+_AGGREGATES_OF_VALUES = words("sum min max avg bool_and bool_or every string_agg bit_and bit_or bit_xor")
+_AGGREGATES_OF_ROWS = words("array_agg json_agg jsonb_agg json_object_agg jsonb_object_agg")
+_WINDOW_FUNCTIONS = words("row_number rank dense_rank percent_rank cume_dist count")
 # Set-returning built-ins, with the result columns (from 0) that are never NULL.
 _SET_FUNCTIONS: Mapping[str, frozenset[int]] = {
     "generate_series": frozenset({0}),
@@ -439,9 +440,7 @@ class Use:
     stored: bool = False
 
 
-_WRAPPERS = frozenset(
-    "RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR COERCETODOMAIN COLLATEEXPR NAMEDARGEXPR".split()
-)
+_WRAPPERS = words("RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR COERCETODOMAIN COLLATEEXPR NAMEDARGEXPR")
 
 
 def uses(query: Node, facts: Facts) -> list[Use]:

@@ -1,0 +1,142 @@
+"""sqlc.yaml, as far as `fairq gen` needs it: where schema and queries are, and what is generated from them."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fairq.codegen.model import GenerationError, Options
+from fairq.codegen.options import parse_options
+
+FILE_NAMES = ("sqlc.yaml", "sqlc.yml", "sqlc.json")
+_PLUGIN = "sqlc-gen-fairq"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One `codegen` entry: options, and the folder its files go to."""
+
+    out: Path
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One `sql` entry: files in their order."""
+
+    schema: tuple[Path, ...]
+    queries: tuple[Path, ...]
+    targets: tuple[Target, ...]
+
+
+def find(folder: Path) -> Path:
+    """The configuration in a folder, or in its `sql` folder."""
+    for place in (folder, folder / "sql"):
+        for name in FILE_NAMES:
+            if (place / name).is_file():
+                return place / name
+    raise GenerationError(
+        f"no {FILE_NAMES[0]} in {folder} or {folder / 'sql'}",
+        hint="name it: fairq gen --config path/sqlc.yaml",
+    )
+
+
+def read(path: Path) -> tuple[Entry, ...]:
+    """The entries of a configuration file. Paths in it are relative to its folder."""
+    try:
+        text = path.read_text()
+        document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as exc:
+        raise GenerationError(f"cannot be read: {exc}", path=str(path)) from exc
+    if not isinstance(document, dict) or not isinstance(document.get("sql"), list):
+        raise GenerationError(
+            "there is no list `sql`", hint='version "2" of the format is needed', path=str(path)
+        )
+    if str(document.get("version")) != "2":
+        raise GenerationError(
+            f"version {document.get('version')!r} of the format is not supported",
+            hint='use version: "2"',
+            path=str(path),
+        )
+    plugins = {
+        plugin.get("name"): plugin for plugin in document.get("plugins") or [] if isinstance(plugin, dict)
+    }
+    entries = []
+    for number, entry in enumerate(document["sql"], start=1):
+        place = f"{path}: sql entry {number}"
+        if not isinstance(entry, dict):
+            raise GenerationError("is not a map", path=place)
+        if entry.get("engine") != "postgresql":
+            raise GenerationError(
+                f"its engine is {entry.get('engine')!r}", hint="use engine: postgresql", path=place
+            )
+        targets = tuple(
+            _target(codegen, path.parent, place)
+            for codegen in entry.get("codegen") or []
+            if isinstance(codegen, dict) and _is_ours(codegen, plugins)
+        )
+        if targets:
+            schema = _files(entry.get("schema"), path.parent, place, "schema")
+            queries = _files(entry.get("queries"), path.parent, place, "queries")
+            entries.append(Entry(schema, queries, targets))
+    if not entries:
+        raise GenerationError(
+            f"no codegen entry uses {_PLUGIN}",
+            hint=f"under `plugins`: {{name: fairq, process: {{cmd: {_PLUGIN}}}}}; under `codegen`: {{plugin: fairq, …}}",
+            path=str(path),
+        )
+    return tuple(entries)
+
+
+def _is_ours(codegen: Mapping[str, Any], plugins: Mapping[Any, Mapping[str, Any]]) -> bool:
+    plugin = plugins.get(codegen.get("plugin"))
+    if plugin is None:
+        return codegen.get("plugin") == "fairq"
+    command = (plugin.get("process") or {}).get("cmd") or ""
+    return Path(str(command)).name == _PLUGIN
+
+
+def _target(codegen: Mapping[str, Any], folder: Path, place: str) -> Target:
+    if not codegen.get("out"):
+        raise GenerationError(
+            "a codegen entry has no `out`", hint="name the folder for the files", path=place
+        )
+    return Target(folder / str(codegen["out"]), parse_options(codegen.get("options") or {}, place))
+
+
+def _files(given: Any, folder: Path, place: str, what: str) -> tuple[Path, ...]:
+    """Files, folders (their .sql files by name) and patterns, in the order given; each file once."""
+    patterns = [given] if isinstance(given, str) else given
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise GenerationError(f"`{what}` must be a path or a list of paths", path=place)
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        path = folder / pattern
+        if path.is_dir():
+            files = sorted(path.glob("*.sql"))
+        elif path.is_file():
+            files = [path]
+        else:
+            files = sorted(
+                Path(name) for name in glob.glob(str(path), recursive=True) if name.endswith(".sql")
+            )
+            if not files:
+                raise GenerationError(
+                    f"`{what}`: {pattern} is neither file nor folder and matches none", path=place
+                )
+        # The way down of migrations that keep it in a file of its own.
+        found.update(dict.fromkeys(file for file in files if not file.name.endswith(".down.sql")))
+    return tuple(found)
+
+
+def with_out(entries: tuple[Entry, ...], out: Path) -> tuple[Entry, ...]:
+    """The only target, writing to another folder."""
+    if len(entries) != 1 or len(entries[0].targets) != 1:
+        raise GenerationError("--out is for a configuration with one codegen entry")
+    return (replace(entries[0], targets=(replace(entries[0].targets[0], out=out),)),)

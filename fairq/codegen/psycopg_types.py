@@ -1,0 +1,340 @@
+"""How the `psycopg` template carries each PostgreSQL type: its Python annotation, and how it is sent and read.
+
+Built-in types go through psycopg's own adapters in binary form. Types of the user's database have no fixed numbers, so
+their values travel as text and are read by adapters that the generated `models.py` registers under numbers of its own.
+What is not listed here is an error: there is no `Any` but the one JSON is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from psycopg import adapters
+
+from fairq.codegen import names
+from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Range, TypeName
+
+
+class UntypableError(Exception):
+    """A type with no place in Python; `str()` says why, `hint` what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class PyType:
+    """One column or parameter. `models.` in front of a name means the generated models module."""
+
+    annotation: str  # of a value that is read
+    accepts: str  # of a value that is sent
+    number: str  # Python expression: the type's number in the driver, for text and COPY
+    modules: tuple[str, ...] = ()  # standard modules that the annotations name
+    send: str = "{}"  # the value as a parameter; `{}` is its name
+    wrapper: str = ""  # a driver class around the value, where one is enough
+    read: str = "0"  # the number by which a value that arrives as text is read; 0: psycopg reads it
+    binary: bool = True  # whether the result may be asked for in binary form
+    copy_value: str = "{}"
+    copy_binary: bool = True
+    is_json: bool = False
+
+    def parameter(self, name: str, *, nullable: bool) -> str:
+        """The expression that sends the value called `name`."""
+        if self.wrapper:
+            return f"driver.maybe({self.wrapper}, {name})" if nullable else f"{self.wrapper}({name})"
+        return self.send.format(name)
+
+
+_INTEGERS = {"int2": "Int2", "int4": "Int4", "int8": "Int8", "oid": "Oid"}
+# PostgreSQL's name: annotation, module it needs. All of these psycopg reads and writes in binary form.
+_NATIVE: dict[str, tuple[str, str]] = {
+    "bool": ("bool", ""),
+    "numeric": ("decimal.Decimal", "decimal"),
+    "text": ("str", ""),
+    "varchar": ("str", ""),
+    "bpchar": ("str", ""),
+    "name": ("str", ""),
+    "bytea": ("bytes", ""),
+    "uuid": ("uuid.UUID", "uuid"),
+    "date": ("datetime.date", "datetime"),
+    "time": ("datetime.time", "datetime"),
+    "timetz": ("datetime.time", "datetime"),
+    "timestamp": ("datetime.datetime", "datetime"),
+    "timestamptz": ("datetime.datetime", "datetime"),
+    "interval": ("datetime.timedelta", "datetime"),
+    "inet": ("driver.InetValue", ""),
+    "cidr": ("driver.CidrValue", ""),
+}
+_RANGES: dict[str, tuple[str, str]] = {
+    "int4": ("int", ""),
+    "int8": ("int", ""),
+    "num": ("decimal.Decimal", "decimal"),
+    "date": ("datetime.date", "datetime"),
+    "ts": ("datetime.datetime", "datetime"),
+    "tstz": ("datetime.datetime", "datetime"),
+}
+# Types whose text is their best form in Python. The extensions' types have no fixed numbers.
+_AS_TEXT = frozenset(
+    {"bit", "varbit", "money", "macaddr", "macaddr8", "xml", "tsvector", "tsquery", "pg_lsn", "jsonpath"}
+    | {"char", "point", "line", "lseg", "path", "polygon", "circle", "regclass", "regtype", "regproc"}
+    | {"regprocedure", "regrole", "regnamespace", "regconfig", "xid", "xid8", "cid", "tid", "txid_snapshot"}
+    | {"pg_snapshot", "refcursor"}
+)
+_EXTENSIONS_AS_TEXT = frozenset(
+    ["citext", "ltree", "lquery", "ltxtquery", "hstore", "vector", "semver", "cube"]
+)
+_TEXT, _TEXT_ARRAY = 25, 1009
+_NO_VALUE = frozenset(["void", "trigger", "event_trigger", "internal", "language_handler", "fdw_handler"])
+
+
+def python_type(column: Column, catalog: Catalog, *, raw_json: bool = False) -> PyType:
+    """The type of a column or parameter. Raises `UntypableError`."""
+    return _resolve(column.type, column.dims, catalog, raw_json)
+
+
+def _resolve(type_: TypeName, dims: int, catalog: Catalog, raw_json: bool) -> PyType:
+    if not type_.name:
+        raise UntypableError(
+            "its type is not known", "write the type behind it: `$1::text`, `expression::bigint`"
+        )
+    if type_.schema in ("", "pg_catalog"):
+        found = _built_in(type_.name, dims, raw_json)
+        if found is not None:
+            return found
+    user_type = catalog.user_type(type_)
+    if isinstance(user_type, Enum):
+        return _enum(user_type, dims, catalog)
+    if isinstance(user_type, Domain):
+        return _domain(user_type, dims, catalog, raw_json)
+    if isinstance(user_type, Composite):
+        return _composite(user_type, dims, catalog)
+    for schema in catalog.user_schemas():
+        for range_ in schema.ranges:
+            multirange = range_.multirange
+            if (range_.name.name, range_.name.schema) == (type_.name, type_.schema or range_.name.schema):
+                return _range(range_, dims, catalog, multirange=False)
+            if multirange and (multirange.name, multirange.schema) == (
+                type_.name,
+                type_.schema or multirange.schema,
+            ):
+                return _range(range_, dims, catalog, multirange=True)
+    if type_.name in _EXTENSIONS_AS_TEXT:
+        if dims:
+            return _array(_as_text(type_.name), dims, str(_TEXT_ARRAY), native=False)
+        return _as_text(type_.name)
+    raise _untypable(type_)
+
+
+def _untypable(type_: TypeName) -> UntypableError:
+    if type_.name in _NO_VALUE:
+        return UntypableError(f"it is {type_.name}: there is no value", "use :exec")
+    if type_.name == "record":
+        return UntypableError(
+            "it is a record without columns", "name the columns: `select t.a, t.b from f() as t`"
+        )
+    if type_.name.startswith("any"):
+        return UntypableError(
+            f"its type {type_.name} is decided by its arguments", "write the type: `expression::bigint`"
+        )
+    return UntypableError(
+        f"type {type_} has no Python type here", "cast it to one that has, for example `::text` or `::jsonb`"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ built in
+
+
+def _built_in(name: str, dims: int, raw_json: bool) -> PyType | None:
+    if name in ("json", "jsonb"):
+        return _json(name, dims, raw_json)
+    plain = _plain(name)
+    if plain is None:
+        return None
+    if not dims:
+        return plain
+    array = adapters.types[name].array_oid
+    if plain.binary:
+        return _array(plain, dims, str(array), native=True)
+    # psycopg splits arrays of these, too, and leaves their elements as text.
+    return replace(_array(plain, dims, str(_TEXT_ARRAY), native=False), read="0", binary=False)
+
+
+def _plain(name: str) -> PyType | None:
+    """A built-in type that is not JSON, on its own."""
+    if name in _AS_TEXT:
+        return _as_text(name)
+    info = adapters.types.get(name)
+    if info is None:
+        return None
+    if name in _INTEGERS:
+        return PyType("int", "int", str(info.oid), wrapper=f"driver.{_INTEGERS[name]}")
+    if name in ("float4", "float8"):
+        return PyType("float", "float", str(info.oid), wrapper=f"driver.{name.capitalize()}")
+    if name in _NATIVE:
+        annotation, module = _NATIVE[name]
+        return PyType(annotation, annotation, str(info.oid), _modules(module))
+    for ending, class_ in (("multirange", "Multirange"), ("range", "Range")):
+        if name.endswith(ending) and name.removesuffix(ending) in _RANGES:
+            bound, module = _RANGES[name.removesuffix(ending)]
+            annotation = f"driver.{class_}[{bound}]"
+            return PyType(
+                annotation,
+                annotation,
+                str(info.oid),
+                _modules(module),
+                send=f"driver.Typed({{}}, {info.oid})",
+            )
+    return None
+
+
+def _as_text(name: str) -> PyType:
+    # citext is text on the wire, too; others have a binary form of their own.
+    return PyType("str", "str", str(_TEXT), binary=name == "citext", copy_binary=False)
+
+
+def _json(name: str, dims: int, raw: bool) -> PyType:
+    info = adapters.types[name]
+    value = "str" if raw else "driver.JsonValue"
+    wrapper = f"driver.{name}_text" if raw else f"driver.{name.capitalize()}"
+    if not dims:
+        return PyType(
+            value, value, str(info.oid), wrapper=wrapper, copy_value=_copied(wrapper, raw), is_json=True
+        )
+    array = _array(PyType(value, value, str(info.oid)), dims, str(info.array_oid), native=True)
+    if raw:
+        if dims > 1:
+            raise UntypableError("raw JSON in an array of arrays", "leave it decoded, or use one dimension")
+        items = f"driver.each({wrapper}, {{}})"
+        array = replace(array, send=f"driver.Typed({items}, {info.array_oid})", copy_value=items)
+    return replace(array, is_json=True)
+
+
+def _copied(wrapper: str, raw: bool) -> str:
+    return f"driver.maybe({wrapper}, {{}})" if raw else "{}"
+
+
+def _modules(*modules: str) -> tuple[str, ...]:
+    return tuple(module for module in modules if module)
+
+
+def _array(element: PyType, dims: int, number: str, *, native: bool) -> PyType:
+    """`native`: psycopg knows the array by its number, so it travels in binary form."""
+    annotation, accepts = element.annotation, element.accepts
+    for _ in range(dims):
+        annotation = f"list[{annotation}]"
+    # psycopg finds the dimensions of an array by its lists.
+    accepts = f"Sequence[{accepts}]" if dims == 1 else annotation
+    return replace(
+        element,
+        annotation=annotation,
+        accepts=accepts,
+        number=number,
+        wrapper="",
+        send=f"driver.Typed({{}}, {number})" if native else f"driver.Text({{}}, {number})",
+        read="0" if native else number,
+        binary=native,
+        copy_value="{}",
+        copy_binary=native,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- user types
+
+
+def type_constant(class_name: str) -> str:
+    """The name in `models.py` of a user type's number."""
+    return f"{names.method_name(class_name).upper()}_TYPE"
+
+
+def class_of(type_: Enum | Composite | Range, catalog: Catalog) -> str:
+    return names.enum_class_name(type_.name, catalog)
+
+
+def _number(type_: Enum | Composite | Range, catalog: Catalog, offset: int = 0) -> str:
+    constant = f"models.{type_constant(class_of(type_, catalog))}"
+    return f"{constant} + {offset}" if offset else constant
+
+
+def _enum(enum: Enum, dims: int, catalog: Catalog) -> PyType:
+    annotation, number = f"models.{class_of(enum, catalog)}", _number(enum, catalog)
+    # On the wire an enum is its label in either form.
+    plain = PyType(annotation, annotation, number, read=number, copy_binary=False)
+    return _array(plain, dims, _number(enum, catalog, 1), native=False) if dims else plain
+
+
+def _domain(domain: Domain, dims: int, catalog: Catalog, raw_json: bool) -> PyType:
+    if not dims:
+        # The server describes a domain's value by the type below it.
+        return _resolve(domain.base, domain.dims, catalog, raw_json)
+    if domain.dims:
+        raise UntypableError(f"it is an array of {domain.name}, which is an array itself", "cast it to jsonb")
+    element = _resolve(domain.base, 0, catalog, raw_json=False)
+    # An array of a domain has a number of its own, so it is written and read as text, by the type below.
+    array = _resolve(domain.base, dims, catalog, raw_json=False)
+    return _array(element, dims, array.number, native=False)
+
+
+def _composite(composite: Composite, dims: int, catalog: Catalog) -> PyType:
+    if not composite.fields:
+        raise UntypableError(
+            f"the fields of the composite type {composite.name} are not known",
+            "sqlc does not tell; use `fairq gen`",
+        )
+    annotation, number = f"models.{class_of(composite, catalog)}", _number(composite, catalog)
+    plain = PyType(
+        annotation,
+        annotation,
+        number,
+        send=f"driver.Text({{}}, {number})",
+        read=number,
+        binary=False,
+        copy_binary=False,
+    )
+    return _array(plain, dims, _number(composite, catalog, 1), native=False) if dims else plain
+
+
+def _range(range_: Range, dims: int, catalog: Catalog, *, multirange: bool) -> PyType:
+    bound = _resolve(range_.subtype, 0, catalog, raw_json=False)
+    annotation = f"driver.{'Multirange' if multirange else 'Range'}[{bound.annotation}]"
+    number = _number(range_, catalog, 2 if multirange else 0)
+    plain = PyType(
+        annotation,
+        annotation,
+        number,
+        bound.modules,
+        send=f"driver.Text({{}}, {number})",
+        read=number,
+        binary=False,
+        copy_binary=False,
+    )
+    return (
+        _array(plain, dims, _number(range_, catalog, 3 if multirange else 1), native=False) if dims else plain
+    )
+
+
+def walk_user_types(
+    column: Column, catalog: Catalog, visit: Callable[[Enum | Composite | Range], None]
+) -> None:
+    """Call `visit` for each user type that a column needs, those it is made of first."""
+    found = catalog.user_type(column.type)
+    if found is None:
+        for schema in catalog.user_schemas():
+            for range_ in schema.ranges:
+                if range_.multirange and (range_.multirange.schema, range_.multirange.name) == (
+                    column.type.schema,
+                    column.type.name,
+                ):
+                    found = range_
+    if isinstance(found, Domain):
+        walk_user_types(Column("", found.base), catalog, visit)
+    elif isinstance(found, Composite):
+        for field in found.fields:
+            walk_user_types(field, catalog, visit)
+        visit(found)
+    elif isinstance(found, Range):
+        walk_user_types(Column("", found.subtype), catalog, visit)
+        visit(found)
+    elif isinstance(found, Enum):
+        visit(found)
