@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from fairq.codegen import checks
+from fairq.codegen import checks, parse
 from fairq.codegen.model import UNKNOWN_TYPE, Column, GenerationError, Query, TypeName
 
 
@@ -83,3 +85,10 @@ def test_a_record_in_a_result_is_refused_and_other_types_are_not() -> None:
         checks.refuse_records(
             [Query("Star", ":many", "select f from f()", "q.sql", columns=(*columns, record))]
         )
+
+
+def test_no_query_of_fairq_selects_a_star_from_a_function() -> None:
+    files = sorted(Path(__file__).parents[3].glob("sql/queries/*.sql"))
+    statements = [each for file in files for each in parse.parse_file(file.read_text(), file.name)]
+    assert statements
+    assert [each.name for each in statements if checks.star_from_function(each.text)] == []

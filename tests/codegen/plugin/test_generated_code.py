@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import psycopg.types.range
 import pytest
 import sqlalchemy
 import sqlalchemy.ext.asyncio
@@ -241,3 +242,20 @@ def test_pydantic_models_are_made_from_rows(load: Load, empty_database: Database
         assert added == query.models.Sample(id=1, mood=calm, raw=b"\x00", words=["a"])
         assert added.mood is calm
         assert list(querier.moods()) == [query.MoodsRow(mood=calm, found=1)]
+
+
+def test_a_type_named_by_the_types_option_comes_back_as_that(load: Load, empty_database: Database) -> None:
+    """A domain and a range: sqlc's request knows neither, the option says what the driver gives."""
+    prepare(empty_database, "types_option")
+    query = load("types_option")
+    with engine(empty_database).begin() as conn:
+        conn.exec_driver_sql(
+            "insert into offers values (1, 9.99, '[3,5)', null, array['[1,2)', '[4,)']::int4range[]), "
+            "(2, 20, null, null, '{}')"
+        )
+        querier = query.Querier(conn)
+        assert list(querier.cheaper_than(price=decimal.Decimal(10))) == [
+            query.CheaperThanRow(id=1, price=decimal.Decimal("9.99"))
+        ]
+        assert querier.pages_of(id=1) == psycopg.types.range.Range(3, 5)
+        assert querier.pages_of(id=2) is None
