@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import alembic.context
@@ -102,11 +101,12 @@ def _one_step(
     engine: Engine, target: str | None, lock_timeout: float, watch: _Watch
 ) -> tuple[Step | None, str | None]:
     """Run the next step towards the target, if there is one left. Returns it and the version afterwards."""
-    with engine.begin() as conn:
-        raw: psycopg.Connection[Any] = conn.connection.dbapi_connection  # type: ignore[assignment]
-        row = raw.execute(_SETTINGS, (f"{round(lock_timeout * 1000)}ms",)).fetchone()
-        assert row
-        with watch.over(row[2]):
+    try:
+        with engine.begin() as conn:
+            raw: psycopg.Connection[Any] = conn.connection.dbapi_connection  # type: ignore[assignment]
+            row = raw.execute(_SETTINGS, (f"{round(lock_timeout * 1000)}ms",)).fetchone()
+            assert row
+            watch.start(row[2])
             raw.execute("select pg_advisory_xact_lock(%s)", (install.LOCK_KEY,))
             version = install.schema_version(raw)
             steps = install.plan(version, target)
@@ -114,6 +114,9 @@ def _one_step(
                 return None, version
             _run(conn, steps[0])
             return steps[0], steps[0].result
+    finally:
+        # Not before the transaction has ended: behind a pooler with one connection, the watch waits for ours.
+        watch.stop()
 
 
 def run_inside(bind: Connection, target: str | None, start: str | None, direction: Direction) -> None:
@@ -282,20 +285,20 @@ class _Watch:
         self._patience = patience
         self._waiting_since: float | None = None
         self._blockers: tuple[Blocker, ...] = ()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def over(self, pid: int) -> Iterator[None]:
-        done = threading.Event()
-        thread = threading.Thread(
-            target=self._look, args=(pid, done), name="fairq-migrate-watch", daemon=True
-        )
+    def start(self, pid: int) -> None:
+        """Watch one try of a step, in the session with this process id."""
         self._step_started = time.monotonic()
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, args=(pid, self._done), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        if self._thread:
+            self._thread.join(5.0)
 
     def reset(self) -> None:
         self._waiting_since, self._blockers = None, ()
@@ -318,11 +321,12 @@ class _Watch:
             return
         # Without a second connection (limits, a pooler) the migration goes on all the same, only silently.
         with (
-            suppress(psycopg.Error),
+            suppress(psycopg.Error, UnicodeError),
             psycopg.connect(
                 self._dsn,
                 autocommit=True,
                 prepare_threshold=None,
+                client_encoding="utf8",
                 fallback_application_name="fairq migrate (watch)",
             ) as conn,
         ):
@@ -338,7 +342,7 @@ class _Watch:
         now = time.monotonic()
         if self._waiting_since is None:
             self._waiting_since = now
-        news = [replace(b, seconds=None) for b in found] != [replace(b, seconds=None) for b in self._blockers]
+        news = [blocker.pid for blocker in found] != [blocker.pid for blocker in self._blockers]
         self._blockers = found
         if news:
             self._report(Waiting(found, now - self._waiting_since))

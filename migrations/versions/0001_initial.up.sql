@@ -509,8 +509,9 @@ volatile
 set search_path = ''
 as $$
 begin
-  with waiting as materialized (
-    select l.ctid as replaces, l.*
+  with waiting as (
+    select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.in_flight, l.max_running, l.last_priority,
+      l.admissible, l.group_key, l.cursors
     from fairq.lanes l
     where l.shard_no = p_tick.shard_no
       and l.queue = p_tick.queue
@@ -519,51 +520,56 @@ begin
     order by l.finish, l.position
     limit 1 + case when p_refill then p_budget else 0 end
   ),
-  fence as materialized (
-    -- The first waiting lane that this pass leaves alone. Whatever comes after it has to wait, too.
-    select w.finish, w.position, fairq._rounds(w.finish - p_clock) as tag
-    from waiting w
-    order by w.finish, w.position
-    offset case when p_refill then p_budget else 0 end
-  ),
   candidate as materialized (
-    select c.*, fairq._rounds(c.finish - p_clock) as tag
+    select c.*, fairq._rounds(c.finish - p_clock) as tag,
+      row_number() over (order by c.admissible desc, c.finish, c.position) as nth
     from (
-      select null::tid as replaces, r.* from unnest(p_lanes) r
+      select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.in_flight, r.max_running, r.last_priority,
+        r.admissible, r.group_key, r.cursors
+      from unnest(p_lanes) r
       union all
       select w.* from waiting w
     ) c
   ),
-  prefix as (
-    select (p_budget + sum(c.weight * c.tag) over by_tag) / sum(c.weight) over by_tag as level
+  fence as materialized (
+    -- The first lane that has to wait for another pass, and with it whatever comes after.
+    select c.nth, c.tag
     from candidate c
-    left join fence f on true
     where c.admissible
-      and (f.finish is null or (c.finish, c.position) < (f.finish, f.position))
-    window by_tag as (order by c.finish, c.position)
+      and (c.nth > p_budget or (c.replaces is not null and not p_refill))
+    order by c.nth
+    limit 1
   ),
-  share as materialized (
+  water as materialized (
+    select min(x.level) as level, least(min(x.level), min(x.fence)) as fenced, min(x.fence_nth) as fence_nth
+    from (
+      select (p_budget + sum(c.weight * c.tag) over by_tag) / sum(c.weight) over by_tag as level, f.tag as fence, f.nth as fence_nth
+      from candidate c
+      left join fence f on true
+      where c.admissible
+        and c.nth < coalesce(f.nth, 9223372036854775807)
+      window by_tag as (order by c.nth)
+    ) x
+  ),
+  share as (
     select c.*,
       case
-        when not c.admissible or c.tag >= w.level or (c.finish, c.position) >= (f.finish, f.position) then 0
-        else least(
-          fairq._allowance(c.max_running, c.in_flight),
-          p_budget,
-          greatest(1, ceil((least(w.level, f.tag) - c.tag) * c.weight))
-        )::integer
+        when c.admissible and c.tag < w.level and c.nth < coalesce(w.fence_nth, 9223372036854775807)
+          then least(fairq._allowance(c.max_running, c.in_flight), p_budget, greatest(1, ceil((w.fenced - c.tag) * c.weight)))::integer
+        else 0
       end as quota
     from candidate c
-    cross join (select min(x.level) as level from prefix x) w
-    left join fence f on true
+    left join water w on true
   ),
   chunk as materialized (
-    select s.*, k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken,
-      k.lowest_priority, k.expired, k.next
+    select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.in_flight, s.max_running, s.last_priority, s.admissible,
+      s.group_key, s.cursors, s.quota,
+      k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
     from share s
     left join lateral (
       select
-        array_agg(n.ctid order by n.rank) filter (where n.rank <= s.quota and not n.is_expired) as ctids,
-        array_agg(n.start order by n.rank) filter (where n.rank <= s.quota and not n.is_expired) as starts,
+        array_agg(n.ctid) filter (where n.rank <= s.quota and not n.is_expired) as ctids,
+        array_agg(n.start) filter (where n.rank <= s.quota and not n.is_expired) as starts,
         sum(n.step) filter (where n.rank <= s.quota) as served,
         count(*) filter (where n.rank <= s.quota and not n.is_expired) as taken,
         min(n.priority) filter (where n.rank <= s.quota and not n.is_expired) as lowest_priority,
@@ -616,7 +622,7 @@ begin
   written as (
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
       last_priority, cursors, admissible)
-    select c.shard_no, c.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
+    select p_tick.shard_no, p_tick.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
       case when c.taken > 0 then c.lane_no else c.position end,
       c.weight, c.max_running,
       c.in_flight + case when c.max_running is null then 0 else c.taken end,
@@ -2375,6 +2381,8 @@ create function fairq.create_task(
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -2452,6 +2460,8 @@ create function fairq.create_tasks(
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -2678,6 +2688,8 @@ language plpgsql
 volatile
 rows 100
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_count integer := coalesce(cardinality(p_ids), 0);
@@ -2722,6 +2734,8 @@ language plpgsql
 volatile
 rows 1
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -2752,6 +2766,8 @@ create function fairq.maintain(p_limit integer default 10000) returns jsonb
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -2845,6 +2861,8 @@ language plpgsql
 volatile
 rows 100
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_shard_no integer;
@@ -2882,6 +2900,8 @@ returns integer
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_queue fairq.queues;
@@ -2963,6 +2983,8 @@ language plpgsql
 volatile
 rows 100
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_shard_no integer;
@@ -2987,6 +3009,8 @@ create function fairq.retire_worker(p_worker_id bigint) returns void
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_shard_no integer;
@@ -3071,6 +3095,8 @@ language plpgsql
 volatile
 rows 100
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_now timestamptz := fairq._now();

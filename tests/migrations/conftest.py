@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from fairq import install
@@ -148,3 +150,17 @@ def use_migrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path],
 
     yield use
     install.revisions.cache_clear()
+
+
+# Only what happens in this database: other tests run on the same server.
+WAITERS = """
+select l.pid from pg_locks as l
+ where not l.granted and l.database = (select oid from pg_database where datname = current_database())
+   and case when %(relation)s::text is null then l.locktype = 'advisory'
+            else l.relation = to_regclass(%(relation)s::text) end
+"""
+
+
+def waiters(observer: psycopg.Connection[Any], relation: str | None = None) -> set[int]:
+    """The sessions that wait for a table, or for the lock that migrations take."""
+    return {pid for (pid,) in observer.execute(WAITERS, {"relation": relation})}

@@ -11,11 +11,11 @@ import pytest
 
 from fairq import _migration, install
 from fairq.install import Applied, Waiting
-from tests.migrations.conftest import TRICKY, History
+from tests.migrations.conftest import TRICKY, History, waiters
 from tests.support.catalog import catalog, differences
 from tests.support.database import Database
 from tests.support.server import TestServer
-from tests.support.sessions import call_in_background, result, wait_until, wait_until_blocked
+from tests.support.sessions import call_in_background, result, wait_until
 
 HOLDER = "holder"
 
@@ -119,8 +119,7 @@ def test_twenty_at_once_do_no_harm(history: History, empty_database: Database) -
     gate.execute("select pg_advisory_xact_lock(%s)", (install.LOCK_KEY,))
     crowd = history.crowd(20, empty_database.dsn)
     observer = empty_database.connect(autocommit=True)
-    waiting = "select count(*) = 20 from pg_locks where locktype = 'advisory' and not granted"
-    wait_until(lambda: observer.execute(waiting).fetchone() == (True,), "twenty processes wait", 120)
+    wait_until(lambda: len(waiters(observer)) == 20, "twenty processes wait", 120)
     gate.commit()
     output, errors = crowd.communicate(timeout=120)
     answers = [json.loads(line) for line in output.splitlines()]
@@ -138,8 +137,7 @@ def test_threads_of_one_process_take_turns(history: History, empty_database: Dat
     calls = [
         call_in_background(lambda: install.migrate(empty_database.dsn, lock_timeout=60)) for _ in range(4)
     ]
-    waiting = "select count(*) = 4 from pg_locks where locktype = 'advisory' and not granted"
-    wait_until(lambda: observer.execute(waiting).fetchone() == (True,), "four threads wait")
+    wait_until(lambda: len(waiters(observer)) == 4, "four threads wait")
     gate.commit()
     assert sum(len(result(call).steps) for call in calls) == len(history.ids)
     assert version(empty_database) == history.head
@@ -160,11 +158,10 @@ def test_behind_a_lock_it_steps_aside_again_and_again_until_the_lock_is_free(
     call = call_in_background(
         lambda: install.migrate(empty_database.dsn, lock_timeout=0.5, patience=60, report=events.append)
     )
-    pids = "select pid from pg_locks where not granted and relation = 'fairq.groups'::regclass"
     seen: set[int] = set()
 
     def came_twice() -> bool:
-        seen.update(pid for (pid,) in observer.execute(pids))
+        seen.update(waiters(observer, "fairq.groups"))
         return len(seen) >= 2  # a new try is a new connection
 
     wait_until(came_twice, "the migration has stepped aside and come back")
@@ -222,8 +219,7 @@ def test_a_deadlock_is_tried_again(history: History, empty_database: Database) -
     app.execute("select count(*) from fairq.groups")
     observer = empty_database.connect(autocommit=True)
     call = call_in_background(lambda: install.migrate(empty_database.dsn, lock_timeout=30, patience=60))
-    pids = "select pid from pg_locks where not granted and relation = 'fairq.groups'::regclass"
-    wait_until(lambda: observer.execute(pids).fetchone() is not None, "the migration waits")
+    wait_until(lambda: bool(waiters(observer, "fairq.groups")), "the migration waits")
     app.execute("select count(*) from fairq.tasks")
     app.rollback()
     assert result(call).after == history.head
@@ -249,8 +245,7 @@ def test_a_killed_migration_leaves_the_database_as_it_was(history: History, empt
     holder.execute("select count(*) from fairq.groups")
     process = history.command("migrate", "--dsn", empty_database.dsn, "--lock-timeout", "60")
     observer = empty_database.connect(autocommit=True)
-    pids = "select pid from pg_locks where not granted and relation = 'fairq.groups'::regclass"
-    wait_until(lambda: observer.execute(pids).fetchone() is not None, "the migration waits")
+    wait_until(lambda: bool(waiters(observer, "fairq.groups")), "the migration waits")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     holder.rollback()
@@ -346,11 +341,7 @@ def test_a_row_that_is_being_added_meanwhile_is_not_lost(database: Database) -> 
     app.execute(TASK)
     call = call_in_background(lambda: install.migrate(database.dsn, to="base", lock_timeout=30))
     observer = database.connect(autocommit=True)
-    find = "select pid from pg_locks where not granted and relation = 'fairq.groups'::regclass"
-    wait_until(lambda: observer.execute(find).fetchone() is not None, "the downgrade waits")
-    row = observer.execute(find).fetchone()
-    assert row
-    wait_until_blocked(observer, row[0])
+    wait_until(lambda: bool(waiters(observer, "fairq.groups")), "the downgrade waits")
     app.commit()
     with pytest.raises(install.WouldLoseData):
         result(call)

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from fairq import install
-from tests.migrations.conftest import TRICKY, History
+from tests.migrations.conftest import TRICKY, History, waiters
 from tests.migrations.test_script import run as psql
 from tests.support.catalog import catalog, differences
 from tests.support.database import Database
@@ -203,10 +203,9 @@ def test_two_trees_at_once_do_no_harm(branch: Tree, history: History, empty_data
     gate.execute("select pg_advisory_xact_lock(%s)", (install.LOCK_KEY,))
     observer = empty_database.connect(autocommit=True)
     tree = call_in_background(lambda: branch.run(empty_database.dsn, command.upgrade, "heads"))
-    waiting = "select count(*) = %s from pg_locks where locktype = 'advisory' and not granted"
-    wait_until(lambda: observer.execute(waiting, (1,)).fetchone() == (True,), "the tree waits")
+    wait_until(lambda: len(waiters(observer)) == 1, "the tree waits")
     process = history.command("migrate", "--dsn", empty_database.dsn, "--lock-timeout", "60")
-    wait_until(lambda: observer.execute(waiting, (2,)).fetchone() == (True,), "fairq migrate waits")
+    wait_until(lambda: len(waiters(observer)) == 2, "fairq migrate waits")
     gate.commit()
     result(tree)
     assert process.wait(60) == 0
