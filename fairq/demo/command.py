@@ -1,0 +1,244 @@
+"""`fairq demo`, from the server's start to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import click
+import psycopg
+from rich.console import Console
+from rich.live import Live
+
+from fairq import dsn as dsns
+from fairq import embedded, install
+from fairq.cli import Exit, Failure
+from fairq.demo import engines, view
+from fairq.demo.engines import Record
+from fairq.demo.run import Standings, run
+from fairq.demo.scenario import Scenario, plan
+
+DATA = Path(".cache") / "demo"
+PICTURE = Path("demo-output") / "fairness.png"
+DATABASE = "demo"
+LOCK_KEY = 0x66616972_64656D6F  # 'fairdemo' in ASCII: one demo per database at a time
+
+
+@click.command(short_help="Watch a fair queue beside a plain one.")
+@click.option(
+    "--tasks", type=click.IntRange(10, 1_000_000), default=10_000, show_default=True, help="Bob's tasks."
+)
+@click.option(
+    "--tenants", type=click.IntRange(2, 1000), default=10, show_default=True, help="Bob and the others."
+)
+@click.option(
+    "--slots", type=click.IntRange(1, 1000), default=32, show_default=True, help="Worker slots of each queue."
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=PICTURE,
+    show_default=True,
+    metavar="FILE",
+    help="Where the picture goes.",
+)
+@click.option(
+    "--dsn",
+    metavar="DSN",
+    help="Use this database, where fairq is installed, instead of a PostgreSQL of the demo's own.",
+)
+def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> None:
+    """Watch a fair queue beside a plain one, under the same load at the same time.
+
+    Bob enqueues 10,000 tasks at once; the other tenants enqueue a few each, now and then. A FIFO queue ("for
+    update skip locked") and fairq serve the same arrivals with the same number of worker slots, in one
+    PostgreSQL, with tasks that sleep 20 to 60 ms. At the end there are a table and a picture.
+
+    It needs no database: it starts a PostgreSQL with its data in .cache/demo of the current folder, reachable
+    through a socket only, and stops it at the end. FAIRQ_DSN and DATABASE_URL are not looked at; a database
+    of yours is used only when --dsn names it. There the demo works in the queue "demo" and in the schema
+    "fairq_demo_fifo", and removes both at the end.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Failure(
+            "'fairq demo' needs matplotlib, which is not installed",
+            hint="pip install 'fairq[demo]'",
+            code="not_installed",
+            exit_code=Exit.USAGE,
+        )
+    console = Console(highlight=False)
+    try:
+        with _ends_by_signal():
+            _demo(plan(tasks, tenants, slots), out, dsn, console)
+    except _Stopped as stopped:
+        view.say(console, "Stopped. Nothing is left running.")
+        raise click.exceptions.Exit(128 + stopped.number) from None
+    except embedded.EmbeddedError as exc:
+        raise Failure(
+            str(exc), hint=f"Does it help to remove the folder {DATA}?", code="embedded", exit_code=Exit.NO
+        ) from exc
+
+
+def _demo(scenario: Scenario, out: Path, dsn: str | None, console: Console) -> None:
+    started = time.monotonic()
+    with _database(dsn, console) as where, psycopg.connect(where, autocommit=True) as conn:
+        _take_the_lock(conn)
+        fifo_engine, fair_engine = engines.set_up(conn, scenario.slots)
+        try:
+            with _display(scenario, console) as show:
+                run(where, (fifo_engine, fair_engine), scenario, show)
+            fifo, fair = fifo_engine.history(conn), fair_engine.history(conn)
+        finally:
+            if dsn is not None:
+                engines.take_away(conn)
+    _check(scenario, fifo, fair)
+    # matplotlib keeps a list of fonts; not in the home folder, for our sake. It is slow to import, too.
+    os.environ.setdefault("MPLCONFIGDIR", str(Path(".cache", "matplotlib").absolute()))
+    from fairq.demo import plot
+
+    plot.draw(out, fifo, fair, scenario)
+
+    results = view.outcomes(fifo, fair, scenario)
+    console.print(view.result_table(results))
+    view.say(console, view.moral(results, (_makespan(fifo), _makespan(fair))), "bold")
+    view.say(console, f"Picture: {out}  ({time.monotonic() - started:.0f} s in all)")
+
+
+def _makespan(records: list[Record]) -> float:
+    return max(record.started for record in records)
+
+
+def _check(scenario: Scenario, *histories: list[Record]) -> None:
+    """Both queues served every task, once."""
+    expected = {
+        tenant: sum(arrival.count for arrival in scenario.arrivals if arrival.tenant == tenant)
+        for tenant in scenario.tenants
+    }
+    for records in histories:
+        served = dict.fromkeys(scenario.tenants, 0)
+        for record in records:
+            served[record.tenant] += 1
+        if served != expected:
+            raise Failure(
+                f"the history does not hold what was enqueued: {served} instead of {expected}",
+                hint="This is a mistake in fairq or in its demo. Please report it.",
+                code="bug",
+                exit_code=Exit.BUG,
+            )
+
+
+# --- The database ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _database(dsn: str | None, console: Console) -> Iterator[str]:
+    """The connection string of a database with fairq in it."""
+    if dsn is not None:
+        where = dsns.to_libpq(dsn)
+        warning = (
+            f"Using {dsns.describe(where)}: the demo enqueues there in the queue '{engines.QUEUE}', makes "
+            "the schema 'fairq_demo_fifo', and removes both at the end."
+        )
+        view.say(console, warning, "yellow")
+        with psycopg.connect(where) as conn:
+            install.check_version(conn)
+            if count := engines.strangers(conn):
+                raise Failure(
+                    f"the queue '{engines.QUEUE}' has {count} tasks that are not the demo's",
+                    hint="Use another database: the demo empties that queue.",
+                    code="occupied",
+                    exit_code=Exit.REFUSED,
+                )
+        yield where
+        return
+
+    if ignored := [name for name in dsns.VARIABLES if os.environ.get(name)]:
+        view.say(
+            console, f"{' and '.join(ignored)}: not used. The demo touches a database only with --dsn.", "dim"
+        )
+    first = not DATA.exists()
+    note = "Making a PostgreSQL in" if first else "Starting the PostgreSQL in"
+    with console.status(f"{note} {DATA} …") if console.is_terminal else contextlib.nullcontext():
+        DATA.parent.mkdir(parents=True, exist_ok=True)
+        server = embedded.start(DATA)
+    with server:
+        with psycopg.connect(server.dsn(), autocommit=True) as conn:
+            conn.execute("drop database if exists demo with (force)")
+            conn.execute("create database demo")
+        install.migrate(server.dsn(DATABASE))
+        ready = f"PostgreSQL {server.binaries.version} of the demo's own, data in {DATA}, fsync on."
+        view.say(console, ready, "dim")
+        yield server.dsn(DATABASE)
+
+
+def _take_the_lock(conn: engines.Connection) -> None:
+    row = conn.execute("select pg_try_advisory_lock(%s)", (LOCK_KEY,)).fetchone()
+    if row != (True,):
+        raise Failure(
+            "another demo is running in this database",
+            hint="Wait until it ends.",
+            code="busy",
+            exit_code=Exit.BUSY,
+        )
+
+
+# --- The view -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _display(scenario: Scenario, console: Console) -> Iterator[view.Show]:
+    """Something to call with how it stands: a live view on a terminal, a line every second elsewhere."""
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+
+            def refresh(elapsed: float, sides: list[Standings]) -> None:
+                live.update(view.frame(elapsed, sides, scenario, console.width, console.height), refresh=True)
+
+            yield refresh
+        return
+
+    view.say(console, view.headline(scenario))
+    printed = -1.0
+
+    def print_line(elapsed: float, sides: list[Standings]) -> None:
+        nonlocal printed
+        if elapsed >= printed + 1 or all(side.started == side.total for side in sides):
+            printed = elapsed
+            view.say(console, view.line(elapsed, sides))
+
+    yield print_line
+
+
+# --- Signals --------------------------------------------------------------------------------------
+
+
+class _Stopped(BaseException):
+    """Somebody wants us to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _ends_by_signal() -> Iterator[None]:
+    """INT, TERM and HUP end the program in good order; while it ends, further ones are ignored."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

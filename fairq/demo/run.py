@@ -1,0 +1,171 @@
+"""A side of the demo: a queue, somebody who feeds it, a worker with slots. Both sides run the same code."""
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from statistics import median
+
+import psycopg
+
+from fairq.demo.engines import Connection, Engine, Held
+from fairq.demo.scenario import FLOOD, Scenario, handler_seconds
+
+IDLE_SECONDS = 0.004  # between looks at an empty queue
+FRAME_SECONDS = 0.125
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a tenant, or several together, stand at some moment. Waiting tasks count with their age so far."""
+
+    tenant: str
+    arrived: int
+    started: int
+    p50: float | None
+    longest: float | None
+
+    @property
+    def waiting(self) -> int:
+        return self.arrived - self.started
+
+
+@dataclass(frozen=True)
+class Standings:
+    """How a side stands at some moment."""
+
+    engine: str
+    tenants: tuple[Standing, ...]
+    others: Standing  # all but the flooding tenant, together
+    started: int
+    total: int
+
+
+class Board:
+    """What has happened on a side; written by its threads, read by the view.
+
+    A tenant's tasks start in the order in which they arrived, on both sides: so the n-th start belongs to the
+    n-th arrival, and no table of ids is needed.
+    """
+
+    def __init__(self, engine: str, scenario: Scenario) -> None:
+        self._engine = engine
+        self._total = scenario.tasks
+        self._guard = threading.Lock()
+        self._arrivals: dict[str, list[float]] = {tenant: [] for tenant in scenario.tenants}
+        self._waits: dict[str, list[float]] = {tenant: [] for tenant in scenario.tenants}
+
+    def arrived(self, tenant: str, count: int, at: float) -> None:
+        with self._guard:
+            self._arrivals[tenant] += [at] * count
+
+    def started(self, tasks: list[Held]) -> None:
+        with self._guard:
+            for task in tasks:
+                self._waits[task.tenant].append(task.waited)
+
+    def standings(self, now: float) -> Standings:
+        with self._guard:
+            waits = {
+                tenant: [*done, *(now - at for at in self._arrivals[tenant][len(done) :])]
+                for tenant, done in self._waits.items()
+            }
+            started = {tenant: len(done) for tenant, done in self._waits.items()}
+        tenants = tuple(_standing(tenant, waits[tenant], started[tenant]) for tenant in waits)
+        quiet = [tenant for tenant in waits if tenant != FLOOD]
+        others = _standing(
+            "others",
+            [seconds for tenant in quiet for seconds in waits[tenant]],
+            sum(started[tenant] for tenant in quiet),
+        )
+        return Standings(self._engine, tenants, others, sum(started.values()), self._total)
+
+
+def _standing(tenant: str, waits: list[float], started: int) -> Standing:
+    return Standing(
+        tenant, len(waits), started, median(waits) if waits else None, max(waits) if waits else None
+    )
+
+
+def feed(
+    engine: Engine, board: Board, scenario: Scenario, conn: Connection, begin: float, stop: threading.Event
+) -> None:
+    """Enqueue what the scenario says, when it says so."""
+    for arrival in scenario.arrivals:
+        if stop.wait(max(0.0, begin + arrival.at - time.monotonic())):
+            return
+        engine.enqueue(conn, arrival.tenant, arrival.count)
+        board.arrived(arrival.tenant, arrival.count, time.monotonic())
+
+
+def work(
+    engine: Engine, board: Board, scenario: Scenario, conn: Connection, begin: float, stop: threading.Event
+) -> None:
+    """A worker: end what is done, take as many as there are free slots, until everything has been served.
+
+    The handler is a sleep. So a busy slot is no more than the moment it comes free, and one thread holds them
+    all.
+    """
+    stop.wait(max(0.0, begin - time.monotonic()))
+    busy: list[tuple[float, int, Held]] = []
+    naps = handler_seconds()
+    served = 0
+    while not stop.is_set():
+        now = time.monotonic()
+        done: list[Held] = []
+        while busy and busy[0][0] <= now:
+            done.append(heapq.heappop(busy)[2])
+        if free := scenario.slots - len(busy):
+            taken = engine.turn(conn, done, free)
+            served += len(done)
+            board.started(taken)
+            now = time.monotonic()
+            for task in taken:
+                heapq.heappush(busy, (now + next(naps), task.id, task))
+            if served == scenario.tasks:
+                return
+        pause = max(0.0, busy[0][0] - time.monotonic()) if busy else IDLE_SECONDS
+        stop.wait(pause if len(busy) == scenario.slots else min(pause, IDLE_SECONDS))
+
+
+def run(
+    dsn: str,
+    engines: tuple[Engine, Engine],
+    scenario: Scenario,
+    show: Callable[[float, list[Standings]], None],
+) -> float:
+    """Run both sides at once and show how they stand. Returns the seconds it took.
+
+    However this ends, its threads have ended too.
+    """
+    stop = threading.Event()
+    boards = [Board(engine.name, scenario) for engine in engines]
+    connections: list[Connection] = []
+    try:
+        for _ in range(4):
+            connections.append(psycopg.connect(dsn, autocommit=True, application_name="fairq demo"))
+            connections[-1].execute("set statement_timeout = '30s'")
+        begin = time.monotonic() + 0.1
+        with ThreadPoolExecutor(4, "fairq-demo") as threads:
+            try:
+                jobs: list[Future[None]] = []
+                for engine, board, pair in zip(
+                    engines, boards, (connections[:2], connections[2:]), strict=True
+                ):
+                    jobs.append(threads.submit(feed, engine, board, scenario, pair[0], begin, stop))
+                    jobs.append(threads.submit(work, engine, board, scenario, pair[1], begin, stop))
+                pending: set[Future[None]] = set(jobs)
+                while pending:
+                    ended, pending = wait(pending, timeout=FRAME_SECONDS, return_when=FIRST_EXCEPTION)
+                    for job in ended:
+                        job.result()
+                    now = time.monotonic()
+                    show(max(0.0, now - begin), [board.standings(now) for board in boards])
+            finally:
+                stop.set()
+        return time.monotonic() - begin
+    finally:
+        for conn in connections:
+            conn.close()
