@@ -155,6 +155,9 @@ def _built_in(name: str, dims: int, raw_json: bool) -> PyType | None:
     if not dims:
         return plain
     array = adapters.types[name].array_oid
+    if name == "bpchar":
+        # psycopg writes no array of it; as text the server takes any array of strings.
+        return replace(_array(plain, dims, str(_TEXT_ARRAY), native=False), read="0", binary=True)
     if plain.binary:
         return _array(plain, dims, str(array), native=True)
     # psycopg splits arrays of these, too, and leaves their elements as text.
@@ -174,7 +177,8 @@ def _plain(name: str) -> PyType | None:
         return PyType("float", "float", str(info.oid), wrapper=f"driver.{name.capitalize()}")
     if name in _NATIVE:
         annotation, module = _NATIVE[name]
-        return PyType(annotation, annotation, str(info.oid), _modules(module))
+        number = _TEXT if name == "bpchar" else info.oid
+        return PyType(annotation, annotation, str(number), _modules(module))
     for ending, class_ in (("multirange", "Multirange"), ("range", "Range")):
         if name.endswith(ending) and name.removesuffix(ending) in _RANGES:
             bound, module = _RANGES[name.removesuffix(ending)]
