@@ -33,8 +33,9 @@ volatile
 set search_path = ''
 as $$
 begin
-  with waiting as materialized (
-    select l.ctid as replaces, l.*
+  with waiting as (
+    select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.in_flight, l.max_running, l.last_priority,
+      l.admissible, l.group_key, l.cursors
     from fairq.lanes l
     where l.shard_no = p_tick.shard_no
       and l.queue = p_tick.queue
@@ -43,51 +44,56 @@ begin
     order by l.finish, l.position
     limit 1 + case when p_refill then p_budget else 0 end
   ),
-  fence as materialized (
-    -- The first waiting lane that this pass leaves alone. Whatever comes after it has to wait, too.
-    select w.finish, w.position, fairq._rounds(w.finish - p_clock) as tag
-    from waiting w
-    order by w.finish, w.position
-    offset case when p_refill then p_budget else 0 end
-  ),
   candidate as materialized (
-    select c.*, fairq._rounds(c.finish - p_clock) as tag
+    select c.*, fairq._rounds(c.finish - p_clock) as tag,
+      row_number() over (order by c.admissible desc, c.finish, c.position) as nth
     from (
-      select null::tid as replaces, r.* from unnest(p_lanes) r
+      select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.in_flight, r.max_running, r.last_priority,
+        r.admissible, r.group_key, r.cursors
+      from unnest(p_lanes) r
       union all
       select w.* from waiting w
     ) c
   ),
-  prefix as (
-    select (p_budget + sum(c.weight * c.tag) over by_tag) / sum(c.weight) over by_tag as level
+  fence as materialized (
+    -- The first lane that has to wait for another pass, and with it whatever comes after.
+    select c.nth, c.tag
     from candidate c
-    left join fence f on true
     where c.admissible
-      and (f.finish is null or (c.finish, c.position) < (f.finish, f.position))
-    window by_tag as (order by c.finish, c.position)
+      and (c.nth > p_budget or (c.replaces is not null and not p_refill))
+    order by c.nth
+    limit 1
   ),
-  share as materialized (
+  water as materialized (
+    select min(x.level) as level, least(min(x.level), min(x.fence)) as fenced, min(x.fence_nth) as fence_nth
+    from (
+      select (p_budget + sum(c.weight * c.tag) over by_tag) / sum(c.weight) over by_tag as level, f.tag as fence, f.nth as fence_nth
+      from candidate c
+      left join fence f on true
+      where c.admissible
+        and c.nth < coalesce(f.nth, 9223372036854775807)
+      window by_tag as (order by c.nth)
+    ) x
+  ),
+  share as (
     select c.*,
       case
-        when not c.admissible or c.tag >= w.level or (c.finish, c.position) >= (f.finish, f.position) then 0
-        else least(
-          fairq._allowance(c.max_running, c.in_flight),
-          p_budget,
-          greatest(1, ceil((least(w.level, f.tag) - c.tag) * c.weight))
-        )::integer
+        when c.admissible and c.tag < w.level and c.nth < coalesce(w.fence_nth, 9223372036854775807)
+          then least(fairq._allowance(c.max_running, c.in_flight), p_budget, greatest(1, ceil((w.fenced - c.tag) * c.weight)))::integer
+        else 0
       end as quota
     from candidate c
-    cross join (select min(x.level) as level from prefix x) w
-    left join fence f on true
+    left join water w on true
   ),
   chunk as materialized (
-    select s.*, k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken,
-      k.lowest_priority, k.expired, k.next
+    select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.in_flight, s.max_running, s.last_priority, s.admissible,
+      s.group_key, s.cursors, s.quota,
+      k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
     from share s
     left join lateral (
       select
-        array_agg(n.ctid order by n.rank) filter (where n.rank <= s.quota and not n.is_expired) as ctids,
-        array_agg(n.start order by n.rank) filter (where n.rank <= s.quota and not n.is_expired) as starts,
+        array_agg(n.ctid) filter (where n.rank <= s.quota and not n.is_expired) as ctids,
+        array_agg(n.start) filter (where n.rank <= s.quota and not n.is_expired) as starts,
         sum(n.step) filter (where n.rank <= s.quota) as served,
         count(*) filter (where n.rank <= s.quota and not n.is_expired) as taken,
         min(n.priority) filter (where n.rank <= s.quota and not n.is_expired) as lowest_priority,
@@ -140,12 +146,21 @@ begin
   written as (
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
       last_priority, cursors, admissible)
-    select c.shard_no, c.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
+    select p_tick.shard_no, p_tick.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
       case when c.taken > 0 then c.lane_no else c.position end,
       c.weight, c.max_running,
       c.in_flight + case when c.max_running is null then 0 else c.taken end,
       coalesce(c.lowest_priority, c.last_priority),
-      case when c.quota > 0 then fairq._advance_cursors(c.cursors, c.next) else c.cursors end,
+      -- Higher priorities are used up, the level of the next task begins with it, lower ones are untouched. Written out here:
+      -- a function with a subquery would cost an executor start for every lane.
+      case
+        when c.quota = 0 then c.cursors
+        when (c.next).sequence is null then '{}'
+        when cardinality(c.cursors) = 1 then array[c.next]
+        else array[c.next] || array(
+          select u from unnest(c.cursors) u where u.priority < (c.next).priority order by u.priority desc
+        )
+      end,
       case
         when c.quota > 0
           then (c.next).sequence is not null and fairq._allowance(c.max_running, c.in_flight + c.taken) > 0

@@ -3,10 +3,13 @@
 -- Returns how many it ended.
 -- Locks: tasks, the rows named.
 create function fairq._end_tasks(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_count integer;
+begin
   with ended as (
     delete from fairq.tasks t
     where t.shard_no = p_shard_no
@@ -27,6 +30,8 @@ as $$
     where e.counted
     group by e.shard_no, e.queue, e.group_key
   )
-  select count(*)::integer from ended
+  select count(*)::integer into v_count from ended;
+  return v_count;
+end;
 $$;
 comment on function fairq._end_tasks(integer, bigint[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';

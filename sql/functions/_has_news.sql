@@ -2,11 +2,12 @@
 -- A pending transaction is looked up only once it has ended, so one that holds a million rings and stays open costs nothing.
 -- Cost: one entry of rings_xid_idx, one more per pending transaction that ended.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
-  select p_tick.next_due_at <= fairq._now()
+begin
+  return coalesce(p_tick.next_due_at <= fairq._now(), false)
     or exists (
       select
       from fairq.rings r
@@ -27,6 +28,7 @@ as $$
             and r.xid = p.xid
             and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
         )
-    )
+    );
+end;
 $$;
 comment on function fairq._has_news(fairq.ticks) is 'Whether there are rings not heard yet, or scheduled tasks due.';

@@ -73,7 +73,17 @@ begin
     select n.group_key, n.freed, n.first_sequence, n.heard,
       l.ctid as replaces, l.version, l.lane_no, l.finish, l.position, l.in_flight, l.last_priority,
       l.cursors is null or l.cursors = '{}' as was_idle,
-      fairq._merge_cursors(l.cursors, n.heard) as cursors,
+      -- Per priority the smaller sequence, highest priority first.
+      case
+        when n.heard is null then coalesce(l.cursors, '{}')
+        when cardinality(n.heard) = 1 and coalesce(l.cursors, '{}') = '{}' then n.heard
+        else array(
+          select (u.priority, min(u.sequence))::fairq.cursor
+          from unnest(l.cursors || n.heard) u
+          group by u.priority
+          order by u.priority desc
+        )
+      end as cursors,
       coalesce(g.weight, p_queue.weight) as weight,
       coalesce(g.max_running, p_queue.group_max_running) as max_running
     from news n

@@ -1,14 +1,16 @@
 -- Four times the slots of the workers that serve the queue, and at least 1000: small enough to stay in cache, large enough that a refill is rare.
 create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues) returns integer
-language sql
+language plpgsql
 stable
 set search_path = ''
 as $$
-  select coalesce(p_queue.ready_target, greatest(1000, (
+begin
+  return coalesce(p_queue.ready_target, greatest(1000, (
     select 4 * least(sum(w.slots), 250000)
     from fairq.workers w
     where w.shard_no = p_shard_no
       and p_queue.queue = any(w.queues)
-  )))::integer
+  )))::integer;
+end;
 $$;
 comment on function fairq._ready_target(integer, fairq.queues) is 'How many tasks a queue keeps ready.';

@@ -45,7 +45,12 @@ as $$
       when f.group_key is null then l
       else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, l.in_flight - f.counted, l.max_running,
         fairq._allowance(l.max_running, l.in_flight - f.counted) > 0, l.queue, l.group_key,
-        fairq._merge_cursors(l.cursors, f.cursors))::fairq.lanes
+        array(
+          select (u.priority, min(u.sequence))::fairq.cursor
+          from unnest(l.cursors || f.cursors) u
+          group by u.priority
+          order by u.priority desc
+        ))::fairq.lanes
     end), '{}')
   from unnest(p_lanes) l
   left join freed f on f.group_key = l.group_key

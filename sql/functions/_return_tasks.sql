@@ -3,10 +3,13 @@
 -- Returns how many it put back.
 -- Locks: tasks, the rows named.
 create function fairq._return_tasks(p_shard_no integer, p_ids bigint[], p_burn boolean) returns integer
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_count integer;
+begin
   with held as materialized (
     select t.ctid, t.counted
     from fairq.tasks t
@@ -29,6 +32,8 @@ as $$
     from returned r
     group by r.queue, r.group_key, r.priority
   )
-  select count(*)::integer from returned
+  select count(*)::integer into v_count from returned;
+  return v_count;
+end;
 $$;
 comment on function fairq._return_tasks(integer, bigint[], boolean) is 'Puts held tasks back in line.';

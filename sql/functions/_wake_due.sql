@@ -3,10 +3,11 @@
 -- Locks: tasks, the scheduled rows it moves; the caller holds the domain, so nobody else does.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
 create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns void
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
+begin
   with due as materialized (
     select t.ctid, t.run_at
     from fairq.tasks t
@@ -33,6 +34,7 @@ as $$
   insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
   select p_tick.shard_no, p_tick.queue, w.group_key, w.priority, min(w.sequence)
   from woken w
-  group by w.group_key, w.priority
+  group by w.group_key, w.priority;
+end;
 $$;
 comment on function fairq._wake_due(fairq.ticks, timestamptz, integer) is 'Moves due scheduled tasks to overflow.';

@@ -22,6 +22,8 @@ create function fairq.create_task(
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_now timestamptz := fairq._now();

@@ -18,6 +18,8 @@ language plpgsql
 volatile
 rows 100
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_count integer := coalesce(cardinality(p_ids), 0);
@@ -41,7 +43,7 @@ begin
       using errcode = 'QF012', hint = 'Outcomes are succeeded, failed, retry, cancelled, expired.';
   end if;
 
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query
       select f.* from fairq._finish(v_shard_no, p_worker_id, p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) f;
   end loop;

@@ -8,12 +8,14 @@ language plpgsql
 volatile
 rows 1
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
 begin
-  for v_shard_no in select fairq._shards(null) loop
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._touch_worker(v_shard_no, p_worker_id, v_now);
     perform fairq._beat(v_shard_no, p_worker_id, v_now);
     return query

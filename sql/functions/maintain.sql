@@ -7,6 +7,8 @@ create function fairq.maintain(p_limit integer default 10000) returns jsonb
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_now timestamptz := fairq._now();

@@ -15,6 +15,8 @@ language plpgsql
 volatile
 rows 100
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_shard_no integer;
@@ -30,7 +32,7 @@ begin
     perform fairq._refuse_queue(p_queue);
   end if;
 
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease) t;
     get diagnostics v_popped = row_count;
     v_left := v_left - v_popped;

@@ -7,6 +7,8 @@ returns integer
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_queue fairq.queues;
@@ -21,7 +23,7 @@ begin
     perform fairq._check_limit(p_limit);
   end if;
 
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     v_promoted := v_promoted
       + fairq._promote(v_shard_no, p_queue, coalesce(p_limit, fairq._ready_target(v_shard_no, v_queue)), true);
   end loop;

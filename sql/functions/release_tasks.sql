@@ -8,12 +8,14 @@ language plpgsql
 volatile
 rows 100
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_shard_no integer;
   v_ids bigint[];
 begin
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, null);
     perform fairq._return_tasks(v_shard_no, v_ids, false);
     return query select r.id from unnest(v_ids) r(id);

@@ -5,11 +5,13 @@ create function fairq.retire_worker(p_worker_id bigint) returns void
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_shard_no integer;
 begin
-  for v_shard_no in select fairq._shards(null) loop
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._return_tasks(v_shard_no, array(
       select t.id
       from fairq.tasks t

@@ -9,6 +9,8 @@ language plpgsql
 volatile
 rows 100
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -16,7 +18,7 @@ declare
   v_ids bigint[];
   v_expired bigint[];
 begin
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, 'claimed');
     select array_agg(t.id) into v_expired
     from fairq.tasks t
