@@ -627,7 +627,16 @@ begin
       c.weight, c.max_running,
       c.in_flight + case when c.max_running is null then 0 else c.taken end,
       coalesce(c.lowest_priority, c.last_priority),
-      case when c.quota > 0 then fairq._advance_cursors(c.cursors, c.next) else c.cursors end,
+      -- Higher priorities are used up, the level of the next task begins with it, lower ones are untouched. Written out here:
+      -- a function with a subquery would cost an executor start for every lane.
+      case
+        when c.quota = 0 then c.cursors
+        when (c.next).sequence is null then '{}'
+        when cardinality(c.cursors) = 1 then array[c.next]
+        else array[c.next] || array(
+          select u from unnest(c.cursors) u where u.priority < (c.next).priority order by u.priority desc
+        )
+      end,
       case
         when c.quota > 0
           then (c.next).sequence is not null and fairq._allowance(c.max_running, c.in_flight + c.taken) > 0
@@ -661,26 +670,6 @@ end;
 $$;
 comment on function fairq._admit(fairq.ticks, fairq.lanes[], bigint, boolean, integer, timestamptz) is
   'Gives block addresses to the next tasks of the waiting lanes.';
-
--- sql/functions/_advance_cursors.sql
-
--- Cursors of a lane after its tasks up to p_next were promoted: higher priorities are used up, lower ones untouched.
-create function fairq._advance_cursors(p_cursors fairq.cursor[], p_next fairq.cursor) returns fairq.cursor[]
-language sql
-immutable
-as $$
-  select case
-    when (p_next).sequence is null then '{}'::fairq.cursor[]
-    when cardinality(p_cursors) = 1 then array[p_next]
-    else array[p_next] || array(
-      select u
-      from unnest(p_cursors) u
-      where u.priority < (p_next).priority
-      order by u.priority desc
-    )
-  end
-$$;
-comment on function fairq._advance_cursors(fairq.cursor[], fairq.cursor) is 'Moves the cursors of a lane to its first task not promoted.';
 
 -- sql/functions/_allowance.sql
 
@@ -917,10 +906,13 @@ comment on function fairq._claim_idempotency_key(integer, text, text, text, text
 -- Returns how many it ended.
 -- Locks: tasks, the rows named.
 create function fairq._end_tasks(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_count integer;
+begin
   with ended as (
     delete from fairq.tasks t
     where t.shard_no = p_shard_no
@@ -941,7 +933,9 @@ as $$
     where e.counted
     group by e.shard_no, e.queue, e.group_key
   )
-  select count(*)::integer from ended
+  select count(*)::integer into v_count from ended;
+  return v_count;
+end;
 $$;
 comment on function fairq._end_tasks(integer, bigint[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';
 
@@ -1106,11 +1100,12 @@ comment on function fairq._finish(integer, bigint, bigint[], integer[], text[], 
 -- A pending transaction is looked up only once it has ended, so one that holds a million rings and stays open costs nothing.
 -- Cost: one entry of rings_xid_idx, one more per pending transaction that ended.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
-  select p_tick.next_due_at <= fairq._now()
+begin
+  return coalesce(p_tick.next_due_at <= fairq._now(), false)
     or exists (
       select
       from fairq.rings r
@@ -1131,7 +1126,8 @@ as $$
             and r.xid = p.xid
             and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
         )
-    )
+    );
+end;
 $$;
 comment on function fairq._has_news(fairq.ticks) is 'Whether there are rings not heard yet, or scheduled tasks due.';
 
@@ -1212,7 +1208,17 @@ begin
     select n.group_key, n.freed, n.first_sequence, n.heard,
       l.ctid as replaces, l.version, l.lane_no, l.finish, l.position, l.in_flight, l.last_priority,
       l.cursors is null or l.cursors = '{}' as was_idle,
-      fairq._merge_cursors(l.cursors, n.heard) as cursors,
+      -- Per priority the smaller sequence, highest priority first.
+      case
+        when n.heard is null then coalesce(l.cursors, '{}')
+        when cardinality(n.heard) = 1 and coalesce(l.cursors, '{}') = '{}' then n.heard
+        else array(
+          select (u.priority, min(u.sequence))::fairq.cursor
+          from unnest(l.cursors || n.heard) u
+          group by u.priority
+          order by u.priority desc
+        )
+      end as cursors,
       coalesce(g.weight, p_queue.weight) as weight,
       coalesce(g.max_running, p_queue.group_max_running) as max_running
     from news n
@@ -1350,22 +1356,6 @@ begin
 end;
 $$;
 comment on function fairq._lock_domain(integer, text, boolean) is 'Takes the lock of a domain; false when it is taken.';
-
--- sql/functions/_merge_cursors.sql
-
--- Cursors of a lane after rings: per priority the smaller sequence, highest priority first.
-create function fairq._merge_cursors(p_cursors fairq.cursor[], p_heard fairq.cursor[]) returns fairq.cursor[]
-language sql
-immutable
-as $$
-  select coalesce(array_agg((c.priority, c.sequence)::fairq.cursor order by c.priority desc), '{}')
-  from (
-    select u.priority, min(u.sequence) as sequence
-    from unnest(p_cursors || p_heard) u
-    group by u.priority
-  ) c
-$$;
-comment on function fairq._merge_cursors(fairq.cursor[], fairq.cursor[]) is 'Lowers the cursors of a lane to what was heard.';
 
 -- sql/functions/_pop.sql
 
@@ -1560,16 +1550,18 @@ comment on function fairq._promote(integer, text, integer, boolean) is 'Promotes
 
 -- Four times the slots of the workers that serve the queue, and at least 1000: small enough to stay in cache, large enough that a refill is rare.
 create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues) returns integer
-language sql
+language plpgsql
 stable
 set search_path = ''
 as $$
-  select coalesce(p_queue.ready_target, greatest(1000, (
+begin
+  return coalesce(p_queue.ready_target, greatest(1000, (
     select 4 * least(sum(w.slots), 250000)
     from fairq.workers w
     where w.shard_no = p_shard_no
       and p_queue.queue = any(w.queues)
-  )))::integer
+  )))::integer;
+end;
 $$;
 comment on function fairq._ready_target(integer, fairq.queues) is 'How many tasks a queue keeps ready.';
 
@@ -1729,7 +1721,12 @@ as $$
       when f.group_key is null then l
       else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, l.in_flight - f.counted, l.max_running,
         fairq._allowance(l.max_running, l.in_flight - f.counted) > 0, l.queue, l.group_key,
-        fairq._merge_cursors(l.cursors, f.cursors))::fairq.lanes
+        array(
+          select (u.priority, min(u.sequence))::fairq.cursor
+          from unnest(l.cursors || f.cursors) u
+          group by u.priority
+          order by u.priority desc
+        ))::fairq.lanes
     end), '{}')
   from unnest(p_lanes) l
   left join freed f on f.group_key = l.group_key
@@ -1813,10 +1810,13 @@ comment on function fairq._refuse_queue(text) is 'Raises QF003: the queue is unk
 -- Returns how many it put back.
 -- Locks: tasks, the rows named.
 create function fairq._return_tasks(p_shard_no integer, p_ids bigint[], p_burn boolean) returns integer
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_count integer;
+begin
   with held as materialized (
     select t.ctid, t.counted
     from fairq.tasks t
@@ -1839,7 +1839,9 @@ as $$
     from returned r
     group by r.queue, r.group_key, r.priority
   )
-  select count(*)::integer from returned
+  select count(*)::integer into v_count from returned;
+  return v_count;
+end;
 $$;
 comment on function fairq._return_tasks(integer, bigint[], boolean) is 'Puts held tasks back in line.';
 
@@ -2168,10 +2170,11 @@ comment on function fairq._touch_worker(integer, bigint, timestamptz) is 'Checks
 -- Locks: tasks, the scheduled rows it moves; the caller holds the domain, so nobody else does.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
 create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns void
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
+begin
   with due as materialized (
     select t.ctid, t.run_at
     from fairq.tasks t
@@ -2198,7 +2201,8 @@ as $$
   insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
   select p_tick.shard_no, p_tick.queue, w.group_key, w.priority, min(w.sequence)
   from woken w
-  group by w.group_key, w.priority
+  group by w.group_key, w.priority;
+end;
 $$;
 comment on function fairq._wake_due(fairq.ticks, timestamptz, integer) is 'Moves due scheduled tasks to overflow.';
 
@@ -2713,7 +2717,7 @@ begin
       using errcode = 'QF012', hint = 'Outcomes are succeeded, failed, retry, cancelled, expired.';
   end if;
 
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query
       select f.* from fairq._finish(v_shard_no, p_worker_id, p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) f;
   end loop;
@@ -2741,7 +2745,7 @@ declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
 begin
-  for v_shard_no in select fairq._shards(null) loop
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._touch_worker(v_shard_no, p_worker_id, v_now);
     perform fairq._beat(v_shard_no, p_worker_id, v_now);
     return query
@@ -2878,7 +2882,7 @@ begin
     perform fairq._refuse_queue(p_queue);
   end if;
 
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease) t;
     get diagnostics v_popped = row_count;
     v_left := v_left - v_popped;
@@ -2916,7 +2920,7 @@ begin
     perform fairq._check_limit(p_limit);
   end if;
 
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     v_promoted := v_promoted
       + fairq._promote(v_shard_no, p_queue, coalesce(p_limit, fairq._ready_target(v_shard_no, v_queue)), true);
   end loop;
@@ -2990,7 +2994,7 @@ declare
   v_shard_no integer;
   v_ids bigint[];
 begin
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, null);
     perform fairq._return_tasks(v_shard_no, v_ids, false);
     return query select r.id from unnest(v_ids) r(id);
@@ -3015,7 +3019,7 @@ as $$
 declare
   v_shard_no integer;
 begin
-  for v_shard_no in select fairq._shards(null) loop
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._return_tasks(v_shard_no, array(
       select t.id
       from fairq.tasks t
@@ -3104,7 +3108,7 @@ declare
   v_ids bigint[];
   v_expired bigint[];
 begin
-  for v_shard_no in select fairq._shards(p_shard_no) loop
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, 'claimed');
     select array_agg(t.id) into v_expired
     from fairq.tasks t
