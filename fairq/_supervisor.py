@@ -50,16 +50,27 @@ def lock_files(paths: list[str]) -> list[int]:
 
 
 def spawn(order: dict[str, Any], argv: list[str], inherited: list[int]) -> "subprocess.Popen[bytes]":
+    """Start a program, its output in the log; as another user when the order names one.
+
+    With a `folder`, the program gets that folder open, and /proc/self/fd/{folder} in its arguments becomes the
+    path by which it can reach it.
+    """
     as_user = {}
-    if order.get("uid") is not None:
+    if "uid" in order:
         as_user = {"user": order["uid"], "group": order["gid"], "extra_groups": []}
-    with open(order["log"], "ab") as log:
+    with contextlib.ExitStack() as opened:
+        log = opened.enter_context(open(order["log"], "ab"))
+        if "folder" in order:
+            folder = os.open(order["folder"], os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, folder)
+            argv = [each.replace("/proc/self/fd/{folder}", f"/proc/self/fd/{folder}") for each in argv]
+            inherited = [*inherited, folder]
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=order.get("cwd"),
+            cwd="/",
             env=order["env"],
             pass_fds=inherited,
             start_new_session=True,

@@ -509,7 +509,7 @@ class Server:
         _write_private(password_file, self._password, self._user)
         argv: list[str] = [
             str(self._bin_dir / "initdb"),
-            f"--pgdata={self._server_path(fresh)}",
+            "--pgdata={pgdata}",
             f"--username={SUPERUSER}",
             f"--pwfile={password_file}",
             # The socket's folder is the key. On TCP every user of the machine could knock.
@@ -529,21 +529,24 @@ class Server:
             _write_private(self.data_dir / "password", self._password, None)
         fresh.rename(self._pgdata)
 
-    def _server_path(self, folder: Path) -> str:
-        # Root's clone may lie where `nobody` cannot go. The supervisor, still root, makes the folder the
-        # server's working directory, and the server reaches it through that: no parent folder has to be
-        # opened.
-        indirect = self._user is not None and not self.throw_away and sys.platform == "linux"
-        return "/proc/self/cwd" if indirect else str(folder)
-
-    def _command(self, verb: str, argv: list[str], cwd: Path) -> dict[str, Any]:
-        owner = {} if self._user is None else {"uid": self._user.uid, "gid": self._user.gid}
+    def _command(self, verb: str, argv: list[str], folder: Path) -> dict[str, Any]:
+        """An order to the supervisor to run a program on that data folder, which `argv` names as {pgdata}."""
         # A clean environment: no PG* variable of the caller's, no locale, no library path.
         env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
-        return {verb: argv, "log": str(self.log_file), "env": env, "cwd": str(cwd), **owner}
+        order: dict[str, Any] = {"log": str(self.log_file), "env": env}
+        path = str(folder)
+        if self._user is not None:
+            order |= {"uid": self._user.uid, "gid": self._user.gid}
+            if not self.throw_away and sys.platform == "linux":
+                # Root's clone may lie where `nobody` cannot go. The supervisor, still root, opens the
+                # folder, and the server reaches it through that descriptor: no parent folder has to change
+                # its mode. (Making it the working directory fails for PostgreSQL 15, which leaves that at
+                # its start.)
+                order["folder"], path = path, "/proc/self/fd/{folder}"
+        return {verb: [each.replace("{pgdata}", path) for each in argv], **order}
 
     def _start_once(self) -> None:
-        argv = [str(self._bin_dir / "postgres"), "-D", self._server_path(self._pgdata)]
+        argv = [str(self._bin_dir / "postgres"), "-D", "{pgdata}"]
         for name, value in self._all_settings().items():
             argv += ["-c", f"{name}={_setting_text(name, value)}"]
         self.log_file.unlink(missing_ok=True)
