@@ -52,8 +52,8 @@ def lock_files(paths: list[str]) -> list[int]:
 def spawn(order: dict[str, Any], argv: list[str], inherited: list[int]) -> "subprocess.Popen[bytes]":
     """Start a program, its output in the log; as another user when the order names one.
 
-    With a `folder`, the program gets that folder open, and /proc/self/fd/{folder} in its arguments becomes the
-    path by which it can reach it.
+    With a `folder`, the program gets that folder open, and /proc/self/fd/{folder} in its arguments becomes
+    the path by which it can reach it.
     """
     as_user = {}
     if "uid" in order:
