@@ -196,14 +196,24 @@ class Reader:
     # ---- facts for the inference
 
     def _relation_facts(self, oid: int) -> nulls.RelationFacts:
-        # A NOT NULL that was added without checking the rows there (`not valid`, from 18 on) is none yet.
+        # A NOT NULL that was added without checking the rows there (`not valid`, from 18 on) is none yet, and
+        # a table's rows are also those of the tables that inherit from it, where it may have been dropped.
         rows = self.rows(
             """
+            with recursive family as (
+              select $1::int8::oid as oid
+              union select i.inhrelid from pg_catalog.pg_inherits i join family f on f.oid = i.inhparent
+            )
             select a.attnum::int4 as number, a.attname as name,
-                   not a.attisdropped and c.relkind in ('r', 'p') and (a.attnotnull or t.typnotnull)
-                   and not exists (select from pg_catalog.pg_constraint k
-                                    where k.conrelid = c.oid and k.contype = 'n' and not k.convalidated
-                                      and a.attnum = any (k.conkey)) as not_null
+                   not a.attisdropped and c.relkind in ('r', 'p')
+                   and (t.typnotnull
+                        or (a.attnotnull
+                            and not exists (select from family f join pg_catalog.pg_constraint k on k.conrelid = f.oid
+                                             where k.contype = 'n' and not k.convalidated
+                                               and a.attname = (select b.attname from pg_catalog.pg_attribute b
+                                                                 where b.attrelid = f.oid and b.attnum = k.conkey[1]))
+                            and not exists (select from family f join pg_catalog.pg_attribute b on b.attrelid = f.oid
+                                             where b.attname = a.attname and not b.attnotnull))) as not_null
               from pg_catalog.pg_attribute a join pg_catalog.pg_class c on c.oid = a.attrelid
               left join pg_catalog.pg_type t on t.oid = a.atttypid
              where a.attrelid = $1::int8::oid and a.attnum > 0
@@ -692,7 +702,7 @@ def _list_items(sql: str, keyword: str) -> list[list[Token]]:
     """The tokens of each item of the outermost list that follows `keyword`."""
     depth = 0
     items: list[list[Token]] = []
-    inside = False
+    inside = distinct_on = False
     for token in tokens(sql):
         word = token.text.lower() if token.kind == "word" else token.text
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(word, 0)
@@ -700,6 +710,10 @@ def _list_items(sql: str, keyword: str) -> list[list[Token]]:
             continue
         if depth == 0 and word == keyword and not inside:
             inside, items = True, [[]]
+        elif inside and depth == 0 and word == "on" and not items[-1]:
+            distinct_on = True
+        elif distinct_on:
+            distinct_on = not (depth == 0 and word == ")")
         elif inside and depth == 0 and (word in _LIST_ENDS or word == ";"):
             break
         elif inside and depth == 0 and word == ",":

@@ -107,20 +107,24 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Built-in functions that return a value whenever none of their arguments is NULL. Not listed: those that return
-# NULL for "no match", "no such key" or "out of range", such as substring, ->, nullif, regexp_match, array_length.
-_KEEPS_NOT_NULL = words("""abs acos age asin atan atan2 ascii bit_count bit_length btrim ceil ceiling char_length character_length chr
-    clock_timestamp concat concat_ws convert_from convert_to cos date_bin date_part date_trunc decode degrees div
-    encode exp extract factorial floor format gcd gen_random_uuid hashtext initcap isfinite justify_days
-    justify_hours justify_interval lcm left length ln localtimestamp log lower_inc upper_inc isempty lower_inf
-    upper_inf lpad ltrim make_date make_interval make_time make_timestamp make_timestamptz md5 mod now
-    octet_length overlay pg_backend_pid pg_catalog pi position power quote_ident quote_literal quote_nullable radians
-    random repeat replace reverse right round rpad rtrim sha224 sha256 sha384 sha512 sign sin sqrt
-    starts_with statement_timestamp string_to_array strpos tan timezone to_char to_date to_hex to_json to_jsonb
-    to_number to_timestamp transaction_timestamp translate trunc uuidv4 uuidv7 jsonb_build_object jsonb_build_array
-    json_build_object json_build_array jsonb_typeof json_typeof jsonb_strip_nulls json_strip_nulls jsonb_pretty
-    jsonb_array_length json_array_length array_append array_prepend array_cat cardinality num_nulls num_nonnulls
-    nextval currval lastval setval pg_notify txid_current pg_current_xact_id""")
+# Built-in functions that return a value whenever none of their arguments is NULL. Not listed: those that
+# return NULL for "no match", "no such key" or "out of range" (substring, ->, nullif, regexp_match,
+# array_length), and those that do for infinity (extract, date_part, to_char).
+_KEEPS_NOT_NULL = words(
+    """abs acos array_append array_cat array_prepend ascii asin atan atan2 bit_count bit_length btrim cardinality
+    ceil ceiling char_length character_length chr clock_timestamp concat concat_ws convert_from convert_to cos
+    currval date_bin date_trunc decode degrees div encode exp factorial floor format gcd gen_random_uuid hashtext
+    initcap isempty isfinite json_array_length json_build_array json_build_object json_strip_nulls json_typeof
+    jsonb_array_length jsonb_build_array jsonb_build_object jsonb_pretty jsonb_strip_nulls jsonb_typeof
+    justify_days justify_hours justify_interval lastval lcm left length ln log lower_inc lower_inf lpad ltrim
+    make_date make_interval make_time make_timestamp make_timestamptz md5 mod nextval now num_nonnulls num_nulls
+    octet_length overlay pg_backend_pid pg_current_xact_id pg_notify pi position power quote_ident quote_literal
+    quote_nullable radians random repeat replace reverse right round rpad rtrim setval sha224 sha256 sha384
+    sha512 sign sin sqrt starts_with statement_timestamp string_to_array strpos tan timezone to_hex to_json
+    to_jsonb transaction_timestamp translate trunc txid_current upper_inc upper_inf uuidv4 uuidv7"""
+)
+# Of text only: a range without a bound has none.
+_KEEPS_TEXT_NOT_NULL = words("lower upper")
 _OPERATORS = words(
     "= <> != < > <= >= + - * / % ^ || ~ ~* !~ !~* ~~ !~~ ~~* !~~* && @> <@ ? ?| ?& & | << >> -|-"
 )
@@ -141,7 +145,9 @@ _SET_FUNCTIONS: Mapping[str, frozenset[int]] = {
     "json_each_text": frozenset({0}),
     "regexp_split_to_table": frozenset({0}),
 }
-_JSON_TYPES = ("114", "3802")
+_JSON_TYPES = frozenset({"114", "3802"})
+_TIME_TYPES = frozenset({"1083", "1266"})
+_TEXT_TYPES = frozenset({"25"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +336,12 @@ class Inference:
         known = self._facts.function(node.number("funcid"))
         if known.schema != "pg_catalog":
             return False
+        given = frozenset(_argument_types(node))
         if node["funcformat"] in _EXPLICIT_OR_IMPLICIT_CAST:
-            # From PostgreSQL 18 on, JSON's null cast to a number is NULL.
-            return not any(str(type_) in _JSON_TYPES for type_ in _argument_types(node))
+            # JSON's null cast to a number is NULL from PostgreSQL 18 on, and infinity has no time of day.
+            return not given & _JSON_TYPES and node["funcresulttype"] not in _TIME_TYPES
+        if known.name in _KEEPS_TEXT_NOT_NULL:
+            return given <= _TEXT_TYPES
         return known.name in _KEEPS_NOT_NULL
 
     def _aggregate(self, node: Node, scope: Scope) -> bool:
@@ -419,11 +428,11 @@ class Inference:
         return entry.flag("funcordinality")
 
 
-def _argument_types(call: Node) -> Iterator[Any]:
+def _argument_types(call: Node) -> Iterator[str]:
     for argument in call.items("args"):
         for name in ("vartype", "consttype", "paramtype", "resulttype", "funcresulttype", "opresulttype"):
             if argument[name] is not None:
-                yield argument[name]
+                yield str(argument[name])
 
 
 # ------------------------------------------------------------------------------------------------------ parameters

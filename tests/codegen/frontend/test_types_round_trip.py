@@ -22,7 +22,7 @@ from tests.support.server import TestServer, create_database, drop_database
 UTC = dt.UTC
 WHEN = dt.datetime(2026, 2, 28, 12, 30, 59, 123456, tzinfo=UTC)
 NAIVE = dt.datetime(2026, 2, 28, 12, 30, 59, 123456)
-AWKWARD = "a,b {c} \"d\" \\e' NULL \n\t ü 漢"
+AWKWARD = 'a,b {c} "d" \\e\' NULL \n\t ü 漢'
 
 # SQL type: values of it in Python.
 PLAIN: dict[str, list[Any]] = {
@@ -48,7 +48,11 @@ PLAIN: dict[str, list[Any]] = {
     "timestamp": [NAIVE],
     "timestamptz": [WHEN],
     "interval": [dt.timedelta(days=3, seconds=4, microseconds=5), dt.timedelta(seconds=-1)],
-    "inet": [ipaddress.ip_address("10.0.0.1"), ipaddress.ip_interface("10.0.0.1/24"), ipaddress.ip_address("::1")],
+    "inet": [
+        ipaddress.ip_address("10.0.0.1"),
+        ipaddress.ip_interface("10.0.0.1/24"),
+        ipaddress.ip_address("::1"),
+    ],
     "cidr": [ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("2001:db8::/32")],
     "macaddr": ["08:00:2b:01:02:03"],
     "macaddr8": ["08:00:2b:01:02:03:04:05"],
@@ -68,7 +72,7 @@ PLAIN: dict[str, list[Any]] = {
     "int4multirange": [Multirange([Range(1, 3), Range(7, 9)]), Multirange()],
     "tstzmultirange": [Multirange([Range(WHEN, None)])],
     # of this database
-    "mood": ["sad", "o'k, \"fine\""],
+    "mood": ["sad", 'o\'k, "fine"'],
     "app.mood": ["sad"],
     "positive": [7],
     "email": ["a@b"],
@@ -178,9 +182,7 @@ def test_composites_come_back_as_dataclasses_with_composites_in_them(
     assert queries.echo_point3_array(conn, value=[low, high]) == [low, high]
 
 
-def test_numbers_of_any_size_share_one_prepared_statement(
-    package: Package, types_database: Database
-) -> None:
+def test_numbers_of_any_size_share_one_prepared_statement(package: Package, types_database: Database) -> None:
     """Left to psycopg, 5 and 70000 are two types and so two statements in every connection."""
     queries = package.module("queries")
     with connect(types_database.dsn, prepare_threshold=0) as conn:
@@ -191,7 +193,9 @@ def test_numbers_of_any_size_share_one_prepared_statement(
         prepared = conn.execute(
             "select statement, count(*), min(parameter_types::text) from pg_prepared_statements group by 1"
         ).fetchall()
-    mine = {text.splitlines()[0]: (count, types) for text, count, types in prepared if "-- name: Echo" in text}
+    mine = {
+        text.splitlines()[0]: (count, types) for text, count, types in prepared if "-- name: Echo" in text
+    }
     assert mine["-- name: EchoBigintArray :one"] == (1, "{bigint[]}")
     # NULL has no type of its own; the numbers share the other one.
     assert mine["-- name: EchoBigint :one"][0] <= 2
