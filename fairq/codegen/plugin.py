@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairq.codegen import checks, protocol, spelling
+from fairq.codegen import checks, spelling
 from fairq.codegen.model import (
     SYSTEM_SCHEMAS,
     Catalog,
@@ -61,11 +61,16 @@ def run(arguments: Sequence[str]) -> int:
 
 def respond(data: bytes) -> bytes:
     """The response to one request, in the request's own form."""
-    # Imported here: a template's modules are of no use to who only reads requests.
-    from fairq.codegen import generate
+    try:
+        # Here, and not at the top: without the extra `codegen` there must be a message, not a traceback.
+        from fairq.codegen import generate, protocol
 
-    request = to_model(protocol.read_request(data))
-    return protocol.write_response(generate(request), json=protocol.is_json(data))
+        request = to_model(protocol.read_request(data))
+        return protocol.write_response(generate(request), json=protocol.is_json(data))
+    except ModuleNotFoundError as exc:
+        raise GenerationError(
+            f"{exc.name} is not installed", hint='install the generator: pip install "fairq[codegen]"'
+        ) from exc
 
 
 def to_model(message: Any) -> Request:

@@ -242,15 +242,14 @@ def _sql_constant(query: Query, strict: bool) -> str:
     """The statement as source text. `:name` is a parameter to SQLAlchemy, so other colons get a backslash."""
     if strict:
         return _PLACEHOLDER.sub(r":p\1", query.text.replace(":", r"\\:"))
-    pieces: list[str] = []
-    for token in parse.tokens(query.text):
-        if token.kind == "param":
-            pieces.append(":p" + token.text.removeprefix("$"))
-        else:
-            # The text goes between triple quotes: its own backslashes and triple quotes must survive that.
-            text = token.text.replace("\\", r"\\").replace('"""', r"\"\"\"")
-            pieces.append(text.replace(":", r"\\:"))
-    return "".join(pieces)
+    # The text goes between triple quotes: its own backslashes and triple quotes must survive that.
+    pieces = (
+        ":p" + token.text.removeprefix("$")
+        if token.kind == "param"
+        else token.text.replace("\\", r"\\").replace(":", r"\\:")
+        for token in parse.tokens(query.text)
+    )
+    return "".join(pieces).replace('"""', r"\"\"\"")
 
 
 def _arguments(

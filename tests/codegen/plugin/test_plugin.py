@@ -261,6 +261,16 @@ def test_run_reports_a_failure_by_its_exit_code(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("library", ["google.protobuf", "jinja2"])
+def test_without_the_extra_libraries_there_is_a_hint_and_no_traceback(library: str) -> None:
+    program = f"import sys; sys.modules[{library!r}] = None; from fairq.codegen import plugin; plugin.main()"
+    data = request({"name": "GetOne", "columns": [column("one", "int")]})
+    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b'pip install "fairq[codegen]"' in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
 @needs_sqlc
 def test_an_error_names_file_line_and_query_and_sqlc_shows_it(tmp_path: Path) -> None:
     """The request has no lines: the plugin finds the name line in the file itself."""
