@@ -43,8 +43,7 @@ def find_server() -> Path | None:
 
 
 def check(conn: psycopg.Connection[Any]) -> list[str]:
-    """Load `sql/`, check every function, and return one line for each finding."""
-    load_schema(conn)
+    """Check every function of the schema, and return one line for each finding."""
     conn.execute("create extension plpgsql_check")
     findings = conn.execute(CHECK).fetchall()
     return [
@@ -70,6 +69,7 @@ def main() -> int:
         return 0
     os.environ["FAIRQ_PG_BIN"] = str(bin_dir)
     with embedded.start() as server, psycopg.connect(server.dsn()) as conn:
+        load_schema(conn)
         findings = check(conn)
         functions = count_functions(conn)
     print("\n".join([*findings, f"{len(findings)} findings in {functions} functions"]))
