@@ -55,7 +55,7 @@ revoke execute on function
   fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean)
 from fairq_work;
 grant select, insert, update, delete on
-  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps,
+  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
   fairq.finished_tasks, fairq.finished_tasks_default, fairq.attempts, fairq.attempts_default
 to fairq_work;
 -- A row lock asks for the right to update; these rows are never updated.
@@ -65,7 +65,7 @@ grant usage on sequence fairq.worker_ids to fairq_work;
 
 grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(integer, integer) to fairq_observe;
 grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
-grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups to fairq_observe;
+grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups, fairq.progress to fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, state, priority, block, position, worker_id, created_at, run_at, expires_at,
   started_at, lease_expires_at, cost, attempt, max_attempts, counted, concurrency_key) on fairq.tasks to fairq_observe;
 grant select (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at, started_at, finished_at,

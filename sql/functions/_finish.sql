@@ -19,6 +19,10 @@ as $$
 declare
   v_now timestamptz := fairq._now();
 begin
+  -- Those who wait for results are woken, if there are any to read: NOTIFY takes a database-wide lock at commit.
+  if p_results is not null and array_remove(p_results, null) <> '{}' then
+    perform pg_notify('fairq_done', case when cardinality(p_ids) <= 200 then array_to_string(p_ids, ',') else '' end);
+  end if;
   return query
     with input as materialized (
       select i.id, i.attempt, coalesce(i.outcome, 'succeeded') as outcome, i.result, i.error, i.retry_delay

@@ -8,10 +8,7 @@ as $$
 declare
   v_ids bigint[];
 begin
-  if coalesce(cardinality(p_ids), 0) <> coalesce(cardinality(p_attempts), 0) then
-    raise exception 'worker % names % tasks and % attempts', p_worker_id, coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
-      using errcode = 'QF011', hint = 'Both arrays have one element per task.';
-  end if;
+  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
   select array_agg(h.id) into v_ids
   from (
     select t.id

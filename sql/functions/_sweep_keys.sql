@@ -1,4 +1,4 @@
--- Removes wishes to cancel whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
+-- Removes wishes to cancel and progress whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
 -- history's default partitions past it. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_keys(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
@@ -15,6 +15,18 @@ begin
     and c.ctid = any(array(
       select n.ctid
       from fairq.cancellations n
+      where n.shard_no = p_shard_no
+        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
+      limit p_limit
+    ));
+  get diagnostics v_rows = row_count;
+  v_swept := v_swept + v_rows;
+
+  delete from fairq.progress g
+  where g.shard_no = p_shard_no
+    and g.ctid = any(array(
+      select n.ctid
+      from fairq.progress n
       where n.shard_no = p_shard_no
         and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
       limit p_limit

@@ -65,3 +65,24 @@ select fairq.promote_overflow(p_queue => sqlc.arg(queue)::text)::integer as prom
 -- name: Maintain :one
 -- One round of maintenance; returns what it did, by name.
 select fairq.maintain()::jsonb as done;
+
+-- name: HeldTasks :many
+-- Which of these tasks the worker still holds; one that an open transaction is finishing is missing.
+select h.id::bigint as id
+from fairq.held_tasks(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.arg(ids)::bigint[],
+  p_attempts => sqlc.arg(attempts)::integer[]
+) as h(id);
+
+-- name: ReportProgress :many
+-- How far running tasks are; returns the ids accepted.
+select r.id::bigint as id
+from fairq.report_progress(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.arg(ids)::bigint[],
+  p_attempts => sqlc.arg(attempts)::integer[],
+  p_done => sqlc.arg(done)::double precision[],
+  p_totals => sqlc.narg(totals)::double precision[],
+  p_notes => sqlc.narg(notes)::jsonb[]
+) as r(id);

@@ -303,6 +303,18 @@ create table fairq.heartbeats (
 );
 comment on table fairq.heartbeats is 'Signs of life. Replaced, never updated; the newest is read.';
 
+create table fairq.progress (
+  shard_no integer not null,
+  task_id bigint not null,
+  reported_at timestamptz not null,
+  attempt integer not null,
+  done double precision,
+  total double precision,
+  note jsonb,
+  primary key (shard_no, task_id, reported_at)
+);
+comment on table fairq.progress is 'How far running tasks say they are. Replaced, never updated; the newest is read.';
+
 create table fairq.sweeps (
   shard_no integer not null,
   floor bigint not null,

@@ -1,0 +1,1 @@
+"""Benchmarks of fairq: `python -m benchmarks --help`."""
