@@ -81,7 +81,10 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
         raise click.exceptions.Exit(128 + stopped.number) from None
     except embedded.EmbeddedError as exc:
         raise Failure(
-            str(exc), hint=f"Does it help to remove the folder {DATA}?", code="embedded", exit_code=Exit.NO
+            str(exc),
+            hint=f"Is another demo running here? If not, remove the folder {DATA} to start afresh.",
+            code="embedded",
+            exit_code=Exit.NO,
         ) from exc
 
 
@@ -105,7 +108,7 @@ def _demo(scenario: Scenario, out: Path, dsn: str | None, console: Console) -> N
     plot.draw(out, fifo, fair, scenario)
 
     results = view.outcomes(fifo, fair, scenario)
-    console.print(view.result_table(results))
+    console.print(view.result_table(results, console.width))
     view.say(console, view.moral(results, (_makespan(fifo), _makespan(fair))), "bold")
     view.say(console, f"Picture: {out}  ({time.monotonic() - started:.0f} s in all)")
 

@@ -20,6 +20,7 @@ from fairq.demo.scenario import FLOOD, Scenario
 Show = Callable[[float, list[Standings]], None]
 
 WIDE = 106  # room for two panels with bars
+RESULT = 76  # room for the table at the end
 MIDDLE = 64  # room for one table with both queues
 
 _TITLES = {"FIFO": "FIFO · first come, first served", "fairq": "fairq · everyone in turn"}
@@ -171,7 +172,9 @@ def outcomes(fifo: list[Record], fair: list[Record], scenario: Scenario) -> list
     ]
 
 
-def result_table(results: list[Outcome]) -> Table:
+def result_table(results: list[Outcome], width: int = WIDE) -> Table:
+    """The table at the end; a narrow terminal gets the medians only."""
+    shown = ("p50", "p99") if width >= RESULT else ("p50",)
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
@@ -183,7 +186,7 @@ def result_table(results: list[Outcome]) -> Table:
     table.add_column("tenant", no_wrap=True)
     table.add_column("tasks", justify="right")
     for engine in ("FIFO", "fairq"):
-        for what in ("p50", "p99"):
+        for what in shown:
             table.add_column(f"[{_STYLES[engine]}]{engine}[/] {what}", justify="right", no_wrap=True)
     table.add_column("ratio", justify="right", no_wrap=True)
     for each in results:
@@ -192,7 +195,7 @@ def result_table(results: list[Outcome]) -> Table:
         table.add_row(
             _name(each.tenant),
             f"{each.tasks:,}",
-            *(_wait(seconds) for seconds in (*each.fifo, *each.fair)),
+            *(_wait(seconds) for waits in (each.fifo, each.fair) for seconds in waits[: len(shown)]),
             ratio_text(each.ratio),
         )
     return table

@@ -1,0 +1,181 @@
+"""`fairq demo` from the outside: a process that shows, draws, and leaves nothing behind."""
+
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fairq.cli import Exit
+from tests.support.database import Database
+from tests.support.processes import ROOT, is_alive, run_dirs_of
+
+TINY = ("--tasks", "300", "--tenants", "4", "--slots", "8")
+
+
+@contextmanager
+def fairq_demo(folder: Path, *arguments: str, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+    """The command in a folder of its own, with a home of its own; killed at the end if it still runs."""
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    env = {k: v for k, v in os.environ.items() if k not in ("FAIRQ_DSN", "DATABASE_URL", "MPLCONFIGDIR")}
+    env |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fairq", "demo", *arguments],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    """Width and height, of a file that is whole: signature, header first, end last."""
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR")
+    assert data.endswith(b"IEND\xaeB`\x82")
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_alive(pid)
+
+
+def postmaster_of(folder: Path) -> int:
+    return int((folder / ".cache/demo/pgdata/postmaster.pid").read_text().split("\n", 1)[0])
+
+
+def read_until(process: "subprocess.Popen[str]", pattern: str) -> str:
+    """The output up to a line with that pattern."""
+    assert process.stdout is not None
+    text = ""
+    while not re.search(pattern, text):
+        line = process.stdout.readline()
+        assert line, f"it ended first: {text}"
+        text += line
+    return text
+
+
+def test_it_prints_a_table_and_draws_a_picture_twice_in_a_row(tmp_path: Path) -> None:
+    """The second run uses the same data folder. Neither leaves a process, nor a file elsewhere."""
+    picture = tmp_path / "demo-output" / "fairness.png"
+    for _ in range(2):
+        picture.unlink(missing_ok=True)
+        with fairq_demo(tmp_path, *TINY) as process:
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+            assert err == ""
+            assert run_dirs_of(process.pid) == set()
+        rows = dict(re.findall(r"^ +(\w+) +([\d,]+) +[\d.]+ m?s ", out, re.MULTILINE))
+        assert rows == {"bob": "300", "alice": "3", "carol": "3", "dave": "3", "others": "9"}
+        assert out.count("With fairq instead of FIFO") == 1
+        assert "fsync on" in out
+        assert "309 of 309 started" in out
+        assert "\x1b" not in out, "no colours in a pipe"
+        width, height = png_size(picture)
+        assert width >= 1200
+        assert height >= 400
+        assert not (tmp_path / ".cache/demo/pgdata/postmaster.pid").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "demo-output", "home"]
+    assert list((tmp_path / "home").rglob("*")) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_and_its_server(tmp_path: Path, number: signal.Signals) -> None:
+    with fairq_demo(tmp_path, "--tasks", "100000") as process:
+        read_until(process, r"[1-9]\d* of [\d,]+ started.*\|")
+        postmaster = postmaster_of(tmp_path)
+        assert is_alive(postmaster)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 128 + number
+        assert out.endswith("Stopped. Nothing is left running.\n")
+        assert err == ""
+        assert gone(postmaster)
+        assert run_dirs_of(process.pid) == set()
+
+
+def test_its_server_dies_with_it_when_it_is_killed(tmp_path: Path) -> None:
+    with fairq_demo(tmp_path, "--tasks", "100000") as process:
+        read_until(process, r"[1-9]\d* of [\d,]+ started.*\|")
+        postmaster = postmaster_of(tmp_path)
+        process.kill()
+        process.wait()
+        assert gone(postmaster)
+
+
+def test_a_second_demo_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with fairq_demo(tmp_path, "--tasks", "100000") as process:
+        read_until(process, r"[1-9]\d* of [\d,]+ started.*\|")
+        with fairq_demo(tmp_path, *TINY) as second:
+            _, err = second.communicate(timeout=60)
+            assert second.returncode == Exit.NO
+            assert "already uses" in err
+            assert "Is another demo running here?" in err
+        assert process.poll() is None
+
+
+def test_it_runs_in_a_database_that_is_named_and_takes_its_things_away(
+    database: Database, tmp_path: Path
+) -> None:
+    with fairq_demo(tmp_path, *TINY, "--dsn", database.dsn) as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "the demo enqueues there in the queue 'demo'" in out
+    assert "others" in out
+    assert not (tmp_path / ".cache" / "demo").exists(), "no server of its own"
+    conn = database.connect()
+    assert conn.execute("select to_regnamespace('fairq_demo_fifo')").fetchone() == (None,)
+    assert conn.execute("select count(*) from fairq.queues where queue = 'demo'").fetchone() == (0,)
+    assert conn.execute("select count(*) from fairq.finished_tasks").fetchone() == (0,)
+
+
+def test_a_queue_that_somebody_else_uses_is_left_alone(database: Database, tmp_path: Path) -> None:
+    conn = database.connect()
+    conn.execute("select fairq.configure_queue('demo')")
+    conn.execute("select fairq.create_task('bob', '{}', p_queue => 'demo')")
+    conn.commit()
+    with fairq_demo(tmp_path, *TINY, "--dsn", database.dsn) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == Exit.REFUSED
+    assert "1 tasks that are not the demo's" in err
+    assert conn.execute("select count(*) from fairq.tasks").fetchone() == (1,)
+
+
+def test_a_database_without_fairq_is_not_touched(empty_database: Database, tmp_path: Path) -> None:
+    with fairq_demo(tmp_path, *TINY, "--dsn", empty_database.dsn) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == Exit.NO
+    assert "fairq migrate" in err
+    conn = empty_database.connect()
+    names = conn.execute("select nspname from pg_namespace where nspname like 'fairq%'").fetchall()
+    assert names == []
+
+
+def test_a_database_named_by_a_variable_is_not_used(tmp_path: Path) -> None:
+    """Nobody who types `make demo` means the database of his application."""
+    nowhere = "postgresql://bob:s3cr3t@127.0.0.1:1/shop?connect_timeout=2"
+    with fairq_demo(tmp_path, *TINY, FAIRQ_DSN=nowhere) as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "FAIRQ_DSN: not used" in out
+    assert "s3cr3t" not in out + err

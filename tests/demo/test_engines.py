@@ -1,0 +1,84 @@
+"""The two queues of the demo, on a real database."""
+
+from collections import Counter
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairq.demo.engines import KIND, QUEUE, Engine, set_up, strangers, take_away
+from tests.support.database import Database
+
+
+@pytest.fixture
+def conn(database: Database) -> psycopg.Connection[Any]:
+    return database.connect(autocommit=True)
+
+
+@pytest.fixture(params=["FIFO", "fairq"])
+def engine(request: pytest.FixtureRequest, conn: psycopg.Connection[Any]) -> Engine:
+    return {each.name: each for each in set_up(conn, 4)}[request.param]
+
+
+def test_every_task_is_served_once_and_written_to_the_history(
+    engine: Engine, conn: psycopg.Connection[Any]
+) -> None:
+    """I1, for the baseline as for fairq."""
+    engine.enqueue(conn, "bob", 25)
+    engine.enqueue(conn, "alice", 2)
+    served, held = [], engine.turn(conn, [], 4)
+    while held:
+        served += [task.id for task in held]
+        assert len(held) <= 4
+        held = engine.turn(conn, held, 4)
+    assert len(served) == len(set(served)) == 27
+    history = engine.history(conn)
+    assert Counter(record.tenant for record in history) == {"bob": 25, "alice": 2}
+    assert all(record.waited >= 0 and record.created >= 0 for record in history)
+
+
+def test_fifo_serves_alice_after_all_of_bob_and_fairq_serves_her_next(conn: psycopg.Connection[Any]) -> None:
+    """I6: what the demo shows, without a clock."""
+    order: dict[str, list[str]] = {}
+    for engine in set_up(conn, 1):
+        engine.enqueue(conn, "bob", 50)
+        held = engine.turn(conn, [], 1)
+        engine.enqueue(conn, "alice", 3)
+        order[engine.name] = []
+        while held:
+            held = engine.turn(conn, held, 1)
+            order[engine.name] += [task.tenant for task in held]
+    assert order["FIFO"] == ["bob"] * 49 + ["alice"] * 3
+    assert order["fairq"][0] == "alice"
+    assert order["fairq"][:6].count("alice") == 3
+
+
+def test_setting_up_again_starts_empty(conn: psycopg.Connection[Any]) -> None:
+    for engine in set_up(conn, 4):
+        engine.enqueue(conn, "bob", 5)
+        engine.turn(conn, [], 2)
+    for engine in set_up(conn, 4):
+        assert engine.turn(conn, [], 10) == []
+        assert engine.history(conn) == []
+
+
+def test_taking_away_leaves_nothing_of_the_demo_and_all_of_the_rest(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("select fairq.create_task('bob', '{}')")
+    for engine in set_up(conn, 4):
+        engine.enqueue(conn, "bob", 5)
+        engine.turn(conn, engine.turn(conn, [], 2), 2)
+    take_away(conn)
+    assert conn.execute("select to_regnamespace('fairq_demo_fifo')").fetchone() == (None,)
+    for table in ("tasks", "finished_tasks", "rings", "lanes", "ticks", "domains", "queues"):
+        left = conn.execute(f"select distinct queue from fairq.{table}").fetchall()  # noqa: S608
+        assert set(left) <= {("default",)}, table
+    assert conn.execute("select count(*) from fairq.tasks").fetchone() == (1,)
+    assert conn.execute("select count(*) from fairq.workers").fetchone() == (0,)
+
+
+def test_tasks_of_somebody_else_in_the_queue_are_noticed(conn: psycopg.Connection[Any]) -> None:
+    set_up(conn, 4)
+    conn.execute("select fairq.create_task('bob', '{}', p_queue => %s, p_kind => %s)", (QUEUE, KIND))
+    assert strangers(conn) == 0
+    conn.execute("select fairq.create_task('bob', '{}', p_queue => %s)", (QUEUE,))
+    assert strangers(conn) == 1
