@@ -377,6 +377,18 @@ create table fairq.heartbeats (
 );
 comment on table fairq.heartbeats is 'Signs of life. Replaced, never updated; the newest is read.';
 
+create table fairq.progress (
+  shard_no integer not null,
+  task_id bigint not null,
+  reported_at timestamptz not null,
+  attempt integer not null,
+  done double precision,
+  total double precision,
+  note jsonb,
+  primary key (shard_no, task_id, reported_at)
+);
+comment on table fairq.progress is 'How far running tasks say they are. Replaced, never updated; the newest is read.';
+
 create table fairq.sweeps (
   shard_no integer not null,
   floor bigint not null,
@@ -764,6 +776,22 @@ end;
 $$;
 comment on function fairq._cancel_waiting(integer, bigint[], timestamptz) is 'Ends the waiting ones of the tasks to be cancelled.';
 
+-- sql/functions/_check_lengths.sql
+
+create function fairq._check_lengths(p_worker_id bigint, p_ids bigint[], p_attempts integer[]) returns void
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if coalesce(cardinality(p_ids), 0) <> coalesce(cardinality(p_attempts), 0) then
+    raise exception 'worker % names % tasks and % attempts', p_worker_id, coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
+      using errcode = 'QF011', hint = 'Both arrays have one element per task.';
+  end if;
+end;
+$$;
+comment on function fairq._check_lengths(bigint, bigint[], integer[]) is 'Raises QF011 when ids and attempts do not pair.';
+
 -- sql/functions/_check_limit.sql
 
 create function fairq._check_limit(p_limit integer) returns void
@@ -1027,6 +1055,10 @@ as $$
 declare
   v_now timestamptz := fairq._now();
 begin
+  -- Those who wait for results are woken, if there are any to read: NOTIFY takes a database-wide lock at commit.
+  if p_results is not null and array_remove(p_results, null) <> '{}' then
+    perform pg_notify('fairq_done', case when cardinality(p_ids) <= 200 then array_to_string(p_ids, ',') else '' end);
+  end if;
   return query
     with input as materialized (
       select i.id, i.attempt, coalesce(i.outcome, 'succeeded') as outcome, i.result, i.error, i.retry_delay
@@ -1300,10 +1332,7 @@ as $$
 declare
   v_ids bigint[];
 begin
-  if coalesce(cardinality(p_ids), 0) <> coalesce(cardinality(p_attempts), 0) then
-    raise exception 'worker % names % tasks and % attempts', p_worker_id, coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
-      using errcode = 'QF011', hint = 'Both arrays have one element per task.';
-  end if;
+  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
   select array_agg(h.id) into v_ids
   from (
     select t.id
@@ -2034,7 +2063,7 @@ comment on function fairq._sweep_floor(integer, text) is 'Where the next sweep o
 
 -- sql/functions/_sweep_keys.sql
 
--- Removes wishes to cancel whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
+-- Removes wishes to cancel and progress whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
 -- history's default partitions past it. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_keys(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
@@ -2051,6 +2080,18 @@ begin
     and c.ctid = any(array(
       select n.ctid
       from fairq.cancellations n
+      where n.shard_no = p_shard_no
+        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
+      limit p_limit
+    ));
+  get diagnostics v_rows = row_count;
+  v_swept := v_swept + v_rows;
+
+  delete from fairq.progress g
+  where g.shard_no = p_shard_no
+    and g.ctid = any(array(
+      select n.ctid
+      from fairq.progress n
       where n.shard_no = p_shard_no
         and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
       limit p_limit
@@ -2759,6 +2800,39 @@ end;
 $$;
 comment on function fairq.heartbeat(bigint) is 'A worker''s sign of life. Returns its tasks that are to be cancelled.';
 
+-- sql/functions/held_tasks.sql
+
+-- Which of these tasks the worker still holds, in these attempts. For a handler that ended its task in a transaction of its own: the task is gone when
+-- that committed, still held when it rolled back, and locked, so not in the answer, while it is open.
+-- Raises QF011 arrays of different length.
+-- Locks: tasks, the rows it returns, "skip locked".
+create function fairq.held_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
+returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+as $$
+declare
+  v_shard_no integer;
+begin
+  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    return query
+      select t.id
+      from unnest(p_ids, p_attempts) as i(id, attempt)
+      join fairq.tasks t on t.shard_no = v_shard_no and t.id = i.id
+      where t.attempt = i.attempt
+        and t.worker_id is not distinct from p_worker_id
+      for update of t skip locked;
+  end loop;
+end;
+$$;
+comment on function fairq.held_tasks(bigint, bigint[], integer[], integer) is
+  'Which of these tasks a worker still holds; one that an open transaction is finishing is not in the answer.';
+
 -- sql/functions/maintain.sql
 
 -- Keeps the house: takes tasks from lost workers, gives up claims whose lease ran out, ends what expired, promotes what is due, sweeps, turns the
@@ -3004,6 +3078,72 @@ $$;
 comment on function fairq.release_tasks(bigint, bigint[], integer[], integer) is
   'Puts tasks of a worker back in line without burning an attempt. Returns the ids accepted.';
 
+-- sql/functions/report_progress.sql
+
+-- How far running tasks are, as their handlers say; the newest report of a task replaces the one before.
+-- Returns the ids that were accepted; a stale one is missing.
+-- Raises QF011 arrays of different length.
+-- Locks: progress, the tasks' own rows.
+-- Cost: one step in tasks_pkey and one in progress_pkey per task.
+create function fairq.report_progress(
+  p_worker_id bigint,
+  p_ids bigint[],
+  p_attempts integer[],
+  p_done double precision[],
+  p_totals double precision[] default null,
+  p_notes jsonb[] default null,
+  p_shard_no integer default null
+) returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+begin
+  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    return query
+      with held as materialized (
+        select t.id, i.attempt, i.done, i.total, i.note, l.reported_at as previous
+        from unnest(p_ids, p_attempts, p_done, p_totals, p_notes) as i(id, attempt, done, total, note)
+        join fairq.tasks t on t.shard_no = v_shard_no and t.id = i.id
+        left join lateral (
+          select g.reported_at
+          from fairq.progress g
+          where g.shard_no = v_shard_no
+            and g.task_id = t.id
+          order by g.reported_at desc
+          limit 1
+        ) l on true
+        where t.attempt = i.attempt
+          and t.worker_id is not distinct from p_worker_id
+      ),
+      reported as (
+        insert into fairq.progress (shard_no, task_id, reported_at, attempt, done, total, note)
+        select v_shard_no, h.id, v_now, h.attempt, h.done, h.total, h.note
+        from held h
+        on conflict do nothing
+      ),
+      replaced as (
+        delete from fairq.progress g
+        using held h
+        where g.shard_no = v_shard_no
+          and g.task_id = h.id
+          and g.reported_at = h.previous
+          and h.previous < v_now
+      )
+      select h.id from held h;
+  end loop;
+end;
+$$;
+comment on function fairq.report_progress(bigint, bigint[], integer[], double precision[], double precision[], jsonb[], integer) is
+  'How far running tasks are. Returns the ids accepted.';
+
 -- sql/functions/retire_worker.sql
 
 -- A worker leaves in good order: what it still holds goes back in line without burning an attempt.
@@ -3190,7 +3330,7 @@ revoke execute on function
   fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean)
 from fairq_work;
 grant select, insert, update, delete on
-  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps,
+  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
   fairq.finished_tasks, fairq.finished_tasks_default, fairq.attempts, fairq.attempts_default
 to fairq_work;
 -- A row lock asks for the right to update; these rows are never updated.
@@ -3200,7 +3340,7 @@ grant usage on sequence fairq.worker_ids to fairq_work;
 
 grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(integer, integer) to fairq_observe;
 grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
-grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups to fairq_observe;
+grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups, fairq.progress to fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, state, priority, block, position, worker_id, created_at, run_at, expires_at,
   started_at, lease_expires_at, cost, attempt, max_attempts, counted, concurrency_key) on fairq.tasks to fairq_observe;
 grant select (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at, started_at, finished_at,
