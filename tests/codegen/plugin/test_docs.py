@@ -55,7 +55,7 @@ def test_the_example_generates_and_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     schema, queries = blocks(HOW_TO, "sql")
-    (config,) = blocks(HOW_TO, "yaml")
+    config = blocks(HOW_TO, "yaml")[0]
     (program,) = blocks(HOW_TO, "python")
     for name, text in {"schema.sql": schema, "query.sql": queries, "sqlc.yaml": config}.items():
         (tmp_path / name).write_text(text)

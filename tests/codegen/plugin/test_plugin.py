@@ -15,6 +15,7 @@ import pytest
 from fairq.codegen import plugin, protocol
 from fairq.codegen.model import GenerationError
 from tests.codegen.plugin import sqlc
+from tests.support.database import Database
 
 needs_sqlc = pytest.mark.skipif(bool(sqlc.why_sqlc_cannot_run()), reason=sqlc.why_sqlc_cannot_run())
 PLUGIN = Path(sqlc.SCRIPTS, "sqlc-gen-fairq")
@@ -298,3 +299,25 @@ def test_a_star_from_a_function_is_refused_where_sqlc_makes_a_record_of_it(tmp_p
     assert done.returncode == 1
     assert "query.sql:1: query Star: column f is a record: it selects * from a function" in done.stderr
     assert "hint: name the columns" in done.stderr
+
+
+@needs_sqlc
+def test_with_a_database_sqlc_knows_what_a_function_returns(tmp_path: Path, empty_database: Database) -> None:
+    """Without one the same query is an error; the how-to page gives this as a way out."""
+    schema = (
+        "create function f(n int) returns table (a int, b text) language sql as 'select 1, null::text';\n"
+    )
+    (tmp_path / "schema.sql").write_text(schema)
+    (tmp_path / "query.sql").write_text("-- name: Pairs :many\nselect t.a, t.b from f($1) as t(a, b);\n")
+    config = (sqlc.GOLDEN / "types_real" / "sqlc.yaml").read_text()
+    (tmp_path / "sqlc.yaml").write_text(config)
+    assert "column a has no type" in sqlc.command("generate", tmp_path).stderr
+
+    with empty_database.connect() as conn:
+        conn.execute(schema.encode())
+    database = f"    engine: postgresql\n    database:\n      uri: {json.dumps(empty_database.dsn)}\n"
+    (tmp_path / "sqlc.yaml").write_text(config.replace("    engine: postgresql\n", database))
+    done = sqlc.command("generate", tmp_path)
+    assert done.returncode == 0, done.stderr
+    generated = (tmp_path / sqlc.OUT / "query.py").read_text()
+    assert "    a: Optional[int]\n    b: Optional[str]\n" in generated
