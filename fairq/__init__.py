@@ -1,3 +1,109 @@
-"""A multi-tenant fair queue that lives in PostgreSQL."""
+"""A multi-tenant fair queue that lives in PostgreSQL.
 
-__all__: list[str] = []
+fairq.enqueue(conn, "bob", {"file": "a.pdf"})       # in your own transaction, on your own connection
+
+app = fairq.App()
+
+@app.task(kind="parse", max_attempts=5)
+def parse(payload: Parse, ctx: fairq.Context) -> None: ...
+
+parse.enqueue(conn, "bob", Parse(file="a.pdf"))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairq.app import App, Backoff, Cancellation, Context, Task
+    from fairq.client import Item, cancel, enqueue, enqueue_many
+    from fairq.errors import (
+        Cancelled,
+        ConfigurationError,
+        Conflict,
+        DatabaseError,
+        Fail,
+        FairqError,
+        IdempotencyConflict,
+        InvalidCost,
+        InvalidGroupKey,
+        InvalidName,
+        InvalidPayload,
+        InvalidTime,
+        NoSuchTask,
+        NotAllowed,
+        NotEncodable,
+        NotHeld,
+        NotInstalled,
+        OutOfRange,
+        Refused,
+        ResultTimeout,
+        Retry,
+        TaskError,
+        TaskFailed,
+        TaskTimeout,
+        TransactionAborted,
+        Unavailable,
+        UnknownQueue,
+        UnsupportedConnection,
+        is_retryable,
+    )
+
+__all__ = [
+    "App",
+    "Backoff",
+    "Cancellation",
+    "Cancelled",
+    "ConfigurationError",
+    "Conflict",
+    "Context",
+    "DatabaseError",
+    "Fail",
+    "FairqError",
+    "IdempotencyConflict",
+    "InvalidCost",
+    "InvalidGroupKey",
+    "InvalidName",
+    "InvalidPayload",
+    "InvalidTime",
+    "Item",
+    "NoSuchTask",
+    "NotAllowed",
+    "NotEncodable",
+    "NotHeld",
+    "NotInstalled",
+    "OutOfRange",
+    "Refused",
+    "ResultTimeout",
+    "Retry",
+    "Task",
+    "TaskError",
+    "TaskFailed",
+    "TaskTimeout",
+    "TransactionAborted",
+    "Unavailable",
+    "UnknownQueue",
+    "UnsupportedConnection",
+    "cancel",
+    "enqueue",
+    "enqueue_many",
+    "is_retryable",
+]
+
+_MODULES = ("app", "client", "errors")
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first asked for: `fairq --help` must not wait for a database driver.
+    if name in __all__:
+        for module in _MODULES:
+            found = import_module(f"fairq.{module}")
+            if name in found.__all__:
+                value = globals()[name] = getattr(found, name)
+                return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

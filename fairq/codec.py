@@ -1,0 +1,683 @@
+"""Payloads and results: from Python values to JSON text, and back to what a handler's annotation says.
+
+    encode({"file": "a.pdf", "at": datetime(...)})       -> '{"file":"a.pdf","at":"2026-…"}'
+    decoder(Parse)('{"file": "a.pdf"}')                  -> Parse(file="a.pdf")
+
+| Python                                    | JSON                                         |
+|-------------------------------------------|----------------------------------------------|
+| None, bool, int, float, str, list, dict   | itself; keys must be text, numbers finite    |
+| tuple, named tuple                        | array                                        |
+| set, frozenset                            | array, sorted, so that equal sets are equal  |
+| datetime, date, time                      | text, ISO 8601                               |
+| timedelta                                 | number, total seconds                        |
+| UUID, Decimal                             | text                                         |
+| Enum                                      | its value                                    |
+| dataclass, typed dict                     | object                                       |
+| pydantic model, msgspec struct            | what that library makes of it                |
+
+Everything else is refused with the path to it. Unknown keys of an object are ignored when it is decoded, so a
+producer may be newer than a worker. pydantic and msgspec are used when a value or an annotation of theirs
+turns up, and never imported otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
+from uuid import UUID
+
+from fairq.errors import ConfigurationError, NotDecodable, NotEncodable
+
+__all__ = ["Decoder", "decoder", "encode"]
+
+# --- Writing ---------------------------------------------------------------------------------------
+
+_write = json.JSONEncoder(
+    ensure_ascii=True, allow_nan=False, separators=(",", ":"), check_circular=False
+).encode
+_PLAIN = (bool, int, type(None))
+
+
+def encode(value: Any, root: str = "payload") -> str:
+    """The JSON text of a value. Raises NotEncodable, which names the place: `payload.items[3].file`."""
+    try:
+        text = _write(_simplify(value))
+    except _Refusal as refusal:
+        raise NotEncodable(_path(root, refusal.steps), refusal.reason) from refusal.__cause__
+    except RecursionError:
+        raise NotEncodable(root, "contains itself, or is nested too deeply") from None
+    return text
+
+
+class _Refusal(Exception):
+    """What is wrong, and the way to it, collected while the stack unwinds: the good case pays nothing for
+    paths.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.steps: list[str | int] = []
+
+
+def _path(root: str, steps: Sequence[str | int]) -> str:
+    """`payload.items[3]["odd key"]`, from the steps in reverse."""
+    parts = [root]
+    for step in reversed(steps):
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        else:
+            parts.append(f".{step}" if step.isidentifier() else f"[{json.dumps(step)}]")
+    return "".join(parts)
+
+
+def _simplify(value: Any) -> Any:
+    """The same value of nothing but None, bool, int, float, str, list and dict."""
+    cls = type(value)
+    if cls is str:
+        return value if value.isascii() and "\0" not in value else _text(value)
+    if cls is dict:
+        return _object(value)
+    if cls is list or cls is tuple:
+        return _array(value)
+    if cls is int:
+        return _integer(value)
+    if value is None or cls is bool:
+        return value
+    if cls is float:
+        return _number(value)
+    return _simplify_other(value)
+
+
+def _object(value: Mapping[Any, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise _Refusal(f"has the key {key!r:.60}; JSON knows only text as key")
+        try:
+            name = key if type(key) is str and key.isascii() and "\0" not in key else _text(key)
+            plain[name] = _simplify(item)
+        except _Refusal as refusal:
+            refusal.steps.append(str(key))
+            raise
+    return plain
+
+
+def _array(values: Iterable[Any]) -> list[Any]:
+    plain: list[Any] = []
+    for item in values:
+        try:
+            plain.append(_simplify(item))
+        except _Refusal as refusal:
+            refusal.steps.append(len(plain))
+            raise
+    return plain
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise _Refusal("contains the character U+0000, which PostgreSQL cannot store")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _Refusal("contains half of a surrogate pair, which is not Unicode text") from None
+    # A subclass may answer str() with something else.
+    return str.__str__(value)
+
+
+def _integer(value: int) -> int:
+    # Python writes at most this many digits at once; and PostgreSQL reads 131072.
+    if value.bit_length() > 13_000:
+        raise _Refusal("is an integer of more than 3900 digits")
+    return int(value)
+
+
+def _number(value: float) -> float:
+    if not math.isfinite(value):
+        raise _Refusal(f"is {value!r}; JSON knows only finite numbers")
+    return float(value)
+
+
+def _simplify_other(value: Any) -> Any:
+    cls = type(value)
+    if isinstance(value, enum.Enum):
+        return _simplify(value.value)
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return _seconds(value)
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise _Refusal(f"is {value}; only finite numbers can be stored")
+        return str(value)
+    if hasattr(cls, "__pydantic_serializer__"):
+        return _from_pydantic(value)
+    if hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__"):
+        return _from_msgspec(value)
+    if dataclasses.is_dataclass(cls):
+        return _object({field.name: getattr(value, field.name) for field in dataclasses.fields(cls)})
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, bool | int):
+        return _integer(value)
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return _object(value)
+    if isinstance(value, list | tuple):
+        return _array(value)
+    if isinstance(value, set | frozenset):
+        return sorted(_array(value), key=_write)
+    hint = " (base64 makes text of it)" if isinstance(value, bytes | bytearray | memoryview) else ""
+    raise _Refusal(f"is of type {_name(cls)}, which has no JSON form{hint}")
+
+
+def _seconds(value: timedelta) -> int | float:
+    seconds, rest = divmod(value, timedelta(seconds=1))
+    return seconds if not rest else value.total_seconds()
+
+
+def _from_pydantic(value: Any) -> Any:
+    try:
+        plain = type(value).__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
+    except Exception as exc:
+        raise _Refusal(f"is a {_name(type(value))} that pydantic cannot write: {exc}") from exc
+    return _simplify(plain)
+
+
+def _from_msgspec(value: Any) -> Any:
+    import msgspec
+
+    try:
+        plain = msgspec.to_builtins(value)
+    except Exception as exc:
+        raise _Refusal(f"is a {_name(type(value))} that msgspec cannot write: {exc}") from exc
+    return _simplify(plain)
+
+
+def _name(cls: Any) -> str:
+    if not isinstance(cls, type):
+        return str(cls)
+    return (
+        cls.__qualname__
+        if cls.__module__ in ("builtins", "__main__")
+        else f"{cls.__module__}.{cls.__qualname__}"
+    )
+
+
+# --- Reading ---------------------------------------------------------------------------------------
+
+Read = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """Reads one annotation. Call it with JSON text; `plain` takes what `json.loads` made of it."""
+
+    annotation: Any
+    _read: Read | None
+
+    def __call__(self, text: str | bytes, root: str = "payload") -> Any:
+        try:
+            value = json.loads(text)
+        except ValueError as exc:
+            raise NotDecodable(root, f"is not JSON: {exc}") from exc
+        return self.plain(value, root)
+
+    def plain(self, value: Any, root: str = "payload") -> Any:
+        if self._read is None:
+            return value
+        try:
+            return self._read(value)
+        except _Refusal as refusal:
+            raise NotDecodable(_path(root, refusal.steps), refusal.reason) from refusal.__cause__
+        except RecursionError:
+            raise NotDecodable(root, "is nested too deeply") from None
+
+
+def decoder(annotation: Any) -> Decoder:
+    """The decoder of an annotation. Raises ConfigurationError when there is none."""
+    try:
+        return _cached_decoder(annotation)
+    except TypeError:  # not hashable: Annotated[int, [...]]
+        return Decoder(annotation, _reader(annotation))
+
+
+@lru_cache(maxsize=1024)
+def _cached_decoder(annotation: Any) -> Decoder:
+    return Decoder(annotation, _reader(annotation))
+
+
+def _reader(annotation: Any) -> Read | None:
+    """How to read a value of that type; None: take it as it is."""
+    if annotation in (Any, object) or isinstance(annotation, TypeVar):
+        return None
+    if annotation is None:
+        annotation = type(None)
+    if isinstance(annotation, NewType):
+        return _reader(annotation.__supertype__)
+    if hasattr(annotation, "__value__") and type(annotation).__name__ == "TypeAliasType":
+        return _reader(annotation.__value__)
+    origin, args = get_origin(annotation), get_args(annotation)
+    # An annotation with constraints, of a library that knows them, is read by that library.
+    if origin is Annotated:
+        return _pydantic_reader(annotation) if _has_pydantic(args[1:]) else _reader(args[0])
+    if origin is Union or origin is types.UnionType:
+        return _union(args)
+    if origin is Literal:
+        return _literal(args)
+    if isinstance(annotation, type) and annotation in _SCALARS:
+        return _SCALARS[annotation]
+    cls = origin if isinstance(origin, type) else annotation
+    if not isinstance(cls, type):
+        raise ConfigurationError(f"{annotation!r} cannot be decoded from JSON", _HINT)
+    if hasattr(cls, "__pydantic_validator__"):
+        return _pydantic_reader(annotation)
+    if hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__"):
+        return _msgspec_reader(annotation)
+    return _container(annotation, cls, args) or _record(annotation, cls)
+
+
+_HINT = (
+    "Annotate with JSON types, dataclasses, typed dicts, pydantic models, msgspec structs, datetime, date, "
+    "time, timedelta, UUID, Decimal, Enum, or lists, tuples, sets, dicts and unions of them."
+)
+
+
+def _container(annotation: Any, cls: type, args: tuple[Any, ...]) -> Read | None:
+    if issubclass(cls, tuple) and not hasattr(cls, "_fields"):
+        if len(args) == 2 and args[1] is Ellipsis:
+            return _list_of(args[0], tuple)
+        return _tuple_of(args) if args else _list_of(Any, tuple)
+    if cls in (list, Sequence, Iterable, typing.Collection, typing.MutableSequence) or cls in _SEQUENCES:
+        return _list_of(args[0] if args else Any, None)
+    if cls in (set, AbstractSet):
+        return _list_of(args[0] if args else Any, set)
+    if cls is frozenset:
+        return _list_of(args[0] if args else Any, frozenset)
+    if cls is dict or cls in _MAPPINGS:
+        if args and args[0] not in (str, Any):
+            raise ConfigurationError(f"{annotation!r} cannot be decoded: JSON knows only text as key", _HINT)
+        return _dict_of(args[1] if args else Any)
+    return None
+
+
+_SEQUENCES = frozenset(
+    (typing.get_origin(typing.Collection[Any]), typing.get_origin(typing.MutableSequence[Any]))
+)
+_MAPPINGS = frozenset((Mapping, typing.get_origin(typing.MutableMapping[Any, Any])))
+
+
+def _record(annotation: Any, cls: type) -> Read:
+    if issubclass(cls, enum.Enum):
+        return _enum(cls)
+    if typing.is_typeddict(cls):
+        return _typed_dict(cls)
+    if issubclass(cls, tuple):
+        return _named_tuple(cls)
+    if dataclasses.is_dataclass(cls):
+        return _dataclass(cls)
+    raise ConfigurationError(f"{_name(annotation)} cannot be decoded from JSON", _HINT)
+
+
+# Each says what it wanted and what it got, and nothing about where: that is added on the way out.
+
+
+def _wanted(what: str, value: Any) -> _Refusal:
+    shown = (
+        json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str | int | float | None)
+        else _JSON_NAMES[type(value)]
+    )
+    return _Refusal(f"should be {what}, not {shown[:80]}")
+
+
+_JSON_NAMES: dict[type, str] = {dict: "an object", list: "an array"}
+
+
+def _a_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise _wanted("a text", value)
+
+
+def _a_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise _wanted("true or false", value)
+
+
+def _an_int(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise _wanted("a whole number", value)
+
+
+def _a_float(value: Any) -> float:
+    # 1.0 is written as 1 by many, and by jsonb it is not changed: 1.0 stays 1.0.
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise _wanted("a number", value)
+
+
+def _nothing(value: Any) -> None:
+    if value is not None:
+        raise _wanted("null", value)
+
+
+def _parsed(what: str, parse: Callable[[str], Any]) -> Read:
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise _wanted(what, value)
+        try:
+            return parse(value)
+        except (ValueError, ArithmeticError):
+            raise _wanted(what, value) from None
+
+    return read
+
+
+def _a_timedelta(value: Any) -> timedelta:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return timedelta(seconds=value)
+        except OverflowError:
+            pass
+    raise _wanted("a number of seconds", value)
+
+
+def _a_decimal(value: Any) -> Decimal:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Decimal(value)
+    if isinstance(value, float):
+        return Decimal(repr(value))
+    return _decimal_text(value)  # type: ignore[no-any-return]
+
+
+def _finite(text: str) -> Decimal:
+    found = Decimal(text)
+    if not found.is_finite():
+        raise ValueError
+    return found
+
+
+_decimal_text = _parsed("a decimal number", _finite)
+_SCALARS: dict[type, Read] = {
+    str: _a_text,
+    bool: _a_bool,
+    int: _an_int,
+    float: _a_float,
+    type(None): _nothing,
+    datetime: _parsed("a date and time in ISO 8601", datetime.fromisoformat),
+    date: _parsed("a date in ISO 8601", date.fromisoformat),
+    time: _parsed("a time in ISO 8601", time.fromisoformat),
+    timedelta: _a_timedelta,
+    UUID: _parsed("a UUID", UUID),
+    Decimal: _a_decimal,
+}
+
+
+def _list_of(annotation: Any, make: Callable[[list[Any]], Any] | None) -> Read:
+    read = _reader(annotation)
+
+    def read_list(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise _wanted("an array", value)
+        if read is not None:
+            items: list[Any] = []
+            for item in value:
+                try:
+                    items.append(read(item))
+                except _Refusal as refusal:
+                    refusal.steps.append(len(items))
+                    raise
+            value = items
+        try:
+            return value if make is None else make(value)
+        except TypeError:  # a set of what cannot be hashed
+            raise _Refusal("holds arrays or objects, which cannot be in a set") from None
+
+    return read_list
+
+
+def _tuple_of(annotations: tuple[Any, ...]) -> Read:
+    reads = [_reader(each) for each in annotations]
+
+    def read_tuple(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) != len(reads):
+            raise _wanted(f"an array of {len(reads)}", value)
+        return tuple(
+            _item(step, read, item) for step, (read, item) in enumerate(zip(reads, value, strict=True))
+        )
+
+    return read_tuple
+
+
+def _item(step: str | int, read: Read | None, value: Any) -> Any:
+    if read is None:
+        return value
+    try:
+        return read(value)
+    except _Refusal as refusal:
+        refusal.steps.append(step)
+        raise
+
+
+def _dict_of(annotation: Any) -> Read:
+    read = _reader(annotation)
+
+    def read_dict(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _wanted("an object", value)
+        if read is None:
+            return value
+        return {key: _item(key, read, item) for key, item in value.items()}
+
+    return read_dict
+
+
+def _union(annotations: tuple[Any, ...]) -> Read:
+    """The first member that fits, in the order written."""
+    readers = [_reader(each) for each in annotations]
+
+    def read_union(value: Any) -> Any:
+        if value is None and type(None) in annotations:
+            return None
+        refusals: list[_Refusal] = []
+        for annotation, read in zip(annotations, readers, strict=True):
+            if annotation is type(None):
+                continue
+            if read is None:
+                return value
+            try:
+                return read(value)
+            except _Refusal as refusal:
+                refusals.append(refusal)
+        if len(refusals) == 1:  # Optional[…]: the reason of the one that counts
+            raise refusals[0]
+        raise _wanted(" or ".join(_name(each) for each in annotations), value)
+
+    return read_union
+
+
+def _literal(values: tuple[Any, ...]) -> Read:
+    def read_literal(value: Any) -> Any:
+        for each in values:
+            plain = each.value if isinstance(each, enum.Enum) else each
+            if plain == value and type(plain) is type(value):
+                return each
+        raise _wanted(" or ".join(json.dumps(each, default=str) for each in values), value)
+
+    return read_literal
+
+
+def _enum(cls: type[enum.Enum]) -> Read:
+    by_plain: dict[str, enum.Enum] = {}
+    for member in cls:
+        try:
+            by_plain[_write(_simplify(member.value))] = member
+        except _Refusal as refusal:
+            raise ConfigurationError(f"{_name(cls)}.{member.name} {refusal.reason}") from None
+
+    def read_enum(value: Any) -> enum.Enum:
+        found = by_plain.get(_write(value))
+        if found is None:
+            raise _wanted(f"one of {', '.join(by_plain)}", value)
+        return found
+
+    return read_enum
+
+
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    name: str
+    read: Read | None
+    required: bool
+
+
+def _fields_of(value: Any, fields: Sequence[_Field]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wanted("an object", value)
+    found: dict[str, Any] = {}
+    for field in fields:
+        if field.name in value:
+            found[field.name] = _item(field.name, field.read, value[field.name])
+        elif field.required:
+            raise _Refusal(f'lacks "{field.name}"')
+    return found
+
+
+def _lazily(build: Callable[[], Sequence[_Field]]) -> Callable[[], Sequence[_Field]]:
+    """Fields are looked at when the first value comes: a class may hold itself."""
+    fields: list[Sequence[_Field]] = []
+
+    def get() -> Sequence[_Field]:
+        if not fields:
+            fields.append(build())
+        return fields[0]
+
+    return get
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except NameError as exc:
+        raise ConfigurationError(f"the annotations of {_name(cls)} cannot be resolved: {exc}") from exc
+
+
+def _dataclass(cls: type) -> Read:
+    def build() -> Sequence[_Field]:
+        hints = _hints(cls)
+        return [
+            _Field(
+                field.name,
+                _reader(hints[field.name]),
+                field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            )
+            for field in dataclasses.fields(cls)
+            if field.init
+        ]
+
+    fields = _lazily(build)
+
+    def read_dataclass(value: Any) -> Any:
+        given = _fields_of(value, fields())
+        try:
+            return cls(**given)
+        except (TypeError, ValueError) as exc:  # of the class's own __post_init__
+            raise _Refusal(f"is refused by {_name(cls)}: {exc}") from exc
+
+    return read_dataclass
+
+
+def _typed_dict(cls: Any) -> Read:
+    def strip(annotation: Any) -> Any:
+        wrapped = get_origin(annotation) in (typing.Required, typing.NotRequired)
+        return get_args(annotation)[0] if wrapped else annotation
+
+    def build() -> Sequence[_Field]:
+        hints = _hints(cls)
+        return [
+            _Field(name, _reader(strip(each)), name in cls.__required_keys__) for name, each in hints.items()
+        ]
+
+    fields = _lazily(build)
+    return lambda value: _fields_of(value, fields())
+
+
+def _named_tuple(cls: Any) -> Read:
+    hints = _hints(cls)
+    reads = [_reader(hints.get(name, Any)) for name in cls._fields]
+    required = len(reads) - len(cls._field_defaults)
+
+    def read_named_tuple(value: Any) -> Any:
+        if not isinstance(value, list) or not required <= len(value) <= len(reads):
+            raise _wanted(f"an array of {len(reads)}", value)
+        return cls(
+            *(_item(step, read, item) for step, (read, item) in enumerate(zip(reads, value, strict=False)))
+        )
+
+    return read_named_tuple
+
+
+# --- Libraries that read their own types -------------------------------------------------------------
+
+
+def _has_pydantic(metadata: tuple[Any, ...]) -> bool:
+    return any(type(each).__module__.split(".", 1)[0] in ("pydantic", "annotated_types") for each in metadata)
+
+
+def _pydantic_reader(annotation: Any) -> Read:
+    import pydantic
+
+    adapter: Any = pydantic.TypeAdapter(annotation)
+
+    def read(value: Any) -> Any:
+        try:
+            # As JSON, not as Python: strict models, too, read a datetime from text there.
+            return adapter.validate_json(json.dumps(value))
+        except pydantic.ValidationError as exc:
+            first = exc.errors(include_url=False, include_input=False)[0]
+            refusal = _Refusal(f"is refused by {_name(annotation)}: {first['msg']}")
+            refusal.steps = list(reversed(first["loc"]))
+            raise refusal from exc
+
+    return read
+
+
+def _msgspec_reader(annotation: Any) -> Read:
+    import msgspec
+
+    def read(value: Any) -> Any:
+        try:
+            return msgspec.convert(value, annotation)
+        except msgspec.ValidationError as exc:
+            message, _, place = str(exc).partition(" - at `$")
+            refusal = _Refusal(f"is refused by {_name(annotation)}: {message}")
+            refusal.steps = _steps(place.rstrip("`"))
+            raise refusal from exc
+
+    return read
+
+
+def _steps(place: str) -> list[str | int]:
+    """`.items[3].file` as steps, last one first."""
+    parts = place.replace("[", ".[").split(".")
+    steps: list[str | int] = [
+        (int(part[1:-1]) if part[1:-1].isdigit() else part) if part.startswith("[") else part
+        for part in parts
+        if part
+    ]
+    return steps[::-1]

@@ -1,0 +1,497 @@
+"""Every exception of fairq, the one table from SQLSTATE to exception, and which errors are worth another try.
+
+    FairqError
+    ├── Refused                       the engine, or fairq before asking it, says no; nothing changed
+    │   ├── InvalidGroupKey           QF001  the group key is null, empty or too long
+    │   ├── InvalidPayload            QF002  the payload is null or too large
+    │   │   └── NotEncodable                 … or holds something that JSON does not; `path` says where
+    │   ├── UnknownQueue              QF003
+    │   ├── UnknownWorker             QF004  retired, or counted as lost
+    │   ├── WrongIsolationLevel       QF005  promotion needs READ COMMITTED
+    │   ├── InvalidName               QF006  a kind, key, queue or worker name is empty or too long
+    │   ├── OutOfRange                QF007  a priority, limit or count
+    │   ├── InvalidCost               QF008
+    │   ├── InvalidTime               QF009  a time or an interval
+    │   ├── IdempotencyConflict       QF010  the key belongs to a task with another kind or payload
+    │   ├── LengthMismatch            QF011  arrays of one call differ in length
+    │   ├── UnknownOutcome            QF012
+    │   ├── ShardsInUse               QF013  the number of shards is fixed once there are tasks
+    │   └── TasksWouldBeLost          QF090  a downgrade would throw tasks away
+    ├── DatabaseError                 whatever else the database answers
+    │   ├── NotInstalled              no schema fairq, or not this version of it
+    │   ├── NotAllowed                the role lacks a right
+    │   ├── TransactionAborted        an earlier error broke the transaction; roll back first
+    │   ├── Conflict                  serialization failure or deadlock: run the transaction again
+    │   └── Unavailable               connection lost, server starting, stopping or out of room
+    ├── TaskError                     how an attempt ends; `code` is what is stored
+    │   ├── UnknownTask               unknown_task     no handler of this kind
+    │   ├── NotDecodable              payload_invalid  the payload does not fit the handler; `path` says where
+    │   ├── ResultNotEncodable        result_invalid   the result cannot be stored
+    │   ├── TaskTimeout               timeout          (a TimeoutError, too)
+    │   ├── FinishLost                finish_lost      ctx.finish_in(conn), but that transaction rolled back
+    │   ├── Cancelled                 cancelled        somebody cancelled it
+    │   ├── Fail                      raise it in a handler: the task ends now, no further attempt
+    │   └── Retry                     raise it in a handler: another attempt, after `delay`
+    ├── NotHeld                       the attempt is not this worker's any more
+    ├── NoSuchTask                    no task has that id
+    ├── TaskFailed                    the task whose result was asked for did not succeed
+    ├── ResultTimeout                 it did not end in time (a TimeoutError, too)
+    ├── UnsupportedConnection         not a connection that fairq knows (a TypeError, too)
+    └── ConfigurationError            a task or an app is declared wrongly
+
+The database's own exception is always the `__cause__`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, ClassVar
+
+__all__ = [
+    "BY_SQLSTATE",
+    "Cancelled",
+    "ConfigurationError",
+    "Conflict",
+    "DatabaseError",
+    "Fail",
+    "FairqError",
+    "FinishLost",
+    "IdempotencyConflict",
+    "InvalidCost",
+    "InvalidGroupKey",
+    "InvalidName",
+    "InvalidPayload",
+    "InvalidTime",
+    "LengthMismatch",
+    "NoSuchTask",
+    "NotAllowed",
+    "NotDecodable",
+    "NotEncodable",
+    "NotHeld",
+    "NotInstalled",
+    "OutOfRange",
+    "Refused",
+    "ResultNotEncodable",
+    "ResultTimeout",
+    "Retry",
+    "ShardsInUse",
+    "TaskError",
+    "TaskFailed",
+    "TaskTimeout",
+    "TasksWouldBeLost",
+    "TransactionAborted",
+    "Unavailable",
+    "UnknownOutcome",
+    "UnknownQueue",
+    "UnknownTask",
+    "UnknownWorker",
+    "UnsupportedConnection",
+    "WrongIsolationLevel",
+    "is_retryable",
+    "sqlstate_of",
+    "translate",
+    "translating",
+]
+
+
+class FairqError(Exception):
+    """The root. `hint` says what to do about it, where that is known."""
+
+    code: str = "error"
+    exit_code: int = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+# --- What the engine refuses -----------------------------------------------------------------------
+
+
+class Refused(FairqError):
+    """The engine refuses a call. Raised as well before the database is asked, where no database is needed to
+    know.
+    """
+
+    code = "refused"
+    sqlstate: ClassVar[str] = ""
+
+
+class InvalidGroupKey(Refused):
+    code = "invalid_group_key"
+    sqlstate = "QF001"
+
+
+class InvalidPayload(Refused):
+    code = "invalid_payload"
+    sqlstate = "QF002"
+
+
+class NotEncodable(InvalidPayload):
+    """A value has no JSON form. `path` leads to it: `payload.items[3].file`."""
+
+    code = "not_encodable"
+
+    def __init__(self, path: str, reason: str, hint: str | None = None) -> None:
+        super().__init__(f"{path} {reason}", hint)
+        self.path = path
+        self.reason = reason
+
+
+class UnknownQueue(Refused):
+    code = "unknown_queue"
+    sqlstate = "QF003"
+
+
+class UnknownWorker(Refused):
+    code = "unknown_worker"
+    sqlstate = "QF004"
+
+
+class WrongIsolationLevel(Refused):
+    code = "wrong_isolation_level"
+    sqlstate = "QF005"
+
+
+class InvalidName(Refused):
+    code = "invalid_name"
+    sqlstate = "QF006"
+
+
+class OutOfRange(Refused):
+    code = "out_of_range"
+    sqlstate = "QF007"
+
+
+class InvalidCost(Refused):
+    code = "invalid_cost"
+    sqlstate = "QF008"
+
+
+class InvalidTime(Refused):
+    code = "invalid_time"
+    sqlstate = "QF009"
+
+
+class IdempotencyConflict(Refused):
+    code = "idempotency_conflict"
+    sqlstate = "QF010"
+
+
+class LengthMismatch(Refused):
+    code = "length_mismatch"
+    sqlstate = "QF011"
+
+
+class UnknownOutcome(Refused):
+    code = "unknown_outcome"
+    sqlstate = "QF012"
+
+
+class ShardsInUse(Refused):
+    code = "shards_in_use"
+    sqlstate = "QF013"
+
+
+class TasksWouldBeLost(Refused):
+    code = "would_lose_data"
+    sqlstate = "QF090"
+
+
+# --- What else the database answers ----------------------------------------------------------------
+
+
+class DatabaseError(FairqError):
+    """The database answered with an error of its own. `sqlstate` is its code, None when there was no
+    answer.
+    """
+
+    code = "database"
+    exit_code = 3
+
+    def __init__(self, message: str, hint: str | None = None, sqlstate: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.sqlstate = sqlstate
+
+
+class NotInstalled(DatabaseError):
+    code = "not_installed"
+
+
+class NotAllowed(DatabaseError):
+    code = "not_allowed"
+
+
+class TransactionAborted(DatabaseError):
+    code = "transaction_aborted"
+
+
+class Conflict(DatabaseError):
+    code = "conflict"
+
+
+class Unavailable(DatabaseError):
+    code = "unavailable"
+
+
+# --- How an attempt ends ---------------------------------------------------------------------------
+
+
+class TaskError(FairqError):
+    """Ends an attempt. `code` is stored with it."""
+
+    code = "task_error"
+
+
+class UnknownTask(TaskError):
+    code = "unknown_task"
+
+
+class NotDecodable(TaskError):
+    """A payload does not fit the handler's annotation. `path` leads to the first misfit."""
+
+    code = "payload_invalid"
+
+    def __init__(self, path: str, reason: str, hint: str | None = None) -> None:
+        super().__init__(f"{path} {reason}", hint)
+        self.path = path
+        self.reason = reason
+
+
+class ResultNotEncodable(TaskError):
+    code = "result_invalid"
+
+
+class TaskTimeout(TaskError, TimeoutError):
+    code = "timeout"
+
+
+class FinishLost(TaskError):
+    code = "finish_lost"
+
+
+class Cancelled(TaskError):
+    code = "cancelled"
+
+
+class Fail(TaskError):
+    """Raise it in a handler: the task ends as failed now, whatever attempts are left. `code` is your own."""
+
+    def __init__(self, message: str, *, code: str = "failed") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Retry(TaskError):
+    """Raise it in a handler: another attempt while there are any left, after `delay` or the task's
+    back-off.
+    """
+
+    def __init__(
+        self,
+        message: str = "asked for a retry",
+        *,
+        delay: float | timedelta | None = None,
+        code: str = "retry",
+    ) -> None:
+        super().__init__(message)
+        self.delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        self.code = code
+
+
+# --- The rest --------------------------------------------------------------------------------------
+
+
+class NotHeld(FairqError):
+    code = "not_held"
+
+
+class NoSuchTask(FairqError):
+    code = "no_such_task"
+
+
+class TaskFailed(FairqError):
+    """`outcome` is failed, cancelled or expired; `error` what the attempt left behind."""
+
+    code = "task_failed"
+
+    def __init__(self, message: str, outcome: str, error: Any) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.error = error
+
+
+class ResultTimeout(FairqError, TimeoutError):
+    code = "result_timeout"
+
+
+class UnsupportedConnection(FairqError, TypeError):
+    code = "unsupported_connection"
+
+
+class ConfigurationError(FairqError):
+    code = "configuration"
+    exit_code = 2
+
+
+# --- From SQLSTATE to exception --------------------------------------------------------------------
+
+_REFUSALS: tuple[type[Refused], ...] = (
+    InvalidGroupKey,
+    InvalidPayload,
+    UnknownQueue,
+    UnknownWorker,
+    WrongIsolationLevel,
+    InvalidName,
+    OutOfRange,
+    InvalidCost,
+    InvalidTime,
+    IdempotencyConflict,
+    LengthMismatch,
+    UnknownOutcome,
+    ShardsInUse,
+    TasksWouldBeLost,
+)
+
+BY_SQLSTATE: dict[str, type[Refused] | type[DatabaseError]] = {
+    **{refusal.sqlstate: refusal for refusal in _REFUSALS},
+    "3F000": NotInstalled,  # no such schema
+    "42883": NotInstalled,  # no such function
+    "42P01": NotInstalled,  # no such table
+    "42703": NotInstalled,  # no such column
+    "42501": NotAllowed,
+    "25P02": TransactionAborted,
+    "40001": Conflict,
+    "40P01": Conflict,
+    "53300": Unavailable,  # too many connections
+    "57P01": Unavailable,  # the administrator ends the session, or stops the server
+    "57P02": Unavailable,  # crash of another session
+    "57P03": Unavailable,  # starting up, or shutting down
+    "57P05": Unavailable,  # idle session timeout
+    "25006": Unavailable,  # read only: a standby, or a primary that has become one
+}
+
+_HINTS: dict[type[DatabaseError], str] = {
+    NotInstalled: "Install or upgrade fairq in this database: fairq migrate",
+    NotAllowed: (
+        "Grant the role fairq_enqueue to applications, fairq_work to workers, fairq_admin to operators."
+    ),
+    TransactionAborted: "Roll back, or roll back to a savepoint, then go on.",
+    Conflict: "Run the transaction again from its start.",
+}
+
+
+def is_retryable(error: BaseException | str | None) -> bool:
+    """Whether the same call may succeed when the transaction is run again: the one place that says so.
+
+    Takes an exception of fairq or of a driver, or a SQLSTATE.
+    """
+    if isinstance(error, BaseException):
+        error = translate(error)
+        return isinstance(error, Conflict | Unavailable)
+    found = _class_for(error) if error else None
+    return found is not None and issubclass(found, Conflict | Unavailable)
+
+
+def _class_for(sqlstate: str) -> type[Refused] | type[DatabaseError]:
+    known = BY_SQLSTATE.get(sqlstate)
+    if known is not None:
+        return known
+    if sqlstate.startswith("QF"):
+        return Refused  # of an engine newer than this code
+    # 08: the connection; 53: out of memory, disk or connections; 58: the machine under it
+    return Unavailable if sqlstate[:2] in ("08", "53", "58") else DatabaseError
+
+
+# --- The boundary ----------------------------------------------------------------------------------
+
+_DRIVERS = ("psycopg", "psycopg2", "sqlalchemy", "asyncpg", "django", "pg8000")
+# Errors of drivers and toolkits that have no SQLSTATE, by the name of their class.
+_BY_NAME: dict[str, type[DatabaseError]] = {
+    "PendingRollbackError": TransactionAborted,
+    "TransactionManagementError": TransactionAborted,
+    "OperationalError": Unavailable,
+    "InterfaceError": Unavailable,
+    "ConnectionDoesNotExistError": Unavailable,
+}
+
+
+@contextlib.contextmanager
+def translating() -> Iterator[None]:
+    """Inside, errors of a database driver become errors of fairq, with the driver's own as cause."""
+    try:
+        yield
+    except FairqError:
+        raise
+    except Exception as exc:
+        if not _is_of_a_driver(exc):
+            raise
+        raise translate(exc) from exc
+
+
+def translate(exc: BaseException) -> FairqError:
+    """The exception of fairq for one of a driver. One of fairq is returned as it is."""
+    if isinstance(exc, FairqError):
+        return exc
+    root = _root(exc)
+    sqlstate = sqlstate_of(exc)
+    message = _message(root)
+    if sqlstate is None:
+        by_name = (_BY_NAME.get(each.__name__) for each in type(exc).__mro__)
+        found = next((each for each in by_name if each is not None), None)
+        if found is None:
+            found = Unavailable if isinstance(exc, OSError) else DatabaseError
+        return found(message, _HINTS.get(found))
+    cls = _class_for(sqlstate)
+    if issubclass(cls, Refused):
+        return cls(message, _hint(root))
+    return cls(message, _hint(root) or _HINTS.get(cls), sqlstate)
+
+
+def sqlstate_of(exc: BaseException) -> str | None:
+    """The SQLSTATE of an error of psycopg, asyncpg, SQLAlchemy, Django; None when it has none."""
+    if isinstance(exc, Refused | DatabaseError):
+        return exc.sqlstate
+    for each in _chain(exc):
+        for name in ("sqlstate", "pgcode"):
+            found = getattr(each, name, None)
+            if isinstance(found, str) and len(found) == 5:
+                return found
+    return None
+
+
+def _chain(exc: BaseException) -> Iterator[BaseException]:
+    """The error, and those of lower layers in it: SQLAlchemy keeps the driver's in `orig`, Django in
+    `__cause__`.
+    """
+    seen: set[int] = set()
+    current: BaseException | None = exc
+    while current is not None and id(current) not in seen and _is_of_a_driver(current):
+        seen.add(id(current))
+        yield current
+        inner = getattr(current, "orig", None)
+        current = inner if isinstance(inner, BaseException) else current.__cause__
+
+
+def _root(exc: BaseException) -> BaseException:
+    return list(_chain(exc) or [exc])[-1] if _is_of_a_driver(exc) else exc
+
+
+def _is_of_a_driver(exc: BaseException) -> bool:
+    return any(each.__module__.split(".", 1)[0] in _DRIVERS for each in type(exc).__mro__)
+
+
+def _message(exc: BaseException) -> str:
+    from fairq.dsn import mask
+
+    diag = getattr(exc, "diag", None)
+    primary = getattr(diag, "message_primary", None) or getattr(exc, "message", None) or str(exc)
+    return mask(str(primary).strip() or type(exc).__name__)
+
+
+def _hint(exc: BaseException) -> str | None:
+    diag = getattr(exc, "diag", None)
+    found = getattr(diag, "message_hint", None) or getattr(exc, "hint", None)
+    return found if isinstance(found, str) else None
