@@ -7,6 +7,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fairq.demo.engines import Record
 from fairq.demo.scenario import FLOOD, Scenario
@@ -49,7 +50,8 @@ def draw(path: Path, fifo: list[Record], fair: list[Record], scenario: Scenario)
         figure.text(
             0.075,
             1 - 0.42 / figure.get_figheight(),
-            f"Bob enqueues {scenario.flood:,} tasks at once. How long do {others} other tenants wait?",
+            f"Bob enqueues {scenario.flood:,} tasks at once. "
+            f"How long {'do' if others > 1 else 'does'} {others} other tenant{'s' * (others > 1)} wait?",
             fontsize=18,
             fontweight="bold",
             color=INK,
@@ -81,7 +83,7 @@ def _panel(
             LineCollection(lines, colors=ink, linewidths=0.7 if flood else 1.1, alpha=1 if flood else 0.75)
         )
         if not flood:
-            axis.scatter([record.started for record in mine], heights, s=7, color=ink, linewidths=0, zorder=3)
+            axis.scatter([record.started for record in mine], heights, s=9, color=ink, linewidths=0, zorder=3)
         if flood:
             about = f"{len(mine):,} tasks"
             axis.text(mine[0].created + end * 0.012, row + 0.06, about, va="center", color=INK, fontsize=10.5)
@@ -98,8 +100,10 @@ def _panel(
     axis.text(end * 1.13, -0.82, "median wait", ha="right", va="center", color=MUTED, fontsize=9.5)
     axis.set_title(TITLES[engine], loc="left", color=colour, fontsize=14, fontweight="bold", pad=16)
     axis.set_xlim(0, end * 1.14)
+    ticks = MaxNLocator(7, integer=end > 4).tick_values(0, end)
+    axis.set_xticks([tick for tick in ticks if 0 <= tick <= end])
     axis.set_ylim(len(tenants) - 0.4, -0.6)
-    axis.set_xlabel("seconds since the first task", color=MUTED)
+    axis.set_xlabel("seconds since the first task", color=MUTED, loc="left")
     axis.set_facecolor(PAPER)
     axis.grid(axis="x", color=GRID, linewidth=0.8)
     axis.set_axisbelow(True)
