@@ -87,7 +87,7 @@ def _retrying(
 def _translated(error: BaseException | None) -> BaseException:
     """Ours where the error is ours, else the driver's own without SQLAlchemy's wrapping."""
     assert error
-    if isinstance(error, psycopg.Error) and error.sqlstate == install.WOULD_LOSE_DATA:
+    if isinstance(error, psycopg.Error) and error.sqlstate == install.WouldLoseData.sqlstate:
         return install.WouldLoseData(error.diag.message_primary or str(error), error.diag.message_hint)
     return error
 
@@ -278,6 +278,7 @@ class _Watch:
 
     first_look = 0.3
     every = 1.0
+    farewell = 5.0  # its connection may hang; that must not hold up the migration for good
 
     def __init__(self, dsn: str, report: Report, patience: float) -> None:
         self._dsn = dsn
@@ -298,7 +299,7 @@ class _Watch:
     def stop(self) -> None:
         self._done.set()
         if self._thread:
-            self._thread.join(5.0)
+            self._thread.join(self.farewell)
 
     def reset(self) -> None:
         self._waiting_since, self._blockers = None, ()

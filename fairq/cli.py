@@ -157,16 +157,17 @@ def _there(command: Command) -> bool:
 def _failure(exc: Exception) -> Failure:
     """How an exception ends the command. Ours say themselves; texts from elsewhere may hold a password."""
     from fairq.dsn import mask
+    from fairq.errors import FairqError
 
-    exit_code = getattr(exc, "exit_code", None)
-    if isinstance(exit_code, int):
-        code, hint = getattr(exc, "code", "failed"), getattr(exc, "hint", None)
-        return Failure(mask(str(exc)), hint=hint, code=code, exit_code=exit_code)
+    if isinstance(exc, FairqError):
+        return Failure(mask(str(exc)), hint=exc.hint, code=exc.code, exit_code=exc.exit_code)
     psycopg = sys.modules.get("psycopg")
     if psycopg is not None and isinstance(exc, psycopg.Error):
         message = exc.diag.message_primary or str(exc).strip() or type(exc).__name__
-        hint = exc.diag.message_hint or "Is the database there, and does --dsn name it and a user that may?"
         code = exc.sqlstate or "unreachable"
+        hint = exc.diag.message_hint or exc.diag.message_detail
+        if not exc.sqlstate:
+            hint = "Is the database there, and does --dsn name it and a user that may connect?"
         return Failure(mask(message), hint=hint, code=code, exit_code=Exit.DATABASE)
     hint = "This is a mistake in fairq. Set FAIRQ_TRACEBACK=1 to see where, and please report it."
     return Failure(mask(f"{type(exc).__name__}: {exc}"), hint=hint, code="bug", exit_code=Exit.BUG)

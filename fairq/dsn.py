@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
+from fairq.errors import FairqError
+
 __all__ = ["VARIABLES", "DsnError", "describe", "find", "mask", "resolve", "to_libpq"]
 
 VARIABLES = ("FAIRQ_DSN", "DATABASE_URL")
@@ -17,15 +19,11 @@ _URL_PASSWORD = re.compile(r"(://[^:/@\s]*):\S+@")
 _WORD_PASSWORD = re.compile(r"(?i)\b((?:ssl)?password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&'\"]+)")
 
 
-class DsnError(Exception):
+class DsnError(FairqError):
     """No connection string was given, or it cannot be read. The message holds no secret."""
 
     code = "dsn"
     exit_code = 2
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def find(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str | None:

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from psycopg import sql
 from psycopg.rows import tuple_row
 
+from fairq.errors import FairqError, TasksWouldBeLost
+
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
     from sqlalchemy.engine import Connection as AlchemyConnection
@@ -81,21 +83,13 @@ HEAD = "head"
 # number is 'fairq' in ASCII.
 LOCK_KEY = 0x6661697271
 
-# SQLSTATE with which a downgrade refuses to throw tasks away.
-WOULD_LOSE_DATA = "QF090"
-
 Direction = Literal["up", "down"]
 
 
-class InstallError(Exception):
+class InstallError(FairqError):
     """Something about the installed schema, with a hint at what to do."""
 
     code = "install"
-    exit_code = 1
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class PackageBroken(InstallError):
@@ -133,7 +127,7 @@ class SchemaBusy(InstallError):
     exit_code = 5
 
 
-class WouldLoseData(InstallError):
+class WouldLoseData(InstallError, TasksWouldBeLost):
     code = "would_lose_data"
     exit_code = 6
 

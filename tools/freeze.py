@@ -113,7 +113,7 @@ def down_text(up: str) -> str:
     names = {name for _, name in objects}
     tables = [table for table in USER_DATA if table in names]
     any_row = "\n    or ".join(f"exists (select from {table}{USER_DATA[table]})" for table in tables)
-    parts = {"tables": ", ".join(tables), "any_row": any_row, "code": install.WOULD_LOSE_DATA}
+    parts = {"tables": ", ".join(tables), "any_row": any_row, "code": install.WouldLoseData.sqlstate}
     guard = GUARD.format(**parts) if tables else ""
     # Latest first, so that nothing has to cascade: what other people have built on fairq makes this fail,
     # not vanish.

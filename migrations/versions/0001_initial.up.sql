@@ -931,12 +931,16 @@ comment on function fairq._claim_idempotency_key(integer, text, text, text, text
 
 -- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
 -- Rings for the places that come free.
+-- By ctid and no other way, see _hold.
 -- Returns how many it ended.
 -- Locks: tasks, the rows named.
-create function fairq._end_tasks(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
+create function fairq._end_tasks(p_shard_no integer, p_ctids tid[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
 language plpgsql
 volatile
 set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
 as $$
 declare
   v_count integer;
@@ -944,7 +948,7 @@ begin
   with ended as (
     delete from fairq.tasks t
     where t.shard_no = p_shard_no
-      and t.id = any(p_ids)
+      and t.ctid = any(p_ctids)
     returning t.*
   ),
   history as (
@@ -965,7 +969,7 @@ begin
   return v_count;
 end;
 $$;
-comment on function fairq._end_tasks(integer, bigint[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';
+comment on function fairq._end_tasks(integer, tid[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';
 
 -- sql/functions/_expire_waiting.sql
 
@@ -1036,7 +1040,7 @@ comment on function fairq._expire_waiting(integer, integer, timestamptz) is 'End
 
 -- finish_tasks in one shard. A task leaves with one delete, whose conditions are the fencing token; history, attempts and rings come from what it returned.
 -- Who finishes a task that recovery takes at the same moment waits for that row, then finds another worker in it, and gets nothing.
--- "is not distinct from" keeps the planner from reading the whole index of held tasks: the id is the way in.
+-- The tasks are looked up by id, one by one, then _leave takes them by ctid and looks at the fencing token again.
 create function fairq._finish(
   p_shard_no integer,
   p_worker_id bigint,
@@ -1054,74 +1058,39 @@ set search_path = ''
 as $$
 declare
   v_now timestamptz := fairq._now();
+  v_held record;
 begin
   -- Those who wait for results are woken, if there are any to read: NOTIFY takes a database-wide lock at commit.
   if p_results is not null and array_remove(p_results, null) <> '{}' then
     perform pg_notify('fairq_done', case when cardinality(p_ids) <= 200 then array_to_string(p_ids, ',') else '' end);
   end if;
-  return query
-    with input as materialized (
-      select i.id, i.attempt, coalesce(i.outcome, 'succeeded') as outcome, i.result, i.error, i.retry_delay
-      from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays)
-        as i(id, attempt, outcome, result, error, retry_delay)
-    ),
-    ended as (
-      delete from fairq.tasks t
-      using input i
-      where t.shard_no = p_shard_no
-        and t.id = i.id
-        and t.attempt = i.attempt
-        and t.worker_id is not distinct from p_worker_id
-        and t.started_at is not null
-        and (i.outcome <> 'retry' or t.attempt >= t.max_attempts)
-      returning t.*, case when i.outcome = 'retry' then 'failed' else i.outcome end as outcome, i.result, i.error
-    ),
-    history as (
-      insert into fairq.finished_tasks (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at,
-        expires_at, started_at, finished_at, cost, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload,
-        result, error)
-      select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, e.outcome, e.worker_id, e.created_at, e.run_at,
-        e.expires_at, e.started_at, v_now, e.cost, e.attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers,
-        e.payload, e.result, e.error
-      from ended e
-    ),
-    retried as (
-      update fairq.tasks t
-      set state = 'scheduled',
-        run_at = v_now + coalesce(i.retry_delay, fairq._backoff(q.retry_base, q.retry_cap, t.attempt)),
-        block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false
-      from input i, fairq.queues q
-      where i.outcome = 'retry'
-        and t.shard_no = p_shard_no
-        and t.id = i.id
-        and t.attempt = i.attempt
-        and t.worker_id is not distinct from p_worker_id
-        and t.started_at is not null
-        and t.attempt < t.max_attempts
-        and q.queue = t.queue
-      returning t.id, t.queue, t.group_key, t.attempt, t.run_at, i.error
-    ),
-    attempted as (
-      insert into fairq.attempts (shard_no, task_id, attempt, worker_id, ended_at, outcome, error)
-      select p_shard_no, r.id, r.attempt, p_worker_id, v_now, 'retry', r.error
-      from retried r
-    ),
-    announced as (
-      insert into fairq.rings (shard_no, queue, group_key, due_at)
-      select p_shard_no, r.queue, min(r.group_key), min(r.run_at)
-      from retried r
-      group by r.queue
-    ),
-    freed as (
-      insert into fairq.rings (shard_no, queue, group_key, freed)
-      select p_shard_no, e.queue, e.group_key, count(*)
-      from ended e
-      where e.counted
-      group by e.queue, e.group_key
-    )
-    select e.id from ended e
-    union all
-    select r.id from retried r;
+  select array_agg(h.ctid) as ctids, array_agg(i.attempt) as attempts, array_agg(h.outcome) as outcomes, array_agg(i.result) as results,
+    array_agg(i.error) as errors, array_agg(h.run_at) as run_ats
+  into v_held
+  from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) as i(id, attempt, outcome, result, error, retry_delay)
+  cross join lateral (
+    -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
+    select t.ctid,
+      case when i.outcome = 'retry' and t.attempt >= t.max_attempts then 'failed' else coalesce(i.outcome, 'succeeded') end as outcome,
+      case
+        when i.outcome = 'retry' then v_now + coalesce(i.retry_delay, (
+          select fairq._backoff(q.retry_base, q.retry_cap, t.attempt) from fairq.queues q where q.queue = t.queue
+        ))
+      end as run_at
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.id = i.id
+      and t.attempt = i.attempt
+      and t.worker_id is not distinct from p_worker_id
+      and t.started_at is not null
+    offset 0
+  ) h;
+
+  if v_held.ctids is not null then
+    return query
+      select l.* from fairq._leave(p_shard_no, p_worker_id, v_held.ctids, v_held.attempts, v_held.outcomes, v_held.results, v_held.errors,
+        v_held.run_ats, v_now) l;
+  end if;
 end;
 $$;
 comment on function fairq._finish(integer, bigint, bigint[], integer[], text[], jsonb[], jsonb[], interval[]) is 'Ends attempts in one shard.';
@@ -1349,6 +1318,126 @@ end;
 $$;
 comment on function fairq._held_by(integer, bigint, bigint[], integer[], text) is 'Locks and returns the tasks that a worker still holds.';
 
+-- sql/functions/_hold.sql
+
+-- Gives queued tasks to a worker. The caller has locked them.
+-- By ctid and no other way: every other scan is switched off, here and in the functions below that take ctids. Where statistics are missing or old,
+-- the planner finds a walk through all tasks of the shard cheaper than a hundred fetches by ctid, and it keeps such a plan for the whole session.
+-- Returns the tasks in served order.
+create function fairq._hold(p_shard_no integer, p_ctids tid[], p_worker_id bigint, p_claim_lease interval, p_now timestamptz)
+returns setof fairq.tasks
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+begin
+  return query
+    with held as (
+      update fairq.tasks t
+      set state = case when p_claim_lease is null then 'running' else 'claimed' end,
+        worker_id = p_worker_id,
+        attempt = t.attempt + 1,
+        started_at = case when p_claim_lease is null then p_now end,
+        lease_expires_at = p_now + p_claim_lease
+      where t.shard_no = p_shard_no
+        and t.ctid = any(p_ctids)
+      returning t.*
+    )
+    select h.* from held h order by h.block, h.position;
+end;
+$$;
+comment on function fairq._hold(integer, tid[], bigint, interval, timestamptz) is 'Gives queued tasks to a worker.';
+
+-- sql/functions/_leave.sql
+
+-- Ends attempts that _finish looked up: one delete or update, whose conditions are the fencing token, because recovery may have taken a task since.
+-- Who has to wait for recovery finds another worker in the row, and gets nothing. By ctid and no other way, see _hold.
+create function fairq._leave(
+  p_shard_no integer,
+  p_worker_id bigint,
+  p_ctids tid[],
+  p_attempts integer[],
+  p_outcomes text[],
+  p_results jsonb[],
+  p_errors jsonb[],
+  p_run_ats timestamptz[],
+  p_now timestamptz
+) returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+begin
+  return query
+    with input as materialized (
+      select i.ctid, i.attempt, i.outcome, i.result, i.error, i.run_at
+      from unnest(p_ctids, p_attempts, p_outcomes, p_results, p_errors, p_run_ats) as i(ctid, attempt, outcome, result, error, run_at)
+    ),
+    ended as (
+      delete from fairq.tasks t
+      using input i
+      where t.shard_no = p_shard_no
+        and t.ctid = i.ctid
+        and t.attempt = i.attempt
+        and t.worker_id = p_worker_id
+        and i.outcome <> 'retry'
+      returning t.*, i.outcome, i.result, i.error
+    ),
+    history as (
+      insert into fairq.finished_tasks (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at,
+        expires_at, started_at, finished_at, cost, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload,
+        result, error)
+      select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, e.outcome, e.worker_id, e.created_at, e.run_at,
+        e.expires_at, e.started_at, p_now, e.cost, e.attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers,
+        e.payload, e.result, e.error
+      from ended e
+    ),
+    retried as (
+      update fairq.tasks t
+      set state = 'scheduled',
+        run_at = i.run_at,
+        block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false
+      from input i
+      where i.outcome = 'retry'
+        and t.shard_no = p_shard_no
+        and t.ctid = i.ctid
+        and t.attempt = i.attempt
+        and t.worker_id = p_worker_id
+      returning t.id, t.queue, t.group_key, t.attempt, t.run_at, i.error
+    ),
+    attempted as (
+      insert into fairq.attempts (shard_no, task_id, attempt, worker_id, ended_at, outcome, error)
+      select p_shard_no, r.id, r.attempt, p_worker_id, p_now, 'retry', r.error
+      from retried r
+    ),
+    announced as (
+      insert into fairq.rings (shard_no, queue, group_key, due_at)
+      select p_shard_no, r.queue, min(r.group_key), min(r.run_at)
+      from retried r
+      group by r.queue
+    ),
+    freed as (
+      insert into fairq.rings (shard_no, queue, group_key, freed)
+      select p_shard_no, e.queue, e.group_key, count(*)
+      from ended e
+      where e.counted
+      group by e.queue, e.group_key
+    )
+    select e.id from ended e
+    union all
+    select r.id from retried r;
+end;
+$$;
+comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';
+
 -- sql/functions/_lock_domain.sql
 
 -- Takes the lock that makes promotion one at a time, until the end of the transaction.
@@ -1386,6 +1475,32 @@ end;
 $$;
 comment on function fairq._lock_domain(integer, text, boolean) is 'Takes the lock of a domain; false when it is taken.';
 
+-- sql/functions/_place.sql
+
+-- Gives waiting tasks their addresses: overflow -> queued. By ctid and no other way, see _hold.
+-- Locks: tasks, the rows named; the caller holds the domain.
+create function fairq._place(p_shard_no integer, p_ctids tid[], p_blocks bigint[], p_positions bigint[], p_counted boolean[]) returns integer
+language plpgsql
+volatile
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+declare
+  v_count integer;
+begin
+  update fairq.tasks t
+  set state = 'queued', block = m.block, position = m.position, counted = m.counted
+  from unnest(p_ctids, p_blocks, p_positions, p_counted) as m(ctid, block, position, counted)
+  where t.shard_no = p_shard_no
+    and t.ctid = m.ctid;
+  get diagnostics v_count = row_count;
+  return v_count;
+end;
+$$;
+comment on function fairq._place(integer, tid[], bigint[], bigint[], boolean[]) is 'Gives waiting tasks their addresses.';
+
 -- sql/functions/_pop.sql
 
 -- Pops from one domain. Reads the ready index from the clock up to the horizon, in served order, and takes what nobody else is taking.
@@ -1419,11 +1534,11 @@ begin
       select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
     end if;
 
-    select array_agg(n.ctid) filter (where not n.is_expired) as ready, array_agg(n.id) filter (where n.is_expired) as expired,
+    select array_agg(n.ctid) filter (where not n.is_expired) as ready, array_agg(n.ctid) filter (where n.is_expired) as expired,
       max(n.block) as last_block
     into v_picked
     from (
-      select t.ctid, t.id, t.block, t.expires_at is not null and t.expires_at <= v_now as is_expired
+      select t.ctid, t.block, t.expires_at is not null and t.expires_at <= v_now as is_expired
       from fairq.tasks t
       where t.shard_no = p_shard_no
         and t.queue = p_queue
@@ -1439,19 +1554,7 @@ begin
       perform fairq._end_tasks(p_shard_no, v_picked.expired, 'expired', null, v_now);
     end if;
     if v_picked.ready is not null then
-      return query
-        with popped as (
-          update fairq.tasks t
-          set state = case when p_claim_lease is null then 'running' else 'claimed' end,
-            worker_id = p_worker_id,
-            attempt = t.attempt + 1,
-            started_at = case when p_claim_lease is null then v_now end,
-            lease_expires_at = v_now + p_claim_lease
-          where t.shard_no = p_shard_no
-            and t.ctid = any(v_picked.ready)
-          returning t.*
-        )
-        select p.* from popped p order by p.block, p.position;
+      return query select h.* from fairq._hold(p_shard_no, v_picked.ready, p_worker_id, p_claim_lease, v_now) h;
       v_left := v_left - cardinality(v_picked.ready);
     end if;
 
@@ -1832,16 +1935,49 @@ end;
 $$;
 comment on function fairq._refuse_queue(text) is 'Raises QF003: the queue is unknown.';
 
+-- sql/functions/_remove.sql
+
+-- Deletes rows of the engine's own notes: lanes that were replaced, rings, ticks, heartbeats and wishes that nobody needs any more. By ctid and no
+-- other way, see _hold.
+-- Returns how many rows it deleted.
+-- Locks: the rows named; the caller holds what protects them.
+create function fairq._remove(p_shard_no integer, p_table text, p_ctids tid[]) returns integer
+language plpgsql
+volatile
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+declare
+  v_count integer;
+begin
+  case p_table
+    when 'lanes' then delete from fairq.lanes r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
+    when 'rings' then delete from fairq.rings r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
+    when 'ticks' then delete from fairq.ticks r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
+    when 'cancellations' then delete from fairq.cancellations r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
+  end case;
+  get diagnostics v_count = row_count;
+  return v_count;
+end;
+$$;
+comment on function fairq._remove(integer, text, tid[]) is 'Deletes lanes, rings, ticks or wishes to cancel.';
+
 -- sql/functions/_return_tasks.sql
 
 -- Puts held tasks back in line: through promotion again, at their old place within the group, never at a stale address (I12).
 -- p_burn keeps the attempt as used; otherwise it is given back. The caller has locked the tasks.
+-- By ctid and no other way, see _hold.
 -- Returns how many it put back.
 -- Locks: tasks, the rows named.
-create function fairq._return_tasks(p_shard_no integer, p_ids bigint[], p_burn boolean) returns integer
+create function fairq._return_tasks(p_shard_no integer, p_ctids tid[], p_burn boolean) returns integer
 language plpgsql
 volatile
 set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
 as $$
 declare
   v_count integer;
@@ -1850,7 +1986,7 @@ begin
     select t.ctid, t.counted
     from fairq.tasks t
     where t.shard_no = p_shard_no
-      and t.id = any(p_ids)
+      and t.ctid = any(p_ctids)
     for update
   ),
   returned as (
@@ -1872,7 +2008,7 @@ begin
   return v_count;
 end;
 $$;
-comment on function fairq._return_tasks(integer, bigint[], boolean) is 'Puts held tasks back in line.';
+comment on function fairq._return_tasks(integer, tid[], boolean) is 'Puts held tasks back in line.';
 
 -- sql/functions/_rotate_partitions.sql
 
@@ -2428,6 +2564,8 @@ volatile
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -2507,6 +2645,8 @@ volatile
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -2735,6 +2875,8 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_count integer := coalesce(cardinality(p_ids), 0);
@@ -2781,6 +2923,8 @@ rows 1
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -2814,6 +2958,8 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -2846,6 +2992,8 @@ volatile
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -2941,6 +3089,8 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -2980,6 +3130,8 @@ volatile
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_queue fairq.queues;
@@ -3063,6 +3215,8 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -3100,6 +3254,8 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -3155,6 +3311,8 @@ volatile
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -3241,6 +3399,8 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();

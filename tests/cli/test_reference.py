@@ -49,4 +49,4 @@ def test_the_page_of_install_has_every_error_with_its_code() -> None:
             and value is not install.InstallError
         ):
             assert f"| `{name}` | `{value.code}` |" in page
-    assert install.WOULD_LOSE_DATA in page
+    assert install.WouldLoseData.sqlstate in page

@@ -45,6 +45,7 @@ def test_a_pool_without_room_for_a_second_look_does_not_stop_a_migration(
 ) -> None:
     """The watch waits for the one connection, which the migration has; so the migration must not wait."""
     monkeypatch.setattr(_migration._Watch, "first_look", 0.0)
+    monkeypatch.setattr(_migration._Watch, "farewell", 3600.0)
     install.migrate(empty_database.dsn, to="1")
     holder = empty_database.connect()
     holder.execute("select count(*) from fairq.groups")
