@@ -91,7 +91,9 @@ def tokens(sql: str) -> Iterator[Token]:
     position = 0
     while position < len(sql):
         match = _TOKEN.match(sql, position)
-        assert match is not None and match.lastgroup is not None  # the last alternative takes any character
+        # The last alternative takes any character.
+        assert match is not None
+        assert match.lastgroup is not None
         kind, end = match.lastgroup, match.end()
         if kind == "block":
             end = _end_of_block_comment(sql, position)
@@ -233,7 +235,7 @@ def _with_numbers(statement: Statement) -> Statement:
             name = significant[index + 1].text.lower()
             emit(token, f"${numbers.setdefault(name, len(numbers) + 1)}", significant[index + 1].end)
             index += 1
-        elif token.text == "sqlc" and index + 1 < len(significant) and significant[index + 1].text == ".":
+        elif token.text.lower() == "sqlc" and index + 1 < len(significant) and significant[index + 1].text == ".":
             function, argument, last = _macro(statement, significant, index)
             if function == "embed":
                 length = sum(map(len, pieces)) + token.start - done

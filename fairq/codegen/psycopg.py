@@ -20,6 +20,7 @@ from fairq.codegen.model import (
     Composite,
     Enum,
     GenerationError,
+    Name,
     Query,
     Range,
     Relation,
@@ -30,6 +31,7 @@ from fairq.codegen.psycopg_types import (
     PyType,
     UntypableError,
     class_of,
+    plain_class,
     python_type,
     type_constant,
     walk_user_types,
@@ -152,7 +154,7 @@ class _Models:
         self._relations: dict[str, Row] = {}
         self._registered: dict[str, str] = {}
         self._modules: set[str] = set()
-        self._sequence = False
+        self._claimed: dict[str, Name] = {}
 
     def type_of(self, query: Query, column: Column, what: str, *, raw_json: bool = False) -> PyType:
         """The type of a column or parameter; its user types are noted down for `models.py`."""
@@ -165,7 +167,8 @@ class _Models:
 
     def relation(self, query: Query, relation: Relation) -> str:
         """The class of a table's or view's rows, made when it is first asked for."""
-        name = names.model_class_name(relation.name, self.request.catalog, self.request.options)
+        name = plain_class(names.model_class_name(relation.name, self.request.catalog, self.request.options))
+        self._claim(name, relation.name)
         if name not in self._relations:
             fields = [
                 (
@@ -180,12 +183,20 @@ class _Models:
             self._modules.update(module for _, type_ in fields for module in type_.modules)
         return name
 
+    def _claim(self, class_: str, owner: Name) -> None:
+        if self._claimed.setdefault(class_, owner) != owner:
+            raise GenerationError(
+                f"{owner} and {self._claimed[class_]} would both become the class {class_}",
+                hint="rename one of them, or leave it out of the queries",
+            )
+
     @property
     def raw(self) -> bool:
         return self.request.options.raw_json
 
     def _note(self, type_: Enum | Composite | Range) -> None:
         name = class_of(type_, self.request.catalog)
+        self._claim(name, type_.name)
         constant = type_constant(name)
         if constant in self._registered:
             return
@@ -250,24 +261,25 @@ def _without_prefix(row: Row) -> Row:
 
 def _row(name: str, fields: Iterable[tuple[Column, PyType]], comment: str = "") -> Row:
     listed = list(fields)
-    field_names = _field_names(column.name for column, _ in listed)
+    annotations = [
+        type_.annotation if column.not_null else f"{type_.annotation} | None" for column, type_ in listed
+    ]
+    field_names = _field_names((column.name for column, _ in listed), annotations)
     return Row(
         name,
         tuple(
-            Field(
-                field_name,
-                type_.annotation if column.not_null else f"{type_.annotation} | None",
-                " ".join(column.comment.split()),
-            )
-            for field_name, (column, type_) in zip(field_names, listed, strict=True)
+            Field(field_name, annotation, " ".join(column.comment.split()))
+            for field_name, annotation, (column, _) in zip(field_names, annotations, listed, strict=True)
         ),
         _docstring(comment),
     )
 
 
-def _field_names(given: Iterable[str]) -> list[str]:
+def _field_names(given: Iterable[str], annotations: Iterable[str]) -> list[str]:
+    """Names for a class's fields. One that hides what the class's annotations name gets an underscore."""
+    named = frozenset(re.findall(r"\b(\w+)\.", " ".join(annotations)))
     return names.distinct(
-        _free(names.identifier(name, f"column_{number}"), _ANNOTATION_NAMES)
+        _free(names.identifier(name, f"column_{number}"), _ANNOTATION_NAMES | named)
         for number, name in enumerate(given, start=1)
     )
 
@@ -488,12 +500,11 @@ def _embedding_result(
     """A row with whole rows of tables in it: a function takes the flat values apart."""
     class_ = f"{names.class_name(query.name)}Row"
     values: list[str] = []
-    fields: list[Field] = []
+    annotations: list[str] = []
     types: list[PyType] = []
     said = remarks.read(query)
     any_raw = False
-    field_names = _field_names(column.name for column in query.columns)
-    for field_name, column in zip(field_names, query.columns, strict=True):
+    for column in query.columns:
         first = len(types)
         if column.embed is None:
             wants_raw = models.raw or said.all_raw or column.name in said.raw
@@ -527,7 +538,9 @@ def _embedding_result(
                     )
                 value = f"{value} if values[{present}] is not None else None"
         values.append(f"{value},")
-        fields.append(Field(field_name, f"{annotation} | None" if optional else annotation))
+        annotations.append(f"{annotation} | None" if optional else annotation)
+    field_names = _field_names((column.name for column in query.columns), annotations)
+    fields = map(Field, field_names, annotations)
     lines = "".join(f"        {value}\n" for value in values)
     helper = f"def _{name}_row(*values: Any) -> {class_}:\n    return {class_}(\n{lines}    )"
     binary = all(type_.binary for type_ in types) and not any_raw
@@ -562,7 +575,8 @@ def _copy_function(query: Query, name: str, arguments: Sequence[_Argument], mode
         values = [arguments[0].type.copy_value.format("row")]
     else:
         item = f"{names.class_name(query.name)}Row"
-        fields = [_free(argument.name, _ANNOTATION_NAMES) for argument in arguments]
+        annotations = [argument.annotation for argument in arguments]
+        fields = _field_names((argument.name for argument in arguments), annotations)
         rows = (
             Row(item, tuple(Field(field, a.annotation) for field, a in zip(fields, arguments, strict=True))),
         )
@@ -603,8 +617,8 @@ def _quoted(name: str) -> str:
 def _literal(text: str) -> str:
     """A string in double quotes, as ruff writes it."""
     plain = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
-    if '"' in plain and "'" not in plain:
-        return f"'{plain}'"
+    if plain.count('"') > plain.count("'"):
+        return "'" + plain.replace("'", "\\'") + "'"
     return '"' + plain.replace('"', '\\"') + '"'
 
 
@@ -685,9 +699,11 @@ def _definition(head: str, arguments: Sequence[str], returned: str, docstring: s
 def _statement(head: str, before: Sequence[str], sql: str, after: Sequence[str]) -> str:
     """`NAME = driver.Statement[…](…)` over several lines: the SQL has lines of its own anyway."""
     parts = [*before, sql, *after]
+    # Where a line that is too long may be broken depends on how long lines may be.
+    end = ")  # fmt: skip" if len(head) >= _WIDTH else ")"
     return (
         head
         + "(\n"
         + "".join(_item(part, "    ") if part != sql else f"    {sql},\n" for part in parts)
-        + ")"
+        + end
     )

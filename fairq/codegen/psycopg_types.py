@@ -7,6 +7,7 @@ What is not listed here is an error: there is no `Any` but the one JSON is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -253,7 +254,12 @@ def type_constant(class_name: str) -> str:
 
 
 def class_of(type_: Enum | Composite | Range, catalog: Catalog) -> str:
-    return names.enum_class_name(type_.name, catalog)
+    return plain_class(names.enum_class_name(type_.name, catalog))
+
+
+def plain_class(name: str) -> str:
+    """A class name without what Python does not take in one."""
+    return names.identifier(re.sub(r"\W", "", name), "Model")
 
 
 def _number(type_: Enum | Composite | Range, catalog: Catalog, offset: int = 0) -> str:

@@ -1,0 +1,10 @@
+create schema app;
+create type mood as enum ('sad', 'o''k, "fine"', '');
+create type app.mood as enum ('sad', 'glad');
+create domain positive as integer check (value > 0);
+create domain email as text check (value like '%@%');
+create domain tag_list as text[];
+create domain feeling as mood;
+create type floatrange as range (subtype = float8);
+create type point3 as (x double precision, label text, at timestamptz, mood mood, tags text[], n positive);
+create type box3 as (low point3, high point3, ranges floatrange[], document jsonb);
