@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fairq.codegen.model import GenerationError, Query, error_in
+from fairq.codegen.model import Query, error_in
 from fairq.codegen.parse import tokens
 
 _HINT = "name the columns: `select t.id, t.state from f($1) as t`"
@@ -46,18 +46,6 @@ def star_from_function(sql: str) -> str | None:
                 if source.function and ("" in stars or source.name in stars):
                     return source.function
     return None
-
-
-def refuse_star_from_function(queries: Iterable[Query]) -> None:
-    """Raise for the first query that selects `*` from a function."""
-    for error in star_errors(queries):
-        raise error
-
-
-def star_errors(queries: Iterable[Query]) -> Iterator[GenerationError]:
-    for query in queries:
-        if function := star_from_function(query.text):
-            yield error_in(query, f"selects * from function {function}", _HINT)
 
 
 def refuse_records(queries: Iterable[Query]) -> None:

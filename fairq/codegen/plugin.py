@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairq.codegen import checks, spelling
+from fairq.codegen import checks, remarks, spelling
 from fairq.codegen.model import (
     SYSTEM_SCHEMAS,
     Catalog,
@@ -96,9 +96,10 @@ def to_model(message: Any) -> Request:
         engine=message.settings.engine,
         version=f"sqlc {message.sqlc_version}",
     )
-    if not options.strict:
-        checks.refuse_records(request.queries)
-    return request
+    if options.strict:
+        return request
+    checks.refuse_records(request.queries)
+    return replace(request, queries=tuple(map(remarks.apply, request.queries)))
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -67,16 +67,6 @@ def test_nothing_else_is_taken_for_one(sql: str) -> None:
     assert checks.star_from_function(sql) is None
 
 
-def test_the_error_says_where_and_what_to_write_instead() -> None:
-    fine = Query("Fine", ":many", "select t.id from f() as t", "q.sql")
-    star = Query("Star", ":many", "select * from f()", "q.sql", path="sql/queries/q.sql", line=7)
-    with pytest.raises(GenerationError) as caught:
-        checks.refuse_star_from_function([fine, star])
-    assert str(caught.value).startswith(
-        "sql/queries/q.sql:7: query Star: selects * from function f\nhint: name the"
-    )
-
-
 def test_a_record_in_a_result_is_refused_and_other_types_are_not() -> None:
     columns = (Column("a", TypeName("pg_catalog", "int4")), Column("b", UNKNOWN_TYPE))
     checks.refuse_records([Query("Fine", ":many", "select 1", "q.sql", columns=columns)])

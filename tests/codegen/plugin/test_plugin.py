@@ -172,6 +172,14 @@ def test_strict_gives_any_where_the_default_gives_an_error() -> None:
         assert "def get_one(self) -> Optional[Any]:" in sqlc.respond(data)["query.py"]
 
 
+def test_remarks_in_a_query_correct_what_sqlc_says_about_null_unless_strict() -> None:
+    columns = [column("a", "int"), {**column("b", "int"), "not_null": False}]
+    query = {"name": "Get", "columns": columns, "comments": [" fairq: nullable a", " fairq: not null b"]}
+    assert "    a: Optional[int]\n    b: int\n" in sqlc.respond(request(query))["query.py"]
+    strict = sqlc.respond(request(query, options={"strict": True}))["query.py"]
+    assert "    a: int\n    b: Optional[int]\n" in strict
+
+
 def test_void_is_fine_where_nothing_is_returned() -> None:
     files = sqlc.respond(request({"name": "Nap", "cmd": ":exec", "columns": [column("pg_sleep", "void")]}))
     assert "def nap(self) -> None:" in files["query.py"]
