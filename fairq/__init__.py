@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Fail,
         FairqError,
         IdempotencyConflict,
+        InTransaction,
         InvalidCost,
         InvalidGroupKey,
         InvalidName,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         UnsupportedConnection,
         is_retryable,
     )
+    from fairq.results import TaskResult, result
 
 __all__ = [
     "App",
@@ -62,6 +64,7 @@ __all__ = [
     "Fail",
     "FairqError",
     "IdempotencyConflict",
+    "InTransaction",
     "InvalidCost",
     "InvalidGroupKey",
     "InvalidName",
@@ -80,6 +83,7 @@ __all__ = [
     "Task",
     "TaskError",
     "TaskFailed",
+    "TaskResult",
     "TaskTimeout",
     "TransactionAborted",
     "Unavailable",
@@ -89,9 +93,10 @@ __all__ = [
     "enqueue",
     "enqueue_many",
     "is_retryable",
+    "result",
 ]
 
-_MODULES = ("app", "client", "errors")
+_MODULES = ("app", "client", "errors", "results")
 
 
 def __getattr__(name: str) -> Any:

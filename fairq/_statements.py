@@ -54,3 +54,46 @@ from fairq.finish_tasks(
   p_errors => array[$6::text::jsonb],
   p_retry_delays => array[$7::text::interval]
 ) as f(id)"""
+
+# One statement, so one snapshot: a task is seen live or ended, never neither while it moves.
+TASK_RESULT = """
+select f.outcome,
+  to_char(f.finished_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"') as finished_at,
+  f.result::text as result,
+  f.error::text as error,
+  exists (select from fairq.tasks t where t.shard_no = any(s.shard_nos) and t.id = $1::bigint) as live,
+  current_setting('transaction_isolation') as isolation,
+  now()::text as transaction_began,
+  pg_current_xact_id_if_assigned() is not null as has_written
+from (select array(select fairq._shards(null)) as shard_nos) s
+left join lateral (
+  select r.outcome, r.finished_at, r.result, r.error
+  from fairq.finished_tasks r
+  where r.shard_no = any(s.shard_nos)
+    and r.id = $1::bigint
+  order by r.finished_at desc
+  limit 1
+) f on true"""
+
+LISTENS = "select exists (select from pg_listening_channels()) as listens"
+LISTEN_DONE = "listen fairq_done"
+UNLISTEN_DONE = "unlisten fairq_done"
+
+# What fairq.testing needs to be a worker in the test's own transaction.
+REGISTER_WORKER = "select fairq.register_worker($1::text, $2::text[], 1, interval '1 hour')"
+RETIRE_WORKER = "select fairq.retire_worker($1::bigint)::text"
+POP_TASK = """
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+  extract(epoch from t.timeout)::double precision, t.headers::text, t.payload::text
+from fairq.pop_tasks(p_queue => $1::text, p_limit => 1, p_worker_id => $2::bigint) t"""
+SET_CLOCK = "select set_config('fairq.now', $1::text, true)"
+LIVE_TASKS = """
+select t.id, t.queue, t.kind, t.group_key, t.state, t.priority, t.attempt,
+  to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'), t.headers::text,
+  t.payload::text, t.concurrency_key, t.idempotency_key
+from fairq.tasks t
+where t.shard_no = any(array(select fairq._shards(null)))
+  and ($1::text is null or t.kind = $1::text)
+  and ($2::text is null or t.queue = $2::text)
+  and ($3::text is null or t.group_key = $3::text)
+order by t.id"""

@@ -70,6 +70,7 @@ class Call(Generic[T]):
     sql: LiteralString
     params: tuple[Any, ...]
     read: Callable[[list[Row]], T]
+    has_rows: bool = True
 
 
 @overload
@@ -164,12 +165,13 @@ class _AsyncCursor(psycopg.AsyncRawCursor[Row]):
 
 
 def _psycopg(conn: psycopg.Connection[Any], call: Call[Any]) -> list[Row]:
-    return _Cursor(conn, row_factory=tuple_row).execute(call.sql, call.params).fetchall()
+    cursor = _Cursor(conn, row_factory=tuple_row).execute(call.sql, call.params)
+    return cursor.fetchall() if call.has_rows else []
 
 
 async def _psycopg_async(conn: psycopg.AsyncConnection[Any], call: Call[Any]) -> list[Row]:
     cursor = await _AsyncCursor(conn, row_factory=tuple_row).execute(call.sql, call.params)
-    return await cursor.fetchall()
+    return await cursor.fetchall() if call.has_rows else []
 
 
 # --- SQLAlchemy ------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ def _named(call: Call[Any]) -> dict[str, Any]:
 
 
 def _rows(result: Any) -> list[Row]:
-    return [tuple(row) for row in result.fetchall()]
+    return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
 
 
 def _alchemy(conn: AlchemyConnection, call: Call[Any]) -> list[Row]:
@@ -222,7 +224,7 @@ def _django(conn: DjangoConnection, call: Call[Any]) -> list[Row]:
     order = [int(number) - 1 for number in _NUMBERED.findall(call.sql)]
     with conn.cursor() as cursor:
         cursor.execute(_NUMBERED.sub("%s", call.sql), [call.params[position] for position in order])
-        return [tuple(row) for row in cursor.fetchall()]
+        return [tuple(row) for row in cursor.fetchall()] if call.has_rows else []
 
 
 _SYNC: dict[str, Callable[[Any, Call[Any]], list[Row]]] = {

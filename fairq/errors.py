@@ -36,6 +36,7 @@
     ├── NoSuchTask                    no task has that id
     ├── TaskFailed                    the task whose result was asked for did not succeed
     ├── ResultTimeout                 it did not end in time (a TimeoutError, too)
+    ├── InTransaction                 a wait that could never end: the transaction it is in has to end first
     ├── UnsupportedConnection         not a connection that fairq knows (a TypeError, too)
     └── ConfigurationError            a task or an app is declared wrongly
 
@@ -59,6 +60,7 @@ __all__ = [
     "FairqError",
     "FinishLost",
     "IdempotencyConflict",
+    "InTransaction",
     "InvalidCost",
     "InvalidGroupKey",
     "InvalidName",
@@ -325,6 +327,10 @@ class TaskFailed(FairqError):
 
 class ResultTimeout(FairqError, TimeoutError):
     code = "result_timeout"
+
+
+class InTransaction(FairqError):
+    code = "in_transaction"
 
 
 class UnsupportedConnection(FairqError, TypeError):

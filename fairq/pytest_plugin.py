@@ -1,0 +1,72 @@
+"""Fixtures for applications that use fairq; pytest finds them by itself where fairq is installed.
+
+fairq_server    DSN of a PostgreSQL server for this run: FAIRQ_TEST_DSN, or an embedded one
+fairq_dsn       DSN of a database of this run with fairq installed
+fairq_db        psycopg connection to it; what the test does is rolled back
+
+Nothing is started, and nothing but pytest imported, until a test asks for one of them.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    import psycopg
+
+__all__ = ["fairq_db", "fairq_dsn", "fairq_server"]
+
+
+@pytest.fixture(scope="session")
+def fairq_server() -> Iterator[str]:
+    """The DSN of a server on which databases may be created; each process of pytest-xdist has its own
+    embedded one.
+    """
+    from fairq import dsn, embedded
+
+    given = os.environ.get("FAIRQ_TEST_DSN")
+    if given:
+        yield dsn.to_libpq(given)
+        return
+    try:
+        server = embedded.start()
+    except embedded.EmbeddedError as exc:
+        pytest.fail(f"fairq found no PostgreSQL for the tests. {exc}\nOr set FAIRQ_TEST_DSN.", pytrace=False)
+    with server:
+        yield server.dsn()
+
+
+@pytest.fixture(scope="session")
+def fairq_dsn(fairq_server: str) -> Iterator[str]:
+    """The DSN of a database with fairq installed, made for this run and dropped after it."""
+    import psycopg
+    from psycopg import sql
+
+    from fairq import install
+
+    name = f"fairq_test_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(fairq_server, autocommit=True) as conn:
+        conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    dsn = psycopg.conninfo.make_conninfo(fairq_server, dbname=name)
+    with psycopg.connect(dsn) as conn:
+        install.load_sql(conn)
+    yield dsn
+    with psycopg.connect(fairq_server, autocommit=True) as conn:
+        conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def fairq_db(fairq_dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection in a transaction that is rolled back at the end: pass it to the code under test."""
+    import contextlib
+
+    import psycopg
+
+    with contextlib.closing(psycopg.connect(fairq_dsn, application_name="fairq_db")) as conn:
+        yield conn
+        conn.rollback()

@@ -1,0 +1,228 @@
+"""How a task ended, and waiting until it has.
+
+    id = fairq.enqueue(conn, "bob", {"file": "a.pdf"})
+    conn.commit()
+    fairq.result(conn, id, timeout=30).value()
+
+Polling is the truth: it works on every connection and behind every pooler. On a psycopg connection in
+autocommit that listens to nothing else a notification (channel `fairq_done`) cuts the wait short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Coroutine, Generator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, overload
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from fairq import _statements
+from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
+from fairq.errors import InTransaction, NoSuchTask, ResultTimeout, TaskFailed, translating
+
+__all__ = ["TaskResult", "result"]
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """The end of a task. `outcome` is succeeded, failed, cancelled or expired."""
+
+    id: int
+    outcome: str
+    finished_at: datetime
+    result: Any
+    error: Any
+
+    def value(self) -> Any:
+        """What the handler returned, if the task stores results. Raises TaskFailed unless it succeeded."""
+        if self.outcome == "succeeded":
+            return self.result
+        message = (self.error or {}).get("message") if isinstance(self.error, dict) else None
+        raise TaskFailed(
+            f"task {self.id} {self.outcome}{f': {message}' if message else ''}", self.outcome, self.error
+        )
+
+
+@overload
+def result(conn: SyncConnection, id: int, *, timeout: float | None = ...) -> TaskResult: ...
+@overload
+def result(
+    conn: AsyncConnection, id: int, *, timeout: float | None = ...
+) -> Coroutine[Any, Any, TaskResult]: ...
+def result(
+    conn: Any, id: int, *, timeout: float | None = None
+) -> TaskResult | Coroutine[Any, Any, TaskResult]:
+    """Wait until a task has ended, at most `timeout` seconds; 0 only looks, None waits for ever.
+
+    Raises ResultTimeout, NoSuchTask (also for one whose retention is over), and InTransaction where the wait
+    could never end: commit before you wait.
+    """
+    steps = _steps(id, timeout)
+    return _drive_async(conn, id, steps) if is_async(conn) else _drive(conn, id, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at the database."""
+
+    ended: TaskResult | None
+    live: bool
+    fixed_snapshot: bool
+    transaction_began: str
+    has_written: bool
+
+
+def _look_call(id: int) -> Call[_Look]:
+    def read(rows: list[tuple[Any, ...]]) -> _Look:
+        outcome, finished_at, value, error, live, isolation, began, has_written = rows[0]
+        ended = None
+        if outcome is not None:
+            at = datetime.fromisoformat(finished_at)
+            ended = TaskResult(id, outcome, at, _parsed(value), _parsed(error))
+        return _Look(ended, live, isolation in ("repeatable read", "serializable"), began, has_written)
+
+    return Call(_statements.TASK_RESULT, (id,), read)
+
+
+def _parsed(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+_Steps = Generator[float | None, _Look | None, TaskResult]
+
+
+def _steps(id: int, timeout: float | None) -> _Steps:
+    """What to do next, apart from doing it: None asks for a look, a number for a wait of so many seconds."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause = FIRST_PAUSE
+    began: str | None = None
+    while True:
+        look = yield None
+        assert look is not None
+        if look.ended is not None and not look.live:
+            return look.ended
+        if not look.live:
+            raise NoSuchTask(
+                f"there is no task {id}",
+                "It was rolled back or never created, or it ended longer ago than its queue's retention.",
+            )
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise ResultTimeout(f"task {id} did not end within {timeout:g} s")
+        if look.has_written:
+            raise InTransaction(
+                f"the result of task {id} is awaited in a transaction that has written something",
+                "Commit first: the task may be part of it, and its locks would be held while you wait.",
+            )
+        if look.fixed_snapshot and look.transaction_began == began:
+            raise InTransaction(
+                f"the result of task {id} is awaited in a transaction whose snapshot stands still",
+                "Commit first, or wait on a connection in READ COMMITTED or autocommit.",
+            )
+        began = look.transaction_began
+        wait = pause * random.uniform(0.75, 1.25)
+        yield wait if left is None else min(wait, left)
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+
+
+def _drive(conn: SyncConnection, id: int, steps: _Steps) -> TaskResult:
+    call = _look_call(id)
+    # None: it is not known yet whether we may listen; False: we may not.
+    listener: psycopg.Connection[Any] | Literal[False] | None = None
+    step = next(steps)
+    try:
+        while True:
+            look: _Look | None = None
+            if step is None:
+                look = run(conn, call)
+            elif listener is None and isinstance(conn, psycopg.Connection) and _listens(conn):
+                listener = conn
+                step = steps.send(None)
+                look = run(conn, call)  # it may have ended before we listened
+            elif listener:
+                _hear(listener, id, step)
+            else:
+                listener = False
+                time.sleep(step)
+            step = steps.send(look)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    finally:
+        if listener and not listener.closed:
+            run(listener, _UNLISTEN)
+
+
+async def _drive_async(conn: AsyncConnection, id: int, steps: _Steps) -> TaskResult:
+    call = _look_call(id)
+    # None: it is not known yet whether we may listen; False: we may not.
+    listener: psycopg.AsyncConnection[Any] | Literal[False] | None = None
+    step = next(steps)
+    try:
+        while True:
+            look: _Look | None = None
+            if step is None:
+                look = await run(conn, call)
+            elif (
+                listener is None and isinstance(conn, psycopg.AsyncConnection) and await _listens_async(conn)
+            ):
+                listener = conn
+                step = steps.send(None)
+                look = await run(conn, call)  # it may have ended before we listened
+            elif listener:
+                await _hear_async(listener, id, step)
+            else:
+                listener = False
+                await asyncio.sleep(step)
+            step = steps.send(look)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    finally:
+        if listener and not listener.closed:
+            await run(listener, _UNLISTEN)
+
+
+_LISTENS: Call[bool] = Call(_statements.LISTENS, (), lambda rows: bool(rows[0][0]))
+_LISTEN: Call[bool] = Call(_statements.LISTEN_DONE, (), lambda _: True, has_rows=False)
+_UNLISTEN: Call[bool] = Call(_statements.UNLISTEN_DONE, (), lambda _: True, has_rows=False)
+
+
+def _may_listen(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """LISTEN takes effect at a commit. And where the application listens itself, its notifications are its
+    own.
+    """
+    return conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
+
+
+def _listens(conn: psycopg.Connection[Any]) -> bool:
+    return _may_listen(conn) and not run(conn, _LISTENS) and run(conn, _LISTEN)
+
+
+async def _listens_async(conn: psycopg.AsyncConnection[Any]) -> bool:
+    return _may_listen(conn) and not await run(conn, _LISTENS) and await run(conn, _LISTEN)
+
+
+def _hear(conn: psycopg.Connection[Any], id: int, seconds: float) -> None:
+    with translating():
+        for notice in conn.notifies(timeout=seconds):
+            if _names(notice, id):
+                break
+
+
+async def _hear_async(conn: psycopg.AsyncConnection[Any], id: int, seconds: float) -> None:
+    with translating():
+        async for notice in conn.notifies(timeout=seconds):
+            if _names(notice, id):
+                break
+
+
+def _names(notice: psycopg.Notify, id: int) -> bool:
+    return notice.channel == "fairq_done" and str(id) in notice.payload.split(",")

@@ -1,0 +1,412 @@
+"""For the tests of applications that use fairq.
+
+    fairq.testing.call(parse, Parse(file="a.pdf"))      # the handler alone, payload through JSON and back
+
+    def test_upload(fairq_db):                          # a fixture of the pytest plugin
+        upload(fairq_db, "a.pdf")
+        assert [task.kind for task in testing.enqueued(fairq_db)] == ["parse"]
+        testing.drain(fairq_db, app)                    # creates, pops, runs, finishes: all in this one
+        transaction
+
+`drain` is a real worker with one slot, on the engine and not on an imitation of it; only that it works inside
+the transaction of the test, which is rolled back afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar, overload
+
+from fairq import _statements
+from fairq.app import App, Context, Outcome, Progress, Task, finish_call, outcome_of
+from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
+from fairq.errors import (
+    Cancelled,
+    ConfigurationError,
+    DatabaseError,
+    Fail,
+    FairqError,
+    FinishLost,
+    Retry,
+    TaskTimeout,
+)
+
+__all__ = ["Enqueued", "Ran", "call", "call_async", "context", "drain", "enqueued"]
+
+T = TypeVar("T")
+
+# --- A handler alone -------------------------------------------------------------------------------
+
+
+def context(
+    *,
+    id: int = 1,
+    attempt: int = 1,
+    max_attempts: int = 1,
+    group_key: str = "test",
+    queue: str = "default",
+    kind: str = "test",
+    headers: Mapping[str, Any] | None = None,
+    deadline: datetime | None = None,
+) -> Context:
+    """A context for a handler that is called by hand."""
+    return Context(
+        id=id,
+        attempt=attempt,
+        max_attempts=max_attempts,
+        group_key=group_key,
+        queue=queue,
+        kind=kind,
+        worker_id=0,
+        headers=headers or {},
+        deadline=deadline,
+    )
+
+
+def call(task: Task[T, ..., Any], payload: T, ctx: Context | None = None) -> Any:
+    """Run a handler as a worker would, without a database: the payload goes through JSON and back.
+
+    Returns its result, and raises what it raises. An async handler runs in an event loop of its own.
+    """
+    invoked = task.invoke(_through_json(task, payload), ctx or context(kind=task.kind, queue=task.queue))
+    answer = _run_coroutine(invoked) if task.is_async else invoked
+    return _checked_result(task, answer)
+
+
+async def call_async(task: Task[T, ..., Any], payload: T, ctx: Context | None = None) -> Any:
+    """`call` within a running event loop."""
+    invoked = task.invoke(_through_json(task, payload), ctx or context(kind=task.kind, queue=task.queue))
+    return _checked_result(task, await invoked if task.is_async else invoked)
+
+
+def _through_json(task: Task[T, ..., Any], payload: T) -> T:
+    return task.decode(task.encode_payload(payload))
+
+
+def _checked_result(task: Task[Any, ..., Any], answer: Any) -> Any:
+    outcome = outcome_of(None, task, 1, result=answer)
+    if outcome.error is not None:
+        raise ConfigurationError(json.loads(outcome.error)["message"])
+    return answer
+
+
+def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    coroutine.close()
+    raise ConfigurationError(
+        "an async handler cannot run here: an event loop is running already",
+        "Await fairq.testing.call_async(…), or drain an async connection.",
+    )
+
+
+# --- What is in the queue --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A live task as the database has it."""
+
+    id: int
+    queue: str
+    kind: str
+    group_key: str
+    state: str
+    priority: int
+    attempt: int
+    run_at: datetime
+    headers: Any
+    payload: Any
+    concurrency_key: str | None
+    idempotency_key: str | None
+
+
+@overload
+def enqueued(
+    conn: SyncConnection, *, kind: str | None = ..., queue: str | None = ..., group_key: str | None = ...
+) -> list[Enqueued]: ...
+@overload
+def enqueued(
+    conn: AsyncConnection, *, kind: str | None = ..., queue: str | None = ..., group_key: str | None = ...
+) -> Coroutine[Any, Any, list[Enqueued]]: ...
+def enqueued(
+    conn: Any, *, kind: str | None = None, queue: str | None = None, group_key: str | None = None
+) -> list[Enqueued] | Coroutine[Any, Any, list[Enqueued]]:
+    """The live tasks that this transaction sees, in the order they were created."""
+    return run(  # type: ignore[no-any-return]
+        conn,
+        Call(_statements.LIVE_TASKS, (kind, queue, group_key), lambda rows: [_enqueued(row) for row in rows]),
+    )
+
+
+def _enqueued(row: tuple[Any, ...]) -> Enqueued:
+    values = dict(zip(Enqueued.__slots__, row, strict=True))
+    values["run_at"] = datetime.fromisoformat(values["run_at"])
+    values["headers"] = _parsed(values["headers"])
+    values["payload"] = _parsed(values["payload"])
+    return Enqueued(**values)
+
+
+def _parsed(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+# --- A worker in the test's transaction ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One attempt that `drain` made."""
+
+    id: int
+    queue: str
+    kind: str
+    group_key: str
+    attempt: int
+    payload: Any
+    outcome: str
+    result: Any
+    error: Any
+    exception: BaseException | None
+    progress: Progress | None
+
+
+@overload
+def drain(
+    conn: SyncConnection,
+    app: App,
+    *,
+    queues: Sequence[str] | None = ...,
+    at: datetime | None = ...,
+    limit: int = ...,
+    raise_errors: bool = ...,
+) -> list[Ran]: ...
+@overload
+def drain(
+    conn: AsyncConnection,
+    app: App,
+    *,
+    queues: Sequence[str] | None = ...,
+    at: datetime | None = ...,
+    limit: int = ...,
+    raise_errors: bool = ...,
+) -> Coroutine[Any, Any, list[Ran]]: ...
+def drain(
+    conn: Any,
+    app: App,
+    *,
+    queues: Sequence[str] | None = None,
+    at: datetime | None = None,
+    limit: int = 1000,
+    raise_errors: bool = True,
+) -> list[Ran] | Coroutine[Any, Any, list[Ran]]:
+    """Run all tasks that may run now, one after the other, in served order; also those that they enqueue.
+
+    All of it happens in the transaction of `conn`, nothing is committed. Each handler runs in a savepoint,
+    which is rolled back when it raises. `at` moves the clock: tasks that are due then run, retries and
+    scheduled ones too. An exception that no handler raises on purpose is raised here, once its task has been
+    finished as a worker would; with `raise_errors=False` it is only told of in the list. The timeout of a
+    sync handler is not enforced. Needs READ COMMITTED, as every worker.
+    """
+    names = app.queues or ["default"] if queues is None else list(queues)
+    steps = _drain(app, names, at, limit, raise_errors)
+    return _drive_async(conn, steps) if is_async(conn) else _drive(conn, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Invoke:
+    task: Task[Any, ..., Any]
+    payload: Any
+    ctx: Context
+
+
+_Steps = Generator[Call[Any] | _Invoke, Any, list[Ran]]
+
+
+def _drive(conn: Any, steps: _Steps) -> list[Ran]:
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            step = steps.throw(error) if error is not None else steps.send(answer)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        answer, error = None, None
+        try:
+            if isinstance(step, Call):
+                answer = run(conn, step)
+            else:
+                answer = step.task.invoke(step.payload, step.ctx)
+                if step.task.is_async:
+                    answer = _run_coroutine(_in_time(answer, step.task))
+        except (Exception, SystemExit, asyncio.CancelledError) as exc:
+            error = exc
+
+
+async def _drive_async(conn: Any, steps: _Steps) -> list[Ran]:
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            step = steps.throw(error) if error is not None else steps.send(answer)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        answer, error = None, None
+        try:
+            if isinstance(step, Call):
+                answer = await run(conn, step)
+            else:
+                answer = step.task.invoke(step.payload, step.ctx)
+                if step.task.is_async:
+                    answer = await _in_time(answer, step.task)
+        except (Exception, SystemExit, asyncio.CancelledError) as exc:
+            error = exc
+
+
+async def _in_time(coroutine: Coroutine[Any, Any, Any], task: Task[Any, ..., Any]) -> Any:
+    try:
+        async with asyncio.timeout(task.timeout) as scope:
+            return await coroutine
+    except TimeoutError as exc:
+        if scope.expired():
+            raise TaskTimeout(f"the handler of {task.kind!r} took longer than {task.timeout:g} s") from exc
+        raise
+
+
+def _drain(app: App, queues: list[str], at: datetime | None, limit: int, raise_errors: bool) -> _Steps:
+    """The work of one worker, apart from sending and running anything: that is done by who drives it."""
+    if at is not None:
+        if at.utcoffset() is None:
+            raise ConfigurationError(f"at={at!r} names no time zone", "Pass an aware datetime.")
+        yield _clock(at.isoformat())
+    worker_id = yield Call(_statements.REGISTER_WORKER, ("fairq.testing", queues), lambda rows: rows[0][0])
+    ran: list[Ran] = []
+    savepoints = yield from _savepoints_work()
+    try:
+        while True:
+            row = None
+            for queue in queues:
+                rows = yield Call(_statements.POP_TASK, (queue, worker_id), lambda rows: rows)
+                if rows:
+                    row = rows[0]
+                    break
+            if row is None:
+                break
+            if len(ran) == limit:
+                raise FairqError(
+                    f"more than {limit} attempts were made, and there is still work",
+                    "A task that enqueues itself? Raise the limit: drain(…, limit=…)",
+                )
+            attempt = yield from _attempt(app, worker_id, row, savepoints)
+            ran.append(attempt)
+            on_purpose = isinstance(attempt.exception, Fail | Retry | Cancelled)
+            if raise_errors and attempt.exception is not None and not on_purpose:
+                raise attempt.exception
+    finally:
+        with contextlib.suppress(DatabaseError):
+            yield Call(_statements.RETIRE_WORKER, (worker_id,), lambda _: None)
+            if at is not None:
+                yield _clock("")
+    return ran
+
+
+def _clock(text: str) -> Call[None]:
+    return Call(_statements.SET_CLOCK, (text,), lambda _: None)
+
+
+def _savepoints_work() -> Generator[Call[Any], Any, bool]:
+    """In autocommit there are none, and none are needed: each statement stands alone."""
+    try:
+        yield _SAVEPOINT
+    except DatabaseError as exc:
+        if exc.sqlstate != "25P01":
+            raise
+        return False
+    yield _RELEASE
+    return True
+
+
+def _plain(sql: Any) -> Call[None]:
+    return Call(sql, (), lambda _: None, has_rows=False)
+
+
+_SAVEPOINT = _plain("savepoint fairq_testing")
+_ROLLBACK = _plain("rollback to savepoint fairq_testing")
+_RELEASE = _plain("release savepoint fairq_testing")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a popped task has; the order is that of the statement."""
+
+    id: int
+    attempt: int
+    max_attempts: int
+    queue: str
+    group_key: str
+    kind: str
+    seconds: float | None
+    headers: str | None
+    payload: str
+
+    @property
+    def timeout(self) -> timedelta | None:
+        return None if self.seconds is None else timedelta(seconds=self.seconds)
+
+    @property
+    def started_at(self) -> datetime:
+        return datetime.now(UTC)
+
+
+def _attempt(
+    app: App, worker_id: int, popped: tuple[Any, ...], savepoints: bool
+) -> Generator[Call[Any] | _Invoke, Any, Ran]:
+    row = _Row(*popped)
+    ctx = Context.of(row, worker_id)
+    task: Task[Any, ..., Any] | None = None
+    exception: BaseException | None = None
+    payload: Any = None
+    answer: Any = None
+    if savepoints:
+        yield _SAVEPOINT
+    try:
+        task = app[row.kind]
+        payload = task.decode(row.payload)
+        answer = yield _Invoke(task, payload, ctx)
+    except (Exception, SystemExit, asyncio.CancelledError) as exc:
+        exception = exc
+    if savepoints:
+        if exception is not None:
+            yield _ROLLBACK
+        yield _RELEASE
+
+    outcome = outcome_of(exception, task, row.attempt, result=answer)
+    if exception is None and ctx.finished_in:
+        # Accepted only if that transaction rolled back: then the task is still ours.
+        lost = outcome_of(FinishLost("the transaction of ctx.finish_in rolled back"), task, row.attempt)
+        outcome = lost if (yield finish_call(ctx, lost)) else Outcome("succeeded")
+    else:
+        yield finish_call(ctx, outcome)
+    name = outcome.outcome
+    if name == "retry" and row.attempt >= row.max_attempts:
+        name = "failed"
+    return Ran(
+        id=row.id,
+        queue=row.queue,
+        kind=row.kind,
+        group_key=row.group_key,
+        attempt=row.attempt,
+        payload=payload,
+        outcome=name,
+        result=answer,
+        error=_parsed(outcome.error),
+        exception=exception,
+        progress=ctx.last_progress,
+    )
