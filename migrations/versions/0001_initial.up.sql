@@ -496,10 +496,11 @@ comment on view fairq.worker_stats is 'Workers, their last sign of life and how 
 -- A lane may get fewer tasks than others already have, and then the new horizon is its next task: pops stop there until the next
 -- refill. So the served order is exact whatever the level was; the level only decides how much work a pass does.
 --
--- One pass, lanes -> lateral tasks -> update, and the new lane versions from the same rows: a join between these CTEs would be a
--- nested loop, because the planner expects one row of each.
+-- One pass, lanes -> lateral tasks, and the new lane versions from the same rows: a join between these CTEs would be a nested loop, because
+-- the planner expects one row of each. The tasks found are then updated by ctid, in _place: a join with fairq.tasks here could become a walk
+-- through all tasks of the shard.
 --
--- p_lanes are all written again. Expired tasks get no address; their ids are returned for the caller to end.
+-- p_lanes are all written again. Expired tasks get no address; their ctids are returned for the caller to end.
 -- Locks: tasks (overflow rows, which only the holder of the domain changes), lanes; the caller holds the domain.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_overflow_idx from each lane's cursor, tasks by ctid.
 create function fairq._admit(
@@ -514,12 +515,18 @@ create function fairq._admit(
   out o_middle bigint,
   out o_horizon bigint,
   out o_horizon_position bigint,
-  out o_expired bigint[]
+  out o_expired tid[]
 )
 language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_ctids tid[];
+  v_blocks bigint[];
+  v_positions bigint[];
+  v_counted boolean[];
+  v_replaced tid[];
 begin
   with waiting as (
     select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.in_flight, l.max_running, l.last_priority,
@@ -585,15 +592,15 @@ begin
         sum(n.step) filter (where n.rank <= s.quota) as served,
         count(*) filter (where n.rank <= s.quota and not n.is_expired) as taken,
         min(n.priority) filter (where n.rank <= s.quota and not n.is_expired) as lowest_priority,
-        array_agg(n.id) filter (where n.rank <= s.quota and n.is_expired) as expired,
+        array_agg(n.ctid) filter (where n.rank <= s.quota and n.is_expired) as expired,
         (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.rank > s.quota))[1] as next
       from (
-        select t.ctid, t.id, t.priority, t.sequence, t.is_expired, t.step,
+        select t.ctid, t.priority, t.sequence, t.is_expired, t.step,
           row_number() over line as rank,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
         from unnest(s.cursors) c
         cross join lateral (
-          select o.ctid, o.id, o.priority, o.sequence, o.expires_at is not null and o.expires_at <= p_now as is_expired,
+          select o.ctid, o.priority, o.sequence, o.expires_at is not null and o.expires_at <= p_now as is_expired,
             case
               when o.expires_at is not null and o.expires_at <= p_now then 0
               else fairq._step(o.cost, s.weight)
@@ -612,24 +619,6 @@ begin
         limit s.quota + 1
       ) n
     ) k on s.quota > 0
-  ),
-  moved as (
-    update fairq.tasks t
-    set state = 'queued', block = m.block, position = m.position, counted = m.counted
-    from (
-      select u.ctid, c.finish + u.start as block, c.max_running is not null as counted,
-        case when u.start = 0 then c.position else c.lane_no end as position
-      from chunk c
-      cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)
-    ) m
-    where t.shard_no = p_tick.shard_no
-      and t.ctid = m.ctid
-    returning t.block
-  ),
-  replaced as (
-    delete from fairq.lanes l
-    where l.shard_no = p_tick.shard_no
-      and l.ctid = any(array(select c.replaces from chunk c where c.replaces is not null and c.quota > 0))
   ),
   written as (
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
@@ -668,16 +657,27 @@ begin
     ) h
     order by h.finish, h.position
     limit 1
-  ),
-  promoted as (
-    select count(*)::integer as tasks, max(m.block) as top, percentile_disc(0.5) within group (order by m.block) as middle
-    from moved m
   )
-  select p.tasks, greatest(p_tick.top, p.top), p.middle,
+  select p.ctids, p.blocks, p.positions, p.counted, greatest(p_tick.top, p.top), p.middle,
     (select h.finish from horizon h), (select h.position from horizon h),
-    (select array_agg(e.id) from chunk c cross join lateral unnest(c.expired) e(id))
-  into o_promoted, o_top, o_middle, o_horizon, o_horizon_position, o_expired
-  from promoted p;
+    (select array_agg(e.ctid) from chunk c cross join lateral unnest(c.expired) e(ctid)),
+    (select array_agg(c.replaces) from chunk c where c.replaces is not null and c.quota > 0)
+  into v_ctids, v_blocks, v_positions, v_counted, o_top, o_middle, o_horizon, o_horizon_position, o_expired, v_replaced
+  from (
+    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted,
+      max(m.block) as top, percentile_disc(0.5) within group (order by m.block) as middle
+    from (
+      select u.ctid, c.finish + u.start as block, c.max_running is not null as counted,
+        case when u.start = 0 then c.position else c.lane_no end as position
+      from chunk c
+      cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)
+    ) m
+  ) p;
+
+  o_promoted := case when v_ctids is null then 0 else fairq._place(p_tick.shard_no, v_ctids, v_blocks, v_positions, v_counted) end;
+  if v_replaced is not null then
+    perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
+  end if;
 end;
 $$;
 comment on function fairq._admit(fairq.ticks, fairq.lanes[], bigint, boolean, integer, timestamptz) is
@@ -754,15 +754,21 @@ set search_path = ''
 as $$
 declare
   v_ids bigint[];
+  v_ctids tid[];
 begin
-  select array_agg(w.id) into v_ids
+  select array_agg(w.id), array_agg(w.ctid) into v_ids, v_ctids
   from (
-    select t.id
-    from fairq.tasks t
-    where t.shard_no = p_shard_no
-      and t.id = any(p_ids)
-      and t.worker_id is null
-    for update skip locked
+    select t.id, t.ctid
+    from (select distinct i.id from unnest(p_ids) i(id)) i
+    cross join lateral (
+      select n.id, n.ctid
+      from fairq.tasks n
+      where n.shard_no = p_shard_no
+        and n.id = i.id
+        and n.worker_id is null
+      for update skip locked
+      offset 0
+    ) t
   ) w;
   if v_ids is null then
     return 0;
@@ -771,7 +777,7 @@ begin
   delete from fairq.cancellations c
   where c.shard_no = p_shard_no
     and c.task_id = any(v_ids);
-  return fairq._end_tasks(p_shard_no, v_ids, 'cancelled', null, p_now);
+  return fairq._end_tasks(p_shard_no, v_ctids, 'cancelled', null, p_now);
 end;
 $$;
 comment on function fairq._cancel_waiting(integer, bigint[], timestamptz) is 'Ends the waiting ones of the tasks to be cancelled.';
@@ -978,11 +984,13 @@ comment on function fairq._end_tasks(integer, tid[], text, jsonb, timestamptz) i
 -- Each deadline is looked at once: the sweep starts where the last one ended, not at the dead entries of tasks long finished. A task
 -- whose transaction committed after its own deadline is missed here and meets promotion.
 -- Locks: the domains of the tasks it ends, without waiting (a busy one is left for the next sweep); queued rows with "skip locked".
+-- enable_sort is off: the rows come in the order of the index, another one with a sort behind it would read all of them.
 -- Cost: tasks_expiry_idx from the floor to now.
 create function fairq._expire_waiting(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql
 volatile
 set search_path = ''
+set enable_sort = off
 as $$
 declare
   v_floor timestamptz := to_timestamp(fairq._sweep_floor(p_shard_no, 'expiry') / 1000000.0);
@@ -1014,7 +1022,7 @@ begin
   loop
     if fairq._lock_domain(p_shard_no, v_queue, false) then
       v_ended := v_ended + fairq._end_tasks(p_shard_no, array(
-        select t.id
+        select t.ctid
         from fairq.tasks t
         where t.shard_no = p_shard_no
           and t.queue = v_queue
@@ -1065,12 +1073,12 @@ begin
     perform pg_notify('fairq_done', case when cardinality(p_ids) <= 200 then array_to_string(p_ids, ',') else '' end);
   end if;
   select array_agg(h.ctid) as ctids, array_agg(i.attempt) as attempts, array_agg(h.outcome) as outcomes, array_agg(i.result) as results,
-    array_agg(i.error) as errors, array_agg(h.run_at) as run_ats
+    array_agg(i.error) as errors, array_agg(h.run_at) as run_ats, array_agg(h.counted) as counted, array_agg(h.started_at) as started_ats
   into v_held
   from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) as i(id, attempt, outcome, result, error, retry_delay)
   cross join lateral (
     -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
-    select t.ctid,
+    select t.ctid, t.counted, t.started_at,
       case when i.outcome = 'retry' and t.attempt >= t.max_attempts then 'failed' else coalesce(i.outcome, 'succeeded') end as outcome,
       case
         when i.outcome = 'retry' then v_now + coalesce(i.retry_delay, (
@@ -1089,7 +1097,7 @@ begin
   if v_held.ctids is not null then
     return query
       select l.* from fairq._leave(p_shard_no, p_worker_id, v_held.ctids, v_held.attempts, v_held.outcomes, v_held.results, v_held.errors,
-        v_held.run_ats, v_now) l;
+        v_held.run_ats, v_held.counted, v_held.started_ats, v_now) l;
   end if;
 end;
 $$;
@@ -1191,11 +1199,17 @@ begin
       and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
     union all
     select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
-    from fairq.rings r
-    where r.shard_no = p_tick.shard_no
-      and r.queue = p_tick.queue
-      and r.xid = any(p_tick.pending)
-      and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
+    from unnest(p_tick.pending) p(xid)
+    cross join lateral (
+      -- One look-up per transaction: the planner takes "= any" for a filter, and reads all rings there are. "offset 0" keeps it from joining.
+      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.due_at, w.cancelled_id
+      from fairq.rings w
+      where w.shard_no = p_tick.shard_no
+        and w.queue = p_tick.queue
+        and w.xid = p.xid
+        and (w.xid <> p_tick.heard_xid or w.ring_id > p_tick.heard_ring)
+      offset 0
+    ) r
   ),
   news as materialized (
     select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence,
@@ -1232,7 +1246,14 @@ begin
       order by v.version desc
       limit 1
     ) l on true
-    left join fairq.groups g on g.shard_no = p_tick.shard_no and g.queue = p_tick.queue and g.group_key = n.group_key
+    left join lateral (
+      select s.weight, s.max_running
+      from fairq.groups s
+      where s.shard_no = p_tick.shard_no
+        and s.queue = p_tick.queue
+        and s.group_key = n.group_key
+      offset 0
+    ) g on true
   ),
   numbered as (
     select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.max_running,
@@ -1269,7 +1290,8 @@ begin
   into v_snapshot, o_heard_ring, o_next_due_at, o_cancelled, o_lane_count, o_lanes, v_replaced
   from told t;
 
-  o_next_xid := coalesce((v_last::text::bigint + 1)::text::xid8, pg_snapshot_xmax(v_snapshot));
+  -- Never past the snapshot's xmax: the own transaction may lie beyond it, and between the two others that nobody lists as pending.
+  o_next_xid := least((v_last::text::bigint + 1)::text::xid8, pg_snapshot_xmax(v_snapshot));
   o_pending := array(
     select p.xid
     from (select pg_snapshot_xip(v_snapshot) union select v_own) p(xid)
@@ -1280,9 +1302,7 @@ begin
 
   -- From here on these lanes live in o_lanes only, until admission writes their next versions.
   if v_replaced is not null then
-    delete from fairq.lanes l
-    where l.shard_no = p_tick.shard_no
-      and l.ctid = any(v_replaced);
+    perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
   end if;
 end;
 $$;
@@ -1291,29 +1311,37 @@ comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, integer
 
 -- sql/functions/_held_by.sql
 
--- The ids among p_ids that the worker holds in the attempts named, locked. The fencing of release and start.
-create function fairq._held_by(p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_state text)
-returns bigint[]
+-- The tasks among p_ids that the worker holds in the attempts named, locked: their ids and where they are. The fencing of release and start.
+create function fairq._held_by(
+  p_shard_no integer,
+  p_worker_id bigint,
+  p_ids bigint[],
+  p_attempts integer[],
+  p_state text,
+  out o_ids bigint[],
+  out o_ctids tid[]
+)
 language plpgsql
 volatile
 set search_path = ''
 as $$
-declare
-  v_ids bigint[];
 begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
-  select array_agg(h.id) into v_ids
-  from (
-    select t.id
-    from unnest(p_ids, p_attempts) as i(id, attempt)
-    join fairq.tasks t on t.shard_no = p_shard_no and t.id = i.id
-    where t.attempt = i.attempt
+  -- Each is looked up by its id, in the order of the ids: two calls with the same tasks wait for each other and do not deadlock.
+  select array_agg(h.id), array_agg(h.ctid)
+  into o_ids, o_ctids
+  from (select u.id, u.attempt from unnest(p_ids, p_attempts) as u(id, attempt) order by u.id) i
+  cross join lateral (
+    select t.id, t.ctid
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.id = i.id
+      and t.attempt = i.attempt
       and t.worker_id is not distinct from p_worker_id
       and (p_state is null or t.state is not distinct from p_state)
-    order by t.id
-    for update of t
+    for update
+    offset 0
   ) h;
-  return coalesce(v_ids, '{}');
 end;
 $$;
 comment on function fairq._held_by(integer, bigint, bigint[], integer[], text) is 'Locks and returns the tasks that a worker still holds.';
@@ -1365,6 +1393,8 @@ create function fairq._leave(
   p_results jsonb[],
   p_errors jsonb[],
   p_run_ats timestamptz[],
+  p_counted boolean[],
+  p_started_ats timestamptz[],
   p_now timestamptz
 ) returns setof bigint
 language plpgsql
@@ -1378,8 +1408,9 @@ as $$
 begin
   return query
     with input as materialized (
-      select i.ctid, i.attempt, i.outcome, i.result, i.error, i.run_at
-      from unnest(p_ctids, p_attempts, p_outcomes, p_results, p_errors, p_run_ats) as i(ctid, attempt, outcome, result, error, run_at)
+      select i.ctid, i.attempt, i.outcome, i.result, i.error, i.run_at, i.counted, i.started_at
+      from unnest(p_ctids, p_attempts, p_outcomes, p_results, p_errors, p_run_ats, p_counted, p_started_ats)
+        as i(ctid, attempt, outcome, result, error, run_at, counted, started_at)
     ),
     ended as (
       delete from fairq.tasks t
@@ -1411,11 +1442,11 @@ begin
         and t.ctid = i.ctid
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
-      returning t.id, t.queue, t.group_key, t.attempt, t.run_at, i.error
+      returning t.id, t.queue, t.group_key, t.attempt, t.run_at, i.error, i.counted, i.started_at
     ),
     attempted as (
-      insert into fairq.attempts (shard_no, task_id, attempt, worker_id, ended_at, outcome, error)
-      select p_shard_no, r.id, r.attempt, p_worker_id, p_now, 'retry', r.error
+      insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
+      select p_shard_no, r.id, r.attempt, p_worker_id, r.started_at, p_now, 'retry', r.error
       from retried r
     ),
     announced as (
@@ -1426,17 +1457,20 @@ begin
     ),
     freed as (
       insert into fairq.rings (shard_no, queue, group_key, freed)
-      select p_shard_no, e.queue, e.group_key, count(*)
-      from ended e
-      where e.counted
-      group by e.queue, e.group_key
+      select p_shard_no, f.queue, f.group_key, count(*)
+      from (
+        select e.queue, e.group_key from ended e where e.counted
+        union all
+        select r.queue, r.group_key from retried r where r.counted
+      ) f
+      group by f.queue, f.group_key
     )
     select e.id from ended e
     union all
     select r.id from retried r;
 end;
 $$;
-comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';
+comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';
 
 -- sql/functions/_lock_domain.sql
 
@@ -1641,9 +1675,10 @@ begin
     v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock);
   end if;
 
-  -- The ready set is short when pops have passed its middle. Otherwise only the lanes just rung are looked at, and only for what
-  -- comes before the horizon.
-  v_refill := v_tick.horizon is null or v_first is null or v_first >= coalesce(v_tick.refill_block, v_tick.horizon);
+  -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
+  -- as many tasks as the others and comes less far. Otherwise only the lanes just rung are looked at, and only for what comes before
+  -- the horizon.
+  v_refill := v_tick.horizon is null or v_first is null or v_first >= least(v_tick.refill_block, v_tick.horizon);
   select a.* into v_done
   from fairq._admit(v_tick, v_heard.o_lanes, v_clock, v_refill, p_limit, v_now) a;
 
@@ -1815,10 +1850,14 @@ comment on function fairq._rebuild(integer, fairq.queues, timestamptz) is 'Makes
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
 create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint)
 returns fairq.lanes[]
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_ctids tid[];
+  v_lanes fairq.lanes[];
+begin
   with queued as materialized (
     select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted
     from fairq.tasks t
@@ -1829,12 +1868,6 @@ as $$
       and t.group_key = any(p_groups)
       and t.priority < coalesce(p_below[array_position(p_groups, t.group_key)], 2147483647)
     for update skip locked
-  ),
-  recalled as (
-    update fairq.tasks t
-    set state = 'overflow', block = null, position = null, counted = false
-    where t.shard_no = p_tick.shard_no
-      and t.ctid = any(array(select q.ctid from queued q))
   ),
   level as (
     select q.group_key, q.priority, min(q.sequence) as sequence, min(q.block) as block,
@@ -1848,7 +1881,7 @@ as $$
     from level l
     group by l.group_key
   )
-  select coalesce(array_agg(
+  select (select array_agg(q.ctid) from queued q), coalesce(array_agg(
     case
       when f.group_key is null then l
       else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, l.in_flight - f.counted, l.max_running,
@@ -1860,8 +1893,15 @@ as $$
           order by u.priority desc
         ))::fairq.lanes
     end), '{}')
+  into v_ctids, v_lanes
   from unnest(p_lanes) l
-  left join freed f on f.group_key = l.group_key
+  left join freed f on f.group_key = l.group_key;
+
+  if v_ctids is not null then
+    perform fairq._unplace(p_tick.shard_no, v_ctids);
+  end if;
+  return v_lanes;
+end;
 $$;
 comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint) is
   'Takes queued tasks of lower priority out of the order again.';
@@ -1884,22 +1924,30 @@ declare
   v_lost record;
   v_error jsonb := jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id));
 begin
-  select array_agg(h.id) as ids,
-    array_agg(h.id) filter (where h.state = 'running' and h.attempt < h.max_attempts) as burned,
-    array_agg(h.id) filter (where h.state = 'running' and h.attempt >= h.max_attempts) as failed,
-    array_agg(h.id) filter (where h.state = 'claimed') as unstarted
-  into v_lost
-  from (
-    select t.id, t.state, t.attempt, t.max_attempts
+  -- No "order by": the planner would get it from the primary key and read all tasks of the shard. Nobody is waited for, so order is of no matter.
+  with held as materialized (
+    select t.ctid, t.id, t.state, t.attempt, t.max_attempts, t.started_at
     from fairq.tasks t
     where t.shard_no = p_shard_no
       and t.worker_id = p_worker_id
-    order by t.id
     limit p_limit
     for update skip locked
-  ) h;
+  ),
+  noted as (
+    insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
+    select p_shard_no, h.id, h.attempt, p_worker_id, h.started_at, p_now, 'worker_lost', v_error
+    from held h
+    where h.state = 'running'
+      and h.attempt < h.max_attempts
+  )
+  select count(*)::integer as tasks,
+    array_agg(h.ctid) filter (where h.state = 'running' and h.attempt < h.max_attempts) as burned,
+    array_agg(h.ctid) filter (where h.state = 'running' and h.attempt >= h.max_attempts) as failed,
+    array_agg(h.ctid) filter (where h.state = 'claimed') as unstarted
+  into v_lost
+  from held h;
 
-  if v_lost.ids is null then
+  if v_lost.tasks = 0 then
     if not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.worker_id = p_worker_id) then
       delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id;
       delete from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id;
@@ -1907,15 +1955,10 @@ begin
     return 0;
   end if;
 
-  insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
-  select t.shard_no, t.id, t.attempt, p_worker_id, t.started_at, p_now, 'worker_lost', v_error
-  from fairq.tasks t
-  where t.shard_no = p_shard_no
-    and t.id = any(v_lost.burned);
   perform fairq._return_tasks(p_shard_no, v_lost.burned, true);
   perform fairq._return_tasks(p_shard_no, v_lost.unstarted, false);
   perform fairq._end_tasks(p_shard_no, v_lost.failed, 'failed', v_error, p_now);
-  return cardinality(v_lost.ids);
+  return v_lost.tasks;
 end;
 $$;
 comment on function fairq._recover_worker(integer, bigint, integer, timestamptz) is 'Takes the tasks of a lost worker from it.';
@@ -1937,7 +1980,7 @@ comment on function fairq._refuse_queue(text) is 'Raises QF003: the queue is unk
 
 -- sql/functions/_remove.sql
 
--- Deletes rows of the engine's own notes: lanes that were replaced, rings, ticks, heartbeats and wishes that nobody needs any more. By ctid and no
+-- Deletes rows of the engine's own notes: lanes that were replaced, rings, ticks, keys and wishes that nobody needs any more. By ctid and no
 -- other way, see _hold.
 -- Returns how many rows it deleted.
 -- Locks: the rows named; the caller holds what protects them.
@@ -1957,12 +2000,14 @@ begin
     when 'rings' then delete from fairq.rings r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
     when 'ticks' then delete from fairq.ticks r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
     when 'cancellations' then delete from fairq.cancellations r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
+    when 'progress' then delete from fairq.progress r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
+    when 'idempotency_keys' then delete from fairq.idempotency_keys r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
   end case;
   get diagnostics v_count = row_count;
   return v_count;
 end;
 $$;
-comment on function fairq._remove(integer, text, tid[]) is 'Deletes lanes, rings, ticks or wishes to cancel.';
+comment on function fairq._remove(integer, text, tid[]) is 'Deletes rows of the engine''s notes.';
 
 -- sql/functions/_return_tasks.sql
 
@@ -2099,22 +2144,60 @@ comment on function fairq._set_sweep_floor(integer, text, bigint) is 'Remembers 
 create function fairq._shards(p_shard_no integer) returns setof integer
 language sql
 stable
+rows 1
 as $$
   select generate_series(coalesce(p_shard_no, 0), coalesce(p_shard_no, s.shard_count - 1))
   from fairq.settings s
 $$;
 comment on function fairq._shards(integer) is 'The shard named, or all of them.';
 
+-- sql/functions/_start.sql
+
+-- Claimed tasks that the caller has locked begin to run, unless their deadline or their lease has passed. By ctid and no other way, see _hold.
+-- Returns the ids to run.
+create function fairq._start(p_shard_no integer, p_ctids tid[], p_now timestamptz) returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+declare
+  v_expired tid[];
+begin
+  select array_agg(t.ctid) into v_expired
+  from fairq.tasks t
+  where t.shard_no = p_shard_no
+    and t.ctid = any(p_ctids)
+    and t.expires_at <= p_now;
+  if v_expired is not null then
+    perform fairq._end_tasks(p_shard_no, v_expired, 'expired', null, p_now);
+  end if;
+  return query
+    update fairq.tasks t
+    set state = 'running', started_at = p_now, lease_expires_at = null
+    where t.shard_no = p_shard_no
+      and t.ctid = any(p_ctids)
+      and t.lease_expires_at > p_now
+    returning t.id;
+end;
+$$;
+comment on function fairq._start(integer, tid[], timestamptz) is 'Claimed tasks begin to run.';
+
 -- sql/functions/_sweep_domain.sql
 
 -- Removes what promotion has left behind in a domain: rings every later tick would ignore, ticks but the last, lanes of groups that are idle and
 -- whose turn is used up (they would start at the clock anyway). At most p_limit of each.
 -- Returns how many rows it removed.
+-- enable_sort is off: the rows come in the order of an index, and another index with a sort behind it would read all of them.
 -- Locks: the rows it removes; the caller holds the domain.
 create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
 language plpgsql
 volatile
 set search_path = ''
+set enable_sort = off
 as $$
 declare
   v_tick fairq.ticks;
@@ -2138,11 +2221,9 @@ begin
       and r.xid < least(v_tick.next_xid, v_tick.heard_xid, (select min(p.xid) from unnest(v_tick.pending) p(xid)))
     order by r.xid
     limit p_limit
-  ),
-  swept as (
-    delete from fairq.rings r where r.shard_no = p_shard_no and r.ctid = any(array(select h.ctid from heard h)) returning r.xid
   )
-  select count(*)::integer as swept, max(s.xid::text::bigint) as last into v_rings from swept s;
+  select count(*)::integer as swept, array_agg(h.ctid) as ctids, max(h.xid::text::bigint) as last into v_rings from heard h;
+  perform fairq._remove(p_shard_no, 'rings', v_rings.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_rings.last);
 
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
@@ -2155,11 +2236,9 @@ begin
       and k.tick < v_tick.tick
     order by k.tick
     limit p_limit
-  ),
-  swept as (
-    delete from fairq.ticks k where k.shard_no = p_shard_no and k.ctid = any(array(select o.ctid from old o)) returning k.tick
   )
-  select count(*)::integer as swept, max(s.tick) as last into v_ticks from swept s;
+  select count(*)::integer as swept, array_agg(o.ctid) as ctids, max(o.tick) as last into v_ticks from old o;
+  perform fairq._remove(p_shard_no, 'ticks', v_ticks.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_ticks.last);
 
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
@@ -2175,11 +2254,9 @@ begin
       and l.in_flight = 0
     order by l.finish
     limit p_limit
-  ),
-  swept as (
-    delete from fairq.lanes l where l.shard_no = p_shard_no and l.ctid = any(array(select i.ctid from idle i)) returning l.finish
   )
-  select count(*)::integer as swept, max(s.finish) as last into v_lanes from swept s;
+  select count(*)::integer as swept, array_agg(i.ctid) as ctids, max(i.finish) as last into v_lanes from idle i;
+  perform fairq._remove(p_shard_no, 'lanes', v_lanes.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_lanes.last);
 
   return v_rings.swept + v_ticks.swept + v_lanes.swept;
@@ -2211,45 +2288,33 @@ declare
   v_swept integer := 0;
   v_rows integer;
 begin
-  delete from fairq.cancellations c
-  where c.shard_no = p_shard_no
-    and c.ctid = any(array(
-      select n.ctid
-      from fairq.cancellations n
-      where n.shard_no = p_shard_no
-        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
-      limit p_limit
-    ));
-  get diagnostics v_rows = row_count;
-  v_swept := v_swept + v_rows;
+  v_swept := v_swept + fairq._remove(p_shard_no, 'cancellations', array(
+    select n.ctid
+    from fairq.cancellations n
+    where n.shard_no = p_shard_no
+      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+    limit p_limit
+  ));
 
-  delete from fairq.progress g
-  where g.shard_no = p_shard_no
-    and g.ctid = any(array(
-      select n.ctid
-      from fairq.progress n
-      where n.shard_no = p_shard_no
-        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
-      limit p_limit
-    ));
-  get diagnostics v_rows = row_count;
-  v_swept := v_swept + v_rows;
+  v_swept := v_swept + fairq._remove(p_shard_no, 'progress', array(
+    select n.ctid
+    from fairq.progress n
+    where n.shard_no = p_shard_no
+      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+    limit p_limit
+  ));
 
-  delete from fairq.idempotency_keys k
-  where k.shard_no = p_shard_no
-    and k.ctid = any(array(
-      select n.ctid
-      from fairq.idempotency_keys n
-      join fairq.queues q on q.queue = n.queue
-      where n.shard_no = p_shard_no
-        and n.created_at < p_now - q.retention
-        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
-        and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
-      limit p_limit
-      for update of n skip locked
-    ));
-  get diagnostics v_rows = row_count;
-  v_swept := v_swept + v_rows;
+  v_swept := v_swept + fairq._remove(p_shard_no, 'idempotency_keys', array(
+    select n.ctid
+    from fairq.idempotency_keys n
+    join fairq.queues q on q.queue = n.queue
+    where n.shard_no = p_shard_no
+      and n.created_at < p_now - q.retention
+      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+      and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
+    limit p_limit
+    for update of n skip locked
+  ));
 
   delete from fairq.finished_tasks_default f
   where f.ctid = any(array(
@@ -2340,20 +2405,75 @@ end;
 $$;
 comment on function fairq._touch_worker(integer, bigint, timestamptz) is 'Checks that a worker is known; working counts as a sign of life.';
 
+-- sql/functions/_unplace.sql
+
+-- Takes queued tasks, which the caller has locked, out of the order: queued -> overflow. By ctid and no other way, see _hold.
+create function fairq._unplace(p_shard_no integer, p_ctids tid[]) returns void
+language plpgsql
+volatile
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+begin
+  update fairq.tasks t
+  set state = 'overflow', block = null, position = null, counted = false
+  where t.shard_no = p_shard_no
+    and t.ctid = any(p_ctids);
+end;
+$$;
+comment on function fairq._unplace(integer, tid[]) is 'Takes queued tasks out of the order.';
+
+-- sql/functions/_wake.sql
+
+-- Scheduled tasks become overflow, in the order given, behind what their groups have waiting, and ring. By ctid and no other way, see _hold.
+-- Locks: tasks, the rows named; the caller holds the domain.
+create function fairq._wake(p_shard_no integer, p_queue text, p_ctids tid[]) returns void
+language plpgsql
+volatile
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+begin
+  with numbered as materialized (
+    select d.ctid, nextval('fairq.task_ids') as sequence from unnest(p_ctids) d(ctid)
+  ),
+  woken as (
+    update fairq.tasks t
+    set state = 'overflow', sequence = n.sequence
+    from numbered n
+    where t.shard_no = p_shard_no
+      and t.ctid = n.ctid
+    returning t.group_key, t.priority, t.sequence
+  )
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
+  select p_shard_no, p_queue, w.group_key, w.priority, min(w.sequence)
+  from woken w
+  group by w.group_key, w.priority;
+end;
+$$;
+comment on function fairq._wake(integer, text, tid[]) is 'Moves scheduled tasks to overflow.';
+
 -- sql/functions/_wake_due.sql
 
 -- Scheduled tasks that are due become overflow, behind what their groups have waiting, and ring: the promotion that calls this hears
 -- the rings of its own transaction.
--- Locks: tasks, the scheduled rows it moves; the caller holds the domain, so nobody else does.
+-- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
 create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns void
 language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_ctids tid[];
 begin
-  with due as materialized (
-    select t.ctid, t.run_at
+  select array_agg(d.ctid) into v_ctids
+  from (
+    select t.ctid
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no
       and t.queue = p_tick.queue
@@ -2362,23 +2482,11 @@ begin
       and t.run_at <= p_now
     order by t.run_at
     limit p_limit
-  ),
-  numbered as materialized (
-    select d.ctid, nextval('fairq.task_ids') as sequence
-    from (select due.ctid from due order by due.run_at) d
-  ),
-  woken as (
-    update fairq.tasks t
-    set state = 'overflow', sequence = n.sequence
-    from numbered n
-    where t.shard_no = p_tick.shard_no
-      and t.ctid = n.ctid
-    returning t.group_key, t.priority, t.sequence
-  )
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
-  select p_tick.shard_no, p_tick.queue, w.group_key, w.priority, min(w.sequence)
-  from woken w
-  group by w.group_key, w.priority;
+    for update skip locked
+  ) d;
+  if v_ctids is not null then
+    perform fairq._wake(p_tick.shard_no, p_tick.queue, v_ctids);
+  end if;
 end;
 $$;
 comment on function fairq._wake_due(fairq.ticks, timestamptz, integer) is 'Moves due scheduled tasks to overflow.';
@@ -2422,13 +2530,17 @@ create function fairq.cancel_task(p_id bigint) returns boolean
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_task record;
 begin
-  select t.shard_no, t.queue, t.group_key, t.worker_id into v_task
+  select t.shard_no, t.queue, t.group_key into v_task
   from fairq._shards(null) s(shard_no)
-  join fairq.tasks t on t.shard_no = s.shard_no and t.id = p_id;
+  cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
   if not found then
     return false;
   end if;
@@ -2777,6 +2889,10 @@ language plpgsql
 volatile
 rows 1
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -2787,7 +2903,7 @@ declare
 begin
   select t.* into v_task
   from fairq._shards(null) s(shard_no)
-  join fairq.tasks t on t.shard_no = s.shard_no and t.id = p_id;
+  cross join lateral (select k.* from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
   if not found then
     return query
       select f.id, f.outcome, format('ended as %s at %s', f.outcome, f.finished_at), null::bigint, null::bigint, null::timestamptz,
@@ -2936,9 +3052,15 @@ begin
     return query
       select distinct t.id
       from fairq.cancellations c
-      join fairq.tasks t on t.shard_no = v_shard_no and t.id = c.task_id
-      where c.shard_no = v_shard_no
-        and t.worker_id is not distinct from p_worker_id;
+      cross join lateral (
+        select h.id
+        from fairq.tasks h
+        where h.shard_no = v_shard_no
+          and h.id = c.task_id
+          and h.worker_id is not distinct from p_worker_id
+        offset 0
+      ) t
+      where c.shard_no = v_shard_no;
   end loop;
 end;
 $$;
@@ -2967,12 +3089,18 @@ begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query
-      select t.id
+      select h.id
       from unnest(p_ids, p_attempts) as i(id, attempt)
-      join fairq.tasks t on t.shard_no = v_shard_no and t.id = i.id
-      where t.attempt = i.attempt
-        and t.worker_id is not distinct from p_worker_id
-      for update of t skip locked;
+      cross join lateral (
+        select t.id
+        from fairq.tasks t
+        where t.shard_no = v_shard_no
+          and t.id = i.id
+          and t.attempt = i.attempt
+          and t.worker_id is not distinct from p_worker_id
+        for update skip locked
+        offset 0
+      ) h;
   end loop;
 end;
 $$;
@@ -3030,7 +3158,7 @@ begin
     end loop;
 
     v_unclaimed := v_unclaimed + fairq._return_tasks(v_shard_no, array(
-      select t.id
+      select t.ctid
       from fairq.tasks t
       where t.shard_no = v_shard_no
         and t.state = 'claimed'
@@ -3220,12 +3348,12 @@ set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
-  v_ids bigint[];
+  v_held record;
 begin
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
-    v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, null);
-    perform fairq._return_tasks(v_shard_no, v_ids, false);
-    return query select r.id from unnest(v_ids) r(id);
+    select h.* into v_held from fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, null) h;
+    perform fairq._return_tasks(v_shard_no, v_held.o_ctids, false);
+    return query select r.id from unnest(v_held.o_ids) r(id);
   end loop;
 end;
 $$;
@@ -3267,7 +3395,15 @@ begin
       with held as materialized (
         select t.id, i.attempt, i.done, i.total, i.note, l.reported_at as previous
         from unnest(p_ids, p_attempts, p_done, p_totals, p_notes) as i(id, attempt, done, total, note)
-        join fairq.tasks t on t.shard_no = v_shard_no and t.id = i.id
+        cross join lateral (
+          select k.id
+          from fairq.tasks k
+          where k.shard_no = v_shard_no
+            and k.id = i.id
+            and k.attempt = i.attempt
+            and k.worker_id is not distinct from p_worker_id
+          offset 0
+        ) t
         left join lateral (
           select g.reported_at
           from fairq.progress g
@@ -3276,8 +3412,6 @@ begin
           order by g.reported_at desc
           limit 1
         ) l on true
-        where t.attempt = i.attempt
-          and t.worker_id is not distinct from p_worker_id
       ),
       reported as (
         insert into fairq.progress (shard_no, task_id, reported_at, attempt, done, total, note)
@@ -3319,11 +3453,10 @@ declare
 begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._return_tasks(v_shard_no, array(
-      select t.id
+      select t.ctid
       from fairq.tasks t
       where t.shard_no = v_shard_no
         and t.worker_id = p_worker_id
-      order by t.id
       for update
     ), false);
     delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
@@ -3342,38 +3475,43 @@ create function fairq.retry_task(p_id bigint) returns boolean
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
+  v_shard_no integer;
   v_now timestamptz := fairq._now();
   v_sequence bigint := nextval('fairq.task_ids');
   v_task record;
 begin
-  with ended as (
-    delete from fairq.finished_tasks f
-    using fairq._shards(null) s(shard_no)
-    where f.shard_no = s.shard_no
-      and f.id = p_id
-      and f.outcome <> 'succeeded'
-    returning f.*
-  )
-  insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, cost, attempt, max_attempts,
-    timeout, idempotency_key, concurrency_key, headers, payload)
-  select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, 'overflow', e.priority, e.created_at, v_now, e.cost, e.attempt,
-    greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
-  from ended e
-  returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    with ended as (
+      delete from fairq.finished_tasks f
+      where f.shard_no = v_shard_no
+        and f.id = p_id
+        and f.outcome <> 'succeeded'
+      returning f.*
+    )
+    insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, cost, attempt, max_attempts,
+      timeout, idempotency_key, concurrency_key, headers, payload)
+    select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, 'overflow', e.priority, e.created_at, v_now, e.cost, e.attempt,
+      greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
+    from ended e
+    returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+    exit when found;
 
-  if not found then
     update fairq.tasks t
     set state = 'overflow', sequence = v_sequence, run_at = v_now
-    from fairq._shards(null) s(shard_no)
-    where t.shard_no = s.shard_no
+    where t.shard_no = v_shard_no
       and t.id = p_id
       and t.state = 'scheduled'
     returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
-    if not found then
-      return false;
-    end if;
+    exit when found;
+  end loop;
+  if v_task.shard_no is null then
+    return false;
   end if;
 
   insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
@@ -3405,26 +3543,12 @@ as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
-  v_ids bigint[];
-  v_expired bigint[];
 begin
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
-    v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, 'claimed');
-    select array_agg(t.id) into v_expired
-    from fairq.tasks t
-    where t.shard_no = v_shard_no
-      and t.id = any(v_ids)
-      and t.expires_at <= v_now;
-    if v_expired is not null then
-      perform fairq._end_tasks(v_shard_no, v_expired, 'expired', null, v_now);
-    end if;
     return query
-      update fairq.tasks t
-      set state = 'running', started_at = v_now, lease_expires_at = null
-      where t.shard_no = v_shard_no
-        and t.id = any(v_ids)
-        and t.lease_expires_at > v_now
-      returning t.id;
+      select s.id
+      from fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, 'claimed') h
+      cross join lateral fairq._start(v_shard_no, h.o_ctids, v_now) s(id);
   end loop;
 end;
 $$;

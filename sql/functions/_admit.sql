@@ -8,10 +8,11 @@
 -- A lane may get fewer tasks than others already have, and then the new horizon is its next task: pops stop there until the next
 -- refill. So the served order is exact whatever the level was; the level only decides how much work a pass does.
 --
--- One pass, lanes -> lateral tasks -> update, and the new lane versions from the same rows: a join between these CTEs would be a
--- nested loop, because the planner expects one row of each.
+-- One pass, lanes -> lateral tasks, and the new lane versions from the same rows: a join between these CTEs would be a nested loop, because
+-- the planner expects one row of each. The tasks found are then updated by ctid, in _place: a join with fairq.tasks here could become a walk
+-- through all tasks of the shard.
 --
--- p_lanes are all written again. Expired tasks get no address; their ids are returned for the caller to end.
+-- p_lanes are all written again. Expired tasks get no address; their ctids are returned for the caller to end.
 -- Locks: tasks (overflow rows, which only the holder of the domain changes), lanes; the caller holds the domain.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_overflow_idx from each lane's cursor, tasks by ctid.
 create function fairq._admit(
@@ -26,12 +27,18 @@ create function fairq._admit(
   out o_middle bigint,
   out o_horizon bigint,
   out o_horizon_position bigint,
-  out o_expired bigint[]
+  out o_expired tid[]
 )
 language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_ctids tid[];
+  v_blocks bigint[];
+  v_positions bigint[];
+  v_counted boolean[];
+  v_replaced tid[];
 begin
   with waiting as (
     select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.in_flight, l.max_running, l.last_priority,
@@ -97,15 +104,15 @@ begin
         sum(n.step) filter (where n.rank <= s.quota) as served,
         count(*) filter (where n.rank <= s.quota and not n.is_expired) as taken,
         min(n.priority) filter (where n.rank <= s.quota and not n.is_expired) as lowest_priority,
-        array_agg(n.id) filter (where n.rank <= s.quota and n.is_expired) as expired,
+        array_agg(n.ctid) filter (where n.rank <= s.quota and n.is_expired) as expired,
         (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.rank > s.quota))[1] as next
       from (
-        select t.ctid, t.id, t.priority, t.sequence, t.is_expired, t.step,
+        select t.ctid, t.priority, t.sequence, t.is_expired, t.step,
           row_number() over line as rank,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
         from unnest(s.cursors) c
         cross join lateral (
-          select o.ctid, o.id, o.priority, o.sequence, o.expires_at is not null and o.expires_at <= p_now as is_expired,
+          select o.ctid, o.priority, o.sequence, o.expires_at is not null and o.expires_at <= p_now as is_expired,
             case
               when o.expires_at is not null and o.expires_at <= p_now then 0
               else fairq._step(o.cost, s.weight)
@@ -124,24 +131,6 @@ begin
         limit s.quota + 1
       ) n
     ) k on s.quota > 0
-  ),
-  moved as (
-    update fairq.tasks t
-    set state = 'queued', block = m.block, position = m.position, counted = m.counted
-    from (
-      select u.ctid, c.finish + u.start as block, c.max_running is not null as counted,
-        case when u.start = 0 then c.position else c.lane_no end as position
-      from chunk c
-      cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)
-    ) m
-    where t.shard_no = p_tick.shard_no
-      and t.ctid = m.ctid
-    returning t.block
-  ),
-  replaced as (
-    delete from fairq.lanes l
-    where l.shard_no = p_tick.shard_no
-      and l.ctid = any(array(select c.replaces from chunk c where c.replaces is not null and c.quota > 0))
   ),
   written as (
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
@@ -180,16 +169,27 @@ begin
     ) h
     order by h.finish, h.position
     limit 1
-  ),
-  promoted as (
-    select count(*)::integer as tasks, max(m.block) as top, percentile_disc(0.5) within group (order by m.block) as middle
-    from moved m
   )
-  select p.tasks, greatest(p_tick.top, p.top), p.middle,
+  select p.ctids, p.blocks, p.positions, p.counted, greatest(p_tick.top, p.top), p.middle,
     (select h.finish from horizon h), (select h.position from horizon h),
-    (select array_agg(e.id) from chunk c cross join lateral unnest(c.expired) e(id))
-  into o_promoted, o_top, o_middle, o_horizon, o_horizon_position, o_expired
-  from promoted p;
+    (select array_agg(e.ctid) from chunk c cross join lateral unnest(c.expired) e(ctid)),
+    (select array_agg(c.replaces) from chunk c where c.replaces is not null and c.quota > 0)
+  into v_ctids, v_blocks, v_positions, v_counted, o_top, o_middle, o_horizon, o_horizon_position, o_expired, v_replaced
+  from (
+    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted,
+      max(m.block) as top, percentile_disc(0.5) within group (order by m.block) as middle
+    from (
+      select u.ctid, c.finish + u.start as block, c.max_running is not null as counted,
+        case when u.start = 0 then c.position else c.lane_no end as position
+      from chunk c
+      cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)
+    ) m
+  ) p;
+
+  o_promoted := case when v_ctids is null then 0 else fairq._place(p_tick.shard_no, v_ctids, v_blocks, v_positions, v_counted) end;
+  if v_replaced is not null then
+    perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
+  end if;
 end;
 $$;
 comment on function fairq._admit(fairq.ticks, fairq.lanes[], bigint, boolean, integer, timestamptz) is

@@ -8,15 +8,21 @@ set search_path = ''
 as $$
 declare
   v_ids bigint[];
+  v_ctids tid[];
 begin
-  select array_agg(w.id) into v_ids
+  select array_agg(w.id), array_agg(w.ctid) into v_ids, v_ctids
   from (
-    select t.id
-    from fairq.tasks t
-    where t.shard_no = p_shard_no
-      and t.id = any(p_ids)
-      and t.worker_id is null
-    for update skip locked
+    select t.id, t.ctid
+    from (select distinct i.id from unnest(p_ids) i(id)) i
+    cross join lateral (
+      select n.id, n.ctid
+      from fairq.tasks n
+      where n.shard_no = p_shard_no
+        and n.id = i.id
+        and n.worker_id is null
+      for update skip locked
+      offset 0
+    ) t
   ) w;
   if v_ids is null then
     return 0;
@@ -25,7 +31,7 @@ begin
   delete from fairq.cancellations c
   where c.shard_no = p_shard_no
     and c.task_id = any(v_ids);
-  return fairq._end_tasks(p_shard_no, v_ids, 'cancelled', null, p_now);
+  return fairq._end_tasks(p_shard_no, v_ctids, 'cancelled', null, p_now);
 end;
 $$;
 comment on function fairq._cancel_waiting(integer, bigint[], timestamptz) is 'Ends the waiting ones of the tasks to be cancelled.';

@@ -1,11 +1,15 @@
 -- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
 -- Rings for the places that come free.
+-- By ctid and no other way, see _hold.
 -- Returns how many it ended.
 -- Locks: tasks, the rows named.
-create function fairq._end_tasks(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
+create function fairq._end_tasks(p_shard_no integer, p_ctids tid[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
 language plpgsql
 volatile
 set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
 as $$
 declare
   v_count integer;
@@ -13,7 +17,7 @@ begin
   with ended as (
     delete from fairq.tasks t
     where t.shard_no = p_shard_no
-      and t.id = any(p_ids)
+      and t.ctid = any(p_ctids)
     returning t.*
   ),
   history as (
@@ -34,4 +38,4 @@ begin
   return v_count;
 end;
 $$;
-comment on function fairq._end_tasks(integer, bigint[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';
+comment on function fairq._end_tasks(integer, tid[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';

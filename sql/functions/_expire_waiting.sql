@@ -3,11 +3,13 @@
 -- Each deadline is looked at once: the sweep starts where the last one ended, not at the dead entries of tasks long finished. A task
 -- whose transaction committed after its own deadline is missed here and meets promotion.
 -- Locks: the domains of the tasks it ends, without waiting (a busy one is left for the next sweep); queued rows with "skip locked".
+-- enable_sort is off: the rows come in the order of the index, another one with a sort behind it would read all of them.
 -- Cost: tasks_expiry_idx from the floor to now.
 create function fairq._expire_waiting(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql
 volatile
 set search_path = ''
+set enable_sort = off
 as $$
 declare
   v_floor timestamptz := to_timestamp(fairq._sweep_floor(p_shard_no, 'expiry') / 1000000.0);
@@ -39,7 +41,7 @@ begin
   loop
     if fairq._lock_domain(p_shard_no, v_queue, false) then
       v_ended := v_ended + fairq._end_tasks(p_shard_no, array(
-        select t.id
+        select t.ctid
         from fairq.tasks t
         where t.shard_no = p_shard_no
           and t.queue = v_queue

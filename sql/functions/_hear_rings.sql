@@ -55,11 +55,17 @@ begin
       and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
     union all
     select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
-    from fairq.rings r
-    where r.shard_no = p_tick.shard_no
-      and r.queue = p_tick.queue
-      and r.xid = any(p_tick.pending)
-      and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
+    from unnest(p_tick.pending) p(xid)
+    cross join lateral (
+      -- One look-up per transaction: the planner takes "= any" for a filter, and reads all rings there are. "offset 0" keeps it from joining.
+      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.due_at, w.cancelled_id
+      from fairq.rings w
+      where w.shard_no = p_tick.shard_no
+        and w.queue = p_tick.queue
+        and w.xid = p.xid
+        and (w.xid <> p_tick.heard_xid or w.ring_id > p_tick.heard_ring)
+      offset 0
+    ) r
   ),
   news as materialized (
     select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence,
@@ -96,7 +102,14 @@ begin
       order by v.version desc
       limit 1
     ) l on true
-    left join fairq.groups g on g.shard_no = p_tick.shard_no and g.queue = p_tick.queue and g.group_key = n.group_key
+    left join lateral (
+      select s.weight, s.max_running
+      from fairq.groups s
+      where s.shard_no = p_tick.shard_no
+        and s.queue = p_tick.queue
+        and s.group_key = n.group_key
+      offset 0
+    ) g on true
   ),
   numbered as (
     select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.max_running,
@@ -133,7 +146,8 @@ begin
   into v_snapshot, o_heard_ring, o_next_due_at, o_cancelled, o_lane_count, o_lanes, v_replaced
   from told t;
 
-  o_next_xid := coalesce((v_last::text::bigint + 1)::text::xid8, pg_snapshot_xmax(v_snapshot));
+  -- Never past the snapshot's xmax: the own transaction may lie beyond it, and between the two others that nobody lists as pending.
+  o_next_xid := least((v_last::text::bigint + 1)::text::xid8, pg_snapshot_xmax(v_snapshot));
   o_pending := array(
     select p.xid
     from (select pg_snapshot_xip(v_snapshot) union select v_own) p(xid)
@@ -144,9 +158,7 @@ begin
 
   -- From here on these lanes live in o_lanes only, until admission writes their next versions.
   if v_replaced is not null then
-    delete from fairq.lanes l
-    where l.shard_no = p_tick.shard_no
-      and l.ctid = any(v_replaced);
+    perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
   end if;
 end;
 $$;

@@ -29,11 +29,11 @@ begin
       select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
     end if;
 
-    select array_agg(n.ctid) filter (where not n.is_expired) as ready, array_agg(n.id) filter (where n.is_expired) as expired,
+    select array_agg(n.ctid) filter (where not n.is_expired) as ready, array_agg(n.ctid) filter (where n.is_expired) as expired,
       max(n.block) as last_block
     into v_picked
     from (
-      select t.ctid, t.id, t.block, t.expires_at is not null and t.expires_at <= v_now as is_expired
+      select t.ctid, t.block, t.expires_at is not null and t.expires_at <= v_now as is_expired
       from fairq.tasks t
       where t.shard_no = p_shard_no
         and t.queue = p_queue
@@ -49,19 +49,7 @@ begin
       perform fairq._end_tasks(p_shard_no, v_picked.expired, 'expired', null, v_now);
     end if;
     if v_picked.ready is not null then
-      return query
-        with popped as (
-          update fairq.tasks t
-          set state = case when p_claim_lease is null then 'running' else 'claimed' end,
-            worker_id = p_worker_id,
-            attempt = t.attempt + 1,
-            started_at = case when p_claim_lease is null then v_now end,
-            lease_expires_at = v_now + p_claim_lease
-          where t.shard_no = p_shard_no
-            and t.ctid = any(v_picked.ready)
-          returning t.*
-        )
-        select p.* from popped p order by p.block, p.position;
+      return query select h.* from fairq._hold(p_shard_no, v_picked.ready, p_worker_id, p_claim_lease, v_now) h;
       v_left := v_left - cardinality(v_picked.ready);
     end if;
 

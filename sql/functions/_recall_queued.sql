@@ -7,10 +7,14 @@
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
 create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint)
 returns fairq.lanes[]
-language sql
+language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_ctids tid[];
+  v_lanes fairq.lanes[];
+begin
   with queued as materialized (
     select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted
     from fairq.tasks t
@@ -21,12 +25,6 @@ as $$
       and t.group_key = any(p_groups)
       and t.priority < coalesce(p_below[array_position(p_groups, t.group_key)], 2147483647)
     for update skip locked
-  ),
-  recalled as (
-    update fairq.tasks t
-    set state = 'overflow', block = null, position = null, counted = false
-    where t.shard_no = p_tick.shard_no
-      and t.ctid = any(array(select q.ctid from queued q))
   ),
   level as (
     select q.group_key, q.priority, min(q.sequence) as sequence, min(q.block) as block,
@@ -40,7 +38,7 @@ as $$
     from level l
     group by l.group_key
   )
-  select coalesce(array_agg(
+  select (select array_agg(q.ctid) from queued q), coalesce(array_agg(
     case
       when f.group_key is null then l
       else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, l.in_flight - f.counted, l.max_running,
@@ -52,8 +50,15 @@ as $$
           order by u.priority desc
         ))::fairq.lanes
     end), '{}')
+  into v_ctids, v_lanes
   from unnest(p_lanes) l
-  left join freed f on f.group_key = l.group_key
+  left join freed f on f.group_key = l.group_key;
+
+  if v_ctids is not null then
+    perform fairq._unplace(p_tick.shard_no, v_ctids);
+  end if;
+  return v_lanes;
+end;
 $$;
 comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint) is
   'Takes queued tasks of lower priority out of the order again.';

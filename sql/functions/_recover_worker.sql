@@ -14,22 +14,30 @@ declare
   v_lost record;
   v_error jsonb := jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id));
 begin
-  select array_agg(h.id) as ids,
-    array_agg(h.id) filter (where h.state = 'running' and h.attempt < h.max_attempts) as burned,
-    array_agg(h.id) filter (where h.state = 'running' and h.attempt >= h.max_attempts) as failed,
-    array_agg(h.id) filter (where h.state = 'claimed') as unstarted
-  into v_lost
-  from (
-    select t.id, t.state, t.attempt, t.max_attempts
+  -- No "order by": the planner would get it from the primary key and read all tasks of the shard. Nobody is waited for, so order is of no matter.
+  with held as materialized (
+    select t.ctid, t.id, t.state, t.attempt, t.max_attempts, t.started_at
     from fairq.tasks t
     where t.shard_no = p_shard_no
       and t.worker_id = p_worker_id
-    order by t.id
     limit p_limit
     for update skip locked
-  ) h;
+  ),
+  noted as (
+    insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
+    select p_shard_no, h.id, h.attempt, p_worker_id, h.started_at, p_now, 'worker_lost', v_error
+    from held h
+    where h.state = 'running'
+      and h.attempt < h.max_attempts
+  )
+  select count(*)::integer as tasks,
+    array_agg(h.ctid) filter (where h.state = 'running' and h.attempt < h.max_attempts) as burned,
+    array_agg(h.ctid) filter (where h.state = 'running' and h.attempt >= h.max_attempts) as failed,
+    array_agg(h.ctid) filter (where h.state = 'claimed') as unstarted
+  into v_lost
+  from held h;
 
-  if v_lost.ids is null then
+  if v_lost.tasks = 0 then
     if not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.worker_id = p_worker_id) then
       delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id;
       delete from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id;
@@ -37,15 +45,10 @@ begin
     return 0;
   end if;
 
-  insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
-  select t.shard_no, t.id, t.attempt, p_worker_id, t.started_at, p_now, 'worker_lost', v_error
-  from fairq.tasks t
-  where t.shard_no = p_shard_no
-    and t.id = any(v_lost.burned);
   perform fairq._return_tasks(p_shard_no, v_lost.burned, true);
   perform fairq._return_tasks(p_shard_no, v_lost.unstarted, false);
   perform fairq._end_tasks(p_shard_no, v_lost.failed, 'failed', v_error, p_now);
-  return cardinality(v_lost.ids);
+  return v_lost.tasks;
 end;
 $$;
 comment on function fairq._recover_worker(integer, bigint, integer, timestamptz) is 'Takes the tasks of a lost worker from it.';

@@ -1,11 +1,15 @@
 -- Puts held tasks back in line: through promotion again, at their old place within the group, never at a stale address (I12).
 -- p_burn keeps the attempt as used; otherwise it is given back. The caller has locked the tasks.
+-- By ctid and no other way, see _hold.
 -- Returns how many it put back.
 -- Locks: tasks, the rows named.
-create function fairq._return_tasks(p_shard_no integer, p_ids bigint[], p_burn boolean) returns integer
+create function fairq._return_tasks(p_shard_no integer, p_ctids tid[], p_burn boolean) returns integer
 language plpgsql
 volatile
 set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
 as $$
 declare
   v_count integer;
@@ -14,7 +18,7 @@ begin
     select t.ctid, t.counted
     from fairq.tasks t
     where t.shard_no = p_shard_no
-      and t.id = any(p_ids)
+      and t.ctid = any(p_ctids)
     for update
   ),
   returned as (
@@ -36,4 +40,4 @@ begin
   return v_count;
 end;
 $$;
-comment on function fairq._return_tasks(integer, bigint[], boolean) is 'Puts held tasks back in line.';
+comment on function fairq._return_tasks(integer, tid[], boolean) is 'Puts held tasks back in line.';

@@ -1,11 +1,13 @@
 -- Removes what promotion has left behind in a domain: rings every later tick would ignore, ticks but the last, lanes of groups that are idle and
 -- whose turn is used up (they would start at the clock anyway). At most p_limit of each.
 -- Returns how many rows it removed.
+-- enable_sort is off: the rows come in the order of an index, and another index with a sort behind it would read all of them.
 -- Locks: the rows it removes; the caller holds the domain.
 create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
 language plpgsql
 volatile
 set search_path = ''
+set enable_sort = off
 as $$
 declare
   v_tick fairq.ticks;
@@ -29,11 +31,9 @@ begin
       and r.xid < least(v_tick.next_xid, v_tick.heard_xid, (select min(p.xid) from unnest(v_tick.pending) p(xid)))
     order by r.xid
     limit p_limit
-  ),
-  swept as (
-    delete from fairq.rings r where r.shard_no = p_shard_no and r.ctid = any(array(select h.ctid from heard h)) returning r.xid
   )
-  select count(*)::integer as swept, max(s.xid::text::bigint) as last into v_rings from swept s;
+  select count(*)::integer as swept, array_agg(h.ctid) as ctids, max(h.xid::text::bigint) as last into v_rings from heard h;
+  perform fairq._remove(p_shard_no, 'rings', v_rings.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_rings.last);
 
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
@@ -46,11 +46,9 @@ begin
       and k.tick < v_tick.tick
     order by k.tick
     limit p_limit
-  ),
-  swept as (
-    delete from fairq.ticks k where k.shard_no = p_shard_no and k.ctid = any(array(select o.ctid from old o)) returning k.tick
   )
-  select count(*)::integer as swept, max(s.tick) as last into v_ticks from swept s;
+  select count(*)::integer as swept, array_agg(o.ctid) as ctids, max(o.tick) as last into v_ticks from old o;
+  perform fairq._remove(p_shard_no, 'ticks', v_ticks.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_ticks.last);
 
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
@@ -66,11 +64,9 @@ begin
       and l.in_flight = 0
     order by l.finish
     limit p_limit
-  ),
-  swept as (
-    delete from fairq.lanes l where l.shard_no = p_shard_no and l.ctid = any(array(select i.ctid from idle i)) returning l.finish
   )
-  select count(*)::integer as swept, max(s.finish) as last into v_lanes from swept s;
+  select count(*)::integer as swept, array_agg(i.ctid) as ctids, max(i.finish) as last into v_lanes from idle i;
+  perform fairq._remove(p_shard_no, 'lanes', v_lanes.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_lanes.last);
 
   return v_rings.swept + v_ticks.swept + v_lanes.swept;

@@ -10,45 +10,33 @@ declare
   v_swept integer := 0;
   v_rows integer;
 begin
-  delete from fairq.cancellations c
-  where c.shard_no = p_shard_no
-    and c.ctid = any(array(
-      select n.ctid
-      from fairq.cancellations n
-      where n.shard_no = p_shard_no
-        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
-      limit p_limit
-    ));
-  get diagnostics v_rows = row_count;
-  v_swept := v_swept + v_rows;
+  v_swept := v_swept + fairq._remove(p_shard_no, 'cancellations', array(
+    select n.ctid
+    from fairq.cancellations n
+    where n.shard_no = p_shard_no
+      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+    limit p_limit
+  ));
 
-  delete from fairq.progress g
-  where g.shard_no = p_shard_no
-    and g.ctid = any(array(
-      select n.ctid
-      from fairq.progress n
-      where n.shard_no = p_shard_no
-        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
-      limit p_limit
-    ));
-  get diagnostics v_rows = row_count;
-  v_swept := v_swept + v_rows;
+  v_swept := v_swept + fairq._remove(p_shard_no, 'progress', array(
+    select n.ctid
+    from fairq.progress n
+    where n.shard_no = p_shard_no
+      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+    limit p_limit
+  ));
 
-  delete from fairq.idempotency_keys k
-  where k.shard_no = p_shard_no
-    and k.ctid = any(array(
-      select n.ctid
-      from fairq.idempotency_keys n
-      join fairq.queues q on q.queue = n.queue
-      where n.shard_no = p_shard_no
-        and n.created_at < p_now - q.retention
-        and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id)
-        and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
-      limit p_limit
-      for update of n skip locked
-    ));
-  get diagnostics v_rows = row_count;
-  v_swept := v_swept + v_rows;
+  v_swept := v_swept + fairq._remove(p_shard_no, 'idempotency_keys', array(
+    select n.ctid
+    from fairq.idempotency_keys n
+    join fairq.queues q on q.queue = n.queue
+    where n.shard_no = p_shard_no
+      and n.created_at < p_now - q.retention
+      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+      and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
+    limit p_limit
+    for update of n skip locked
+  ));
 
   delete from fairq.finished_tasks_default f
   where f.ctid = any(array(

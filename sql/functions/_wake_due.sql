@@ -1,15 +1,18 @@
 -- Scheduled tasks that are due become overflow, behind what their groups have waiting, and ring: the promotion that calls this hears
 -- the rings of its own transaction.
--- Locks: tasks, the scheduled rows it moves; the caller holds the domain, so nobody else does.
+-- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
 create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns void
 language plpgsql
 volatile
 set search_path = ''
 as $$
+declare
+  v_ctids tid[];
 begin
-  with due as materialized (
-    select t.ctid, t.run_at
+  select array_agg(d.ctid) into v_ctids
+  from (
+    select t.ctid
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no
       and t.queue = p_tick.queue
@@ -18,23 +21,11 @@ begin
       and t.run_at <= p_now
     order by t.run_at
     limit p_limit
-  ),
-  numbered as materialized (
-    select d.ctid, nextval('fairq.task_ids') as sequence
-    from (select due.ctid from due order by due.run_at) d
-  ),
-  woken as (
-    update fairq.tasks t
-    set state = 'overflow', sequence = n.sequence
-    from numbered n
-    where t.shard_no = p_tick.shard_no
-      and t.ctid = n.ctid
-    returning t.group_key, t.priority, t.sequence
-  )
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
-  select p_tick.shard_no, p_tick.queue, w.group_key, w.priority, min(w.sequence)
-  from woken w
-  group by w.group_key, w.priority;
+    for update skip locked
+  ) d;
+  if v_ctids is not null then
+    perform fairq._wake(p_tick.shard_no, p_tick.queue, v_ctids);
+  end if;
 end;
 $$;
 comment on function fairq._wake_due(fairq.ticks, timestamptz, integer) is 'Moves due scheduled tasks to overflow.';

@@ -5,13 +5,17 @@ create function fairq.cancel_task(p_id bigint) returns boolean
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_task record;
 begin
-  select t.shard_no, t.queue, t.group_key, t.worker_id into v_task
+  select t.shard_no, t.queue, t.group_key into v_task
   from fairq._shards(null) s(shard_no)
-  join fairq.tasks t on t.shard_no = s.shard_no and t.id = p_id;
+  cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
   if not found then
     return false;
   end if;

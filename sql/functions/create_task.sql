@@ -24,6 +24,8 @@ volatile
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();

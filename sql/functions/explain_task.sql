@@ -17,6 +17,10 @@ language plpgsql
 volatile
 rows 1
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -27,7 +31,7 @@ declare
 begin
   select t.* into v_task
   from fairq._shards(null) s(shard_no)
-  join fairq.tasks t on t.shard_no = s.shard_no and t.id = p_id;
+  cross join lateral (select k.* from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
   if not found then
     return query
       select f.id, f.outcome, format('ended as %s at %s', f.outcome, f.finished_at), null::bigint, null::bigint, null::timestamptz,

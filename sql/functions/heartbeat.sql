@@ -10,6 +10,8 @@ rows 1
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -21,9 +23,15 @@ begin
     return query
       select distinct t.id
       from fairq.cancellations c
-      join fairq.tasks t on t.shard_no = v_shard_no and t.id = c.task_id
-      where c.shard_no = v_shard_no
-        and t.worker_id is not distinct from p_worker_id;
+      cross join lateral (
+        select h.id
+        from fairq.tasks h
+        where h.shard_no = v_shard_no
+          and h.id = c.task_id
+          and h.worker_id is not distinct from p_worker_id
+        offset 0
+      ) t
+      where c.shard_no = v_shard_no;
   end loop;
 end;
 $$;

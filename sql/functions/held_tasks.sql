@@ -10,6 +10,8 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -17,12 +19,18 @@ begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query
-      select t.id
+      select h.id
       from unnest(p_ids, p_attempts) as i(id, attempt)
-      join fairq.tasks t on t.shard_no = v_shard_no and t.id = i.id
-      where t.attempt = i.attempt
-        and t.worker_id is not distinct from p_worker_id
-      for update of t skip locked;
+      cross join lateral (
+        select t.id
+        from fairq.tasks t
+        where t.shard_no = v_shard_no
+          and t.id = i.id
+          and t.attempt = i.attempt
+          and t.worker_id is not distinct from p_worker_id
+        for update skip locked
+        offset 0
+      ) h;
   end loop;
 end;
 $$;

@@ -9,6 +9,8 @@ volatile
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -45,7 +47,7 @@ begin
     end loop;
 
     v_unclaimed := v_unclaimed + fairq._return_tasks(v_shard_no, array(
-      select t.id
+      select t.ctid
       from fairq.tasks t
       where t.shard_no = v_shard_no
         and t.state = 'claimed'

@@ -10,15 +10,17 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
-  v_ids bigint[];
+  v_held record;
 begin
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
-    v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, null);
-    perform fairq._return_tasks(v_shard_no, v_ids, false);
-    return query select r.id from unnest(v_ids) r(id);
+    select h.* into v_held from fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, null) h;
+    perform fairq._return_tasks(v_shard_no, v_held.o_ctids, false);
+    return query select r.id from unnest(v_held.o_ids) r(id);
   end loop;
 end;
 $$;

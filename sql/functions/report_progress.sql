@@ -18,6 +18,8 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -29,7 +31,15 @@ begin
       with held as materialized (
         select t.id, i.attempt, i.done, i.total, i.note, l.reported_at as previous
         from unnest(p_ids, p_attempts, p_done, p_totals, p_notes) as i(id, attempt, done, total, note)
-        join fairq.tasks t on t.shard_no = v_shard_no and t.id = i.id
+        cross join lateral (
+          select k.id
+          from fairq.tasks k
+          where k.shard_no = v_shard_no
+            and k.id = i.id
+            and k.attempt = i.attempt
+            and k.worker_id is not distinct from p_worker_id
+          offset 0
+        ) t
         left join lateral (
           select g.reported_at
           from fairq.progress g
@@ -38,8 +48,6 @@ begin
           order by g.reported_at desc
           limit 1
         ) l on true
-        where t.attempt = i.attempt
-          and t.worker_id is not distinct from p_worker_id
       ),
       reported as (
         insert into fairq.progress (shard_no, task_id, reported_at, attempt, done, total, note)

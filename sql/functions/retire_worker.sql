@@ -7,17 +7,18 @@ volatile
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
 begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._return_tasks(v_shard_no, array(
-      select t.id
+      select t.ctid
       from fairq.tasks t
       where t.shard_no = v_shard_no
         and t.worker_id = p_worker_id
-      order by t.id
       for update
     ), false);
     delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;

@@ -5,38 +5,43 @@ create function fairq.retry_task(p_id bigint) returns boolean
 language plpgsql
 volatile
 set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
+  v_shard_no integer;
   v_now timestamptz := fairq._now();
   v_sequence bigint := nextval('fairq.task_ids');
   v_task record;
 begin
-  with ended as (
-    delete from fairq.finished_tasks f
-    using fairq._shards(null) s(shard_no)
-    where f.shard_no = s.shard_no
-      and f.id = p_id
-      and f.outcome <> 'succeeded'
-    returning f.*
-  )
-  insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, cost, attempt, max_attempts,
-    timeout, idempotency_key, concurrency_key, headers, payload)
-  select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, 'overflow', e.priority, e.created_at, v_now, e.cost, e.attempt,
-    greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
-  from ended e
-  returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    with ended as (
+      delete from fairq.finished_tasks f
+      where f.shard_no = v_shard_no
+        and f.id = p_id
+        and f.outcome <> 'succeeded'
+      returning f.*
+    )
+    insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, cost, attempt, max_attempts,
+      timeout, idempotency_key, concurrency_key, headers, payload)
+    select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, 'overflow', e.priority, e.created_at, v_now, e.cost, e.attempt,
+      greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
+    from ended e
+    returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+    exit when found;
 
-  if not found then
     update fairq.tasks t
     set state = 'overflow', sequence = v_sequence, run_at = v_now
-    from fairq._shards(null) s(shard_no)
-    where t.shard_no = s.shard_no
+    where t.shard_no = v_shard_no
       and t.id = p_id
       and t.state = 'scheduled'
     returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
-    if not found then
-      return false;
-    end if;
+    exit when found;
+  end loop;
+  if v_task.shard_no is null then
+    return false;
   end if;
 
   insert into fairq.rings (shard_no, queue, group_key, priority, sequence)

@@ -11,30 +11,18 @@ rows 100
 set search_path = ''
 set plan_cache_mode = 'force_generic_plan'
 set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
-  v_ids bigint[];
-  v_expired bigint[];
 begin
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
-    v_ids := fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, 'claimed');
-    select array_agg(t.id) into v_expired
-    from fairq.tasks t
-    where t.shard_no = v_shard_no
-      and t.id = any(v_ids)
-      and t.expires_at <= v_now;
-    if v_expired is not null then
-      perform fairq._end_tasks(v_shard_no, v_expired, 'expired', null, v_now);
-    end if;
     return query
-      update fairq.tasks t
-      set state = 'running', started_at = v_now, lease_expires_at = null
-      where t.shard_no = v_shard_no
-        and t.id = any(v_ids)
-        and t.lease_expires_at > v_now
-      returning t.id;
+      select s.id
+      from fairq._held_by(v_shard_no, p_worker_id, p_ids, p_attempts, 'claimed') h
+      cross join lateral fairq._start(v_shard_no, h.o_ctids, v_now) s(id);
   end loop;
 end;
 $$;

@@ -1,0 +1,89 @@
+-- Ends attempts that _finish looked up: one delete or update, whose conditions are the fencing token, because recovery may have taken a task since.
+-- Who has to wait for recovery finds another worker in the row, and gets nothing. By ctid and no other way, see _hold.
+create function fairq._leave(
+  p_shard_no integer,
+  p_worker_id bigint,
+  p_ctids tid[],
+  p_attempts integer[],
+  p_outcomes text[],
+  p_results jsonb[],
+  p_errors jsonb[],
+  p_run_ats timestamptz[],
+  p_counted boolean[],
+  p_started_ats timestamptz[],
+  p_now timestamptz
+) returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+begin
+  return query
+    with input as materialized (
+      select i.ctid, i.attempt, i.outcome, i.result, i.error, i.run_at, i.counted, i.started_at
+      from unnest(p_ctids, p_attempts, p_outcomes, p_results, p_errors, p_run_ats, p_counted, p_started_ats)
+        as i(ctid, attempt, outcome, result, error, run_at, counted, started_at)
+    ),
+    ended as (
+      delete from fairq.tasks t
+      using input i
+      where t.shard_no = p_shard_no
+        and t.ctid = i.ctid
+        and t.attempt = i.attempt
+        and t.worker_id = p_worker_id
+        and i.outcome <> 'retry'
+      returning t.*, i.outcome, i.result, i.error
+    ),
+    history as (
+      insert into fairq.finished_tasks (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at,
+        expires_at, started_at, finished_at, cost, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload,
+        result, error)
+      select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, e.outcome, e.worker_id, e.created_at, e.run_at,
+        e.expires_at, e.started_at, p_now, e.cost, e.attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers,
+        e.payload, e.result, e.error
+      from ended e
+    ),
+    retried as (
+      update fairq.tasks t
+      set state = 'scheduled',
+        run_at = i.run_at,
+        block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false
+      from input i
+      where i.outcome = 'retry'
+        and t.shard_no = p_shard_no
+        and t.ctid = i.ctid
+        and t.attempt = i.attempt
+        and t.worker_id = p_worker_id
+      returning t.id, t.queue, t.group_key, t.attempt, t.run_at, i.error, i.counted, i.started_at
+    ),
+    attempted as (
+      insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
+      select p_shard_no, r.id, r.attempt, p_worker_id, r.started_at, p_now, 'retry', r.error
+      from retried r
+    ),
+    announced as (
+      insert into fairq.rings (shard_no, queue, group_key, due_at)
+      select p_shard_no, r.queue, min(r.group_key), min(r.run_at)
+      from retried r
+      group by r.queue
+    ),
+    freed as (
+      insert into fairq.rings (shard_no, queue, group_key, freed)
+      select p_shard_no, f.queue, f.group_key, count(*)
+      from (
+        select e.queue, e.group_key from ended e where e.counted
+        union all
+        select r.queue, r.group_key from retried r where r.counted
+      ) f
+      group by f.queue, f.group_key
+    )
+    select e.id from ended e
+    union all
+    select r.id from retried r;
+end;
+$$;
+comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';

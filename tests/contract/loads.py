@@ -1,0 +1,99 @@
+"""Data for plan contracts: many tasks by few statements, in every state that statistics can be in."""
+
+import os
+from typing import Any
+
+import psycopg
+
+# `make test-long` sets 1,000,000: the whole size of the contract. The plans are the same at a tenth of it.
+ROWS = int(os.environ.get("FAIRQ_TEST_ROWS", "100000"))
+
+TABLES = (
+    "tasks",
+    "lanes",
+    "rings",
+    "ticks",
+    "heartbeats",
+    "cancellations",
+    "workers",
+    "sweeps",
+    "idempotency_keys",
+)
+
+FILL = """
+with made as (
+  insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at,
+    expires_at, cost, max_attempts, payload)
+  select 0, n.id, n.id, 'default', n.group_key, 'default',
+    case when %(scheduled)s then 'scheduled' else 'overflow' end, n.id %% %(priorities)s, clock_timestamp(),
+    clock_timestamp() + case when %(scheduled)s then interval '1 day' else interval '0' end,
+    case when %(expiring)s then clock_timestamp() + interval '1 day' end, 1, 5, '{}'
+  from (
+    select nextval('fairq.task_ids') as id, 'group ' || (g.n %% %(groups)s) as group_key
+    from generate_series(1, %(tasks)s) g(n)
+  ) n
+  returning group_key, priority, id, run_at, state
+)
+insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at)
+select 0, 'default', m.group_key,
+  case when not %(scheduled)s then m.priority end, case when not %(scheduled)s then min(m.id) end,
+  case when %(scheduled)s then min(m.run_at) end
+from made m
+group by m.group_key, m.priority
+"""
+
+
+def fill(
+    conn: psycopg.Connection[Any],
+    tasks: int,
+    groups: int,
+    *,
+    priorities: int = 1,
+    scheduled: bool = False,
+    expiring: bool = False,
+) -> None:
+    """Many waiting tasks and the rings that announce them, as create_tasks writes them: set by set."""
+    conn.execute(
+        FILL,
+        {
+            "tasks": tasks,
+            "groups": groups,
+            "priorities": priorities,
+            "scheduled": scheduled,
+            "expiring": expiring,
+        },
+    )
+
+
+def analyze(conn: psycopg.Connection[Any]) -> None:
+    for table in TABLES:
+        conn.execute(f"vacuum (analyze) fairq.{table}")
+
+
+def register(conn: psycopg.Connection[Any], name: str = "w", lease: str = "1 hour") -> int:
+    row = conn.execute(
+        "select fairq.register_worker(%s, array['default'], 8, %s::interval)", [name, lease]
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def pop(conn: psycopg.Connection[Any], worker_id: int, limit: int) -> tuple[list[int], list[int]]:
+    """Ids and attempts of the tasks popped."""
+    rows = conn.execute(
+        "select t.id, t.attempt from fairq.pop_tasks('default', %s, %s) t", [limit, worker_id]
+    ).fetchall()
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def finish(
+    conn: psycopg.Connection[Any],
+    worker_id: int,
+    held: tuple[list[int], list[int]],
+    outcomes: list[str] | None = None,
+) -> int:
+    rows = conn.execute(
+        "select f.id from fairq.finish_tasks(%s, %s::bigint[], %s::int[], %s::text[]) as f(id)",
+        [worker_id, held[0], held[1], outcomes],
+    ).fetchall()
+    return len(rows)
