@@ -67,9 +67,10 @@ begin
     v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock);
   end if;
 
-  -- The ready set is short when pops have passed its middle. Otherwise only the lanes just rung are looked at, and only for what
-  -- comes before the horizon.
-  v_refill := v_tick.horizon is null or v_first is null or v_first >= coalesce(v_tick.refill_block, v_tick.horizon);
+  -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
+  -- as many tasks as the others and comes less far. Otherwise only the lanes just rung are looked at, and only for what comes before
+  -- the horizon.
+  v_refill := v_tick.horizon is null or v_first is null or v_first >= least(v_tick.refill_block, v_tick.horizon);
   select a.* into v_done
   from fairq._admit(v_tick, v_heard.o_lanes, v_clock, v_refill, p_limit, v_now) a;
 
