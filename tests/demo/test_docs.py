@@ -1,0 +1,107 @@
+"""The README and the pages about SQL and the demo: their examples run, and their links lead somewhere."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fairq import embedded
+from fairq.demo.command import demo
+from tests.support.database import Database
+from tests.support.processes import ROOT
+
+TUTORIAL = ROOT / "docs" / "tutorials" / "first-steps-sql.md"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in that language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def psql() -> str:
+    """The psql beside the server's programs, or the one of the system."""
+    beside = embedded.find_binaries().bin_dir / "psql"
+    found = str(beside) if beside.exists() else shutil.which("psql")
+    if found is None:
+        pytest.skip("there is no psql here")
+    return found
+
+
+def run_psql(psql: str, dsn: str, text: str) -> str:
+    done = subprocess.run(
+        [psql, "-X", "-v", "ON_ERROR_STOP=1", dsn], input=text, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_sql_tutorial_runs_in_psql_and_answers_what_it_says(psql: str, database: Database) -> None:
+    """A consumer needs nothing but psql."""
+    answers = run_psql(psql, database.dsn, "\n".join(blocks(TUTORIAL, "sql")))
+    position = 0
+    for expected in blocks(TUTORIAL, "text"):
+        position = answers.find(expected, position)
+        assert position >= 0, f"not answered, or not in this order:\n{expected}\n\nanswers:\n{answers}"
+    outcomes = database.connect().execute(
+        "select (select count(*) from fairq.finished_tasks), (select count(*) from fairq.workers)"
+    )
+    assert outcomes.fetchone() == (2, 0)
+
+
+def test_the_shell_consumer_of_the_tutorial_serves_everybody_in_turn(
+    psql: str, database: Database, tmp_path: Path
+) -> None:
+    (tmp_path / "psql").symlink_to(psql)
+    with database.connect(autocommit=True) as conn:
+        for group, file in [("bob", "1.pdf"), ("bob", "2.pdf"), ("bob", "3.pdf"), ("alice", "my letter.pdf")]:
+            conn.execute("select fairq.create_task(%s, jsonb_build_object('file', %s::text))", (group, file))
+    (script,) = blocks(TUTORIAL, "sh")
+    done = subprocess.run(
+        ["sh", "-euc", script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "DB": database.dsn},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    files = ["1.pdf", "my letter.pdf", "2.pdf", "3.pdf"]
+    assert done.stdout.splitlines() == [f"working on {file}" for file in files]
+    row = database.connect().execute("select count(*) from fairq.finished_tasks where outcome = 'succeeded'")
+    assert row.fetchone() == (4,)
+
+
+def test_the_sql_of_the_readme_runs(psql: str, database: Database) -> None:
+    answers = run_psql(psql, database.dsn, "\n".join(blocks(ROOT / "README.md", "sql")))
+    assert "letter.pdf" in answers
+
+
+def test_the_page_of_the_demo_names_every_option() -> None:
+    page = (ROOT / "docs" / "how-to" / "watch-the-demo.md").read_text("utf-8")
+    for parameter in demo.params:
+        assert f"`{parameter.opts[0]} " in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if not re.match(r"[a-z]+:", target):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_python_of_the_readme_runs(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block after block, in one program; afterwards the tasks are there, in the order of their turns."""
+    monkeypatch.setenv("FAIRQ_DSN", database.dsn)
+    program = compile("\n".join(blocks(ROOT / "README.md", "python")), "README.md", "exec", dont_inherit=True)
+    exec(program, {"__name__": "readme"})
+    rows = database.connect().execute("select group_key, kind, payload from fairq.tasks order by id")
+    assert rows.fetchall() == [
+        ("bob", "default", {"file": "a.pdf"}),
+        ("bob", "default", {"file": "b.pdf"}),
+        ("alice", "default", {"file": "letter.pdf"}),
+        ("bob", "parse", {"file": "a.pdf"}),
+    ]
