@@ -371,14 +371,15 @@ class Server:
         with self._guard:
             if self.is_running():
                 return
-            for attempt in range(5):
+            deadline = time.monotonic() + START_SECONDS
+            while True:
                 self._tcp_port = self._choose_tcp_port()
                 try:
-                    return self._start_once()
-                except _PortTakenError as exc:
-                    # Somebody took the free port between our look and the server's start: another one, then.
-                    if self._tcp_request != 0 or attempt == 4:
+                    return self._start_once(deadline)
+                except _TryAgainError as exc:
+                    if time.monotonic() > deadline:
                         raise EmbeddedError(str(exc)) from None
+                    time.sleep(0.02)
 
     def stop(self, mode: StopMode = "fast", *, wait_seconds: float = STOP_SECONDS) -> None:
         """Stop PostgreSQL; the data stays. `immediate` is a crash: no checkpoint, recovery at next start."""
@@ -545,7 +546,7 @@ class Server:
                 order["folder"], path = path, "/proc/self/fd/{folder}"
         return {verb: [each.replace("{pgdata}", path) for each in argv], **order}
 
-    def _start_once(self) -> None:
+    def _start_once(self, deadline: float) -> None:
         argv = [str(self._bin_dir / "postgres"), "-D", "{pgdata}"]
         for name, value in self._all_settings().items():
             argv += ["-c", f"{name}={_setting_text(name, value)}"]
@@ -554,27 +555,26 @@ class Server:
         if "error" in answer:
             raise EmbeddedError(f"PostgreSQL did not start: {answer['error']}")
         self._started = True
-        deadline = time.monotonic() + START_SECONDS
         while not self._is_ready(answer["pid"]):
             code = self._order({"poll": True})["exit"]
             log = self.log_tail()
-            if (
-                code is not None
-                and self._tcp_port is not None
-                and "Is another postmaster already running on port" in log
-            ):
-                raise _PortTakenError(
-                    f"Port {self._tcp_port} on 127.0.0.1 is taken. Choose another, or 0 for any free one."
-                )
             if code is not None:
-                raise EmbeddedError(
-                    f"PostgreSQL ended at once, with exit code {code}. Its log, {self.log_file}:\n{log}"
-                )
+                raise self._why_it_ended(code, log)
             if time.monotonic() > deadline:
                 raise EmbeddedError(
                     f"PostgreSQL did not answer within {START_SECONDS:g} s. Its log, {self.log_file}:\n{log}"
                 )
             time.sleep(0.01)
+
+    def _why_it_ended(self, code: int, log: str) -> Exception:
+        if self._tcp_port is not None and "Is another postmaster already running on port" in log:
+            taken = f"Port {self._tcp_port} on 127.0.0.1 is taken. Choose another, or 0 for any free one."
+            # A free port can get lost between our look and the server's start. We look again.
+            return _TryAgainError(taken) if self._tcp_request == 0 else EmbeddedError(taken)
+        text = f"PostgreSQL ended at once, with exit code {code}. Its log, {self.log_file}:\n{log}"
+        # The processes of a server that crashed take a moment to see that and to end.
+        crashed = "pre-existing shared memory block" in log
+        return _TryAgainError(text) if crashed else EmbeddedError(text)
 
     def _all_settings(self) -> dict[str, Setting]:
         ours: dict[str, Setting] = {
@@ -645,8 +645,8 @@ class Server:
         return answer
 
 
-class _PortTakenError(Exception):
-    pass
+class _TryAgainError(Exception):
+    """The server did not start, for a reason that goes away by itself."""
 
 
 def _make_home(home: Path) -> Path:

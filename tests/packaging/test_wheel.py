@@ -125,10 +125,10 @@ def test_the_wheel_names_what_it_needs(installed: Installed) -> None:
 
 
 def test_an_installed_fairq_uses_its_own_files(installed: Installed) -> None:
-    code = "from fairq import install; print(install.__file__, install.sql_dir(), install.migrations_dir())"
+    code = "from fairq import install as i; print(i.__file__, i.sql_dir(), i.migrations_dir(), sep='\\n')"
     done = installed.run("-c", code)
     assert done.returncode == 0, done.stderr
-    for path in done.stdout.split():
+    for path in done.stdout.splitlines():
         assert Path(path).is_relative_to(installed.folder), path
 
 
