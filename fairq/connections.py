@@ -200,7 +200,13 @@ def _rows(result: Any) -> list[Row]:
     return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
 
 
+def _check_dialect(conn: AlchemyConnection | AlchemyAsyncConnection) -> None:
+    if conn.dialect.name != "postgresql":
+        raise UnsupportedConnection(f"SQLAlchemy's connection is to {conn.dialect.name}, not to PostgreSQL")
+
+
 def _alchemy(conn: AlchemyConnection, call: Call[Any]) -> list[Row]:
+    _check_dialect(conn)
     return _rows(conn.execute(_alchemy_text(call.sql), _named(call)))
 
 
@@ -209,6 +215,7 @@ def _alchemy_session(session: Session, call: Call[Any]) -> list[Row]:
 
 
 async def _alchemy_async(conn: AlchemyAsyncConnection, call: Call[Any]) -> list[Row]:
+    _check_dialect(conn)
     return _rows(await conn.execute(_alchemy_text(call.sql), _named(call)))
 
 
@@ -223,7 +230,9 @@ def _django(conn: DjangoConnection, call: Call[Any]) -> list[Row]:
     # %s by position: a parameter that a statement names twice is passed twice.
     order = [int(number) - 1 for number in _NUMBERED.findall(call.sql)]
     with conn.cursor() as cursor:
-        cursor.execute(_NUMBERED.sub("%s", call.sql), [call.params[position] for position in order])
+        cursor.execute(
+            _NUMBERED.sub("%s", call.sql.replace("%", "%%")), [call.params[position] for position in order]
+        )
         return [tuple(row) for row in cursor.fetchall()] if call.has_rows else []
 
 

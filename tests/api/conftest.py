@@ -1,0 +1,40 @@
+"""One database for all tests of a module here: they commit, each under group keys of its own."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.api.kinds import KINDS, Opened
+from tests.support.database import Database
+from tests.support.server import TestServer, create_database, drop_database
+
+
+@pytest.fixture(scope="module")
+def shared(server: TestServer, template: str) -> Iterator[Database]:
+    name = f"fairq_test_{server.run_id}_{uuid.uuid4().hex[:8]}"
+    create_database(server, name, template)
+    database = Database(name, server.dsn(name))
+    yield database
+    database.close()
+    drop_database(server, name)
+
+
+@pytest.fixture(scope="module")
+def observer(shared: Database) -> psycopg.Connection[Any]:
+    """Another session, which sees what is committed and nothing else."""
+    return shared.connect(autocommit=True)
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group {uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=list(KINDS))
+def opened(request: pytest.FixtureRequest, shared: Database) -> Iterator[Opened]:
+    """A connection of each kind, in a transaction."""
+    with KINDS[request.param](shared.dsn) as connection:
+        yield connection

@@ -1,0 +1,303 @@
+"""Enqueue in the caller's transaction, on every kind of connection."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+import fairq
+from tests.api.kinds import Opened
+
+COUNT = "select count(*) from fairq.tasks where group_key = %s"
+LEVELS: dict[str, LiteralString] = {
+    "read committed": "set transaction isolation level read committed",
+    "repeatable read": "set transaction isolation level repeatable read",
+    "serializable": "set transaction isolation level serializable",
+}
+
+
+def count(observer: psycopg.Connection[Any], group: str) -> int:
+    row = observer.execute(COUNT, [group]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def enqueue(opened: Opened, group: str, payload: Any = None, **options: Any) -> int:
+    return int(opened.finish(fairq.enqueue(opened.conn, group, payload, **options)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_task_appears_with_the_commit_and_not_before(
+    opened: Opened, observer: psycopg.Connection[Any], group: str, level: str
+) -> None:
+    """S33, I1, I2: in every isolation level."""
+    opened.do(LEVELS[level])
+    id = enqueue(opened, group, {"file": "a.pdf"})
+    ids = opened.finish(fairq.enqueue_many(opened.conn, [(group, 1), (group, 2)]))
+    assert opened.value("select current_setting('transaction_isolation')") == level
+    assert count(observer, group) == 0
+    opened.commit()
+    assert observer.execute(
+        "select id from fairq.tasks where group_key = %s order by id", [group]
+    ).fetchall() == [(each,) for each in (id, *ids)]
+
+
+def test_a_rollback_leaves_nothing(opened: Opened, observer: psycopg.Connection[Any], group: str) -> None:
+    """I1."""
+    enqueue(opened, group)
+    opened.finish(fairq.enqueue_many(opened.conn, [(group, 1)] * 3))
+    opened.rollback()
+    opened.commit()
+    assert count(observer, group) == 0
+
+
+def test_a_savepoint_takes_back_what_came_after_it(
+    opened: Opened, observer: psycopg.Connection[Any], group: str
+) -> None:
+    """I1."""
+    enqueue(opened, group, "before")
+    opened.do("savepoint here")
+    enqueue(opened, group, "inside")
+    opened.do("rollback to savepoint here")
+    enqueue(opened, group, "after")
+    opened.commit()
+    found = observer.execute("select payload from fairq.tasks where group_key = %s order by id", [group])
+    assert found.fetchall() == [("before",), ("after",)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_error_of_the_engine_is_ours_and_keeps_the_databases_own(opened: Opened, level: str) -> None:
+    """The transaction is then as PostgreSQL leaves it: nothing but a rollback helps."""
+    opened.do(LEVELS[level])
+    with pytest.raises(fairq.UnknownQueue) as caught:
+        enqueue(opened, "bob", queue="nowhere")
+    assert caught.value.sqlstate == "QF003"
+    assert "configure_queue" in (caught.value.hint or "")
+    assert caught.value.__cause__ is not None
+    assert not isinstance(caught.value.__cause__, fairq.FairqError)
+    opened.rollback()
+    assert enqueue(opened, "bob") > 0
+
+
+def test_an_aborted_transaction_is_named_as_such(opened: Opened) -> None:
+    with pytest.raises(fairq.UnknownQueue):
+        enqueue(opened, "bob", queue="nowhere")
+    opened.after_error()
+    with pytest.raises(fairq.TransactionAborted):
+        enqueue(opened, "bob")
+    opened.rollback()
+
+
+def test_a_savepoint_survives_an_error_of_the_engine(
+    opened: Opened, observer: psycopg.Connection[Any], group: str
+) -> None:
+    enqueue(opened, group, "before")
+    opened.do("savepoint here")
+    with pytest.raises(fairq.UnknownQueue):
+        enqueue(opened, group, queue="nowhere")
+    opened.after_error()
+    opened.do("rollback to savepoint here")
+    opened.commit()
+    assert count(observer, group) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"group_key": ""}, fairq.InvalidGroupKey),
+        ({"group_key": None}, fairq.InvalidGroupKey),
+        ({"group_key": "x" * 501}, fairq.InvalidGroupKey),
+        ({"group_key": "nul\0"}, fairq.InvalidGroupKey),
+        ({"group_key": "half \ud800"}, fairq.InvalidGroupKey),
+        ({"payload": {"a": [0, object()]}}, fairq.InvalidPayload),
+        ({"payload": {"a": "\0"}}, fairq.InvalidPayload),
+        ({"payload": {"a": "\udfff"}}, fairq.InvalidPayload),
+        ({"payload": float("nan")}, fairq.InvalidPayload),
+        ({"headers": {"a": float("inf")}}, fairq.InvalidPayload),
+        ({"queue": ""}, fairq.InvalidName),
+        ({"kind": ""}, fairq.InvalidName),
+        ({"idempotency_key": ""}, fairq.InvalidName),
+        ({"concurrency_key": "x" * 501}, fairq.InvalidName),
+        ({"priority": 1_000_001}, fairq.OutOfRange),
+        ({"priority": 1.5}, fairq.OutOfRange),
+        ({"priority": True}, fairq.OutOfRange),
+        ({"max_attempts": 0}, fairq.OutOfRange),
+        ({"cost": 0}, fairq.InvalidCost),
+        ({"cost": float("nan")}, fairq.InvalidCost),
+        ({"cost": "1"}, fairq.InvalidCost),
+        ({"run_at": datetime(2030, 1, 1)}, fairq.InvalidTime),
+        ({"expires_at": "tomorrow"}, fairq.InvalidTime),
+        ({"timeout": 0}, fairq.InvalidTime),
+        ({"timeout": timedelta(seconds=-1)}, fairq.InvalidTime),
+    ],
+    ids=lambda value: repr(value)[:40] if isinstance(value, dict) else "",
+)
+def test_a_wrong_argument_is_refused_before_anything_is_sent(
+    db: psycopg.Connection[Any], change: dict[str, Any], error: type[fairq.Refused]
+) -> None:
+    """So the transaction stays usable; and the engine would have refused it with the same exception."""
+    arguments: dict[str, Any] = {"group_key": "bob", "payload": {}, **change}
+    with pytest.raises(error) as caught:
+        fairq.enqueue(db, **arguments)
+    assert caught.value.__cause__ is None
+    assert db.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert fairq.enqueue(db, "bob") > 0
+
+
+def test_every_option_arrives(opened: Opened, group: str) -> None:
+    at = datetime(2040, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    enqueue(
+        opened,
+        group,
+        {"file": "ä 🙂.pdf", "n": 10**30},
+        kind="parse",
+        priority=7,
+        run_at=at,
+        expires_at=at + timedelta(days=1),
+        max_attempts=9,
+        cost=2.5,
+        timeout=timedelta(seconds=90, microseconds=5),
+        idempotency_key="once",
+        concurrency_key="printer",
+        headers={"trace": "abc"},
+    )
+    row = opened.rows(
+        """
+        select t.kind, t.priority, t.run_at = '2040-01-02 03:04:05.678901+00',
+          t.expires_at = '2040-01-03 03:04:05.678901+00', t.max_attempts, t.cost,
+          extract(epoch from t.timeout)::text, t.idempotency_key, t.concurrency_key,
+          t.headers ->> 'trace', t.payload ->> 'file', t.payload ->> 'n', t.state
+        from fairq.tasks t where t.group_key = $1::text""",
+        group,
+    )
+    assert row == [
+        (
+            "parse",
+            7,
+            True,
+            True,
+            9,
+            2.5,
+            "90.000005",
+            "once",
+            "printer",
+            "abc",
+            "ä 🙂.pdf",
+            str(10**30),
+            "scheduled",
+        )
+    ]
+
+
+def test_times_do_not_depend_on_the_settings_of_the_session(opened: Opened, group: str) -> None:
+    opened.do("set local datestyle = 'SQL, DMY'")
+    opened.do("set local intervalstyle = 'sql_standard'")
+    opened.do("set local timezone = 'Asia/Kathmandu'")
+    at = datetime(2040, 2, 1, 12, tzinfo=UTC)
+    enqueue(opened, group, run_at=at, timeout=1.5)
+    found = opened.rows(
+        "select t.run_at = '2040-02-01T12:00:00Z'::timestamptz, t.timeout = interval '1.5 seconds' "
+        "from fairq.tasks t where t.group_key = $1::text",
+        group,
+    )
+    assert found == [(True, True)]
+
+
+def test_items_of_a_bulk_call_have_keys_costs_and_priorities_of_their_own(opened: Opened, group: str) -> None:
+    def items() -> Iterator[tuple[str, Any] | fairq.Item]:
+        yield group, {"n": 1}
+        yield fairq.Item(group, {"n": 2}, priority=5, cost=2.0, concurrency_key="c")
+        yield [group, {"n": 3}]  # type: ignore[misc]  # a list will do
+
+    ids = opened.finish(fairq.enqueue_many(opened.conn, items(), priority=1, kind="bulk"))
+    found = opened.rows(
+        "select t.id, t.priority, t.cost, t.concurrency_key, (t.payload ->> 'n')::integer "
+        "from fairq.tasks t where t.group_key = $1::text order by t.id",
+        group,
+    )
+    assert found == [(ids[0], 1, 1.0, None, 1), (ids[1], 5, 2.0, "c", 2), (ids[2], 1, 1.0, None, 3)]
+
+
+def test_equal_idempotency_keys_give_the_same_task(opened: Opened, group: str) -> None:
+    first = enqueue(opened, group, {"a": {1: "x"}.get(1)}, idempotency_key="k")
+    assert enqueue(opened, group, {"a": "x"}, idempotency_key="k") == first
+    items = [fairq.Item(group, {"a": "x"}, idempotency_key="k"), fairq.Item(group, 2, idempotency_key="l")]
+    again = opened.finish(fairq.enqueue_many(opened.conn, items))
+    assert again[0] == first != again[1]
+    with pytest.raises(fairq.IdempotencyConflict):
+        enqueue(opened, group, {"a": "y"}, idempotency_key="k")
+    opened.rollback()
+
+
+def test_nothing_enqueued_in_bulk_is_no_error(opened: Opened) -> None:
+    assert opened.finish(fairq.enqueue_many(opened.conn, [])) == []
+
+
+def test_a_cancelled_task_is_gone_after_the_commit(opened: Opened, group: str) -> None:
+    id = enqueue(opened, group)
+    opened.commit()
+    assert opened.finish(fairq.cancel(opened.conn, id)) is True
+    opened.commit()
+    opened.finish(fairq.connections.run(opened.conn, _promote()))
+    opened.commit()
+    assert opened.finish(fairq.cancel(opened.conn, id)) is False
+    assert (
+        opened.value("select f.outcome from fairq.finished_tasks f where f.id = $1::bigint", id)
+        == "cancelled"
+    )
+
+
+def _promote() -> Any:
+    return fairq.connections.Call("select fairq.promote_overflow('default')", (), list)
+
+
+def test_no_setting_of_the_session_changes(opened: Opened, group: str) -> None:
+    settings: LiteralString = (
+        # Those of a language come with its first call.
+        "select s.name, s.setting from pg_settings s where s.name not like 'plpgsql.%' order by s.name"
+    )
+    before = opened.rows(settings)
+    enqueue(opened, group)
+    opened.finish(fairq.enqueue_many(opened.conn, [(group, 1)]))
+    assert opened.rows(settings) == before
+    opened.rollback()
+
+
+def test_a_bulk_call_is_one_statement_whatever_its_size(database: Any, group: str) -> None:
+    """One round trip: the server sees one execution for 20,000 tasks."""
+    conn = database.connect()
+    statements: list[str] = []
+    original = psycopg.RawCursor.execute
+
+    def spy(self: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        statements.append(query)
+        return original(self, query, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psycopg.RawCursor, "execute", spy)
+        ids = fairq.enqueue_many(conn, ((group, {"n": n}) for n in range(20_000)))
+    assert len(statements) == 1
+    assert ids == sorted(ids)
+    assert len(set(ids)) == 20_000
+
+
+def test_a_wrong_item_of_a_bulk_call_is_named_by_its_place(db: psycopg.Connection[Any]) -> None:
+    with pytest.raises(fairq.NotEncodable) as caught:
+        fairq.enqueue_many(db, [("bob", {}), ("bob", {"items": [1, {"file": b"x"}]})])
+    assert caught.value.path == "items[1].payload.items[1].file"
+    with pytest.raises(fairq.ConfigurationError, match=r"items\[0\]"):
+        fairq.enqueue_many(db, ["bob"])  # type: ignore[list-item]
+
+
+def test_other_objects_are_no_connections(shared: Any) -> None:
+    for wrong in (None, "postgresql://x", object(), fairq):
+        with pytest.raises(fairq.UnsupportedConnection) as caught:
+            fairq.enqueue(wrong, "bob")  # type: ignore[call-overload]
+        assert isinstance(caught.value, TypeError)
+
+
+def test_in_autocommit_a_task_is_there_at_once(observer: psycopg.Connection[Any], group: str) -> None:
+    fairq.enqueue(observer, group)
+    assert count(observer, group) == 1
