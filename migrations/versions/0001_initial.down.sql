@@ -30,6 +30,7 @@ drop function fairq.release_tasks;
 drop function fairq.register_worker;
 drop function fairq.promote_overflow;
 drop function fairq.pop_tasks;
+drop function fairq.next_due_at;
 drop function fairq.maintain;
 drop function fairq.held_tasks;
 drop function fairq.heartbeat;
