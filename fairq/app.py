@@ -297,6 +297,8 @@ class Context:
 class Task(Generic[T, P, R]):
     """A handler and how its tasks are treated. Made by `App.task`; calling it calls the handler."""
 
+    __name__: str
+
     def __init__(
         self,
         handler: Callable[Concatenate[T, P], R],
@@ -793,9 +795,17 @@ def describe(exception: BaseException) -> str:
     if isinstance(exception, FairqError) and exception.hint:
         found["hint"] = _clean(exception.hint, LONGEST_MESSAGE)
     if exception.__traceback__ is not None and not (ours and not isinstance(exception, Fail | Retry)):
-        lines = "".join(traceback.format_exception(exception))
-        found["traceback"] = _clean(lines, LONGEST_TRACEBACK, keep_end=True)
+        found["traceback"] = _clean("\n".join(_frames(exception)), LONGEST_TRACEBACK, keep_end=True)
     return json.dumps(found)
+
+
+def _frames(exception: BaseException) -> list[str]:
+    """Where it was raised, after where its causes were; long messages and deep recursion cut short."""
+    cause = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)
+    before = [] if cause is None or cause is exception else [*_frames(cause), ""]
+    last = traceback.format_tb(exception.__traceback__, limit=-20)
+    name = type(exception).__qualname__
+    return [*before, "".join(last).rstrip("\n"), f"{name}: {_clean(_message(exception), 500)}"]
 
 
 def _message(exception: BaseException) -> str:

@@ -281,6 +281,8 @@ class Cancelled(TaskError):
 class Fail(TaskError):
     """Raise it in a handler: the task ends as failed now, whatever attempts are left. `code` is your own."""
 
+    code = "failed"
+
     def __init__(self, message: str, *, code: str = "failed") -> None:
         super().__init__(message)
         self.code = code
@@ -290,6 +292,8 @@ class Retry(TaskError):
     """Raise it in a handler: another attempt while there are any left, after `delay` or the task's
     back-off.
     """
+
+    code = "retry"
 
     def __init__(
         self,
