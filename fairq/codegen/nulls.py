@@ -42,7 +42,8 @@ class Node:
         return value if isinstance(value, list) else []
 
 
-_TREE_TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
+# ASCII: only those blanks part the tokens, all others are letters of a name.
+_TREE_TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL | re.ASCII)
 
 
 def read_tree(text: str) -> Any:
@@ -60,11 +61,9 @@ def read_tree(text: str) -> Any:
             while tokens[position] != "}":
                 name = tokens[position][1:]
                 position += 1
-                given = []
-                while tokens[position] != "}" and not tokens[position].startswith(":"):
-                    given.append(value())
-                # A constant is its length and its bytes: more than one token.
-                node.fields[name] = given[0] if len(given) == 1 else given or None
+                node.fields[name] = value()
+                if tokens[position] == "[":  # a constant is its length, then its bytes
+                    position = tokens.index("]", position) + 1
             position += 1
             return node
         if token == "(":

@@ -16,7 +16,7 @@ from fairq.codegen.model import Command, GenerationError
 _OPERATOR = r"(?:(?!--|/\*)[-+*/<>=~!@#%^&|`?])+"
 _TOKEN = re.compile(
     rf"""
-    (?P<space>\s+)
+    (?P<space>[ \t\n\r\f\v]+)
   | (?P<comment>--[^\n]*)
   | (?P<block>/\*)
   | (?P<string>[eE]'(?:[^'\\]|\\.|'')*' | (?:[bBnNxX]|[uU]&)?'(?:[^']|'')*')

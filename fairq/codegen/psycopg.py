@@ -286,7 +286,7 @@ def _field_names(given: Iterable[str], annotations: Iterable[str]) -> list[str]:
 
 def _free(name: str, taken: frozenset[str]) -> str:
     # Dunder names are mangled or meant for Python itself; a leading underscore is fine in a dataclass.
-    name = name.strip("_") or "column" if name.startswith("__") else name
+    name = "_" + name.strip("_") if name.startswith("__") else name
     return f"{name}_" if name in taken or keyword.iskeyword(name) else name
 
 
@@ -655,7 +655,8 @@ def _call(head: str, arguments: Sequence[str], indent: str | None = None) -> str
     """A call on one line when it fits, else one argument a line; a tuple among them likewise."""
     line = f"{head}({', '.join(arguments)})"
     indent = head[: len(head) - len(head.lstrip())] if indent is None else indent
-    if len(line) + (len(indent) if not head.startswith(" ") else 0) <= _WIDTH:
+    inside = 0 if head.startswith(" ") or not indent else len(indent) + 1  # an argument has a comma behind it
+    if len(line) + inside <= _WIDTH:
         return line
     return head + "(\n" + "".join(_item(argument, f"{indent}    ") for argument in arguments) + f"{indent})"
 

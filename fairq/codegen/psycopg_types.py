@@ -207,13 +207,13 @@ def _json(name: str, dims: int, raw: bool) -> PyType:
         return PyType(
             value, value, str(info.oid), wrapper=wrapper, copy_value=_copied(wrapper, raw), is_json=True
         )
+    if dims > 1:
+        raise UntypableError("it is JSON in an array of arrays", "use one dimension: JSON has lists of its own")
+    # Wrapped one by one: a list in it is a JSON list, not a dimension of the array.
+    items = f"driver.each({wrapper}, {{}})"
     array = _array(PyType(value, value, str(info.oid)), dims, str(info.array_oid), native=True)
-    if raw:
-        if dims > 1:
-            raise UntypableError("raw JSON in an array of arrays", "leave it decoded, or use one dimension")
-        items = f"driver.each({wrapper}, {{}})"
-        array = replace(array, send=f"driver.Typed({items}, {info.array_oid})", copy_value=items)
-    return replace(array, is_json=True)
+    send = f"driver.Typed({items}, {info.array_oid})"
+    return replace(array, send=send, copy_value=items, is_json=True)
 
 
 def _copied(wrapper: str, raw: bool) -> str:

@@ -188,7 +188,7 @@ def test_scratch_databases_are_dropped_also_after_an_error(
         (
             "queries/t.sql",
             "-- name: A :one\nselect $1 is null as x",
-            ["t.sql:2: query A", "could not determine", "::text"],
+            ["t.sql:1: query A", "could not determine", "::text"],
         ),
         (
             "queries/t.sql",

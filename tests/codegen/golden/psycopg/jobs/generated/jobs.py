@@ -337,7 +337,10 @@ def add_jobs(
     return driver.run(
         conn,
         ADD_JOBS,
-        (driver.Typed(names, 1009), driver.Typed(payloads, 3807)),
+        (
+            driver.Typed(names, 1009),
+            driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
+        ),
     )
 
 
@@ -350,7 +353,10 @@ async def add_jobs_async(
     return await driver.run_async(
         conn,
         ADD_JOBS,
-        (driver.Typed(names, 1009), driver.Typed(payloads, 3807)),
+        (
+            driver.Typed(names, 1009),
+            driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
+        ),
     )
 
 
@@ -361,5 +367,8 @@ def add_jobs_call(
 ) -> driver.Call[None]:
     return driver.Call(
         ADD_JOBS,
-        (driver.Typed(names, 1009), driver.Typed(payloads, 3807)),
+        (
+            driver.Typed(names, 1009),
+            driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
+        ),
     )

@@ -33,7 +33,7 @@ class OddSchemaOrderLine:
     datetime_: datetime.datetime | None
     int_: int | None
     str_: str | None
-    x: int | None
+    _x: int | None
 
 
 ODD_SCHEMA_IN_PROGRESS_TYPE = driver.enum_type(OddSchemaInProgress)
