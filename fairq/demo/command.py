@@ -197,7 +197,7 @@ def _take_the_lock(conn: engines.Connection) -> None:
 @contextlib.contextmanager
 def _display(scenario: Scenario, console: Console) -> Iterator[view.Show]:
     """Something to call with how it stands: a live view on a terminal, a line every second elsewhere."""
-    if console.is_terminal:
+    if console.is_terminal and not console.is_dumb_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as live:
 
             def refresh(elapsed: float, sides: list[Standings]) -> None:

@@ -1,11 +1,13 @@
 """`fairq demo` from the outside: a process that shows, draws, and leaves nothing behind."""
 
+import fcntl
 import os
 import re
 import signal
 import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,6 +114,51 @@ def test_a_signal_ends_it_and_its_server(tmp_path: Path, number: signal.Signals)
         assert err == ""
         assert gone(postmaster)
         assert run_dirs_of(process.pid) == set()
+
+
+def test_on_a_terminal_it_draws_and_gives_the_cursor_back(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 130, 0, 0))
+    env = {k: v for k, v in os.environ.items() if k not in ("FAIRQ_DSN", "DATABASE_URL", "NO_COLOR")}
+    env |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+    env = {k: v for k, v in env.items() if k not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fairq", "demo", "--tasks", "100000"],
+        cwd=tmp_path,
+        env=env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen = b""
+
+    def read() -> bytes:
+        try:
+            return os.read(ours, 65536)
+        except OSError:  # how Linux says that nobody writes any more
+            return b""
+
+    try:
+        while not re.search(rb"[1-9]\d* of 102,250 started", seen):
+            more = read()
+            assert more, seen
+            seen += more
+        screen = seen.decode(errors="replace")
+        assert "FIFO · first come, first served" in screen
+        assert "fairq · everyone in turn" in screen
+        assert "alice" in screen
+        process.send_signal(signal.SIGINT)
+        while more := read():
+            seen += more
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l"), "the cursor is shown again"
+    assert seen.endswith(b"Stopped. Nothing is left running.\r\n")
 
 
 def test_its_server_dies_with_it_when_it_is_killed(tmp_path: Path) -> None:
