@@ -34,11 +34,13 @@ def draw(path: Path, fifo: list[Record], fair: list[Record], scenario: Scenario)
     """Write the PNG."""
     with matplotlib.rc_context(FONT):
         tenants = scenario.tenants[:MOST_ROWS]
-        figure = Figure(figsize=(13, 2.6 + 0.42 * len(tenants)), dpi=140, facecolor=PAPER)
+        height = 2.6 + 0.42 * max(len(tenants), 4)  # inches, as the margins below
+        figure = Figure(figsize=(13, height), dpi=140, facecolor=PAPER)
         FigureCanvasAgg(figure)
-        head = 1.05 / figure.get_figheight()
         axes = figure.subplots(1, 2, sharey=True)
-        figure.subplots_adjust(left=0.075, right=0.985, top=1 - head - 0.07, bottom=0.115, wspace=0.05)
+        figure.subplots_adjust(
+            left=0.075, right=0.985, top=1 - 1.5 / height, bottom=0.8 / height, wspace=0.05
+        )
         end = max(record.started for record in (*fifo, *fair)) * 1.02
         for axis, engine, records in zip(axes, COLOURS, (fifo, fair), strict=True):
             _panel(axis, engine, records, tenants, end)
@@ -49,7 +51,7 @@ def draw(path: Path, fifo: list[Record], fair: list[Record], scenario: Scenario)
         others = len(scenario.tenants) - 1
         figure.text(
             0.075,
-            1 - 0.42 / figure.get_figheight(),
+            1 - 0.42 / height,
             f"Bob enqueues {scenario.flood:,} tasks at once. "
             f"How long {'do' if others > 1 else 'does'} {others} other tenant{'s' * (others > 1)} wait?",
             fontsize=18,
@@ -59,7 +61,7 @@ def draw(path: Path, fifo: list[Record], fair: list[Record], scenario: Scenario)
         more = f" First {len(tenants)} of {len(scenario.tenants)} tenants." if others >= MOST_ROWS else ""
         figure.text(
             0.075,
-            1 - 0.76 / figure.get_figheight(),
+            1 - 0.76 / height,
             "One line per task, from its enqueue to its start (dot). Both queues ran at the same time in one "
             f"PostgreSQL, {scenario.slots} worker slots each.{more}",
             color=MUTED,

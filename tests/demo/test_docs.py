@@ -79,8 +79,8 @@ def test_the_sql_of_the_readme_runs(psql: str, database: Database) -> None:
     assert "letter.pdf" in answers
 
 
-def test_the_page_of_the_demo_names_every_option() -> None:
-    page = (ROOT / "docs" / "how-to" / "watch-the-demo.md").read_text("utf-8")
+def test_the_reference_of_the_demo_names_every_option() -> None:
+    page = (ROOT / "docs" / "reference" / "cli-demo.md").read_text("utf-8")
     for parameter in demo.params:
         assert f"`{parameter.opts[0]} " in page
 
