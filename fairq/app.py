@@ -30,7 +30,6 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from fairq import _statements
 from fairq.client import (
     Item,
     Options,
@@ -57,6 +56,7 @@ from fairq.errors import (
     TaskError,
     UnknownTask,
 )
+from fairq.queries import client as queries
 
 __all__ = ["App", "Backoff", "Cancellation", "Context", "Outcome", "Progress", "Task", "outcome_of"]
 
@@ -280,10 +280,10 @@ class Context:
         """
         text = None if result is None else encode(result, "result")
         call = finish_call(self, Outcome("succeeded", result=text))
-        return run(conn, Call(call.sql, call.params, self._finished))  # type: ignore[no-any-return]
+        return run(conn, Call(call.query, self._finished))  # type: ignore[no-any-return]
 
-    def _finished(self, rows: list[tuple[Any, ...]]) -> None:
-        if not rows:
+    def _finished(self, accepted: list[int]) -> None:
+        if not accepted:
             raise NotHeld(
                 f"attempt {self.attempt} of task {self.id} is not held by worker {self.worker_id} any more",
                 "Let the exception pass, so that your transaction rolls back: somebody else does the work.",
@@ -823,15 +823,15 @@ def _clean(text: str, longest: int, *, keep_end: bool = False) -> str:
     return f"…{text[-longest + 1 :]}" if keep_end else f"{text[: longest - 1]}…"
 
 
-def finish_call(ctx: Context, outcome: Outcome) -> Call[list[tuple[Any, ...]]]:
-    """`fairq.finish_tasks` for one attempt; a row is the answer when it was accepted."""
-    params = (
-        ctx.worker_id,
-        ctx.id,
-        ctx.attempt,
-        outcome.outcome,
-        outcome.result,
-        outcome.error,
-        interval(outcome.retry_delay),
+def finish_call(ctx: Context, outcome: Outcome) -> Call[list[int], bool]:
+    """`fairq.finish_tasks` for one attempt; true when it was accepted."""
+    query = queries.finish_one_call(
+        worker_id=ctx.worker_id,
+        id=ctx.id,
+        attempt=ctx.attempt,
+        outcome=outcome.outcome,
+        result=outcome.result,
+        error=outcome.error,
+        retry_delay=interval(outcome.retry_delay),
     )
-    return Call(_statements.FINISH_TASK, params, lambda rows: rows)
+    return Call(query, bool)

@@ -13,12 +13,11 @@ aborts the transaction like every error of PostgreSQL; put the call in a savepoi
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, overload
 
-from fairq import _statements
 from fairq.codec import encode
 from fairq.connections import AsyncConnection, Call, SyncConnection, run
 from fairq.errors import (
@@ -27,8 +26,10 @@ from fairq.errors import (
     InvalidGroupKey,
     InvalidName,
     InvalidTime,
+    NotEncodable,
     OutOfRange,
 )
+from fairq.queries import client as queries
 
 __all__ = [
     "Item",
@@ -208,32 +209,43 @@ def cancel(conn: Any, id: int) -> bool | Coroutine[Any, Any, bool]:
 T = TypeVar("T")
 
 
+def identity(answer: T) -> T:
+    return answer
+
+
 def create_call(
     group_key: str,
     payload: str,
     options: Options,
     idempotency_key: str | None = None,
     concurrency_key: str | None = None,
-) -> Call[int]:
+) -> Call[int, int]:
     """`fairq.create_task` with a payload that is JSON text already."""
     _check_group_key(group_key)
     _check_key("idempotency key", idempotency_key, group_key)
     _check_key("concurrency key", concurrency_key, group_key)
     _check_options(options)
-    params = (
-        group_key,
-        payload,
-        *_times(options),
-        idempotency_key,
-        concurrency_key,
-        _headers(options.headers),
+    query = queries.enqueue_call(
+        group_key=group_key,
+        payload=payload,
+        queue=options.queue,
+        kind=options.kind,
+        priority=options.priority,
+        run_at=_moment(options.run_at),
+        expires_at=_moment(options.expires_at),
+        max_attempts=options.max_attempts,
+        cost=options.cost,
+        timeout=interval(options.timeout),
+        idempotency_key=idempotency_key,
+        concurrency_key=concurrency_key,
+        headers=_headers(options.headers),
     )
-    return Call(_statements.CREATE_TASK, params, _only_id)
+    return Call(query, identity)
 
 
 def create_many_call(
-    items: Iterable[tuple[str, Any] | Item], options: Options, encode_payload: Any
-) -> Call[list[int]]:
+    items: Iterable[tuple[str, Any] | Item], options: Options, encode_payload: Callable[[Any, str], str]
+) -> Call[list[int], list[int]]:
     """`fairq.create_tasks`: one array per column; those that nobody uses stay null."""
     _check_options(options)
     group_keys: list[str] = []
@@ -248,36 +260,38 @@ def create_many_call(
             group_key, payload = _pair(item, position)
         _check_group_key(group_key)
         group_keys.append(group_key)
-        payloads.append(encode_payload(payload, f"items[{position}].payload"))
+        try:
+            payloads.append(encode_payload(payload, "payload"))
+        except NotEncodable as exc:
+            raise NotEncodable(f"items[{position}].{exc.path}", exc.reason, exc.hint) from exc.__cause__
 
     def column(name: str) -> list[Any] | None:
         if all(getattr(item, name) is None for item in special.values()):
             return None
         return [getattr(special.get(position), name, None) for position in range(len(group_keys))]
 
-    params = (
-        group_keys,
-        payloads,
-        *_times(options),
-        column("idempotency_key"),
-        column("concurrency_key"),
-        _headers(options.headers),
-        column("priority"),
-        column("cost"),
+    query = queries.enqueue_many_call(
+        group_keys=group_keys,
+        payloads=payloads,
+        queue=options.queue,
+        kind=options.kind,
+        priority=options.priority,
+        run_at=_moment(options.run_at),
+        expires_at=_moment(options.expires_at),
+        max_attempts=options.max_attempts,
+        cost=options.cost,
+        timeout=interval(options.timeout),
+        idempotency_keys=column("idempotency_key"),
+        concurrency_keys=column("concurrency_key"),
+        headers=_headers(options.headers),
+        priorities=column("priority"),
+        costs=column("cost"),
     )
-    return Call(_statements.CREATE_TASKS, params, _ids)
+    return Call(query, identity)
 
 
-def cancel_call(id: int) -> Call[bool]:
-    return Call(_statements.CANCEL_TASK, (id,), lambda rows: bool(rows[0][0]))
-
-
-def _only_id(rows: list[tuple[Any, ...]]) -> int:
-    return int(rows[0][0])
-
-
-def _ids(rows: list[tuple[Any, ...]]) -> list[int]:
-    return [row[0] for row in rows]
+def cancel_call(id: int) -> Call[bool, bool]:
+    return Call(queries.cancel_call(id=id), identity)
 
 
 def _pair(item: Any, position: int) -> tuple[str, Any]:
@@ -288,17 +302,8 @@ def _pair(item: Any, position: int) -> tuple[str, Any]:
     )
 
 
-def _times(options: Options) -> tuple[Any, ...]:
-    return (
-        options.queue,
-        options.kind,
-        options.priority,
-        None if options.run_at is None else options.run_at.isoformat(),
-        None if options.expires_at is None else options.expires_at.isoformat(),
-        options.max_attempts,
-        float(options.cost),
-        interval(options.timeout),
-    )
+def _moment(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
 
 
 def interval(length: Seconds | None) -> str | None:

@@ -2,8 +2,8 @@
 
 | connection                                            | how                                           |
 |-------------------------------------------------------|-----------------------------------------------|
-| psycopg Connection, AsyncConnection                   | a raw cursor of our own: any row factory,     |
-|                                                       | cursor factory or pipeline is left alone      |
+| psycopg Connection, AsyncConnection                   | a cursor of its own: any row factory, cursor  |
+|                                                       | factory or pipeline is left alone             |
 | SQLAlchemy Connection, Session, scoped_session,       | text() on the connection, so that SQLAlchemy  |
 | and their async twins, any PostgreSQL driver          | knows of the transaction                      |
 | Django connection (also `connections["…"]`)           | its cursor                                    |
@@ -26,12 +26,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, LiteralString, Protocol, TypeAlias, TypeVar, cast, overload
 
 import psycopg
-from psycopg.adapt import AdaptersMap
-from psycopg.rows import tuple_row
-from psycopg.types.array import ListBinaryDumper
-from psycopg.types.string import StrBinaryDumper
+from psycopg.rows import scalar_row
 
 from fairq.errors import UnsupportedConnection, translating
+from fairq.queries import driver
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection as AlchemyConnection
@@ -63,34 +61,35 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 
+S = TypeVar("S")
+
+
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """A statement with `$n` parameters, and what to make of its rows."""
+class Call(Generic[S, T]):
+    """A generated call, and what to make of its answer."""
 
-    sql: LiteralString
-    params: tuple[Any, ...]
-    read: Callable[[list[Row]], T]
-    has_rows: bool = True
+    query: driver.Call[S]
+    read: Callable[[S], T]
 
 
 @overload
-def run(conn: SyncConnection, call: Call[T]) -> T: ...
+def run(conn: SyncConnection, call: Call[Any, T]) -> T: ...
 @overload
-def run(conn: AsyncConnection, call: Call[T]) -> Coroutine[Any, Any, T]: ...
-def run(conn: Any, call: Call[T]) -> T | Coroutine[Any, Any, T]:
+def run(conn: AsyncConnection, call: Call[Any, T]) -> Coroutine[Any, Any, T]: ...
+def run(conn: Any, call: Call[Any, T]) -> T | Coroutine[Any, Any, T]:
     """Run a call on a connection; on an async one, return a coroutine that does."""
     kind = _kind(conn)
     if kind in _ASYNC:
         return _run_async(_ASYNC[kind], conn, call)
     with translating():
-        return call.read(_SYNC[kind](conn, call))
+        return call.read(_SYNC[kind](conn, call.query))
 
 
 async def _run_async(
-    fetch: Callable[[Any, Call[T]], Coroutine[Any, Any, list[Row]]], conn: Any, call: Call[T]
+    send: Callable[[Any, driver.Call[Any]], Coroutine[Any, Any, Any]], conn: Any, call: Call[Any, T]
 ) -> T:
     with translating():
-        return call.read(await fetch(conn, call))
+        return call.read(await send(conn, call.query))
 
 
 def is_async(conn: object) -> bool:
@@ -146,58 +145,72 @@ def _kind_of_class(cls: type) -> str | None:
 
 # --- psycopg ---------------------------------------------------------------------------------------
 
-# Arrays and text go in binary form: ten thousand payloads take 4 ms instead of 70.
-_adapters = AdaptersMap(psycopg.adapters)
-_adapters.register_dumper(list, ListBinaryDumper)
-_adapters.register_dumper(str, StrBinaryDumper)
+
+def _psycopg(conn: psycopg.Connection[Any], query: driver.Call[Any]) -> Any:
+    return driver.run(conn, query.statement, query.params)
 
 
-class _Cursor(psycopg.RawCursor[Row]):
-    @property
-    def adapters(self) -> AdaptersMap:
-        return _adapters
+async def _psycopg_async(conn: psycopg.AsyncConnection[Any], query: driver.Call[Any]) -> Any:
+    return await driver.run_async(conn, query.statement, query.params)
 
 
-class _AsyncCursor(psycopg.AsyncRawCursor[Row]):
-    @property
-    def adapters(self) -> AdaptersMap:
-        return _adapters
+# --- The others ------------------------------------------------------------------------------------
+
+_NUMBERED = re.compile(r"\$(\d+)")
+_COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 
 
-def _psycopg(conn: psycopg.Connection[Any], call: Call[Any]) -> list[Row]:
-    cursor = _Cursor(conn, row_factory=tuple_row).execute(call.sql, call.params)
-    return cursor.fetchall() if call.has_rows else []
+def _plain(value: Any) -> Any:
+    """A parameter without psycopg's remarks about its type."""
+    if isinstance(value, driver.Typed):
+        value = value.value
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    return value
 
 
-async def _psycopg_async(conn: psycopg.AsyncConnection[Any], call: Call[Any]) -> list[Row]:
-    cursor = await _AsyncCursor(conn, row_factory=tuple_row).execute(call.sql, call.params)
-    return await cursor.fetchall() if call.has_rows else []
+def _answer(statement: driver.Statement[Any], rows: list[Row]) -> Any:
+    """What psycopg's side would have made of the rows."""
+    if statement.row is scalar_row:
+        made: list[Any] = [row[0] for row in rows]
+    else:
+        # The generated factories call the row's class, and look at no cursor.
+        make = statement.row(None)
+        made = [make(row) for row in rows]
+    if statement.command == "many":
+        return made
+    return made[0] if made else None
 
 
 # --- SQLAlchemy ------------------------------------------------------------------------------------
 
-_NUMBERED = re.compile(r"\$(\d+)")
-
 
 @lru_cache(maxsize=64)
 def _alchemy_text(sql: LiteralString) -> Any:
-    """The statement for SQLAlchemy. Parameters without a type: drivers then ask the server, which sees the
-    cast.
+    """The statement for SQLAlchemy.
+
+    Its parameters have no type: drivers then ask the server, which sees the cast.
     """
     from sqlalchemy import bindparam, text
     from sqlalchemy.types import NullType
 
+    sql = _COMMENT.sub("", sql)
     count = max((int(number) for number in _NUMBERED.findall(sql)), default=0)
     named = _NUMBERED.sub(r"(:p\1)", sql)
     return text(named).bindparams(*(bindparam(f"p{n}", type_=NullType()) for n in range(1, count + 1)))
 
 
-def _named(call: Call[Any]) -> dict[str, Any]:
-    return {f"p{number}": value for number, value in enumerate(call.params, 1)}
+def _named(query: driver.Call[Any]) -> dict[str, Any]:
+    return {f"p{number}": _plain(value) for number, value in enumerate(query.params, 1)}
 
 
-def _rows(result: Any) -> list[Row]:
-    return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
+def _alchemy_answer(query: driver.Call[Any], result: Any) -> Any:
+    rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
+    return _answer(query.statement, rows)
 
 
 def _check_dialect(conn: AlchemyConnection | AlchemyAsyncConnection) -> None:
@@ -205,44 +218,50 @@ def _check_dialect(conn: AlchemyConnection | AlchemyAsyncConnection) -> None:
         raise UnsupportedConnection(f"SQLAlchemy's connection is to {conn.dialect.name}, not to PostgreSQL")
 
 
-def _alchemy(conn: AlchemyConnection, call: Call[Any]) -> list[Row]:
+def _alchemy(conn: AlchemyConnection, query: driver.Call[Any]) -> Any:
     _check_dialect(conn)
-    return _rows(conn.execute(_alchemy_text(call.sql), _named(call)))
+    return _alchemy_answer(query, conn.execute(_alchemy_text(query.statement.sql), _named(query)))
 
 
-def _alchemy_session(session: Session, call: Call[Any]) -> list[Row]:
-    return _alchemy(session.connection(), call)
+def _alchemy_session(session: Session, query: driver.Call[Any]) -> Any:
+    return _alchemy(session.connection(), query)
 
 
-async def _alchemy_async(conn: AlchemyAsyncConnection, call: Call[Any]) -> list[Row]:
+async def _alchemy_async(conn: AlchemyAsyncConnection, query: driver.Call[Any]) -> Any:
     _check_dialect(conn)
-    return _rows(await conn.execute(_alchemy_text(call.sql), _named(call)))
+    return _alchemy_answer(query, await conn.execute(_alchemy_text(query.statement.sql), _named(query)))
 
 
-async def _alchemy_async_session(session: AsyncSession, call: Call[Any]) -> list[Row]:
-    return await _alchemy_async(await session.connection(), call)
+async def _alchemy_async_session(session: AsyncSession, query: driver.Call[Any]) -> Any:
+    return await _alchemy_async(await session.connection(), query)
 
 
 # --- Django ----------------------------------------------------------------------------------------
 
 
-def _django(conn: DjangoConnection, call: Call[Any]) -> list[Row]:
-    # %s by position: a parameter that a statement names twice is passed twice.
-    order = [int(number) - 1 for number in _NUMBERED.findall(call.sql)]
+@lru_cache(maxsize=64)
+def _django_text(sql: LiteralString) -> tuple[str, tuple[int, ...]]:
+    """The statement with %s, and which parameter stands at each: one that is named twice is passed twice."""
+    sql = _COMMENT.sub("", sql)
+    order = tuple(int(number) - 1 for number in _NUMBERED.findall(sql))
+    return _NUMBERED.sub("%s", sql.replace("%", "%%")), order
+
+
+def _django(conn: DjangoConnection, query: driver.Call[Any]) -> Any:
+    sql, order = _django_text(query.statement.sql)
     with conn.cursor() as cursor:
-        cursor.execute(
-            _NUMBERED.sub("%s", call.sql.replace("%", "%%")), [call.params[position] for position in order]
-        )
-        return [tuple(row) for row in cursor.fetchall()] if call.has_rows else []
+        cursor.execute(sql, [_plain(query.params[position]) for position in order])
+        rows = [] if query.statement.command == "exec" else [tuple(row) for row in cursor.fetchall()]
+    return _answer(query.statement, rows)
 
 
-_SYNC: dict[str, Callable[[Any, Call[Any]], list[Row]]] = {
+_SYNC: dict[str, Callable[[Any, driver.Call[Any]], Any]] = {
     "psycopg": _psycopg,
     "alchemy": _alchemy,
     "alchemy_session": _alchemy_session,
     "django": _django,
 }
-_ASYNC: dict[str, Callable[[Any, Call[Any]], Coroutine[Any, Any, list[Row]]]] = {
+_ASYNC: dict[str, Callable[[Any, driver.Call[Any]], Coroutine[Any, Any, Any]]] = {
     "psycopg_async": _psycopg_async,
     "alchemy_async": _alchemy_async,
     "alchemy_async_session": _alchemy_async_session,

@@ -22,9 +22,11 @@ from typing import Any, Literal, overload
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from fairq import _statements
+from fairq.client import identity
 from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
 from fairq.errors import InTransaction, NoSuchTask, ResultTimeout, TaskFailed, translating
+from fairq.queries import client as queries
+from fairq.queries import driver
 
 __all__ = ["TaskResult", "result"]
 
@@ -81,16 +83,16 @@ class _Look:
     has_written: bool
 
 
-def _look_call(id: int) -> Call[_Look]:
-    def read(rows: list[tuple[Any, ...]]) -> _Look:
-        outcome, finished_at, value, error, live, isolation, began, has_written = rows[0]
+def _look_call(id: int) -> Call[queries.LookAtResultRow, _Look]:
+    def read(row: queries.LookAtResultRow) -> _Look:
         ended = None
-        if outcome is not None:
-            at = datetime.fromisoformat(finished_at)
-            ended = TaskResult(id, outcome, at, _parsed(value), _parsed(error))
-        return _Look(ended, live, isolation in ("repeatable read", "serializable"), began, has_written)
+        if row.outcome is not None and row.finished_at is not None:
+            at = datetime.fromisoformat(row.finished_at)
+            ended = TaskResult(id, row.outcome, at, _parsed(row.result), _parsed(row.error))
+        fixed = row.isolation in ("repeatable read", "serializable")
+        return _Look(ended, row.live, fixed, row.transaction_began, row.has_written)
 
-    return Call(_statements.TASK_RESULT, (id,), read)
+    return Call(queries.look_at_result_call(id=id), read)
 
 
 def _parsed(text: str | None) -> Any:
@@ -190,9 +192,9 @@ async def _drive_async(conn: AsyncConnection, id: int, steps: _Steps) -> TaskRes
             await run(listener, _UNLISTEN)
 
 
-_LISTENS: Call[bool] = Call(_statements.LISTENS, (), lambda rows: bool(rows[0][0]))
-_LISTEN: Call[bool] = Call(_statements.LISTEN_DONE, (), lambda _: True, has_rows=False)
-_UNLISTEN: Call[bool] = Call(_statements.UNLISTEN_DONE, (), lambda _: True, has_rows=False)
+_LISTENS = Call(queries.is_listening_call(), identity)
+_LISTEN = Call(driver.Call(driver.Statement[None]("exec", "listen fairq_done"), ()), lambda _: True)
+_UNLISTEN = Call(driver.Call(driver.Statement[None]("exec", "unlisten fairq_done"), ()), identity)
 
 
 def _may_listen(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:

@@ -20,10 +20,10 @@ import json
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, LiteralString, TypeVar, overload
 
-from fairq import _statements
 from fairq.app import App, Context, Outcome, Progress, Task, finish_call, outcome_of
+from fairq.client import identity
 from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
 from fairq.errors import (
     Cancelled,
@@ -35,6 +35,8 @@ from fairq.errors import (
     Retry,
     TaskTimeout,
 )
+from fairq.queries import client as queries
+from fairq.queries import driver, workers
 
 __all__ = ["Enqueued", "Ran", "call", "call_async", "context", "drain", "enqueued"]
 
@@ -140,17 +142,15 @@ def enqueued(
     conn: Any, *, kind: str | None = None, queue: str | None = None, group_key: str | None = None
 ) -> list[Enqueued] | Coroutine[Any, Any, list[Enqueued]]:
     """The live tasks that this transaction sees, in the order they were created."""
-    return run(  # type: ignore[no-any-return]
-        conn,
-        Call(_statements.LIVE_TASKS, (kind, queue, group_key), lambda rows: [_enqueued(row) for row in rows]),
-    )
+    query = queries.live_tasks_call(kind=kind, queue=queue, group_key=group_key)
+    return run(conn, Call(query, lambda rows: [_enqueued(row) for row in rows]))  # type: ignore[no-any-return]
 
 
-def _enqueued(row: tuple[Any, ...]) -> Enqueued:
-    values = dict(zip(Enqueued.__slots__, row, strict=True))
-    values["run_at"] = datetime.fromisoformat(values["run_at"])
-    values["headers"] = _parsed(values["headers"])
-    values["payload"] = _parsed(values["payload"])
+def _enqueued(row: queries.LiveTasksRow) -> Enqueued:
+    values = {name: getattr(row, name) for name in Enqueued.__slots__}
+    values["run_at"] = datetime.fromisoformat(row.run_at)
+    values["headers"] = _parsed(row.headers)
+    values["payload"] = _parsed(row.payload)
     return Enqueued(**values)
 
 
@@ -227,7 +227,7 @@ class _Invoke:
     ctx: Context
 
 
-_Steps = Generator[Call[Any] | _Invoke, Any, list[Ran]]
+_Steps = Generator[Call[Any, Any] | _Invoke, Any, list[Ran]]
 
 
 def _drive(conn: Any, steps: _Steps) -> list[Ran]:
@@ -286,14 +286,14 @@ def _drain(app: App, queues: list[str], at: datetime | None, limit: int, raise_e
         if at.utcoffset() is None:
             raise ConfigurationError(f"at={at!r} names no time zone", "Pass an aware datetime.")
         yield _clock(at.isoformat())
-    worker_id = yield Call(_statements.REGISTER_WORKER, ("fairq.testing", queues), lambda rows: rows[0][0])
+    worker_id = yield Call(queries.register_tester_call(name="fairq.testing", queues=queues), identity)
     ran: list[Ran] = []
     savepoints = yield from _savepoints_work()
     try:
         while True:
             row = None
             for queue in queues:
-                rows = yield Call(_statements.POP_TASK, (queue, worker_id), lambda rows: rows)
+                rows = yield Call(queries.pop_one_call(queue=queue, worker_id=worker_id), identity)
                 if rows:
                     row = rows[0]
                     break
@@ -311,17 +311,17 @@ def _drain(app: App, queues: list[str], at: datetime | None, limit: int, raise_e
                 raise attempt.exception
     finally:
         with contextlib.suppress(DatabaseError):
-            yield Call(_statements.RETIRE_WORKER, (worker_id,), lambda _: None)
+            yield Call(workers.retire_worker_call(worker_id=worker_id), identity)
             if at is not None:
                 yield _clock("")
     return ran
 
 
-def _clock(text: str) -> Call[None]:
-    return Call(_statements.SET_CLOCK, (text,), lambda _: None)
+def _clock(text: str) -> Call[str, str]:
+    return Call(queries.set_clock_call(at=text), identity)
 
 
-def _savepoints_work() -> Generator[Call[Any], Any, bool]:
+def _savepoints_work() -> Generator[Call[Any, Any], Any, bool]:
     """In autocommit there are none, and none are needed: each statement stands alone."""
     try:
         yield _SAVEPOINT
@@ -333,8 +333,8 @@ def _savepoints_work() -> Generator[Call[Any], Any, bool]:
     return True
 
 
-def _plain(sql: Any) -> Call[None]:
-    return Call(sql, (), lambda _: None, has_rows=False)
+def _plain(sql: LiteralString) -> Call[None, None]:
+    return Call(driver.Call(driver.Statement[None]("exec", sql), ()), identity)
 
 
 _SAVEPOINT = _plain("savepoint fairq_testing")
@@ -342,34 +342,24 @@ _ROLLBACK = _plain("rollback to savepoint fairq_testing")
 _RELEASE = _plain("release savepoint fairq_testing")
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What a popped task has; the order is that of the statement."""
-
-    id: int
-    attempt: int
-    max_attempts: int
-    queue: str
-    group_key: str
-    kind: str
-    seconds: float | None
-    headers: str | None
-    payload: str
-
-    @property
-    def timeout(self) -> timedelta | None:
-        return None if self.seconds is None else timedelta(seconds=self.seconds)
-
-    @property
-    def started_at(self) -> datetime:
-        return datetime.now(UTC)
+def _context_of(row: queries.PopOneRow, worker_id: int) -> Context:
+    return Context(
+        id=row.id,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        group_key=row.group_key,
+        queue=row.queue,
+        kind=row.kind,
+        worker_id=worker_id,
+        headers=_parsed(row.headers) or {},
+        deadline=None if row.seconds is None else datetime.now(UTC) + timedelta(seconds=row.seconds),
+    )
 
 
 def _attempt(
-    app: App, worker_id: int, popped: tuple[Any, ...], savepoints: bool
-) -> Generator[Call[Any] | _Invoke, Any, Ran]:
-    row = _Row(*popped)
-    ctx = Context.of(row, worker_id)
+    app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool
+) -> Generator[Call[Any, Any] | _Invoke, Any, Ran]:
+    ctx = _context_of(row, worker_id)
     task: Task[Any, ..., Any] | None = None
     exception: BaseException | None = None
     payload: Any = None

@@ -18,7 +18,9 @@ from psycopg.rows import dict_row, namedtuple_row
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
+from fairq.client import identity
 from fairq.connections import Call, run
+from fairq.queries import driver
 
 T = TypeVar("T")
 
@@ -43,11 +45,13 @@ class Opened:
         self.finish(self.conn.rollback())
 
     def rows(self, sql: LiteralString, *params: Any) -> list[tuple[Any, ...]]:
-        found: Any = self.finish(run(self.conn, Call(sql, params, list)))
+        query = driver.Call(driver.Statement[Any]("many", sql), params)
+        found: Any = self.finish(run(self.conn, Call(query, identity)))
         return list(found)
 
     def do(self, sql: LiteralString) -> None:
-        self.finish(run(self.conn, Call(sql, (), list, has_rows=False)))
+        query = driver.Call(driver.Statement[None]("exec", sql), ())
+        self.finish(run(self.conn, Call(query, identity)))
 
     def value(self, sql: LiteralString, *params: Any) -> Any:
         return self.rows(sql, *params)[0][0]

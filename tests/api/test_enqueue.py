@@ -240,17 +240,13 @@ def test_a_cancelled_task_is_gone_after_the_commit(opened: Opened, group: str) -
     opened.commit()
     assert opened.finish(fairq.cancel(opened.conn, id)) is True
     opened.commit()
-    opened.finish(fairq.connections.run(opened.conn, _promote()))
+    opened.value("select fairq.promote_overflow('default')")
     opened.commit()
     assert opened.finish(fairq.cancel(opened.conn, id)) is False
     assert (
         opened.value("select f.outcome from fairq.finished_tasks f where f.id = $1::bigint", id)
         == "cancelled"
     )
-
-
-def _promote() -> Any:
-    return fairq.connections.Call("select fairq.promote_overflow('default')", (), list)
 
 
 def test_no_setting_of_the_session_changes(opened: Opened, group: str) -> None:

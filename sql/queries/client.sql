@@ -1,0 +1,127 @@
+-- What applications send, over any driver: fairq.client, fairq.results, fairq.testing.
+-- A parameter that drivers spell differently (JSON, a time, an interval) comes as text and is cast once more; results are texts and
+-- numbers for the same reason. So the same statement serves psycopg, asyncpg, SQLAlchemy and Django.
+
+-- name: Enqueue :one
+-- Creates a task in the caller's transaction and returns its id.
+-- fairq: always
+-- fairq: not null id
+select fairq.create_task(
+  p_group_key => sqlc.arg(group_key)::text,
+  p_payload => sqlc.arg(payload)::text::jsonb,
+  p_queue => sqlc.arg(queue)::text,
+  p_kind => sqlc.arg(kind)::text,
+  p_priority => sqlc.arg(priority)::integer,
+  p_run_at => sqlc.narg(run_at)::text::timestamptz,
+  p_expires_at => sqlc.narg(expires_at)::text::timestamptz,
+  p_max_attempts => sqlc.narg(max_attempts)::integer,
+  p_cost => sqlc.arg(cost)::double precision,
+  p_timeout => sqlc.narg(timeout)::text::interval,
+  p_idempotency_key => sqlc.narg(idempotency_key)::text,
+  p_concurrency_key => sqlc.narg(concurrency_key)::text,
+  p_headers => sqlc.narg(headers)::text::jsonb
+)::bigint as id;
+
+-- name: EnqueueMany :many
+-- Creates many tasks with one call and returns their ids in the order of the input.
+-- fairq: not null id
+select c.id::bigint as id
+from fairq.create_tasks(
+  p_group_keys => sqlc.arg(group_keys)::text[],
+  p_payloads => sqlc.arg(payloads)::text[]::jsonb[],
+  p_queue => sqlc.arg(queue)::text,
+  p_kind => sqlc.arg(kind)::text,
+  p_priority => sqlc.arg(priority)::integer,
+  p_run_at => sqlc.narg(run_at)::text::timestamptz,
+  p_expires_at => sqlc.narg(expires_at)::text::timestamptz,
+  p_max_attempts => sqlc.narg(max_attempts)::integer,
+  p_cost => sqlc.arg(cost)::double precision,
+  p_timeout => sqlc.narg(timeout)::text::interval,
+  p_idempotency_keys => sqlc.narg(idempotency_keys)::text[],
+  p_concurrency_keys => sqlc.narg(concurrency_keys)::text[],
+  p_headers => sqlc.narg(headers)::text::jsonb,
+  p_priorities => sqlc.narg(priorities)::integer[],
+  p_costs => sqlc.narg(costs)::double precision[]
+) as c(id);
+
+-- name: Cancel :one
+-- Cancels a task when the transaction commits; false: it is not live.
+-- fairq: always
+-- fairq: not null accepted
+select fairq.cancel_task(sqlc.arg(id)::bigint)::boolean as accepted;
+
+-- name: FinishOne :many
+-- Ends one attempt; no row: the worker does not hold it any more.
+-- fairq: not null id
+select f.id::bigint as id
+from fairq.finish_tasks(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => array[sqlc.arg(id)::bigint],
+  p_attempts => array[sqlc.arg(attempt)::integer],
+  p_outcomes => array[sqlc.arg(outcome)::text],
+  p_results => array[sqlc.narg(result)::text::jsonb],
+  p_errors => array[sqlc.narg(error)::text::jsonb],
+  p_retry_delays => array[sqlc.narg(retry_delay)::text::interval]
+) as f(id);
+
+-- name: LookAtResult :one
+-- How a task ended, or whether it is live still. One statement, so one snapshot: a task is never seen in neither state while it moves.
+-- fairq: always
+-- fairq: not null live, isolation, transaction_began, has_written
+select f.outcome,
+  to_char(f.finished_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as finished_at,
+  f.result::text as result,
+  f.error::text as error,
+  exists (
+    select from fairq.tasks t where t.shard_no = any(s.shard_nos) and t.id = sqlc.arg(id)::bigint
+  )::boolean as live,
+  current_setting('transaction_isolation')::text as isolation,
+  now()::text as transaction_began,
+  (pg_current_xact_id_if_assigned() is not null)::boolean as has_written
+from (select array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[] as shard_nos) s
+left join lateral (
+  select r.outcome, r.finished_at, r.result, r.error
+  from fairq.finished_tasks r
+  where r.shard_no = any(s.shard_nos)
+    and r.id = sqlc.arg(id)::bigint
+  order by r.finished_at desc
+  limit 1
+) f on true;
+
+-- name: IsListening :one
+-- Whether the session listens to anything.
+-- fairq: always
+-- fairq: not null listens
+select exists (select from pg_catalog.pg_listening_channels())::boolean as listens;
+
+-- name: RegisterTester :one
+-- Tests: registers the worker that drains queues in the test's own transaction.
+-- fairq: always
+-- fairq: not null worker_id
+select fairq.register_worker(sqlc.arg(name)::text, sqlc.arg(queues)::text[], 1, interval '1 hour')::bigint as worker_id;
+
+-- name: PopOne :many
+-- Tests: the next task of a queue.
+-- fairq: not null id, attempt, max_attempts, queue, group_key, kind, payload
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+  extract(epoch from t.timeout)::double precision as seconds, t.headers::text as headers, t.payload::text as payload
+from fairq.pop_tasks(p_queue => sqlc.arg(queue)::text, p_limit => 1, p_worker_id => sqlc.arg(worker_id)::bigint) t;
+
+-- name: SetClock :one
+-- Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again.
+-- fairq: always
+-- fairq: not null at
+select set_config('fairq.now', sqlc.arg(at)::text, true)::text as at;
+
+-- name: LiveTasks :many
+-- Tests: live tasks in the order they were created.
+-- fairq: not null run_at, payload
+select t.id, t.queue, t.kind, t.group_key, t.state, t.priority, t.attempt,
+  to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
+  t.headers::text as headers, t.payload::text as payload, t.concurrency_key, t.idempotency_key
+from fairq.tasks t
+where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
+  and (sqlc.narg(kind)::text is null or t.kind = sqlc.narg(kind)::text)
+  and (sqlc.narg(queue)::text is null or t.queue = sqlc.narg(queue)::text)
+  and (sqlc.narg(group_key)::text is null or t.group_key = sqlc.narg(group_key)::text)
+order by t.id;
