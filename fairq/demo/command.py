@@ -92,8 +92,8 @@ def _demo(scenario: Scenario, out: Path, dsn: str | None, console: Console) -> N
     started = time.monotonic()
     with _database(dsn, console) as where, psycopg.connect(where, autocommit=True) as conn:
         _take_the_lock(conn)
-        fifo_engine, fair_engine = engines.set_up(conn, scenario.slots)
         try:
+            fifo_engine, fair_engine = engines.set_up(conn, scenario.slots)
             with _display(scenario, console) as show:
                 run(where, (fifo_engine, fair_engine), scenario, show)
             fifo, fair = fifo_engine.history(conn), fair_engine.history(conn)

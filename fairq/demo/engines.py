@@ -168,6 +168,7 @@ def strangers(conn: Connection) -> int:
     return int(row[0])
 
 
+_SWEPT = ("rings", "ticks", "lanes")
 _BY_QUEUE = ("tasks", "finished_tasks", "rings", "lanes", "ticks", "groups", "domains", "queues")
 
 
@@ -178,6 +179,9 @@ def take_away(conn: Connection) -> None:
         conn.execute(
             "select fairq.retire_worker(w.worker_id) from fairq.workers w where w.queues = %s::text[]",
             ([QUEUE],),
+        )
+        conn.execute(
+            "delete from fairq.sweeps where what = any(%s::text[])", ([f"{n} {QUEUE}" for n in _SWEPT],)
         )
         for table in _BY_QUEUE:
             conn.execute(

@@ -196,6 +196,20 @@ def test_it_runs_in_a_database_that_is_named_and_takes_its_things_away(
     assert conn.execute("select count(*) from fairq.finished_tasks").fetchone() == (0,)
 
 
+def test_stopped_in_a_database_that_is_named_it_takes_its_things_away_too(
+    database: Database, tmp_path: Path
+) -> None:
+    with fairq_demo(tmp_path, "--tasks", "20000", "--dsn", database.dsn) as process:
+        read_until(process, r"[1-9]\d* of [\d,]+ started.*\|")
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    conn = database.connect()
+    assert conn.execute("select to_regnamespace('fairq_demo_fifo')").fetchone() == (None,)
+    assert conn.execute("select count(*) from fairq.tasks").fetchone() == (0,)
+    assert conn.execute("select count(*) from fairq.workers").fetchone() == (0,)
+
+
 def test_a_queue_that_somebody_else_uses_is_left_alone(database: Database, tmp_path: Path) -> None:
     conn = database.connect()
     conn.execute("select fairq.configure_queue('demo')")

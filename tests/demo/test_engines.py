@@ -67,7 +67,9 @@ def test_taking_away_leaves_nothing_of_the_demo_and_all_of_the_rest(conn: psycop
     for engine in set_up(conn, 4):
         engine.enqueue(conn, "bob", 5)
         engine.turn(conn, engine.turn(conn, [], 2), 2)
+    conn.execute("select fairq.maintain()")
     take_away(conn)
+    assert conn.execute("select count(*) from fairq.sweeps where what like '%demo'").fetchone() == (0,)
     assert conn.execute("select to_regnamespace('fairq_demo_fifo')").fetchone() == (None,)
     for table in ("tasks", "finished_tasks", "rings", "lanes", "ticks", "domains", "queues"):
         left = conn.execute(f"select distinct queue from fairq.{table}").fetchall()  # noqa: S608
