@@ -2,7 +2,9 @@
 -- A row that another session pops is skipped; one that another session popped after our snapshot fails the recheck of its state and is
 -- skipped too; one whose popper rolls back becomes visible again at the same address.
 -- Promotes when there is news, when the ready set runs short, and, for the next caller, when this pop passed the middle of it.
--- Another session that holds the domain's lock is promoting already; it is not waited for as long as there is something to pop.
+-- Another session that holds the domain's lock is promoting already; it is not waited for.
+-- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
+-- cancelled, or a schedule that it hears of when it is due already. The bound on rounds is a matter of cost only; the next pop goes on.
 -- Locks: tasks, the rows it returns; the domain while promoting.
 -- Cost: p_limit entries of tasks_ready_idx plus those popped since the last tick.
 create function fairq._pop(p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval)
@@ -17,13 +19,17 @@ declare
   v_left integer := p_limit;
   v_picked record;
   v_round integer;
+  v_before fairq.ticks;
+  v_promoted integer;
 begin
   perform fairq._touch_worker(p_shard_no, p_worker_id, v_now);
 
-  for v_round in 1 .. 3 loop
+  for v_round in 1 .. 100 loop
     select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+    v_before := v_tick;
+    v_promoted := null;
     if v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick) then
-      perform fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, q.*)), false)
+      select fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, q.*)), false) into v_promoted
       from fairq.queues q
       where q.queue = p_queue;
       select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
@@ -53,7 +59,10 @@ begin
       v_left := v_left - cardinality(v_picked.ready);
     end if;
 
-    exit when v_left = 0 or (v_tick.horizon is null and v_picked.expired is null);
+    exit when v_left = 0;
+    exit when v_picked.expired is null and v_tick.horizon is null and not fairq._has_news(v_tick);
+    exit when v_round > 1 and v_picked.expired is null and v_picked.ready is null and coalesce(v_promoted, 0) = 0
+      and (v_tick.horizon, v_tick.horizon_position) is not distinct from (v_before.horizon, v_before.horizon_position);
   end loop;
 
   if v_left = 0 and v_picked.last_block >= v_tick.refill_block then
