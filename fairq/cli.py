@@ -17,6 +17,7 @@ from importlib import import_module, metadata, util
 from typing import IO, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 __all__ = [
     "COMMANDS",
@@ -58,6 +59,28 @@ COMMANDS = {
     "demo": Command("fairq.demo:demo", "Watch a fair queue beside a plain one.", "Start", "demo"),
     "migrate": Command("fairq.commands.migrate:migrate", "Install or upgrade fairq in a database.", "Set up"),
     "sql": Command("fairq.commands.migrate:sql", "Print migrations as plain SQL.", "Set up"),
+    "doctor": Command(
+        "fairq.commands.doctor:doctor", "Check the installation, and say what to do.", "Set up"
+    ),
+    "completion": Command(
+        "fairq.commands.completion:completion",
+        "Print a script that makes your shell complete on TAB.",
+        "Set up",
+    ),
+    "enqueue": Command("fairq.commands.tasks:enqueue", "Create tasks, one or a file of them.", "Tasks"),
+    "cancel": Command("fairq.commands.tasks:cancel", "Cancel tasks.", "Tasks"),
+    "retry": Command("fairq.commands.tasks:retry", "Run ended tasks again, or waiting ones now.", "Tasks"),
+    "result": Command("fairq.commands.tasks:result", "Show how a task ended, or wait until it has.", "Tasks"),
+    "explain": Command("fairq.commands.explain:explain", "Say why a task waits, or how it ended.", "Tasks"),
+    "stats": Command("fairq.commands.stats:stats", "Show how queues, groups and workers stand.", "Queues"),
+    "top": Command("fairq.commands.top:top", "Watch queues, groups and workers.", "Queues"),
+    "queues": Command(
+        "fairq.commands.queues:queues", "List queues; create them, change their settings.", "Queues"
+    ),
+    "groups": Command(
+        "fairq.commands.queues:groups", "List the busiest groups; change a group's settings.", "Queues"
+    ),
+    "maintain": Command("fairq.commands.maintain:maintain", "Run one round of maintenance.", "Queues"),
     "gen": Command("fairq.codegen.command:gen", "Write typed Python for your SQL.", "Develop", "codegen"),
 }
 
@@ -110,6 +133,12 @@ class Commands(click.Group):
                 exit_code=Exit.USAGE,
             ) from exc
         return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """From the table, too: TAB imports nothing, and works where an extra is missing."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=COMMANDS[name].help) for name in names]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -223,6 +252,11 @@ def main(ctx: click.Context) -> None:
     fairq demo                      see it at work; needs no database
     export FAIRQ_DSN=postgresql://user@host/name
     fairq migrate                   install fairq in your database
+    fairq enqueue bob '{"n": 1}'    a task of the tenant bob
+    fairq explain 1                 why it waits
+    fairq work myapp.tasks          run tasks with your handlers
+    fairq top                       watch
+    fairq doctor                    is everything well?
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -1,0 +1,270 @@
+"""What the commands share: a connection, options for times, and how answers are written.
+
+Group keys and names of workers come from applications, and so from anybody: whatever of them is shown goes
+through `clean`, so that no tenant can send escape sequences to an operator's terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fairq import install
+from fairq.cli import wants_json
+from fairq.dsn import resolve
+from fairq.errors import translating
+
+__all__ = [
+    "DURATION",
+    "WHEN",
+    "Connection",
+    "clean",
+    "connect",
+    "console",
+    "count",
+    "number",
+    "plain",
+    "server_time",
+    "session",
+    "show",
+    "span",
+    "table",
+    "task_ids",
+]
+
+Connection = psycopg.Connection[Any]
+
+CONNECT_SECONDS = 10
+PLAIN_WIDTH = 200  # of a table that goes into a file or a pipe: nothing is cut off there
+
+# --- The database ----------------------------------------------------------------------------------
+
+
+def connect(dsn: str) -> Connection:
+    """A connection in autocommit, that works behind a transaction pooler.
+
+    `with conn.transaction()` opens READ COMMITTED, whatever the role's default is: promotion needs it.
+    """
+    parts = conninfo_to_dict(dsn)
+    patience: dict[str, Any] = {}
+    if "connect_timeout" not in parts and not os.environ.get("PGCONNECT_TIMEOUT"):
+        patience["connect_timeout"] = CONNECT_SECONDS
+    conn = psycopg.connect(
+        dsn, autocommit=True, prepare_threshold=None, fallback_application_name="fairq", **patience
+    )
+    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    return conn
+
+
+@contextlib.contextmanager
+def session(dsn: str | None) -> Iterator[Connection]:
+    """A connection to the database that was named, with a fairq in it that fits this code."""
+    with contextlib.closing(connect(resolve(dsn))) as conn:
+        install.check_version(conn)
+        with translating():
+            yield conn
+
+
+def server_time(conn: Connection) -> datetime:
+    """The database's clock: ages are never told by two clocks."""
+    row = conn.execute("select clock_timestamp()").fetchone()
+    assert row is not None
+    at: datetime = row[0]
+    return at
+
+
+# --- Options ---------------------------------------------------------------------------------------
+
+_UNITS = {
+    "ms": 0.001,
+    "s": 1.0,
+    "sec": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "w": 604800.0,
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|sec|s|min|m|h|d|w)", re.IGNORECASE)
+
+
+def parse_duration(text: str) -> timedelta | None:
+    """`90`, `90s`, `1h30m`, `7d`; None when it is nothing of the kind."""
+    text = text.strip()
+    try:
+        if re.fullmatch(r"\d+(?:\.\d+)?", text):
+            return timedelta(seconds=float(text))
+        if not re.fullmatch(rf"(?:{_PART.pattern}\s*)+", text, re.IGNORECASE):
+            return None
+        return timedelta(seconds=sum(float(n) * _UNITS[unit.lower()] for n, unit in _PART.findall(text)))
+    except OverflowError:
+        return None
+
+
+def parse_when(text: str, now: datetime) -> datetime | None:
+    """`+10m` from now, or ISO 8601 with a time zone; None when it is neither."""
+    if text.strip().startswith("+"):
+        ahead = parse_duration(text.strip()[1:])
+        try:
+            return None if ahead is None else now + ahead
+        except OverflowError:
+            return None
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return None
+    return at if at.utcoffset() is not None else None
+
+
+class Duration(click.ParamType[timedelta]):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        found = parse_duration(str(value))
+        if found is None:
+            self.fail(f"{value!r} is no length of time. Say 500ms, 90s, 10m, 1h30m, 7d.", param, ctx)
+        return found
+
+
+class When(click.ParamType[datetime]):
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        found = parse_when(str(value), datetime.now(UTC))
+        if found is None:
+            self.fail(
+                f"{value!r} is no time. Say +10m for ten minutes from now, or a time with its zone: "
+                "2030-01-31T08:00:00+00:00.",
+                param,
+                ctx,
+            )
+        return found
+
+
+DURATION = Duration()
+WHEN = When()
+
+
+def task_ids(values: Sequence[str]) -> list[int]:
+    """Ids from the command line; `-` stands for those on stdin."""
+    words: list[str] = []
+    for value in values:
+        words += sys.stdin.read().split() if value == "-" else [value]
+    ids: list[int] = []
+    for word in words:
+        if not re.fullmatch(r"\d{1,19}", word) or int(word) >= 2**63:
+            raise click.UsageError(f"{clean(word)!r} is no task id. An id is a number, as enqueue prints it.")
+        ids.append(int(word))
+    return list(dict.fromkeys(ids))
+
+
+# --- Answers ---------------------------------------------------------------------------------------
+
+
+def console(stderr: bool = False) -> Console:
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return (
+        made
+        if made.is_terminal
+        else Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+    )
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: times in ISO 8601, lengths of time in seconds."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value
+
+
+def show(document: dict[str, Any], *parts: RenderableType) -> None:
+    """The answer of a command: JSON when that was asked for, else something to read."""
+    if wants_json():
+        click.echo(json.dumps(plain(document), default=str))
+        return
+    out = console()
+    for part in parts:
+        out.print(Text(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+
+
+def clean(text: str) -> str:
+    """Without anything that a terminal would obey; JSON stays JSON."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table; a column whose name starts with `>` is set flush right."""
+    made = Table(
+        box=None,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for name in columns:
+        right = name.startswith(">")
+        made.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=right)
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(clean(str(cell))) for cell in row))
+    return made
+
+
+def number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def count(amount: int, one: str, many: str | None = None) -> str:
+    return f"{amount:,} {one if amount == 1 else many or one + 's'}"
+
+
+def span(seconds: float | timedelta | None) -> str:
+    """A length of time for people: 4 s, 12 min, 3 h 20 min, 5 d 2 h."""
+    if seconds is None:
+        return ""
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 1:
+        return f"{sign}{seconds * 1000:.0f} ms" if seconds else "0 s"
+    whole = round(seconds)
+    for size, name, size_below, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if whole >= size:
+            rest = whole % size // size_below
+            return f"{sign}{whole // size} {name}" + (f" {rest} {below}" if rest else "")
+    if whole >= 60:
+        rest = whole % 60
+        return f"{sign}{whole // 60} min" + (f" {rest} s" if rest and whole < 600 else "")
+    return f"{sign}{seconds:.1f} s" if seconds < 10 and seconds != whole else f"{sign}{whole} s"

@@ -1,0 +1,502 @@
+"""`fairq doctor`: is this installation well, and what to do where it is not.
+
+Every check is two functions: one asks the database, the other judges what it said, apart from it. A check
+that the role has no right to make says so and is none of the wrong ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, LiteralString
+
+import click
+import psycopg
+from psycopg.rows import dict_row
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fairq import install
+from fairq.cli import Exit, dsn_option, json_option
+from fairq.commands.common import DURATION, Connection, clean, connect, count, plain, show, span
+from fairq.dsn import describe, mask, resolve
+from fairq.embedded import OLDEST_MAJOR
+from fairq.errors import FairqError
+
+Verdict = Literal["ok", "look", "wrong", "unknown"]
+
+ROLES = ("fairq_enqueue", "fairq_work", "fairq_observe", "fairq_admin")
+LONG_TRANSACTION = timedelta(minutes=15)
+DEAD_ROWS = 1_000_000
+LISTEN_SECONDS = 2.0
+SKEW_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found. `remedy` says what to do about it."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    remedy: str | None = None
+
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_wait: timedelta
+
+
+@click.command(short_help="Check the installation, and say what to do.")
+@click.option(
+    "--max-wait",
+    type=DURATION,
+    default="1h",
+    show_default=True,
+    metavar="TIME",
+    help="A task that could run and has waited longer than this is a fault.",
+)
+@dsn_option
+@json_option
+def doctor(max_wait: timedelta, dsn: str | None) -> None:
+    """Check the installation, and say what to do.
+
+    It reads, and sends itself one notification; it changes nothing. Each check ends as ok, look (worth your
+    attention), wrong, or unknown (this role may not look).
+
+    \b
+    fairq doctor
+    fairq doctor --max-wait 10m --json | jq '.findings[] | select(.verdict == "wrong")'
+
+    \b
+    Exit codes: 0 nothing is wrong · 1 something is · 2 wrong usage · 3 database cannot be reached
+    Rights: any; fairq_observe sees more, fairq_work and pg_monitor see all
+    """
+    where = resolve(dsn)
+    with contextlib.closing(connect(where)) as conn:
+        found = [*examine(conn, where, Limits(max_wait))]
+    wrong = sum(each.verdict == "wrong" for each in found)
+    show(
+        {"database": describe(where), "ok": not wrong, "findings": found}, _render(found), Text(), _sum(found)
+    )
+    if wrong:
+        raise click.exceptions.Exit(Exit.NO)
+
+
+_STYLES: dict[Verdict, str] = {"ok": "green", "look": "yellow", "wrong": "bold red", "unknown": "dim"}
+
+
+def _render(found: list[Finding]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for each in found:
+        text = Text(clean(each.text))
+        if each.remedy:
+            text.append(f"\n{each.remedy}", "dim" if each.verdict in ("ok", "unknown") else "")
+        grid.add_row(Text(each.verdict, _STYLES[each.verdict]), Text(each.check), text)
+    return grid
+
+
+def _sum(found: list[Finding]) -> str:
+    wrong = sum(each.verdict == "wrong" for each in found)
+    look = sum(each.verdict == "look" for each in found)
+    if wrong:
+        return f"{count(wrong, 'thing is', 'things are')} wrong."
+    return (
+        f"Nothing is wrong; {count(look, 'thing deserves', 'things deserve')} a look."
+        if look
+        else "All is well."
+    )
+
+
+# --- The round -------------------------------------------------------------------------------------
+
+
+def examine(conn: Connection, dsn: str, limits: Limits) -> Iterator[Finding]:
+    """All checks, in the order in which their answers make sense."""
+    yield judge_connection(_one(conn, CONNECTION), dsn, conn.info.backend_pid)
+    yield judge_server(_one(conn, SERVER))
+    yield judge_clock(*_clocks(conn))
+    version = judge_schema(conn)
+    yield version
+    there = version.verdict == "ok"
+    checks: list[tuple[str, Callable[[], Finding]]] = [
+        ("horizon", lambda: judge_horizon(_all(conn, HORIZON))),
+        ("listen", lambda: judge_listen(_hears(conn, dsn))),
+        ("connections", lambda: judge_connections(_one(conn, CONNECTIONS))),
+    ]
+    if there:
+        checks = [
+            ("rights", lambda: judge_rights(_one(conn, RIGHTS))),
+            ("workers", lambda: judge_workers(_all(conn, QUEUES), _all(conn, WORKERS))),
+            ("waiting", lambda: judge_waiting(_all(conn, QUEUES), limits.max_wait)),
+            ("maintenance", lambda: judge_maintenance(_one(conn, MAINTENANCE))),
+            ("history", lambda: judge_history(_one(conn, HISTORY))),
+            *checks,
+            ("dead rows", lambda: judge_dead_rows(_all(conn, DEAD))),
+        ]
+    for name, check in checks:
+        try:
+            yield check()
+        except psycopg.errors.InsufficientPrivilege as exc:
+            refused = exc.diag.message_primary or "a right is missing"
+            remedy = "Ask as a role that is granted fairq_observe, or fairq_work."
+            yield Finding(name, "unknown", f"this role may not look: {refused}", remedy)
+
+
+def _all(conn: Connection, sql: LiteralString) -> list[Row]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(sql).fetchall()
+
+
+def _one(conn: Connection, sql: LiteralString) -> Row:
+    (row,) = _all(conn, sql)
+    return row
+
+
+# --- Connection and server -------------------------------------------------------------------------
+
+CONNECTION = """
+select current_user as role, pg_backend_pid() as pid, pg_is_in_recovery() as standby,
+  current_setting('default_transaction_isolation') as isolation,
+  current_setting('default_transaction_read_only') as read_only
+"""
+
+
+def judge_connection(row: Row, dsn: str, pid: int) -> Finding:
+    text = f"{describe(dsn)}, as {row['role']}"
+    if row["standby"]:
+        remedy = "Name the primary: several hosts and target_session_attrs=read-write find it by themselves."
+        return Finding("connection", "wrong", f"{text}: a standby, nothing can be enqueued here", remedy)
+    if row["read_only"] == "on":
+        remedy = f"alter role {row['role']} reset default_transaction_read_only;"
+        return Finding("connection", "wrong", f"{text}: transactions are read only by default", remedy)
+    if row["isolation"] != "read committed":
+        remedy = (
+            "Enqueueing works in every isolation level. pop_tasks and promote_overflow refuse all but READ "
+            "COMMITTED (QF005): consumers of your own must ask for it. fairq's workers do."
+        )
+        return Finding("connection", "look", f"{text}: the default isolation is {row['isolation']}", remedy)
+    if row["pid"] != pid:
+        return Finding("connection", "ok", f"{text}, through a pooler")
+    return Finding("connection", "ok", text)
+
+
+SERVER = """
+select current_setting('server_version') as version, current_setting('server_version_num')::integer as number,
+  current_setting('fsync') as fsync, current_setting('full_page_writes') as full_page_writes,
+  current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts
+"""
+
+
+def judge_server(row: Row) -> Finding:
+    text = f"PostgreSQL {row['version']}"
+    if row["number"] // 10000 < OLDEST_MAJOR:
+        return Finding("server", "wrong", f"{text} is older than {OLDEST_MAJOR}", "Upgrade PostgreSQL.")
+    if row["fsync"] == "off" or row["full_page_writes"] == "off":
+        name = "fsync" if row["fsync"] == "off" else "full_page_writes"
+        return Finding(
+            "server",
+            "wrong",
+            f"{text} with {name} off: a crash may lose or damage everything",
+            f"alter system set {name} = on; select pg_reload_conf();",
+        )
+    if row["autovacuum"] == "off" or row["track_counts"] == "off":
+        name = "autovacuum" if row["autovacuum"] == "off" else "track_counts"
+        return Finding(
+            "server",
+            "wrong",
+            f"{text} with {name} off: dead rows are never removed",
+            f"alter system set {name} = on; select pg_reload_conf();",
+        )
+    return Finding("server", "ok", text)
+
+
+def _clocks(conn: Connection) -> tuple[datetime, datetime, datetime]:
+    before = datetime.now(UTC)
+    (at,) = conn.execute("select clock_timestamp()").fetchone() or (before,)
+    return before, at, datetime.now(UTC)
+
+
+def judge_clock(before: datetime, at: datetime, after: datetime) -> Finding:
+    """The server's time lies between two looks at ours, or the clocks differ."""
+    skew = max(before - at, at - after, timedelta(0)).total_seconds()
+    if skew <= SKEW_SECONDS:
+        return Finding("clock", "ok", "this machine and the server agree")
+    side = "behind" if at > after else "ahead of"
+    return Finding(
+        "clock",
+        "look",
+        f"this machine is {span(skew)} {side} the server",
+        "Leases and due times go by the server's clock alone; a run_at that is computed here is off by that "
+        "much. Synchronise both (chrony, systemd-timesyncd).",
+    )
+
+
+def judge_schema(conn: Connection) -> Finding:
+    try:
+        version = install.check_version(conn)
+    except FairqError as exc:
+        return Finding("schema", "wrong", mask(str(exc)), exc.hint)
+    if version != install.head():
+        text = f"{version}; this fairq brings {install.head()}, and works with both"
+        return Finding("schema", "look", text, "fairq migrate")
+    return Finding("schema", "ok", str(version))
+
+
+RIGHTS = """
+select r.rolsuper as superuser,
+  has_function_privilege('fairq.cancel_task(bigint)', 'execute') as enqueue,
+  has_function_privilege('fairq.heartbeat(bigint)', 'execute') as work,
+  has_table_privilege('fairq.queue_stats', 'select') as observe,
+  has_table_privilege('fairq.queues', 'update') as admin
+from pg_catalog.pg_roles r
+where r.rolname = current_user
+"""
+
+
+def judge_rights(row: Row) -> Finding:
+    if row["superuser"]:
+        return Finding(
+            "rights",
+            "ok",
+            "superuser: may do everything",
+            "Applications and workers need less: fairq_enqueue, fairq_work.",
+        )
+    able = [name for name in ("enqueue", "work", "observe", "admin") if row[name]]
+    if not able:
+        remedy = "Let an operator grant it fairq_enqueue, fairq_work, fairq_observe or fairq_admin."
+        return Finding("rights", "wrong", "this role may do nothing with fairq", remedy)
+    return Finding("rights", "ok", f"may {', '.join(able)}")
+
+
+# --- The queues ------------------------------------------------------------------------------------
+
+QUEUES = """
+select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since, clock_timestamp() as now,
+  q.paused_at is not null as paused
+from fairq.queue_stats s
+join fairq.queues q on q.queue = s.queue
+order by s.queue
+"""
+WORKERS = """
+select w.worker_id, w.name, w.queues,
+  clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease as alive
+from fairq.worker_stats w
+order by w.worker_id
+"""
+
+
+def judge_workers(queues: list[Row], workers: list[Row]) -> Finding:
+    living = [each for each in workers if each["alive"]]
+    unserved = [
+        each["queue"]
+        for each in queues
+        if each["waiting"] and not each["paused"] and not any(each["queue"] in w["queues"] for w in living)
+    ]
+    text = count(len(living), "worker alive", "workers alive")
+    if unserved:
+        text = f"{text}; tasks wait and nobody serves {_names(unserved)}"
+        return Finding("workers", "wrong", text, "Start one: fairq work myapp.tasks --queue NAME")
+    if not living:
+        return Finding("workers", "look", f"{text}; nothing waits, either", "fairq work myapp.tasks")
+    return Finding("workers", "ok", text)
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(f'"{name}"' for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def judge_waiting(queues: list[Row], max_wait: timedelta) -> Finding:
+    waits = [
+        (each["now"] - each["oldest_waiting_since"], each["queue"])
+        for each in queues
+        if each["oldest_waiting_since"] is not None and not each["paused"]
+    ]
+    if not waits:
+        return Finding("waiting", "ok", "no task waits")
+    longest, queue = max(waits)
+    text = f'the oldest waits for {span(longest)}, in queue "{queue}"'
+    if longest <= max_wait:
+        return Finding("waiting", "ok", text)
+    remedy = (
+        "fairq groups --queue NAME shows whose it is, fairq explain ID why. More slots help everybody; a cap "
+        "or a rate of its group may be meant. Set --max-wait to what is usual here."
+    )
+    return Finding("waiting", "wrong", f"{text}, longer than {span(max_wait)}", remedy)
+
+
+MAINTENANCE = """
+select (select count(*) from fairq.worker_stats w
+    where clock_timestamp() - coalesce(w.beat_at, w.registered_at) - w.lease > interval '1 minute') as lost,
+  (select count(*) from (select 1 from fairq.tasks t
+    where t.shard_no = any(array(select d.shard_no from fairq.domains d))
+      and t.state in ('scheduled', 'overflow', 'blocked', 'queued')
+      and t.expires_at < clock_timestamp() - interval '5 minutes' limit 1000) e) as expired,
+  (select count(*) from (select 1 from fairq.tasks t
+    where t.shard_no = any(array(select d.shard_no from fairq.domains d))
+      and t.state = 'scheduled'
+      and t.run_at < clock_timestamp() - interval '5 minutes' limit 1000) s) as overdue
+"""
+
+
+def judge_maintenance(row: Row) -> Finding:
+    """Nothing notes when maintenance ran; what it would have done long ago shows that it does not."""
+    left = [
+        text
+        for amount, text in (
+            (row["lost"], f"{count(row['lost'], 'lost worker')} still on the list"),
+            (row["expired"], f"{count(row['expired'], 'task')} past its deadline"),
+            (row["overdue"], f"{count(row['overdue'], 'scheduled task')} overdue"),
+        )
+        if amount
+    ]
+    if not left:
+        return Finding("maintenance", "ok", "nothing is left lying")
+    remedy = "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."
+    return Finding("maintenance", "wrong", f"nobody seems to run it: {', '.join(left)}", remedy)
+
+
+HISTORY = """
+select exists (select from fairq.finished_tasks_default) as finished_tasks,
+  exists (select from fairq.attempts_default) as attempts
+"""
+
+
+def judge_history(row: Row) -> Finding:
+    full = [f"{name}_default" for name in ("finished_tasks", "attempts") if row[name]]
+    if not full:
+        return Finding("history", "ok", "every day has its partition")
+    verb = "holds" if len(full) == 1 else "hold"
+    return Finding(
+        "history",
+        "look",
+        f"{' and '.join(full)} {verb} rows: some tasks ended on a day without a partition",
+        "Maintenance makes the partitions of coming days: let it run all the time. The rows there are "
+        "found like all others, but retention does not drop them.",
+    )
+
+
+# --- What the rest of the server does to us --------------------------------------------------------
+
+# What keeps dead rows from being removed. Of other roles' sessions only pg_monitor sees start and name.
+HORIZON = """
+select 'session' as kind,
+  format('pid %s (%s%s)', a.pid, coalesce(nullif(a.application_name, ''), a.backend_type),
+    coalesce(', user ' || a.usename, '')) as who,
+  a.pid::text as handle,
+  clock_timestamp() - a.xact_start as held_for, age(a.backend_xmin) as age
+from pg_catalog.pg_stat_activity a
+where a.backend_xmin is not null and a.pid <> pg_backend_pid() and a.backend_type <> 'autovacuum worker'
+  and (a.datname is null or a.datname = current_database())
+union all
+select 'prepared', format('prepared transaction %s of %s', p.gid, p.owner), quote_literal(p.gid),
+  clock_timestamp() - p.prepared, age(p.transaction)
+from pg_catalog.pg_prepared_xacts p
+where p.database = current_database()
+union all
+select case when s.active then 'slot' else 'idle slot' end, format('replication slot %s', s.slot_name),
+  quote_literal(s.slot_name), null,
+  greatest(age(s.xmin), age(s.catalog_xmin))
+from pg_catalog.pg_replication_slots s
+where s.xmin is not null or s.catalog_xmin is not null
+order by age desc
+"""
+HELD_TRANSACTIONS = 1_000_000
+
+
+def judge_horizon(rows: list[Row]) -> Finding:
+    held = [each for each in rows if _holds(each)]
+    if not held:
+        return Finding("horizon", "ok", "nothing keeps dead rows from being removed")
+    worst = held[0]
+    since = f" for {span(worst['held_for'])}" if worst["held_for"] else f" for {worst['age']:,} transactions"
+    more = f"; and {len(held) - 1} more" if len(held) > 1 else ""
+    text = f"{worst['who']} holds the xmin horizon{since}{more}: dead rows pile up in every table"
+    handle = worst["handle"]
+    remedy = {
+        "session": f"Let it end, or: select pg_terminate_backend({handle});",
+        "prepared": f"Decide it: commit prepared {handle}; or: rollback prepared {handle};",
+        "slot": "Is that replica slow, or does it run a long report with hot_standby_feedback on?",
+        "idle slot": f"Nobody reads it. If it is not needed: select pg_drop_replication_slot({handle});",
+    }[worst["kind"]]
+    forgotten = worst["kind"] in ("prepared", "idle slot")
+    return Finding("horizon", "wrong" if forgotten else "look", text, remedy)
+
+
+def _holds(row: Row) -> bool:
+    held_for: timedelta | None = row["held_for"]
+    if held_for is not None:
+        return held_for > LONG_TRANSACTION
+    return bool((row["age"] or 0) > HELD_TRANSACTIONS)
+
+
+def _hears(conn: Connection, dsn: str) -> bool:
+    """Whether a notification comes through on a connection like those of workers."""
+    channel = f"fairq_doctor_{secrets.token_hex(8)}"
+    with contextlib.closing(connect(dsn)) as listener:
+        listener.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(channel)))
+        conn.execute("select pg_notify(%s, 'hello')", (channel,))
+        return bool(list(listener.notifies(timeout=LISTEN_SECONDS, stop_after=1)))
+
+
+def judge_listen(heard: bool) -> Finding:
+    if heard:
+        return Finding("listen", "ok", "notifications come through")
+    return Finding(
+        "listen",
+        "look",
+        "LISTEN is accepted and silent: a pooler in transaction mode is in between",
+        "Workers poll then, and start tasks later. Give them a direct connection for listening: fairq work "
+        "--listen-dsn.",
+    )
+
+
+CONNECTIONS = """
+select (select count(*) from pg_catalog.pg_stat_activity a where a.backend_type = 'client backend') as used,
+  current_setting('max_connections')::integer as most, pg_notification_queue_usage() as queue
+"""
+
+
+def judge_connections(row: Row) -> Finding:
+    text = f"{row['used']} of {row['most']} in use"
+    if row["queue"] > 0.5:
+        remedy = "A session listens and sits in a transaction. Find it in pg_stat_activity, and end it."
+        share = f"{row['queue']:.0%}"
+        return Finding("connections", "wrong", f"the server's queue of notifications is {share} full", remedy)
+    if row["used"] > 0.9 * row["most"]:
+        remedy = "Put a pooler in front (docs: fairq works behind PgBouncer), or raise max_connections."
+        return Finding("connections", "look", text, remedy)
+    return Finding("connections", "ok", text)
+
+
+DEAD = """
+select s.relname as name, s.n_live_tup as live, s.n_dead_tup as dead, s.last_autovacuum
+from pg_catalog.pg_stat_all_tables s
+where s.schemaname = 'fairq'
+order by s.n_dead_tup desc
+"""
+
+
+def judge_dead_rows(rows: list[Row]) -> Finding:
+    worst = rows[0]
+    text = f"at most {worst['dead']:,} in a table, in {worst['name']}" if worst["dead"] else "none"
+    if worst["dead"] <= DEAD_ROWS or worst["dead"] <= 10 * worst["live"]:
+        return Finding("dead rows", "ok", text)
+    when = f"vacuumed {plain(worst['last_autovacuum'])}" if worst["last_autovacuum"] else "never vacuumed"
+    return Finding(
+        "dead rows",
+        "look",
+        f"{worst['dead']:,} in {worst['name']}, beside {worst['live']:,} living; {when}",
+        "The queue stays fast all the same, the disk fills up. See horizon above; then: vacuum fairq.tasks;",
+    )

@@ -1,0 +1,160 @@
+"""`fairq explain`: why a task waits, or how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from psycopg.rows import dict_row
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fairq.cli import dsn_option, json_option
+from fairq.commands.common import Connection, clean, number, plain, server_time, session, show, span, table
+from fairq.errors import NoSuchTask
+from fairq.queries import inspection
+
+# Columns that fairq_observe may read: no payloads, no headers, no results.
+TASK = """
+select t.queue, t.group_key, t.kind, t.priority, t.cost, t.created_at, t.run_at, t.expires_at, t.started_at,
+  null::timestamptz as finished_at, t.concurrency_key
+from fairq.tasks t
+where t.shard_no = any(array(select fairq._shards(null))) and t.id = %(id)s
+union all
+select f.queue, f.group_key, f.kind, f.priority, f.cost, f.created_at, f.run_at, f.expires_at, f.started_at,
+  f.finished_at, f.concurrency_key
+from fairq.finished_tasks f
+where f.shard_no = any(array(select fairq._shards(null))) and f.id = %(id)s
+limit 1
+"""
+ATTEMPTS = """
+select a.attempt, a.outcome, a.worker_id, a.started_at, a.ended_at, a.error
+from fairq.attempts a
+where a.shard_no = any(array(select fairq._shards(null))) and a.task_id = %(id)s
+order by a.ended_at, a.attempt
+"""
+PROGRESS = """
+select p.done, p.total, p.note, p.reported_at
+from fairq.progress p
+where p.shard_no = any(array(select fairq._shards(null))) and p.task_id = %(id)s
+order by p.reported_at desc
+limit 1
+"""
+
+
+@click.command(short_help="Say why a task waits, or how it ended.")
+@click.argument("task_id", metavar="ID", type=click.IntRange(0, 2**63 - 1))
+@dsn_option
+@json_option
+def explain(task_id: int, dsn: str | None) -> None:
+    """Say why a task waits, or how it ended.
+
+    The reason is the engine's own: promotion and this command ask the same function. Earlier attempts follow,
+    with their errors. Payloads are not shown.
+
+    \b
+    fairq explain 42
+    fairq explain 42 --json | jq -r .reason
+
+    \b
+    Exit codes: 0 done · 1 no such task · 2 wrong usage · 3 database
+    Rights: fairq_observe
+    """
+    with session(dsn) as conn:
+        found = explanation(conn, task_id)
+        now = server_time(conn)
+    show(found, *_render(found, now))
+
+
+def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
+    with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
+        row = inspection.explain_task(conn, id=task_id)
+        if row is None:
+            raise NoSuchTask(
+                f"there is no task {task_id}",
+                "It was rolled back or never created, or it ended longer ago than its queue's retention.",
+            )
+        task = cursor.execute(TASK, {"id": task_id}).fetchone() or {}
+        attempts = cursor.execute(ATTEMPTS, {"id": task_id}).fetchall()
+        progress = cursor.execute(PROGRESS, {"id": task_id}).fetchone()
+    answer: dict[str, Any] = {field: getattr(row, field) for field in row.__slots__}
+    return {**answer, **task, "attempts": attempts, "progress": progress}
+
+
+def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
+    def ago(at: Any) -> str:
+        if at is None:
+            return ""
+        distance = (now - at).total_seconds()
+        return (
+            f"{at:%Y-%m-%d %H:%M:%S %Z}  ({span(distance)} ago)"
+            if distance >= 0
+            else (f"{at:%Y-%m-%d %H:%M:%S %Z}  (in {span(-distance)})")
+        )
+
+    head = Text()
+    head.append(f"Task {found['task_id']}", "bold")
+    head.append(f" is {found['state']}: " if found.get("finished_at") is None else ": ")
+    head.append(clean(str(found["reason"])))
+    lines: dict[str, str] = {
+        "queue": found.get("queue") or "",
+        "group": found.get("group_key") or "",
+        "kind": found.get("kind") or "",
+        "ahead": _ahead(found),
+        "looked at again": ago(found.get("next_look_at")),
+        "attempt": f"{found['attempt']} of {found['max_attempts']}",
+        "worker": str(found.get("worker_id") or ""),
+        "progress": _progress(found.get("progress")),
+        "priority": str(found["priority"]) if found.get("priority") else "",
+        "cost": f"{found['cost']:g}" if found.get("cost", 1) != 1 else "",
+        "concurrency key": found.get("concurrency_key") or "",
+        "created": ago(found.get("created_at")),
+        "not before": ago(found["run_at"]) if found.get("state") == "scheduled" else "",
+        "expires": ago(found.get("expires_at")),
+        "started": ago(found.get("started_at")),
+        "ended": ago(found.get("finished_at")),
+    }
+    facts = Table.grid(padding=(0, 2))
+    for name, value in lines.items():
+        if value:
+            facts.add_row(Text(f"  {name}", "dim"), Text(clean(value)))
+    parts: list[RenderableType] = [head, facts]
+    if found["attempts"]:
+        rows = [
+            (
+                each["attempt"],
+                each["outcome"],
+                each["worker_id"] or "",
+                f"{each['ended_at']:%Y-%m-%d %H:%M:%S}",
+                span(each["ended_at"] - each["started_at"]) if each["started_at"] else "",
+                _error(each["error"]),
+            )
+            for each in found["attempts"]
+        ]
+        columns = (">attempt", "outcome", "worker", "ended", ">after", "error")
+        parts += [Text(), table("Earlier attempts", columns, rows)]
+    return parts
+
+
+def _ahead(found: dict[str, Any]) -> str:
+    own, all_ = found.get("ahead_in_group"), found.get("ahead")
+    parts = [
+        *([f"{number(all_)} in the order"] if all_ is not None else []),
+        *([f"{number(own)} of its own group"] if own is not None else []),
+    ]
+    return ", ".join(parts)
+
+
+def _progress(report: dict[str, Any] | None) -> str:
+    if report is None or report["done"] is None:
+        return ""
+    share = f" of {report['total']:g} ({report['done'] / report['total']:.0%})" if report["total"] else ""
+    return f"{report['done']:g}{share}" + (f", {plain(report['note'])}" if report["note"] is not None else "")
+
+
+def _error(error: Any) -> str:
+    if not isinstance(error, dict):
+        return "" if error is None else str(error)
+    words = [str(error[key]) for key in ("code", "message") if error.get(key)]
+    return ": ".join(words) or str(error)

@@ -1,0 +1,70 @@
+"""`fairq maintain`: the upkeep that workers do by the way, for installations where nobody else does it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from fairq.cli import dsn_option, json_option, wants_json
+from fairq.commands.common import DURATION, Connection, count, session, show
+from fairq.queries import workers
+
+DONE = {
+    "recovered": ("task taken from lost workers", "tasks taken from lost workers"),
+    "unclaimed": ("claim given up", "claims given up"),
+    "expired": ("task expired", "tasks expired"),
+    "promoted": ("task promoted", "tasks promoted"),
+    "swept": ("old row swept", "old rows swept"),
+    "partitions": ("partition made or dropped", "partitions made or dropped"),
+}
+
+
+@click.command(short_help="Run one round of maintenance.")
+@click.option(
+    "--every", type=DURATION, metavar="TIME", help="Again and again, with this pause, until Ctrl-C or TERM."
+)
+@dsn_option
+@json_option
+def maintain(every: timedelta | None, dsn: str | None) -> None:
+    """Run one round of maintenance.
+
+    It takes tasks from lost workers, ends what expired, promotes what is due, sweeps, and turns the pages of
+    the history. Workers do the same by the way: you need this only where none run, or from cron. Any number
+    may run at once; one works, the others return at once.
+
+    \b
+    fairq maintain
+    fairq maintain --every 5s
+
+    \b
+    Exit codes: 0 done · 2 wrong usage · 3 database
+    Rights: fairq_work or fairq_admin
+    """
+    if every is not None and every.total_seconds() < 0.1:
+        raise click.UsageError("--every needs at least 100ms.")
+    with session(dsn) as conn, contextlib.suppress(KeyboardInterrupt):
+        while True:
+            done = _round(conn)
+            if every is None or done or wants_json():
+                show({"done": done}, _text(done))
+            if every is None:
+                break
+            time.sleep(every.total_seconds())
+
+
+def _round(conn: Connection) -> dict[str, Any]:
+    with conn.transaction():
+        done = workers.maintain(conn)
+    if isinstance(done, str):
+        done = json.loads(done)
+    return done if isinstance(done, dict) else {}
+
+
+def _text(done: dict[str, Any]) -> str:
+    parts = [count(amount, *DONE.get(name, (name, name))) for name, amount in done.items() if amount]
+    return f"{', '.join(parts)}." if parts else "Nothing to do, or another one is at it."

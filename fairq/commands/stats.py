@@ -1,0 +1,194 @@
+"""`fairq stats`, and the snapshot that `fairq top` shows again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from fairq.cli import dsn_option, json_option
+from fairq.commands.common import Connection, count, number, plain, server_time, session, show, span, table
+from fairq.errors import UnknownQueue
+from fairq.queries import inspection, models
+
+GROUPS = 20
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """How the queues stand. `created` and `ended` only ever grow; their differences are rates."""
+
+    at: datetime
+    queues: list[models.FairqQueueStat]
+    groups: list[models.FairqGroupStat]
+    workers: list[models.FairqWorkerStat]
+    created: int
+    ended: int
+
+
+@click.command(short_help="Show how queues, groups and workers stand.")
+@dsn_option
+@click.option("--queue", metavar="NAME", help="Only this queue. Default: all.")
+@click.option(
+    "--groups",
+    "max_groups",
+    type=click.IntRange(0, 100_000),
+    default=GROUPS,
+    show_default=True,
+    metavar="N",
+    help="How many groups of each queue, busiest first.",
+)
+@json_option
+def stats(dsn: str | None, queue: str | None, max_groups: int) -> None:
+    """Show how queues, groups and workers stand.
+
+    Waiting are the tasks that could run; ready are those of them that have their place in the order. Blocked
+    ones wait for a concurrency key, scheduled ones for a time. It counts every live task, so ask every few
+    seconds, not all the time.
+
+    \b
+    fairq stats                          all queues
+    fairq stats --queue docs --groups 5  one queue and its five busiest groups
+    fairq stats --json | jq '.queues[] | {queue, overflow, running}'
+
+    \b
+    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
+    Rights: fairq_observe
+    """
+    with session(dsn) as conn:
+        found = take(conn, queue, max_groups)
+    show(document(found), *render(found))
+
+
+def take(conn: Connection, queue: str | None = None, max_groups: int = GROUPS) -> Snapshot:
+    queues = [each for each in inspection.queue_stats(conn) if queue in (None, each.queue)]
+    if queue is not None and not queues:
+        raise UnknownQueue(
+            f'there is no queue "{queue}"', "fairq queues lists them; fairq queues set makes one."
+        )
+    groups = [
+        group
+        for each in queues
+        if max_groups and _live(each)
+        for group in inspection.group_stats(conn, queue=str(each.queue), max_groups=max_groups)
+    ]
+    workers = [
+        each for each in inspection.worker_stats(conn) if queue is None or queue in (each.queues or ())
+    ]
+    created, ended = _counters(conn)
+    return Snapshot(server_time(conn), queues, groups, workers, created, ended)
+
+
+def _counters(conn: Connection) -> tuple[int, int]:
+    """Rows ever inserted, as the statistics collector saw them: cheap, whatever the tables hold."""
+    row = conn.execute(
+        """
+        select coalesce(sum(s.n_tup_ins) filter (where s.relname = 'tasks'), 0)::bigint,
+          coalesce(sum(s.n_tup_ins) filter (where s.relname like 'finished!_tasks!_%' escape '!'), 0)::bigint
+        from pg_catalog.pg_stat_all_tables s
+        where s.schemaname = 'fairq'
+        """
+    ).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+def _live(each: models.FairqQueueStat) -> bool:
+    return bool(
+        each.scheduled or each.overflow or each.blocked or each.queued or each.claimed or each.running
+    )
+
+
+def document(found: Snapshot) -> dict[str, Any]:
+    document: dict[str, Any] = plain(found)
+    del document["created"], document["ended"]
+    for worker, shown in zip(found.workers, document["workers"], strict=True):
+        shown["alive"] = alive(worker, found.at)
+    return document
+
+
+def alive(worker: models.FairqWorkerStat, now: datetime) -> bool:
+    """Whether its last sign of life is younger than its lease: the engine's own rule."""
+    return now <= (worker.beat_at or worker.registered_at) + worker.lease
+
+
+def render(found: Snapshot) -> list[RenderableType]:
+    parts: list[RenderableType] = [queue_table(found), Text()]
+    if found.groups:
+        parts += [group_table(found), Text()]
+    parts.append(worker_table(found) if found.workers else Text("No workers. Start one: fairq work MODULE"))
+    return parts
+
+
+def queue_table(found: Snapshot) -> RenderableType:
+    rows = [
+        (
+            each.queue,
+            number(each.overflow + each.queued),
+            number(each.queued),
+            number(each.claimed + each.running),
+            number(each.blocked),
+            number(each.scheduled),
+            number(each.waiting_groups),
+            _age(found, each.oldest_waiting_since),
+        )
+        for each in found.queues
+    ]
+    columns = (
+        "queue",
+        ">waiting",
+        ">ready",
+        ">running",
+        ">blocked",
+        ">scheduled",
+        ">groups",
+        ">oldest waits",
+    )
+    return table("Queues", columns, rows)
+
+
+def group_table(found: Snapshot, limit: int | None = None) -> RenderableType:
+    groups = sorted(found.groups, key=lambda g: -(g.overflow + g.queued + g.claimed + g.running))
+    several = len({each.queue for each in groups}) > 1
+    rows = [
+        (
+            *((each.queue,) if several else ()),
+            each.group_key,
+            number(each.overflow + each.queued),
+            number(each.queued),
+            number(each.claimed + each.running),
+            number(each.blocked),
+            number(each.scheduled),
+            _age(found, each.oldest_waiting_since),
+        )
+        for each in groups[:limit]
+    ]
+    columns = ("group", ">waiting", ">ready", ">running", ">blocked", ">scheduled", ">oldest waits")
+    return table("Groups, busiest first", (*(("queue",) if several else ()), *columns), rows)
+
+
+def worker_table(found: Snapshot, limit: int | None = None) -> RenderableType:
+    rows = []
+    for each in found.workers[:limit]:
+        seen = found.at - (each.beat_at or each.registered_at)
+        state = Text("alive", "green") if alive(each, found.at) else Text("lost", "bold red")
+        rows.append(
+            (
+                each.worker_id,
+                each.name,
+                ", ".join(each.queues),
+                f"{each.held:,} of {each.slots:,}",
+                state,
+                f"{span(max(seen.total_seconds(), 0))} ago",
+            )
+        )
+    title = f"Workers: {count(sum(alive(each, found.at) for each in found.workers), 'alive', 'alive')}"
+    return table(title, (">id", "name", "queues", ">busy slots", "state", ">last seen"), rows)
+
+
+def _age(found: Snapshot, since: datetime | None) -> str:
+    return "" if since is None else span(max((found.at - since).total_seconds(), 0))

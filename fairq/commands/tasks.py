@@ -1,0 +1,572 @@
+"""`fairq enqueue`, `cancel`, `retry`, `result`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import IO, Any
+
+import click
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from fairq import client, results
+from fairq.cli import Exit, Failure, dsn_option, json_option, wants_json
+from fairq.codec import encode
+from fairq.commands.common import (
+    DURATION,
+    WHEN,
+    Connection,
+    clean,
+    console,
+    count,
+    parse_duration,
+    parse_when,
+    session,
+    show,
+    task_ids,
+)
+from fairq.errors import FairqError, Refused, ResultTimeout, translating
+from fairq.queries import tasks
+
+BATCH = 5000
+
+# --- enqueue ---------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Create tasks, one or a file of them.")
+@click.argument("group", required=False, metavar="[GROUP]")
+@click.argument("payload", required=False, metavar="[PAYLOAD]")
+@dsn_option
+@click.option("--queue", default=client.DEFAULT_QUEUE, show_default=True, metavar="NAME", help="The queue.")
+@click.option(
+    "--kind", default=client.DEFAULT_KIND, show_default=True, metavar="NAME", help="Which handler runs it."
+)
+@click.option(
+    "--priority", type=int, default=0, show_default=True, metavar="N", help="Higher first, within the group."
+)
+@click.option("--run-at", type=WHEN, metavar="TIME", help="Not before: +10m, or 2030-01-31T08:00:00+00:00.")
+@click.option("--expires-at", type=WHEN, metavar="TIME", help="Not started after this time.")
+@click.option("--max-attempts", type=int, metavar="N", help="Default: the queue's.")
+@click.option(
+    "--cost", type=float, default=1.0, show_default=True, metavar="X", help="Relative to an ordinary task."
+)
+@click.option("--timeout", type=DURATION, metavar="TIME", help="Longest run of one attempt: 30s, 10m.")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="The group has one task with this key: again means the same."
+)
+@click.option("--concurrency-key", metavar="KEY", help="Tasks with equal keys do not run at the same time.")
+@click.option("--headers", metavar="JSON", help="A JSON object that travels with the task.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(allow_dash=True, dir_okay=False),
+    metavar="FILE",
+    help="Create one task per line of this file; - is stdin. Options and GROUP then fill what a line lacks.",
+)
+@click.option(
+    "--commit-each",
+    is_flag=True,
+    help="With --from: commit every batch. Default: the whole file is one transaction, all or nothing.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 100_000),
+    default=BATCH,
+    show_default=True,
+    metavar="N",
+    help="With --from: lines per call.",
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="With --from: leave out the first N lines, to go on where an earlier run stopped.",
+)
+@json_option
+def enqueue(
+    group: str | None,
+    payload: str | None,
+    dsn: str | None,
+    source: str | None,
+    commit_each: bool,
+    batch: int,
+    skip: int,
+    headers: str | None,
+    idempotency_key: str | None,
+    concurrency_key: str | None,
+    **options: Any,
+) -> None:
+    """Create tasks, one or a file of them.
+
+    GROUP is the tenant whose turn the task takes; any text, it needs no registration. PAYLOAD is JSON, {} by
+    default, - for stdin. The id is printed.
+
+    A file has one JSON object per line: "group_key", "payload", and as you like "queue", "kind", "priority",
+    "run_at", "expires_at", "max_attempts", "cost", "timeout", "idempotency_key", "concurrency_key",
+    "headers". The file is one transaction: when a line is wrong, none of them is created.
+
+    \b
+    fairq enqueue bob '{"file": "a.pdf"}'
+    fairq enqueue bob '{"file": "a.pdf"}' --queue docs --kind parse --run-at +10m
+    fairq enqueue --from tasks.jsonl
+    jq -c '{group_key: .owner, payload: .}' files.json | fairq enqueue --from - --kind parse
+    fairq enqueue --from huge.jsonl --commit-each        then, if it stopped: --skip N
+
+    \b
+    Exit codes: 0 done · 1 refused, nothing created · 2 wrong usage · 3 database
+    Rights: fairq_enqueue
+    """
+    chosen = client.Options(**options, headers=_json_object(headers, "--headers"))
+    if source is None:
+        if commit_each or skip:
+            raise click.UsageError("--commit-each and --skip belong to --from.")
+        if group is None:
+            raise click.UsageError(
+                "Whose task is it? fairq enqueue GROUP [PAYLOAD], or fairq enqueue --from FILE."
+            )
+        _enqueue_one(dsn, group, payload, chosen, idempotency_key, concurrency_key)
+        return
+    if payload is not None or idempotency_key or concurrency_key:
+        raise click.UsageError("With --from, payloads and keys stand in the lines of the file.")
+    with _lines(source) as lines:
+        _enqueue_many(dsn, itertools.islice(lines, skip, None), chosen, group, batch, commit_each)
+
+
+def _enqueue_one(
+    dsn: str | None,
+    group: str,
+    payload: str | None,
+    options: client.Options,
+    idempotency_key: str | None,
+    concurrency_key: str | None,
+) -> None:
+    if payload == "-":
+        payload = sys.stdin.read()
+    value = _json(payload, "The payload") if payload is not None else {}
+    with session(dsn) as conn, conn.transaction():
+        task_id = client.enqueue(
+            conn,
+            group,
+            value,
+            idempotency_key=idempotency_key,
+            concurrency_key=concurrency_key,
+            **{name: getattr(options, name) for name in options.__slots__},
+        )
+    show({"id": task_id, "group_key": group, "queue": options.queue, "kind": options.kind}, str(task_id))
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        raise click.UsageError(
+            f"{what} is not JSON: {exc}. Mind the shell's quotes: '{{\"a\": 1}}'."
+        ) from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _json_object(text: str | None, what: str) -> dict[str, Any] | None:
+    value = None if text is None else _json(text, what)
+    if value is not None and not isinstance(value, dict):
+        raise click.UsageError(f"{what} is not a JSON object.")
+    return value
+
+
+# --- enqueue --from --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    number: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    line: int
+    options: client.Options
+    item: client.Item
+
+
+class BadLine(Failure):
+    def __init__(self, number: int, message: str, hint: str | None = None) -> None:
+        super().__init__(f"line {number}: {message}", hint=hint, code="invalid_line", exit_code=Exit.NO)
+
+
+FIELDS = frozenset(
+    {
+        "group_key",
+        "payload",
+        "queue",
+        "kind",
+        "priority",
+        "run_at",
+        "expires_at",
+        "max_attempts",
+        "cost",
+        "timeout",
+        "idempotency_key",
+        "concurrency_key",
+        "headers",
+    }
+)
+_OPTION_FIELDS = ("queue", "kind", "max_attempts")
+
+
+def read_line(line: Line, defaults: client.Options, group: str | None, now: datetime) -> Task:
+    """What a line asks for. Raises BadLine."""
+    try:
+        value = json.loads(line.text.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        raise BadLine(line.number, f"not JSON: {exc}", 'One object per line: {"group_key": "bob"}') from None
+    if not isinstance(value, dict):
+        raise BadLine(line.number, "not a JSON object", 'One object per line: {"group_key": "bob"}')
+    unknown = sorted(value.keys() - FIELDS)
+    if unknown:
+        hint = f"Known are {', '.join(sorted(FIELDS))}. The task's own data belongs into payload."
+        raise BadLine(line.number, f"unknown field {clean(unknown[0])!r}", hint)
+    group_key = value.get("group_key", group)
+    if group_key is None:
+        raise BadLine(
+            line.number, "no group_key", "Put it into the line, or name a GROUP for all that have none."
+        )
+
+    changes = {name: value[name] for name in _OPTION_FIELDS if value.get(name) is not None}
+    for name in ("run_at", "expires_at"):
+        if value.get(name) is not None:
+            at = parse_when(value[name], now) if isinstance(value[name], str) else None
+            if at is None:
+                hint = "A time with its zone, 2030-01-31T08:00:00+00:00, or +10m."
+                raise BadLine(line.number, f"{name} is {value[name]!r:.60}", hint)
+            changes[name] = at
+    if value.get("timeout") is not None:
+        length = value["timeout"]
+        length = parse_duration(length) if isinstance(length, str) else length
+        if not isinstance(length, timedelta | int | float):
+            raise BadLine(line.number, f"timeout is {value['timeout']!r:.60}", "Seconds, or 30s, 10m, 2h.")
+        changes["timeout"] = length
+    if value.get("headers") is not None:
+        if not isinstance(value["headers"], dict):
+            raise BadLine(line.number, "headers is not an object")
+        changes["headers"] = value["headers"]
+    return Task(
+        line.number,
+        replace(defaults, **changes) if changes else defaults,
+        client.Item(
+            group_key,
+            value.get("payload", {}),
+            value.get("priority"),
+            value.get("cost"),
+            value.get("idempotency_key"),
+            value.get("concurrency_key"),
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _lines(source: str) -> Iterator[Iterator[Line]]:
+    """The lines of a file that hold something, with a progress bar on a terminal."""
+    try:
+        file = click.open_file(source, "rb")
+    except OSError as exc:
+        raise click.UsageError(f"{source} cannot be read: {exc.strerror}.") from None
+    with file, _progress(file, source) as advance:
+        yield _numbered(file, advance)
+
+
+def _numbered(file: IO[bytes], advance: Callable[[int], None]) -> Iterator[Line]:
+    end = 0
+    for number, text in enumerate(file, 1):
+        end += len(text)
+        if number % 1000 == 0:
+            advance(end)
+        if number == 1 and text.startswith(b"\xef\xbb\xbf"):
+            text = text[3:]
+        if text.strip():
+            yield Line(number, text)
+    advance(end)
+
+
+@contextlib.contextmanager
+def _progress(file: IO[bytes], source: str) -> Iterator[Callable[[int], None]]:
+    err = console(stderr=True)
+    if wants_json() or not err.is_terminal:
+        yield lambda end: None
+        return
+    size = None
+    with contextlib.suppress(OSError):
+        size = os.fstat(file.fileno()).st_size if source != "-" else None
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        bar = progress.add_task("enqueueing", total=size or None)
+        yield lambda end: progress.update(bar, completed=end)
+
+
+def _enqueue_many(
+    dsn: str | None,
+    lines: Iterator[Line],
+    options: client.Options,
+    group: str | None,
+    batch: int,
+    commit_each: bool,
+) -> None:
+    now = datetime.now(UTC)
+    created, first, last, done = 0, None, None, 0
+    groups: set[str] = set()
+    with session(dsn) as conn, contextlib.nullcontext() if commit_each else conn.transaction():
+        while chunk := list(itertools.islice(lines, batch)):
+            try:
+                found = [read_line(line, options, group, now) for line in chunk]
+                with conn.transaction() if commit_each else contextlib.nullcontext():
+                    ids = _create(conn, found)
+            except (Failure, FairqError) as exc:
+                raise _stopped(exc, chunk, done if commit_each else None) from exc
+            created += len(ids)
+            groups.update(task.item.group_key for task in found)
+            first, last, done = first or ids[0], ids[-1], chunk[-1].number
+    document = {"created": created, "groups": len(groups), "first_id": first, "last_id": last}
+    text = f"{count(created, 'task')} of {count(len(groups), 'group')}" if created else "No lines, no tasks"
+    show(document, f"{text}." if first is None else f"{text}: {first} to {last}.")
+
+
+# create_tasks has one queue, kind and time for all its tasks. Lines that differ in those go one by one, but
+# still in one statement: a scan of unnest() keeps the order of the file, and so of a group's tasks.
+CREATE_EACH = """
+select fairq.create_task(
+  p_group_key => t.group_key,
+  p_payload => t.payload::jsonb,
+  p_queue => t.queue,
+  p_kind => t.kind,
+  p_priority => t.priority,
+  p_run_at => t.run_at,
+  p_expires_at => t.expires_at,
+  p_max_attempts => t.max_attempts,
+  p_cost => t.cost,
+  p_timeout => t.timeout::interval,
+  p_idempotency_key => t.idempotency_key,
+  p_concurrency_key => t.concurrency_key,
+  p_headers => t.headers::jsonb
+)
+from unnest(%b::text[], %b::text[], %b::text[], %b::text[], %b::integer[], %b::timestamptz[],
+    %b::timestamptz[], %b::integer[], %b::double precision[], %b::text[], %b::text[], %b::text[], %b::text[])
+  as t(group_key, payload, queue, kind, priority, run_at, expires_at, max_attempts, cost, timeout,
+    idempotency_key, concurrency_key, headers)"""
+
+
+def _create(conn: Connection, found: list[Task]) -> list[int]:
+    """Create the tasks of some lines, in their order."""
+    options = found[0].options
+    try:
+        if all(task.options == options for task in found):
+            return client.enqueue_many(conn, [task.item for task in found], **_fields(options))
+        for task in found:
+            _check(task)
+        columns = [list(column) for column in zip(*map(_row, found), strict=True)]
+        with translating():
+            return [row[0] for row in conn.execute(CREATE_EACH, columns).fetchall()]
+    except Refused as exc:
+        for task in found:  # if it is not the database that refuses, one of these raises, and says which line
+            _check(task)
+        if len(found) == 1:
+            raise BadLine(found[0].line, str(exc), exc.hint) from exc
+        raise
+
+
+def _row(task: Task) -> tuple[Any, ...]:
+    item, options = task.item, task.options
+    return (
+        item.group_key,
+        encode(item.payload),
+        options.queue,
+        options.kind,
+        options.priority if item.priority is None else item.priority,
+        options.run_at,
+        options.expires_at,
+        options.max_attempts,
+        float(options.cost if item.cost is None else item.cost),
+        client.interval(options.timeout),
+        item.idempotency_key,
+        item.concurrency_key,
+        None if options.headers is None else encode(options.headers, "headers"),
+    )
+
+
+def _check(task: Task) -> None:
+    """Everything that can be known without the database. Raises BadLine."""
+    with _at_line(task.line):
+        client.create_many_call([task.item], task.options, lambda value, _: encode(value))
+
+
+@contextlib.contextmanager
+def _at_line(number: int) -> Iterator[None]:
+    try:
+        yield
+    except FairqError as exc:
+        raise BadLine(number, str(exc).replace("items[0].", ""), exc.hint) from None
+
+
+def _fields(options: client.Options) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in options.__slots__}
+
+
+def _stopped(exc: Exception, chunk: list[Line], done: int | None) -> Failure:
+    """Where it stopped, and what of the file is in the database."""
+    if isinstance(exc, Failure):
+        failure = exc
+    else:
+        assert isinstance(exc, FairqError)
+        where = f"lines {chunk[0].number} to {chunk[-1].number}: {exc}"
+        failure = Failure(where, hint=exc.hint, code=exc.code, exit_code=exc.exit_code)
+    if done is None:
+        kept = "Nothing was created."
+    elif done == 0:
+        kept = "Nothing was created. Correct it and start again."
+    else:
+        kept = f"Lines 1 to {done} are in. Correct it and go on with --skip {done}."
+    failure.hint = " ".join(part for part in (failure.hint, kept) if part)
+    return failure
+
+
+# --- cancel, retry ---------------------------------------------------------------------------------
+
+
+@click.command(short_help="Cancel tasks.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@dsn_option
+@json_option
+def cancel(ids: tuple[str, ...], dsn: str | None) -> None:
+    """Cancel tasks.
+
+    One that waits never runs. One that runs is told with its worker's next heartbeat; its handler may stop at
+    once, later, or too late. - stands for ids on stdin.
+
+    \b
+    fairq cancel 42 43
+    psql -Atc "select id from ..." | fairq cancel -
+
+    \b
+    Exit codes: 0 all were live · 1 some had ended, or never were; the others are cancelled · 2 wrong usage
+                3 database
+    Rights: fairq_enqueue
+    """
+    with session(dsn) as conn, conn.transaction():
+        answers = {task_id: client.cancel(conn, task_id) for task_id in task_ids(ids)}
+    _tell(answers, "cancelled", "not live: ended already, or never created")
+
+
+@click.command(short_help="Run ended tasks again, or waiting ones now.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@dsn_option
+@json_option
+def retry(ids: tuple[str, ...], dsn: str | None) -> None:
+    """Run ended tasks again, or waiting ones now.
+
+    A task that failed, expired or was cancelled gets one attempt more than it had. One that is scheduled or
+    waits for its back-off becomes runnable now. Those that succeeded, run or wait in line stay as they are. -
+    stands for ids on stdin.
+
+    \b
+    fairq retry 42 43
+    psql -Atc "select id from fairq.finished_tasks where outcome = 'failed'" | fairq retry -
+
+    \b
+    Exit codes: 0 all go again · 1 some had nothing to be done; the others go again · 2 wrong usage
+                3 database
+    Rights: fairq_work or fairq_admin
+    """
+    with session(dsn) as conn, conn.transaction():
+        answers = {task_id: tasks.retry_task(conn, id=task_id) is True for task_id in task_ids(ids)}
+    _tell(answers, "will run again", "nothing to do: unknown, succeeded, running, or in line already")
+
+
+def _tell(answers: dict[int, bool], done: str, not_done: str) -> None:
+    accepted = [task_id for task_id, yes in answers.items() if yes]
+    refused = [task_id for task_id, yes in answers.items() if not yes]
+    lines = [f"{count(len(accepted), 'task')} {done}."] if accepted or not refused else []
+    lines += [f"{task_id}: {not_done}" for task_id in refused[:20]]
+    if len(refused) > 20:
+        lines.append(f"… and {len(refused) - 20:,} more")
+    show({"accepted": accepted, "refused": refused}, "\n".join(lines))
+    if refused:
+        raise click.exceptions.Exit(Exit.NO)
+
+
+# --- result ----------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Show how a task ended, or wait until it has.")
+@click.argument("task_id", metavar="ID", type=click.IntRange(0, 2**63 - 1))
+@click.option("--wait", is_flag=True, help="Wait until the task has ended.")
+@click.option("--timeout", type=DURATION, metavar="TIME", help="Wait no longer than this: 30s, 10m.")
+@dsn_option
+@json_option
+def result(task_id: int, wait: bool, timeout: timedelta | None, dsn: str | None) -> None:
+    """Show how a task ended, or wait until it has.
+
+    What the handler returned is printed on stdout as JSON (null when results are not stored), anything else
+    on stderr.
+
+    \b
+    fairq result 42
+    id=$(fairq enqueue bob '{"file": "a.pdf"}') && fairq result "$id" --wait --timeout 10m
+
+    \b
+    Exit codes: 0 it succeeded · 1 it failed, was cancelled, expired, is unknown, or has not ended (in time)
+                2 wrong usage · 3 database
+    Rights: fairq_enqueue
+    """
+    if timeout is not None and not wait:
+        raise click.UsageError("--timeout belongs to --wait.")
+    seconds = (timeout.total_seconds() if timeout is not None else None) if wait else 0
+    with session(dsn) as conn:
+        try:
+            found = results.result(conn, task_id, timeout=seconds)
+        except ResultTimeout:
+            if wait:
+                raise
+            raise Failure(
+                f"task {task_id} has not ended",
+                hint=f"Wait for it: fairq result {task_id} --wait. What holds it up: fairq explain {task_id}",
+                code="not_ended",
+            ) from None
+    document = {
+        "id": found.id,
+        "outcome": found.outcome,
+        "finished_at": found.finished_at,
+        "result": found.result,
+        "error": found.error,
+    }
+    if found.outcome == "succeeded":
+        text = json.dumps(found.result, indent=2, ensure_ascii=False)
+        show(document, "\n".join(map(clean, text.split("\n"))))
+        return
+    if wants_json():
+        show(document)
+    else:
+        _say_why(found)
+    raise click.exceptions.Exit(Exit.NO)
+
+
+def _say_why(found: results.TaskResult) -> None:
+    at = f"{found.finished_at:%Y-%m-%d %H:%M:%S %Z}"
+    click.echo(f"fairq: task {found.id} {_ENDED[found.outcome]} at {at}", err=True)
+    if isinstance(found.error, dict):
+        said: Iterable[str] = (
+            f"{found.error[key]}" for key in ("code", "type", "message") if found.error.get(key)
+        )
+        click.echo(f"  {clean(': '.join(said) or json.dumps(found.error))}", err=True)
+    elif found.error is not None:
+        click.echo(f"  {clean(json.dumps(found.error))}", err=True)
+
+
+_ENDED = {"failed": "failed", "cancelled": "was cancelled", "expired": "expired"}

@@ -1,0 +1,159 @@
+"""`fairq top`: the snapshot of `fairq stats`, again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count as counting
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from fairq.cli import dsn_option, json_option, wants_json
+from fairq.commands.common import console, count, session
+from fairq.commands.stats import Snapshot, document, group_table, queue_table, take, worker_table
+
+# A look counts every live task. With millions of them it takes seconds, and must not become the load itself.
+BREATHE = 4
+
+
+@click.command(short_help="Watch queues, groups and workers.")
+@dsn_option
+@click.option("--queue", metavar="NAME", help="Only this queue. Default: all.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks. Longer by itself where a look takes long.",
+)
+@click.option("--count", "looks", type=click.IntRange(min=1), metavar="N", help="End after so many looks.")
+@json_option
+def top(dsn: str | None, queue: str | None, interval: float, looks: int | None) -> None:
+    """Watch queues, groups and workers.
+
+    On a terminal it refreshes in place until you press q or Ctrl-C. Elsewhere it writes one snapshot after
+    the other, with --json as one object a line. "in" and "done" are tasks created and ended per second, in
+    the whole installation.
+
+    \b
+    fairq top                               everything
+    fairq top --queue docs --interval 5     one queue, more calmly
+    fairq top --count 1                     once
+    fairq top --json | jq -c '.queues[0]'   feed something else
+
+    \b
+    Exit codes: 0 ended by you · 1 no such queue · 2 wrong usage · 3 database
+    Rights: fairq_observe
+    """
+    with contextlib.suppress(KeyboardInterrupt), session(dsn) as conn, _screen() as (draw, wants_to_end):
+        before: Snapshot | None = None
+        for look in counting(1):
+            started = time.monotonic()
+            found = take(conn, queue)
+            took = time.monotonic() - started
+            draw(found, before)
+            before = found
+            if look == looks or wants_to_end(max(interval, BREATHE * took)):
+                break
+
+
+Draw = Callable[[Snapshot, Snapshot | None], None]
+Wait = Callable[[float], bool]
+
+
+@contextlib.contextmanager
+def _screen() -> Iterator[tuple[Draw, Wait]]:
+    """How to draw a snapshot, and how to wait: true when the one who watches has seen enough."""
+    out = console()
+    if wants_json():
+        yield (lambda found, before: click.echo(json.dumps(document(found) | rates(found, before)))), _sleep
+    elif not out.is_terminal:
+        yield (lambda found, before: out.print(frame(found, before, None), Text())), _sleep
+    else:
+        with (
+            _keys() as wait,
+            Live(console=out, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+        ):
+            yield (lambda found, before: live.update(frame(found, before, out.height), refresh=True)), wait
+
+
+def _sleep(seconds: float) -> bool:
+    sys.stdout.flush()
+    time.sleep(seconds)
+    return False
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Wait]:
+    """Waits until the time is over or somebody presses q."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def wait(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([terminal], [], [], left)[0]:
+                key = os.read(terminal, 1)
+                if key in (b"q", b"Q", b"\x04", b""):
+                    return True
+        return False
+
+    try:
+        tty.setcbreak(terminal)
+        yield wait
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def rates(found: Snapshot, before: Snapshot | None) -> dict[str, float | None]:
+    """Tasks created and ended per second since the look before."""
+    seconds = (found.at - before.at).total_seconds() if before else 0
+    if before is None or seconds <= 0:
+        return {"created_per_second": None, "ended_per_second": None}
+    return {
+        # A sweep of statistics sets them back to 0.
+        "created_per_second": round(max(0, found.created - before.created) / seconds, 1),
+        "ended_per_second": round(max(0, found.ended - before.ended) / seconds, 1),
+    }
+
+
+def frame(found: Snapshot, before: Snapshot | None, height: int | None) -> RenderableType:
+    """One picture. The groups get the lines that queues and workers leave."""
+    speed = rates(found, before)
+    head = Text()
+    head.append("fairq top", "bold")
+    head.append(f"  {found.at:%H:%M:%S}")
+    if speed["created_per_second"] is not None:
+        head.append(f"  in {speed['created_per_second']:,.0f}/s  done {speed['ended_per_second']:,.0f}/s")
+    if height is not None:
+        head.append("  (q ends)", "dim")
+    parts: list[RenderableType] = [head, Text(), queue_table(found)]
+    # head, three empty lines, and two lines of title and names for each table
+    room = None if height is None else max(height - 10 - len(found.queues), 2)
+    workers = len(found.workers) if room is None else min(len(found.workers), max(room // 2, 1))
+    if found.groups:
+        groups = len(found.groups) if room is None else min(len(found.groups), max(room - workers - 1, 1))
+        parts += [Text(), group_table(found, groups)]
+    parts.append(Text())
+    if not found.workers:
+        parts.append(Text("No workers."))
+    else:
+        parts.append(worker_table(found, workers))
+        if workers < len(found.workers):
+            parts.append(Text(f"… and {count(len(found.workers) - workers, 'worker')} more", "dim"))
+    return Group(*parts)
