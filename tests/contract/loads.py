@@ -7,6 +7,7 @@ import psycopg
 
 # `make test-long` sets 1,000,000: the whole size of the contract. The plans are the same at a tenth of it.
 ROWS = int(os.environ.get("FAIRQ_TEST_ROWS", "100000"))
+LONG = ROWS >= 1_000_000
 
 TABLES = (
     "tasks",

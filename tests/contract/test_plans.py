@@ -1,0 +1,398 @@
+"""Plan contracts: which way the engine's statements reach their rows, and how many they visit.
+
+A queue's statistics are always wrong: it is empty when they are taken and full a minute later, or the other way round. So each call is
+looked at under each of these, with 10 groups and with 100,000:
+
+- never: tables that nobody ever analyzed (a new installation);
+- fresh: analyzed as they are;
+- empty: vacuumed and analyzed while empty, filled since;
+- full: analyzed while full, nearly emptied since;
+- cached: as empty, and the session made its plans while the tables had no pages at all. It keeps them.
+
+And in each plan cache mode: the functions ask for generic plans; a layout by partitions would ask for custom ones.
+
+What must hold: no sequential scan of a table that grows, the intended indexes, and a number of rows bounded by what was asked for.
+`FAIRQ_TEST_ROWS=1000000` (`make test-long`) runs the same with a million tasks.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.contract.loads import LONG, ROWS, analyze, fill, finish, pop, register
+from tests.support.plans import (
+    Recording,
+    index_names,
+    nodes,
+    recorded_plans,
+    relation_names,
+    require_auto_explain,
+    rows_visited,
+    shared_buffers,
+)
+from tests.support.server import TestServer, create_database, drop_database
+
+STATISTICS = ("never", "fresh", "empty", "full", "cached")
+MODES = ("force_generic_plan", "force_custom_plan", *(["auto"] if LONG else []))
+GROUPS = (10, 100_000)
+
+GROWING = {
+    "tasks",
+    "lanes",
+    "rings",
+    "ticks",
+    "heartbeats",
+    "cancellations",
+    "workers",
+    "groups",
+    "progress",
+    "idempotency_keys",
+    "sweeps",
+}
+CATALOGUE = (
+    2000  # pages of the system's own tables that a session reads before its first plan of each statement
+)
+TARGET = 1000  # ready target: the budget of a promotion
+BATCH = 100
+
+Conn = psycopg.Connection[Any]
+Held = tuple[list[int], list[int]]
+
+_numbers = itertools.count(1)
+
+
+@contextlib.contextmanager
+def clone(server: TestServer, source: str) -> Iterator[str]:
+    name = f"fairq_plans_{server.run_id}_{next(_numbers)}"
+    create_database(server, name, source)
+    try:
+        yield name
+    finally:
+        drop_database(server, name)
+
+
+def use_mode(conn: Conn, mode: str) -> None:
+    """Every function plans in this mode, also those that ask for another."""
+    conn.execute(
+        f"""
+        do $$
+        declare f regprocedure;
+        begin
+          for f in
+            select p.oid from pg_proc p
+            where p.pronamespace = 'fairq'::regnamespace and 'plan_cache_mode=force_generic_plan' = any(p.proconfig)
+          loop
+            execute format('alter function %s set plan_cache_mode = {mode}', f);
+          end loop;
+        end $$;
+        """
+    )
+    conn.execute(f"set plan_cache_mode = {mode}")
+
+
+def no_autovacuum(conn: Conn) -> None:
+    """Statistics stay as the test left them."""
+    conn.execute(
+        """
+        do $$
+        declare r regclass;
+        begin
+          for r in select c.oid from pg_class c where c.relnamespace = 'fairq'::regnamespace and c.relkind = 'r' loop
+            execute format('alter table %s set (autovacuum_enabled = off)', r);
+          end loop;
+        end $$;
+        """
+    )
+
+
+@pytest.fixture(scope="module", params=GROUPS, ids=lambda groups: f"{groups} groups")
+def filled(request: pytest.FixtureRequest, server: TestServer, template: str) -> Iterator[tuple[str, int]]:
+    """A database with all the tasks waiting, their rings not heard, nothing analyzed; and its number of groups."""
+    with clone(server, template) as name:
+        with psycopg.connect(server.dsn(name), autocommit=True) as conn:
+            no_autovacuum(conn)
+            conn.execute("select fairq.configure_queue('default', p_ready_target => %s)", [TARGET])
+            conn.execute("select fairq.promote_overflow()")
+            fill(conn, ROWS, request.param)
+        yield name, request.param
+
+
+def one_turn(conn: Conn) -> None:
+    """Each hot function once, on a queue that is empty before and after."""
+    conn.execute("select fairq.create_task('warm', '{}')")
+    conn.execute("select fairq.promote_overflow()")
+    worker = register(conn, "warm")
+    held = pop(conn, worker, 10)
+    finish(conn, worker, held, ["retry"])
+    conn.execute("select set_config('fairq.now', (clock_timestamp() + interval '1 hour')::text, false)")
+    conn.execute("select fairq.maintain()")
+    worker = register(conn, "warm")
+    finish(conn, worker, pop(conn, worker, 10))
+    conn.execute("reset fairq.now")
+    conn.execute("select fairq.heartbeat(%s)", [worker])
+    conn.execute("select fairq.release_tasks(%s, '{}', '{}')", [worker])
+    conn.execute("select fairq.retire_worker(%s)", [worker])
+
+
+@contextlib.contextmanager
+def prepared(
+    server: TestServer, template: str, filled: tuple[str, int], statistics: str, mode: str
+) -> Iterator[Conn]:
+    """A session on a database whose statistics are of that kind."""
+    source, groups = filled
+    with (
+        clone(server, template if statistics in ("empty", "cached") else source) as name,
+        psycopg.connect(server.dsn(name), autocommit=True) as conn,
+    ):
+        with psycopg.connect(server.dsn(name), autocommit=True) as other:
+            if statistics == "fresh":
+                other.execute("select fairq.promote_overflow()")
+                analyze(other)
+            elif statistics == "full":
+                other.execute("select fairq.promote_overflow('default', 50000)")
+                analyze(other)
+                other.execute("truncate fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks")
+                other.execute("select fairq.promote_overflow()")
+                fill(other, 5000, groups)
+            elif statistics in ("empty", "cached"):
+                no_autovacuum(other)
+                other.execute("select fairq.configure_queue('default', p_ready_target => %s)", [TARGET])
+                other.execute("select fairq.promote_overflow()")
+                analyze(other)
+            if statistics != "cached":
+                if statistics == "empty":
+                    fill(other, ROWS, groups)
+                use_mode(other, mode)
+            else:
+                use_mode(other, mode)
+                for _ in range(8):  # a plan is generic from the sixth execution on, in mode auto
+                    one_turn(conn)
+                fill(other, ROWS, groups)
+        conn.execute(f"set plan_cache_mode = {mode}")
+        conn.execute("select fairq.promote_overflow()")
+        yield conn
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call, the indexes its statements go through, and the most rows one statement visits of one table."""
+
+    name: str
+    call: Callable[["Session"], None]
+    indexes: frozenset[str]
+    most: int
+    buffers: int
+
+
+class Session:
+    """What the steps hand to each other: the worker and the tasks it holds."""
+
+    def __init__(self, conn: Conn) -> None:
+        self.conn = conn
+        self.worker = register(conn)
+        self.held: Held = ([], [])
+
+    def run(self, query: str, *params: Any) -> None:
+        self.conn.execute(query, params)
+
+    def pop(self) -> None:
+        self.held = pop(self.conn, self.worker, BATCH)
+        assert len(self.held[0]) == BATCH
+
+    def finish(self, outcome: str) -> None:
+        assert finish(self.conn, self.worker, self.held, [outcome] * BATCH) == BATCH
+
+    def travel(self, ahead: str) -> None:
+        self.run("select set_config('fairq.now', (clock_timestamp() + %s::interval)::text, false)", ahead)
+
+    def lose(self) -> None:
+        """The worker falls silent, and maintenance finds out."""
+        self.travel("2 hours")
+        self.run("select fairq.maintain()")
+        self.run("reset fairq.now")
+        self.worker = register(self.conn)
+
+
+TICK = {"ticks_pkey"}
+NEWS = {*TICK, "rings_xid_idx"}
+PROMOTE = {*NEWS, "tasks_ready_idx", "tasks_overflow_idx", "lanes_order_idx", "lanes_pkey", "groups_pkey"}
+ALIVE = {"workers_pkey", "heartbeats_pkey"}
+BEAT = {*ALIVE, "cancellations_task_idx", "tasks_pkey"}
+# A promotion looks at its budget of lanes and tasks and one more of each, hears what rang, and reads nothing else.
+PROMOTED = 2 * (TARGET + 2 * BATCH) + 10
+
+STEPS = [
+    Step("create_task", lambda s: s.run("select fairq.create_task('x', '{}')"), frozenset(), 3, 60),
+    Step(
+        "create_tasks",
+        lambda s: s.run(
+            "select fairq.create_tasks(array_fill('y'::text, array[100]), array_fill('{}'::jsonb, array[100]))"
+        ),
+        frozenset(),
+        3,
+        1500,
+    ),
+    Step(
+        "promote_overflow",
+        lambda s: s.run("select fairq.promote_overflow()"),
+        frozenset(PROMOTE | ALIVE),
+        PROMOTED,
+        40_000,
+    ),
+    Step("pop_tasks", Session.pop, frozenset(PROMOTE | ALIVE), PROMOTED, 60_000),
+    Step("heartbeat", lambda s: s.run("select fairq.heartbeat(%s)", s.worker), frozenset(BEAT), 5, 60),
+    Step("finish_tasks", lambda s: s.finish("succeeded"), frozenset({"tasks_pkey"}), BATCH + 5, 6000),
+    Step("pop_tasks again", Session.pop, frozenset(PROMOTE | ALIVE), PROMOTED, 60_000),
+    Step("finish_tasks: retry", lambda s: s.finish("retry"), frozenset({"tasks_pkey"}), BATCH + 5, 6000),
+    Step(
+        "due tasks",
+        lambda s: (s.travel("1 minute"), s.run("select fairq.promote_overflow()"), s.run("reset fairq.now"))[
+            0
+        ],  # type: ignore[func-returns-value]
+        frozenset({*PROMOTE, *ALIVE, "tasks_due_idx"}),
+        PROMOTED,
+        60_000,
+    ),
+    Step("pop_tasks a third time", Session.pop, frozenset(PROMOTE | ALIVE), PROMOTED, 60_000),
+    Step(
+        "cancel_task",
+        lambda s: s.run("select fairq.cancel_task(%s)", s.held[0][0]),
+        frozenset({"tasks_pkey"}),
+        3,
+        60,
+    ),
+    Step(
+        "heartbeat with a wish to cancel",
+        lambda s: s.run("select fairq.heartbeat(%s)", s.worker),
+        frozenset(BEAT),
+        5,
+        60,
+    ),
+    Step(
+        "release_tasks",
+        lambda s: s.run(
+            "select fairq.release_tasks(%s, %s::bigint[], %s::int[])", s.worker, s.held[0], s.held[1]
+        ),
+        frozenset({"tasks_pkey"}),
+        2 * BATCH + 5,  # locked, then changed
+        6000,
+    ),
+    Step("pop_tasks and a wish to cancel", Session.pop, frozenset(PROMOTE | BEAT), PROMOTED, 60_000),
+    Step(
+        "recovery, expiry, sweeps",
+        Session.lose,
+        frozenset(
+            {
+                *PROMOTE,
+                *ALIVE,
+                "tasks_held_idx",
+                "tasks_expiry_idx",
+                "tasks_claim_lease_idx",
+                "tasks_due_idx",
+                "tasks_pkey",
+                "sweeps_pkey",
+                "cancellations_task_idx",
+                "idempotency_keys_pkey",
+                "progress_pkey",
+            }
+        ),
+        10_010,  # maintain's own limit
+        200_000,
+    ),
+    Step("pop_tasks after a loss", Session.pop, frozenset(PROMOTE | ALIVE), PROMOTED, 60_000),
+    Step(
+        "retire_worker",
+        lambda s: s.run("select fairq.retire_worker(%s)", s.worker),
+        frozenset({"tasks_held_idx", *ALIVE}),
+        # Every index entry of the worker's tasks since the last vacuum, of all it popped in the steps above.
+        6 * BATCH,
+        6000,
+    ),
+]
+
+
+def assert_popped(recording: Recording) -> None:
+    """At most 110 rows of the ready index for a batch of 100, taken by ctid afterwards."""
+    (pick,) = (s for s in recording.of("for update skip locked") if "as last_block" in s.query)
+    assert index_names(pick.plan) == {"tasks_ready_idx"}
+    assert rows_visited(pick.plan, "tasks") <= 110
+    (hold,) = (s for s in recording.of("update fairq.tasks") if "p_claim_lease" in s.query)
+    assert {n["Node Type"] for n in nodes(hold.plan) if n.get("Relation Name") == "tasks"} == {
+        "ModifyTable",
+        "Tid Scan",
+    }
+
+
+def assert_contract(step: Step, recording: Recording) -> None:
+    used: dict[str, str] = {}
+    for statement in recording.statements:
+        text = " ".join(statement.query.split())[:160]
+        scanned = relation_names(statement.plan, "Seq Scan") & GROWING
+        assert not scanned, f"{step.name}: sequential scan of {scanned}: {text}"
+        for table in GROWING:
+            visited = rows_visited(statement.plan, table)
+            assert visited <= step.most, f"{step.name}: {visited} rows of {table}: {text}"
+        for name in index_names(statement.plan):
+            used[name] = text
+    foreign = {
+        name: text
+        for name, text in used.items()
+        if name not in step.indexes and name.split("_")[0] in {table.split("_")[0] for table in GROWING}
+    }
+    assert not foreign, f"{step.name}: went through {foreign}"
+    buffers = shared_buffers(recording.statements[-1].plan)
+    assert buffers <= step.buffers + CATALOGUE, f"{step.name}: {buffers} buffers"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_every_statement_goes_its_way_whatever_the_statistics(
+    server: TestServer, template: str, filled: tuple[str, int], statistics: str, mode: str
+) -> None:
+    """I9, S17, F14, F26: indexes and rows of each statement inside the functions."""
+    with prepared(server, template, filled, statistics, mode) as conn:
+        require_auto_explain(conn)
+        session = Session(conn)
+        for step in STEPS:
+            with recorded_plans(conn) as recording:
+                step.call(session)
+            assert_contract(step, recording)
+            if step.call is Session.pop:
+                assert_popped(recording)
+
+
+COUNTERS = """
+select 'sequential scans of ' || relname, seq_scan from pg_stat_user_tables
+where schemaname = 'fairq' and relname = any(%(growing)s)
+union all
+select 'entries of ' || indexrelname, idx_tup_read from pg_stat_user_indexes
+where schemaname = 'fairq' and relname = any(%(growing)s)
+"""
+
+
+def counters(conn: Conn) -> dict[str, int]:
+    conn.execute("select pg_stat_force_next_flush()")
+    conn.execute("select pg_stat_clear_snapshot()")
+    return dict(conn.execute(COUNTERS, {"growing": list(GROWING)}).fetchall())
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_the_servers_own_counters_say_the_same(
+    server: TestServer, template: str, filled: tuple[str, int], statistics: str
+) -> None:
+    """I9 on every server, also on one without auto_explain: no sequential scan, a bounded number of index entries."""
+    with prepared(server, template, filled, statistics, "force_generic_plan") as conn:
+        session = Session(conn)
+        for step in STEPS:
+            before = counters(conn)
+            step.call(session)
+            after = counters(conn)
+            for what, count in after.items():
+                grown = count - before[what]
+                allowed = 0 if what.startswith("sequential") else 4 * step.most + 20
+                assert grown <= allowed, f"{step.name}: {grown} {what}"

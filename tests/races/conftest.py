@@ -1,0 +1,7 @@
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_statement_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race that is lost shows as an error, not as a run that hangs."""
+    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=30s")
