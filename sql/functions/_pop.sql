@@ -29,7 +29,7 @@ begin
     v_before := v_tick;
     v_promoted := null;
     if v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick) then
-      select fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, q.*)), false) into v_promoted
+      select fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, q.*)), false, v_round > 1) into v_promoted
       from fairq.queues q
       where q.queue = p_queue;
       select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;

@@ -1,9 +1,11 @@
 -- Promotion of one domain, top to bottom: due tasks, rings, cancellations, recalls, admission, tick.
 -- Returns the number of tasks promoted, null when another session is at it and p_wait is false.
+-- p_short says that the caller found the ready set used up: what is still queued before the horizon is being popped by others, and a pop
+-- in flight, or one whose client hangs, must not keep the rest waiting.
 -- Raises QF003, QF005 (see _lock_domain).
 -- Locks: domains, then tasks and lanes as the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
-create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean) returns integer
+create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_short boolean default false) returns integer
 language plpgsql
 volatile
 set search_path = ''
@@ -70,7 +72,7 @@ begin
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
   -- as many tasks as the others and comes less far. Otherwise only the lanes just rung are looked at, and only for what comes before
   -- the horizon.
-  v_refill := v_tick.horizon is null or v_first is null or v_first >= least(v_tick.refill_block, v_tick.horizon);
+  v_refill := p_short or v_tick.horizon is null or v_first is null or v_first >= least(v_tick.refill_block, v_tick.horizon);
   select a.* into v_done
   from fairq._admit(v_tick, v_heard.o_lanes, v_clock, v_refill, p_limit, v_now) a;
 
@@ -103,4 +105,4 @@ begin
   return v_done.o_promoted;
 end;
 $$;
-comment on function fairq._promote(integer, text, integer, boolean) is 'Promotes one domain.';
+comment on function fairq._promote(integer, text, integer, boolean, boolean) is 'Promotes one domain.';

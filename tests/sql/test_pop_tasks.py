@@ -216,3 +216,16 @@ def test_a_pop_that_rolls_back_leaves_everything_as_it_was(database: Database) -
     conn.rollback()
     assert pop(other, worker, 3) == ids
     assert {field(other, id_, "attempt") for id_ in ids} == {1}
+
+
+def test_a_pop_in_flight_does_not_keep_the_rest_of_the_backlog_waiting(database: Database) -> None:
+    """I8: the client that holds the first task hangs; others go past it and past the end of the ready set."""
+    conn, hanging = database.connect(autocommit=True), database.connect()
+    run(conn, "update fairq.queues set ready_target = 10")
+    worker = register(conn)
+    ids = create_many(conn, "bob", 100)
+    promote(conn)
+    assert pop(hanging, worker) == ids[:1]
+    assert [id_ for _ in range(20) for id_ in pop(conn, worker, 7)] == ids[1:]
+    hanging.rollback()
+    assert pop(conn, worker, 7) == ids[:1]
