@@ -1,0 +1,225 @@
+"""Waiting for the end of a task."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+import fairq
+from fairq import results
+from fairq.queries import client
+from fairq.results import TaskResult
+from tests.api.kinds import Opened
+from tests.support import plans
+from tests.support.database import Database
+from tests.support.sessions import call_in_background
+from tests.support.sessions import result as finished
+
+
+class Worker:
+    """A worker in SQL, on a connection of its own."""
+
+    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+        self.conn = conn
+        self.id = self._value("select fairq.register_worker('w', array['default'], 1)")
+
+    def _value(self, sql: LiteralString, *params: Any) -> Any:
+        row = self.conn.execute(sql, params).fetchone()
+        return None if row is None else row[0]
+
+    def finish(
+        self, id: int, outcome: str = "succeeded", result: str | None = None, error: str | None = None
+    ) -> None:
+        popped = -1
+        while popped != id:
+            row = self.conn.execute(
+                "select t.id, t.attempt from fairq.pop_tasks('default', 1, %s) t", [self.id]
+            )
+            found = row.fetchone()
+            assert found is not None, "the task is not there to be popped"
+            popped, attempt = found
+            self._value(
+                "select fairq.finish_tasks(%s, array[%s::bigint], array[%s::int], array[%s],"
+                " array[%s::jsonb], array[%s::jsonb])",
+                *(self.id, popped, attempt, outcome if popped == id else "succeeded", result, error),
+            )
+
+
+@pytest.fixture
+def taker(shared: Database) -> Iterator[Worker]:
+    conn = shared.connect(autocommit=True)
+    yield Worker(conn)
+    conn.close()
+
+
+def test_the_end_of_a_task_is_told_on_every_kind_of_connection(
+    opened: Opened, taker: Worker, group: str
+) -> None:
+    id = opened.finish(fairq.enqueue(opened.conn, group))
+    opened.commit()
+    taker.finish(id, result='{"pages": [1, 2]}')
+    found: TaskResult = opened.finish(fairq.result(opened.conn, id, timeout=60))
+    assert (found.id, found.outcome, found.result, found.error) == (id, "succeeded", {"pages": [1, 2]}, None)
+    assert found.value() == {"pages": [1, 2]}
+    assert abs(found.finished_at - datetime.now(UTC)) < timedelta(hours=1)
+    opened.rollback()
+
+
+def test_a_wait_that_is_too_long_ends_on_every_kind_of_connection(opened: Opened, group: str) -> None:
+    id = opened.finish(fairq.enqueue(opened.conn, group))
+    opened.commit()
+    with pytest.raises(fairq.ResultTimeout) as caught:
+        opened.finish(fairq.result(opened.conn, id, timeout=0.05))
+    assert isinstance(caught.value, TimeoutError)
+    opened.rollback()
+
+
+@pytest.mark.parametrize("autocommit", [True, False], ids=["listening", "polling"])
+def test_a_waiting_thread_gets_a_result_that_comes_later(
+    shared: Database, taker: Worker, group: str, autocommit: bool
+) -> None:
+    conn = shared.connect(autocommit=autocommit)
+    id = fairq.enqueue(conn, group)
+    conn.commit()
+    waiting = call_in_background(lambda: fairq.result(conn, id))
+    taker.finish(id, result="7")
+    assert finished(waiting).result == 7
+    conn.rollback()
+    assert conn.execute("select count(*) from pg_listening_channels()").fetchone() == (0,)
+
+
+def test_a_notification_ends_the_wait(
+    shared: Database, taker: Worker, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HR14: with pauses of an hour nothing else could."""
+    monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(results, "LONGEST_PAUSE", 3600.0)
+    listening = threading.Event()
+    hear = results._hear
+
+    def spy(*args: Any) -> None:
+        listening.set()
+        hear(*args)
+
+    monkeypatch.setattr(results, "_hear", spy)
+    conn = shared.connect(autocommit=True)
+    other, id = fairq.enqueue(conn, group), fairq.enqueue(conn, group)
+    waiting = call_in_background(lambda: fairq.result(conn, id))
+    assert listening.wait(20)
+    taker.finish(other, result="1")
+    taker.finish(id, result="2")
+    assert finished(waiting).result == 2
+
+
+def test_a_notification_ends_the_wait_of_a_coroutine(
+    shared: Database, taker: Worker, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
+    listening = asyncio.Event()
+    hear = results._hear_async
+
+    async def spy(*args: Any) -> None:
+        listening.set()
+        await hear(*args)
+
+    monkeypatch.setattr(results, "_hear_async", spy)
+
+    async def work() -> TaskResult:
+        conn = await psycopg.AsyncConnection.connect(shared.dsn, autocommit=True)
+        async with conn:
+            id = await fairq.enqueue(conn, group)
+            waiting = asyncio.create_task(fairq.result(conn, id))
+            await asyncio.wait_for(listening.wait(), 20)
+            await asyncio.to_thread(taker.finish, id, "succeeded", "3")
+            return await asyncio.wait_for(waiting, 20)
+
+    assert asyncio.run(work()).result == 3
+
+
+def test_an_application_that_listens_keeps_its_notifications(
+    shared: Database, taker: Worker, group: str
+) -> None:
+    """Then the wait polls: what arrives belongs to the application."""
+    conn = shared.connect(autocommit=True)
+    conn.execute("listen mine")
+    id = fairq.enqueue(conn, group)
+    taker.conn.execute("notify mine, 'for you'")
+    waiting = call_in_background(lambda: fairq.result(conn, id))
+    taker.finish(id, result="1")
+    finished(waiting)
+    assert [each.payload for each in conn.notifies(timeout=20, stop_after=1)] == ["for you"]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "cancelled", "expired"])
+def test_a_task_that_did_not_succeed_has_no_value(
+    shared: Database, taker: Worker, group: str, outcome: str
+) -> None:
+    conn = shared.connect(autocommit=True)
+    id = fairq.enqueue(conn, group)
+    taker.finish(id, outcome, error='{"code": "unhandled_error", "message": "no such file"}')
+    found = fairq.result(conn, id)
+    assert found.outcome == outcome
+    with pytest.raises(fairq.TaskFailed, match=f"{outcome}: no such file") as caught:
+        found.value()
+    assert caught.value.outcome == outcome
+    assert caught.value.error["code"] == "unhandled_error"
+
+
+def test_an_id_that_nobody_has_is_an_error_and_no_wait(db: psycopg.Connection[Any]) -> None:
+    with pytest.raises(fairq.NoSuchTask):
+        fairq.result(db, 2**62)
+
+
+def test_a_wait_within_the_transaction_that_enqueued_is_refused(opened: Opened, group: str) -> None:
+    """It could never end: the task is not there for anybody else."""
+    id = opened.finish(fairq.enqueue(opened.conn, group))
+    with pytest.raises(fairq.InTransaction):
+        opened.finish(fairq.result(opened.conn, id))
+    opened.rollback()
+
+
+def test_a_wait_under_a_snapshot_that_stands_still_is_refused(opened: Opened, group: str) -> None:
+    id = opened.finish(fairq.enqueue(opened.conn, group))
+    opened.commit()
+    opened.do("set transaction isolation level repeatable read")
+    with pytest.raises(fairq.InTransaction):
+        opened.finish(fairq.result(opened.conn, id))
+    opened.rollback()
+
+
+def test_repeatable_read_as_default_of_the_session_is_no_hindrance_in_autocommit(
+    shared: Database, taker: Worker, group: str
+) -> None:
+    """Each look has a snapshot of its own there."""
+    conn = shared.connect(autocommit=True)
+    conn.execute("set default_transaction_isolation = 'repeatable read'")
+    id = fairq.enqueue(conn, group)
+    waiting = call_in_background(lambda: fairq.result(conn, id))
+    taker.finish(id, result="1")
+    assert finished(waiting).result == 1
+
+
+def test_a_look_costs_no_scan_of_the_history(database: Database) -> None:
+    """By the index on ids, also in the plan of a prepared statement."""
+    conn = database.connect()
+    conn.execute(
+        """
+        insert into fairq.finished_tasks (shard_no, priority, id, created_at, run_at, finished_at, cost,
+          attempt, max_attempts, queue, outcome, group_key, kind, payload)
+        select 0, 0, n, now(), now(), now() - n * interval '1 second', 1, 1, 1, 'default', 'succeeded', 'bob',
+          'k', '{}'
+        from generate_series(1, 5000) n"""
+    )
+    conn.execute("analyze fairq.finished_tasks")
+    fairq.enqueue_many(conn, [("bob", 1)] * 3000)
+    conn.execute("analyze fairq.tasks")
+    plan = plans.explain_generic(conn, client.LOOK_AT_RESULT.sql, [4000], types=["bigint"])
+    scans = [
+        node for node in plans.nodes(plan) if node.get("Relation Name", "").startswith(("tasks", "finished"))
+    ]
+    assert scans
+    assert all("Index" in node["Node Type"] for node in scans)
