@@ -368,22 +368,31 @@ def judge_maintenance(row: Row) -> Finding:
 
 
 HISTORY = """
-select exists (select from fairq.finished_tasks_default) as finished_tasks,
-  exists (select from fairq.attempts_default) as attempts
+select to_regclass(format('fairq.finished_tasks_%s',
+    to_char((clock_timestamp() at time zone 'UTC')::date + 1, 'YYYYMMDD'))) is not null as tomorrow,
+  exists (select from fairq.finished_tasks_default f where f.finished_at < k.keep_from) as finished_tasks,
+  exists (select from fairq.attempts_default a where a.ended_at < k.keep_from) as attempts
+from (select clock_timestamp() - max(q.retention) - interval '1 day' as keep_from from fairq.queues q) k
 """
 
 
 def judge_history(row: Row) -> Finding:
-    full = [f"{name}_default" for name in ("finished_tasks", "attempts") if row[name]]
-    if not full:
-        return Finding("history", "ok", "every day has its partition")
-    verb = "holds" if len(full) == 1 else "hold"
+    """Days are dropped whole. What ended on a day without a partition is in the default one, and stays."""
+    if not row["tomorrow"]:
+        remedy = "fairq maintain makes a week of them. It has not run for a week, or never."
+        return Finding("history", "look", "there is no partition for tomorrow", remedy)
+    old = [f"fairq.{name}_default" for name in ("finished_tasks", "attempts") if row[name]]
+    if not old:
+        return Finding("history", "ok", "the coming days have their partitions")
+    times = {"fairq.finished_tasks_default": "finished_at", "fairq.attempts_default": "ended_at"}
+    deletes = " ".join(
+        f"delete from {name} where {times[name]} < now() - interval '30 days';" for name in old
+    )
     return Finding(
         "history",
         "look",
-        f"{' and '.join(full)} {verb} rows: some tasks ended on a day without a partition",
-        "Maintenance makes the partitions of coming days: let it run all the time. The rows there are "
-        "found like all others, but retention does not drop them.",
+        f"{' and '.join(old)}: rows older than the retention of every queue",
+        f"They ended on days without a partition, and nothing drops them. As fairq_admin: {deletes}",
     )
 
 

@@ -95,14 +95,16 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
 
     head = Text()
     head.append(f"Task {found['task_id']}", "bold")
-    head.append(f" is {found['state']}: " if found.get("finished_at") is None else ": ")
-    head.append(clean(str(found["reason"])))
+    reason = str(found["reason"])
+    named = found.get("finished_at") is not None or reason.startswith(found["state"])
+    head.append(": " if named else f" is {found['state']}: ")
+    head.append(clean(reason))
     lines: dict[str, str] = {
         "queue": found.get("queue") or "",
         "group": found.get("group_key") or "",
         "kind": found.get("kind") or "",
         "ahead": _ahead(found),
-        "looked at again": ago(found.get("next_look_at")),
+        "next look": ago(found.get("next_look_at")),
         "attempt": f"{found['attempt']} of {found['max_attempts']}",
         "worker": str(found.get("worker_id") or ""),
         "progress": _progress(found.get("progress")),
@@ -110,7 +112,6 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
         "cost": f"{found['cost']:g}" if found.get("cost", 1) != 1 else "",
         "concurrency key": found.get("concurrency_key") or "",
         "created": ago(found.get("created_at")),
-        "not before": ago(found["run_at"]) if found.get("state") == "scheduled" else "",
         "expires": ago(found.get("expires_at")),
         "started": ago(found.get("started_at")),
         "ended": ago(found.get("finished_at")),

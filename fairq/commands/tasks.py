@@ -136,7 +136,12 @@ def enqueue(
     if payload is not None or idempotency_key or concurrency_key:
         raise click.UsageError("With --from, payloads and keys stand in the lines of the file.")
     with _lines(source) as lines:
-        _enqueue_many(dsn, itertools.islice(lines, skip, None), chosen, group, batch, commit_each)
+        done = _enqueue_many(dsn, itertools.islice(lines, skip, None), chosen, group, batch, commit_each)
+    text = f"{count(done['created'], 'task')} of {count(done['groups'], 'group')}"
+    show(
+        done,
+        f"{text}: {done['first_id']} to {done['last_id']}." if done["created"] else "No lines, no tasks.",
+    )
 
 
 def _enqueue_one(
@@ -319,7 +324,7 @@ def _enqueue_many(
     group: str | None,
     batch: int,
     commit_each: bool,
-) -> None:
+) -> dict[str, Any]:
     now = datetime.now(UTC)
     created, first, last, done = 0, None, None, 0
     groups: set[str] = set()
@@ -334,9 +339,7 @@ def _enqueue_many(
             created += len(ids)
             groups.update(task.item.group_key for task in found)
             first, last, done = first or ids[0], ids[-1], chunk[-1].number
-    document = {"created": created, "groups": len(groups), "first_id": first, "last_id": last}
-    text = f"{count(created, 'task')} of {count(len(groups), 'group')}" if created else "No lines, no tasks"
-    show(document, f"{text}." if first is None else f"{text}: {first} to {last}.")
+    return {"created": created, "groups": len(groups), "first_id": first, "last_id": last}
 
 
 # create_tasks has one queue, kind and time for all its tasks. Lines that differ in those go one by one, but
