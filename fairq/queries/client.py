@@ -171,8 +171,8 @@ from fairq.create_tasks(
 def enqueue_many(
     conn: driver.Connection,
     *,
-    group_keys: Sequence[str],
-    payloads: Sequence[str],
+    group_keys: Sequence[str | None],
+    payloads: Sequence[str | None],
     queue: str,
     kind: str,
     priority: int,
@@ -181,11 +181,11 @@ def enqueue_many(
     max_attempts: int | None = None,
     cost: float,
     timeout: str | None = None,
-    idempotency_keys: Sequence[str] | None = None,
-    concurrency_keys: Sequence[str] | None = None,
+    idempotency_keys: Sequence[str | None] | None = None,
+    concurrency_keys: Sequence[str | None] | None = None,
     headers: str | None = None,
-    priorities: Sequence[int] | None = None,
-    costs: Sequence[float] | None = None,
+    priorities: Sequence[int | None] | None = None,
+    costs: Sequence[float | None] | None = None,
 ) -> list[int]:
     """Creates many tasks with one call and returns their ids in the order of the input."""
     return driver.run(
@@ -214,8 +214,8 @@ def enqueue_many(
 async def enqueue_many_async(
     conn: driver.AsyncConnection,
     *,
-    group_keys: Sequence[str],
-    payloads: Sequence[str],
+    group_keys: Sequence[str | None],
+    payloads: Sequence[str | None],
     queue: str,
     kind: str,
     priority: int,
@@ -224,11 +224,11 @@ async def enqueue_many_async(
     max_attempts: int | None = None,
     cost: float,
     timeout: str | None = None,
-    idempotency_keys: Sequence[str] | None = None,
-    concurrency_keys: Sequence[str] | None = None,
+    idempotency_keys: Sequence[str | None] | None = None,
+    concurrency_keys: Sequence[str | None] | None = None,
     headers: str | None = None,
-    priorities: Sequence[int] | None = None,
-    costs: Sequence[float] | None = None,
+    priorities: Sequence[int | None] | None = None,
+    costs: Sequence[float | None] | None = None,
 ) -> list[int]:
     """Creates many tasks with one call and returns their ids in the order of the input."""
     return await driver.run_async(
@@ -256,8 +256,8 @@ async def enqueue_many_async(
 
 def enqueue_many_call(
     *,
-    group_keys: Sequence[str],
-    payloads: Sequence[str],
+    group_keys: Sequence[str | None],
+    payloads: Sequence[str | None],
     queue: str,
     kind: str,
     priority: int,
@@ -266,11 +266,11 @@ def enqueue_many_call(
     max_attempts: int | None = None,
     cost: float,
     timeout: str | None = None,
-    idempotency_keys: Sequence[str] | None = None,
-    concurrency_keys: Sequence[str] | None = None,
+    idempotency_keys: Sequence[str | None] | None = None,
+    concurrency_keys: Sequence[str | None] | None = None,
     headers: str | None = None,
-    priorities: Sequence[int] | None = None,
-    costs: Sequence[float] | None = None,
+    priorities: Sequence[int | None] | None = None,
+    costs: Sequence[float | None] | None = None,
 ) -> driver.Call[list[int]]:
     return driver.Call(
         ENQUEUE_MANY,
@@ -467,6 +467,45 @@ def look_at_result_call(*, id: int) -> driver.Call[LookAtResultRow]:
     return driver.Call(LOOK_AT_RESULT, (driver.Int8(id),))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LatestProgressRow:
+    attempt: int
+    done: float | None
+    total: float | None
+    note: str | None
+
+
+LATEST_PROGRESS = driver.Statement[LatestProgressRow | None](
+    "one",
+    """-- name: LatestProgress :one
+select g.attempt, g.done, g.total, g.note::text as note
+from fairq.progress g
+where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
+  and g.task_id = $1::bigint
+order by g.reported_at desc
+limit 1""",
+    driver.row(LatestProgressRow),
+)
+
+
+def latest_progress(conn: driver.Connection, *, id: int) -> LatestProgressRow | None:
+    """How far a running task says it is; no row: it has said nothing, or is not live."""
+    return driver.run(conn, LATEST_PROGRESS, (driver.Int8(id),))
+
+
+async def latest_progress_async(
+    conn: driver.AsyncConnection,
+    *,
+    id: int,
+) -> LatestProgressRow | None:
+    """How far a running task says it is; no row: it has said nothing, or is not live."""
+    return await driver.run_async(conn, LATEST_PROGRESS, (driver.Int8(id),))
+
+
+def latest_progress_call(*, id: int) -> driver.Call[LatestProgressRow | None]:
+    return driver.Call(LATEST_PROGRESS, (driver.Int8(id),))
+
+
 IS_LISTENING = driver.Statement[bool](
     "the",
     """-- name: IsListening :one
@@ -501,7 +540,7 @@ def register_tester(
     conn: driver.Connection,
     *,
     name: str,
-    queues: Sequence[str],
+    queues: Sequence[str | None],
 ) -> int:
     """Tests: registers the worker that drains queues in the test's own transaction."""
     return driver.run(conn, REGISTER_TESTER, (name, driver.Typed(queues, 1009)))
@@ -511,7 +550,7 @@ async def register_tester_async(
     conn: driver.AsyncConnection,
     *,
     name: str,
-    queues: Sequence[str],
+    queues: Sequence[str | None],
 ) -> int:
     """Tests: registers the worker that drains queues in the test's own transaction."""
     return await driver.run_async(
@@ -521,7 +560,11 @@ async def register_tester_async(
     )
 
 
-def register_tester_call(*, name: str, queues: Sequence[str]) -> driver.Call[int]:
+def register_tester_call(
+    *,
+    name: str,
+    queues: Sequence[str | None],
+) -> driver.Call[int]:
     return driver.Call(REGISTER_TESTER, (name, driver.Typed(queues, 1009)))
 
 

@@ -267,7 +267,8 @@ def composite_type(cls: type, fields: tuple[str, ...], types: tuple[int, ...]) -
         info,
         _types,
         cls,
-        make_object=lambda values, _: cls(*values),
+        # `()` is no field at all, or one that is NULL.
+        make_object=lambda values, _: cls(*(values or [None] * len(fields))),
         make_sequence=lambda whole, _: values(whole),
     )
     return number

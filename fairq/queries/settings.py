@@ -10,13 +10,13 @@ from fairq.queries import driver
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConfigureQueueRow:
-    queue: str | None
+    queue: str
     ready_target: int | None
-    max_attempts: int | None
-    retry_base: datetime.timedelta | None
-    retry_cap: datetime.timedelta | None
-    retention: datetime.timedelta | None
-    notify: bool | None
+    max_attempts: int
+    retry_base: datetime.timedelta
+    retry_cap: datetime.timedelta
+    retention: datetime.timedelta
+    notify: bool
 
 
 CONFIGURE_QUEUE = driver.Statement[ConfigureQueueRow | None](
@@ -116,8 +116,8 @@ def configure_queue_call(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConfigureClusterRow:
-    shard_count: int | None
-    payload_limit: int | None
+    shard_count: int
+    payload_limit: int
 
 
 CONFIGURE_CLUSTER = driver.Statement[ConfigureClusterRow | None](

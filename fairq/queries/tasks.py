@@ -151,7 +151,7 @@ def create_task_call(
     )
 
 
-CREATE_TASKS = driver.Statement[list[int | None]](
+CREATE_TASKS = driver.Statement[list[int]](
     "many",
     """-- name: CreateTasks :many
 select c.id::bigint as id
@@ -180,8 +180,8 @@ from fairq.create_tasks(
 def create_tasks(
     conn: driver.Connection,
     *,
-    group_keys: Sequence[str],
-    payloads: Sequence[driver.JsonValue],
+    group_keys: Sequence[str | None],
+    payloads: Sequence[driver.JsonValue | None],
     queue: str,
     kind: str,
     priority: int,
@@ -190,20 +190,20 @@ def create_tasks(
     max_attempts: int | None = None,
     cost: float,
     timeout: datetime.timedelta | None = None,
-    idempotency_keys: Sequence[str] | None = None,
-    concurrency_keys: Sequence[str] | None = None,
+    idempotency_keys: Sequence[str | None] | None = None,
+    concurrency_keys: Sequence[str | None] | None = None,
     headers: driver.JsonValue | None = None,
-    priorities: Sequence[int] | None = None,
-    costs: Sequence[float] | None = None,
+    priorities: Sequence[int | None] | None = None,
+    costs: Sequence[float | None] | None = None,
     promote: bool,
-) -> list[int | None]:
+) -> list[int]:
     """Creates many tasks with one call and returns their ids in the order of the input."""
     return driver.run(
         conn,
         CREATE_TASKS,
         (
             driver.Typed(group_keys, 1009),
-            driver.Typed(payloads, 3807),
+            driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
             queue,
             kind,
             driver.Int4(priority),
@@ -225,8 +225,8 @@ def create_tasks(
 async def create_tasks_async(
     conn: driver.AsyncConnection,
     *,
-    group_keys: Sequence[str],
-    payloads: Sequence[driver.JsonValue],
+    group_keys: Sequence[str | None],
+    payloads: Sequence[driver.JsonValue | None],
     queue: str,
     kind: str,
     priority: int,
@@ -235,20 +235,20 @@ async def create_tasks_async(
     max_attempts: int | None = None,
     cost: float,
     timeout: datetime.timedelta | None = None,
-    idempotency_keys: Sequence[str] | None = None,
-    concurrency_keys: Sequence[str] | None = None,
+    idempotency_keys: Sequence[str | None] | None = None,
+    concurrency_keys: Sequence[str | None] | None = None,
     headers: driver.JsonValue | None = None,
-    priorities: Sequence[int] | None = None,
-    costs: Sequence[float] | None = None,
+    priorities: Sequence[int | None] | None = None,
+    costs: Sequence[float | None] | None = None,
     promote: bool,
-) -> list[int | None]:
+) -> list[int]:
     """Creates many tasks with one call and returns their ids in the order of the input."""
     return await driver.run_async(
         conn,
         CREATE_TASKS,
         (
             driver.Typed(group_keys, 1009),
-            driver.Typed(payloads, 3807),
+            driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
             queue,
             kind,
             driver.Int4(priority),
@@ -269,8 +269,8 @@ async def create_tasks_async(
 
 def create_tasks_call(
     *,
-    group_keys: Sequence[str],
-    payloads: Sequence[driver.JsonValue],
+    group_keys: Sequence[str | None],
+    payloads: Sequence[driver.JsonValue | None],
     queue: str,
     kind: str,
     priority: int,
@@ -279,18 +279,18 @@ def create_tasks_call(
     max_attempts: int | None = None,
     cost: float,
     timeout: datetime.timedelta | None = None,
-    idempotency_keys: Sequence[str] | None = None,
-    concurrency_keys: Sequence[str] | None = None,
+    idempotency_keys: Sequence[str | None] | None = None,
+    concurrency_keys: Sequence[str | None] | None = None,
     headers: driver.JsonValue | None = None,
-    priorities: Sequence[int] | None = None,
-    costs: Sequence[float] | None = None,
+    priorities: Sequence[int | None] | None = None,
+    costs: Sequence[float | None] | None = None,
     promote: bool,
-) -> driver.Call[list[int | None]]:
+) -> driver.Call[list[int]]:
     return driver.Call(
         CREATE_TASKS,
         (
             driver.Typed(group_keys, 1009),
-            driver.Typed(payloads, 3807),
+            driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
             queue,
             kind,
             driver.Int4(priority),
@@ -378,7 +378,7 @@ limit 1""",
 def task_result(
     conn: driver.Connection,
     *,
-    shard_nos: Sequence[int],
+    shard_nos: Sequence[int | None],
     id: int,
 ) -> TaskResultRow | None:
     """How a task ended; no row while it is live, or when it is unknown."""
@@ -392,7 +392,7 @@ def task_result(
 async def task_result_async(
     conn: driver.AsyncConnection,
     *,
-    shard_nos: Sequence[int],
+    shard_nos: Sequence[int | None],
     id: int,
 ) -> TaskResultRow | None:
     """How a task ended; no row while it is live, or when it is unknown."""
@@ -405,7 +405,7 @@ async def task_result_async(
 
 def task_result_call(
     *,
-    shard_nos: Sequence[int],
+    shard_nos: Sequence[int | None],
     id: int,
 ) -> driver.Call[TaskResultRow | None]:
     return driver.Call(TASK_RESULT, (driver.Typed(shard_nos, 1007), driver.Int8(id)))

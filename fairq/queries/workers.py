@@ -25,7 +25,7 @@ def register_worker(
     conn: driver.Connection,
     *,
     name: str,
-    queues: Sequence[str],
+    queues: Sequence[str | None],
     slots: int,
     lease: datetime.timedelta,
 ) -> int | None:
@@ -41,7 +41,7 @@ async def register_worker_async(
     conn: driver.AsyncConnection,
     *,
     name: str,
-    queues: Sequence[str],
+    queues: Sequence[str | None],
     slots: int,
     lease: datetime.timedelta,
 ) -> int | None:
@@ -56,7 +56,7 @@ async def register_worker_async(
 def register_worker_call(
     *,
     name: str,
-    queues: Sequence[str],
+    queues: Sequence[str | None],
     slots: int,
     lease: datetime.timedelta,
 ) -> driver.Call[int | None]:
@@ -146,7 +146,7 @@ def pop_tasks_call(
     )
 
 
-START_TASKS = driver.Statement[list[int | None]](
+START_TASKS = driver.Statement[list[int]](
     "many",
     """-- name: StartTasks :many
 select s.id::bigint as id
@@ -163,9 +163,9 @@ def start_tasks(
     conn: driver.Connection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> list[int]:
     """Prefetch: claimed tasks begin to run; returns the ids the worker still holds."""
     return driver.run(
         conn,
@@ -178,9 +178,9 @@ async def start_tasks_async(
     conn: driver.AsyncConnection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> list[int]:
     """Prefetch: claimed tasks begin to run; returns the ids the worker still holds."""
     return await driver.run_async(
         conn,
@@ -192,16 +192,16 @@ async def start_tasks_async(
 def start_tasks_call(
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-) -> driver.Call[list[int | None]]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> driver.Call[list[int]]:
     return driver.Call(
         START_TASKS,
         (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
     )
 
 
-FINISH_TASKS = driver.Statement[list[int | None]](
+FINISH_TASKS = driver.Statement[list[int]](
     "many",
     """-- name: FinishTasks :many
 select f.id::bigint as id
@@ -222,13 +222,13 @@ def finish_tasks(
     conn: driver.Connection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-    outcomes: Sequence[str] | None = None,
-    results: Sequence[driver.JsonValue] | None = None,
-    errors: Sequence[driver.JsonValue] | None = None,
-    retry_delays: Sequence[datetime.timedelta] | None = None,
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+    outcomes: Sequence[str | None] | None = None,
+    results: Sequence[driver.JsonValue | None] | None = None,
+    errors: Sequence[driver.JsonValue | None] | None = None,
+    retry_delays: Sequence[datetime.timedelta | None] | None = None,
+) -> list[int]:
     """Ends attempts of a worker's tasks; returns the ids accepted."""
     return driver.run(
         conn,
@@ -238,8 +238,8 @@ def finish_tasks(
             driver.Typed(ids, 1016),
             driver.Typed(attempts, 1007),
             driver.Typed(outcomes, 1009),
-            driver.Typed(results, 3807),
-            driver.Typed(errors, 3807),
+            driver.Typed(driver.each(driver.Jsonb, results), 3807),
+            driver.Typed(driver.each(driver.Jsonb, errors), 3807),
             driver.Typed(retry_delays, 1187),
         ),
     )
@@ -249,13 +249,13 @@ async def finish_tasks_async(
     conn: driver.AsyncConnection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-    outcomes: Sequence[str] | None = None,
-    results: Sequence[driver.JsonValue] | None = None,
-    errors: Sequence[driver.JsonValue] | None = None,
-    retry_delays: Sequence[datetime.timedelta] | None = None,
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+    outcomes: Sequence[str | None] | None = None,
+    results: Sequence[driver.JsonValue | None] | None = None,
+    errors: Sequence[driver.JsonValue | None] | None = None,
+    retry_delays: Sequence[datetime.timedelta | None] | None = None,
+) -> list[int]:
     """Ends attempts of a worker's tasks; returns the ids accepted."""
     return await driver.run_async(
         conn,
@@ -265,8 +265,8 @@ async def finish_tasks_async(
             driver.Typed(ids, 1016),
             driver.Typed(attempts, 1007),
             driver.Typed(outcomes, 1009),
-            driver.Typed(results, 3807),
-            driver.Typed(errors, 3807),
+            driver.Typed(driver.each(driver.Jsonb, results), 3807),
+            driver.Typed(driver.each(driver.Jsonb, errors), 3807),
             driver.Typed(retry_delays, 1187),
         ),
     )
@@ -275,13 +275,13 @@ async def finish_tasks_async(
 def finish_tasks_call(
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-    outcomes: Sequence[str] | None = None,
-    results: Sequence[driver.JsonValue] | None = None,
-    errors: Sequence[driver.JsonValue] | None = None,
-    retry_delays: Sequence[datetime.timedelta] | None = None,
-) -> driver.Call[list[int | None]]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+    outcomes: Sequence[str | None] | None = None,
+    results: Sequence[driver.JsonValue | None] | None = None,
+    errors: Sequence[driver.JsonValue | None] | None = None,
+    retry_delays: Sequence[datetime.timedelta | None] | None = None,
+) -> driver.Call[list[int]]:
     return driver.Call(
         FINISH_TASKS,
         (
@@ -289,14 +289,14 @@ def finish_tasks_call(
             driver.Typed(ids, 1016),
             driver.Typed(attempts, 1007),
             driver.Typed(outcomes, 1009),
-            driver.Typed(results, 3807),
-            driver.Typed(errors, 3807),
+            driver.Typed(driver.each(driver.Jsonb, results), 3807),
+            driver.Typed(driver.each(driver.Jsonb, errors), 3807),
             driver.Typed(retry_delays, 1187),
         ),
     )
 
 
-RELEASE_TASKS = driver.Statement[list[int | None]](
+RELEASE_TASKS = driver.Statement[list[int]](
     "many",
     """-- name: ReleaseTasks :many
 select r.id::bigint as id
@@ -313,9 +313,9 @@ def release_tasks(
     conn: driver.Connection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> list[int]:
     """Puts tasks back in line without burning an attempt; returns the ids accepted."""
     return driver.run(
         conn,
@@ -328,9 +328,9 @@ async def release_tasks_async(
     conn: driver.AsyncConnection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> list[int]:
     """Puts tasks back in line without burning an attempt; returns the ids accepted."""
     return await driver.run_async(
         conn,
@@ -342,16 +342,16 @@ async def release_tasks_async(
 def release_tasks_call(
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-) -> driver.Call[list[int | None]]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> driver.Call[list[int]]:
     return driver.Call(
         RELEASE_TASKS,
         (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
     )
 
 
-HEARTBEAT = driver.Statement[list[int | None]](
+HEARTBEAT = driver.Statement[list[int]](
     "many",
     """-- name: Heartbeat :many
 select h.id::bigint as id
@@ -360,21 +360,17 @@ from fairq.heartbeat(p_worker_id => $1::bigint) as h(id)""",
 )
 
 
-def heartbeat(conn: driver.Connection, *, worker_id: int) -> list[int | None]:
+def heartbeat(conn: driver.Connection, *, worker_id: int) -> list[int]:
     """A worker's sign of life; returns its tasks that are to be cancelled."""
     return driver.run(conn, HEARTBEAT, (driver.Int8(worker_id),))
 
 
-async def heartbeat_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-) -> list[int | None]:
+async def heartbeat_async(conn: driver.AsyncConnection, *, worker_id: int) -> list[int]:
     """A worker's sign of life; returns its tasks that are to be cancelled."""
     return await driver.run_async(conn, HEARTBEAT, (driver.Int8(worker_id),))
 
 
-def heartbeat_call(*, worker_id: int) -> driver.Call[list[int | None]]:
+def heartbeat_call(*, worker_id: int) -> driver.Call[list[int]]:
     return driver.Call(HEARTBEAT, (driver.Int8(worker_id),))
 
 
@@ -447,7 +443,7 @@ def maintain_call() -> driver.Call[driver.JsonValue | None]:
     return driver.Call(MAINTAIN, ())
 
 
-HELD_TASKS = driver.Statement[list[int | None]](
+HELD_TASKS = driver.Statement[list[int]](
     "many",
     """-- name: HeldTasks :many
 select h.id::bigint as id
@@ -464,9 +460,9 @@ def held_tasks(
     conn: driver.Connection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> list[int]:
     """Which of these tasks the worker still holds; one that an open transaction is finishing is missing."""
     return driver.run(
         conn,
@@ -479,9 +475,9 @@ async def held_tasks_async(
     conn: driver.AsyncConnection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> list[int]:
     """Which of these tasks the worker still holds; one that an open transaction is finishing is missing."""
     return await driver.run_async(
         conn,
@@ -493,16 +489,16 @@ async def held_tasks_async(
 def held_tasks_call(
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-) -> driver.Call[list[int | None]]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> driver.Call[list[int]]:
     return driver.Call(
         HELD_TASKS,
         (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
     )
 
 
-REPORT_PROGRESS = driver.Statement[list[int | None]](
+REPORT_PROGRESS = driver.Statement[list[int]](
     "many",
     """-- name: ReportProgress :many
 select r.id::bigint as id
@@ -522,12 +518,12 @@ def report_progress(
     conn: driver.Connection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-    done: Sequence[float],
-    totals: Sequence[float] | None = None,
-    notes: Sequence[driver.JsonValue] | None = None,
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+    done: Sequence[float | None],
+    totals: Sequence[float | None] | None = None,
+    notes: Sequence[driver.JsonValue | None] | None = None,
+) -> list[int]:
     """How far running tasks are; returns the ids accepted."""
     return driver.run(
         conn,
@@ -538,7 +534,7 @@ def report_progress(
             driver.Typed(attempts, 1007),
             driver.Typed(done, 1022),
             driver.Typed(totals, 1022),
-            driver.Typed(notes, 3807),
+            driver.Typed(driver.each(driver.Jsonb, notes), 3807),
         ),
     )
 
@@ -547,12 +543,12 @@ async def report_progress_async(
     conn: driver.AsyncConnection,
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-    done: Sequence[float],
-    totals: Sequence[float] | None = None,
-    notes: Sequence[driver.JsonValue] | None = None,
-) -> list[int | None]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+    done: Sequence[float | None],
+    totals: Sequence[float | None] | None = None,
+    notes: Sequence[driver.JsonValue | None] | None = None,
+) -> list[int]:
     """How far running tasks are; returns the ids accepted."""
     return await driver.run_async(
         conn,
@@ -563,7 +559,7 @@ async def report_progress_async(
             driver.Typed(attempts, 1007),
             driver.Typed(done, 1022),
             driver.Typed(totals, 1022),
-            driver.Typed(notes, 3807),
+            driver.Typed(driver.each(driver.Jsonb, notes), 3807),
         ),
     )
 
@@ -571,12 +567,12 @@ async def report_progress_async(
 def report_progress_call(
     *,
     worker_id: int,
-    ids: Sequence[int],
-    attempts: Sequence[int],
-    done: Sequence[float],
-    totals: Sequence[float] | None = None,
-    notes: Sequence[driver.JsonValue] | None = None,
-) -> driver.Call[list[int | None]]:
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+    done: Sequence[float | None],
+    totals: Sequence[float | None] | None = None,
+    notes: Sequence[driver.JsonValue | None] | None = None,
+) -> driver.Call[list[int]]:
     return driver.Call(
         REPORT_PROGRESS,
         (
@@ -585,6 +581,6 @@ def report_progress_call(
             driver.Typed(attempts, 1007),
             driver.Typed(done, 1022),
             driver.Typed(totals, 1022),
-            driver.Typed(notes, 3807),
+            driver.Typed(driver.each(driver.Jsonb, notes), 3807),
         ),
     )

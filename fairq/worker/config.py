@@ -1,0 +1,198 @@
+"""What a worker may be told, what is wrong with it, and what it comes to. Nothing in here talks to
+anybody.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Limits", "Mode", "Settings", "banner", "limits", "problems"]
+
+Mode = Literal["forever", "drain", "once"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Times are in seconds, but for those whose name ends in `_ms`. 0 means "choose for me" where it says
+    so.
+    """
+
+    queues: tuple[str, ...] = ()
+    """In order of priority: the first is emptied before the next is asked. Empty: those of the app's
+    tasks.
+    """
+    concurrency: int = 0
+    """Slots: how many tasks run at once. 0: as many as there are CPUs."""
+    prefetch: int = 0
+    """How many tasks to claim beyond the slots, so that the next one is here when a slot comes free."""
+    claim_lease: float | None = None
+    """With prefetch, and only then: how long a claim holds before others may take the task."""
+    max_claim_batch: int = 0
+    """Most tasks taken from a queue at a time. 0: the slots, with prefetch the slots and the prefetch."""
+    max_claim_per_worker: int = 0
+    """Most tasks held that have not begun. 0: as for max_claim_batch."""
+    lease: float = 60.0
+    """Without a sign of life for so long, the worker counts as lost and others get its tasks."""
+    grace: float = 30.0
+    """How long handlers may go on after the first TERM or INT."""
+    mode: Mode = "forever"
+    """once: end after one look at the queues; drain: end when there is nothing left to run."""
+    name: str = ""
+    """Shown in fairq.worker_stats. Empty: host and process id."""
+    listen: bool = True
+    listen_dsn: str | None = None
+    """Where to LISTEN, when `dsn` leads through a pooler that hands out connections by transaction."""
+    notify_poll_interval_ms: int | None = None
+    """Longest pause between two looks at the queues. None: 5000, or 1000 without LISTEN."""
+    heartbeat_ms: int | None = None
+    """How often to give a sign of life and learn of cancelled tasks. None: 2000, at most a sixth of the
+    lease.
+    """
+    maintain_interval_ms: int = 5000
+    """How often to call fairq.maintain(). 0: never; somebody else does."""
+    abandon_after: float = 5.0
+    """How long a handler may ignore that its time is over before its attempt ends without it."""
+    db_retry_initial_ms: int = 500
+    db_retry_max_ms: int = 30_000
+    db_retry_max_attempts: int = 0
+    """Failures in a row after which the worker gives up. 0: never."""
+    breaker_threshold: int = 5
+    """Failures in a row after which the database is left alone. 0: never."""
+    breaker_cooldown_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Settings with every "choose for me" replaced by what was chosen."""
+
+    slots: int
+    prefetch: int
+    claim_batch: int
+    claim_per_worker: int
+    heartbeat: float
+
+
+# Names and bounds of integers. The first three and the poll interval are those that operators know from
+# elsewhere.
+BOUNDS: dict[str, tuple[int, int]] = {
+    "db_retry_initial_ms": (100, 60_000),
+    "db_retry_max_ms": (500, 300_000),
+    "db_retry_max_attempts": (0, 10_000),
+    "notify_poll_interval_ms": (1_000, 300_000),
+    "heartbeat_ms": (50, 600_000),
+    "maintain_interval_ms": (0, 3_600_000),
+    "breaker_threshold": (0, 10_000),
+    "breaker_cooldown_ms": (100, 3_600_000),
+    "concurrency": (0, 100_000),
+    "prefetch": (0, 100_000),
+    "max_claim_batch": (0, 100_000),
+    "max_claim_per_worker": (0, 100_000),
+}
+SECONDS: dict[str, tuple[float, float]] = {
+    "lease": (1, 86_400),
+    "grace": (0, 86_400),
+    "abandon_after": (0, 86_400),
+    "claim_lease": (0.1, 86_400),
+}
+OPTIONAL = ("notify_poll_interval_ms", "heartbeat_ms", "claim_lease")
+
+
+def problems(settings: Settings) -> list[str]:
+    """Everything that is wrong, one sentence each."""
+    found: list[str] = []
+    for name, (least, most) in (*BOUNDS.items(), *SECONDS.items()):
+        value = getattr(settings, name)
+        if value is None and name in OPTIONAL:
+            continue
+        kinds = int if name in BOUNDS else int | float
+        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+            found.append(f"{name} is {value!r}, which is no number{' without a fraction' * (name in BOUNDS)}")
+        elif not least <= value <= most:
+            found.append(f"{name} is {value}; it must be {least:g} to {most:g}")
+    found += _name_problems("queue", settings.queues)
+    if settings.name and len(settings.name.encode(errors="replace")) > 200:
+        found.append("name has more than 200 bytes")
+    if settings.mode not in ("forever", "drain", "once"):
+        found.append(f"mode is {settings.mode!r}; it must be forever, drain or once")
+    if not found:
+        found += _contradictions(settings)
+    return found
+
+
+def _name_problems(what: str, names: Sequence[str]) -> list[str]:
+    if isinstance(names, str):
+        return [f"{what}s is one text, {names!r}; it must be a list of names"]
+    found = [
+        f"{what} {name!r} is not a text of 1 to 200 bytes"
+        for name in names
+        if not isinstance(name, str) or not 1 <= len(name.encode(errors="replace")) <= 200
+    ]
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    return [*found, *(f"{what} {name!r} is named twice" for name in twice)]
+
+
+def _contradictions(settings: Settings) -> list[str]:
+    found: list[str] = []
+    if settings.db_retry_max_ms < settings.db_retry_initial_ms:
+        found.append(
+            f"db_retry_max_ms ({settings.db_retry_max_ms}) is less than db_retry_initial_ms"
+            f" ({settings.db_retry_initial_ms})"
+        )
+    if settings.prefetch and settings.claim_lease is None:
+        found.append("prefetch needs a claim_lease: how long a task that waits here is kept from others")
+    if settings.claim_lease is not None and not settings.prefetch:
+        found.append("claim_lease is for prefetch only; without it, tasks are never claimed ahead of time")
+    if not settings.listen and settings.listen_dsn:
+        found.append("listen_dsn and no LISTEN at all contradict each other")
+    if settings.heartbeat_ms is not None and settings.heartbeat_ms > settings.lease * 1000 / 3:
+        found.append(
+            f"heartbeat_ms ({settings.heartbeat_ms}) is more than a third of the lease ({settings.lease:g} s)"
+        )
+    return found
+
+
+def limits(settings: Settings, cpus: int | None = None) -> Limits:
+    """The limits in force."""
+    slots = settings.concurrency or cpus or os.cpu_count() or 2
+    most = slots + settings.prefetch
+    beat = settings.heartbeat_ms / 1000 if settings.heartbeat_ms else min(2.0, settings.lease / 6)
+    return Limits(
+        slots=slots,
+        prefetch=settings.prefetch,
+        claim_batch=min(settings.max_claim_batch or most, most),
+        claim_per_worker=settings.max_claim_per_worker or most,
+        heartbeat=beat,
+    )
+
+
+def poll_interval(settings: Settings, listening: bool) -> float:
+    """Longest pause between two looks at the queues, in seconds."""
+    if settings.notify_poll_interval_ms is not None:
+        return settings.notify_poll_interval_ms / 1000
+    return 5.0 if listening else 1.0
+
+
+def banner(
+    worker_id: int, queues: Sequence[str], settings: Settings, limits: Limits, *, listening: bool
+) -> str:
+    """The line that a worker prints when it starts: the limits in force."""
+    if settings.prefetch:
+        caps = f"soft caps (prefetch {limits.prefetch}, claim lease {settings.claim_lease:g}s)"
+    else:
+        caps = "hard caps (no prefetch)"
+    ends = {"forever": "", "drain": ", until nothing is left", "once": ", once"}[settings.mode]
+    most = f", at most {limits.claim_per_worker} waiting" if settings.max_claim_per_worker else ""
+    return (
+        f"worker {worker_id} on {','.join(queues)}: {_count(limits.slots, 'slot')}, {caps},"
+        f" claim batch {limits.claim_batch}{most}, lease {settings.lease:g}s,"
+        f" {'listening' if listening else 'not listening'}, polling every"
+        f" {poll_interval(settings, listening):g}s{ends}"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,57 @@
+"""Connections of a worker: where they go, and what an error on them means."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from fairq.errors import FairqError, UnknownWorker, is_retryable, sqlstate_of, translate
+
+__all__ = ["FAILURES", "conninfo", "explain", "is_about_data", "is_unknown_worker", "is_worth_a_try"]
+
+# What a database, or the way to it, can raise.
+FAILURES = (psycopg.Error, OSError)
+
+# Used where the DSN does not say otherwise. A dead peer is noticed within a minute, a standby is not written
+# to.
+_DEFAULTS: dict[str, str] = {
+    "target_session_attrs": "read-write",
+    "connect_timeout": "10",
+    "keepalives_idle": "20",
+    "keepalives_interval": "5",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "60000",
+}
+
+
+def conninfo(dsn: str, application_name: str) -> str:
+    """The DSN with what a worker needs. Only options of the client, which no pooler refuses."""
+    given = {key for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    more = {key: value for key, value in _DEFAULTS.items() if key not in given}
+    if "application_name" not in given:
+        more["application_name"] = application_name
+    return make_conninfo(dsn, **more, client_encoding="UTF8")
+
+
+def is_unknown_worker(exc: BaseException) -> bool:
+    return sqlstate_of(exc) == UnknownWorker.sqlstate
+
+
+def is_about_data(exc: BaseException) -> bool:
+    """Whether the values sent are at fault, so that the same call with other values would pass."""
+    if isinstance(exc, UnicodeError):
+        return True
+    sqlstate = sqlstate_of(exc)
+    if sqlstate is None:
+        return isinstance(exc, psycopg.DataError)
+    return sqlstate[:2] in ("22", "23", "54") or sqlstate == "QF002"
+
+
+def is_worth_a_try(exc: BaseException) -> bool:
+    """Whether the statement itself is in order, and only the moment is not."""
+    return isinstance(exc, OSError) or is_retryable(exc)
+
+
+def explain(exc: BaseException) -> FairqError:
+    """The error for people: no password, the database's hint."""
+    return translate(exc)

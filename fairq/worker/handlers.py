@@ -1,0 +1,261 @@
+"""Running handlers: async ones on the loop, sync ones in daemon threads, whatever they do.
+
+A handler may raise anything, hang, call sys.exit, cancel itself or block its thread. What comes out is
+always one call of `ended` for each `Entry`, on the loop.
+
+Few objects per task: an async handler that never waits is run by a coroutine that has run others before it.
+One that does wait keeps that coroutine's asyncio task for itself, as everybody expects of
+`asyncio.current_task()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from fairq.app import Context, Outcome, PoppedTask, Task, outcome_of
+from fairq.errors import Cancelled, TaskTimeout
+
+__all__ = ["RELEASE", "SUCCEEDED", "Entry", "Loopside", "Threads", "conclude"]
+
+log = logging.getLogger("fairq.worker")
+
+Stop = Literal["cancelled", "timeout", "shutdown"]
+Kind = Task[Any, ..., Any]
+
+SUCCEEDED: Final = Outcome("succeeded")
+# Told apart by identity: the attempt is given back, not ended.
+RELEASE: Final = Outcome("retry")
+# How long the coroutine that runs ready handlers keeps the loop before others get their turn.
+SLICE_SECONDS: Final = 0.001
+
+
+class Entry:
+    """One popped task until its end is written."""
+
+    __slots__ = (
+        "abandoned",
+        "begun",
+        "claimed_until",
+        "ctx",
+        "ended",
+        "row",
+        "runner",
+        "stop",
+        "task",
+        "timer",
+        "worker_id",
+    )
+
+    def __init__(self, row: PoppedTask, worker_id: int, task: Kind | None) -> None:
+        self.row: Any = row
+        self.worker_id = worker_id
+        self.task = task
+        self.ctx: Context | None = None
+        self.runner: asyncio.Task[Any] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.claimed_until = 0.0
+        self.stop: Stop | None = None
+        self.begun = False
+        self.ended = False
+        self.abandoned = False
+
+    def __repr__(self) -> str:
+        row = self.row
+        return f"task {row.id} ({row.kind}, attempt {row.attempt} of {row.max_attempts})"
+
+
+Ended = Callable[[Entry, BaseException | None, Any], None]
+
+
+def conclude(entry: Entry, exception: BaseException | None, result: Any) -> Outcome:
+    """How the attempt ends, from what the handler raised or returned, and from what it was told to do."""
+    task = entry.task
+    if exception is None:
+        if task is not None and not task.store_result:
+            return SUCCEEDED
+        return outcome_of(None, task, entry.row.attempt, result=result)
+    heeded = isinstance(exception, asyncio.CancelledError | Cancelled)
+    if entry.stop == "shutdown" and heeded:
+        return RELEASE
+    if entry.stop == "timeout" and (heeded or isinstance(exception, TimeoutError)):
+        exception = timed_out(entry)
+    elif entry.stop == "cancelled":
+        exception = Cancelled("somebody cancelled the task while it ran")
+    elif isinstance(exception, asyncio.CancelledError):
+        # Nobody told it to stop: something that it awaited was cancelled, and that is a failure like any
+        # other.
+        own = RuntimeError("something that the handler awaited was cancelled")
+        own.__cause__ = exception
+        exception = own
+    return outcome_of(exception, task, entry.row.attempt)
+
+
+def timed_out(entry: Entry) -> TaskTimeout:
+    return TaskTimeout(f"the handler of {entry.row.kind!r} took longer than {seconds_of(entry):g} s")
+
+
+def seconds_of(entry: Entry) -> float | None:
+    """How long the attempt may take: what the task says, else what the handler declares."""
+    own = entry.row.timeout
+    if own is not None:
+        return float(own.total_seconds())
+    return None if entry.task is None else entry.task.timeout
+
+
+def _checked(result: Any) -> Any:
+    """A handler that was not run at all must not count as one that succeeded."""
+    if result is not None and (
+        inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+    ):
+        if inspect.iscoroutine(result) or inspect.isgenerator(result):
+            result.close()
+        raise TypeError(
+            f"the handler returned a {type(result).__name__}, which nobody runs:"
+            " declare it `async def`, without yield"
+        )
+    return result
+
+
+# --- On the loop -----------------------------------------------------------------------------------
+
+
+class Loopside:
+    """Async handlers. `add` entries, then `go`."""
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
+        self._ready: deque[Entry] = deque()
+        self._coming = False
+        self._alive: set[asyncio.Task[None]] = set()
+        # Handlers start from the surroundings that the worker was started in, not from those of other
+        # handlers.
+        self._base = contextvars.copy_context()
+
+    def __len__(self) -> int:
+        """How many wait for the processor."""
+        return len(self._ready)
+
+    def add(self, entry: Entry) -> None:
+        self._ready.append(entry)
+
+    def go(self) -> None:
+        if self._ready and not self._coming:
+            self._coming = True
+            runner = asyncio.get_running_loop().create_task(self._run(), context=self._base.copy())
+            self._alive.add(runner)
+            runner.add_done_callback(self._alive.discard)
+
+    def take_back(self) -> list[Entry]:
+        """Those that have not begun."""
+        waiting = list(self._ready)
+        self._ready.clear()
+        return waiting
+
+    async def _run(self) -> None:
+        """Run what is ready, one after the other; when a handler waits, a successor takes over the rest."""
+        self._coming = False
+        me = asyncio.current_task()
+        assert me is not None
+        ready, ended, clock = self._ready, self._ended, time.perf_counter
+        clean = contextvars.copy_context()
+        until = clock() + SLICE_SECONDS
+        while ready:
+            entry = ready.popleft()
+            if ready and not self._coming:
+                self.go()
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                if entry.stop is not None:
+                    raise Cancelled("told to stop before it began")
+                entry.begun = True
+                entry.runner = me
+                task = entry.task
+                assert task is not None
+                result = await task.invoke(task.decode(entry.row.payload), entry.ctx)  # type: ignore[arg-type]
+            except BaseException as exc:  # SystemExit and KeyboardInterrupt too: of a handler, not of ours
+                error = exc
+            entry.runner = None
+            ended(entry, error, result)
+            # Nothing of one handler may reach the next: neither a cancellation nor a context variable.
+            if me.cancelling() or clock() > until or contextvars.copy_context() != clean:
+                break
+        self.go()
+
+
+# --- In threads ------------------------------------------------------------------------------------
+
+
+class Threads:
+    """Sync handlers. Threads are made when they are needed; one that hangs holds up nobody but itself.
+
+    They are daemons: a process must be able to end although a handler never does.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Ended) -> None:
+        self._loop = loop
+        self._ended = ended
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._done: deque[tuple[Entry, BaseException | None, Any]] = deque()
+        self._signalled = False
+        self._made = 0
+
+    def add(self, entry: Entry) -> None:
+        self._queue.put(entry)
+        if not self._idle.acquire(blocking=False):
+            self._made += 1
+            threading.Thread(target=self._run, name=f"fairq-handler-{self._made}", daemon=True).start()
+
+    def close(self) -> None:
+        """Idle threads end; busy ones after their handler."""
+        for _ in range(self._made):
+            self._queue.put(None)
+
+    def _run(self) -> None:
+        while True:
+            entry = self._queue.get()
+            if entry is None:
+                return
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = contextvars.Context().run(self._call, entry)
+            except BaseException as exc:  # sys.exit() in a handler ends the attempt, not the thread
+                error = exc
+            self._idle.release()
+            self._tell(entry, error, result)
+            del entry, result, error  # an idle thread keeps nothing alive
+
+    @staticmethod
+    def _call(entry: Entry) -> Any:
+        task = entry.task
+        assert task is not None
+        if entry.stop is not None:
+            raise Cancelled("told to stop before it began")
+        entry.begun = True
+        return _checked(task.invoke(task.decode(entry.row.payload), entry.ctx))  # type: ignore[arg-type]
+
+    def _tell(self, entry: Entry, error: BaseException | None, result: Any) -> None:
+        self._done.append((entry, error, result))
+        if not self._signalled:
+            self._signalled = True
+            try:
+                self._loop.call_soon_threadsafe(self._collect)
+            except RuntimeError:  # the loop is closed; the worker ended without us
+                log.debug("%r ended after its worker", entry)
+
+    def _collect(self) -> None:
+        self._signalled = False
+        done = self._done
+        while done:
+            self._ended(*done.popleft())

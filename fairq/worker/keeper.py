@@ -1,0 +1,187 @@
+"""The thread that keeps the worker alive in the eyes of the others, whatever its handlers do to the loop.
+
+It gives the sign of life, learns which tasks are to be cancelled, and calls fairq.maintain(). It has a
+connection of its own and never waits for the loop. It also notices when the loop stands still, and says
+where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import psycopg
+
+from fairq.queries import workers
+from fairq.worker import plan
+from fairq.worker.connect import FAILURES, explain, is_unknown_worker
+
+__all__ = ["Keeper", "KeeperPlan"]
+
+log = logging.getLogger("fairq.worker")
+
+# The loop is said to stand still after so long without a pulse.
+STANDSTILL_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperPlan:
+    conninfo: str
+    heartbeat: float
+    lease: float
+    maintain_every: float
+    maintain_at_once: bool
+    first_pause: float
+    longest_pause: float
+
+
+class Keeper:
+    """`worker_ids`, `may_connect` and `pulse` are read, `cancel`, `lost` and `stuck` called, from its
+    thread.
+    """
+
+    def __init__(
+        self,
+        plan: KeeperPlan,
+        *,
+        worker_ids: Callable[[], list[int]],
+        may_connect: Callable[[], bool],
+        pulse: Callable[[], float],
+        cancel: Callable[[list[int]], None],
+        lost: Callable[[int], None],
+        give_up_at: Callable[[], float | None],
+        give_up: Callable[[], None],
+    ) -> None:
+        self._plan = plan
+        self._worker_ids = worker_ids
+        self._may_connect = may_connect
+        self._pulse = pulse
+        self._cancel = cancel
+        self._lost = lost
+        self._give_up_at = give_up_at
+        self._give_up = give_up
+        self._stop = threading.Event()
+        self._conn: psycopg.Connection[Any] | None = None
+        self._failures = 0
+        self._maintain_at = 0.0
+        self._standing_still = False
+        self._loop_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._run, name="fairq-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stop.wait(pause):
+            self._watch_the_loop()
+            pause = self._plan.heartbeat
+            try:
+                if self._conn is None and not self._may_connect():
+                    continue
+                self._beat()
+                self._failures = 0
+            except FAILURES as exc:
+                self._drop()
+                self._failures += 1
+                pause = plan.retry_delay(self._failures, self._plan.first_pause, self._plan.longest_pause)
+                log.warning(
+                    "the sign of life failed %d times in a row: %s",
+                    self._failures,
+                    explain(exc),
+                    extra={"action": "heartbeat_failed"},
+                )
+            except Exception:
+                # Whatever it is: a worker without a keeper would count as lost.
+                log.exception("the keeper stumbled", extra={"action": "keeper_error"})
+                self._drop()
+        self._drop()
+
+    def _beat(self) -> None:
+        conn = self._conn
+        if conn is None:
+            conn = self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)
+            # After an outage the others get the time to give a sign of life before they are judged by it.
+            wait = 0.0 if self._plan.maintain_at_once else self._plan.lease
+            self._maintain_at = time.monotonic() + wait
+        for worker_id in self._worker_ids():
+            try:
+                cancelled = [
+                    each for each in workers.heartbeat(conn, worker_id=worker_id) if each is not None
+                ]
+            except psycopg.Error as exc:
+                if not is_unknown_worker(exc):
+                    raise
+                self._lost(worker_id)
+                continue
+            if cancelled:
+                self._cancel(cancelled)
+        if self._plan.maintain_every and time.monotonic() >= self._maintain_at:
+            self._maintain_at = time.monotonic() + self._plan.maintain_every * random.uniform(0.75, 1.25)
+            self._maintain(conn)
+
+    def _maintain(self, conn: psycopg.Connection[Any]) -> None:
+        """Short, or not at all: the next sign of life must not be late."""
+        longest = timedelta(seconds=max(1.0, self._plan.lease / 3))
+        try:
+            with conn.transaction():
+                # Local to the transaction, so it works behind a pooler too.
+                conn.execute("set transaction isolation level read committed")
+                conn.execute(
+                    "select set_config('statement_timeout', %s, true)",
+                    [f"{longest // timedelta(milliseconds=1)}ms"],
+                )
+                done = workers.maintain(conn)
+        except psycopg.errors.QueryCanceled:
+            log.warning("fairq.maintain() was stopped after %s", longest, extra={"action": "maintain_slow"})
+            return
+        if done:
+            log.debug("maintained: %s", done, extra={"action": "maintained"})
+            if done.get("recovered"):
+                log.warning(
+                    "took %d tasks from lost workers", done["recovered"], extra={"action": "recovered"}
+                )
+
+    def _watch_the_loop(self) -> None:
+        still = time.monotonic() - self._pulse()
+        if still < STANDSTILL_SECONDS:
+            self._standing_still = False
+        elif not self._standing_still:
+            self._standing_still = True
+            frame = sys._current_frames().get(self._loop_thread)
+            where = "".join(traceback.format_stack(frame, 12)) if frame else ""
+            log.warning(
+                "the loop stands still for %.0f s; a handler should wait with await, or be a plain def:\n%s",
+                still,
+                where,
+                extra={"action": "loop_blocked"},
+            )
+        deadline = self._give_up_at()
+        if deadline is not None and time.monotonic() > deadline and self._standing_still:
+            with contextlib.suppress(*FAILURES):
+                if self._conn is None:
+                    self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)
+                for worker_id in self._worker_ids():
+                    workers.retire_worker(self._conn, worker_id=worker_id)
+            self._give_up()
+
+    def _drop(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()

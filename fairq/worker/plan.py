@@ -1,0 +1,85 @@
+"""What a worker decides: how many tasks to ask for, when to look again, what to write. Pure functions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from fairq.worker.config import Limits
+
+__all__ = [
+    "MOST_BYTES",
+    "MOST_ENDS",
+    "batch_size",
+    "halves",
+    "ought_to_gather",
+    "poll_delay",
+    "pop_limit",
+    "retry_delay",
+    "to_start",
+]
+
+T = TypeVar("T")
+Draw = Callable[[], float]
+
+# One statement ends at most so many attempts, with at most so much JSON: a batch is sent and parsed as a
+# whole.
+MOST_ENDS: Final = 2_000
+MOST_BYTES: Final = 8 * 1024 * 1024
+# The first pauses after work was found; doubled while nothing is. With LISTEN polling is only the safety net.
+FIRST_PAUSE: Final = 0.05
+FIRST_PAUSE_LISTENING: Final = 0.5
+JITTER: Final = 0.25
+
+
+def pop_limit(limits: Limits, *, held: int, waiting: int) -> int:
+    """How many tasks to ask for. `held`: popped and not ended; of these, `waiting` have not begun."""
+    budget = limits.slots + limits.prefetch - held
+    return max(0, min(budget, limits.claim_per_worker - waiting))
+
+
+def to_start(limits: Limits, *, running: int, claimed: int) -> int:
+    """Prefetch: how many claimed tasks to start."""
+    return max(0, min(limits.slots - running, claimed))
+
+
+def ought_to_gather(limits: Limits, *, ended: int, ready: int) -> bool:
+    """Whether to run more of the tasks that are here before the next turn.
+
+    A turn costs the same for 1 task as for 20. While handlers are waiting for the processor, a turn may wait
+    for a quarter of the slots; when none are waiting, all that runs is waiting for something else, and it
+    goes now.
+    """
+    return ready > 0 and ended < limits.slots // 4
+
+
+def retry_delay(failures: int, initial: float, cap: float, draw: Draw = random.random) -> float:
+    """Pause after so many failures in a row: doubled each time, capped, moved by a quarter both ways."""
+    exponent = min(max(failures, 1) - 1, 40)
+    return min(initial * 2.0**exponent, cap) * (1 + JITTER * (2 * draw() - 1))
+
+
+def poll_delay(
+    empties: int, *, listening: bool, interval: float, due_in: float | None, draw: Draw = random.random
+) -> float:
+    """Pause after so many looks in a row that found nothing; never past the moment a task is due."""
+    first = FIRST_PAUSE_LISTENING if listening else FIRST_PAUSE
+    pause = min(first * 2.0 ** min(max(empties, 1) - 1, 40), interval) * (1 + JITTER * (2 * draw() - 1))
+    return pause if due_in is None else max(0.0, min(pause, due_in))
+
+
+def batch_size(sizes: Sequence[int], most: int = MOST_ENDS, most_bytes: int = MOST_BYTES) -> int:
+    """How many of these, from the first on, go into one statement: at least one, whatever its size."""
+    total = 0
+    for count, size in enumerate(sizes[:most]):
+        total += size
+        if total > most_bytes and count:
+            return count
+    return min(len(sizes), most)
+
+
+def halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """A batch that the database refuses for its data is tried in two parts, to find the culprit."""
+    middle = (len(batch) + 1) // 2
+    return batch[:middle], batch[middle:]

@@ -1,0 +1,126 @@
+-- The worker's hot path: what one turn sends. Only the columns a handler needs, JSON as text.
+
+-- name: PopWork :many
+-- The next tasks of one queue, in served order.
+-- fairq: not null payload
+-- fairq: nullable headers
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
+  t.timeout, t.headers::text as headers, t.payload::text as payload
+from fairq.pop_tasks(
+  p_queue => sqlc.arg(queue)::text,
+  p_limit => sqlc.arg(max_tasks)::integer,
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_claim_lease => sqlc.narg(claim_lease)::interval
+) t;
+
+-- name: PopWorkInOrder :many
+-- The next tasks of several queues: a queue is asked for what the queues before it left of the budget, and for no more than a batch.
+-- fairq: not null id, attempt, max_attempts, queue, group_key, kind, payload
+with recursive asked as (
+  select 0 as place, sqlc.arg(max_tasks)::integer as budget, null::fairq.tasks[] as popped
+  union all
+  select a.place + 1, a.budget - coalesce(cardinality(p.popped), 0), p.popped
+  from asked a
+  cross join lateral (
+    select array_agg(t) as popped
+    from fairq.pop_tasks(
+      p_queue => (sqlc.arg(queues)::text[])[a.place + 1],
+      p_limit => least(a.budget, sqlc.arg(max_batch)::integer),
+      p_worker_id => sqlc.arg(worker_id)::bigint,
+      p_claim_lease => sqlc.narg(claim_lease)::interval
+    ) t
+  ) p
+  where a.budget > 0
+    and a.place < cardinality(sqlc.arg(queues)::text[])
+)
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
+  t.timeout, t.headers::text as headers, t.payload::text as payload
+from asked a
+cross join lateral unnest(a.popped) t;
+
+-- name: FinishWork :many
+-- Ends attempts; results and errors are JSON text. Returns the ids accepted.
+-- fairq: not null id
+-- fairq: raw results, errors
+select f.id::bigint as id
+from fairq.finish_tasks(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.arg(ids)::bigint[],
+  p_attempts => sqlc.arg(attempts)::integer[],
+  p_outcomes => sqlc.narg(outcomes)::text[],
+  p_results => sqlc.narg(results)::jsonb[],
+  p_errors => sqlc.narg(errors)::jsonb[],
+  p_retry_delays => sqlc.narg(retry_delays)::interval[]
+) as f(id);
+
+-- name: ReportWork :many
+-- How far running tasks are; notes are JSON text. Returns the ids accepted.
+-- fairq: not null id
+-- fairq: raw notes
+select r.id::bigint as id
+from fairq.report_progress(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.arg(ids)::bigint[],
+  p_attempts => sqlc.arg(attempts)::integer[],
+  p_done => sqlc.arg(done)::double precision[],
+  p_totals => sqlc.narg(totals)::double precision[],
+  p_notes => sqlc.narg(notes)::jsonb[]
+) as r(id);
+
+-- name: RegisterWork :one
+-- Registers a worker and returns its id.
+-- fairq: always
+-- fairq: not null worker_id
+select fairq.register_worker(
+  p_name => sqlc.arg(name)::text,
+  p_queues => sqlc.arg(queues)::text[],
+  p_slots => sqlc.arg(slots)::integer,
+  p_lease => sqlc.arg(lease)::interval
+)::bigint as worker_id;
+
+-- name: NextDueIn :one
+-- Seconds until one of these queues has to be looked at although nothing rings; null: no such time.
+-- fairq: nullable seconds
+select extract(epoch from min(fairq.next_due_at(q.queue)) - fairq._now())::double precision as seconds
+from unnest(sqlc.arg(queues)::text[]) q(queue);
+
+-- name: ClusterCap :one
+-- The most tasks that may be in flight over all queues; null: no cap.
+select s.max_running from fairq.settings s;
+
+-- name: HeldWork :many
+-- What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of.
+select t.id, t.attempt, t.state
+from fairq.tasks t
+where t.shard_no = any(array(select s.shard_no from fairq._shards(null) s(shard_no)))
+  and t.worker_id = sqlc.arg(worker_id)::bigint;
+
+-- name: ReleaseWork :many
+-- Gives tasks back without burning an attempt; returns the ids accepted.
+-- fairq: not null id
+select r.id::bigint as id
+from fairq.release_tasks(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.arg(ids)::bigint[],
+  p_attempts => sqlc.arg(attempts)::integer[]
+) as r(id);
+
+-- name: StartWork :many
+-- Prefetch: claimed tasks begin to run; returns the ids to run.
+-- fairq: not null id
+select s.id::bigint as id
+from fairq.start_tasks(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.arg(ids)::bigint[],
+  p_attempts => sqlc.arg(attempts)::integer[]
+) as s(id);
+
+-- name: HeldOf :many
+-- Which of these tasks the worker still holds.
+-- fairq: not null id
+select h.id::bigint as id
+from fairq.held_tasks(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.arg(ids)::bigint[],
+  p_attempts => sqlc.arg(attempts)::integer[]
+) as h(id);
