@@ -1,0 +1,293 @@
+"""Poppers share no task, wait for nobody, and lose nothing when they are killed.
+
+Interleavings (W, V: workers, P: a promoter, C: who cancels, A: an application):
+
+    W1..W8: begin; pop, one after the other; commit in another order    disjoint full batches
+    W1..W8: pop, all at the same moment, until all is served            each task once
+    W: begin; pop     V: pop          W: rollback    V: pop             V gets what W gave back, at its old address
+    P: begin; holds the domain        W: pop                            gets what is queued, does not wait
+    P: begin; holds the domain        W: pop, nothing queued            gets nothing, does not wait
+    W: begin; pop     C: cancel; commit; promote     W: commit          W holds it, and is told by its heartbeat
+    W: begin; pop     C: cancel; commit; promote     W: rollback        the wish stays, the next holder is told
+    C: begin; cancel                  W: pop         C: commit          W holds it, and is told
+    C: begin; cancel  P: promote      C: commit      P: promote         cancelled by the second
+    C: cancel; commit                 W: pop                            never handed out
+    a backend is killed after create, promote, pop, start, finish       as if that transaction never was
+"""
+
+import threading
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from tests.races.engine import (
+    LOCK_DOMAIN,
+    Conn,
+    assert_consistent,
+    cap,
+    create,
+    drain,
+    finish,
+    maintain,
+    pop,
+    promote,
+    register,
+    states,
+)
+from tests.support.database import Database
+from tests.support.sessions import call_in_background, pid_of, result, wait_until
+
+
+def fill(conn: Conn, tasks: int, groups: int) -> list[int]:
+    rows = conn.execute(
+        """
+        select fairq.create_tasks(array_agg('g' || n %% %s::int), array_agg('{}'::jsonb))
+        from generate_series(1, %s) n
+        """,
+        [groups, tasks],
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def impatient(database: Database) -> Conn:
+    conn = database.connect()
+    conn.execute("set lock_timeout = 1")
+    conn.commit()
+    return conn
+
+
+@pytest.mark.parametrize("groups", [1, 7, 1000])
+def test_eight_poppers_in_open_transactions_get_disjoint_full_batches(
+    database: Database, groups: int
+) -> None:
+    """I1, F4, F10, F27, H29: none of them waits for another, and together they have the first 800 in order."""
+    observer = database.connect(autocommit=True)
+    fill(observer, 1000, groups)
+    promote(observer, limit=1000)
+    order = [
+        row[0]
+        for row in observer.execute(
+            "select id from fairq.tasks where state = 'queued' order by block, position"
+        )
+    ]
+    sessions = [impatient(database) for _ in range(8)]
+    workers = [register(observer) for _ in sessions]
+    batches = [
+        [row[0] for row in pop(conn, worker, 100)] for conn, worker in zip(sessions, workers, strict=True)
+    ]
+    for conn in sessions[::-1]:
+        conn.commit()
+    assert [len(batch) for batch in batches] == [100] * 8
+    assert [task for batch in batches for task in batch] == order[:800]
+
+
+def test_eight_poppers_at_once_serve_each_task_once(database: Database) -> None:
+    """I1, HR31: pop and finish as fast as they can, with creators at work meanwhile; no errors, nothing twice."""
+    observer = database.connect(autocommit=True)
+    created = fill(observer, 1200, 13)
+    barrier = threading.Barrier(9)
+
+    def work() -> list[int]:
+        with psycopg.connect(database.dsn, autocommit=True) as conn:
+            worker = register(conn)
+            barrier.wait()
+            return drain(conn, worker)
+
+    def enqueue() -> list[int]:
+        with psycopg.connect(database.dsn, autocommit=True) as conn:
+            barrier.wait()
+            return [task for number in range(100) for task in create(conn, f"g{number % 17}")]
+
+    workers = [call_in_background(work) for _ in range(8)]
+    created += result(call_in_background(enqueue))
+    served = [task for future in workers for task in result(future)]
+    served += drain(observer, register(observer))
+    assert sorted(served) == sorted(created)
+    assert set(states(observer).values()) == {"succeeded"}
+    assert_consistent(observer)
+
+
+def test_a_pop_that_is_rolled_back_gives_the_tasks_back_at_their_addresses(database: Database) -> None:
+    """I1: not lost, not moved; and meanwhile another popper gets the next ones."""
+    observer = database.connect(autocommit=True)
+    fill(observer, 10, 5)
+    promote(observer)
+    first, second = impatient(database), impatient(database)
+    worker = register(observer)
+    taken = pop(first, worker, 3)
+    others = pop(second, worker, 3)
+    assert not {row[0] for row in taken} & {row[0] for row in others}
+    first.rollback()
+    assert pop(second, worker, 3) == taken
+    second.commit()
+    assert_consistent(observer)
+
+
+def test_a_popper_does_not_wait_for_whoever_holds_the_domain(database: Database) -> None:
+    """I8: what is queued is handed out; what is not will be promoted by the one who holds the domain."""
+    observer = database.connect(autocommit=True)
+    worker = register(observer)
+    queued = create(observer, "g1", "g2")
+    promote(observer)
+    (waiting,) = create(observer, "g3")
+    holder, popper = database.connect(), impatient(database)
+    holder.execute(LOCK_DOMAIN, ["default"])
+    assert [row[0] for row in pop(popper, worker)] == queued
+    assert pop(popper, worker) == []
+    popper.commit()
+    holder.commit()
+    assert [row[0] for row in pop(popper, worker)] == [waiting]
+
+
+def told(conn: Conn, worker: int) -> list[int]:
+    return [row[0] for row in conn.execute("select fairq.heartbeat(%s)", [worker])]
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["pop commits", "pop rolls back"])
+def test_a_task_that_is_cancelled_while_it_is_being_popped_counts_as_held(
+    database: Database, committed: bool
+) -> None:
+    """Cancel against pop: the promotion that hears the wish skips the locked row, and does not wait for it."""
+    observer = database.connect(autocommit=True)
+    worker = register(observer)
+    (task,) = create(observer, "g")
+    promote(observer)
+    popper, promoter = database.connect(), impatient(database)
+    held = pop(popper, worker)
+    assert [row[0] for row in held] == [task]
+    assert observer.execute("select fairq.cancel_task(%s)", [task]).fetchone() == (True,)
+    promote(promoter)
+    promoter.commit()
+    if committed:
+        popper.commit()
+    else:
+        popper.rollback()
+        held = pop(observer, worker)
+    assert told(observer, worker) == [task]
+    assert finish(observer, worker, held, "cancelled") == [task]
+    assert told(observer, worker) == []
+    assert states(observer) == {task: "cancelled"}
+    assert_consistent(observer)
+
+
+def test_a_cancellation_that_commits_after_the_pop_is_told_to_the_holder(database: Database) -> None:
+    """Cancelling locks nothing: the task can be popped while the wish is not yet committed."""
+    observer = database.connect(autocommit=True)
+    worker = register(observer)
+    (task,) = create(observer, "g")
+    app, popper = database.connect(), impatient(database)
+    app.execute("select fairq.cancel_task(%s)", [task])
+    assert [row[0] for row in pop(popper, worker)] == [task]
+    popper.commit()
+    assert told(observer, worker) == []
+    app.commit()
+    assert told(observer, worker) == [task]
+    promote(observer)
+    assert told(observer, worker) == [task]
+    assert_consistent(observer)
+
+
+@pytest.mark.parametrize("where", ["overflow", "queued", "scheduled"])
+def test_cancelling_in_a_long_transaction_holds_up_nobody_and_counts_at_commit(
+    database: Database, where: str
+) -> None:
+    """Cancel against promote, in an application's transaction; rolled back, it never was."""
+    observer = database.connect(autocommit=True)
+    cap(observer, "g", 1)
+    promote(observer)
+    app, promoter = database.connect(), impatient(database)
+    if where == "scheduled":
+        row = observer.execute("select fairq.create_task('g', '{}', p_run_at => 'tomorrow')").fetchone()
+        assert row is not None
+        task = row[0]
+    else:
+        blocker, task = create(observer, "g", "g")
+        if where == "queued":
+            task = blocker
+    app.execute("select fairq.cancel_task(%s)", [task])
+    promote(promoter)
+    promoter.commit()
+    assert states(observer)[task] == where
+    app.rollback()
+    promote(observer)
+    assert states(observer)[task] == where
+    app.execute("select fairq.cancel_task(%s)", [task])
+    create(observer, "other")
+    promote(observer)
+    assert states(observer)[task] == where
+    app.commit()
+    promote(observer)
+    assert states(observer)[task] == "cancelled"
+    assert_consistent(observer)
+
+
+def test_a_cancelled_task_is_never_handed_out(database: Database) -> None:
+    """The next pop hears the wish before it picks; places it held are free at once (I7)."""
+    observer = database.connect(autocommit=True)
+    worker = register(observer)
+    cap(observer, "g", 1)
+    first, second = create(observer, "g", "g")
+    promote(observer)
+    observer.execute("select fairq.cancel_task(%s)", [first])
+    served = [row[0] for row in pop(observer, worker)]
+    assert first not in served
+    served += [row[0] for row in pop(observer, worker)]
+    assert served == [second]
+    assert_consistent(observer)
+
+
+def test_a_task_can_be_cancelled_by_the_transaction_that_created_it(database: Database) -> None:
+    observer = database.connect(autocommit=True)
+    app = database.connect()
+    (task,) = create(app, "g")
+    app.execute("select fairq.cancel_task(%s)", [task])
+    app.commit()
+    assert pop(observer, register(observer)) == []
+    assert states(observer) == {task: "cancelled"}
+    assert_consistent(observer)
+
+
+def kill(observer: Conn, victim: Conn) -> None:
+    """End the session as an administrator or the kernel would, and wait until it is gone."""
+    pid = pid_of(victim)
+    observer.execute("select pg_terminate_backend(%s)", [pid])
+    wait_until(
+        lambda: observer.execute("select from pg_stat_activity where pid = %s", [pid]).fetchone() is None,
+        "the killed session is gone",
+    )
+
+
+STEPS: dict[str, Callable[[Conn, int], object]] = {
+    "create": lambda conn, worker: create(conn, "g", "h"),
+    "create with promotion": lambda conn, worker: create(conn, "g", promote=True),
+    "promote": lambda conn, worker: promote(conn),
+    "pop": lambda conn, worker: pop(conn, worker, 3),
+    "claim": lambda conn, worker: pop(conn, worker, 3, claim_lease="1 minute"),
+    "pop and finish": lambda conn, worker: finish(conn, worker, pop(conn, worker, 3)),
+    "pop and retry": lambda conn, worker: finish(conn, worker, pop(conn, worker, 3), "retry"),
+    "cancel and promote": lambda conn, worker: (
+        conn.execute("select fairq.cancel_task(min(id)) from fairq.tasks"),
+        promote(conn),
+    ),
+    "heartbeat": lambda conn, worker: told(conn, worker),
+    "maintain": lambda conn, worker: maintain(conn),
+    "retire": lambda conn, worker: conn.execute("select fairq.retire_worker(%s)", [worker]),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_backend_killed_in_an_open_transaction_leaves_no_trace(database: Database, step: str) -> None:
+    """I1, HR30: at any step; everything it had locked is free, and all tasks are served once."""
+    observer = database.connect(autocommit=True)
+    cap(observer, "g", 2)
+    created = create(observer, "g", "h", "g", "i", "g")
+    worker = register(observer)
+    running = pop(observer, worker, 2)
+    victim = database.connect()
+    STEPS[step](victim, worker)
+    kill(observer, victim)
+    assert sorted(states(observer)) == created
+    served = finish(observer, worker, running)
+    assert sorted(served + drain(observer, worker)) == created
+    assert_consistent(observer)
