@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         UnsupportedConnection,
         is_retryable,
     )
-    from fairq.results import TaskResult, result
+    from fairq.results import Progress, TaskResult, progress, result
 
 __all__ = [
     "App",
@@ -77,6 +77,7 @@ __all__ = [
     "NotHeld",
     "NotInstalled",
     "OutOfRange",
+    "Progress",
     "Refused",
     "ResultTimeout",
     "Retry",
@@ -93,6 +94,7 @@ __all__ = [
     "enqueue",
     "enqueue_many",
     "is_retryable",
+    "progress",
     "result",
 ]
 

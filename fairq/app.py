@@ -57,8 +57,9 @@ from fairq.errors import (
     UnknownTask,
 )
 from fairq.queries import client as queries
+from fairq.results import Progress
 
-__all__ = ["App", "Backoff", "Cancellation", "Context", "Outcome", "Progress", "Task", "outcome_of"]
+__all__ = ["App", "Backoff", "Cancellation", "Context", "Outcome", "Task", "outcome_of"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -175,15 +176,6 @@ class Cancellation:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a handler has come."""
-
-    done: float
-    total: float | None = None
-    note: Any = None
 
 
 class PoppedTask(Protocol):

@@ -28,7 +28,7 @@ from fairq.errors import InTransaction, NoSuchTask, ResultTimeout, TaskFailed, t
 from fairq.queries import client as queries
 from fairq.queries import driver
 
-__all__ = ["TaskResult", "result"]
+__all__ = ["Progress", "TaskResult", "progress", "result"]
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
@@ -70,6 +70,28 @@ def result(
     """
     steps = _steps(id, timeout)
     return _drive_async(conn, id, steps) if is_async(conn) else _drive(conn, id, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a handler says it has come."""
+
+    done: float
+    total: float | None = None
+    note: Any = None
+
+
+@overload
+def progress(conn: SyncConnection, id: int) -> Progress | None: ...
+@overload
+def progress(conn: AsyncConnection, id: int) -> Coroutine[Any, Any, Progress | None]: ...
+def progress(conn: Any, id: int) -> Progress | Coroutine[Any, Any, Progress | None] | None:
+    """What a running task reported last with `ctx.progress(…)`; None: nothing, or it is not live any more."""
+    return run(conn, Call(queries.latest_progress_call(id=id), _progress))  # type: ignore[no-any-return]
+
+
+def _progress(row: queries.LatestProgressRow | None) -> Progress | None:
+    return None if row is None else Progress(row.done or 0.0, row.total, _parsed(row.note))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString, TypeVar, overload
 
-from fairq.app import App, Context, Outcome, Progress, Task, finish_call, outcome_of
+from fairq.app import App, Context, Outcome, Task, finish_call, outcome_of
 from fairq.client import identity
 from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
 from fairq.errors import (
@@ -37,6 +37,7 @@ from fairq.errors import (
 )
 from fairq.queries import client as queries
 from fairq.queries import driver, workers
+from fairq.results import Progress
 
 __all__ = ["Enqueued", "Ran", "call", "call_async", "context", "drain", "enqueued"]
 

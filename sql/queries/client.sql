@@ -68,6 +68,7 @@ from fairq.finish_tasks(
 -- How a task ended, or whether it is live still. One statement, so one snapshot: a task is never seen in neither state while it moves.
 -- fairq: always
 -- fairq: not null live, isolation, transaction_began, has_written
+-- fairq: nullable outcome, finished_at, result, error
 select f.outcome,
   to_char(f.finished_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as finished_at,
   f.result::text as result,
@@ -88,6 +89,15 @@ left join lateral (
   limit 1
 ) f on true;
 
+-- name: LatestProgress :one
+-- How far a running task says it is; no row: it has said nothing, or is not live.
+select g.attempt, g.done, g.total, g.note::text as note
+from fairq.progress g
+where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
+  and g.task_id = sqlc.arg(id)::bigint
+order by g.reported_at desc
+limit 1;
+
 -- name: IsListening :one
 -- Whether the session listens to anything.
 -- fairq: always
@@ -103,6 +113,7 @@ select fairq.register_worker(sqlc.arg(name)::text, sqlc.arg(queues)::text[], 1, 
 -- name: PopOne :many
 -- Tests: the next task of a queue.
 -- fairq: not null id, attempt, max_attempts, queue, group_key, kind, payload
+-- fairq: nullable seconds, headers
 select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
   extract(epoch from t.timeout)::double precision as seconds, t.headers::text as headers, t.payload::text as payload
 from fairq.pop_tasks(p_queue => sqlc.arg(queue)::text, p_limit => 1, p_worker_id => sqlc.arg(worker_id)::bigint) t;
@@ -116,6 +127,7 @@ select set_config('fairq.now', sqlc.arg(at)::text, true)::text as at;
 -- name: LiveTasks :many
 -- Tests: live tasks in the order they were created.
 -- fairq: not null run_at, payload
+-- fairq: nullable headers
 select t.id, t.queue, t.kind, t.group_key, t.state, t.priority, t.attempt,
   to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
   t.headers::text as headers, t.payload::text as payload, t.concurrency_key, t.idempotency_key

@@ -208,14 +208,12 @@ def _alchemy_async(driver: str, make: str) -> Opener:
 # --- Django ----------------------------------------------------------------------------------------
 
 
-def django_handler(dsn: str, **options: Any) -> Any:
+def django_handler(dsn: str, configure: bool = False, **options: Any) -> Any:
+    """Django's `connections` for that database; `configure` makes them those of `django.db` as well."""
     import django
     from django.conf import settings
     from django.db.utils import ConnectionHandler
 
-    if not settings.configured:
-        settings.configure(USE_TZ=True, INSTALLED_APPS=[])
-        django.setup()
     parts = conninfo_to_dict(dsn)
     default = {
         "ENGINE": "django.db.backends.postgresql",
@@ -226,6 +224,11 @@ def django_handler(dsn: str, **options: Any) -> Any:
         "PORT": parts.get("port", ""),
         "OPTIONS": options,
     }
+    if not settings.configured:
+        settings.configure(
+            USE_TZ=True, INSTALLED_APPS=[], DATABASES={"default": default} if configure else {}
+        )
+        django.setup()
     return ConnectionHandler({"default": default})
 
 
