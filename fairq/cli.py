@@ -57,6 +57,7 @@ class Command:
 
 COMMANDS = {
     "demo": Command("fairq.demo:demo", "Watch a fair queue beside a plain one.", "Start", "demo"),
+    "work": Command("fairq.commands.work:work", "Run the tasks of an app.", "Start"),
     "migrate": Command("fairq.commands.migrate:migrate", "Install or upgrade fairq in a database.", "Set up"),
     "sql": Command("fairq.commands.migrate:sql", "Print migrations as plain SQL.", "Set up"),
     "doctor": Command(

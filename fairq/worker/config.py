@@ -104,6 +104,7 @@ OPTIONAL = ("notify_poll_interval_ms", "heartbeat_ms", "claim_lease")
 def problems(settings: Settings) -> list[str]:
     """Everything that is wrong, one sentence each."""
     found: list[str] = []
+    unreadable = False
     for name, (least, most) in (*BOUNDS.items(), *SECONDS.items()):
         value = getattr(settings, name)
         if value is None and name in OPTIONAL:
@@ -111,6 +112,7 @@ def problems(settings: Settings) -> list[str]:
         kinds = int if name in BOUNDS else int | float
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
             found.append(f"{name} is {value!r}, which is no number{' without a fraction' * (name in BOUNDS)}")
+            unreadable = True
         elif not least <= value <= most:
             found.append(f"{name} is {value}; it must be {least:g} to {most:g}")
     found += _name_problems("queue", settings.queues)
@@ -118,7 +120,7 @@ def problems(settings: Settings) -> list[str]:
         found.append("name has more than 200 bytes")
     if settings.mode not in ("forever", "drain", "once"):
         found.append(f"mode is {settings.mode!r}; it must be forever, drain or once")
-    if not found:
+    if not unreadable:
         found += _contradictions(settings)
     return found
 

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
@@ -121,22 +121,14 @@ class Worker:
         *,
         settings: Settings | None = None,
         announce: Announce | None = None,
+        also_wrong: Sequence[str] = (),
         **options: Any,
     ) -> None:
-        if settings is None:
-            for name in ("queues",):
-                if isinstance(options.get(name), list):
-                    options[name] = tuple(options[name])
-            try:
-                settings = Settings(**options)
-            except TypeError as exc:
-                raise ConfigurationError(f"a worker has no such option: {exc}") from None
-        elif options:
-            raise ConfigurationError("a worker takes settings or options, not both")
+        settings = _settings(settings, options)
         self.app = app
         self.settings = settings
         self.queues: tuple[str, ...] = settings.queues or tuple(app.queues) or ("default",)
-        found = problems(settings)
+        found = [*also_wrong, *problems(settings)]
         if not tuple(app):
             found.append("the app has no tasks: import the modules that declare them")
         found += app.problems()
@@ -156,6 +148,8 @@ class Worker:
         self._engine: _Engine | None = None
         self._stop_level = 0
         self._owns_process = False
+        self.left_behind = 0
+        """After the end: handlers that would not stop and are still running, in threads of this process."""
 
     def stop(self, *, now: bool = False) -> None:
         """End: let handlers finish within the grace time, or give back everything at once. From any
@@ -178,6 +172,7 @@ class Worker:
         try:
             await engine.run()
         finally:
+            self.left_behind = engine.abandoned
             self._engine = None
 
     def run(self, *, handle_signals: bool = False) -> None:
@@ -227,6 +222,23 @@ class Worker:
         self.stop(now=now)
 
 
+def _settings(settings: Settings | None, options: dict[str, Any]) -> Settings:
+    if settings is not None:
+        if options:
+            raise ConfigurationError("a worker takes settings or options, not both")
+        return settings
+    if isinstance(options.get("queues"), list):
+        options = {**options, "queues": tuple(options["queues"])}
+    try:
+        return Settings(**options)
+    except TypeError:
+        known = set(Settings.__dataclass_fields__)
+        strange = ", ".join(sorted(set(options) - known))
+        raise ConfigurationError(
+            f"a worker has no option {strange}", f"Options: {', '.join(sorted(known))}"
+        ) from None
+
+
 @contextlib.contextmanager
 def _signals(handler: Callable[[int, FrameType | None], None]) -> Any:
     """TERM, INT and QUIT go to `handler`, which also runs while a handler blocks the loop."""
@@ -267,6 +279,7 @@ class _Engine:
         self.loop = asyncio.get_running_loop()
 
         self.conn: psycopg.AsyncConnection[Any] | None = None
+        self.asks_for_isolation = False
         self.worker_id: int | None = None
         self.keeper: Keeper | None = None
         self.listener: Listener | None = None
@@ -496,9 +509,14 @@ class _Engine:
         conn = self.conn
         if conn is None or conn.closed:
             self.conn = None
-            conn = self.conn = await psycopg.AsyncConnection.connect(
+            conn = await psycopg.AsyncConnection.connect(
                 self.conninfo, autocommit=True, prepare_threshold=None
             )
+            self.conn = conn
+            # The engine needs READ COMMITTED. Where a role or a database says otherwise, each turn says so
+            # itself.
+            found = await (await conn.execute("show default_transaction_isolation")).fetchone()
+            self.asks_for_isolation = found is not None and found[0] != "read committed"
         return conn
 
     async def _disconnect(self) -> None:
@@ -733,7 +751,7 @@ class _Engine:
         async def send(call: driver.Call[Any], about: Any, read: Callable[[Any, Any], None]) -> None:
             answers.append((read, about, await driver.send_async(conn, call)))
 
-        async with conn.pipeline():
+        async with _one_transaction(conn, self.asks_for_isolation):
             for holder, ends in _by_worker(turn.ends):
                 await send(_finish_call(holder, ends), ends, self._finished)
             for holder, entries in _by_worker(turn.releases):
@@ -776,7 +794,7 @@ class _Engine:
         there = set(accepted)
         stale = [end.id for end in ends if end.id not in there]
         log.warning(
-            "%d ended attempts were not accepted: they are written already, or not this worker's any more: %s",
+            "%d ended attempts were not accepted: written already, or not this worker's any more: %s",
             len(stale),
             stale[:20],
             extra={"action": "stale", "task_ids": stale},
@@ -1071,6 +1089,25 @@ class _Engine:
 
 
 # --- Small parts -----------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _one_transaction(conn: psycopg.AsyncConnection[Any], explicit: bool) -> AsyncIterator[None]:
+    """A pipeline is one transaction by itself; only another isolation level has to be asked for."""
+    if not explicit:
+        async with conn.pipeline():
+            yield
+        return
+    try:
+        async with conn.pipeline():
+            await conn.execute("begin isolation level read committed")
+            yield
+            await conn.execute("commit")
+    except BaseException:
+        if not conn.closed:
+            with contextlib.suppress(*FAILURES):
+                await conn.rollback()
+        raise
 
 
 async def _within(seconds: float, awaitable: Awaitable[object]) -> bool:

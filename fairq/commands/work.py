@@ -1,0 +1,240 @@
+"""`fairq work`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from fairq.cli import Exit, dsn_option, json_option, wants_json
+from fairq.worker.config import Settings
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command(short_help="Run the tasks of an app.")
+@click.argument("app", metavar="MODULE[:APP]")
+@dsn_option
+@click.option(
+    "--queue",
+    "-q",
+    "queues",
+    multiple=True,
+    metavar="NAME",
+    help="Serve this queue; several in order of priority. Default: the queues of the app's tasks.",
+)
+@click.option(
+    "--concurrency",
+    "-c",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Tasks at once, in each process. Default: the number of CPUs.",
+)
+@click.option(
+    "--processes",
+    "-p",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Worker processes; more than one get a supervisor, which restarts them when they crash.",
+)
+@click.option("--once", is_flag=True, help="Look for work once, run what is there, and end.")
+@click.option("--drain", is_flag=True, help="Run until there is nothing left to run, and end.")
+@click.option(
+    "--prefetch",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Claim so many tasks beyond the free slots. Needs --claim-lease; not together with a cluster cap.",
+)
+@click.option(
+    "--claim-lease",
+    type=float,
+    metavar="SECONDS",
+    help="With --prefetch: how long a claim keeps a task from others.",
+)
+@click.option(
+    "--max-claim-batch",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Most tasks taken from a queue at a time. 0: as many as there are slots, and the prefetch.",
+)
+@click.option(
+    "--max-claim-per-worker",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Most tasks held that have not begun. 0: as for --max-claim-batch.",
+)
+@click.option(
+    "--grace",
+    type=float,
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After TERM or INT: how long handlers may go on before their tasks are given back.",
+)
+@click.option(
+    "--lease",
+    type=float,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Without a sign of life for so long, others take over this worker's tasks.",
+)
+@click.option(
+    "--poll-interval",
+    type=float,
+    metavar="SECONDS",
+    help="Longest pause between two looks for work. Default: 5, or 1 without LISTEN.",
+)
+@click.option(
+    "--listen-dsn", metavar="DSN", help="Where to LISTEN, if --dsn leads through a pooler by transaction."
+)
+@click.option("--no-listen", is_flag=True, help="Only poll.")
+@click.option(
+    "--maintain-interval",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to call fairq.maintain(). 0: never.",
+)
+@click.option(
+    "--db-retry-initial-ms",
+    type=int,
+    default=500,
+    show_default=True,
+    metavar="MS",
+    help="First pause after a failure of the database; doubled each time.",
+)
+@click.option(
+    "--db-retry-max-ms",
+    type=int,
+    default=30_000,
+    show_default=True,
+    metavar="MS",
+    help="Longest of these pauses.",
+)
+@click.option(
+    "--db-retry-max-attempts",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Failures in a row after which to give up. 0: never.",
+)
+@click.option(
+    "--breaker-threshold",
+    type=int,
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Failures in a row after which the database is left alone. 0: never.",
+)
+@click.option(
+    "--breaker-cooldown-ms", type=int, default=60_000, show_default=True, metavar="MS", help="For how long."
+)
+@click.option("--name", default="", help="Name in the statistics. Default: host and process id.")
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+@json_option
+def work(
+    app: str,
+    dsn: str | None,
+    queues: tuple[str, ...],
+    processes: int,
+    once: bool,
+    drain: bool,
+    poll_interval: float | None,
+    maintain_interval: float,
+    no_listen: bool,
+    log_level: str,
+    **options: Any,
+) -> None:
+    """Run the tasks of an app, until a signal ends it.
+
+    MODULE:APP is the fairq.App, for example myapp.tasks:app; with one app in the module, MODULE is enough.
+
+    \b
+    fairq work myapp.tasks                                   all queues of the app
+    fairq work myapp.tasks -q mail -q reports -c 20          mail first; 20 tasks at once
+    fairq work myapp.tasks -p 4                              four processes
+    fairq work myapp.tasks --drain                           until nothing is left
+
+    TERM or INT: no new tasks; handlers get the grace time to end; the rest is given back and burns no
+    attempt. A second signal, or QUIT: give back everything now.
+
+    \b
+    Exit codes: 0 ended as told · 1 as many handlers hang as there are slots · 2 wrong usage or configuration
+                3 the database refuses the worker, or was away for --db-retry-max-attempts
+                4 the database is newer than this fairq
+    """
+    from fairq.worker.loading import load_app
+    from fairq.worker.supervisor import LIFELINE, supervise, watch_supervisor
+
+    _log(log_level)
+    problems = []
+    if once and drain:
+        problems.append("--once and --drain contradict each other")
+    if not 1 <= processes <= 1000:
+        problems.append(f"--processes is {processes}; it must be 1 to 1000")
+    settings = Settings(
+        queues=queues,
+        mode="once" if once else "drain" if drain else "forever",
+        listen=not no_listen,
+        notify_poll_interval_ms=None if poll_interval is None else round(poll_interval * 1000),
+        maintain_interval_ms=round(maintain_interval * 1000),
+        **options,
+    )
+    from fairq.worker.loop import Worker
+
+    worker = Worker(load_app(app), dsn, settings=settings, announce=_announce, also_wrong=problems)
+    if processes > 1 and LIFELINE not in os.environ:
+        sys.exit(supervise([sys.executable, "-m", "fairq", *sys.argv[1:]], processes, settings.grace))
+    watch_supervisor(worker.stop)
+    try:
+        worker.run(handle_signals=True)
+    finally:
+        _end_for_good(worker.left_behind)
+
+
+def _end_for_good(left_behind: int) -> None:
+    """Threads of handlers that hang must not keep the process: Python would wait for some kinds of them."""
+    if left_behind and sys.exc_info()[0] is None:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(Exit.OK)
+
+
+def _announce(line: str) -> None:
+    click.echo(json.dumps({"started": line}) if wants_json() else line)
+    sys.stdout.flush()
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        document = {
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "action": getattr(record, "action", None),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            document["traceback"] = self.formatException(record.exc_info)
+        return json.dumps({key: value for key, value in document.items() if value is not None})
+
+
+def _log(level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        _JsonLines() if wants_json() else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("fairq").setLevel(level.upper())

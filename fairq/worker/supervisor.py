@@ -1,0 +1,190 @@
+"""Several worker processes under one: started, restarted when they crash, told to end, waited for.
+
+Each child is a process of its own session, so that a Ctrl-C in the terminal reaches only the supervisor,
+which passes it on once. Each child holds the reading end of a pipe whose other end only the supervisor has:
+when that is gone, however it went, the child ends gracefully.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Final
+
+from fairq.worker import plan
+
+__all__ = ["LIFELINE", "Child", "restart_pause", "supervise", "watch_supervisor"]
+
+log = logging.getLogger("fairq.worker")
+
+# Names the descriptor of the pipe in a child's environment.
+LIFELINE: Final = "FAIRQ_SUPERVISOR_FD"
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 30.0
+# Who has lived so long is no crash loop.
+STEADY_SECONDS: Final = 60.0
+# Children get this much more than the grace time before they are killed.
+PATIENCE_SECONDS: Final = 15.0
+LOOK_SECONDS: Final = 0.5
+# Ends that starting once more does not help: wrong usage, a database of another version.
+HOPELESS: Final = (2, 4)
+
+
+@dataclass
+class Child:
+    """One place among the processes, and who has it now."""
+
+    number: int
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    crashes: int = 0
+    start_at: float = 0.0
+    done: bool = False
+
+
+def restart_pause(crashes: int) -> float:
+    """Seconds to wait after so many crashes in a row."""
+    return plan.retry_delay(crashes, FIRST_PAUSE, LONGEST_PAUSE)
+
+
+def watch_supervisor(stop: Callable[[], None]) -> None:
+    """In a child: call `stop` when the supervisor is gone. Does nothing without one."""
+    number = os.environ.pop(LIFELINE, "")
+    if not number:
+        return
+    descriptor = int(number)
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(descriptor, 64):
+                pass
+        log.warning("the supervisor is gone; the worker ends", extra={"action": "orphaned"})
+        stop()
+
+    threading.Thread(target=watch, name="fairq-lifeline", daemon=True).start()
+
+
+@dataclass
+class _State:
+    stop_level: int = 0
+    kill_at: float | None = None
+    exit_code: int = 0
+    children: list[Child] = field(default_factory=list)
+
+
+def supervise(argv: Sequence[str], processes: int, grace: float) -> int:
+    """Run `argv` so many times until all are done or a signal ends them. Returns the exit code."""
+    state = _State(children=[Child(number) for number in range(1, processes + 1)])
+    lifeline, held = os.pipe()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    try:
+        with _signals(state, grace, wake_write):
+            while _tend(state, argv, lifeline):
+                with contextlib.suppress(InterruptedError):
+                    select.select([wake_read], [], [], LOOK_SECONDS)
+    finally:
+        for child in state.children:
+            if child.process is not None and child.process.poll() is None:
+                child.process.kill()
+                child.process.wait()
+        for descriptor in (lifeline, held, wake_read, wake_write):
+            os.close(descriptor)
+    return state.exit_code
+
+
+@contextlib.contextmanager
+def _signals(state: _State, grace: float, wake: int) -> Iterator[None]:
+    def told(number: int, frame: FrameType | None) -> None:
+        level = 2 if number == signal.SIGQUIT or state.stop_level else 1
+        if level > state.stop_level:
+            state.stop_level = level
+            state.kill_at = time.monotonic() + PATIENCE_SECONDS + (grace if level == 1 else 0.0)
+            _pass_on(state, signal.SIGTERM if level == 1 else signal.SIGQUIT)
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, told) for number in numbers}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+    old_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(old_wake)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _pass_on(state: _State, number: signal.Signals) -> None:
+    for child in state.children:
+        if child.process is not None and child.process.poll() is None:
+            child.process.send_signal(number)
+
+
+def _tend(state: _State, argv: Sequence[str], lifeline: int) -> bool:
+    """Look after every child once. False: there is nothing left to look after."""
+    now = time.monotonic()
+    for child in state.children:
+        if child.process is not None and child.process.poll() is not None:
+            _bury(state, child, now)
+        if child.process is None and not child.done and not state.stop_level and now >= child.start_at:
+            _start(state, child, argv, lifeline)
+    alive = [child for child in state.children if child.process is not None]
+    if state.kill_at is not None and now > state.kill_at:
+        for child in alive:
+            log.error("process %d does not end; killing it", child.number, extra={"action": "killed"})
+            if child.process is not None:
+                child.process.kill()
+    waiting = not state.stop_level and any(not child.done for child in state.children)
+    return bool(alive) or waiting
+
+
+def _start(state: _State, child: Child, argv: Sequence[str], lifeline: int) -> None:
+    child.process = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, LIFELINE: str(lifeline)},
+        pass_fds=(lifeline,),
+        start_new_session=True,
+    )
+    child.started_at = time.monotonic()
+    if state.stop_level:  # the signal came while it was being made
+        child.process.send_signal(signal.SIGTERM if state.stop_level == 1 else signal.SIGQUIT)
+
+
+def _bury(state: _State, child: Child, now: float) -> None:
+    assert child.process is not None
+    code = child.process.returncode
+    child.process = None
+    if state.stop_level:
+        if code > 0:
+            state.exit_code = state.exit_code or code
+        return
+    if code == 0:
+        child.done = True  # --once or --drain: it has done what it was for
+        return
+    if code in HOPELESS:
+        log.error("process %d cannot start (exit code %d)", child.number, code)
+        state.exit_code = code
+        state.stop_level = 1
+        state.kill_at = now + PATIENCE_SECONDS
+        _pass_on(state, signal.SIGTERM)
+        return
+    child.crashes = 1 if now - child.started_at >= STEADY_SECONDS else child.crashes + 1
+    pause = restart_pause(child.crashes)
+    child.start_at = now + pause
+    log.warning(
+        "process %d ended with %s; starting it again in %.1f s",
+        child.number,
+        f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}",
+        pause,
+        extra={"action": "restart", "exit_code": code},
+    )
