@@ -51,8 +51,15 @@ grant usage on sequence fairq.task_ids, fairq.ring_ids to fairq_enqueue, fairq_w
 
 grant execute on all functions in schema fairq to fairq_work;
 revoke execute on function
-  fairq.configure_cluster(integer, integer),
-  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean)
+  fairq.configure_cluster(integer, integer, integer, text[]),
+  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]),
+  fairq.configure_group(text, text, double precision, integer, integer, interval, integer, integer, interval, text[]),
+  fairq.configure_key(text, integer, text[]),
+  fairq.pause_queue(text),
+  fairq.resume_queue(text),
+  fairq.pause_group(text, text),
+  fairq.resume_group(text, text),
+  fairq.purge_group(text, text)
 from fairq_work;
 grant select, insert, update, delete on
   fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
@@ -63,7 +70,9 @@ grant select, update on fairq.domains, fairq.maintenance to fairq_work;
 grant select on fairq.groups to fairq_work;
 grant usage on sequence fairq.worker_ids to fairq_work;
 
-grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(integer, integer) to fairq_observe;
+grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(fairq.policy, fairq.gate, timestamptz),
+  fairq._lane(integer, text, text), fairq._obstacles(integer, text, text, text, text, timestamptz), fairq.next_due_at(text), fairq._tick(integer, text)
+to fairq_observe;
 grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
 grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups, fairq.progress to fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, state, priority, block, position, worker_id, created_at, run_at, expires_at,

@@ -74,7 +74,8 @@ comment on function fairq._now() is
 
 -- Lock order of the engine. Whoever needs several of these takes them from top to bottom:
 --   1. idempotency_keys     create_task, equal keys wait for each other; nothing else waits here
---   2. domains              promotion, one at a time per (shard, queue); only this row lock is ever waited for by the engine
+--   2. domains              promotion, one at a time per (shard, queue); only these row locks are ever waited for by the engine. A pop that asks the
+--                           meters locks #meters before the queue; a promotion that meets concurrency keys locks the queue before #keys
 --   3. tasks                overflow, blocked and scheduled rows change only under the domain's lock;
 --                           queued rows leave by pop or promotion, both "skip locked";
 --                           claimed and running rows change by their holder, or by recovery with "skip locked"
@@ -97,16 +98,13 @@ create table fairq.settings (
   singleton boolean primary key default true,
   shard_count integer not null default 1,
   payload_limit integer not null default 1048576,
-  max_running integer,
   constraint settings_has_one_row check (singleton),
   constraint shard_count_in_range check (shard_count between 1 and 4096),
-  constraint payload_limit_in_range check (payload_limit between 1 and 268435456),
-  constraint max_running_not_negative check (max_running >= 0)
+  constraint payload_limit_in_range check (payload_limit between 1 and 268435456)
 );
 comment on table fairq.settings is 'Settings of the whole installation, one row. Change them with fairq.configure_cluster().';
 comment on column fairq.settings.shard_count is 'Number of shards. Fixed once tasks exist.';
 comment on column fairq.settings.payload_limit is 'Largest payload that create_task accepts, in bytes of its text form.';
-comment on column fairq.settings.max_running is 'Most tasks in flight at once over all queues and workers; null: no cap.';
 
 create table fairq.queues (
   queue text collate "C" primary key,
@@ -117,8 +115,14 @@ create table fairq.queues (
   retention interval not null default '7 days',
   notify boolean not null default true,
   weight double precision not null default 1,
-  max_running integer,
   group_max_running integer,
+  group_rate_limit integer,
+  group_rate_period interval,
+  group_rate_burst integer,
+  group_breaker_threshold integer,
+  group_breaker_cooldown interval,
+  metered boolean not null default false,
+  internal boolean not null default false,
   paused_at timestamptz,
   constraint queue_name_in_range check (octet_length(queue) between 1 and 200),
   constraint ready_target_positive check (ready_target >= 1),
@@ -127,8 +131,9 @@ create table fairq.queues (
   constraint retry_cap_not_negative check (retry_cap >= interval '0'),
   constraint retention_not_negative check (retention >= interval '0'),
   constraint weight_in_range check (weight between 0.001 and 1000),
-  constraint max_running_not_negative check (max_running >= 0),
-  constraint group_max_running_not_negative check (group_max_running >= 0)
+  constraint group_max_running_not_negative check (group_max_running >= 0),
+  constraint group_rate_is_whole check ((group_rate_limit is null) = (group_rate_period is null)),
+  constraint group_breaker_is_whole check ((group_breaker_threshold is null) = (group_breaker_cooldown is null))
 );
 comment on table fairq.queues is 'Queues and their settings. Change them with fairq.configure_queue().';
 comment on column fairq.queues.ready_target is 'How many tasks are kept queued, ready to be popped; null: four times the slots of the live workers, at least 1000.';
@@ -138,8 +143,13 @@ comment on column fairq.queues.retry_cap is 'Longest back-off.';
 comment on column fairq.queues.retention is 'How long ended tasks and attempts are kept.';
 comment on column fairq.queues.notify is 'Whether new work is announced by NOTIFY. NOTIFY takes a database-wide lock at commit; polling works without.';
 comment on column fairq.queues.weight is 'Weight of groups that have none of their own.';
-comment on column fairq.queues.max_running is 'Most tasks in flight at once in this queue; null: no cap.';
 comment on column fairq.queues.group_max_running is 'Most tasks in flight at once for each group that has no cap of its own; null: no cap.';
+comment on column fairq.queues.group_rate_limit is 'With group_rate_period: rate of each group that has none of its own; null: no limit.';
+comment on column fairq.queues.group_rate_burst is 'How many tasks of a group may go ahead of its rate; null: a second''s worth, at least one.';
+comment on column fairq.queues.group_breaker_threshold is 'Failures in a row that open the breaker of a group that has no setting of its own; null: no breaker.';
+comment on column fairq.queues.group_breaker_cooldown is 'How long such a breaker stays open before it tries one task.';
+comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
+comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of queues and the cluster (#meters).';
 comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
 
 create table fairq.groups (
@@ -148,12 +158,53 @@ create table fairq.groups (
   group_key text collate "C" not null,
   weight double precision,
   max_running integer,
+  rate_limit integer,
+  rate_period interval,
+  rate_burst integer,
+  breaker_threshold integer,
+  breaker_cooldown interval,
   paused_at timestamptz,
   primary key (shard_no, queue, group_key),
   constraint weight_in_range check (weight between 0.001 and 1000),
-  constraint max_running_not_negative check (max_running >= 0)
+  constraint max_running_not_negative check (max_running >= 0),
+  constraint rate_is_whole check ((rate_limit is null) = (rate_period is null)),
+  constraint breaker_is_whole check ((breaker_threshold is null) = (breaker_cooldown is null))
 );
-comment on table fairq.groups is 'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue.';
+comment on table fairq.groups is
+  'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue. Concurrency keys, queues and the cluster have theirs here, too, as groups of #keys and #meters.';
+comment on column fairq.groups.max_running is 'Most tasks in flight at once.';
+comment on column fairq.groups.rate_limit is 'Tasks per rate_period.';
+comment on column fairq.groups.rate_burst is 'How many tasks may go ahead of the rate; null: a second''s worth, at least one.';
+comment on column fairq.groups.breaker_threshold is 'Failures in a row that open the breaker.';
+comment on column fairq.groups.breaker_cooldown is 'How long the breaker stays open before it tries one task.';
+comment on column fairq.groups.paused_at is 'When the group was paused; null: it is not.';
+
+-- A row "is not null" only when all its fields are: ask whether a policy "is distinct from null".
+create type fairq.policy as (
+  max_running integer,
+  paused_at timestamptz,
+  rate_seconds double precision,
+  rate_burst integer,
+  breaker_threshold integer,
+  breaker_cooldown interval
+);
+comment on type fairq.policy is 'What limits a group: its own settings, else its queue''s. See _policy, _allowance, _charge, _settle.';
+
+create type fairq.gate as (
+  in_flight integer,
+  rate_at timestamptz,
+  failures integer,
+  open_until timestamptz,
+  probe_until timestamptz
+);
+comment on type fairq.gate is 'Where a group stands with its limits: places taken, rate used, breaker.';
+
+create type fairq.allowance as (
+  tasks integer,
+  look_at timestamptz,
+  reason text
+);
+comment on type fairq.allowance is 'How many more tasks, when to look again if none, and why not more.';
 
 create table fairq.domains (
   shard_no integer not null,
@@ -179,6 +230,7 @@ create table fairq.tasks (
   cost double precision not null,
   attempt integer not null default 0,
   max_attempts integer not null,
+  meters smallint not null default 0,
   counted boolean not null default false,
   queue text collate "C" not null,
   state text collate "C" not null,
@@ -204,7 +256,8 @@ comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the 
 comment on column fairq.tasks.expires_at is 'Past this time the task is not started any more.';
 comment on column fairq.tasks.lease_expires_at is 'End of the claim lease of a prefetched task.';
 comment on column fairq.tasks.attempt is 'Attempts begun. Together with worker_id the fencing token of a holder.';
-comment on column fairq.tasks.counted is 'The task holds one of its group''s places (the group had a cap when it was promoted).';
+comment on column fairq.tasks.counted is 'The task holds one of its group''s places; its end is reported to the lane.';
+comment on column fairq.tasks.meters is 'The task holds a place of its queue (1), of the cluster (2).';
 comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';
 
 create table fairq.finished_tasks (
@@ -261,6 +314,9 @@ create table fairq.rings (
   due_at timestamptz,
   cancelled_id bigint,
   priority integer,
+  failures integer not null default 0,
+  succeeded boolean not null default false,
+  keyed boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null
 );
@@ -271,6 +327,9 @@ comment on column fairq.rings.ring_id is 'Tells apart what a transaction rang be
 comment on column fairq.rings.sequence is 'With priority: the first task announced; lowers the lane''s cursor.';
 comment on column fairq.rings.due_at is 'A scheduled task was added: look again at this time.';
 comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
+comment on column fairq.rings.failures is 'Attempts of a group with limits that failed, after the last that succeeded.';
+comment on column fairq.rings.succeeded is 'An attempt of a group with limits succeeded.';
+comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
 comment on column fairq.rings.cancelled_id is 'The task to cancel, while it is waiting.';
 
 create type fairq.cursor as (priority integer, sequence bigint);
@@ -284,12 +343,14 @@ create table fairq.lanes (
   finish bigint not null,
   position bigint not null,
   weight double precision not null,
-  in_flight integer not null default 0,
-  max_running integer,
+  look_at timestamptz,
   admissible boolean not null,
+  keyed boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
   cursors fairq.cursor[] not null,
+  policy fairq.policy,
+  gate fairq.gate,
   constraint lanes_pkey primary key (shard_no, queue, group_key, version)
 );
 comment on table fairq.lanes is
@@ -297,7 +358,10 @@ comment on table fairq.lanes is
 comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: its position in every block.';
 comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the group''s next task starts, at the earliest.';
 comment on column fairq.lanes.position is 'Position of the group''s next task.';
-comment on column fairq.lanes.in_flight is 'Counted tasks that are queued, claimed or running.';
+comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
+comment on column fairq.lanes.gate is 'Where it stands with its limits; in_flight counts its tasks that are queued, claimed or running.';
+comment on column fairq.lanes.look_at is 'It has overflow that may not be promoted before this time.';
+comment on column fairq.lanes.keyed is 'Some of its tasks have a concurrency key.';
 comment on column fairq.lanes.admissible is 'Has overflow that may be promoted now.';
 comment on column fairq.lanes.cursors is 'Where its overflow begins, per priority level, highest first; empty: it has none.';
 comment on column fairq.lanes.last_priority is 'Priority of the task promoted last: a higher one that comes later overtakes it.';
@@ -317,6 +381,7 @@ create table fairq.ticks (
   heard_ring bigint not null,
   next_due_at timestamptz,
   lane_count bigint not null,
+  keyed boolean not null default false,
   queue text collate "C" not null,
   pending xid8[] not null,
   constraint ticks_pkey primary key (shard_no, queue, tick),
@@ -333,6 +398,7 @@ comment on column fairq.ticks.next_xid is 'Rings of this transaction and later o
 comment on column fairq.ticks.pending is 'Earlier transactions that were still running: their rings are new as well.';
 comment on column fairq.ticks.heard_xid is 'The transaction that wrote the tick: no snapshot lists it, and of its own rings it has heard those up to heard_ring.';
 comment on column fairq.ticks.next_due_at is 'When the next scheduled task becomes due.';
+comment on column fairq.ticks.keyed is 'Some tasks of the domain have concurrency keys: promotion takes the lock of the keys, too.';
 comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
 
 create table fairq.idempotency_keys (
@@ -404,8 +470,8 @@ create table fairq.maintenance (
 comment on table fairq.maintenance is 'One row per shard, never updated: its row lock lets one fairq.maintain() run at a time.';
 
 insert into fairq.settings default values;
-insert into fairq.queues (queue) values ('default');
-insert into fairq.domains (shard_no, queue) values (0, 'default');
+insert into fairq.queues (queue, internal, group_max_running) values ('default', false, null), ('#keys', true, 1), ('#meters', true, null);
+insert into fairq.domains (shard_no, queue) values (0, 'default'), (0, '#keys'), (0, '#meters');
 insert into fairq.maintenance (shard_no) values (0);
 
 -- sql/schema/040_indexes.sql
@@ -437,6 +503,12 @@ create index rings_xid_idx on fairq.rings (shard_no, queue, xid);
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
 
+-- promotion: tasks that wait for a concurrency key, per group.
+create index tasks_blocked_idx on fairq.tasks (shard_no, concurrency_key, queue, group_key, priority desc, sequence) where state = 'blocked';
+
+-- promotion: lanes that a rate or a breaker holds back until a time.
+create index lanes_look_at_idx on fairq.lanes (shard_no, queue, look_at) where look_at is not null;
+
 -- result, explain_task, retry_task: an ended task by id.
 create index finished_tasks_id_idx on fairq.finished_tasks (shard_no, id);
 
@@ -445,6 +517,11 @@ create index attempts_task_idx on fairq.attempts (shard_no, task_id);
 
 -- heartbeat: is this task to be cancelled?
 create index cancellations_task_idx on fairq.cancellations (shard_no, task_id);
+
+-- maintain: what the default partitions hold past its retention. The other days are dropped whole. A new installation runs its first tasks into
+-- these partitions, and without an index every maintain() would read them all.
+create index finished_tasks_default_age_idx on fairq.finished_tasks_default (shard_no, finished_at);
+create index attempts_default_age_idx on fairq.attempts_default (shard_no, ended_at);
 
 -- sql/schema/050_views.sql
 
@@ -460,6 +537,7 @@ select q.queue,
   min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
 from fairq.queues q
 left join fairq.tasks t on t.queue = q.queue
+where not q.internal
 group by q.queue;
 comment on view fairq.queue_stats is 'Live tasks per queue and state. Counts all live tasks: for people and dashboards, not for a tight loop.';
 
@@ -500,6 +578,8 @@ comment on view fairq.worker_stats is 'Workers, their last sign of life and how 
 -- the planner expects one row of each. The tasks found are then updated by ctid, in _place: a join with fairq.tasks here could become a walk
 -- through all tasks of the shard.
 --
+-- How many tasks a lane with limits may have, says _allowance, what they use up, _charge. In a lane whose tasks have concurrency keys,
+-- _take_keys says which are next, and passes over those whose key is taken.
 -- p_lanes are all written again. Expired tasks get no address; their ctids are returned for the caller to end.
 -- Locks: tasks (overflow rows, which only the holder of the domain changes), lanes; the caller holds the domain.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_overflow_idx from each lane's cursor, tasks by ctid.
@@ -529,8 +609,8 @@ declare
   v_replaced tid[];
 begin
   with waiting as (
-    select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.in_flight, l.max_running, l.last_priority,
-      l.admissible, l.group_key, l.cursors
+    select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.last_priority, l.look_at,
+      l.admissible, l.keyed, l.group_key, l.cursors, l.policy, l.gate
     from fairq.lanes l
     where l.shard_no = p_tick.shard_no
       and l.queue = p_tick.queue
@@ -543,8 +623,8 @@ begin
     select c.*, fairq._rounds(c.finish - p_clock) as tag,
       row_number() over (order by c.admissible desc, c.finish, c.position) as nth
     from (
-      select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.in_flight, r.max_running, r.last_priority,
-        r.admissible, r.group_key, r.cursors
+      select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.last_priority, r.look_at,
+        r.admissible, r.keyed, r.group_key, r.cursors, r.policy, r.gate
       from unnest(p_lanes) r
       union all
       select w.* from waiting w
@@ -574,15 +654,20 @@ begin
     select c.*,
       case
         when c.admissible and c.tag < w.level and c.nth < coalesce(w.fence_nth, 9223372036854775807)
-          then least(fairq._allowance(c.max_running, c.in_flight), p_budget, greatest(1, ceil((w.fenced - c.tag) * c.weight)))::integer
+          then least(
+            case when c.policy is distinct from null then (fairq._allowance(c.policy, c.gate, p_now)).tasks end,
+            p_budget,
+            greatest(1, ceil((w.fenced - c.tag) * c.weight))
+          )::integer
         else 0
       end as quota
     from candidate c
     left join water w on true
   ),
   chunk as materialized (
-    select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.in_flight, s.max_running, s.last_priority, s.admissible,
-      s.group_key, s.cursors, s.quota,
+    select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.last_priority, s.look_at, s.admissible,
+      s.keyed, s.group_key, s.cursors, s.quota, s.policy,
+      case when s.policy is distinct from null then fairq._charge(s.policy, s.gate, coalesce(k.taken, 0)::integer, p_now) end as gate,
       k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
     from share s
     left join lateral (
@@ -598,22 +683,30 @@ begin
         select t.ctid, t.priority, t.sequence, t.is_expired, t.step,
           row_number() over line as rank,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
-        from unnest(s.cursors) c
-        cross join lateral (
-          select o.ctid, o.priority, o.sequence, o.expires_at is not null and o.expires_at <= p_now as is_expired,
-            case
-              when o.expires_at is not null and o.expires_at <= p_now then 0
-              else fairq._step(o.cost, s.weight)
-            end as step
-          from fairq.tasks o
-          where o.shard_no = p_tick.shard_no
-            and o.queue = p_tick.queue
-            and o.group_key = s.group_key
-            and o.state = 'overflow'
-            and o.priority = c.priority
-            and o.sequence >= c.sequence
-          order by o.sequence
-          limit s.quota + 1
+        from (
+          select o.ctid, o.priority, o.sequence, o.is_expired, o.step
+          from unnest(s.cursors) c
+          cross join lateral (
+            select i.ctid, i.priority, i.sequence, i.expires_at is not null and i.expires_at <= p_now as is_expired,
+              case
+                when i.expires_at is not null and i.expires_at <= p_now then 0
+                else fairq._step(i.cost, s.weight)
+              end as step
+            from fairq.tasks i
+            where i.shard_no = p_tick.shard_no
+              and i.queue = p_tick.queue
+              and i.group_key = s.group_key
+              and i.state = 'overflow'
+              and i.priority = c.priority
+              and i.sequence >= c.sequence
+            order by i.sequence
+            limit s.quota + 1
+          ) o
+          where not s.keyed
+          union all
+          select y.ctid, y.priority, y.sequence, y.is_expired, y.step
+          from fairq._take_keys(p_tick, s.group_key, s.cursors, s.weight, s.quota, p_now) y
+          where s.keyed
         ) t
         window line as (order by t.priority desc, t.sequence)
         limit s.quota + 1
@@ -621,12 +714,11 @@ begin
     ) k on s.quota > 0
   ),
   written as (
-    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
-      last_priority, cursors, admissible)
+    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority,
+      cursors, look_at, admissible)
     select p_tick.shard_no, p_tick.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
       case when c.taken > 0 then c.lane_no else c.position end,
-      c.weight, c.max_running,
-      c.in_flight + case when c.max_running is null then 0 else c.taken end,
+      c.weight, c.keyed, c.policy, c.gate,
       coalesce(c.lowest_priority, c.last_priority),
       -- Higher priorities are used up, the level of the next task begins with it, lower ones are untouched. Written out here:
       -- a function with a subquery would cost an executor start for every lane.
@@ -638,12 +730,13 @@ begin
           select u from unnest(c.cursors) u where u.priority < (c.next).priority order by u.priority desc
         )
       end,
-      case
-        when c.quota > 0
-          then (c.next).sequence is not null and fairq._allowance(c.max_running, c.in_flight + c.taken) > 0
-        else c.admissible
-      end
+      case when c.quota = 0 then c.look_at when (c.next).sequence is not null then (a.allowance).look_at end,
+      case when c.quota = 0 then c.admissible else (c.next).sequence is not null and (c.policy is null or (a.allowance).tasks > 0) end
     from chunk c
+    cross join lateral (
+      select case when c.policy is distinct from null then fairq._allowance(c.policy, c.gate, p_now) end as allowance
+      offset 0
+    ) a
     where c.quota > 0
       or c.replaces is null
     returning finish, position, admissible
@@ -667,7 +760,7 @@ begin
     select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted,
       max(m.block) as top, percentile_disc(0.5) within group (order by m.block) as middle
     from (
-      select u.ctid, c.finish + u.start as block, c.max_running is not null as counted,
+      select u.ctid, c.finish + u.start as block, fairq._counts(c.policy) as counted,
         case when u.start = 0 then c.position else c.lane_no end as position
       from chunk c
       cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)
@@ -683,20 +776,115 @@ $$;
 comment on function fairq._admit(fairq.ticks, fairq.lanes[], bigint, boolean, integer, timestamptz) is
   'Gives block addresses to the next tasks of the waiting lanes.';
 
+-- sql/functions/_adopt.sql
+
+-- Tasks in flight whose group gets its first limit, or loses its last: from now on they are counted, or no longer. The lane hears of those that came
+-- to be counted as places taken (freed less than nothing). For all groups of the queue when p_group_key is null.
+-- A queued task that is being popped is waited for; a held one that is being finished is leaving, and left alone.
+-- Locks: tasks in flight; the caller holds the domain, so none is promoted meanwhile.
+-- Cost: the ready set and all held tasks. For settings, not for the hot path.
+create function fairq._adopt(p_shard_no integer, p_queue fairq.queues, p_group_key text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_queued tid[];
+  v_held tid[];
+begin
+  v_queued := array(
+    select t.ctid
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.queue = p_queue.queue
+      and t.state = 'queued'
+      and (p_group_key is null or t.group_key = p_group_key)
+    for update
+  );
+  v_held := array(
+    select t.ctid
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.queue = p_queue.queue
+      and t.worker_id is not null
+      and (p_group_key is null or t.group_key = p_group_key)
+    for update skip locked
+  );
+  with wanted as materialized (
+    select t.ctid, t.group_key, fairq._counts(fairq._policy(p_queue, g)) as counted
+    from fairq.tasks t
+    left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = t.group_key
+    where t.shard_no = p_shard_no
+      and t.ctid = any(v_queued || v_held)
+      and t.counted <> fairq._counts(fairq._policy(p_queue, g))
+  ),
+  changed as (
+    update fairq.tasks t
+    set counted = w.counted
+    from wanted w
+    where t.shard_no = p_shard_no
+      and t.ctid = w.ctid
+    returning t.group_key, t.counted
+  )
+  insert into fairq.rings (shard_no, queue, group_key, freed)
+  select p_shard_no, p_queue.queue, c.group_key, -count(*)
+  from changed c
+  where c.counted
+  group by c.group_key;
+end;
+$$;
+comment on function fairq._adopt(integer, fairq.queues, text) is 'Begins or ceases to count tasks in flight whose limits changed.';
+
 -- sql/functions/_allowance.sql
 
--- The one place that says how many tasks a group may have promoted now.
-create function fairq._allowance(p_max_running integer, p_in_flight integer) returns integer
-language sql
+-- The one place that says how many tasks a group may have promoted now, when to look again if none, and why not more. Promotion
+-- uses the number and the time, explain_task the reason. A new policy is one more step here, one in _charge and one in _settle.
+create function fairq._allowance(p_policy fairq.policy, p_gate fairq.gate, p_now timestamptz) returns fairq.allowance
+language plpgsql
 immutable
-parallel safe
+set search_path = ''
 as $$
-  select case
-    when p_max_running is null then 2147483647
-    else greatest(0, p_max_running - p_in_flight)
-  end
+declare
+  v_allowed integer := 2147483647;
+  v_rate_room double precision;
+begin
+  if p_policy.paused_at is not null then
+    return (0, null, format('paused since %s', p_policy.paused_at))::fairq.allowance;
+  end if;
+
+  -- Breaker: closed, open, half open with one probe; a probe that is never heard of again times out.
+  if p_gate.open_until > p_now then
+    return (0, p_gate.open_until, format('its breaker is open until %s after %s failures in a row', p_gate.open_until, p_gate.failures))::fairq.allowance;
+  end if;
+  if p_gate.probe_until > p_now then
+    return (0, p_gate.probe_until, 'its breaker is half open and waits for one task to end')::fairq.allowance;
+  end if;
+  if p_gate.open_until is not null then
+    v_allowed := 1;
+  end if;
+
+  if p_policy.max_running is not null then
+    v_allowed := least(v_allowed, p_policy.max_running - p_gate.in_flight);
+    if v_allowed < 1 then
+      return (0, null, format('%s tasks are in flight, the cap is %s', p_gate.in_flight, p_policy.max_running))::fairq.allowance;
+    end if;
+  end if;
+
+  -- Rate (GCRA): rate_at is when the tasks so far are paid for; up to burst tasks may run ahead of it.
+  if p_policy.rate_seconds is not null then
+    v_rate_room := p_policy.rate_burst - greatest(0, extract(epoch from p_gate.rate_at - p_now)::double precision) / p_policy.rate_seconds;
+    -- A millionth of a task makes up for what timestamps round away.
+    v_allowed := least(v_allowed, floor(v_rate_room + 0.000001));
+    if v_allowed < 1 then
+      return (0, p_gate.rate_at - (p_policy.rate_burst - 1) * p_policy.rate_seconds * interval '1 second',
+        format('rate limited until %s', p_gate.rate_at - (p_policy.rate_burst - 1) * p_policy.rate_seconds * interval '1 second'))::fairq.allowance;
+    end if;
+  end if;
+  return (v_allowed, null, null)::fairq.allowance;
+end;
 $$;
-comment on function fairq._allowance(integer, integer) is 'How many more tasks of a group may be promoted now.';
+comment on function fairq._allowance(fairq.policy, fairq.gate, timestamptz) is
+  'How many more tasks may be promoted now, when to look again, and why not more.';
 
 -- sql/functions/_backoff.sql
 
@@ -742,6 +930,29 @@ end;
 $$;
 comment on function fairq._beat(integer, bigint, timestamptz) is 'Writes a sign of life of a worker.';
 
+-- sql/functions/_block.sql
+
+-- Waiting tasks whose concurrency key is taken: overflow -> blocked. By ctid and no other way, see _hold.
+-- Locks: tasks, the rows named; the caller holds the domain.
+create function fairq._block(p_shard_no integer, p_ctids tid[]) returns void
+language plpgsql
+volatile
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+begin
+  if p_ctids <> '{}' then
+    update fairq.tasks t
+    set state = 'blocked'
+    where t.shard_no = p_shard_no
+      and t.ctid = any(p_ctids);
+  end if;
+end;
+$$;
+comment on function fairq._block(integer, tid[]) is 'Takes tasks whose concurrency key is taken out of the line.';
+
 -- sql/functions/_cancel_waiting.sql
 
 -- Ends the waiting tasks among those somebody wished to cancel. Held ones are left: their wish stays, and their holder learns of
@@ -782,6 +993,64 @@ end;
 $$;
 comment on function fairq._cancel_waiting(integer, bigint[], timestamptz) is 'Ends the waiting ones of the tasks to be cancelled.';
 
+-- sql/functions/_charge.sql
+
+-- The gate after p_taken tasks went through it.
+create function fairq._charge(p_policy fairq.policy, p_gate fairq.gate, p_taken integer, p_now timestamptz) returns fairq.gate
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if p_taken = 0 then
+    return p_gate;
+  end if;
+  p_gate.in_flight := coalesce(p_gate.in_flight, 0) + p_taken;
+  if p_policy.rate_seconds is not null then
+    p_gate.rate_at := greatest(p_gate.rate_at, p_now) + p_taken * p_policy.rate_seconds * interval '1 second';
+  end if;
+  if p_gate.open_until is not null then
+    p_gate.probe_until := p_now + p_policy.breaker_cooldown;
+  end if;
+  return p_gate;
+end;
+$$;
+comment on function fairq._charge(fairq.policy, fairq.gate, integer, timestamptz) is 'The gate of a lane after tasks went through.';
+
+-- sql/functions/_charge_meters.sql
+
+-- Takes the places of tasks just popped. The caller holds #meters since it asked.
+create function fairq._charge_meters(p_queue text, p_popped integer, p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  perform fairq._take_place(0, '#meters', 'queue ' || p_queue, p_now, p_popped);
+  perform fairq._take_place(0, '#meters', 'cluster', p_now, p_popped);
+end;
+$$;
+comment on function fairq._charge_meters(text, integer, timestamptz) is 'Charges tasks just popped to the meters.';
+
+-- sql/functions/_check_group.sql
+
+create function fairq._check_group(p_queue text, p_group_key text) returns void
+language plpgsql
+stable
+set search_path = ''
+as $$
+begin
+  if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
+    raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
+      using errcode = 'QF001', hint = 'Name the tenant: a text of 1 to 500 bytes.';
+  end if;
+  if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+end;
+$$;
+comment on function fairq._check_group(text, text) is 'Raises QF001 or QF003 when a group cannot be meant.';
+
 -- sql/functions/_check_lengths.sql
 
 create function fairq._check_lengths(p_worker_id bigint, p_ids bigint[], p_attempts integer[]) returns void
@@ -813,6 +1082,48 @@ begin
 end;
 $$;
 comment on function fairq._check_limit(integer) is 'Raises QF007 when a limit is not 1 to 100000.';
+
+-- sql/functions/_check_policy.sql
+
+-- What is wrong with settings of a queue, group or key, before anything is written.
+-- Raises QF007 a number out of range, QF009 a time, QF014 an unknown name to reset.
+create function fairq._check_policy(
+  p_of text,
+  p_weight double precision,
+  p_max_running integer,
+  p_rate_limit integer,
+  p_rate_period interval,
+  p_rate_burst integer,
+  p_breaker_threshold integer,
+  p_breaker_cooldown interval,
+  p_reset text[]
+) returns void
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if p_weight is not null and (p_weight not between 0.001 and 1000 or p_weight = 'NaN') then
+    raise exception 'the weight % of % is out of range', p_weight, p_of
+      using errcode = 'QF007', hint = 'Relative to an ordinary group of weight 1: 0.001 to 1000.';
+  end if;
+  if p_max_running < 0 or p_rate_limit < 1 or p_rate_burst < 1 or p_breaker_threshold < 1 then
+    raise exception 'a limit of % is out of range: max running %, rate limit %, rate burst %, breaker threshold %', p_of, p_max_running, p_rate_limit,
+      p_rate_burst, p_breaker_threshold
+      using errcode = 'QF007', hint = 'A cap is 0 or more, the others 1 or more. To lift a limit, name it in p_reset.';
+  end if;
+  if p_rate_period <= interval '0' or p_breaker_cooldown <= interval '0' then
+    raise exception 'a time of % is not positive: rate period %, breaker cooldown %', p_of, p_rate_period, p_breaker_cooldown
+      using errcode = 'QF009', hint = 'For example: interval ''1 minute''.';
+  end if;
+  if not p_reset <@ array['weight', 'max_running', 'rate', 'breaker', 'group_max_running', 'group_rate', 'group_breaker', 'ready_target'] then
+    raise exception 'p_reset of % names something unknown: %', p_of, p_reset
+      using errcode = 'QF014', hint = 'weight, max_running, rate, breaker; for a queue also group_max_running, group_rate, group_breaker, ready_target.';
+  end if;
+end;
+$$;
+comment on function fairq._check_policy(text, double precision, integer, integer, interval, integer, integer, interval, text[]) is
+  'Raises an error of class QF for settings that make no sense.';
 
 -- sql/functions/_check_task.sql
 
@@ -933,6 +1244,90 @@ end;
 $$;
 comment on function fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint) is 'Takes an idempotency key, or returns the task that has it.';
 
+-- sql/functions/_configure_meter.sql
+
+-- Limits of a whole queue ('queue NAME') or of the cluster, kept as a group of #meters. A first cap or breaker counts the tasks that are held already; those being
+-- popped at this very moment escape it.
+-- Locks: the domain #meters, waits for it; groups, one row; held tasks with "skip locked".
+create function fairq._configure_meter(
+  p_scope text,
+  p_queue text,
+  p_max_running integer,
+  p_rate_limit integer,
+  p_rate_period interval,
+  p_rate_burst integer,
+  p_breaker_threshold integer,
+  p_breaker_cooldown interval,
+  p_reset text[]
+) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_meter fairq.groups;
+  v_counts boolean;
+  v_bit smallint := case when p_scope = 'cluster' then 2 else 1 end;
+  v_adopted integer;
+begin
+  perform fairq._promote(0, '#meters', 1, true);
+  v_meter := fairq._set_limits(0, '#meters', p_scope, null, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold,
+    p_breaker_cooldown, p_reset);
+  v_counts := coalesce(v_meter.max_running, v_meter.breaker_threshold) is not null;
+
+  with held as materialized (
+    select t.ctid, t.shard_no
+    from fairq._shards(null) s(shard_no)
+    join fairq.tasks t on t.shard_no = s.shard_no
+    where t.worker_id is not null
+      and (p_queue is null or t.queue = p_queue)
+      and (t.meters & v_bit <> 0) <> v_counts
+    for update of t skip locked
+  ),
+  changed as (
+    update fairq.tasks t
+    set meters = case when v_counts then t.meters | v_bit else t.meters & ~v_bit end
+    from held h
+    where t.shard_no = h.shard_no
+      and t.ctid = h.ctid
+    returning t.id
+  )
+  select count(*) into v_adopted from changed;
+  if v_counts and v_adopted > 0 then
+    insert into fairq.rings (shard_no, queue, group_key, freed) values (0, '#meters', p_scope, -v_adopted);
+  end if;
+  perform fairq._promote(0, '#meters', 1, true);
+
+  update fairq.queues q
+  set metered = m.metered
+  from (
+    select u.queue, exists (
+      select
+      from fairq.groups g
+      where g.shard_no = 0
+        and g.queue = '#meters'
+        and g.group_key in ('queue ' || u.queue, 'cluster')
+        and coalesce(g.max_running, g.rate_limit, g.breaker_threshold) is not null
+    ) as metered
+    from fairq.queues u
+    where not u.internal
+  ) m
+  where q.queue = m.queue
+    and q.metered <> m.metered;
+end;
+$$;
+comment on function fairq._configure_meter(text, text, integer, integer, interval, integer, integer, interval, text[]) is
+  'Writes the limits of a whole queue or of the cluster.';
+
+-- sql/functions/_counts.sql
+
+create function fairq._counts(p_policy fairq.policy) returns boolean
+language sql
+immutable
+parallel safe
+as $$ select coalesce((p_policy).max_running, (p_policy).breaker_threshold) is not null $$;
+comment on function fairq._counts(fairq.policy) is 'Whether the tasks of a group hold places, and tell their lane how they end.';
+
 -- sql/functions/_end_tasks.sql
 
 -- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
@@ -966,10 +1361,11 @@ begin
   ),
   freed as (
     insert into fairq.rings (shard_no, queue, group_key, freed)
-    select e.shard_no, e.queue, e.group_key, count(*)
+    select s.shard_no, s.queue, s.group_key, count(*)
     from ended e
-    where e.counted
-    group by e.shard_no, e.queue, e.group_key
+    cross join lateral fairq._scopes(e.shard_no, e.queue, e.group_key, e.counted, e.meters, e.concurrency_key) s
+    where e.block is not null
+    group by s.shard_no, s.queue, s.group_key
   )
   select count(*)::integer into v_count from ended;
   return v_count;
@@ -1073,12 +1469,12 @@ begin
     perform pg_notify('fairq_done', case when cardinality(p_ids) <= 200 then array_to_string(p_ids, ',') else '' end);
   end if;
   select array_agg(h.ctid) as ctids, array_agg(i.attempt) as attempts, array_agg(h.outcome) as outcomes, array_agg(i.result) as results,
-    array_agg(i.error) as errors, array_agg(h.run_at) as run_ats, array_agg(h.counted) as counted, array_agg(h.started_at) as started_ats
+    array_agg(i.error) as errors, array_agg(h.run_at) as run_ats, array_agg(h.counted) as counted, array_agg(h.meters) as meters, array_agg(h.started_at) as started_ats
   into v_held
   from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) as i(id, attempt, outcome, result, error, retry_delay)
   cross join lateral (
     -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
-    select t.ctid, t.counted, t.started_at,
+    select t.ctid, t.counted, t.meters, t.started_at,
       case when i.outcome = 'retry' and t.attempt >= t.max_attempts then 'failed' else coalesce(i.outcome, 'succeeded') end as outcome,
       case
         when i.outcome = 'retry' then v_now + coalesce(i.retry_delay, (
@@ -1097,7 +1493,7 @@ begin
   if v_held.ctids is not null then
     return query
       select l.* from fairq._leave(p_shard_no, p_worker_id, v_held.ctids, v_held.attempts, v_held.outcomes, v_held.results, v_held.errors,
-        v_held.run_ats, v_held.counted, v_held.started_ats, v_now) l;
+        v_held.run_ats, v_held.counted, v_held.meters, v_held.started_ats, v_now) l;
   end if;
 end;
 $$;
@@ -1105,7 +1501,7 @@ comment on function fairq._finish(integer, bigint, bigint[], integer[], text[], 
 
 -- sql/functions/_has_news.sql
 
--- Whether a promotion would find something: a ring it has not heard, or a scheduled task that is due. Takes no lock, writes nothing.
+-- Whether a promotion would find something: a ring it has not heard, its own or a concurrency key's, or a scheduled task that is due. Takes no lock, writes nothing.
 -- A pending transaction is looked up only once it has ended, so one that holds a million rings and stays open costs nothing.
 -- Cost: one entry of rings_xid_idx, one more per pending transaction that ended.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
@@ -1135,7 +1531,11 @@ begin
             and r.xid = p.xid
             and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
         )
-    );
+    )
+    -- A concurrency key that was freed may let tasks of this queue go on.
+    or (p_tick.keyed and exists (
+      select from fairq._tick(p_tick.shard_no, '#keys') k where fairq._has_news(k)
+    ));
 end;
 $$;
 comment on function fairq._has_news(fairq.ticks) is 'Whether there are rings not heard yet, or scheduled tasks due.';
@@ -1160,6 +1560,7 @@ create function fairq._hear_rings(
   p_queue fairq.queues,
   p_clock bigint,
   p_limit integer,
+  p_now timestamptz,
   out o_next_xid xid8,
   out o_pending xid8[],
   out o_heard_ring bigint,
@@ -1177,6 +1578,8 @@ declare
   v_snapshot pg_snapshot;
   v_last xid8;
   v_replaced tid[];
+  -- Whether every group of the queue has limits; otherwise only those with settings of their own may have any.
+  v_limited boolean := coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null;
 begin
   select r.xid into v_last
   from fairq.rings r
@@ -1190,7 +1593,7 @@ begin
   v_last := greatest(v_last, case when v_last is not null then p_tick.heard_xid end);
 
   with ring as materialized (
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
@@ -1198,11 +1601,11 @@ begin
       and r.xid <= coalesce(v_last, '18446744073709551615')
       and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
     union all
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
     from unnest(p_tick.pending) p(xid)
     cross join lateral (
       -- One look-up per transaction: the planner takes "= any" for a filter, and reads all rings there are. "offset 0" keeps it from joining.
-      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.due_at, w.cancelled_id
+      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.failures, w.succeeded, w.keyed, w.due_at, w.cancelled_id
       from fairq.rings w
       where w.shard_no = p_tick.shard_no
         and w.queue = p_tick.queue
@@ -1212,16 +1615,20 @@ begin
     ) r
   ),
   news as materialized (
-    select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence,
+    select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence, bool_or(r.keyed) as keyed,
+      bool_or(r.succeeded) as succeeded, coalesce(sum(r.failures) filter (where r.ring_id >= r.last_success), 0)::integer as failures,
       array_agg((r.priority, r.sequence)::fairq.cursor) filter (where r.sequence is not null) as heard
-    from ring r
-    where r.due_at is null
-      and r.cancelled_id is null
+    from (
+      select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
+      from ring g
+      where g.due_at is null
+        and g.cancelled_id is null
+    ) r
     group by r.group_key
   ),
   lane as materialized (
-    select n.group_key, n.freed, n.first_sequence, n.heard,
-      l.ctid as replaces, l.version, l.lane_no, l.finish, l.position, l.in_flight, l.last_priority,
+    select n.group_key, n.first_sequence, n.heard, n.keyed or coalesce(l.keyed, false) as keyed,
+      l.ctid as replaces, l.version, l.lane_no, l.finish, l.position, l.last_priority,
       l.cursors is null or l.cursors = '{}' as was_idle,
       -- Per priority the smaller sequence, highest priority first.
       case
@@ -1234,11 +1641,12 @@ begin
           order by u.priority desc
         )
       end as cursors,
-      coalesce(g.weight, p_queue.weight) as weight,
-      coalesce(g.max_running, p_queue.group_max_running) as max_running
+      coalesce((g.settings).weight, p_queue.weight) as weight,
+      g.policy,
+      case when g.policy is distinct from null then fairq._settle(g.policy, l.gate, n.freed, n.failures, n.succeeded, p_now) end as gate
     from news n
     left join lateral (
-      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.in_flight, v.last_priority, v.cursors
+      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.last_priority, v.cursors
       from fairq.lanes v
       where v.shard_no = p_tick.shard_no
         and v.queue = p_tick.queue
@@ -1246,23 +1654,28 @@ begin
       order by v.version desc
       limit 1
     ) l on true
-    left join lateral (
-      select s.weight, s.max_running
-      from fairq.groups s
-      where s.shard_no = p_tick.shard_no
-        and s.queue = p_tick.queue
-        and s.group_key = n.group_key
+    cross join lateral (
+      select s as settings, case when s.queue is not null or v_limited then fairq._policy(p_queue, s) end as policy
+      from (values (1)) one
+      left join lateral (
+        select c.*
+        from fairq.groups c
+        where c.shard_no = p_tick.shard_no
+          and c.queue = p_tick.queue
+          and c.group_key = n.group_key
+        offset 0
+      ) s on true
       offset 0
-    ) g on true
+    ) g
   ),
   numbered as (
-    select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.max_running,
+    select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.keyed, l.policy, l.gate,
+      case when l.policy is distinct from null then fairq._allowance(l.policy, l.gate, p_now) end as allowance,
       coalesce(l.version, 0) as version,
       coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as lane_no,
       coalesce(l.finish, 0) as finish,
       coalesce(l.last_priority, 0) as last_priority,
       coalesce(l.position, 0) as position,
-      greatest(0, coalesce(l.in_flight, 0) - l.freed) as in_flight,
       l.was_idle
     from lane l
   ),
@@ -1275,9 +1688,10 @@ begin
          when n.was_idle or n.finish < p_clock then n.lane_no
          else n.position
        end,
-       n.weight, n.in_flight, n.max_running,
-       n.cursors <> '{}' and fairq._allowance(n.max_running, n.in_flight) > 0,
-       p_tick.queue, n.group_key, n.cursors)::fairq.lanes as lane
+       n.weight,
+       case when n.cursors <> '{}' then (n.allowance).look_at end,
+       n.cursors <> '{}' and (n.policy is null or (n.allowance).tasks > 0),
+       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy, n.gate)::fairq.lanes as lane
     from numbered n
   )
   select pg_current_snapshot(),
@@ -1306,7 +1720,7 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, integer) is
+comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, integer, timestamptz) is
   'Consumes the rings that committed since the last tick, exactly once.';
 
 -- sql/functions/_held_by.sql
@@ -1352,7 +1766,7 @@ comment on function fairq._held_by(integer, bigint, bigint[], integer[], text) i
 -- By ctid and no other way: every other scan is switched off, here and in the functions below that take ctids. Where statistics are missing or old,
 -- the planner finds a walk through all tasks of the shard cheaper than a hundred fetches by ctid, and it keeps such a plan for the whole session.
 -- Returns the tasks in served order.
-create function fairq._hold(p_shard_no integer, p_ctids tid[], p_worker_id bigint, p_claim_lease interval, p_now timestamptz)
+create function fairq._hold(p_shard_no integer, p_ctids tid[], p_worker_id bigint, p_claim_lease interval, p_now timestamptz, p_meters smallint)
 returns setof fairq.tasks
 language plpgsql
 volatile
@@ -1370,7 +1784,8 @@ begin
         worker_id = p_worker_id,
         attempt = t.attempt + 1,
         started_at = case when p_claim_lease is null then p_now end,
-        lease_expires_at = p_now + p_claim_lease
+        lease_expires_at = p_now + p_claim_lease,
+        meters = p_meters
       where t.shard_no = p_shard_no
         and t.ctid = any(p_ctids)
       returning t.*
@@ -1378,7 +1793,30 @@ begin
     select h.* from held h order by h.block, h.position;
 end;
 $$;
-comment on function fairq._hold(integer, tid[], bigint, interval, timestamptz) is 'Gives queued tasks to a worker.';
+comment on function fairq._hold(integer, tid[], bigint, interval, timestamptz, smallint) is 'Gives queued tasks to a worker.';
+
+-- sql/functions/_lane.sql
+
+-- The lane of a group as it is: the newest version, one step in lanes_pkey. All null when there is none.
+create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_lane fairq.lanes;
+begin
+  select l.* into v_lane
+  from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue
+    and l.group_key = p_group_key
+  order by l.version desc
+  limit 1;
+  return v_lane;
+end;
+$$;
+comment on function fairq._lane(integer, text, text) is 'The lane of a group, newest version.';
 
 -- sql/functions/_leave.sql
 
@@ -1394,6 +1832,7 @@ create function fairq._leave(
   p_errors jsonb[],
   p_run_ats timestamptz[],
   p_counted boolean[],
+  p_meters smallint[],
   p_started_ats timestamptz[],
   p_now timestamptz
 ) returns setof bigint
@@ -1408,9 +1847,9 @@ as $$
 begin
   return query
     with input as materialized (
-      select i.ctid, i.attempt, i.outcome, i.result, i.error, i.run_at, i.counted, i.started_at
-      from unnest(p_ctids, p_attempts, p_outcomes, p_results, p_errors, p_run_ats, p_counted, p_started_ats)
-        as i(ctid, attempt, outcome, result, error, run_at, counted, started_at)
+      select i.ctid, i.attempt, i.outcome, i.result, i.error, i.run_at, i.counted, i.meters, i.started_at, i.nth
+      from unnest(p_ctids, p_attempts, p_outcomes, p_results, p_errors, p_run_ats, p_counted, p_meters, p_started_ats)
+        with ordinality as i(ctid, attempt, outcome, result, error, run_at, counted, meters, started_at, nth)
     ),
     ended as (
       delete from fairq.tasks t
@@ -1420,7 +1859,7 @@ begin
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
         and i.outcome <> 'retry'
-      returning t.*, i.outcome, i.result, i.error
+      returning t.*, i.outcome, i.result, i.error, i.nth
     ),
     history as (
       insert into fairq.finished_tasks (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at,
@@ -1435,14 +1874,14 @@ begin
       update fairq.tasks t
       set state = 'scheduled',
         run_at = i.run_at,
-        block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false
+        block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false, meters = 0
       from input i
       where i.outcome = 'retry'
         and t.shard_no = p_shard_no
         and t.ctid = i.ctid
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
-      returning t.id, t.queue, t.group_key, t.attempt, t.run_at, i.error, i.counted, i.started_at
+      returning t.id, t.queue, t.group_key, t.concurrency_key, t.attempt, t.run_at, i.error, i.counted, i.meters, i.started_at, i.nth
     ),
     attempted as (
       insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
@@ -1455,22 +1894,62 @@ begin
       from retried r
       group by r.queue
     ),
+    limited as (
+      select e.queue, e.group_key, e.counted, e.meters, e.concurrency_key, e.outcome, e.nth
+      from ended e
+      where e.counted or e.meters <> 0 or e.concurrency_key is not null
+      union all
+      select r.queue, r.group_key, r.counted, r.meters, r.concurrency_key, 'retry', r.nth
+      from retried r
+      where r.counted or r.meters <> 0 or r.concurrency_key is not null
+    ),
     freed as (
-      insert into fairq.rings (shard_no, queue, group_key, freed)
-      select p_shard_no, f.queue, f.group_key, count(*)
+      -- Places, and for breakers how the attempts ended: failures after the last success.
+      insert into fairq.rings (shard_no, queue, group_key, freed, failures, succeeded)
+      select f.shard_no, f.queue, f.group_key, count(*), count(*) filter (where f.outcome in ('failed', 'retry') and f.nth > f.last_success),
+        bool_or(f.outcome = 'succeeded')
       from (
-        select e.queue, e.group_key from ended e where e.counted
-        union all
-        select r.queue, r.group_key from retried r where r.counted
+        select s.shard_no, s.queue, s.group_key, l.outcome, l.nth,
+          coalesce(max(l.nth) filter (where l.outcome = 'succeeded') over (partition by s.shard_no, s.queue, s.group_key), 0) as last_success
+        from limited l
+        cross join lateral fairq._scopes(p_shard_no, l.queue, l.group_key, l.counted, l.meters, l.concurrency_key) s
       ) f
-      group by f.queue, f.group_key
+      group by f.shard_no, f.queue, f.group_key
     )
     select e.id from ended e
     union all
     select r.id from retried r;
 end;
 $$;
-comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';
+comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], smallint[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';
+
+-- sql/functions/_line_up.sql
+
+-- Blocked tasks go back in line at their old place: blocked -> overflow, and ring. By ctid and no other way, see _hold.
+create function fairq._line_up(p_shard_no integer, p_ctids tid[]) returns void
+language plpgsql
+volatile
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+begin
+  with back as (
+    update fairq.tasks t
+    set state = 'overflow'
+    where t.shard_no = p_shard_no
+      and t.ctid = any(p_ctids)
+      and t.state = 'blocked'
+    returning t.queue, t.group_key, t.priority, t.sequence
+  )
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+  select p_shard_no, b.queue, b.group_key, b.priority, min(b.sequence), true
+  from back b
+  group by b.queue, b.group_key, b.priority;
+end;
+$$;
+comment on function fairq._line_up(integer, tid[]) is 'Puts blocked tasks back in line.';
 
 -- sql/functions/_lock_domain.sql
 
@@ -1509,6 +1988,118 @@ end;
 $$;
 comment on function fairq._lock_domain(integer, text, boolean) is 'Takes the lock of a domain; false when it is taken.';
 
+-- sql/functions/_meter.sql
+
+-- Caps, rates and breakers of a whole queue and of the cluster, asked at pop: how many tasks may be popped now. Takes the lock of #meters, so pops of such
+-- queues go one after the other; other queues never come here.
+-- Hears first what left since, so what it says is exact.
+-- Returns at most p_limit.
+-- Raises QF015: claim leases and a cluster cap exclude each other.
+-- Locks: the domain #meters, waits for it; until the transaction ends.
+create function fairq._meter(p_queue text, p_limit integer, p_now timestamptz, p_claim_lease interval) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_lane fairq.lanes;
+  v_scope text;
+begin
+  perform fairq._promote(0, '#meters', 1, true);
+  foreach v_scope in array array['queue ' || p_queue, 'cluster'] loop
+    v_lane := fairq._lane(0, '#meters', v_scope);
+    if v_scope = 'cluster' and p_claim_lease is not null and (v_lane.policy).max_running is not null then
+      raise exception 'queue "%" is popped with claim leases, but the cluster has a cap of %', p_queue, (v_lane.policy).max_running
+        using errcode = 'QF015', hint = 'Prefetched tasks would hold places of the cluster without running. Pop without a claim lease, or lift the cap.';
+    end if;
+    if v_lane.policy is distinct from null then
+      p_limit := least(p_limit, (fairq._allowance(v_lane.policy, v_lane.gate, p_now)).tasks);
+    end if;
+  end loop;
+  return p_limit;
+end;
+$$;
+comment on function fairq._meter(text, integer, timestamptz, interval) is 'How many tasks the meters of a queue and of the cluster let pass now.';
+
+-- sql/functions/_meters_of.sql
+
+create function fairq._meters_of(p_queue text) returns smallint
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  return ((case when fairq._counts((fairq._lane(0, '#meters', 'queue ' || p_queue)).policy) then 1 else 0 end)
+    + (case when fairq._counts((fairq._lane(0, '#meters', 'cluster')).policy) then 2 else 0 end))::smallint;
+end;
+$$;
+comment on function fairq._meters_of(text) is 'In which meters a task of this queue holds a place: 1 its queue, 2 the cluster.';
+
+-- sql/functions/_obstacles.sql
+
+-- What keeps a waiting task from being served now, beside its turn: a paused queue, the limits of its group, key, queue and of the cluster, in the order in
+-- which it meets them. Reads the same lanes and the same _allowance as promotion and pop.
+create function fairq._obstacles(
+  p_shard_no integer,
+  p_queue text,
+  p_group_key text,
+  p_concurrency_key text,
+  p_state text,
+  p_now timestamptz
+) returns table (nth integer, reason text, look_at timestamptz)
+language plpgsql
+volatile
+rows 1
+set search_path = ''
+as $$
+declare
+  v_scope record;
+  v_lane fairq.lanes;
+  v_allowance fairq.allowance;
+  v_holders text;
+begin
+  nth := 1;
+  select format('queue "%s" is paused since %s', q.queue, q.paused_at) into reason
+  from fairq.queues q
+  where q.queue = p_queue
+    and q.paused_at is not null;
+  if found then
+    return next;
+  end if;
+
+  for v_scope in
+    values
+      (2, p_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_state <> 'queued'),
+      (3, p_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_state = 'blocked'),
+      (4, 0, '#meters', 'queue ' || p_queue, format('queue "%s"', p_queue), true),
+      (5, 0, '#meters', 'cluster', 'the cluster', true)
+  loop
+    continue when v_scope.column4 is null or not v_scope.column6;
+    v_lane := fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4);
+    continue when v_lane.policy is null;
+    v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now);
+    continue when v_allowance.tasks > 0;
+    nth := v_scope.column1;
+    look_at := v_allowance.look_at;
+    reason := format('%s: %s', v_scope.column5, v_allowance.reason);
+    if v_scope.column3 = '#keys' then
+      select string_agg(h.id::text, ', ' order by h.id) into v_holders
+      from (
+        select t.id
+        from fairq.tasks t
+        where t.shard_no = p_shard_no
+          and t.concurrency_key = p_concurrency_key
+          and t.block is not null
+        limit 5
+      ) h;
+      reason := format('%s; held by task %s', reason, coalesce(v_holders, 'none'));
+    end if;
+    return next;
+  end loop;
+end;
+$$;
+comment on function fairq._obstacles(integer, text, text, text, text, timestamptz) is 'What keeps a waiting task from being served, beside its turn.';
+
 -- sql/functions/_place.sql
 
 -- Gives waiting tasks their addresses: overflow -> queued. By ctid and no other way, see _hold.
@@ -1535,6 +2126,34 @@ end;
 $$;
 comment on function fairq._place(integer, tid[], bigint[], bigint[], boolean[]) is 'Gives waiting tasks their addresses.';
 
+-- sql/functions/_policy.sql
+
+-- What applies to a group: its own settings, else those of its queue; null when nothing limits it, so that ordinary groups pay nothing.
+create function fairq._policy(p_queue fairq.queues, p_group fairq.groups) returns fairq.policy
+language plpgsql
+immutable
+set search_path = ''
+as $$
+declare
+  v_policy fairq.policy;
+  v_rate_limit integer := coalesce(p_group.rate_limit, p_queue.group_rate_limit);
+begin
+  v_policy.max_running := coalesce(p_group.max_running, p_queue.group_max_running);
+  v_policy.paused_at := p_group.paused_at;
+  if v_rate_limit is not null then
+    v_policy.rate_seconds := extract(epoch from coalesce(p_group.rate_period, p_queue.group_rate_period)) / v_rate_limit;
+    v_policy.rate_burst := coalesce(p_group.rate_burst, p_queue.group_rate_burst, greatest(1, ceil(1 / v_policy.rate_seconds)::integer));
+  end if;
+  v_policy.breaker_threshold := coalesce(p_group.breaker_threshold, p_queue.group_breaker_threshold);
+  v_policy.breaker_cooldown := coalesce(p_group.breaker_cooldown, p_queue.group_breaker_cooldown);
+  if v_policy.max_running is null and v_policy.paused_at is null and v_rate_limit is null and v_policy.breaker_threshold is null then
+    return null;
+  end if;
+  return v_policy;
+end;
+$$;
+comment on function fairq._policy(fairq.queues, fairq.groups) is 'What limits a group; null: nothing does.';
+
 -- sql/functions/_pop.sql
 
 -- Pops from one domain. Reads the ready index from the clock up to the horizon, in served order, and takes what nobody else is taking.
@@ -1544,7 +2163,8 @@ comment on function fairq._place(integer, tid[], bigint[], bigint[], boolean[]) 
 -- Another session that holds the domain's lock is promoting already; it is not waited for.
 -- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
 -- cancelled, or a schedule that it hears of when it is due already. The bound on rounds is a matter of cost only; the next pop goes on.
--- Locks: tasks, the rows it returns; the domain while promoting.
+-- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
+-- Locks: #meters where there are any; tasks, the rows it returns; the domain while promoting.
 -- Cost: p_limit entries of tasks_ready_idx plus those popped since the last tick.
 create function fairq._pop(p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval)
 returns setof fairq.tasks
@@ -1554,23 +2174,35 @@ set search_path = ''
 as $$
 declare
   v_now timestamptz := fairq._now();
+  v_queue fairq.queues;
   v_tick fairq.ticks;
   v_left integer := p_limit;
   v_picked record;
   v_round integer;
+  v_meters smallint := 0;
   v_before fairq.ticks;
   v_promoted integer;
 begin
   perform fairq._touch_worker(p_shard_no, p_worker_id, v_now);
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  if v_queue.paused_at is not null then
+    return;
+  end if;
+  if v_queue.metered then
+    v_left := fairq._meter(p_queue, p_limit, v_now, p_claim_lease);
+    p_limit := v_left;
+    v_meters := fairq._meters_of(p_queue);
+    if v_left < 1 then
+      return;
+    end if;
+  end if;
 
   for v_round in 1 .. 100 loop
     select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
     v_before := v_tick;
     v_promoted := null;
     if v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick) then
-      select fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, q.*)), false, v_round > 1) into v_promoted
-      from fairq.queues q
-      where q.queue = p_queue;
+      v_promoted := fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, v_queue)), false, v_round > 1);
       select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
     end if;
 
@@ -1594,7 +2226,7 @@ begin
       perform fairq._end_tasks(p_shard_no, v_picked.expired, 'expired', null, v_now);
     end if;
     if v_picked.ready is not null then
-      return query select h.* from fairq._hold(p_shard_no, v_picked.ready, p_worker_id, p_claim_lease, v_now) h;
+      return query select h.* from fairq._hold(p_shard_no, v_picked.ready, p_worker_id, p_claim_lease, v_now, v_meters) h;
       v_left := v_left - cardinality(v_picked.ready);
     end if;
 
@@ -1603,11 +2235,12 @@ begin
     exit when v_round > 1 and v_picked.expired is null and v_picked.ready is null and coalesce(v_promoted, 0) = 0
       and (v_tick.horizon, v_tick.horizon_position) is not distinct from (v_before.horizon, v_before.horizon_position);
   end loop;
+  if v_queue.metered and v_left < p_limit then
+    perform fairq._charge_meters(p_queue, p_limit - v_left, v_now);
+  end if;
 
   if v_left = 0 and v_picked.last_block >= v_tick.refill_block then
-    perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, q.*), false)
-    from fairq.queues q
-    where q.queue = p_queue;
+    perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, v_queue), false);
   end if;
 end;
 $$;
@@ -1615,14 +2248,15 @@ comment on function fairq._pop(integer, text, integer, bigint, interval) is 'Pop
 
 -- sql/functions/_promote.sql
 
--- Promotion of one domain, top to bottom: due tasks, rings, cancellations, recalls, admission, tick.
+-- Promotion of one domain, top to bottom: due tasks, keys, rings, cancellations, recalls, admission, tick.
 -- Returns the number of tasks promoted, null when another session is at it and p_wait is false.
 -- p_short says that the caller found the ready set used up: what is still queued before the horizon is being popped by others, and a pop
 -- in flight, or one whose client hangs, must not keep the rest waiting.
 -- Raises QF003, QF005 (see _lock_domain).
 -- Locks: domains, then tasks and lanes as the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
-create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_short boolean default false) returns integer
+create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_short boolean default false)
+returns integer
 language plpgsql
 volatile
 set search_path = ''
@@ -1637,6 +2271,7 @@ declare
   v_recall record;
   v_refill boolean;
   v_done record;
+  v_look_at timestamptz;
 begin
   if not fairq._lock_domain(p_shard_no, p_queue, p_wait) then
     return null;
@@ -1659,6 +2294,12 @@ begin
       and t.run_at >= v_tick.next_due_at;
   end if;
 
+  -- Concurrency keys belong to all queues of the shard: their lock is held while places are taken. What was freed is heard now,
+  -- and the tasks that waited for it ring below.
+  if v_tick.keyed then
+    perform fairq._promote(p_shard_no, '#keys', 1, true);
+  end if;
+
   -- The clock: the first task still queued or still waiting. A pop in flight counts as queued, so what it puts back lies at or after
   -- the clock. With nothing left the clock is the last block ever served, so nobody pays for the past.
   select t.block into v_first
@@ -1671,19 +2312,31 @@ begin
   limit 1;
   v_clock := greatest(v_tick.clock, coalesce(least(v_first, v_tick.horizon), v_tick.top));
 
-  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000)) h;
+  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000), v_now) h;
+  if not v_tick.keyed and exists (select from unnest(v_heard.o_lanes) l where l.keyed) then
+    v_tick.keyed := true;
+    perform fairq._promote(p_shard_no, '#keys', 1, true);
+  end if;
+  if p_queue = '#keys' then
+    perform fairq._unblock(p_shard_no, v_heard.o_lanes, v_now);
+  end if;
 
   if v_heard.o_cancelled is not null then
     perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
   end if;
 
-  -- Lanes whose waiting tasks now begin with a higher priority than the last one promoted.
-  select array_agg(l.group_key) as groups, array_agg((l.cursors[1]).priority) as priorities into v_recall
+  -- Lanes that may have tasks queued which should not be: those whose waiting tasks now begin with a higher priority than the last one
+  -- promoted, and those that were paused or whose breaker opened.
+  select array_agg(l.group_key) as groups, array_agg(case when not w.is_shut then (l.cursors[1]).priority end) as priorities into v_recall
   from unnest(v_heard.o_lanes) l
-  where (l.cursors[1]).priority > l.last_priority
-    and l.finish > v_clock;
+  cross join lateral (
+    select coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now, false) as is_shut
+  ) w
+  where l.finish > v_clock
+    and (w.is_shut or (l.cursors[1]).priority > l.last_priority);
   if v_recall.groups is not null then
-    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock);
+    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock,
+      v_now);
   end if;
 
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
@@ -1706,6 +2359,14 @@ begin
     end;
   end if;
 
+  select l.look_at into v_look_at
+  from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue
+    and l.look_at >= least(v_tick.next_due_at, v_now)
+  order by l.look_at
+  limit 1;
+
   v_tick.tick := v_tick.tick + 1;
   v_tick.created_at := v_now;
   v_tick.clock := v_clock;
@@ -1716,7 +2377,7 @@ begin
   v_tick.pending := v_heard.o_pending;
   v_tick.heard_xid := pg_current_xact_id();
   v_tick.heard_ring := v_heard.o_heard_ring;
-  v_tick.next_due_at := v_heard.o_next_due_at;
+  v_tick.next_due_at := least(v_heard.o_next_due_at, v_look_at);
   v_tick.lane_count := v_heard.o_lane_count;
   perform fairq._write_tick(v_tick);
   return v_done.o_promoted;
@@ -1734,7 +2395,7 @@ set search_path = ''
 as $$
 begin
   return coalesce(p_queue.ready_target, greatest(1000, (
-    select 4 * least(sum(w.slots), 250000)
+    select 4 * least(coalesce(sum(w.slots), 0), 250000)
     from fairq.workers w
     where w.shard_no = p_shard_no
       and p_queue.queue = any(w.queues)
@@ -1769,10 +2430,10 @@ begin
   delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue.queue;
 
   select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, null, null, null,
-    pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, p_queue.queue, '{}'
+    pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, false, p_queue.queue, '{}'
   into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.top, v_tick.horizon,
     v_tick.horizon_position, v_tick.refill_block, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
-    v_tick.lane_count, v_tick.queue, v_tick.pending
+    v_tick.lane_count, v_tick.keyed, v_tick.queue, v_tick.pending
   from fairq.ticks k
   where k.shard_no = p_shard_no
     and k.queue = p_queue.queue;
@@ -1796,6 +2457,7 @@ begin
       min(t.sequence) filter (where t.state = 'overflow') as waiting_from,
       max(t.block + fairq._step(t.cost, coalesce(g.weight, p_queue.weight))) as finish,
       count(*) filter (where t.counted) as in_flight,
+      bool_or(t.concurrency_key is not null) as keyed,
       min(t.priority) filter (where t.state = 'queued') as last_priority
     from fairq.tasks t
     left join fairq.groups g on g.shard_no = t.shard_no and g.queue = t.queue and g.group_key = t.group_key
@@ -1808,21 +2470,45 @@ begin
       row_number() over (order by min(l.first_sequence)) as lane_no,
       greatest(v_tick.clock, max(l.finish)) as finish,
       sum(l.in_flight)::integer as in_flight,
+      bool_or(l.keyed) as keyed,
       coalesce(min(l.last_priority), 0) as last_priority,
       coalesce(array_agg((l.priority, l.waiting_from)::fairq.cursor order by l.priority desc)
         filter (where l.waiting_from is not null), '{}') as cursors
     from level l
     group by l.group_key
   )
-  insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
-    last_priority, cursors, admissible)
-  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, l.lane_no,
-    coalesce(g.weight, p_queue.weight), coalesce(g.max_running, p_queue.group_max_running), l.in_flight, l.last_priority, l.cursors,
-    l.cursors <> '{}' and fairq._allowance(coalesce(g.max_running, p_queue.group_max_running), l.in_flight) > 0
+  insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority, cursors,
+    look_at, admissible)
+  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, l.lane_no, coalesce(g.weight, p_queue.weight), l.keyed, x.policy,
+    x.gate, l.last_priority, l.cursors, null, l.cursors <> '{}' and (x.policy is null or (fairq._allowance(x.policy, x.gate, p_now)).tasks > 0)
   from lane l
-  left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key;
+  left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key
+  cross join lateral (
+    select y.policy, case when y.policy is distinct from null then fairq._settle(y.policy, null, -l.in_flight, 0, false, p_now) end as gate
+    from (select fairq._policy(p_queue, g) as policy offset 0) y
+    offset 0
+  ) x;
 
-  select count(*) into v_tick.lane_count
+  -- Keys and meters have no tasks of their own: their places are those of the tasks in flight.
+  if p_queue.internal then
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select s.shard_no, s.queue, s.group_key, -count(*)
+    from fairq._shards(case when p_queue.queue = '#keys' then p_shard_no end) x(shard_no)
+    cross join lateral (
+      select t.shard_no, t.queue, t.group_key, t.counted, t.meters, t.concurrency_key
+      from fairq.tasks t
+      where t.shard_no = x.shard_no
+        and t.block is not null
+        and (t.meters <> 0 or t.concurrency_key is not null)
+      offset 0
+    ) t
+    cross join lateral fairq._scopes(t.shard_no, t.queue, t.group_key, t.counted, t.meters, t.concurrency_key) s
+    where s.shard_no = p_shard_no
+      and s.queue = p_queue.queue
+    group by s.shard_no, s.queue, s.group_key;
+  end if;
+
+  select count(*), coalesce(bool_or(l.keyed), false) into v_tick.lane_count, v_tick.keyed
   from fairq.lanes l
   where l.shard_no = p_shard_no
     and l.queue = p_queue.queue;
@@ -1859,7 +2545,8 @@ comment on function fairq._rebuild(integer, fairq.queues, timestamptz) is 'Makes
 -- Returns the lanes as they are afterwards.
 -- Locks: tasks, queued rows with "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
-create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint)
+create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint,
+  p_now timestamptz)
 returns fairq.lanes[]
 language plpgsql
 volatile
@@ -1870,7 +2557,7 @@ declare
   v_lanes fairq.lanes[];
 begin
   with queued as materialized (
-    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted
+    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted, t.concurrency_key
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no
       and t.queue = p_tick.queue
@@ -1895,18 +2582,27 @@ begin
   select (select array_agg(q.ctid) from queued q), coalesce(array_agg(
     case
       when f.group_key is null then l
-      else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, l.in_flight - f.counted, l.max_running,
-        fairq._allowance(l.max_running, l.in_flight - f.counted) > 0, l.queue, l.group_key,
+      else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, (f.allowance).look_at,
+        l.policy is null or (f.allowance).tasks > 0, l.keyed, l.queue, l.group_key,
         array(
           select (u.priority, min(u.sequence))::fairq.cursor
           from unnest(l.cursors || f.cursors) u
           group by u.priority
           order by u.priority desc
-        ))::fairq.lanes
+        ), l.policy, f.gate)::fairq.lanes
     end), '{}')
   into v_ctids, v_lanes
   from unnest(p_lanes) l
-  left join freed f on f.group_key = l.group_key;
+  left join lateral (
+    select d.group_key, d.block, d.position, d.cursors, x.gate,
+      case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now) end as allowance
+    from freed d
+    cross join lateral (
+      select case when l.policy is distinct from null then fairq._settle(l.policy, l.gate, d.counted, 0, false, p_now) end as gate
+      offset 0
+    ) x
+    where d.group_key = l.group_key
+  ) f on true;
 
   if v_ctids is not null then
     perform fairq._unplace(p_tick.shard_no, v_ctids);
@@ -1914,7 +2610,7 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint) is
+comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint, timestamptz) is
   'Takes queued tasks of lower priority out of the order again.';
 
 -- sql/functions/_recover_worker.sql
@@ -2039,7 +2735,7 @@ declare
   v_count integer;
 begin
   with held as materialized (
-    select t.ctid, t.counted
+    select t.ctid, t.counted, t.meters
     from fairq.tasks t
     where t.shard_no = p_shard_no
       and t.ctid = any(p_ctids)
@@ -2047,24 +2743,46 @@ begin
   ),
   returned as (
     update fairq.tasks t
-    set state = 'overflow', block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false,
+    set state = 'overflow', block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false, meters = 0,
       attempt = t.attempt - case when p_burn then 0 else 1 end
     from held h
     where t.shard_no = p_shard_no
       and t.ctid = h.ctid
-    returning t.queue, t.group_key, t.priority, t.sequence, h.counted
+    returning t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, h.counted, h.meters
   ),
   rung as (
-    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, freed)
-    select p_shard_no, r.queue, r.group_key, r.priority, min(r.sequence), count(*) filter (where r.counted)
+    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+    select p_shard_no, r.queue, r.group_key, r.priority, min(r.sequence), bool_or(r.concurrency_key is not null)
     from returned r
     group by r.queue, r.group_key, r.priority
+  ),
+  freed as (
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select s.shard_no, s.queue, s.group_key, count(*)
+    from returned r
+    cross join lateral fairq._scopes(p_shard_no, r.queue, r.group_key, r.counted, r.meters, r.concurrency_key) s
+    group by s.shard_no, s.queue, s.group_key
   )
   select count(*)::integer into v_count from returned;
   return v_count;
 end;
 $$;
 comment on function fairq._return_tasks(integer, tid[], boolean) is 'Puts held tasks back in line.';
+
+-- sql/functions/_ring_group.sql
+
+-- "Look at this group": its settings changed. Workers that sleep are woken.
+create function fairq._ring_group(p_shard_no integer, p_queue text, p_group_key text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  insert into fairq.rings (shard_no, queue, group_key) values (p_shard_no, p_queue, p_group_key);
+  perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
+end;
+$$;
+comment on function fairq._ring_group(integer, text, text) is 'Rings a group whose settings changed.';
 
 -- sql/functions/_rotate_partitions.sql
 
@@ -2131,6 +2849,108 @@ end;
 $$;
 comment on function fairq._rotate_partitions() is 'Makes and drops the day partitions of the history.';
 
+-- sql/functions/_scopes.sql
+
+-- Where a task in flight holds places: with its group, its concurrency key, its queue, the cluster. Each is a lane, and a task that leaves rings
+-- each of them. The one list: whoever takes a task out of flight reads it here.
+create function fairq._scopes(
+  p_shard_no integer,
+  p_queue text,
+  p_group_key text,
+  p_counted boolean,
+  p_meters smallint,
+  p_concurrency_key text
+) returns table (shard_no integer, queue text, group_key text)
+language sql
+immutable
+rows 1
+as $$
+  select p_shard_no, p_queue, p_group_key where p_counted
+  union all
+  select p_shard_no, '#keys', p_concurrency_key where p_concurrency_key is not null
+  union all
+  select 0, '#meters', 'queue ' || p_queue where p_meters & 1 <> 0
+  union all
+  select 0, '#meters', 'cluster' where p_meters & 2 <> 0
+$$;
+comment on function fairq._scopes(integer, text, text, boolean, smallint, text) is 'The lanes in which a task in flight holds a place.';
+
+-- sql/functions/_set_limits.sql
+
+-- Writes the settings of one lane: of a group, of a concurrency key (queue #keys), of a queue or the cluster (queue #meters). Null leaves a setting as it is,
+-- a name in p_reset removes it. The lane is rung and looks its policy up again.
+-- Raises QF007, QF009, QF014 (see _check_policy).
+-- Locks: groups, one row.
+create function fairq._set_limits(
+  p_shard_no integer,
+  p_queue text,
+  p_group_key text,
+  p_weight double precision,
+  p_max_running integer,
+  p_rate_limit integer,
+  p_rate_period interval,
+  p_rate_burst integer,
+  p_breaker_threshold integer,
+  p_breaker_cooldown interval,
+  p_reset text[]
+) returns fairq.groups
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_group fairq.groups;
+begin
+  perform fairq._check_policy(p_group_key, p_weight, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold,
+    p_breaker_cooldown, p_reset);
+  insert into fairq.groups (shard_no, queue, group_key) values (p_shard_no, p_queue, p_group_key) on conflict do nothing;
+  select g.* into v_group
+  from fairq.groups g
+  where g.shard_no = p_shard_no
+    and g.queue = p_queue
+    and g.group_key = p_group_key
+  for update;
+
+  if 'weight' = any(p_reset) then
+    v_group.weight := null;
+  end if;
+  if 'max_running' = any(p_reset) then
+    v_group.max_running := null;
+  end if;
+  if 'rate' = any(p_reset) then
+    v_group.rate_limit := null;
+    v_group.rate_period := null;
+    v_group.rate_burst := null;
+  end if;
+  if 'breaker' = any(p_reset) then
+    v_group.breaker_threshold := null;
+    v_group.breaker_cooldown := null;
+  end if;
+  v_group.weight := coalesce(p_weight, v_group.weight);
+  v_group.max_running := coalesce(p_max_running, v_group.max_running);
+  v_group.rate_limit := coalesce(p_rate_limit, v_group.rate_limit);
+  v_group.rate_burst := coalesce(p_rate_burst, v_group.rate_burst);
+  v_group.breaker_threshold := coalesce(p_breaker_threshold, v_group.breaker_threshold);
+  if v_group.rate_limit is not null then
+    v_group.rate_period := coalesce(p_rate_period, v_group.rate_period, interval '1 second');
+  end if;
+  if v_group.breaker_threshold is not null then
+    v_group.breaker_cooldown := coalesce(p_breaker_cooldown, v_group.breaker_cooldown, interval '1 minute');
+  end if;
+
+  update fairq.groups g
+  set weight = v_group.weight, max_running = v_group.max_running, rate_limit = v_group.rate_limit, rate_period = v_group.rate_period,
+    rate_burst = v_group.rate_burst, breaker_threshold = v_group.breaker_threshold, breaker_cooldown = v_group.breaker_cooldown
+  where g.shard_no = p_shard_no
+    and g.queue = p_queue
+    and g.group_key = p_group_key;
+  perform fairq._ring_group(p_shard_no, p_queue, p_group_key);
+  return v_group;
+end;
+$$;
+comment on function fairq._set_limits(integer, text, text, double precision, integer, integer, interval, integer, integer, interval, text[]) is
+  'Writes the settings of a group, key, queue or of the cluster.';
+
 -- sql/functions/_set_sweep_floor.sql
 
 create function fairq._set_sweep_floor(p_shard_no integer, p_what text, p_floor bigint) returns void
@@ -2149,6 +2969,50 @@ begin
 end;
 $$;
 comment on function fairq._set_sweep_floor(integer, text, bigint) is 'Remembers how far a sweep has come.';
+
+-- sql/functions/_settle.sql
+
+-- The gate after the news of tasks that left: places come free; failures in a row open the breaker, a success closes it. p_failures
+-- counts those after the last success, p_succeeded says whether there was one.
+create function fairq._settle(
+  p_policy fairq.policy,
+  p_gate fairq.gate,
+  p_freed integer,
+  p_failures integer,
+  p_succeeded boolean,
+  p_now timestamptz
+) returns fairq.gate
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  p_gate.in_flight := greatest(0, coalesce(p_gate.in_flight, 0) - p_freed);
+  if p_policy.breaker_threshold is null then
+    p_gate.failures := 0;
+    p_gate.open_until := null;
+    p_gate.probe_until := null;
+    return p_gate;
+  end if;
+
+  if p_succeeded then
+    p_gate.failures := 0;
+    p_gate.open_until := null;
+    p_gate.probe_until := null;
+  end if;
+  if p_failures > 0 then
+    p_gate.failures := coalesce(p_gate.failures, 0) + p_failures;
+    -- A failure while it is open is one of the tasks that were in flight when it opened: it prolongs nothing. One while it is half open is the probe.
+    if p_gate.failures >= p_policy.breaker_threshold and (p_gate.open_until is null or p_gate.open_until <= p_now) then
+      p_gate.open_until := p_now + p_policy.breaker_cooldown;
+      p_gate.probe_until := null;
+    end if;
+  end if;
+  return p_gate;
+end;
+$$;
+comment on function fairq._settle(fairq.policy, fairq.gate, integer, integer, boolean, timestamptz) is
+  'The gate of a lane after the news of tasks that left.';
 
 -- sql/functions/_shards.sql
 
@@ -2262,7 +3126,8 @@ begin
       and l.finish >= v_floor
       and l.finish <= v_tick.clock
       and l.cursors = '{}'
-      and l.in_flight = 0
+      and (l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0
+        and coalesce((l.gate).rate_at, '-infinity') <= fairq._now())
     order by l.finish
     limit p_limit
   )
@@ -2288,7 +3153,7 @@ comment on function fairq._sweep_floor(integer, text) is 'Where the next sweep o
 -- sql/functions/_sweep_keys.sql
 
 -- Removes wishes to cancel and progress whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
--- history's default partitions past it. At most p_limit of each.
+-- history's default partitions past every queue's. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_keys(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql
@@ -2331,9 +3196,9 @@ begin
   where f.ctid = any(array(
     select n.ctid
     from fairq.finished_tasks_default n
-    join fairq.queues q on q.queue = n.queue
     where n.shard_no = p_shard_no
-      and n.finished_at < p_now - q.retention
+      and n.finished_at < p_now - (select max(q.retention) from fairq.queues q)
+    order by n.finished_at
     limit p_limit
   ));
   get diagnostics v_rows = row_count;
@@ -2345,6 +3210,7 @@ begin
     from fairq.attempts_default n
     where n.shard_no = p_shard_no
       and n.ended_at < p_now - (select max(q.retention) from fairq.queues q)
+    order by n.ended_at
     limit p_limit
   ));
   get diagnostics v_rows = row_count;
@@ -2352,6 +3218,107 @@ begin
 end;
 $$;
 comment on function fairq._sweep_keys(integer, integer, timestamptz) is 'Removes keys, wishes and history that nobody needs any more.';
+
+-- sql/functions/_take_keys.sql
+
+-- The next tasks of a lane some of which have concurrency keys, in order: those without a key, and those that get a place of their key right now.
+-- One whose key is taken becomes blocked and is passed over: it holds nobody up, not even its own group. One row more than p_quota is
+-- returned, whose key is not looked at: where the lane goes on.
+-- Locks: lanes of #keys, whose domain the caller holds, too; tasks, the rows that become blocked.
+-- Cost: tasks_overflow_idx from the cursors, p_quota rows and those that become blocked; each of those once until its key is freed.
+create function fairq._take_keys(
+  p_tick fairq.ticks,
+  p_group_key text,
+  p_cursors fairq.cursor[],
+  p_weight double precision,
+  p_quota integer,
+  p_now timestamptz
+) returns table (ctid tid, priority integer, sequence bigint, is_expired boolean, step bigint)
+language plpgsql
+volatile
+rows 10
+set search_path = ''
+as $$
+declare
+  v_cursor fairq.cursor;
+  v_task record;
+  v_found integer := 0;
+  v_blocked tid[] := '{}';
+begin
+  foreach v_cursor in array p_cursors loop
+    for v_task in
+      select t.ctid, t.priority, t.sequence, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
+      from fairq.tasks t
+      where t.shard_no = p_tick.shard_no
+        and t.queue = p_tick.queue
+        and t.group_key = p_group_key
+        and t.state = 'overflow'
+        and t.priority = v_cursor.priority
+        and t.sequence >= v_cursor.sequence
+      order by t.sequence
+    loop
+      if v_found < p_quota and not v_task.is_expired and v_task.concurrency_key is not null
+        and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now)
+      then
+        v_blocked := v_blocked || v_task.ctid;
+        continue;
+      end if;
+      v_found := v_found + 1;
+      ctid := v_task.ctid;
+      priority := v_task.priority;
+      sequence := v_task.sequence;
+      is_expired := v_task.is_expired;
+      step := case when v_task.is_expired then 0 else fairq._step(v_task.cost, p_weight) end;
+      return next;
+      exit when v_found > p_quota;
+    end loop;
+    exit when v_found > p_quota;
+  end loop;
+  perform fairq._block(p_tick.shard_no, v_blocked);
+end;
+$$;
+comment on function fairq._take_keys(fairq.ticks, text, fairq.cursor[], double precision, integer, timestamptz) is
+  'The next tasks of a lane whose tasks have concurrency keys.';
+
+-- sql/functions/_take_place.sql
+
+-- Takes one place of a concurrency key, or of a meter, if there is one. A key nobody used yet has no lane: its policy is looked up then.
+-- Returns false when there is none.
+-- Locks: lanes, one row replaced; the caller holds the domain of p_queue.
+create function fairq._take_place(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz, p_places integer default 1)
+returns boolean
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
+begin
+  if v_lane.policy is null then
+    select fairq._policy(q, g) into v_lane.policy
+    from fairq.queues q
+    left join fairq.groups g on g.shard_no = p_shard_no and g.queue = q.queue and g.group_key = p_group_key
+    where q.queue = p_queue;
+  end if;
+  if v_lane.policy is null then
+    return true;
+  end if;
+  if (fairq._allowance(v_lane.policy, v_lane.gate, p_now)).tasks < p_places then
+    return false;
+  end if;
+
+  insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, policy, gate, cursors, admissible)
+  values (p_shard_no, p_queue, p_group_key, coalesce(v_lane.version, 0) + 1, coalesce(v_lane.lane_no, 0), 0, 0, 1, v_lane.policy,
+    fairq._charge(v_lane.policy, v_lane.gate, p_places, p_now), '{}', false);
+  delete from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue
+    and l.group_key = p_group_key
+    and l.version = v_lane.version;
+  return true;
+end;
+$$;
+comment on function fairq._take_place(integer, text, text, timestamptz, integer) is 'Takes places of a key or meter; false: there is none.';
 
 -- sql/functions/_tick.sql
 
@@ -2363,7 +3330,7 @@ language sql
 stable
 as $$
   select n.shard_no, n.written_by, n.tick, n.created_at, n.clock, n.top, n.horizon, n.horizon_position, n.refill_block,
-    n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.queue, n.pending
+    n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.keyed, n.queue, n.pending
   from (
     select t.*, t.xmin as row_xmin
     from fairq.ticks t
@@ -2416,9 +3383,77 @@ end;
 $$;
 comment on function fairq._touch_worker(integer, bigint, timestamptz) is 'Checks that a worker is known; working counts as a sign of life.';
 
+-- sql/functions/_unblock.sql
+
+-- Keys that have places again: per key and group, as many blocked tasks as there are places go back to overflow and ring. They take their key when their
+-- turn comes; whoever comes first gets it, the others become blocked again. Per group, because the first of one group may have to wait for
+-- reasons of its own while the key is free for others.
+-- Locks: tasks, blocked rows, which change only under the lock of #keys, which the caller holds.
+-- Cost: tasks_blocked_idx, one step per group that waits for the key.
+create function fairq._unblock(p_shard_no integer, p_lanes fairq.lanes[], p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_ctids tid[];
+begin
+  with recursive key as (
+    select l.group_key as concurrency_key, (fairq._allowance(l.policy, l.gate, p_now)).tasks as places
+    from unnest(p_lanes) l
+  ),
+  -- A loose walk: the next group that waits for the key after the one before.
+  waiting as (
+    select k.concurrency_key, k.places, f.queue, f.group_key
+    from key k
+    cross join lateral (
+      select t.queue, t.group_key
+      from fairq.tasks t
+      where t.shard_no = p_shard_no
+        and t.state = 'blocked'
+        and t.concurrency_key = k.concurrency_key
+      order by t.queue, t.group_key
+      limit 1
+    ) f
+    where k.places > 0
+    union all
+    select w.concurrency_key, w.places, f.queue, f.group_key
+    from waiting w
+    cross join lateral (
+      select t.queue, t.group_key
+      from fairq.tasks t
+      where t.shard_no = p_shard_no
+        and t.state = 'blocked'
+        and t.concurrency_key = w.concurrency_key
+        and (t.queue, t.group_key) > (w.queue, w.group_key)
+      order by t.queue, t.group_key
+      limit 1
+    ) f
+  )
+  select array_agg(n.ctid) into v_ctids
+  from waiting w
+  cross join lateral (
+    select t.ctid
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.state = 'blocked'
+      and t.concurrency_key = w.concurrency_key
+      and t.queue = w.queue
+      and t.group_key = w.group_key
+    order by t.priority desc, t.sequence
+    limit w.places
+  ) n;
+  if v_ctids is not null then
+    perform fairq._line_up(p_shard_no, v_ctids);
+  end if;
+end;
+$$;
+comment on function fairq._unblock(integer, fairq.lanes[], timestamptz) is 'Puts tasks whose concurrency key has a place again back in line.';
+
 -- sql/functions/_unplace.sql
 
--- Takes queued tasks, which the caller has locked, out of the order: queued -> overflow. By ctid and no other way, see _hold.
+-- Takes queued tasks, which the caller has locked, out of the order: queued -> overflow. Their concurrency keys are free; the
+-- places of their group the caller gives back itself. By ctid and no other way, see _hold.
 create function fairq._unplace(p_shard_no integer, p_ctids tid[]) returns void
 language plpgsql
 volatile
@@ -2428,10 +3463,18 @@ set enable_bitmapscan = off
 set enable_indexscan = off
 as $$
 begin
-  update fairq.tasks t
-  set state = 'overflow', block = null, position = null, counted = false
-  where t.shard_no = p_shard_no
-    and t.ctid = any(p_ctids);
+  with unplaced as (
+    update fairq.tasks t
+    set state = 'overflow', block = null, position = null, counted = false
+    where t.shard_no = p_shard_no
+      and t.ctid = any(p_ctids)
+    returning t.concurrency_key
+  )
+  insert into fairq.rings (shard_no, queue, group_key, freed)
+  select p_shard_no, '#keys', u.concurrency_key, count(*)
+  from unplaced u
+  where u.concurrency_key is not null
+  group by u.concurrency_key;
 end;
 $$;
 comment on function fairq._unplace(integer, tid[]) is 'Takes queued tasks out of the order.';
@@ -2458,10 +3501,10 @@ begin
     from numbered n
     where t.shard_no = p_shard_no
       and t.ctid = n.ctid
-    returning t.group_key, t.priority, t.sequence
+    returning t.group_key, t.priority, t.sequence, t.concurrency_key
   )
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
-  select p_shard_no, p_queue, w.group_key, w.priority, min(w.sequence)
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+  select p_shard_no, p_queue, w.group_key, w.priority, min(w.sequence), bool_or(w.concurrency_key is not null)
   from woken w
   group by w.group_key, w.priority;
 end;
@@ -2470,7 +3513,7 @@ comment on function fairq._wake(integer, text, tid[]) is 'Moves scheduled tasks 
 
 -- sql/functions/_wake_due.sql
 
--- Scheduled tasks that are due become overflow, behind what their groups have waiting, and ring: the promotion that calls this hears
+-- Lanes that a rate or a breaker held back until now ring. Scheduled tasks that are due become overflow, behind what their groups have waiting, and ring: the promotion that calls this hears
 -- the rings of its own transaction.
 -- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
@@ -2482,6 +3525,16 @@ as $$
 declare
   v_ctids tid[];
 begin
+  insert into fairq.rings (shard_no, queue, group_key)
+  select p_tick.shard_no, p_tick.queue, l.group_key
+  from fairq.lanes l
+  where l.shard_no = p_tick.shard_no
+    and l.queue = p_tick.queue
+    and l.look_at >= p_tick.next_due_at
+    and l.look_at <= p_now
+  order by l.look_at
+  limit p_limit;
+
   select array_agg(d.ctid) into v_ctids
   from (
     select t.ctid
@@ -2515,10 +3568,10 @@ declare
   v_xmin xid;
 begin
   insert into fairq.ticks as t (shard_no, queue, tick, created_at, clock, top, horizon, horizon_position, refill_block,
-    next_xid, pending, heard_xid, heard_ring, next_due_at, lane_count)
+    next_xid, pending, heard_xid, heard_ring, next_due_at, lane_count, keyed)
   values (p_tick.shard_no, p_tick.queue, p_tick.tick, p_tick.created_at, p_tick.clock, p_tick.top, p_tick.horizon,
     p_tick.horizon_position, p_tick.refill_block, p_tick.next_xid, p_tick.pending, p_tick.heard_xid,
-    p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count)
+    p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count, p_tick.keyed)
   returning t.xmin into v_xmin;
 
   if v_xmin <> pg_current_xact_id()::xid then
@@ -2565,10 +3618,16 @@ comment on function fairq.cancel_task(bigint) is 'Cancels a task when the transa
 -- sql/functions/configure_cluster.sql
 
 -- Changes settings of the installation; null leaves one as it is.
+-- p_max_running caps the tasks in flight over all queues and workers; it is kept in fairq.groups, queue '#meters'. It excludes claim leases (QF015 at pop).
 -- The number of shards can change only while there are no tasks: it decides where a task is stored.
 -- Raises QF013 when there are tasks, QF007 bad number.
--- Locks: settings.
-create function fairq.configure_cluster(p_shard_count integer default null, p_payload_limit integer default null) returns fairq.settings
+-- Locks: settings; #meters and held tasks when the cap changes.
+create function fairq.configure_cluster(
+  p_shard_count integer default null,
+  p_payload_limit integer default null,
+  p_max_running integer default null,
+  p_reset text[] default '{}'
+) returns fairq.settings
 language plpgsql
 volatile
 set search_path = ''
@@ -2600,17 +3659,91 @@ begin
   update fairq.settings s
   set shard_count = coalesce(p_shard_count, s.shard_count), payload_limit = coalesce(p_payload_limit, s.payload_limit)
   returning s.* into v_settings;
+  if p_max_running is not null or p_reset && array['max_running'] then
+    perform fairq._configure_meter('cluster', null, p_max_running, null, null, null, null, null, p_reset);
+  end if;
   return v_settings;
 end;
 $$;
-comment on function fairq.configure_cluster(integer, integer) is 'Changes settings of the installation; null leaves one as it is.';
+comment on function fairq.configure_cluster(integer, integer, integer, text[]) is 'Changes settings of the installation; null leaves one as it is.';
+
+-- sql/functions/configure_group.sql
+
+-- Settings of one group of a queue; null leaves one as it is, a name in p_reset takes the queue's default again. Takes effect with the next promotion,
+-- which the next pop makes. Groups need no settings: unknown ones have those of their queue.
+-- A first cap or breaker counts the tasks that are in flight already.
+-- Returns the settings in force.
+-- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an unknown name in p_reset.
+-- Locks: the domain, waits for it; groups, one row; tasks in flight of the group.
+create function fairq.configure_group(
+  p_queue text,
+  p_group_key text,
+  p_weight double precision default null,
+  p_max_running integer default null,
+  p_rate_limit integer default null,
+  p_rate_period interval default null,
+  p_rate_burst integer default null,
+  p_breaker_threshold integer default null,
+  p_breaker_cooldown interval default null,
+  p_reset text[] default '{}'
+) returns fairq.groups
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_group fairq.groups;
+  v_shard_no integer;
+begin
+  perform fairq._check_group(p_queue, p_group_key);
+  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
+  -- The lane first hears all there is to hear under the old settings, so that what is counted below is counted once.
+  perform fairq._promote(v_shard_no, p_queue, 1, true);
+  v_group := fairq._set_limits(v_shard_no, p_queue, p_group_key, p_weight, p_max_running, p_rate_limit, p_rate_period, p_rate_burst,
+    p_breaker_threshold, p_breaker_cooldown, p_reset);
+  perform fairq._adopt(v_shard_no, q, p_group_key) from fairq.queues q where q.queue = p_queue;
+  return v_group;
+end;
+$$;
+comment on function fairq.configure_group(text, text, double precision, integer, integer, interval, integer, integer, interval, text[]) is
+  'Changes settings of one group; null leaves one as it is.';
+
+-- sql/functions/configure_key.sql
+
+-- How many tasks with a concurrency key may be in flight at once, over all queues and groups of a shard. Keys need no settings: an unknown one has one place.
+-- Returns the settings in force.
+-- Raises QF006 key, QF005 not READ COMMITTED, QF007 a number out of range.
+-- Locks: the domain #keys, waits for it; groups, one row.
+create function fairq.configure_key(p_concurrency_key text, p_max_running integer default null, p_reset text[] default '{}') returns fairq.groups
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+  v_key fairq.groups;
+begin
+  if p_concurrency_key is null or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
+    raise exception 'a concurrency key has 1 to 500 bytes' using errcode = 'QF006', hint = 'Name the resource that tasks share.';
+  end if;
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    perform fairq._promote(v_shard_no, '#keys', 1, true);
+    v_key := fairq._set_limits(v_shard_no, '#keys', p_concurrency_key, null, p_max_running, null, null, null, null, null, p_reset);
+    -- Hears the ring: what a higher cap lets in is unblocked now.
+    perform fairq._promote(v_shard_no, '#keys', 1, true);
+  end loop;
+  return v_key;
+end;
+$$;
+comment on function fairq.configure_key(text, integer, text[]) is 'Changes how many tasks with a concurrency key may be in flight.';
 
 -- sql/functions/configure_queue.sql
 
--- Creates a queue, or changes its settings; null leaves one as it is.
--- Returns the settings in force.
--- Raises QF006 bad name, QF007 bad number, QF009 bad interval.
--- Locks: queues, one row.
+-- Creates a queue, or changes its settings; null leaves one as it is, a name in p_reset removes it: ready_target; group_max_running, group_rate, group_breaker
+-- (defaults of its groups); max_running, rate, breaker (limits of the queue as a whole). Takes effect with the next promotion and pop.
+-- Returns the settings in force; the limits of the whole queue are in fairq.groups, queue '#meters'.
+-- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown name in p_reset.
+-- Locks: queues, one row; where limits change, the domains of the queue, or #meters, and tasks in flight.
 create function fairq.configure_queue(
   p_queue text,
   p_ready_target integer default null,
@@ -2618,7 +3751,21 @@ create function fairq.configure_queue(
   p_retry_base interval default null,
   p_retry_cap interval default null,
   p_retention interval default null,
-  p_notify boolean default null
+  p_notify boolean default null,
+  p_weight double precision default null,
+  p_group_max_running integer default null,
+  p_group_rate_limit integer default null,
+  p_group_rate_period interval default null,
+  p_group_rate_burst integer default null,
+  p_group_breaker_threshold integer default null,
+  p_group_breaker_cooldown interval default null,
+  p_max_running integer default null,
+  p_rate_limit integer default null,
+  p_rate_period interval default null,
+  p_rate_burst integer default null,
+  p_breaker_threshold integer default null,
+  p_breaker_cooldown interval default null,
+  p_reset text[] default '{}'
 ) returns fairq.queues
 language plpgsql
 volatile
@@ -2626,9 +3773,15 @@ set search_path = ''
 as $$
 declare
   v_queue fairq.queues;
+  v_shard_no integer;
+  v_is_new boolean;
+  v_groups_change boolean := num_nonnulls(p_weight, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
+    p_group_breaker_threshold, p_group_breaker_cooldown) > 0 or p_reset && array['weight', 'group_max_running', 'group_rate', 'group_breaker'];
+  v_meter_changes boolean := num_nonnulls(p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown) > 0
+    or p_reset && array['max_running', 'rate', 'breaker'];
 begin
-  if p_queue is null or p_queue = '' or octet_length(p_queue) > 200 then
-    raise exception 'the name of a queue has 1 to 200 bytes' using errcode = 'QF006', hint = 'For example: documents.';
+  if p_queue is null or p_queue = '' or octet_length(p_queue) > 200 or p_queue like '#%' then
+    raise exception 'the name of a queue has 1 to 200 bytes and does not begin with #' using errcode = 'QF006', hint = 'For example: documents.';
   end if;
   if p_ready_target not between 1 and 1000000 or p_max_attempts not between 1 and 1000000 then
     raise exception 'a setting of queue "%" is out of range: ready target %, max attempts %', p_queue, p_ready_target, p_max_attempts
@@ -2638,25 +3791,74 @@ begin
     raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, p_retry_base, p_retry_cap, p_retention
       using errcode = 'QF009', hint = 'Zero or more.';
   end if;
+  perform fairq._check_policy(p_queue, p_weight, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
+    p_group_breaker_threshold, p_group_breaker_cooldown, p_reset);
+  perform fairq._check_policy(p_queue, null, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown,
+    p_reset);
 
   insert into fairq.queues (queue) values (p_queue) on conflict do nothing;
+  v_is_new := found;
   insert into fairq.domains (shard_no, queue)
   select s.shard_no, p_queue from fairq._shards(null) s(shard_no)
   on conflict do nothing;
+  if v_groups_change and not v_is_new then
+    -- Every lane first hears all there is to hear under the old settings; see configure_group.
+    perform fairq._promote(s.shard_no, p_queue, 1, true) from fairq._shards(null) s(shard_no);
+  end if;
 
   update fairq.queues q
-  set ready_target = coalesce(p_ready_target, q.ready_target),
+  set ready_target = case when not 'ready_target' = any(p_reset) then coalesce(p_ready_target, q.ready_target) end,
     max_attempts = coalesce(p_max_attempts, q.max_attempts),
     retry_base = coalesce(p_retry_base, q.retry_base),
     retry_cap = coalesce(p_retry_cap, q.retry_cap),
     retention = coalesce(p_retention, q.retention),
-    notify = coalesce(p_notify, q.notify)
+    notify = coalesce(p_notify, q.notify),
+    weight = coalesce(p_weight, case when 'weight' = any(p_reset) then 1 else q.weight end),
+    group_max_running = coalesce(p_group_max_running, case when not 'group_max_running' = any(p_reset) then q.group_max_running end),
+    group_rate_limit = coalesce(p_group_rate_limit, case when not 'group_rate' = any(p_reset) then q.group_rate_limit end),
+    group_rate_period = coalesce(p_group_rate_period, case when not 'group_rate' = any(p_reset) then q.group_rate_period end,
+      case when p_group_rate_limit is not null then interval '1 second' end),
+    group_rate_burst = coalesce(p_group_rate_burst, case when not 'group_rate' = any(p_reset) then q.group_rate_burst end),
+    group_breaker_threshold = coalesce(p_group_breaker_threshold, case when not 'group_breaker' = any(p_reset) then q.group_breaker_threshold end),
+    group_breaker_cooldown = coalesce(p_group_breaker_cooldown, case when not 'group_breaker' = any(p_reset) then q.group_breaker_cooldown end,
+      case when p_group_breaker_threshold is not null then interval '1 minute' end)
   where q.queue = p_queue
   returning q.* into v_queue;
+
+  if v_groups_change and not v_is_new then
+    for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+      perform fairq._adopt(v_shard_no, v_queue, null);
+      -- The groups that have a lane look their settings up again; others will when they get one.
+      insert into fairq.rings (shard_no, queue, group_key)
+      select distinct l.shard_no, l.queue, l.group_key
+      from fairq.lanes l
+      where l.shard_no = v_shard_no
+        and l.queue = p_queue;
+    end loop;
+  end if;
+  if v_meter_changes then
+    perform fairq._configure_meter('queue ' || p_queue, p_queue, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold,
+      p_breaker_cooldown, p_reset);
+  elsif v_is_new then
+    update fairq.queues q
+    set metered = exists (
+      select
+      from fairq.groups g
+      where g.shard_no = 0
+        and g.queue = '#meters'
+        and g.group_key = 'cluster'
+        and coalesce(g.max_running, g.rate_limit, g.breaker_threshold) is not null
+    )
+    where q.queue = p_queue;
+  end if;
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  if v_queue.notify and (v_groups_change or v_meter_changes) then
+    perform pg_notify('fairq', p_queue);
+  end if;
   return v_queue;
 end;
 $$;
-comment on function fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean) is
+comment on function fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]) is
   'Creates a queue, or changes its settings; null leaves one as it is.';
 
 -- sql/functions/create_task.sql
@@ -2701,7 +3903,8 @@ begin
   select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
   from fairq.settings s
   cross join fairq.queues q
-  where q.queue = p_queue;
+  where q.queue = p_queue
+    and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
   end if;
@@ -2723,9 +3926,9 @@ begin
     v_now, coalesce(p_run_at, v_now), p_expires_at, p_cost, coalesce(p_max_attempts, v_settings.max_attempts), p_timeout,
     p_idempotency_key, p_concurrency_key, p_headers, p_payload);
 
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at)
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed)
   values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
-    case when v_scheduled then p_run_at end);
+    case when v_scheduled then p_run_at end, p_concurrency_key is not null);
 
   if p_promote then
     perform fairq._promote(v_shard_no, p_queue, 1000, true);
@@ -2781,7 +3984,8 @@ begin
   select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
   from fairq.settings s
   cross join fairq.queues q
-  where q.queue = p_queue;
+  where q.queue = p_queue
+    and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
   end if;
@@ -2848,8 +4052,8 @@ begin
         from input i
       ),
       rung as (
-        insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
-        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id)
+        insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null)
         from input i
         where p_run_at is null or p_run_at <= v_now
         group by i.shard_no, i.group_key, i.task_priority
@@ -2907,14 +4111,19 @@ set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
-  v_task fairq.tasks;
-  v_lane fairq.lanes;
-  v_ended record;
+  v_task record;
   v_workers integer;
 begin
   select t.* into v_task
   from fairq._shards(null) s(shard_no)
-  cross join lateral (select k.* from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
+  cross join lateral (
+    select k.shard_no, k.id, k.queue, k.group_key, k.state, k.priority, k.sequence, k.block, k.position, k.run_at, k.expires_at,
+      k.worker_id, k.attempt, k.max_attempts, k.concurrency_key
+    from fairq.tasks k
+    where k.shard_no = s.shard_no
+      and k.id = p_id
+    offset 0
+  ) t;
   if not found then
     return query
       select f.id, f.outcome, format('ended as %s at %s', f.outcome, f.finished_at), null::bigint, null::bigint, null::timestamptz,
@@ -2929,13 +4138,6 @@ begin
   worker_id := v_task.worker_id;
   attempt := v_task.attempt;
   max_attempts := v_task.max_attempts;
-  select l.* into v_lane
-  from fairq.lanes l
-  where l.shard_no = v_task.shard_no
-    and l.queue = v_task.queue
-    and l.group_key = v_task.group_key
-  order by l.version desc
-  limit 1;
   select count(*) into v_workers
   from fairq.workers w
   where w.shard_no = v_task.shard_no
@@ -2959,20 +4161,25 @@ begin
       and (t.block, t.position) < (v_task.block, v_task.position);
   end if;
 
+  if v_task.state in ('scheduled', 'overflow', 'blocked', 'queued') then
+    select w.reason, w.look_at into reason, next_look_at
+    from fairq._obstacles(v_task.shard_no, v_task.queue, v_task.group_key, v_task.concurrency_key, v_task.state, v_now) w
+    order by w.nth
+    limit 1;
+  end if;
   reason := case
-    when v_task.state in ('claimed', 'running')
+    when v_task.worker_id is not null
       then format('%s by worker %s, attempt %s of %s', v_task.state, v_task.worker_id, v_task.attempt, v_task.max_attempts)
     when v_task.expires_at <= v_now then format('expired at %s, to be ended', v_task.expires_at)
     when v_task.state = 'scheduled' and v_task.attempt > 0
       then format('waits for its back-off until %s, attempt %s of %s', v_task.run_at, v_task.attempt + 1, v_task.max_attempts)
     when v_task.state = 'scheduled' then format('scheduled at %s', v_task.run_at)
+    when reason is not null then reason
     when v_workers = 0 then format('no live worker for queue "%s"', v_task.queue)
     when v_task.state = 'queued' then format('behind %s tasks in order', ahead)
-    when v_lane.max_running is not null and fairq._allowance(v_lane.max_running, v_lane.in_flight) = 0
-      then format('its group has %s tasks in flight, its cap is %s', v_lane.in_flight, v_lane.max_running)
     else format('behind %s tasks of its group, waiting for promotion', ahead_in_group)
   end;
-  next_look_at := case when v_task.state = 'scheduled' then v_task.run_at end;
+  next_look_at := case when v_task.state = 'scheduled' then v_task.run_at else next_look_at end;
   return next;
 end;
 $$;
@@ -3183,6 +4390,8 @@ begin
 
     for v_queue in select q.* from fairq.queues q order by q.queue loop
       select k.* into v_tick from fairq._tick(v_shard_no, v_queue.queue) k;
+      -- Keys and meters that nobody has used have no tick yet, and need none.
+      continue when v_queue.internal and v_tick.tick is null;
       if v_tick.tick is null or fairq._has_news(v_tick) then
         v_promoted := v_promoted + coalesce(
           fairq._promote(v_shard_no, v_queue.queue, fairq._ready_target(v_shard_no, v_queue), false), 0);
@@ -3190,7 +4399,7 @@ begin
       if fairq._lock_domain(v_shard_no, v_queue.queue, false) then
         v_swept := v_swept + fairq._sweep_domain(v_shard_no, v_queue.queue, p_limit);
       end if;
-      if v_promoted > 0 and v_queue.notify then
+      if v_promoted > 0 and v_queue.notify and not v_queue.internal then
         perform pg_notify('fairq', v_queue.queue);
       end if;
     end loop;
@@ -3227,6 +4436,50 @@ end;
 $$;
 comment on function fairq.next_due_at(text) is 'When a sleeping worker should look at a queue again, at the latest.';
 
+-- sql/functions/pause_group.sql
+
+-- Pauses a group: none of its tasks is promoted, those already queued go back in line with the next promotion; running ones go on. Costs the same however
+-- much it has waiting.
+-- Raises QF001 group key, QF003 unknown queue.
+-- Locks: groups, one row.
+create function fairq.pause_group(p_queue text, p_group_key text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+begin
+  perform fairq._check_group(p_queue, p_group_key);
+  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
+  insert into fairq.groups as g (shard_no, queue, group_key, paused_at)
+  values (v_shard_no, p_queue, p_group_key, fairq._now())
+  on conflict (shard_no, queue, group_key) do update
+  set paused_at = coalesce(g.paused_at, excluded.paused_at);
+  perform fairq._ring_group(v_shard_no, p_queue, p_group_key);
+end;
+$$;
+comment on function fairq.pause_group(text, text) is 'Stops serving a group until it is resumed.';
+
+-- sql/functions/pause_queue.sql
+
+-- Pauses a queue: pops return nothing until it is resumed. Creating goes on, running tasks go on.
+-- Raises QF003 unknown queue.
+-- Locks: queues, one row.
+create function fairq.pause_queue(p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  update fairq.queues q set paused_at = coalesce(q.paused_at, fairq._now()) where q.queue = p_queue;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+end;
+$$;
+comment on function fairq.pause_queue(text) is 'Stops serving a queue until it is resumed.';
+
 -- sql/functions/pop_tasks.sql
 
 -- Takes the next tasks of a queue in served order and hands them to a worker, which finishes, releases or loses each of them. Alone enough for a
@@ -3261,7 +4514,7 @@ begin
     raise exception 'the claim lease % is not positive', p_claim_lease
       using errcode = 'QF009', hint = 'Leave it null to start the tasks at once.';
   end if;
-  if not exists (select from fairq.queues q where q.queue = p_queue) then
+  if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
     perform fairq._refuse_queue(p_queue);
   end if;
 
@@ -3315,6 +4568,40 @@ $$;
 comment on function fairq.promote_overflow(text, integer, integer) is
   'Hears new rings and moves waiting tasks into the served order. pop_tasks does this when it has to.';
 
+-- sql/functions/purge_group.sql
+
+-- Cancels everything a group has waiting: overflow, queued, scheduled and blocked tasks. Claimed and running ones are left; cancel_task is for those.
+-- Returns how many tasks it ended.
+-- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
+-- Locks: the domain, waits for it; the tasks, queued ones with "skip locked". Cost: what the group has waiting, and the scheduled tasks of the queue.
+create function fairq.purge_group(p_queue text, p_group_key text) returns integer
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+as $$
+declare
+  v_shard_no integer;
+  v_ctids tid[];
+begin
+  perform fairq._check_group(p_queue, p_group_key);
+  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
+  perform fairq._lock_domain(v_shard_no, p_queue, true);
+  v_ctids := array(
+    select t.ctid
+    from fairq.tasks t
+    where t.shard_no = v_shard_no
+      and t.queue = p_queue
+      and t.group_key = p_group_key
+      and t.worker_id is null
+    for update skip locked
+  );
+  return fairq._end_tasks(v_shard_no, v_ctids, 'cancelled', null, fairq._now());
+end;
+$$;
+comment on function fairq.purge_group(text, text) is 'Cancels everything a group has waiting. Returns how many tasks that were.';
+
 -- sql/functions/register_worker.sql
 
 -- Registers a worker. It is alive until it is retired, or gives no sign of life (heartbeat, pop) for p_lease.
@@ -3344,7 +4631,7 @@ begin
     raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';
   end if;
   foreach v_queue in array p_queues loop
-    if not exists (select from fairq.queues q where q.queue = v_queue) then
+    if not exists (select from fairq.queues q where q.queue = v_queue and not q.internal) then
       perform fairq._refuse_queue(v_queue);
     end if;
   end loop;
@@ -3465,6 +4752,55 @@ $$;
 comment on function fairq.report_progress(bigint, bigint[], integer[], double precision[], double precision[], jsonb[], integer) is
   'How far running tasks are. Returns the ids accepted.';
 
+-- sql/functions/resume_group.sql
+
+-- Serves a paused group again. It starts at the clock: what it missed is not made up for.
+-- Raises QF001 group key, QF003 unknown queue.
+-- Locks: groups, one row.
+create function fairq.resume_group(p_queue text, p_group_key text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+begin
+  perform fairq._check_group(p_queue, p_group_key);
+  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
+  update fairq.groups g
+  set paused_at = null
+  where g.shard_no = v_shard_no
+    and g.queue = p_queue
+    and g.group_key = p_group_key;
+  perform fairq._ring_group(v_shard_no, p_queue, p_group_key);
+end;
+$$;
+comment on function fairq.resume_group(text, text) is 'Serves a paused group again.';
+
+-- sql/functions/resume_queue.sql
+
+-- Serves a paused queue again.
+-- Raises QF003 unknown queue.
+-- Locks: queues, one row.
+create function fairq.resume_queue(p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_notify boolean;
+begin
+  update fairq.queues q set paused_at = null where q.queue = p_queue returning q.notify into v_notify;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  if v_notify then
+    perform pg_notify('fairq', p_queue);
+  end if;
+end;
+$$;
+comment on function fairq.resume_queue(text) is 'Serves a paused queue again.';
+
 -- sql/functions/retire_worker.sql
 
 -- A worker leaves in good order: what it still holds goes back in line without burning an attempt.
@@ -3530,7 +4866,7 @@ begin
     select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, 'overflow', e.priority, e.created_at, v_now, e.cost, e.attempt,
       greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
     from ended e
-    returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+    returning t.shard_no, t.queue, t.group_key, t.priority, t.concurrency_key into v_task;
     exit when found;
 
     update fairq.tasks t
@@ -3538,15 +4874,15 @@ begin
     where t.shard_no = v_shard_no
       and t.id = p_id
       and t.state = 'scheduled'
-    returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+    returning t.shard_no, t.queue, t.group_key, t.priority, t.concurrency_key into v_task;
     exit when found;
   end loop;
   if v_task.shard_no is null then
     return false;
   end if;
 
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
-  values (v_task.shard_no, v_task.queue, v_task.group_key, v_task.priority, v_sequence);
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+  values (v_task.shard_no, v_task.queue, v_task.group_key, v_task.priority, v_sequence, v_task.concurrency_key is not null);
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = v_task.queue and q.notify;
   return true;
 end;
@@ -3641,8 +4977,15 @@ grant usage on sequence fairq.task_ids, fairq.ring_ids to fairq_enqueue, fairq_w
 
 grant execute on all functions in schema fairq to fairq_work;
 revoke execute on function
-  fairq.configure_cluster(integer, integer),
-  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean)
+  fairq.configure_cluster(integer, integer, integer, text[]),
+  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]),
+  fairq.configure_group(text, text, double precision, integer, integer, interval, integer, integer, interval, text[]),
+  fairq.configure_key(text, integer, text[]),
+  fairq.pause_queue(text),
+  fairq.resume_queue(text),
+  fairq.pause_group(text, text),
+  fairq.resume_group(text, text),
+  fairq.purge_group(text, text)
 from fairq_work;
 grant select, insert, update, delete on
   fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
@@ -3653,7 +4996,9 @@ grant select, update on fairq.domains, fairq.maintenance to fairq_work;
 grant select on fairq.groups to fairq_work;
 grant usage on sequence fairq.worker_ids to fairq_work;
 
-grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(integer, integer) to fairq_observe;
+grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(fairq.policy, fairq.gate, timestamptz),
+  fairq._lane(integer, text, text), fairq._obstacles(integer, text, text, text, text, timestamptz), fairq.next_due_at(text), fairq._tick(integer, text)
+to fairq_observe;
 grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
 grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups, fairq.progress to fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, state, priority, block, position, worker_id, created_at, run_at, expires_at,

@@ -12,6 +12,8 @@
 -- the planner expects one row of each. The tasks found are then updated by ctid, in _place: a join with fairq.tasks here could become a walk
 -- through all tasks of the shard.
 --
+-- How many tasks a lane with limits may have, says _allowance, what they use up, _charge. In a lane whose tasks have concurrency keys,
+-- _take_keys says which are next, and passes over those whose key is taken.
 -- p_lanes are all written again. Expired tasks get no address; their ctids are returned for the caller to end.
 -- Locks: tasks (overflow rows, which only the holder of the domain changes), lanes; the caller holds the domain.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_overflow_idx from each lane's cursor, tasks by ctid.
@@ -41,8 +43,8 @@ declare
   v_replaced tid[];
 begin
   with waiting as (
-    select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.in_flight, l.max_running, l.last_priority,
-      l.admissible, l.group_key, l.cursors
+    select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.last_priority, l.look_at,
+      l.admissible, l.keyed, l.group_key, l.cursors, l.policy, l.gate
     from fairq.lanes l
     where l.shard_no = p_tick.shard_no
       and l.queue = p_tick.queue
@@ -55,8 +57,8 @@ begin
     select c.*, fairq._rounds(c.finish - p_clock) as tag,
       row_number() over (order by c.admissible desc, c.finish, c.position) as nth
     from (
-      select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.in_flight, r.max_running, r.last_priority,
-        r.admissible, r.group_key, r.cursors
+      select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.last_priority, r.look_at,
+        r.admissible, r.keyed, r.group_key, r.cursors, r.policy, r.gate
       from unnest(p_lanes) r
       union all
       select w.* from waiting w
@@ -86,15 +88,20 @@ begin
     select c.*,
       case
         when c.admissible and c.tag < w.level and c.nth < coalesce(w.fence_nth, 9223372036854775807)
-          then least(fairq._allowance(c.max_running, c.in_flight), p_budget, greatest(1, ceil((w.fenced - c.tag) * c.weight)))::integer
+          then least(
+            case when c.policy is distinct from null then (fairq._allowance(c.policy, c.gate, p_now)).tasks end,
+            p_budget,
+            greatest(1, ceil((w.fenced - c.tag) * c.weight))
+          )::integer
         else 0
       end as quota
     from candidate c
     left join water w on true
   ),
   chunk as materialized (
-    select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.in_flight, s.max_running, s.last_priority, s.admissible,
-      s.group_key, s.cursors, s.quota,
+    select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.last_priority, s.look_at, s.admissible,
+      s.keyed, s.group_key, s.cursors, s.quota, s.policy,
+      case when s.policy is distinct from null then fairq._charge(s.policy, s.gate, coalesce(k.taken, 0)::integer, p_now) end as gate,
       k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
     from share s
     left join lateral (
@@ -110,22 +117,30 @@ begin
         select t.ctid, t.priority, t.sequence, t.is_expired, t.step,
           row_number() over line as rank,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
-        from unnest(s.cursors) c
-        cross join lateral (
-          select o.ctid, o.priority, o.sequence, o.expires_at is not null and o.expires_at <= p_now as is_expired,
-            case
-              when o.expires_at is not null and o.expires_at <= p_now then 0
-              else fairq._step(o.cost, s.weight)
-            end as step
-          from fairq.tasks o
-          where o.shard_no = p_tick.shard_no
-            and o.queue = p_tick.queue
-            and o.group_key = s.group_key
-            and o.state = 'overflow'
-            and o.priority = c.priority
-            and o.sequence >= c.sequence
-          order by o.sequence
-          limit s.quota + 1
+        from (
+          select o.ctid, o.priority, o.sequence, o.is_expired, o.step
+          from unnest(s.cursors) c
+          cross join lateral (
+            select i.ctid, i.priority, i.sequence, i.expires_at is not null and i.expires_at <= p_now as is_expired,
+              case
+                when i.expires_at is not null and i.expires_at <= p_now then 0
+                else fairq._step(i.cost, s.weight)
+              end as step
+            from fairq.tasks i
+            where i.shard_no = p_tick.shard_no
+              and i.queue = p_tick.queue
+              and i.group_key = s.group_key
+              and i.state = 'overflow'
+              and i.priority = c.priority
+              and i.sequence >= c.sequence
+            order by i.sequence
+            limit s.quota + 1
+          ) o
+          where not s.keyed
+          union all
+          select y.ctid, y.priority, y.sequence, y.is_expired, y.step
+          from fairq._take_keys(p_tick, s.group_key, s.cursors, s.weight, s.quota, p_now) y
+          where s.keyed
         ) t
         window line as (order by t.priority desc, t.sequence)
         limit s.quota + 1
@@ -133,12 +148,11 @@ begin
     ) k on s.quota > 0
   ),
   written as (
-    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
-      last_priority, cursors, admissible)
+    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority,
+      cursors, look_at, admissible)
     select p_tick.shard_no, p_tick.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
       case when c.taken > 0 then c.lane_no else c.position end,
-      c.weight, c.max_running,
-      c.in_flight + case when c.max_running is null then 0 else c.taken end,
+      c.weight, c.keyed, c.policy, c.gate,
       coalesce(c.lowest_priority, c.last_priority),
       -- Higher priorities are used up, the level of the next task begins with it, lower ones are untouched. Written out here:
       -- a function with a subquery would cost an executor start for every lane.
@@ -150,12 +164,13 @@ begin
           select u from unnest(c.cursors) u where u.priority < (c.next).priority order by u.priority desc
         )
       end,
-      case
-        when c.quota > 0
-          then (c.next).sequence is not null and fairq._allowance(c.max_running, c.in_flight + c.taken) > 0
-        else c.admissible
-      end
+      case when c.quota = 0 then c.look_at when (c.next).sequence is not null then (a.allowance).look_at end,
+      case when c.quota = 0 then c.admissible else (c.next).sequence is not null and (c.policy is null or (a.allowance).tasks > 0) end
     from chunk c
+    cross join lateral (
+      select case when c.policy is distinct from null then fairq._allowance(c.policy, c.gate, p_now) end as allowance
+      offset 0
+    ) a
     where c.quota > 0
       or c.replaces is null
     returning finish, position, admissible
@@ -179,7 +194,7 @@ begin
     select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted,
       max(m.block) as top, percentile_disc(0.5) within group (order by m.block) as middle
     from (
-      select u.ctid, c.finish + u.start as block, c.max_running is not null as counted,
+      select u.ctid, c.finish + u.start as block, fairq._counts(c.policy) as counted,
         case when u.start = 0 then c.position else c.lane_no end as position
       from chunk c
       cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)

@@ -29,10 +29,11 @@ begin
   ),
   freed as (
     insert into fairq.rings (shard_no, queue, group_key, freed)
-    select e.shard_no, e.queue, e.group_key, count(*)
+    select s.shard_no, s.queue, s.group_key, count(*)
     from ended e
-    where e.counted
-    group by e.shard_no, e.queue, e.group_key
+    cross join lateral fairq._scopes(e.shard_no, e.queue, e.group_key, e.counted, e.meters, e.concurrency_key) s
+    where e.block is not null
+    group by s.shard_no, s.queue, s.group_key
   )
   select count(*)::integer into v_count from ended;
   return v_count;

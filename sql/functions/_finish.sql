@@ -25,12 +25,12 @@ begin
     perform pg_notify('fairq_done', case when cardinality(p_ids) <= 200 then array_to_string(p_ids, ',') else '' end);
   end if;
   select array_agg(h.ctid) as ctids, array_agg(i.attempt) as attempts, array_agg(h.outcome) as outcomes, array_agg(i.result) as results,
-    array_agg(i.error) as errors, array_agg(h.run_at) as run_ats, array_agg(h.counted) as counted, array_agg(h.started_at) as started_ats
+    array_agg(i.error) as errors, array_agg(h.run_at) as run_ats, array_agg(h.counted) as counted, array_agg(h.meters) as meters, array_agg(h.started_at) as started_ats
   into v_held
   from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) as i(id, attempt, outcome, result, error, retry_delay)
   cross join lateral (
     -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
-    select t.ctid, t.counted, t.started_at,
+    select t.ctid, t.counted, t.meters, t.started_at,
       case when i.outcome = 'retry' and t.attempt >= t.max_attempts then 'failed' else coalesce(i.outcome, 'succeeded') end as outcome,
       case
         when i.outcome = 'retry' then v_now + coalesce(i.retry_delay, (
@@ -49,7 +49,7 @@ begin
   if v_held.ctids is not null then
     return query
       select l.* from fairq._leave(p_shard_no, p_worker_id, v_held.ctids, v_held.attempts, v_held.outcomes, v_held.results, v_held.errors,
-        v_held.run_ats, v_held.counted, v_held.started_ats, v_now) l;
+        v_held.run_ats, v_held.counted, v_held.meters, v_held.started_ats, v_now) l;
   end if;
 end;
 $$;

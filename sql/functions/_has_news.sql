@@ -1,4 +1,4 @@
--- Whether a promotion would find something: a ring it has not heard, or a scheduled task that is due. Takes no lock, writes nothing.
+-- Whether a promotion would find something: a ring it has not heard, its own or a concurrency key's, or a scheduled task that is due. Takes no lock, writes nothing.
 -- A pending transaction is looked up only once it has ended, so one that holds a million rings and stays open costs nothing.
 -- Cost: one entry of rings_xid_idx, one more per pending transaction that ended.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
@@ -28,7 +28,11 @@ begin
             and r.xid = p.xid
             and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
         )
-    );
+    )
+    -- A concurrency key that was freed may let tasks of this queue go on.
+    or (p_tick.keyed and exists (
+      select from fairq._tick(p_tick.shard_no, '#keys') k where fairq._has_news(k)
+    ));
 end;
 $$;
 comment on function fairq._has_news(fairq.ticks) is 'Whether there are rings not heard yet, or scheduled tasks due.';

@@ -16,6 +16,7 @@ create function fairq._hear_rings(
   p_queue fairq.queues,
   p_clock bigint,
   p_limit integer,
+  p_now timestamptz,
   out o_next_xid xid8,
   out o_pending xid8[],
   out o_heard_ring bigint,
@@ -33,6 +34,8 @@ declare
   v_snapshot pg_snapshot;
   v_last xid8;
   v_replaced tid[];
+  -- Whether every group of the queue has limits; otherwise only those with settings of their own may have any.
+  v_limited boolean := coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null;
 begin
   select r.xid into v_last
   from fairq.rings r
@@ -46,7 +49,7 @@ begin
   v_last := greatest(v_last, case when v_last is not null then p_tick.heard_xid end);
 
   with ring as materialized (
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
@@ -54,11 +57,11 @@ begin
       and r.xid <= coalesce(v_last, '18446744073709551615')
       and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
     union all
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
     from unnest(p_tick.pending) p(xid)
     cross join lateral (
       -- One look-up per transaction: the planner takes "= any" for a filter, and reads all rings there are. "offset 0" keeps it from joining.
-      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.due_at, w.cancelled_id
+      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.failures, w.succeeded, w.keyed, w.due_at, w.cancelled_id
       from fairq.rings w
       where w.shard_no = p_tick.shard_no
         and w.queue = p_tick.queue
@@ -68,16 +71,20 @@ begin
     ) r
   ),
   news as materialized (
-    select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence,
+    select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence, bool_or(r.keyed) as keyed,
+      bool_or(r.succeeded) as succeeded, coalesce(sum(r.failures) filter (where r.ring_id >= r.last_success), 0)::integer as failures,
       array_agg((r.priority, r.sequence)::fairq.cursor) filter (where r.sequence is not null) as heard
-    from ring r
-    where r.due_at is null
-      and r.cancelled_id is null
+    from (
+      select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
+      from ring g
+      where g.due_at is null
+        and g.cancelled_id is null
+    ) r
     group by r.group_key
   ),
   lane as materialized (
-    select n.group_key, n.freed, n.first_sequence, n.heard,
-      l.ctid as replaces, l.version, l.lane_no, l.finish, l.position, l.in_flight, l.last_priority,
+    select n.group_key, n.first_sequence, n.heard, n.keyed or coalesce(l.keyed, false) as keyed,
+      l.ctid as replaces, l.version, l.lane_no, l.finish, l.position, l.last_priority,
       l.cursors is null or l.cursors = '{}' as was_idle,
       -- Per priority the smaller sequence, highest priority first.
       case
@@ -90,11 +97,12 @@ begin
           order by u.priority desc
         )
       end as cursors,
-      coalesce(g.weight, p_queue.weight) as weight,
-      coalesce(g.max_running, p_queue.group_max_running) as max_running
+      coalesce((g.settings).weight, p_queue.weight) as weight,
+      g.policy,
+      case when g.policy is distinct from null then fairq._settle(g.policy, l.gate, n.freed, n.failures, n.succeeded, p_now) end as gate
     from news n
     left join lateral (
-      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.in_flight, v.last_priority, v.cursors
+      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.last_priority, v.cursors
       from fairq.lanes v
       where v.shard_no = p_tick.shard_no
         and v.queue = p_tick.queue
@@ -102,23 +110,28 @@ begin
       order by v.version desc
       limit 1
     ) l on true
-    left join lateral (
-      select s.weight, s.max_running
-      from fairq.groups s
-      where s.shard_no = p_tick.shard_no
-        and s.queue = p_tick.queue
-        and s.group_key = n.group_key
+    cross join lateral (
+      select s as settings, case when s.queue is not null or v_limited then fairq._policy(p_queue, s) end as policy
+      from (values (1)) one
+      left join lateral (
+        select c.*
+        from fairq.groups c
+        where c.shard_no = p_tick.shard_no
+          and c.queue = p_tick.queue
+          and c.group_key = n.group_key
+        offset 0
+      ) s on true
       offset 0
-    ) g on true
+    ) g
   ),
   numbered as (
-    select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.max_running,
+    select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.keyed, l.policy, l.gate,
+      case when l.policy is distinct from null then fairq._allowance(l.policy, l.gate, p_now) end as allowance,
       coalesce(l.version, 0) as version,
       coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as lane_no,
       coalesce(l.finish, 0) as finish,
       coalesce(l.last_priority, 0) as last_priority,
       coalesce(l.position, 0) as position,
-      greatest(0, coalesce(l.in_flight, 0) - l.freed) as in_flight,
       l.was_idle
     from lane l
   ),
@@ -131,9 +144,10 @@ begin
          when n.was_idle or n.finish < p_clock then n.lane_no
          else n.position
        end,
-       n.weight, n.in_flight, n.max_running,
-       n.cursors <> '{}' and fairq._allowance(n.max_running, n.in_flight) > 0,
-       p_tick.queue, n.group_key, n.cursors)::fairq.lanes as lane
+       n.weight,
+       case when n.cursors <> '{}' then (n.allowance).look_at end,
+       n.cursors <> '{}' and (n.policy is null or (n.allowance).tasks > 0),
+       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy, n.gate)::fairq.lanes as lane
     from numbered n
   )
   select pg_current_snapshot(),
@@ -162,5 +176,5 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, integer) is
+comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, integer, timestamptz) is
   'Consumes the rings that committed since the last tick, exactly once.';

@@ -10,6 +10,7 @@ create function fairq._leave(
   p_errors jsonb[],
   p_run_ats timestamptz[],
   p_counted boolean[],
+  p_meters smallint[],
   p_started_ats timestamptz[],
   p_now timestamptz
 ) returns setof bigint
@@ -24,9 +25,9 @@ as $$
 begin
   return query
     with input as materialized (
-      select i.ctid, i.attempt, i.outcome, i.result, i.error, i.run_at, i.counted, i.started_at
-      from unnest(p_ctids, p_attempts, p_outcomes, p_results, p_errors, p_run_ats, p_counted, p_started_ats)
-        as i(ctid, attempt, outcome, result, error, run_at, counted, started_at)
+      select i.ctid, i.attempt, i.outcome, i.result, i.error, i.run_at, i.counted, i.meters, i.started_at, i.nth
+      from unnest(p_ctids, p_attempts, p_outcomes, p_results, p_errors, p_run_ats, p_counted, p_meters, p_started_ats)
+        with ordinality as i(ctid, attempt, outcome, result, error, run_at, counted, meters, started_at, nth)
     ),
     ended as (
       delete from fairq.tasks t
@@ -36,7 +37,7 @@ begin
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
         and i.outcome <> 'retry'
-      returning t.*, i.outcome, i.result, i.error
+      returning t.*, i.outcome, i.result, i.error, i.nth
     ),
     history as (
       insert into fairq.finished_tasks (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at,
@@ -51,14 +52,14 @@ begin
       update fairq.tasks t
       set state = 'scheduled',
         run_at = i.run_at,
-        block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false
+        block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false, meters = 0
       from input i
       where i.outcome = 'retry'
         and t.shard_no = p_shard_no
         and t.ctid = i.ctid
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
-      returning t.id, t.queue, t.group_key, t.attempt, t.run_at, i.error, i.counted, i.started_at
+      returning t.id, t.queue, t.group_key, t.concurrency_key, t.attempt, t.run_at, i.error, i.counted, i.meters, i.started_at, i.nth
     ),
     attempted as (
       insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
@@ -71,19 +72,31 @@ begin
       from retried r
       group by r.queue
     ),
+    limited as (
+      select e.queue, e.group_key, e.counted, e.meters, e.concurrency_key, e.outcome, e.nth
+      from ended e
+      where e.counted or e.meters <> 0 or e.concurrency_key is not null
+      union all
+      select r.queue, r.group_key, r.counted, r.meters, r.concurrency_key, 'retry', r.nth
+      from retried r
+      where r.counted or r.meters <> 0 or r.concurrency_key is not null
+    ),
     freed as (
-      insert into fairq.rings (shard_no, queue, group_key, freed)
-      select p_shard_no, f.queue, f.group_key, count(*)
+      -- Places, and for breakers how the attempts ended: failures after the last success.
+      insert into fairq.rings (shard_no, queue, group_key, freed, failures, succeeded)
+      select f.shard_no, f.queue, f.group_key, count(*), count(*) filter (where f.outcome in ('failed', 'retry') and f.nth > f.last_success),
+        bool_or(f.outcome = 'succeeded')
       from (
-        select e.queue, e.group_key from ended e where e.counted
-        union all
-        select r.queue, r.group_key from retried r where r.counted
+        select s.shard_no, s.queue, s.group_key, l.outcome, l.nth,
+          coalesce(max(l.nth) filter (where l.outcome = 'succeeded') over (partition by s.shard_no, s.queue, s.group_key), 0) as last_success
+        from limited l
+        cross join lateral fairq._scopes(p_shard_no, l.queue, l.group_key, l.counted, l.meters, l.concurrency_key) s
       ) f
-      group by f.queue, f.group_key
+      group by f.shard_no, f.queue, f.group_key
     )
     select e.id from ended e
     union all
     select r.id from retried r;
 end;
 $$;
-comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';
+comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], smallint[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';

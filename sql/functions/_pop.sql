@@ -5,7 +5,8 @@
 -- Another session that holds the domain's lock is promoting already; it is not waited for.
 -- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
 -- cancelled, or a schedule that it hears of when it is due already. The bound on rounds is a matter of cost only; the next pop goes on.
--- Locks: tasks, the rows it returns; the domain while promoting.
+-- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
+-- Locks: #meters where there are any; tasks, the rows it returns; the domain while promoting.
 -- Cost: p_limit entries of tasks_ready_idx plus those popped since the last tick.
 create function fairq._pop(p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval)
 returns setof fairq.tasks
@@ -15,23 +16,35 @@ set search_path = ''
 as $$
 declare
   v_now timestamptz := fairq._now();
+  v_queue fairq.queues;
   v_tick fairq.ticks;
   v_left integer := p_limit;
   v_picked record;
   v_round integer;
+  v_meters smallint := 0;
   v_before fairq.ticks;
   v_promoted integer;
 begin
   perform fairq._touch_worker(p_shard_no, p_worker_id, v_now);
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  if v_queue.paused_at is not null then
+    return;
+  end if;
+  if v_queue.metered then
+    v_left := fairq._meter(p_queue, p_limit, v_now, p_claim_lease);
+    p_limit := v_left;
+    v_meters := fairq._meters_of(p_queue);
+    if v_left < 1 then
+      return;
+    end if;
+  end if;
 
   for v_round in 1 .. 100 loop
     select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
     v_before := v_tick;
     v_promoted := null;
     if v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick) then
-      select fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, q.*)), false, v_round > 1) into v_promoted
-      from fairq.queues q
-      where q.queue = p_queue;
+      v_promoted := fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, v_queue)), false, v_round > 1);
       select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
     end if;
 
@@ -55,7 +68,7 @@ begin
       perform fairq._end_tasks(p_shard_no, v_picked.expired, 'expired', null, v_now);
     end if;
     if v_picked.ready is not null then
-      return query select h.* from fairq._hold(p_shard_no, v_picked.ready, p_worker_id, p_claim_lease, v_now) h;
+      return query select h.* from fairq._hold(p_shard_no, v_picked.ready, p_worker_id, p_claim_lease, v_now, v_meters) h;
       v_left := v_left - cardinality(v_picked.ready);
     end if;
 
@@ -64,11 +77,12 @@ begin
     exit when v_round > 1 and v_picked.expired is null and v_picked.ready is null and coalesce(v_promoted, 0) = 0
       and (v_tick.horizon, v_tick.horizon_position) is not distinct from (v_before.horizon, v_before.horizon_position);
   end loop;
+  if v_queue.metered and v_left < p_limit then
+    perform fairq._charge_meters(p_queue, p_limit - v_left, v_now);
+  end if;
 
   if v_left = 0 and v_picked.last_block >= v_tick.refill_block then
-    perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, q.*), false)
-    from fairq.queues q
-    where q.queue = p_queue;
+    perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, v_queue), false);
   end if;
 end;
 $$;

@@ -1,11 +1,12 @@
--- Promotion of one domain, top to bottom: due tasks, rings, cancellations, recalls, admission, tick.
+-- Promotion of one domain, top to bottom: due tasks, keys, rings, cancellations, recalls, admission, tick.
 -- Returns the number of tasks promoted, null when another session is at it and p_wait is false.
 -- p_short says that the caller found the ready set used up: what is still queued before the horizon is being popped by others, and a pop
 -- in flight, or one whose client hangs, must not keep the rest waiting.
 -- Raises QF003, QF005 (see _lock_domain).
 -- Locks: domains, then tasks and lanes as the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
-create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_short boolean default false) returns integer
+create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_short boolean default false)
+returns integer
 language plpgsql
 volatile
 set search_path = ''
@@ -20,6 +21,7 @@ declare
   v_recall record;
   v_refill boolean;
   v_done record;
+  v_look_at timestamptz;
 begin
   if not fairq._lock_domain(p_shard_no, p_queue, p_wait) then
     return null;
@@ -42,6 +44,12 @@ begin
       and t.run_at >= v_tick.next_due_at;
   end if;
 
+  -- Concurrency keys belong to all queues of the shard: their lock is held while places are taken. What was freed is heard now,
+  -- and the tasks that waited for it ring below.
+  if v_tick.keyed then
+    perform fairq._promote(p_shard_no, '#keys', 1, true);
+  end if;
+
   -- The clock: the first task still queued or still waiting. A pop in flight counts as queued, so what it puts back lies at or after
   -- the clock. With nothing left the clock is the last block ever served, so nobody pays for the past.
   select t.block into v_first
@@ -54,19 +62,31 @@ begin
   limit 1;
   v_clock := greatest(v_tick.clock, coalesce(least(v_first, v_tick.horizon), v_tick.top));
 
-  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000)) h;
+  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000), v_now) h;
+  if not v_tick.keyed and exists (select from unnest(v_heard.o_lanes) l where l.keyed) then
+    v_tick.keyed := true;
+    perform fairq._promote(p_shard_no, '#keys', 1, true);
+  end if;
+  if p_queue = '#keys' then
+    perform fairq._unblock(p_shard_no, v_heard.o_lanes, v_now);
+  end if;
 
   if v_heard.o_cancelled is not null then
     perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
   end if;
 
-  -- Lanes whose waiting tasks now begin with a higher priority than the last one promoted.
-  select array_agg(l.group_key) as groups, array_agg((l.cursors[1]).priority) as priorities into v_recall
+  -- Lanes that may have tasks queued which should not be: those whose waiting tasks now begin with a higher priority than the last one
+  -- promoted, and those that were paused or whose breaker opened.
+  select array_agg(l.group_key) as groups, array_agg(case when not w.is_shut then (l.cursors[1]).priority end) as priorities into v_recall
   from unnest(v_heard.o_lanes) l
-  where (l.cursors[1]).priority > l.last_priority
-    and l.finish > v_clock;
+  cross join lateral (
+    select coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now, false) as is_shut
+  ) w
+  where l.finish > v_clock
+    and (w.is_shut or (l.cursors[1]).priority > l.last_priority);
   if v_recall.groups is not null then
-    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock);
+    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock,
+      v_now);
   end if;
 
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
@@ -89,6 +109,14 @@ begin
     end;
   end if;
 
+  select l.look_at into v_look_at
+  from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue
+    and l.look_at >= least(v_tick.next_due_at, v_now)
+  order by l.look_at
+  limit 1;
+
   v_tick.tick := v_tick.tick + 1;
   v_tick.created_at := v_now;
   v_tick.clock := v_clock;
@@ -99,7 +127,7 @@ begin
   v_tick.pending := v_heard.o_pending;
   v_tick.heard_xid := pg_current_xact_id();
   v_tick.heard_ring := v_heard.o_heard_ring;
-  v_tick.next_due_at := v_heard.o_next_due_at;
+  v_tick.next_due_at := least(v_heard.o_next_due_at, v_look_at);
   v_tick.lane_count := v_heard.o_lane_count;
   perform fairq._write_tick(v_tick);
   return v_done.o_promoted;

@@ -6,7 +6,7 @@ set search_path = ''
 as $$
 begin
   return coalesce(p_queue.ready_target, greatest(1000, (
-    select 4 * least(sum(w.slots), 250000)
+    select 4 * least(coalesce(sum(w.slots), 0), 250000)
     from fairq.workers w
     where w.shard_no = p_shard_no
       and p_queue.queue = any(w.queues)

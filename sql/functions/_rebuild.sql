@@ -22,10 +22,10 @@ begin
   delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue.queue;
 
   select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, null, null, null,
-    pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, p_queue.queue, '{}'
+    pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, false, p_queue.queue, '{}'
   into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.top, v_tick.horizon,
     v_tick.horizon_position, v_tick.refill_block, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
-    v_tick.lane_count, v_tick.queue, v_tick.pending
+    v_tick.lane_count, v_tick.keyed, v_tick.queue, v_tick.pending
   from fairq.ticks k
   where k.shard_no = p_shard_no
     and k.queue = p_queue.queue;
@@ -49,6 +49,7 @@ begin
       min(t.sequence) filter (where t.state = 'overflow') as waiting_from,
       max(t.block + fairq._step(t.cost, coalesce(g.weight, p_queue.weight))) as finish,
       count(*) filter (where t.counted) as in_flight,
+      bool_or(t.concurrency_key is not null) as keyed,
       min(t.priority) filter (where t.state = 'queued') as last_priority
     from fairq.tasks t
     left join fairq.groups g on g.shard_no = t.shard_no and g.queue = t.queue and g.group_key = t.group_key
@@ -61,21 +62,45 @@ begin
       row_number() over (order by min(l.first_sequence)) as lane_no,
       greatest(v_tick.clock, max(l.finish)) as finish,
       sum(l.in_flight)::integer as in_flight,
+      bool_or(l.keyed) as keyed,
       coalesce(min(l.last_priority), 0) as last_priority,
       coalesce(array_agg((l.priority, l.waiting_from)::fairq.cursor order by l.priority desc)
         filter (where l.waiting_from is not null), '{}') as cursors
     from level l
     group by l.group_key
   )
-  insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, max_running, in_flight,
-    last_priority, cursors, admissible)
-  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, l.lane_no,
-    coalesce(g.weight, p_queue.weight), coalesce(g.max_running, p_queue.group_max_running), l.in_flight, l.last_priority, l.cursors,
-    l.cursors <> '{}' and fairq._allowance(coalesce(g.max_running, p_queue.group_max_running), l.in_flight) > 0
+  insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority, cursors,
+    look_at, admissible)
+  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, l.lane_no, coalesce(g.weight, p_queue.weight), l.keyed, x.policy,
+    x.gate, l.last_priority, l.cursors, null, l.cursors <> '{}' and (x.policy is null or (fairq._allowance(x.policy, x.gate, p_now)).tasks > 0)
   from lane l
-  left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key;
+  left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key
+  cross join lateral (
+    select y.policy, case when y.policy is distinct from null then fairq._settle(y.policy, null, -l.in_flight, 0, false, p_now) end as gate
+    from (select fairq._policy(p_queue, g) as policy offset 0) y
+    offset 0
+  ) x;
 
-  select count(*) into v_tick.lane_count
+  -- Keys and meters have no tasks of their own: their places are those of the tasks in flight.
+  if p_queue.internal then
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select s.shard_no, s.queue, s.group_key, -count(*)
+    from fairq._shards(case when p_queue.queue = '#keys' then p_shard_no end) x(shard_no)
+    cross join lateral (
+      select t.shard_no, t.queue, t.group_key, t.counted, t.meters, t.concurrency_key
+      from fairq.tasks t
+      where t.shard_no = x.shard_no
+        and t.block is not null
+        and (t.meters <> 0 or t.concurrency_key is not null)
+      offset 0
+    ) t
+    cross join lateral fairq._scopes(t.shard_no, t.queue, t.group_key, t.counted, t.meters, t.concurrency_key) s
+    where s.shard_no = p_shard_no
+      and s.queue = p_queue.queue
+    group by s.shard_no, s.queue, s.group_key;
+  end if;
+
+  select count(*), coalesce(bool_or(l.keyed), false) into v_tick.lane_count, v_tick.keyed
   from fairq.lanes l
   where l.shard_no = p_shard_no
     and l.queue = p_queue.queue;

@@ -5,7 +5,8 @@
 -- Returns the lanes as they are afterwards.
 -- Locks: tasks, queued rows with "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
-create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint)
+create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint,
+  p_now timestamptz)
 returns fairq.lanes[]
 language plpgsql
 volatile
@@ -16,7 +17,7 @@ declare
   v_lanes fairq.lanes[];
 begin
   with queued as materialized (
-    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted
+    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted, t.concurrency_key
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no
       and t.queue = p_tick.queue
@@ -41,18 +42,27 @@ begin
   select (select array_agg(q.ctid) from queued q), coalesce(array_agg(
     case
       when f.group_key is null then l
-      else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, l.in_flight - f.counted, l.max_running,
-        fairq._allowance(l.max_running, l.in_flight - f.counted) > 0, l.queue, l.group_key,
+      else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, (f.allowance).look_at,
+        l.policy is null or (f.allowance).tasks > 0, l.keyed, l.queue, l.group_key,
         array(
           select (u.priority, min(u.sequence))::fairq.cursor
           from unnest(l.cursors || f.cursors) u
           group by u.priority
           order by u.priority desc
-        ))::fairq.lanes
+        ), l.policy, f.gate)::fairq.lanes
     end), '{}')
   into v_ctids, v_lanes
   from unnest(p_lanes) l
-  left join freed f on f.group_key = l.group_key;
+  left join lateral (
+    select d.group_key, d.block, d.position, d.cursors, x.gate,
+      case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now) end as allowance
+    from freed d
+    cross join lateral (
+      select case when l.policy is distinct from null then fairq._settle(l.policy, l.gate, d.counted, 0, false, p_now) end as gate
+      offset 0
+    ) x
+    where d.group_key = l.group_key
+  ) f on true;
 
   if v_ctids is not null then
     perform fairq._unplace(p_tick.shard_no, v_ctids);
@@ -60,5 +70,5 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint) is
+comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint, timestamptz) is
   'Takes queued tasks of lower priority out of the order again.';

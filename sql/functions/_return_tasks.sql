@@ -15,7 +15,7 @@ declare
   v_count integer;
 begin
   with held as materialized (
-    select t.ctid, t.counted
+    select t.ctid, t.counted, t.meters
     from fairq.tasks t
     where t.shard_no = p_shard_no
       and t.ctid = any(p_ctids)
@@ -23,18 +23,25 @@ begin
   ),
   returned as (
     update fairq.tasks t
-    set state = 'overflow', block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false,
+    set state = 'overflow', block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false, meters = 0,
       attempt = t.attempt - case when p_burn then 0 else 1 end
     from held h
     where t.shard_no = p_shard_no
       and t.ctid = h.ctid
-    returning t.queue, t.group_key, t.priority, t.sequence, h.counted
+    returning t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, h.counted, h.meters
   ),
   rung as (
-    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, freed)
-    select p_shard_no, r.queue, r.group_key, r.priority, min(r.sequence), count(*) filter (where r.counted)
+    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+    select p_shard_no, r.queue, r.group_key, r.priority, min(r.sequence), bool_or(r.concurrency_key is not null)
     from returned r
     group by r.queue, r.group_key, r.priority
+  ),
+  freed as (
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select s.shard_no, s.queue, s.group_key, count(*)
+    from returned r
+    cross join lateral fairq._scopes(p_shard_no, r.queue, r.group_key, r.counted, r.meters, r.concurrency_key) s
+    group by s.shard_no, s.queue, s.group_key
   )
   select count(*)::integer into v_count from returned;
   return v_count;

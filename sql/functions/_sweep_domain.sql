@@ -61,7 +61,8 @@ begin
       and l.finish >= v_floor
       and l.finish <= v_tick.clock
       and l.cursors = '{}'
-      and l.in_flight = 0
+      and (l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0
+        and coalesce((l.gate).rate_at, '-infinity') <= fairq._now())
     order by l.finish
     limit p_limit
   )

@@ -1,5 +1,5 @@
 -- Removes wishes to cancel and progress whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
--- history's default partitions past it. At most p_limit of each.
+-- history's default partitions past every queue's. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_keys(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql
@@ -42,9 +42,9 @@ begin
   where f.ctid = any(array(
     select n.ctid
     from fairq.finished_tasks_default n
-    join fairq.queues q on q.queue = n.queue
     where n.shard_no = p_shard_no
-      and n.finished_at < p_now - q.retention
+      and n.finished_at < p_now - (select max(q.retention) from fairq.queues q)
+    order by n.finished_at
     limit p_limit
   ));
   get diagnostics v_rows = row_count;
@@ -56,6 +56,7 @@ begin
     from fairq.attempts_default n
     where n.shard_no = p_shard_no
       and n.ended_at < p_now - (select max(q.retention) from fairq.queues q)
+    order by n.ended_at
     limit p_limit
   ));
   get diagnostics v_rows = row_count;

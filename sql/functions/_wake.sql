@@ -18,10 +18,10 @@ begin
     from numbered n
     where t.shard_no = p_shard_no
       and t.ctid = n.ctid
-    returning t.group_key, t.priority, t.sequence
+    returning t.group_key, t.priority, t.sequence, t.concurrency_key
   )
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
-  select p_shard_no, p_queue, w.group_key, w.priority, min(w.sequence)
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+  select p_shard_no, p_queue, w.group_key, w.priority, min(w.sequence), bool_or(w.concurrency_key is not null)
   from woken w
   group by w.group_key, w.priority;
 end;

@@ -1,4 +1,4 @@
--- Scheduled tasks that are due become overflow, behind what their groups have waiting, and ring: the promotion that calls this hears
+-- Lanes that a rate or a breaker held back until now ring. Scheduled tasks that are due become overflow, behind what their groups have waiting, and ring: the promotion that calls this hears
 -- the rings of its own transaction.
 -- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
@@ -10,6 +10,16 @@ as $$
 declare
   v_ctids tid[];
 begin
+  insert into fairq.rings (shard_no, queue, group_key)
+  select p_tick.shard_no, p_tick.queue, l.group_key
+  from fairq.lanes l
+  where l.shard_no = p_tick.shard_no
+    and l.queue = p_tick.queue
+    and l.look_at >= p_tick.next_due_at
+    and l.look_at <= p_now
+  order by l.look_at
+  limit p_limit;
+
   select array_agg(d.ctid) into v_ctids
   from (
     select t.ctid

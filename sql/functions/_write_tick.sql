@@ -9,10 +9,10 @@ declare
   v_xmin xid;
 begin
   insert into fairq.ticks as t (shard_no, queue, tick, created_at, clock, top, horizon, horizon_position, refill_block,
-    next_xid, pending, heard_xid, heard_ring, next_due_at, lane_count)
+    next_xid, pending, heard_xid, heard_ring, next_due_at, lane_count, keyed)
   values (p_tick.shard_no, p_tick.queue, p_tick.tick, p_tick.created_at, p_tick.clock, p_tick.top, p_tick.horizon,
     p_tick.horizon_position, p_tick.refill_block, p_tick.next_xid, p_tick.pending, p_tick.heard_xid,
-    p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count)
+    p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count, p_tick.keyed)
   returning t.xmin into v_xmin;
 
   if v_xmin <> pg_current_xact_id()::xid then

@@ -1,8 +1,14 @@
 -- Changes settings of the installation; null leaves one as it is.
+-- p_max_running caps the tasks in flight over all queues and workers; it is kept in fairq.groups, queue '#meters'. It excludes claim leases (QF015 at pop).
 -- The number of shards can change only while there are no tasks: it decides where a task is stored.
 -- Raises QF013 when there are tasks, QF007 bad number.
--- Locks: settings.
-create function fairq.configure_cluster(p_shard_count integer default null, p_payload_limit integer default null) returns fairq.settings
+-- Locks: settings; #meters and held tasks when the cap changes.
+create function fairq.configure_cluster(
+  p_shard_count integer default null,
+  p_payload_limit integer default null,
+  p_max_running integer default null,
+  p_reset text[] default '{}'
+) returns fairq.settings
 language plpgsql
 volatile
 set search_path = ''
@@ -34,7 +40,10 @@ begin
   update fairq.settings s
   set shard_count = coalesce(p_shard_count, s.shard_count), payload_limit = coalesce(p_payload_limit, s.payload_limit)
   returning s.* into v_settings;
+  if p_max_running is not null or p_reset && array['max_running'] then
+    perform fairq._configure_meter('cluster', null, p_max_running, null, null, null, null, null, p_reset);
+  end if;
   return v_settings;
 end;
 $$;
-comment on function fairq.configure_cluster(integer, integer) is 'Changes settings of the installation; null leaves one as it is.';
+comment on function fairq.configure_cluster(integer, integer, integer, text[]) is 'Changes settings of the installation; null leaves one as it is.';

@@ -38,7 +38,8 @@ begin
   select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
   from fairq.settings s
   cross join fairq.queues q
-  where q.queue = p_queue;
+  where q.queue = p_queue
+    and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
   end if;
@@ -60,9 +61,9 @@ begin
     v_now, coalesce(p_run_at, v_now), p_expires_at, p_cost, coalesce(p_max_attempts, v_settings.max_attempts), p_timeout,
     p_idempotency_key, p_concurrency_key, p_headers, p_payload);
 
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at)
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed)
   values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
-    case when v_scheduled then p_run_at end);
+    case when v_scheduled then p_run_at end, p_concurrency_key is not null);
 
   if p_promote then
     perform fairq._promote(v_shard_no, p_queue, 1000, true);

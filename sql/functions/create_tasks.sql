@@ -38,7 +38,8 @@ begin
   select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
   from fairq.settings s
   cross join fairq.queues q
-  where q.queue = p_queue;
+  where q.queue = p_queue
+    and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
   end if;
@@ -105,8 +106,8 @@ begin
         from input i
       ),
       rung as (
-        insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
-        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id)
+        insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null)
         from input i
         where p_run_at is null or p_run_at <= v_now
         group by i.shard_no, i.group_key, i.task_priority

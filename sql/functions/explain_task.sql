@@ -24,14 +24,19 @@ set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
-  v_task fairq.tasks;
-  v_lane fairq.lanes;
-  v_ended record;
+  v_task record;
   v_workers integer;
 begin
   select t.* into v_task
   from fairq._shards(null) s(shard_no)
-  cross join lateral (select k.* from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
+  cross join lateral (
+    select k.shard_no, k.id, k.queue, k.group_key, k.state, k.priority, k.sequence, k.block, k.position, k.run_at, k.expires_at,
+      k.worker_id, k.attempt, k.max_attempts, k.concurrency_key
+    from fairq.tasks k
+    where k.shard_no = s.shard_no
+      and k.id = p_id
+    offset 0
+  ) t;
   if not found then
     return query
       select f.id, f.outcome, format('ended as %s at %s', f.outcome, f.finished_at), null::bigint, null::bigint, null::timestamptz,
@@ -46,13 +51,6 @@ begin
   worker_id := v_task.worker_id;
   attempt := v_task.attempt;
   max_attempts := v_task.max_attempts;
-  select l.* into v_lane
-  from fairq.lanes l
-  where l.shard_no = v_task.shard_no
-    and l.queue = v_task.queue
-    and l.group_key = v_task.group_key
-  order by l.version desc
-  limit 1;
   select count(*) into v_workers
   from fairq.workers w
   where w.shard_no = v_task.shard_no
@@ -76,20 +74,25 @@ begin
       and (t.block, t.position) < (v_task.block, v_task.position);
   end if;
 
+  if v_task.state in ('scheduled', 'overflow', 'blocked', 'queued') then
+    select w.reason, w.look_at into reason, next_look_at
+    from fairq._obstacles(v_task.shard_no, v_task.queue, v_task.group_key, v_task.concurrency_key, v_task.state, v_now) w
+    order by w.nth
+    limit 1;
+  end if;
   reason := case
-    when v_task.state in ('claimed', 'running')
+    when v_task.worker_id is not null
       then format('%s by worker %s, attempt %s of %s', v_task.state, v_task.worker_id, v_task.attempt, v_task.max_attempts)
     when v_task.expires_at <= v_now then format('expired at %s, to be ended', v_task.expires_at)
     when v_task.state = 'scheduled' and v_task.attempt > 0
       then format('waits for its back-off until %s, attempt %s of %s', v_task.run_at, v_task.attempt + 1, v_task.max_attempts)
     when v_task.state = 'scheduled' then format('scheduled at %s', v_task.run_at)
+    when reason is not null then reason
     when v_workers = 0 then format('no live worker for queue "%s"', v_task.queue)
     when v_task.state = 'queued' then format('behind %s tasks in order', ahead)
-    when v_lane.max_running is not null and fairq._allowance(v_lane.max_running, v_lane.in_flight) = 0
-      then format('its group has %s tasks in flight, its cap is %s', v_lane.in_flight, v_lane.max_running)
     else format('behind %s tasks of its group, waiting for promotion', ahead_in_group)
   end;
-  next_look_at := case when v_task.state = 'scheduled' then v_task.run_at end;
+  next_look_at := case when v_task.state = 'scheduled' then v_task.run_at else next_look_at end;
   return next;
 end;
 $$;

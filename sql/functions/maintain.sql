@@ -61,6 +61,8 @@ begin
 
     for v_queue in select q.* from fairq.queues q order by q.queue loop
       select k.* into v_tick from fairq._tick(v_shard_no, v_queue.queue) k;
+      -- Keys and meters that nobody has used have no tick yet, and need none.
+      continue when v_queue.internal and v_tick.tick is null;
       if v_tick.tick is null or fairq._has_news(v_tick) then
         v_promoted := v_promoted + coalesce(
           fairq._promote(v_shard_no, v_queue.queue, fairq._ready_target(v_shard_no, v_queue), false), 0);
@@ -68,7 +70,7 @@ begin
       if fairq._lock_domain(v_shard_no, v_queue.queue, false) then
         v_swept := v_swept + fairq._sweep_domain(v_shard_no, v_queue.queue, p_limit);
       end if;
-      if v_promoted > 0 and v_queue.notify then
+      if v_promoted > 0 and v_queue.notify and not v_queue.internal then
         perform pg_notify('fairq', v_queue.queue);
       end if;
     end loop;

@@ -30,7 +30,7 @@ begin
     raise exception 'the claim lease % is not positive', p_claim_lease
       using errcode = 'QF009', hint = 'Leave it null to start the tasks at once.';
   end if;
-  if not exists (select from fairq.queues q where q.queue = p_queue) then
+  if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
     perform fairq._refuse_queue(p_queue);
   end if;
 

@@ -25,7 +25,7 @@ begin
     raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';
   end if;
   foreach v_queue in array p_queues loop
-    if not exists (select from fairq.queues q where q.queue = v_queue) then
+    if not exists (select from fairq.queues q where q.queue = v_queue and not q.internal) then
       perform fairq._refuse_queue(v_queue);
     end if;
   end loop;

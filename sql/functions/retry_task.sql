@@ -29,7 +29,7 @@ begin
     select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, 'overflow', e.priority, e.created_at, v_now, e.cost, e.attempt,
       greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
     from ended e
-    returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+    returning t.shard_no, t.queue, t.group_key, t.priority, t.concurrency_key into v_task;
     exit when found;
 
     update fairq.tasks t
@@ -37,15 +37,15 @@ begin
     where t.shard_no = v_shard_no
       and t.id = p_id
       and t.state = 'scheduled'
-    returning t.shard_no, t.queue, t.group_key, t.priority into v_task;
+    returning t.shard_no, t.queue, t.group_key, t.priority, t.concurrency_key into v_task;
     exit when found;
   end loop;
   if v_task.shard_no is null then
     return false;
   end if;
 
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence)
-  values (v_task.shard_no, v_task.queue, v_task.group_key, v_task.priority, v_sequence);
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+  values (v_task.shard_no, v_task.queue, v_task.group_key, v_task.priority, v_sequence, v_task.concurrency_key is not null);
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = v_task.queue and q.notify;
   return true;
 end;

@@ -1,6 +1,7 @@
 -- Lock order of the engine. Whoever needs several of these takes them from top to bottom:
 --   1. idempotency_keys     create_task, equal keys wait for each other; nothing else waits here
---   2. domains              promotion, one at a time per (shard, queue); only this row lock is ever waited for by the engine
+--   2. domains              promotion, one at a time per (shard, queue); only these row locks are ever waited for by the engine. A pop that asks the
+--                           meters locks #meters before the queue; a promotion that meets concurrency keys locks the queue before #keys
 --   3. tasks                overflow, blocked and scheduled rows change only under the domain's lock;
 --                           queued rows leave by pop or promotion, both "skip locked";
 --                           claimed and running rows change by their holder, or by recovery with "skip locked"
@@ -23,16 +24,13 @@ create table fairq.settings (
   singleton boolean primary key default true,
   shard_count integer not null default 1,
   payload_limit integer not null default 1048576,
-  max_running integer,
   constraint settings_has_one_row check (singleton),
   constraint shard_count_in_range check (shard_count between 1 and 4096),
-  constraint payload_limit_in_range check (payload_limit between 1 and 268435456),
-  constraint max_running_not_negative check (max_running >= 0)
+  constraint payload_limit_in_range check (payload_limit between 1 and 268435456)
 );
 comment on table fairq.settings is 'Settings of the whole installation, one row. Change them with fairq.configure_cluster().';
 comment on column fairq.settings.shard_count is 'Number of shards. Fixed once tasks exist.';
 comment on column fairq.settings.payload_limit is 'Largest payload that create_task accepts, in bytes of its text form.';
-comment on column fairq.settings.max_running is 'Most tasks in flight at once over all queues and workers; null: no cap.';
 
 create table fairq.queues (
   queue text collate "C" primary key,
@@ -43,8 +41,14 @@ create table fairq.queues (
   retention interval not null default '7 days',
   notify boolean not null default true,
   weight double precision not null default 1,
-  max_running integer,
   group_max_running integer,
+  group_rate_limit integer,
+  group_rate_period interval,
+  group_rate_burst integer,
+  group_breaker_threshold integer,
+  group_breaker_cooldown interval,
+  metered boolean not null default false,
+  internal boolean not null default false,
   paused_at timestamptz,
   constraint queue_name_in_range check (octet_length(queue) between 1 and 200),
   constraint ready_target_positive check (ready_target >= 1),
@@ -53,8 +57,9 @@ create table fairq.queues (
   constraint retry_cap_not_negative check (retry_cap >= interval '0'),
   constraint retention_not_negative check (retention >= interval '0'),
   constraint weight_in_range check (weight between 0.001 and 1000),
-  constraint max_running_not_negative check (max_running >= 0),
-  constraint group_max_running_not_negative check (group_max_running >= 0)
+  constraint group_max_running_not_negative check (group_max_running >= 0),
+  constraint group_rate_is_whole check ((group_rate_limit is null) = (group_rate_period is null)),
+  constraint group_breaker_is_whole check ((group_breaker_threshold is null) = (group_breaker_cooldown is null))
 );
 comment on table fairq.queues is 'Queues and their settings. Change them with fairq.configure_queue().';
 comment on column fairq.queues.ready_target is 'How many tasks are kept queued, ready to be popped; null: four times the slots of the live workers, at least 1000.';
@@ -64,8 +69,13 @@ comment on column fairq.queues.retry_cap is 'Longest back-off.';
 comment on column fairq.queues.retention is 'How long ended tasks and attempts are kept.';
 comment on column fairq.queues.notify is 'Whether new work is announced by NOTIFY. NOTIFY takes a database-wide lock at commit; polling works without.';
 comment on column fairq.queues.weight is 'Weight of groups that have none of their own.';
-comment on column fairq.queues.max_running is 'Most tasks in flight at once in this queue; null: no cap.';
 comment on column fairq.queues.group_max_running is 'Most tasks in flight at once for each group that has no cap of its own; null: no cap.';
+comment on column fairq.queues.group_rate_limit is 'With group_rate_period: rate of each group that has none of its own; null: no limit.';
+comment on column fairq.queues.group_rate_burst is 'How many tasks of a group may go ahead of its rate; null: a second''s worth, at least one.';
+comment on column fairq.queues.group_breaker_threshold is 'Failures in a row that open the breaker of a group that has no setting of its own; null: no breaker.';
+comment on column fairq.queues.group_breaker_cooldown is 'How long such a breaker stays open before it tries one task.';
+comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
+comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of queues and the cluster (#meters).';
 comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
 
 create table fairq.groups (
@@ -74,12 +84,53 @@ create table fairq.groups (
   group_key text collate "C" not null,
   weight double precision,
   max_running integer,
+  rate_limit integer,
+  rate_period interval,
+  rate_burst integer,
+  breaker_threshold integer,
+  breaker_cooldown interval,
   paused_at timestamptz,
   primary key (shard_no, queue, group_key),
   constraint weight_in_range check (weight between 0.001 and 1000),
-  constraint max_running_not_negative check (max_running >= 0)
+  constraint max_running_not_negative check (max_running >= 0),
+  constraint rate_is_whole check ((rate_limit is null) = (rate_period is null)),
+  constraint breaker_is_whole check ((breaker_threshold is null) = (breaker_cooldown is null))
 );
-comment on table fairq.groups is 'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue.';
+comment on table fairq.groups is
+  'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue. Concurrency keys, queues and the cluster have theirs here, too, as groups of #keys and #meters.';
+comment on column fairq.groups.max_running is 'Most tasks in flight at once.';
+comment on column fairq.groups.rate_limit is 'Tasks per rate_period.';
+comment on column fairq.groups.rate_burst is 'How many tasks may go ahead of the rate; null: a second''s worth, at least one.';
+comment on column fairq.groups.breaker_threshold is 'Failures in a row that open the breaker.';
+comment on column fairq.groups.breaker_cooldown is 'How long the breaker stays open before it tries one task.';
+comment on column fairq.groups.paused_at is 'When the group was paused; null: it is not.';
+
+-- A row "is not null" only when all its fields are: ask whether a policy "is distinct from null".
+create type fairq.policy as (
+  max_running integer,
+  paused_at timestamptz,
+  rate_seconds double precision,
+  rate_burst integer,
+  breaker_threshold integer,
+  breaker_cooldown interval
+);
+comment on type fairq.policy is 'What limits a group: its own settings, else its queue''s. See _policy, _allowance, _charge, _settle.';
+
+create type fairq.gate as (
+  in_flight integer,
+  rate_at timestamptz,
+  failures integer,
+  open_until timestamptz,
+  probe_until timestamptz
+);
+comment on type fairq.gate is 'Where a group stands with its limits: places taken, rate used, breaker.';
+
+create type fairq.allowance as (
+  tasks integer,
+  look_at timestamptz,
+  reason text
+);
+comment on type fairq.allowance is 'How many more tasks, when to look again if none, and why not more.';
 
 create table fairq.domains (
   shard_no integer not null,
@@ -105,6 +156,7 @@ create table fairq.tasks (
   cost double precision not null,
   attempt integer not null default 0,
   max_attempts integer not null,
+  meters smallint not null default 0,
   counted boolean not null default false,
   queue text collate "C" not null,
   state text collate "C" not null,
@@ -130,7 +182,8 @@ comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the 
 comment on column fairq.tasks.expires_at is 'Past this time the task is not started any more.';
 comment on column fairq.tasks.lease_expires_at is 'End of the claim lease of a prefetched task.';
 comment on column fairq.tasks.attempt is 'Attempts begun. Together with worker_id the fencing token of a holder.';
-comment on column fairq.tasks.counted is 'The task holds one of its group''s places (the group had a cap when it was promoted).';
+comment on column fairq.tasks.counted is 'The task holds one of its group''s places; its end is reported to the lane.';
+comment on column fairq.tasks.meters is 'The task holds a place of its queue (1), of the cluster (2).';
 comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';
 
 create table fairq.finished_tasks (
@@ -187,6 +240,9 @@ create table fairq.rings (
   due_at timestamptz,
   cancelled_id bigint,
   priority integer,
+  failures integer not null default 0,
+  succeeded boolean not null default false,
+  keyed boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null
 );
@@ -197,6 +253,9 @@ comment on column fairq.rings.ring_id is 'Tells apart what a transaction rang be
 comment on column fairq.rings.sequence is 'With priority: the first task announced; lowers the lane''s cursor.';
 comment on column fairq.rings.due_at is 'A scheduled task was added: look again at this time.';
 comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
+comment on column fairq.rings.failures is 'Attempts of a group with limits that failed, after the last that succeeded.';
+comment on column fairq.rings.succeeded is 'An attempt of a group with limits succeeded.';
+comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
 comment on column fairq.rings.cancelled_id is 'The task to cancel, while it is waiting.';
 
 create type fairq.cursor as (priority integer, sequence bigint);
@@ -210,12 +269,14 @@ create table fairq.lanes (
   finish bigint not null,
   position bigint not null,
   weight double precision not null,
-  in_flight integer not null default 0,
-  max_running integer,
+  look_at timestamptz,
   admissible boolean not null,
+  keyed boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
   cursors fairq.cursor[] not null,
+  policy fairq.policy,
+  gate fairq.gate,
   constraint lanes_pkey primary key (shard_no, queue, group_key, version)
 );
 comment on table fairq.lanes is
@@ -223,7 +284,10 @@ comment on table fairq.lanes is
 comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: its position in every block.';
 comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the group''s next task starts, at the earliest.';
 comment on column fairq.lanes.position is 'Position of the group''s next task.';
-comment on column fairq.lanes.in_flight is 'Counted tasks that are queued, claimed or running.';
+comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
+comment on column fairq.lanes.gate is 'Where it stands with its limits; in_flight counts its tasks that are queued, claimed or running.';
+comment on column fairq.lanes.look_at is 'It has overflow that may not be promoted before this time.';
+comment on column fairq.lanes.keyed is 'Some of its tasks have a concurrency key.';
 comment on column fairq.lanes.admissible is 'Has overflow that may be promoted now.';
 comment on column fairq.lanes.cursors is 'Where its overflow begins, per priority level, highest first; empty: it has none.';
 comment on column fairq.lanes.last_priority is 'Priority of the task promoted last: a higher one that comes later overtakes it.';
@@ -243,6 +307,7 @@ create table fairq.ticks (
   heard_ring bigint not null,
   next_due_at timestamptz,
   lane_count bigint not null,
+  keyed boolean not null default false,
   queue text collate "C" not null,
   pending xid8[] not null,
   constraint ticks_pkey primary key (shard_no, queue, tick),
@@ -259,6 +324,7 @@ comment on column fairq.ticks.next_xid is 'Rings of this transaction and later o
 comment on column fairq.ticks.pending is 'Earlier transactions that were still running: their rings are new as well.';
 comment on column fairq.ticks.heard_xid is 'The transaction that wrote the tick: no snapshot lists it, and of its own rings it has heard those up to heard_ring.';
 comment on column fairq.ticks.next_due_at is 'When the next scheduled task becomes due.';
+comment on column fairq.ticks.keyed is 'Some tasks of the domain have concurrency keys: promotion takes the lock of the keys, too.';
 comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
 
 create table fairq.idempotency_keys (
@@ -330,6 +396,6 @@ create table fairq.maintenance (
 comment on table fairq.maintenance is 'One row per shard, never updated: its row lock lets one fairq.maintain() run at a time.';
 
 insert into fairq.settings default values;
-insert into fairq.queues (queue) values ('default');
-insert into fairq.domains (shard_no, queue) values (0, 'default');
+insert into fairq.queues (queue, internal, group_max_running) values ('default', false, null), ('#keys', true, 1), ('#meters', true, null);
+insert into fairq.domains (shard_no, queue) values (0, 'default'), (0, '#keys'), (0, '#meters');
 insert into fairq.maintenance (shard_no) values (0);

@@ -25,6 +25,12 @@ create index rings_xid_idx on fairq.rings (shard_no, queue, xid);
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
 
+-- promotion: tasks that wait for a concurrency key, per group.
+create index tasks_blocked_idx on fairq.tasks (shard_no, concurrency_key, queue, group_key, priority desc, sequence) where state = 'blocked';
+
+-- promotion: lanes that a rate or a breaker holds back until a time.
+create index lanes_look_at_idx on fairq.lanes (shard_no, queue, look_at) where look_at is not null;
+
 -- result, explain_task, retry_task: an ended task by id.
 create index finished_tasks_id_idx on fairq.finished_tasks (shard_no, id);
 
@@ -33,3 +39,8 @@ create index attempts_task_idx on fairq.attempts (shard_no, task_id);
 
 -- heartbeat: is this task to be cancelled?
 create index cancellations_task_idx on fairq.cancellations (shard_no, task_id);
+
+-- maintain: what the default partitions hold past its retention. The other days are dropped whole. A new installation runs its first tasks into
+-- these partitions, and without an index every maintain() would read them all.
+create index finished_tasks_default_age_idx on fairq.finished_tasks_default (shard_no, finished_at);
+create index attempts_default_age_idx on fairq.attempts_default (shard_no, ended_at);

@@ -10,6 +10,7 @@ select q.queue,
   min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
 from fairq.queues q
 left join fairq.tasks t on t.queue = q.queue
+where not q.internal
 group by q.queue;
 comment on view fairq.queue_stats is 'Live tasks per queue and state. Counts all live tasks: for people and dashboards, not for a tight loop.';
 

@@ -1,0 +1,39 @@
+-- What is wrong with settings of a queue, group or key, before anything is written.
+-- Raises QF007 a number out of range, QF009 a time, QF014 an unknown name to reset.
+create function fairq._check_policy(
+  p_of text,
+  p_weight double precision,
+  p_max_running integer,
+  p_rate_limit integer,
+  p_rate_period interval,
+  p_rate_burst integer,
+  p_breaker_threshold integer,
+  p_breaker_cooldown interval,
+  p_reset text[]
+) returns void
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if p_weight is not null and (p_weight not between 0.001 and 1000 or p_weight = 'NaN') then
+    raise exception 'the weight % of % is out of range', p_weight, p_of
+      using errcode = 'QF007', hint = 'Relative to an ordinary group of weight 1: 0.001 to 1000.';
+  end if;
+  if p_max_running < 0 or p_rate_limit < 1 or p_rate_burst < 1 or p_breaker_threshold < 1 then
+    raise exception 'a limit of % is out of range: max running %, rate limit %, rate burst %, breaker threshold %', p_of, p_max_running, p_rate_limit,
+      p_rate_burst, p_breaker_threshold
+      using errcode = 'QF007', hint = 'A cap is 0 or more, the others 1 or more. To lift a limit, name it in p_reset.';
+  end if;
+  if p_rate_period <= interval '0' or p_breaker_cooldown <= interval '0' then
+    raise exception 'a time of % is not positive: rate period %, breaker cooldown %', p_of, p_rate_period, p_breaker_cooldown
+      using errcode = 'QF009', hint = 'For example: interval ''1 minute''.';
+  end if;
+  if not p_reset <@ array['weight', 'max_running', 'rate', 'breaker', 'group_max_running', 'group_rate', 'group_breaker', 'ready_target'] then
+    raise exception 'p_reset of % names something unknown: %', p_of, p_reset
+      using errcode = 'QF014', hint = 'weight, max_running, rate, breaker; for a queue also group_max_running, group_rate, group_breaker, ready_target.';
+  end if;
+end;
+$$;
+comment on function fairq._check_policy(text, double precision, integer, integer, interval, integer, integer, interval, text[]) is
+  'Raises an error of class QF for settings that make no sense.';

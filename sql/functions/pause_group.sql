@@ -1,0 +1,22 @@
+-- Pauses a group: none of its tasks is promoted, those already queued go back in line with the next promotion; running ones go on. Costs the same however
+-- much it has waiting.
+-- Raises QF001 group key, QF003 unknown queue.
+-- Locks: groups, one row.
+create function fairq.pause_group(p_queue text, p_group_key text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+begin
+  perform fairq._check_group(p_queue, p_group_key);
+  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
+  insert into fairq.groups as g (shard_no, queue, group_key, paused_at)
+  values (v_shard_no, p_queue, p_group_key, fairq._now())
+  on conflict (shard_no, queue, group_key) do update
+  set paused_at = coalesce(g.paused_at, excluded.paused_at);
+  perform fairq._ring_group(v_shard_no, p_queue, p_group_key);
+end;
+$$;
+comment on function fairq.pause_group(text, text) is 'Stops serving a group until it is resumed.';

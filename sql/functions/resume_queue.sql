@@ -1,0 +1,21 @@
+-- Serves a paused queue again.
+-- Raises QF003 unknown queue.
+-- Locks: queues, one row.
+create function fairq.resume_queue(p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_notify boolean;
+begin
+  update fairq.queues q set paused_at = null where q.queue = p_queue returning q.notify into v_notify;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  if v_notify then
+    perform pg_notify('fairq', p_queue);
+  end if;
+end;
+$$;
+comment on function fairq.resume_queue(text) is 'Serves a paused queue again.';
