@@ -1,5 +1,6 @@
 """The fixtures every other test stands on."""
 
+import os
 from typing import Any
 
 import psycopg
@@ -31,3 +32,8 @@ def test_leftover_connections_do_not_keep_a_database(server: TestServer, databas
         assert conn.execute(
             "select count(*) from pg_database where datname = %s", [database.name]
         ).fetchone() == (1,)
+
+
+def test_the_engine_has_as_many_shards_as_the_run_asks_for(db: psycopg.Connection[Any]) -> None:
+    asked = int(os.environ.get("FAIRQ_TEST_SHARDS") or 1)
+    assert db.execute("select shard_count from fairq.settings").fetchone() == (asked,)

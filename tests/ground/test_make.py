@@ -30,7 +30,7 @@ def clone(tmp_path: Path) -> Path:
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, place)
     (place / "bin").mkdir()
-    for name in ("sh", "cat", "rm", "touch", "pwd"):
+    for name in ("sh", "cat", "rm", "touch", "pwd", "mkdir"):
         found = shutil.which(name)
         assert found
         (place / "bin" / name).symlink_to(found)
@@ -73,8 +73,7 @@ def test_a_python_that_is_too_old_does_not_count(clone: Path) -> None:
 
 def test_a_python_without_venv_leaves_nothing_half_made(clone: Path) -> None:
     """Debian's python3 without python3-venv makes the folder and then fails for want of ensurepip."""
-    fake_python(clone, 'case "$*" in *venv*) mkdir .venv; exit 1;; esac\necho "Python 3.11.2"')
-    (clone / "bin/mkdir").symlink_to(str(shutil.which("mkdir")))
+    fake_python(clone, 'case "$*" in *venv*) mkdir .venv/half; exit 1;; esac\necho "Python 3.11.2"')
     answer = make_venv(clone)
     assert answer.returncode == 1
     assert "apt install python3-venv" in answer.stderr
@@ -89,6 +88,15 @@ def test_an_environment_that_came_from_elsewhere_is_made_anew(clone: Path) -> No
     answer = make_venv(clone)
     assert "belongs to another place" in answer.stderr
     assert not (clone / ".venv").exists()
+
+
+def test_an_environment_that_others_made_is_never_removed(clone: Path) -> None:
+    (clone / ".venv").mkdir()
+    (clone / ".venv/precious").touch()
+    answer = make_venv(clone)
+    assert answer.returncode == 1
+    assert "Remove it" in answer.stderr
+    assert (clone / ".venv/precious").exists()
 
 
 def test_no_file_names_the_address_of_a_package_registry() -> None:
