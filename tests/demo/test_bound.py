@@ -26,10 +26,7 @@ def test_backlogged_groups_never_drift_further_apart_than_the_bound(
     conn.execute("update fairq.queues set ready_target = %s", (ready_target,))
     costs: dict[int, float] = {}
     for group, weight in WEIGHTS.items():
-        conn.execute(
-            "insert into fairq.groups (shard_no, queue, group_key, weight) values (0, 'default', %s, %s)",
-            (group, weight),
-        )
+        conn.execute("select fairq.configure_group('default', %s, p_weight => %s)", (group, weight))
         mine = [chance.choice(COSTS) for _ in range(TASKS)]
         ids = conn.execute(
             "select * from fairq.create_tasks(%s::text[], %s::text[]::jsonb[], p_costs => %s::float8[])",

@@ -1,8 +1,10 @@
 """The README and the pages about SQL and the demo: their examples run, and their links lead somewhere."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,15 +95,32 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_python_of_the_readme_runs(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block after block, in one program; afterwards the tasks are there, in the order of their turns."""
-    monkeypatch.setenv("FAIRQ_DSN", database.dsn)
-    program = compile("\n".join(blocks(ROOT / "README.md", "python")), "README.md", "exec", dont_inherit=True)
-    exec(program, {"__name__": "readme"})
+def test_the_python_of_the_readme_runs(database: Database, tmp_path: Path) -> None:
+    """Three programs: enqueue, declare, enqueue what was declared. Then the worker that is named there."""
+    env = {**os.environ, "FAIRQ_DSN": database.dsn, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    plain, declared, typed = blocks(ROOT / "README.md", "python")
+    run("-c", plain)
     rows = database.connect().execute("select group_key, kind, payload from fairq.tasks order by id")
     assert rows.fetchall() == [
         ("bob", "default", {"file": "a.pdf"}),
         ("bob", "default", {"file": "b.pdf"}),
         ("alice", "default", {"file": "letter.pdf"}),
-        ("bob", "parse", {"file": "a.pdf"}),
     ]
+    with database.connect(autocommit=True) as conn:
+        conn.execute("delete from fairq.tasks")
+
+    (tmp_path / "tasks.py").write_text(declared, "utf-8")
+    run("-c", typed)
+    assert "fairq work tasks:app --concurrency 4\n" in (ROOT / "README.md").read_text("utf-8")
+    said = run("-m", "fairq", "work", "tasks:app", "--concurrency", "1", "--drain").splitlines()
+    parsed = [line for line in said if line.startswith("parsing")]
+    assert sorted(parsed[:2]) == ["parsing 0.pdf for bob", "parsing letter.pdf for alice"]
+    assert parsed[2:] == [f"parsing {n}.pdf for bob" for n in range(1, 10)]
