@@ -1,0 +1,223 @@
+"""Held xmin contract (DESIGN 5): dead rows that vacuum may not remove cost the hot calls nothing.
+
+One session keeps a snapshot open, as a long report or pg_dump does. Meanwhile 200,000 tasks (a tenth of it here, all of it
+with `FAIRQ_TEST_ROWS=1000000`, as `make test-long` does) are created, promoted, popped and finished. Then each call is
+measured in buffers beside the same call on a fresh queue: at most twice as many.
+"""
+
+from random import Random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.contract.loads import LONG
+from tests.support.database import Database
+from tests.support.plans import explain, shared_buffers
+from tests.support.server import TestServer, create_database, drop_database
+
+TASKS = 200_000 if LONG else 20_000
+BATCH = 500
+
+Conn = psycopg.Connection[Any]
+Groups = Callable[[Random], str]
+
+CREATE = (
+    "select fairq.create_tasks(%s::text[], array_fill('{}'::jsonb, array[%s]), p_priorities => %s::int[])"
+)
+
+
+@dataclass
+class Queue:
+    """A session that plays application and worker."""
+
+    conn: Conn
+    worker: int = 0
+    random: Random = field(default_factory=lambda: Random(1))
+
+    def register(self) -> None:
+        row = self.conn.execute("select fairq.register_worker('w', array['default'], 8, '1 day')").fetchone()
+        assert row is not None
+        self.worker = row[0]
+
+    def create(self, groups: list[str], priorities: list[int] | None = None) -> None:
+        self.conn.execute(CREATE, [groups, len(groups), priorities])
+
+    def pop(self, limit: int) -> tuple[list[int], list[int]]:
+        rows = self.conn.execute(
+            "select t.id, t.attempt from fairq.pop_tasks('default', %s, %s) t", [limit, self.worker]
+        ).fetchall()
+        return [row[0] for row in rows], [row[1] for row in rows]
+
+    def finish(self, ids: list[int], attempts: list[int]) -> None:
+        self.conn.execute(
+            "select fairq.finish_tasks(%s, %s::bigint[], %s::int[])", [self.worker, ids, attempts]
+        )
+
+    def buffers(self, query: str, *params: Any) -> int:
+        return shared_buffers(explain(self.conn, query, params))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the churn consists of."""
+
+    group: Groups
+    priorities: tuple[int, ...] = (0,)
+    heartbeats: bool = False
+    retries: bool = False
+    cancels: bool = False
+    backlog: int = 0
+
+
+LOADS = {
+    "50 groups": Load(lambda r: f"g{r.randrange(50)}"),
+    "mixed priorities": Load(lambda r: f"g{r.randrange(50)}", priorities=(0, 1, 5)),
+    "sparse newcomers": Load(lambda r: f"new {r.random()}"),
+    "10,000 groups": Load(lambda r: f"g{r.randrange(10_000)}"),
+    "a flooding group": Load(lambda r: "bob" if r.random() < 0.9 else f"g{r.randrange(50)}", backlog=5000),
+    "heartbeats": Load(lambda r: f"g{r.randrange(50)}", heartbeats=True),
+    "retries": Load(lambda r: f"g{r.randrange(50)}", retries=True),
+    "cancellations": Load(lambda r: f"g{r.randrange(50)}", cancels=True),
+}
+
+
+def turn(queue: Queue, load: Load, size: int) -> None:
+    """As many tasks in as out."""
+    queue.create(
+        [load.group(queue.random) for _ in range(size)],
+        [queue.random.choice(load.priorities) for _ in range(size)],
+    )
+    if load.cancels:
+        queue.conn.execute("select fairq.cancel_task(id) from fairq.tasks where state = 'overflow' limit 50")
+    queue.conn.execute("select fairq.promote_overflow()")
+    ids, attempts = queue.pop(size)
+    if load.retries:
+        queue.conn.execute(
+            "select fairq.finish_tasks(%s, %s::bigint[], %s::int[], %s::text[], p_retry_delays => %s::interval[])",
+            [queue.worker, ids[:50], attempts[:50], ["retry"] * len(ids[:50]), ["0 s"] * len(ids[:50])],
+        )
+        ids, attempts = ids[50:], attempts[50:]
+    queue.finish(ids, attempts)
+    if load.heartbeats:
+        for second in range(20):
+            queue.conn.execute(
+                "select set_config('fairq.now', (clock_timestamp() + %s * interval '1 second')::text, false)",
+                [second],
+            )
+            queue.conn.execute("select fairq.heartbeat(%s)", [queue.worker])
+        queue.conn.execute("reset fairq.now")
+
+
+def settle(queue: Queue) -> None:
+    """Maintenance has caught up."""
+    for _ in range(1000):
+        row = queue.conn.execute("select fairq.maintain() - 'promoted'").fetchone()
+        assert row is not None
+        if not row[0]:
+            return
+    raise AssertionError("maintenance never comes to an end")
+
+
+def measure(queue: Queue) -> dict[str, int]:
+    """Buffers of each hot call, on a queue with the same few tasks in it."""
+    costs = {}
+    groups = [f"m{number % 50}" for number in range(1500)]
+    costs["create_tasks(1500)"] = queue.buffers(CREATE, groups, len(groups), None)
+    costs["promote_overflow"] = queue.buffers("select fairq.promote_overflow()")
+    pop = "select t.id, t.attempt from fairq.pop_tasks('default', 100, %s) t"
+    queue.pop(1)
+    costs["pop_tasks(100)"] = queue.buffers(pop, queue.worker)
+    ids, attempts = queue.pop(100)
+    costs["finish_tasks(100)"] = queue.buffers(
+        "select fairq.finish_tasks(%s, %s::bigint[], %s::int[])", queue.worker, ids, attempts
+    )
+    queue.create(["newcomer 1", "newcomer 2"])
+    costs["promote_overflow of newcomers"] = queue.buffers("select fairq.promote_overflow()")
+    costs["pop_tasks(10)"] = queue.buffers(
+        "select t.id from fairq.pop_tasks('default', 10, %s) t", queue.worker
+    )
+    costs["an idle promote_overflow"] = queue.buffers("select fairq.promote_overflow()")
+    costs["heartbeat"] = queue.buffers("select fairq.heartbeat(%s)", queue.worker)
+    settle(queue)
+    costs["maintain"] = queue.buffers("select fairq.maintain()")
+    return costs
+
+
+def drain(queue: Queue) -> None:
+    while True:
+        ids, attempts = queue.pop(BATCH)
+        if not ids:
+            return
+        queue.finish(ids, attempts)
+
+
+def prepare(conn: Conn, load: Load) -> Queue:
+    queue = Queue(conn)
+    queue.register()
+    conn.execute("select fairq.promote_overflow()")
+    if load.backlog:
+        queue.create(["bob"] * load.backlog)
+    turn(queue, load, 100)  # plans are made, catalogues are read
+    settle(queue)
+    return queue
+
+
+@pytest.fixture(scope="module")
+def fresh(server: TestServer, template: str) -> Iterator[Callable[[Load], dict[str, int]]]:
+    """The costs on a queue that has seen a hundred tasks."""
+    number = iter(range(100))
+    names = []
+
+    def costs(load: Load) -> dict[str, int]:
+        name = f"fairq_fresh_{server.run_id}_{next(number)}"
+        create_database(server, name, template)
+        names.append(name)
+        with psycopg.connect(server.dsn(name), autocommit=True) as conn:
+            return measure(prepare(conn, load))
+
+    yield costs
+    for name in names:
+        drop_database(server, name)
+
+
+KNOWN = {
+    "sparse newcomers": "the clock stands still while every group is new, so dead entries of its block are walked",
+    "cancellations": "each heartbeat reads all wishes to cancel there ever were",
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.xfail(reason=KNOWN[kind])] if kind in KNOWN else [])
+        for kind in LOADS
+    ],
+)
+def test_dead_rows_under_a_held_snapshot_cost_the_hot_calls_nothing(
+    database: Database, fresh: Callable[[Load], dict[str, int]], kind: str
+) -> None:
+    """I9: every call within twice the buffers of the same call on a fresh queue."""
+    load = LOADS[kind]
+    usual = fresh(load)
+    report = database.connect(autocommit=False)
+    report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    report.execute("select pg_current_xact_id(), count(*) from fairq.tasks").fetchone()
+
+    queue = prepare(database.connect(autocommit=True), load)
+    for number in range(TASKS // BATCH):
+        turn(queue, load, BATCH)
+        if number % 10 == 9:
+            queue.conn.execute("select fairq.maintain()")
+    settle(queue)
+    if not load.backlog:
+        drain(queue)
+    costs = measure(queue)
+
+    assert report.execute("select count(*) from fairq.tasks").fetchone() == (0,), "the snapshot was held"
+    dear = {
+        what: f"{count} instead of {usual[what]}" for what, count in costs.items() if count > 2 * usual[what]
+    }
+    assert not dear, f"of {costs}"

@@ -1,0 +1,328 @@
+"""Only the holder finishes, whoever else reaches for the task (I10).
+
+Interleavings (W: the holder, M: maintenance, V: another worker):
+
+    W: begin; finish        M: recover (skips the locked task)    W: commit      ended once, by W
+    W: begin; finish        M: recover                            W: rollback    M: recover     back in line once
+    M: begin; recover       W: finish (waits)                     M: commit      W gets nothing, and is told so
+    M: begin; recover       W: finish (waits)                     M: rollback    W's finish counts
+    M: recover; V: pop      W: finish                                            nothing; V's finish counts
+    W: begin; release       W': finish (waits)                    W: commit      W' gets nothing
+    W: begin; finish        W': release (waits)                   W: commit      W' gets nothing
+    W: begin; retire        W': finish (waits)                    W: commit      W' gets nothing
+    W: begin; finish        W': retire (waits)                    W: commit      nothing is left to give back
+    W: claims; M: lease ran out; begin; give up   W: start (waits)   M: commit   W starts nothing
+    W: begin; start         M: lease ran out (skips it)           W: commit      W runs it
+    M: begin; maintain      M': maintain                                         returns at once, does nothing
+    M: begin; maintain      W: pop, finish, heartbeat; A: create                 none of them waits
+"""
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.races.engine import (
+    FINISH,
+    RELEASE,
+    Conn,
+    assert_consistent,
+    cap,
+    create,
+    finish,
+    finish_parameters,
+    in_flight,
+    maintain,
+    pop,
+    promote,
+    register,
+    release_parameters,
+    states,
+)
+from tests.support.database import Database
+from tests.support.sessions import Rows, in_background, pid_of, result, wait_until_blocked
+
+LATER = "select set_config('fairq.now', (clock_timestamp() + interval '2 hours')::text, false)"
+
+
+@pytest.fixture
+def observer(database: Database) -> Conn:
+    conn = database.connect(autocommit=True, application_name="observer")
+    promote(conn)
+    return conn
+
+
+@pytest.fixture
+def held(observer: Conn) -> tuple[int, Rows]:
+    """A worker and the two tasks it holds, of a group whose cap of two is used up."""
+    cap(observer, "g", 2)
+    create(observer, "g", "g", "g")
+    worker = register(observer)
+    return worker, pop(observer, worker)
+
+
+def later(database: Database, **kwargs: Any) -> Conn:
+    """A session for which the leases of all others have run out."""
+    conn = database.connect(**kwargs)
+    conn.execute(LATER)
+    if not conn.autocommit:
+        conn.commit()
+    return conn
+
+
+def ids_of(held: Rows) -> list[int]:
+    return [row[0] for row in held]
+
+
+def test_recovery_skips_a_task_that_is_being_finished(
+    database: Database, observer: Conn, held: tuple[int, Rows]
+) -> None:
+    worker, tasks = held
+    holder, keeper = database.connect(), later(database)
+    keeper.execute("set lock_timeout = 1")
+    assert finish(holder, worker, tasks[:1]) == ids_of(tasks[:1])
+    assert maintain(keeper)["recovered"] == 1
+    keeper.commit()
+    holder.commit()
+    assert states(observer)[tasks[0][0]] == "succeeded"
+    assert_consistent(observer)
+    assert in_flight(observer, "g") == 2
+    assert observer.execute("select task_id, outcome from fairq.attempts").fetchall() == [
+        (tasks[1][0], "worker_lost")
+    ]
+
+
+def test_a_finish_that_is_rolled_back_leaves_the_task_to_recovery(
+    database: Database, observer: Conn, held: tuple[int, Rows]
+) -> None:
+    worker, tasks = held
+    holder, keeper = database.connect(), later(database, autocommit=True)
+    finish(holder, worker, tasks)
+    assert maintain(keeper).get("recovered", 0) == 0
+    holder.rollback()
+    assert maintain(keeper)["recovered"] == 2
+    assert finish(observer, worker, tasks) == []
+    assert_consistent(observer)
+    assert in_flight(observer, "g") == 2
+
+
+@pytest.mark.parametrize("outcome", [None, "failed", "retry"])
+def test_a_finish_that_waited_for_recovery_changes_nothing(
+    database: Database, observer: Conn, held: tuple[int, Rows], outcome: str | None
+) -> None:
+    """I7, I10, D7: the place is freed once, by recovery."""
+    worker, tasks = held
+    holder, keeper = database.connect(), later(database)
+    assert maintain(keeper)["recovered"] == 2
+    late = in_background(holder, FINISH, finish_parameters(worker, tasks, outcome))
+    assert wait_until_blocked(observer, pid_of(holder)) == [pid_of(keeper)]
+    keeper.commit()
+    assert result(late) == []
+    holder.commit()
+    assert set(states(observer).values()) <= {"overflow", "queued"}
+    assert_consistent(observer)
+    assert in_flight(observer, "g") == 2
+
+
+@pytest.mark.parametrize("outcome", [None, "retry"])
+def test_a_finish_that_waited_counts_when_recovery_is_rolled_back(
+    database: Database, observer: Conn, held: tuple[int, Rows], outcome: str | None
+) -> None:
+    worker, tasks = held
+    holder, keeper = database.connect(), later(database)
+    assert maintain(keeper)["recovered"] == 2
+    late = in_background(holder, FINISH, finish_parameters(worker, tasks, outcome))
+    assert wait_until_blocked(observer, pid_of(holder)) == [pid_of(keeper)]
+    keeper.rollback()
+    assert [row[0] for row in result(late)] == sorted(ids_of(tasks))
+    holder.commit()
+    assert_consistent(observer)
+
+
+def test_a_lost_worker_cannot_finish_what_another_holds_now(
+    database: Database, observer: Conn, held: tuple[int, Rows]
+) -> None:
+    """I10: worker and attempt are the token; the other one's finish counts."""
+    worker, tasks = held
+    keeper = later(database, autocommit=True)
+    maintain(keeper)
+    other = register(observer)
+    again = pop(observer, other)
+    assert {task: attempt for task, attempt in again} == {task: 2 for task in ids_of(tasks)}
+    assert finish(observer, worker, tasks) == []
+    assert finish(observer, worker, again) == []
+    assert finish(observer, other, tasks) == []
+    assert finish(observer, other, again) == sorted(ids_of(again))
+    assert_consistent(observer)
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["commit", "rollback"])
+def test_a_finish_that_waited_for_a_release(
+    database: Database, observer: Conn, held: tuple[int, Rows], committed: bool
+) -> None:
+    worker, tasks = held
+    releasing, finishing = database.connect(), database.connect()
+    released = releasing.execute(RELEASE, release_parameters(worker, tasks)).fetchall()
+    assert [row[0] for row in released] == sorted(ids_of(tasks))
+    late = in_background(finishing, FINISH, finish_parameters(worker, tasks))
+    assert wait_until_blocked(observer, pid_of(finishing)) == [pid_of(releasing)]
+    if committed:
+        releasing.commit()
+    else:
+        releasing.rollback()
+    assert len(result(late)) == (0 if committed else 2)
+    finishing.commit()
+    assert_consistent(observer)
+
+
+def test_a_release_that_waited_for_a_finish_gives_nothing_back(
+    database: Database, observer: Conn, held: tuple[int, Rows]
+) -> None:
+    worker, tasks = held
+    finishing, releasing = database.connect(), database.connect()
+    finish(finishing, worker, tasks)
+    late = in_background(releasing, RELEASE, release_parameters(worker, tasks))
+    assert wait_until_blocked(observer, pid_of(releasing)) == [pid_of(finishing)]
+    finishing.commit()
+    assert result(late) == []
+    releasing.commit()
+    assert [states(observer)[task] for task in ids_of(tasks)] == ["succeeded"] * 2
+    assert_consistent(observer)
+
+
+def test_a_release_that_waited_for_a_retry_gives_nothing_back(
+    database: Database, observer: Conn, held: tuple[int, Rows]
+) -> None:
+    """The row is still there when the release gets it, but not in this worker's hands."""
+    worker, tasks = held
+    finishing, releasing = database.connect(), database.connect()
+    finish(finishing, worker, tasks, "retry")
+    late = in_background(releasing, RELEASE, release_parameters(worker, tasks))
+    assert wait_until_blocked(observer, pid_of(releasing)) == [pid_of(finishing)]
+    finishing.commit()
+    assert result(late) == []
+    releasing.commit()
+    assert [states(observer)[task] for task in ids_of(tasks)] == ["scheduled"] * 2
+    assert_consistent(observer)
+
+
+@pytest.mark.parametrize("first", ["retire", "finish"])
+def test_retiring_against_finishing(
+    database: Database, observer: Conn, held: tuple[int, Rows], first: str
+) -> None:
+    """Whoever comes first has the tasks; the other one finds nothing left."""
+    worker, tasks = held
+    retire = ("select fairq.retire_worker(%s)", [worker])
+    end = (FINISH, finish_parameters(worker, tasks))
+    one, two = database.connect(), database.connect()
+    one.execute(*(retire if first == "retire" else end))
+    late = in_background(two, *(end if first == "retire" else retire))
+    assert wait_until_blocked(observer, pid_of(two)) == [pid_of(one)]
+    one.commit()
+    if first == "retire":
+        assert result(late) == []
+    result(late)
+    two.commit()
+    ended = [states(observer)[task] for task in ids_of(tasks)]
+    assert set(ended) == ({"overflow"} if first == "retire" else {"succeeded"})
+    assert_consistent(observer)
+    assert in_flight(observer, "g") == (2 if first == "retire" else 1)
+    assert observer.execute("select count(*) from fairq.workers").fetchone() == (0,)
+
+
+START = "select s.id from fairq.start_tasks(%s, %s::bigint[], %s::int[]) as s(id)"
+
+
+def claimed(observer: Conn) -> tuple[int, Rows]:
+    create(observer, "h", "h")
+    worker = register(observer, lease="1 day")
+    return worker, pop(observer, worker, claim_lease="1 minute")
+
+
+def test_a_start_that_waited_for_the_end_of_its_lease_starts_nothing(
+    database: Database, observer: Conn
+) -> None:
+    """H3, H20, HR12: ownership is looked at once more before user code runs."""
+    worker, tasks = claimed(observer)
+    starting, keeper = database.connect(), later(database)
+    assert maintain(keeper)["unclaimed"] == 2
+    late = in_background(starting, START, release_parameters(worker, tasks))
+    assert wait_until_blocked(observer, pid_of(starting)) == [pid_of(keeper)]
+    keeper.commit()
+    assert result(late) == []
+    starting.commit()
+    assert set(states(observer).values()) == {"overflow"}
+    assert_consistent(observer)
+
+
+def test_a_claim_that_is_being_started_is_not_given_up(database: Database, observer: Conn) -> None:
+    worker, tasks = claimed(observer)
+    starting, keeper = database.connect(), later(database)
+    keeper.execute("set lock_timeout = 1")
+    assert sorted(starting.execute(START, release_parameters(worker, tasks)).fetchall()) == sorted(
+        (task,) for task in ids_of(tasks)
+    )
+    assert "unclaimed" not in maintain(keeper)
+    keeper.commit()
+    starting.commit()
+    assert finish(observer, worker, tasks) == sorted(ids_of(tasks))
+    assert_consistent(observer)
+
+
+def test_one_maintenance_runs_at_a_time_and_the_other_returns_at_once(
+    database: Database, observer: Conn, held: tuple[int, Rows]
+) -> None:
+    first, second = later(database), later(database)
+    second.execute("set lock_timeout = 1")
+    assert maintain(first)["recovered"] == 2
+    assert maintain(second) == {}
+    second.commit()
+    first.commit()
+    assert_consistent(observer)
+
+
+def test_nobody_waits_for_maintenance(database: Database, observer: Conn, held: tuple[int, Rows]) -> None:
+    """Its transaction is open and has recovered, promoted and swept: all calls of others go through."""
+    keeper = later(database)
+    create(observer, "h")
+    other = register(observer, lease="1 day")
+    ours = pop(observer, other, 1)
+    create(observer, "i", "i")
+    assert maintain(keeper)["recovered"] == 2
+    conn = database.connect()
+    conn.execute("set lock_timeout = 1")
+    create(conn, "g", "k")
+    pop(conn, other)
+    assert finish(conn, other, ours) == ids_of(ours)
+    conn.execute("select fairq.heartbeat(%s)", [other])
+    conn.execute("select fairq.cancel_task(max(id)) from fairq.tasks")
+    conn.commit()
+    keeper.commit()
+    assert_consistent(observer)
+
+
+def test_two_finishes_of_the_same_tasks_in_opposite_order_do_not_deadlock(
+    database: Database, observer: Conn, held: tuple[int, Rows]
+) -> None:
+    """A worker that sends its batch again over a new connection, while the old one is still at it."""
+    worker, tasks = held
+    first, second = database.connect(), database.connect()
+    assert finish(first, worker, tasks) == sorted(ids_of(tasks))
+    late = in_background(second, FINISH, finish_parameters(worker, tasks[::-1]))
+    assert wait_until_blocked(observer, pid_of(second)) == [pid_of(first)]
+    first.commit()
+    assert result(late) == []
+    second.commit()
+    assert_consistent(observer)
+
+
+def test_a_worker_is_told_that_it_is_lost(database: Database, observer: Conn, held: tuple[int, Rows]) -> None:
+    """QF004: it must not go on as if nothing had happened."""
+    worker, _ = held
+    keeper = later(database, autocommit=True)
+    maintain(keeper)
+    maintain(keeper)
+    for call in ("select fairq.heartbeat(%s)", "select fairq.pop_tasks('default', 1, %s)"):
+        with pytest.raises(psycopg.Error) as caught:
+            observer.execute(call, [worker])
+        assert caught.value.sqlstate == "QF004"
