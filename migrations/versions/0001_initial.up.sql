@@ -37,9 +37,9 @@ create function fairq._step(p_cost double precision, p_weight double precision) 
 language sql
 immutable
 parallel safe
-as $$ select greatest(1, ceil(fairq._round() * p_cost / p_weight))::bigint $$;
+as $$ select least(1099511627776, greatest(1, ceil(fairq._round() * p_cost / p_weight)))::bigint $$;
 comment on function fairq._step(double precision, double precision) is
-  'How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address.';
+  'How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address; at most 2^20 rounds, so that a million tasks ahead fit in a bigint.';
 
 create function fairq._newcomer_position(p_sequence bigint) returns bigint
 language sql
@@ -981,6 +981,8 @@ begin
       offset 0
     ) t
   ) w;
+  -- One that is being popped is locked; should the pop roll back it would be waiting again.
+  perform fairq._ring_wishes(p_shard_no, array(select i.id from unnest(p_ids) i(id) where i.id <> all(coalesce(v_ids, '{}'))));
   if v_ids is null then
     return 0;
   end if;
@@ -1425,6 +1427,8 @@ begin
           and t.state in ('scheduled', 'overflow', 'blocked', 'queued')
           and t.expires_at >= coalesce(v_floor, '-infinity')
           and t.expires_at <= v_until
+        order by t.expires_at
+        limit p_limit - v_ended
         for update skip locked
       ), 'expired', null, p_now);
     else
@@ -1432,7 +1436,8 @@ begin
     end if;
   end loop;
 
-  if v_complete then
+  -- Many deadlines may be equal: when the limit was reached there may be more at v_until.
+  if v_complete and v_ended < p_limit then
     perform fairq._set_sweep_floor(p_shard_no, 'expiry', (extract(epoch from v_until) * 1000000)::bigint);
   end if;
   return v_ended;
@@ -1494,10 +1499,37 @@ begin
     return query
       select l.* from fairq._leave(p_shard_no, p_worker_id, v_held.ctids, v_held.attempts, v_held.outcomes, v_held.results, v_held.errors,
         v_held.run_ats, v_held.counted, v_held.meters, v_held.started_ats, v_now) l;
+    if 'retry' = any(v_held.outcomes) then
+      perform fairq._ring_wishes(p_shard_no, p_ids);
+    end if;
   end if;
 end;
 $$;
 comment on function fairq._finish(integer, bigint, bigint[], integer[], text[], jsonb[], jsonb[], interval[]) is 'Ends attempts in one shard.';
+
+-- sql/functions/_groups_of_queued.sql
+
+create function fairq._groups_of_queued(p_shard_no integer, p_ids bigint[]) returns text[]
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  return array(
+    select distinct t.group_key
+    from unnest(p_ids) i(id)
+    cross join lateral (
+      select k.group_key
+      from fairq.tasks k
+      where k.shard_no = p_shard_no
+        and k.id = i.id
+        and k.state = 'queued'
+      offset 0
+    ) t
+  );
+end;
+$$;
+comment on function fairq._groups_of_queued(integer, bigint[]) is 'The groups of those tasks that are queued.';
 
 -- sql/functions/_has_news.sql
 
@@ -1622,7 +1654,6 @@ begin
       select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
       from ring g
       where g.due_at is null
-        and g.cancelled_id is null
     ) r
     group by r.group_key
   ),
@@ -2164,7 +2195,7 @@ comment on function fairq._policy(fairq.queues, fairq.groups) is 'What limits a 
 -- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
 -- cancelled, or a schedule that it hears of when it is due already. The bound on rounds is a matter of cost only; the next pop goes on.
 -- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
--- Locks: #meters where there are any; tasks, the rows it returns; the domain while promoting.
+-- Locks: the worker's row, shared; #meters where there are any; tasks, the rows it returns; the domain while promoting.
 -- Cost: p_limit entries of tasks_ready_idx plus those popped since the last tick.
 create function fairq._pop(p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval)
 returns setof fairq.tasks
@@ -2183,7 +2214,7 @@ declare
   v_before fairq.ticks;
   v_promoted integer;
 begin
-  perform fairq._touch_worker(p_shard_no, p_worker_id, v_now);
+  perform fairq._touch_worker(p_shard_no, p_worker_id, v_now, true);
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   if v_queue.paused_at is not null then
     return;
@@ -2231,9 +2262,11 @@ begin
     end if;
 
     exit when v_left = 0;
-    exit when v_picked.expired is null and v_tick.horizon is null and not fairq._has_news(v_tick);
-    exit when v_round > 1 and v_picked.expired is null and v_picked.ready is null and coalesce(v_promoted, 0) = 0
-      and (v_tick.horizon, v_tick.horizon_position) is not distinct from (v_before.horizon, v_before.horizon_position);
+    exit when v_tick.horizon is null and v_picked.expired is null and not fairq._has_news(v_tick);
+    -- Somebody else promotes, or the news is none that a promotion can act on (a due task that another transaction holds).
+    exit when v_round > 1 and v_picked.ready is null and v_picked.expired is null
+      and (v_promoted is null or v_promoted = 0 and v_tick.horizon is null and v_tick.next_xid = v_before.next_xid
+        and v_tick.next_due_at is not distinct from v_before.next_due_at);
   end loop;
   if v_queue.metered and v_left < p_limit then
     perform fairq._charge_meters(p_queue, p_limit - v_left, v_now);
@@ -2248,7 +2281,7 @@ comment on function fairq._pop(integer, text, integer, bigint, interval) is 'Pop
 
 -- sql/functions/_promote.sql
 
--- Promotion of one domain, top to bottom: due tasks, keys, rings, cancellations, recalls, admission, tick.
+-- Promotion of one domain, top to bottom: due tasks, keys, rings, recalls, cancellations, admission, tick.
 -- Returns the number of tasks promoted, null when another session is at it and p_wait is false.
 -- p_short says that the caller found the ready set used up: what is still queued before the horizon is being popped by others, and a pop
 -- in flight, or one whose client hangs, must not keep the rest waiting.
@@ -2269,6 +2302,7 @@ declare
   v_clock bigint;
   v_heard record;
   v_recall record;
+  v_cancelled text[];
   v_refill boolean;
   v_done record;
   v_look_at timestamptz;
@@ -2311,6 +2345,11 @@ begin
   order by t.block, t.position
   limit 1;
   v_clock := greatest(v_tick.clock, coalesce(least(v_first, v_tick.horizon), v_tick.top));
+  if v_clock > 2305843009213693952 then
+    v_tick := fairq._rebase(v_tick, v_clock);
+    v_first := v_first - v_clock;
+    v_clock := 0;
+  end if;
 
   select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000), v_now) h;
   if not v_tick.keyed and exists (select from unnest(v_heard.o_lanes) l where l.keyed) then
@@ -2321,22 +2360,23 @@ begin
     perform fairq._unblock(p_shard_no, v_heard.o_lanes, v_now);
   end if;
 
-  if v_heard.o_cancelled is not null then
-    perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
-  end if;
-
-  -- Lanes that may have tasks queued which should not be: those whose waiting tasks now begin with a higher priority than the last one
-  -- promoted, and those that were paused or whose breaker opened.
-  select array_agg(l.group_key) as groups, array_agg(case when not w.is_shut then (l.cursors[1]).priority end) as priorities into v_recall
+  -- Lanes that may have tasks queued which should not be there: those whose waiting tasks now begin with a higher priority than the last one
+  -- promoted, those that were paused or whose breaker opened, and those of queued tasks to be cancelled, whose addresses the group gets back.
+  v_cancelled := fairq._groups_of_queued(p_shard_no, v_heard.o_cancelled);
+  select array_agg(l.group_key) as groups, array_agg(case when not w.is_recalled then (l.cursors[1]).priority end) as priorities into v_recall
   from unnest(v_heard.o_lanes) l
   cross join lateral (
-    select coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now, false) as is_shut
+    select l.group_key = any(v_cancelled)
+      or coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now, false) as is_recalled
   ) w
   where l.finish > v_clock
-    and (w.is_shut or (l.cursors[1]).priority > l.last_priority);
+    and (w.is_recalled or (l.cursors[1]).priority > l.last_priority);
   if v_recall.groups is not null then
     v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock,
       v_now);
+  end if;
+  if v_heard.o_cancelled is not null then
+    perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
   end if;
 
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
@@ -2404,6 +2444,40 @@ end;
 $$;
 comment on function fairq._ready_target(integer, fairq.queues) is 'How many tasks a queue keeps ready.';
 
+-- sql/functions/_rebase.sql
+
+-- Takes the clock back to zero long before a bigint is full: blocks, finish tags and the tick move by the same distance, so the order stays as it is. With tasks of
+-- cost 1 that is after 2^41 rounds; with bytes for costs it may happen in a few years.
+-- Pops that read the tick before find nothing and look again.
+-- Returns the tick, not yet written.
+-- Locks: tasks, queued rows (a pop in flight is waited for); lanes; the caller holds the domain.
+-- Cost: the ready set and all lanes of the domain.
+create function fairq._rebase(p_tick fairq.ticks, p_clock bigint) returns fairq.ticks
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  update fairq.tasks t
+  set block = t.block - p_clock
+  where t.shard_no = p_tick.shard_no
+    and t.queue = p_tick.queue
+    and t.state = 'queued';
+  update fairq.lanes l
+  set finish = greatest(0, l.finish - p_clock)
+  where l.shard_no = p_tick.shard_no
+    and l.queue = p_tick.queue;
+  delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;
+
+  p_tick.clock := 0;
+  p_tick.top := p_tick.top - p_clock;
+  p_tick.horizon := p_tick.horizon - p_clock;
+  p_tick.refill_block := p_tick.refill_block - p_clock;
+  return p_tick;
+end;
+$$;
+comment on function fairq._rebase(fairq.ticks, bigint) is 'Takes the clock of a domain back to zero.';
+
 -- sql/functions/_rebuild.sql
 
 -- Makes lanes, rings and ticks anew from fairq.tasks, which is the truth (I11). Runs by itself when a domain has no tick it can trust: in a
@@ -2412,7 +2486,7 @@ comment on function fairq._ready_target(integer, fairq.queues) is 'How many task
 -- stores; those of transactions still running are pending in it and will be heard.
 -- Wishes to cancel waiting tasks are rung again.
 -- Returns the tick it wrote.
--- Locks: lanes, ticks, rings of the domain; the caller holds the domain.
+-- Locks: lanes, ticks, rings, sweeps of the domain; the caller holds the domain.
 -- Cost: all live tasks of the domain.
 create function fairq._rebuild(p_shard_no integer, p_queue fairq.queues, p_now timestamptz) returns fairq.ticks
 language plpgsql
@@ -2443,6 +2517,8 @@ begin
     where p.xid < v_tick.next_xid
   );
   delete from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue.queue;
+  -- Transaction ids, ticks and the clock may start lower than the sweeps have come.
+  delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what in ('rings ' || p_queue.queue, 'ticks ' || p_queue.queue, 'lanes ' || p_queue.queue);
 
   select coalesce(min(t.block) filter (where t.state = 'queued'), max(t.block), 0), coalesce(max(t.block), 0),
     min(t.run_at) filter (where t.state = 'scheduled')
@@ -2620,7 +2696,7 @@ comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], int
 -- The worker is struck off once nothing of it is left, so a message of its comes to nothing.
 -- A task that its worker is finishing this very moment is locked and skipped: let it.
 -- Returns how many tasks it took from the worker.
--- Locks: tasks, "skip locked".
+-- Locks: the worker's row, then tasks, both "skip locked": a worker that is popping right now is alive.
 -- Cost: tasks_held_idx, entries of this worker.
 create function fairq._recover_worker(p_shard_no integer, p_worker_id bigint, p_limit integer, p_now timestamptz) returns integer
 language plpgsql
@@ -2631,6 +2707,11 @@ declare
   v_lost record;
   v_error jsonb := jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id));
 begin
+  perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id for update skip locked;
+  if not found then
+    return 0;
+  end if;
+
   -- No "order by": the planner would get it from the primary key and read all tasks of the shard. Nobody is waited for, so order is of no matter.
   with held as materialized (
     select t.ctid, t.id, t.state, t.attempt, t.max_attempts, t.started_at
@@ -2732,7 +2813,7 @@ set enable_bitmapscan = off
 set enable_indexscan = off
 as $$
 declare
-  v_count integer;
+  v_ids bigint[];
 begin
   with held as materialized (
     select t.ctid, t.counted, t.meters
@@ -2748,7 +2829,7 @@ begin
     from held h
     where t.shard_no = p_shard_no
       and t.ctid = h.ctid
-    returning t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, h.counted, h.meters
+    returning t.id, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, h.counted, h.meters
   ),
   rung as (
     insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
@@ -2763,8 +2844,9 @@ begin
     cross join lateral fairq._scopes(p_shard_no, r.queue, r.group_key, r.counted, r.meters, r.concurrency_key) s
     group by s.shard_no, s.queue, s.group_key
   )
-  select count(*)::integer into v_count from returned;
-  return v_count;
+  select array_agg(r.id) into v_ids from returned r;
+  perform fairq._ring_wishes(p_shard_no, v_ids);
+  return coalesce(cardinality(v_ids), 0);
 end;
 $$;
 comment on function fairq._return_tasks(integer, tid[], boolean) is 'Puts held tasks back in line.';
@@ -2783,6 +2865,35 @@ begin
 end;
 $$;
 comment on function fairq._ring_group(integer, text, text) is 'Rings a group whose settings changed.';
+
+-- sql/functions/_ring_wishes.sql
+
+-- Tasks that come back in line although somebody wished to cancel them: the wish is rung again, since the ring that told of it was heard while the task
+-- was held.
+create function fairq._ring_wishes(p_shard_no integer, p_ids bigint[]) returns void
+language plpgsql
+volatile
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = on
+as $$
+begin
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+  select p_shard_no, t.queue, t.group_key, t.id
+  from unnest(p_ids) i(id)
+  cross join lateral (
+    select k.id, k.queue, k.group_key
+    from fairq.tasks k
+    where k.shard_no = p_shard_no
+      and k.id = i.id
+      and k.worker_id is null
+      and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id)
+    offset 0
+  ) t;
+end;
+$$;
+comment on function fairq._ring_wishes(integer, bigint[]) is 'Rings again for tasks to be cancelled that came back in line.';
 
 -- sql/functions/_rotate_partitions.sql
 
@@ -3347,9 +3458,12 @@ comment on function fairq._tick(integer, text) is 'The newest tick of a domain, 
 
 -- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone: working is a sign of life.
 -- Raises QF004.
--- Locks: heartbeats, the worker's own rows.
+-- With p_hold the worker's row is locked until the transaction ends: it is not struck off between a pop and its commit, which would leave the
+-- tasks with nobody.
+-- Locks: workers, one row, shared; heartbeats, the worker's own rows.
 -- Cost: one entry of heartbeats_pkey, read backwards.
-create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
+create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz, p_hold boolean default false)
+returns void
 language plpgsql
 volatile
 set search_path = ''
@@ -3370,6 +3484,9 @@ begin
   from fairq.workers w
   where w.shard_no = p_shard_no
     and w.worker_id = p_worker_id;
+  if found and p_hold then
+    perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id for key share;
+  end if;
   if not found then
     raise exception 'there is no worker %', coalesce(p_worker_id::text, 'null')
       using errcode = 'QF004',
@@ -3381,7 +3498,7 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._touch_worker(integer, bigint, timestamptz) is 'Checks that a worker is known; working counts as a sign of life.';
+comment on function fairq._touch_worker(integer, bigint, timestamptz, boolean) is 'Checks that a worker is known; working counts as a sign of life.';
 
 -- sql/functions/_unblock.sql
 
@@ -4508,6 +4625,7 @@ declare
   v_shard_no integer;
   v_left integer := p_limit;
   v_popped integer;
+  v_first integer := floor(random() * 4096);
 begin
   perform fairq._check_limit(p_limit);
   if p_claim_lease <= interval '0' then
@@ -4518,7 +4636,14 @@ begin
     perform fairq._refuse_queue(p_queue);
   end if;
 
-  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+  -- With several shards, each pop begins with another one.
+  for v_shard_no in
+    select (s.shard_no + v_first) % s.shard_count
+    from (select h.shard_no, count(*) over () as shard_count from fairq._shards(null) h(shard_no)) s
+    where p_shard_no is null
+    union all
+    select p_shard_no where p_shard_no is not null
+  loop
     return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease) t;
     get diagnostics v_popped = row_count;
     v_left := v_left - v_popped;
@@ -4805,7 +4930,7 @@ comment on function fairq.resume_queue(text) is 'Serves a paused queue again.';
 
 -- A worker leaves in good order: what it still holds goes back in line without burning an attempt.
 -- Unknown workers are ignored: retiring twice does no harm.
--- Locks: tasks it holds.
+-- Locks: the worker's row, waits for a pop of its to end; tasks it holds.
 create function fairq.retire_worker(p_worker_id bigint) returns void
 language plpgsql
 volatile
@@ -4819,6 +4944,7 @@ declare
   v_shard_no integer;
 begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    perform from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id for update;
     perform fairq._return_tasks(v_shard_no, array(
       select t.ctid
       from fairq.tasks t

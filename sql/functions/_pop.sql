@@ -6,7 +6,7 @@
 -- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
 -- cancelled, or a schedule that it hears of when it is due already. The bound on rounds is a matter of cost only; the next pop goes on.
 -- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
--- Locks: #meters where there are any; tasks, the rows it returns; the domain while promoting.
+-- Locks: the worker's row, shared; #meters where there are any; tasks, the rows it returns; the domain while promoting.
 -- Cost: p_limit entries of tasks_ready_idx plus those popped since the last tick.
 create function fairq._pop(p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval)
 returns setof fairq.tasks
@@ -25,7 +25,7 @@ declare
   v_before fairq.ticks;
   v_promoted integer;
 begin
-  perform fairq._touch_worker(p_shard_no, p_worker_id, v_now);
+  perform fairq._touch_worker(p_shard_no, p_worker_id, v_now, true);
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   if v_queue.paused_at is not null then
     return;
@@ -73,9 +73,11 @@ begin
     end if;
 
     exit when v_left = 0;
-    exit when v_picked.expired is null and v_tick.horizon is null and not fairq._has_news(v_tick);
-    exit when v_round > 1 and v_picked.expired is null and v_picked.ready is null and coalesce(v_promoted, 0) = 0
-      and (v_tick.horizon, v_tick.horizon_position) is not distinct from (v_before.horizon, v_before.horizon_position);
+    exit when v_tick.horizon is null and v_picked.expired is null and not fairq._has_news(v_tick);
+    -- Somebody else promotes, or the news is none that a promotion can act on (a due task that another transaction holds).
+    exit when v_round > 1 and v_picked.ready is null and v_picked.expired is null
+      and (v_promoted is null or v_promoted = 0 and v_tick.horizon is null and v_tick.next_xid = v_before.next_xid
+        and v_tick.next_due_at is not distinct from v_before.next_due_at);
   end loop;
   if v_queue.metered and v_left < p_limit then
     perform fairq._charge_meters(p_queue, p_limit - v_left, v_now);

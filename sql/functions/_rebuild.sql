@@ -4,7 +4,7 @@
 -- stores; those of transactions still running are pending in it and will be heard.
 -- Wishes to cancel waiting tasks are rung again.
 -- Returns the tick it wrote.
--- Locks: lanes, ticks, rings of the domain; the caller holds the domain.
+-- Locks: lanes, ticks, rings, sweeps of the domain; the caller holds the domain.
 -- Cost: all live tasks of the domain.
 create function fairq._rebuild(p_shard_no integer, p_queue fairq.queues, p_now timestamptz) returns fairq.ticks
 language plpgsql
@@ -35,6 +35,8 @@ begin
     where p.xid < v_tick.next_xid
   );
   delete from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue.queue;
+  -- Transaction ids, ticks and the clock may start lower than the sweeps have come.
+  delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what in ('rings ' || p_queue.queue, 'ticks ' || p_queue.queue, 'lanes ' || p_queue.queue);
 
   select coalesce(min(t.block) filter (where t.state = 'queued'), max(t.block), 0), coalesce(max(t.block), 0),
     min(t.run_at) filter (where t.state = 'scheduled')

@@ -229,3 +229,14 @@ def test_a_pop_in_flight_does_not_keep_the_rest_of_the_backlog_waiting(database:
     assert [id_ for _ in range(20) for id_ in pop(conn, worker, 7)] == ids[1:]
     hanging.rollback()
     assert pop(conn, worker, 7) == ids[:1]
+
+
+def test_expired_tasks_waiting_in_front_do_not_hide_one_that_can_run(db: Conn) -> None:
+    """I8: promotion ends them one by one, and promotes nothing meanwhile."""
+    run(db, "update fairq.queues set ready_target = 1")
+    at(db, "12:00:00")
+    worker = register(db)
+    promote(db)
+    create_many(db, "bob", 10, expires_at="2030-01-01 11:00:00+00")
+    good = create(db)
+    assert pop(db, worker) == [good]
