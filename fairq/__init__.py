@@ -100,16 +100,17 @@ __all__ = [
 
 _MODULES = ("app", "client", "errors", "results")
 
+if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
 
-def __getattr__(name: str) -> Any:
-    # Imported when first asked for: `fairq --help` must not wait for a database driver.
-    if name in __all__:
-        for module in _MODULES:
-            found = import_module(f"fairq.{module}")
-            if name in found.__all__:
-                value = globals()[name] = getattr(found, name)
-                return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        # Imported when first asked for: `fairq --help` must not wait for a database driver.
+        if name in __all__:
+            for module in _MODULES:
+                found = import_module(f"fairq.{module}")
+                if name in found.__all__:
+                    value = globals()[name] = getattr(found, name)
+                    return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

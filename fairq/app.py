@@ -23,6 +23,7 @@ import math
 import random
 import threading
 import traceback
+import types
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -343,19 +344,25 @@ class Task(Generic[T, P, R]):
     def __repr__(self) -> str:
         return f"<fairq task {self.kind!r} on queue {self.queue!r}>"
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        raise ConfigurationError(f"the task {self.kind!r} is a method; a handler is a plain function")
-
     # Running it
 
     def invoke(self, payload: T, ctx: Context) -> Any:
         """Call the handler as its signature asks. Of an async handler, this is the coroutine."""
         handler: Any = self.handler
         if self._context_by == "position":
-            return handler(payload, ctx)
-        if self._context_by == "keyword":
-            return handler(payload, **{self._context_name: ctx})
-        return handler(payload)
+            answer = handler(payload, ctx)
+        elif self._context_by == "keyword":
+            answer = handler(payload, **{self._context_name: ctx})
+        else:
+            answer = handler(payload)
+        if isinstance(answer, types.CoroutineType) and not self.is_async:
+            # Nobody would await it: the task would count as done with nothing done.
+            answer.close()
+            raise ConfigurationError(
+                f"the handler of task {self.kind!r} is a plain function and returned a coroutine",
+                "A decorator between @app.task and an async handler must be an async function itself.",
+            )
+        return answer
 
     def decode(self, payload: str | bytes) -> T:
         """The payload, from JSON text, as the handler's annotation says. Raises NotDecodable."""
@@ -524,6 +531,10 @@ class Task(Generic[T, P, R]):
         return annotation is Any or (isinstance(annotation, type) and type(payload) is annotation)
 
     def _read_signature(self) -> None:
+        if inspect.isgeneratorfunction(self.handler) or inspect.isasyncgenfunction(self.handler):
+            raise ConfigurationError(
+                f"the handler of task {self.kind!r} is a generator; calling it does nothing"
+            )
         parameters = list(inspect.signature(self.handler).parameters.values())
         positional = [
             each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
@@ -534,6 +545,11 @@ class Task(Generic[T, P, R]):
                 "First comes the payload, then, if wanted, the fairq.Context: def parse(payload, ctx)",
             )
         self._payload_name = positional[0].name
+        if self._payload_name in ("self", "cls"):
+            raise ConfigurationError(
+                f"the handler of task {self.kind!r} is a method",
+                "Declare a plain function that calls the method.",
+            )
         rest = [each for each in parameters if each is not positional[0]]
         context = next((each for each in rest if each.name == "ctx" or _is_context(each.annotation)), None)
         if context is not None:

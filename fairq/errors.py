@@ -16,6 +16,8 @@
     │   ├── LengthMismatch            QF011  arrays of one call differ in length
     │   ├── UnknownOutcome            QF012
     │   ├── ShardsInUse               QF013  the number of shards is fixed once there are tasks
+    │   ├── UnknownSetting            QF014  no setting of that name to reset
+    │   ├── PrefetchRefused           QF015  claim leases and a cap of the cluster exclude each other
     │   └── TasksWouldBeLost          QF090  a downgrade would throw tasks away
     ├── DatabaseError                 whatever else the database answers
     │   ├── NotInstalled              no schema fairq, or not this version of it
@@ -74,6 +76,7 @@ __all__ = [
     "NotHeld",
     "NotInstalled",
     "OutOfRange",
+    "PrefetchRefused",
     "Refused",
     "ResultNotEncodable",
     "ResultTimeout",
@@ -87,6 +90,7 @@ __all__ = [
     "Unavailable",
     "UnknownOutcome",
     "UnknownQueue",
+    "UnknownSetting",
     "UnknownTask",
     "UnknownWorker",
     "UnsupportedConnection",
@@ -195,6 +199,16 @@ class UnknownOutcome(Refused):
 class ShardsInUse(Refused):
     code = "shards_in_use"
     sqlstate = "QF013"
+
+
+class UnknownSetting(Refused):
+    code = "unknown_setting"
+    sqlstate = "QF014"
+
+
+class PrefetchRefused(Refused):
+    code = "prefetch_refused"
+    sqlstate = "QF015"
 
 
 class TasksWouldBeLost(Refused):
@@ -362,6 +376,8 @@ _REFUSALS: tuple[type[Refused], ...] = (
     LengthMismatch,
     UnknownOutcome,
     ShardsInUse,
+    UnknownSetting,
+    PrefetchRefused,
     TasksWouldBeLost,
 )
 

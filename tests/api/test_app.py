@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import pickle
 import threading
@@ -98,10 +99,49 @@ def third(payload: int, ctx: fairq.Context, other: int) -> None: ...
 def only_keywords(*, payload: int) -> None: ...
 
 
-@pytest.mark.parametrize("handler", [no_payload, third, only_keywords])
+def generator(payload: int) -> Any:
+    yield payload
+
+
+async def async_generator(payload: int) -> Any:
+    yield payload
+
+
+class Service:
+    def method(self, payload: int) -> None: ...
+
+
+HANDLERS = [no_payload, third, only_keywords, generator, async_generator, Service.method]
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
 def test_a_handler_that_cannot_be_called_is_refused_at_once(handler: Any) -> None:
     with pytest.raises(fairq.ConfigurationError):
         fairq.App().task(handler)
+
+
+def test_a_coroutine_that_nobody_would_await_is_an_error() -> None:
+    """A plain wrapper around an async handler would count as done with nothing done."""
+
+    async def real(payload: int) -> None: ...
+
+    @functools.wraps(real)
+    def wrapper(payload: int) -> Any:
+        return real(payload)
+
+    task = fairq.App().task(wrapper)
+    assert not task.is_async
+    with pytest.raises(fairq.ConfigurationError, match="returned a coroutine"):
+        task.invoke(1, testing.context())
+
+
+def test_a_partial_of_an_async_function_is_async() -> None:
+    async def real(scale: int, payload: int) -> int:
+        return scale * payload
+
+    task: Any = fairq.App().task(kind="partial")(functools.partial(real, 3))
+    assert task.is_async
+    assert testing.call(task, 2) == 6
 
 
 def test_a_lambda_needs_a_kind() -> None:

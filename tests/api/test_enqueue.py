@@ -8,6 +8,9 @@ import psycopg
 import pytest
 
 import fairq
+from fairq.client import identity
+from fairq.connections import Call, run
+from fairq.queries import client
 from tests.api.kinds import Opened
 
 COUNT = "select count(*) from fairq.tasks where group_key = %s"
@@ -144,6 +147,69 @@ def test_a_wrong_argument_is_refused_before_anything_is_sent(
     assert caught.value.__cause__ is None
     assert db.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     assert fairq.enqueue(db, "bob") > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"group_key": ""}, fairq.InvalidGroupKey),
+        ({"group_key": "x" * 501}, fairq.InvalidGroupKey),
+        ({"group_key": "ä" * 251}, fairq.InvalidGroupKey),
+        ({"kind": ""}, fairq.InvalidName),
+        ({"kind": "x" * 201}, fairq.InvalidName),
+        ({"idempotency_key": ""}, fairq.InvalidName),
+        ({"concurrency_key": "x" * 501}, fairq.InvalidName),
+        ({"priority": 1_000_001}, fairq.OutOfRange),
+        ({"priority": -1_000_001}, fairq.OutOfRange),
+        ({"max_attempts": 0}, fairq.OutOfRange),
+        ({"max_attempts": 1_000_001}, fairq.OutOfRange),
+        ({"cost": 0.0}, fairq.InvalidCost),
+        ({"cost": 1_000_001.0}, fairq.InvalidCost),
+        ({"cost": float("nan")}, fairq.InvalidCost),
+        ({"timeout": 0}, fairq.InvalidTime),
+    ],
+    ids=lambda value: repr(value)[:40] if isinstance(value, dict) else "",
+)
+def test_the_engine_refuses_the_same_with_the_same_exception(
+    db: psycopg.Connection[Any], change: dict[str, Any], error: type[fairq.Refused]
+) -> None:
+    """Our checks only come earlier; what is just within the limits passes both."""
+    with pytest.raises(error):
+        fairq.enqueue(db, **{"group_key": "bob", "payload": {}, **change})
+    given: dict[str, Any] = {
+        "group_key": "bob",
+        "payload": "{}",
+        "queue": "default",
+        "kind": "k",
+        "priority": 0,
+    }
+    given |= {"cost": 1.0, **change}
+    if "timeout" in change:
+        given["timeout"] = f"{change['timeout']} seconds"
+    with pytest.raises(error) as caught:
+        run(db, Call(client.enqueue_call(**given), identity))
+    assert caught.value.__cause__ is not None
+    db.rollback()
+
+
+def test_what_is_just_within_the_limits_is_taken(db: psycopg.Connection[Any]) -> None:
+    for options in (
+        {"group_key": "ä" * 250},
+        {"kind": "x" * 200, "idempotency_key": "x" * 500, "concurrency_key": "y" * 500},
+        {"priority": 1_000_000, "max_attempts": 1_000_000, "cost": 1_000_000},
+        {"priority": -1_000_000, "max_attempts": 1, "cost": 0.001, "timeout": 1e-6},
+        {"timeout": 1e9},
+    ):
+        arguments: dict[str, Any] = {"group_key": "bob", **options}
+        assert fairq.enqueue(db, **arguments) > 0
+
+
+def test_a_payload_over_the_limit_is_refused_by_the_engine(db: psycopg.Connection[Any]) -> None:
+    db.execute("select fairq.configure_cluster(p_payload_limit => 1000)")
+    with pytest.raises(fairq.InvalidPayload, match="1000 are allowed") as caught:
+        fairq.enqueue(db, "bob", "x" * 2000)
+    assert not isinstance(caught.value, fairq.NotEncodable)
+    assert "configure_cluster" in (caught.value.hint or "")
 
 
 def test_every_option_arrives(opened: Opened, group: str) -> None:

@@ -87,7 +87,7 @@ def test_public_names_are_there_and_listed() -> None:
     assert {each.__name__ for each in classes()} <= set(errors.__all__)
     assert set(fairq.__all__) <= set(dir(fairq))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = fairq.nothing
+        _ = fairq.nothing  # type: ignore[attr-defined]
 
 
 def raised(conn: psycopg.Connection[Any], statement: str) -> psycopg.Error:

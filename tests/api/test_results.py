@@ -34,19 +34,26 @@ class Worker:
     def finish(
         self, id: int, outcome: str = "succeeded", result: str | None = None, error: str | None = None
     ) -> None:
-        popped = -1
-        while popped != id:
-            row = self.conn.execute(
-                "select t.id, t.attempt from fairq.pop_tasks('default', 1, %s) t", [self.id]
-            )
-            found = row.fetchone()
+        attempt = self.pop(id)
+        self._finish(id, attempt, outcome, result, error)
+
+    def pop(self, id: int) -> int:
+        """Pop until this task comes; those before it succeed. Returns the attempt."""
+        pop: LiteralString = "select t.id, t.attempt from fairq.pop_tasks('default', 1, %s) t"
+        while True:
+            found = self.conn.execute(pop, [self.id]).fetchone()
             assert found is not None, "the task is not there to be popped"
             popped, attempt = found
-            self._value(
-                "select fairq.finish_tasks(%s, array[%s::bigint], array[%s::int], array[%s],"
-                " array[%s::jsonb], array[%s::jsonb])",
-                *(self.id, popped, attempt, outcome if popped == id else "succeeded", result, error),
-            )
+            if popped == id:
+                return int(attempt)
+            self._finish(popped, attempt, "succeeded", None, None)
+
+    def _finish(self, id: int, attempt: int, outcome: str, result: str | None, error: str | None) -> None:
+        finish: LiteralString = (
+            "select fairq.finish_tasks(%s, array[%s::bigint], array[%s::int], array[%s],"
+            " array[%s::jsonb], array[%s::jsonb])"
+        )
+        self._value(finish, self.id, id, attempt, outcome, result, error)
 
 
 @pytest.fixture
@@ -223,3 +230,20 @@ def test_a_look_costs_no_scan_of_the_history(database: Database) -> None:
     ]
     assert scans
     assert all("Index" in node["Node Type"] for node in scans)
+
+
+def test_progress_is_read_on_every_kind_of_connection(opened: Opened, taker: Worker, group: str) -> None:
+    id = opened.finish(fairq.enqueue(opened.conn, group))
+    opened.commit()
+    assert opened.finish(fairq.progress(opened.conn, id)) is None
+    opened.rollback()
+    attempt = taker.pop(id)
+    report: LiteralString = (
+        "select fairq.report_progress(%s, array[%s::bigint], array[%s::int], array[%s::float8],"
+        " array[%s::float8], array[%s::jsonb])"
+    )
+    for done in (1, 2):
+        taker.conn.execute(report, [taker.id, id, attempt, done, 10, '{"page": 3}'])
+    found = opened.finish(fairq.progress(opened.conn, id))
+    assert found == fairq.Progress(2, 10, {"page": 3})
+    opened.rollback()

@@ -1,0 +1,106 @@
+"""How applications use fairq; the type checker must agree, and know what comes back."""
+
+import asyncio
+import dataclasses
+from collections.abc import Coroutine, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+
+import psycopg
+import psycopg_pool
+import pydantic
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+import fairq
+from fairq import testing
+
+
+@dataclasses.dataclass
+class Parse:
+    file: str
+
+
+class Mail(pydantic.BaseModel):
+    to: str
+
+
+app = fairq.App(queue="docs", retry=fairq.Backoff(on=(OSError,)))
+
+
+@app.task
+def parse(payload: Parse) -> int:
+    return len(payload.file)
+
+
+@app.task(kind="mail", timeout=timedelta(seconds=5), store_result=True)
+async def mail(payload: Mail, ctx: fairq.Context) -> dict[str, str]:
+    if ctx.cancelled:
+        raise fairq.Cancelled("stop")
+    await ctx.cancelled
+    return {"to": payload.to}
+
+
+def calling(ctx: fairq.Context) -> None:
+    assert_type(parse(Parse("a")), int)
+    waiting: Coroutine[Any, Any, dict[str, str]] = mail(Mail(to="bob"), ctx)
+    waiting.close()
+
+
+def sync(
+    plain: psycopg.Connection[Any],
+    tuples: psycopg.Connection[tuple[Any, ...]],
+    alchemy: Connection,
+    session: Session,
+    scoped: scoped_session[Session],
+    ctx: fairq.Context,
+) -> None:
+    for conn in (plain, tuples):
+        assert_type(fairq.enqueue(conn, "bob", {"n": 1}), int)
+    assert_type(fairq.enqueue(alchemy, "bob"), int)
+    assert_type(fairq.enqueue(session, "bob"), int)
+    assert_type(fairq.enqueue(scoped, "bob"), int)
+    assert_type(fairq.enqueue_many(plain, [("bob", 1), ("alice", "x")]), list[int])
+    assert_type(fairq.enqueue_many(session, [fairq.Item("bob", 1, cost=2)]), list[int])
+    assert_type(parse.enqueue(session, "bob", Parse("a"), run_at=datetime.now(UTC)), int)
+    assert_type(mail.enqueue_many(plain, [("bob", Mail(to="x"))], priority=3), list[int])
+    assert_type(fairq.cancel(session, 1), bool)
+    assert_type(fairq.result(plain, 1, timeout=1.5), fairq.TaskResult)
+    assert_type(fairq.progress(plain, 1), fairq.Progress | None)
+    assert_type(testing.drain(plain, app), list[testing.Ran])
+    assert_type(testing.enqueued(session), list[testing.Enqueued])
+    ctx.finish_in(plain, {"done": True})
+
+
+def many(conn: psycopg.Connection[Any]) -> None:
+    def pairs() -> Iterator[tuple[str, Parse]]:
+        yield "bob", Parse("a")
+
+    parse.enqueue_many(conn, pairs())
+
+
+async def asynchronous(
+    plain: psycopg.AsyncConnection[Any],
+    alchemy: AsyncConnection,
+    session: AsyncSession,
+    scoped: async_scoped_session[AsyncSession],
+    ctx: fairq.Context,
+) -> None:
+    assert_type(await fairq.enqueue(plain, "bob", {"n": 1}), int)
+    assert_type(await fairq.enqueue(alchemy, "bob"), int)
+    assert_type(await fairq.enqueue(session, "bob"), int)
+    assert_type(await fairq.enqueue(scoped, "bob"), int)
+    assert_type(await parse.enqueue(session, "bob", Parse("a")), int)
+    assert_type(await fairq.enqueue_many(plain, []), list[int])
+    assert_type(await fairq.cancel(plain, 1), bool)
+    assert_type(await fairq.result(plain, 1), fairq.TaskResult)
+    assert_type(await testing.drain(plain, app), list[testing.Ran])
+    await ctx.finish_in(plain)
+    first, second = await asyncio.gather(fairq.enqueue(plain, "a"), fairq.enqueue(plain, "b"))
+    assert_type(first + second, int)
+
+
+def pooled(pool: psycopg_pool.ConnectionPool) -> None:
+    with pool.connection() as conn:
+        assert_type(fairq.enqueue(conn, "bob"), int)
