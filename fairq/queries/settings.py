@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Sequence
 
 from fairq.queries import driver
 
@@ -30,7 +31,21 @@ from fairq.configure_queue(
   p_retry_base => $4::interval,
   p_retry_cap => $5::interval,
   p_retention => $6::interval,
-  p_notify => $7::boolean
+  p_notify => $7::boolean,
+  p_weight => $8::double precision,
+  p_group_max_running => $9::integer,
+  p_group_rate_limit => $10::integer,
+  p_group_rate_period => $11::interval,
+  p_group_rate_burst => $12::integer,
+  p_group_breaker_threshold => $13::integer,
+  p_group_breaker_cooldown => $14::interval,
+  p_max_running => $15::integer,
+  p_rate_limit => $16::integer,
+  p_rate_period => $17::interval,
+  p_rate_burst => $18::integer,
+  p_breaker_threshold => $19::integer,
+  p_breaker_cooldown => $20::interval,
+  p_reset => $21::text[]
 ) q""",
     driver.row(ConfigureQueueRow),
 )
@@ -46,6 +61,20 @@ def configure_queue(
     retry_cap: datetime.timedelta | None = None,
     retention: datetime.timedelta | None = None,
     notify: bool | None = None,
+    weight: float | None = None,
+    group_max_running: int | None = None,
+    group_rate_limit: int | None = None,
+    group_rate_period: datetime.timedelta | None = None,
+    group_rate_burst: int | None = None,
+    group_breaker_threshold: int | None = None,
+    group_breaker_cooldown: datetime.timedelta | None = None,
+    max_running: int | None = None,
+    rate_limit: int | None = None,
+    rate_period: datetime.timedelta | None = None,
+    rate_burst: int | None = None,
+    breaker_threshold: int | None = None,
+    breaker_cooldown: datetime.timedelta | None = None,
+    reset: Sequence[str | None],
 ) -> ConfigureQueueRow | None:
     """Creates a queue, or changes its settings; null leaves one as it is."""
     return driver.run(
@@ -59,6 +88,20 @@ def configure_queue(
             retry_cap,
             retention,
             notify,
+            driver.maybe(driver.Float8, weight),
+            driver.maybe(driver.Int4, group_max_running),
+            driver.maybe(driver.Int4, group_rate_limit),
+            group_rate_period,
+            driver.maybe(driver.Int4, group_rate_burst),
+            driver.maybe(driver.Int4, group_breaker_threshold),
+            group_breaker_cooldown,
+            driver.maybe(driver.Int4, max_running),
+            driver.maybe(driver.Int4, rate_limit),
+            rate_period,
+            driver.maybe(driver.Int4, rate_burst),
+            driver.maybe(driver.Int4, breaker_threshold),
+            breaker_cooldown,
+            driver.Typed(reset, 1009),
         ),
     )
 
@@ -73,6 +116,20 @@ async def configure_queue_async(
     retry_cap: datetime.timedelta | None = None,
     retention: datetime.timedelta | None = None,
     notify: bool | None = None,
+    weight: float | None = None,
+    group_max_running: int | None = None,
+    group_rate_limit: int | None = None,
+    group_rate_period: datetime.timedelta | None = None,
+    group_rate_burst: int | None = None,
+    group_breaker_threshold: int | None = None,
+    group_breaker_cooldown: datetime.timedelta | None = None,
+    max_running: int | None = None,
+    rate_limit: int | None = None,
+    rate_period: datetime.timedelta | None = None,
+    rate_burst: int | None = None,
+    breaker_threshold: int | None = None,
+    breaker_cooldown: datetime.timedelta | None = None,
+    reset: Sequence[str | None],
 ) -> ConfigureQueueRow | None:
     """Creates a queue, or changes its settings; null leaves one as it is."""
     return await driver.run_async(
@@ -86,6 +143,20 @@ async def configure_queue_async(
             retry_cap,
             retention,
             notify,
+            driver.maybe(driver.Float8, weight),
+            driver.maybe(driver.Int4, group_max_running),
+            driver.maybe(driver.Int4, group_rate_limit),
+            group_rate_period,
+            driver.maybe(driver.Int4, group_rate_burst),
+            driver.maybe(driver.Int4, group_breaker_threshold),
+            group_breaker_cooldown,
+            driver.maybe(driver.Int4, max_running),
+            driver.maybe(driver.Int4, rate_limit),
+            rate_period,
+            driver.maybe(driver.Int4, rate_burst),
+            driver.maybe(driver.Int4, breaker_threshold),
+            breaker_cooldown,
+            driver.Typed(reset, 1009),
         ),
     )
 
@@ -99,6 +170,20 @@ def configure_queue_call(
     retry_cap: datetime.timedelta | None = None,
     retention: datetime.timedelta | None = None,
     notify: bool | None = None,
+    weight: float | None = None,
+    group_max_running: int | None = None,
+    group_rate_limit: int | None = None,
+    group_rate_period: datetime.timedelta | None = None,
+    group_rate_burst: int | None = None,
+    group_breaker_threshold: int | None = None,
+    group_breaker_cooldown: datetime.timedelta | None = None,
+    max_running: int | None = None,
+    rate_limit: int | None = None,
+    rate_period: datetime.timedelta | None = None,
+    rate_burst: int | None = None,
+    breaker_threshold: int | None = None,
+    breaker_cooldown: datetime.timedelta | None = None,
+    reset: Sequence[str | None],
 ) -> driver.Call[ConfigureQueueRow | None]:
     return driver.Call(
         CONFIGURE_QUEUE,
@@ -110,6 +195,223 @@ def configure_queue_call(
             retry_cap,
             retention,
             notify,
+            driver.maybe(driver.Float8, weight),
+            driver.maybe(driver.Int4, group_max_running),
+            driver.maybe(driver.Int4, group_rate_limit),
+            group_rate_period,
+            driver.maybe(driver.Int4, group_rate_burst),
+            driver.maybe(driver.Int4, group_breaker_threshold),
+            group_breaker_cooldown,
+            driver.maybe(driver.Int4, max_running),
+            driver.maybe(driver.Int4, rate_limit),
+            rate_period,
+            driver.maybe(driver.Int4, rate_burst),
+            driver.maybe(driver.Int4, breaker_threshold),
+            breaker_cooldown,
+            driver.Typed(reset, 1009),
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConfigureGroupRow:
+    queue: str
+    group_key: str
+    weight: float | None
+    max_running: int | None
+    rate_limit: int | None
+    rate_period: datetime.timedelta | None
+    rate_burst: int | None
+    breaker_threshold: int | None
+    breaker_cooldown: datetime.timedelta | None
+    paused_at: datetime.datetime | None
+
+
+CONFIGURE_GROUP = driver.Statement[ConfigureGroupRow | None](
+    "one",
+    """-- name: ConfigureGroup :one
+select g.queue, g.group_key, g.weight, g.max_running, g.rate_limit, g.rate_period, g.rate_burst, g.breaker_threshold, g.breaker_cooldown, g.paused_at
+from fairq.configure_group(
+  p_queue => $1::text,
+  p_group_key => $2::text,
+  p_weight => $3::double precision,
+  p_max_running => $4::integer,
+  p_rate_limit => $5::integer,
+  p_rate_period => $6::interval,
+  p_rate_burst => $7::integer,
+  p_breaker_threshold => $8::integer,
+  p_breaker_cooldown => $9::interval,
+  p_reset => $10::text[]
+) g""",
+    driver.row(ConfigureGroupRow),
+)
+
+
+def configure_group(
+    conn: driver.Connection,
+    *,
+    queue: str,
+    group_key: str,
+    weight: float | None = None,
+    max_running: int | None = None,
+    rate_limit: int | None = None,
+    rate_period: datetime.timedelta | None = None,
+    rate_burst: int | None = None,
+    breaker_threshold: int | None = None,
+    breaker_cooldown: datetime.timedelta | None = None,
+    reset: Sequence[str | None],
+) -> ConfigureGroupRow | None:
+    """Changes settings of one group; null leaves one as it is, a name in reset takes the queue's default again."""
+    return driver.run(
+        conn,
+        CONFIGURE_GROUP,
+        (
+            queue,
+            group_key,
+            driver.maybe(driver.Float8, weight),
+            driver.maybe(driver.Int4, max_running),
+            driver.maybe(driver.Int4, rate_limit),
+            rate_period,
+            driver.maybe(driver.Int4, rate_burst),
+            driver.maybe(driver.Int4, breaker_threshold),
+            breaker_cooldown,
+            driver.Typed(reset, 1009),
+        ),
+    )
+
+
+async def configure_group_async(
+    conn: driver.AsyncConnection,
+    *,
+    queue: str,
+    group_key: str,
+    weight: float | None = None,
+    max_running: int | None = None,
+    rate_limit: int | None = None,
+    rate_period: datetime.timedelta | None = None,
+    rate_burst: int | None = None,
+    breaker_threshold: int | None = None,
+    breaker_cooldown: datetime.timedelta | None = None,
+    reset: Sequence[str | None],
+) -> ConfigureGroupRow | None:
+    """Changes settings of one group; null leaves one as it is, a name in reset takes the queue's default again."""
+    return await driver.run_async(
+        conn,
+        CONFIGURE_GROUP,
+        (
+            queue,
+            group_key,
+            driver.maybe(driver.Float8, weight),
+            driver.maybe(driver.Int4, max_running),
+            driver.maybe(driver.Int4, rate_limit),
+            rate_period,
+            driver.maybe(driver.Int4, rate_burst),
+            driver.maybe(driver.Int4, breaker_threshold),
+            breaker_cooldown,
+            driver.Typed(reset, 1009),
+        ),
+    )
+
+
+def configure_group_call(
+    *,
+    queue: str,
+    group_key: str,
+    weight: float | None = None,
+    max_running: int | None = None,
+    rate_limit: int | None = None,
+    rate_period: datetime.timedelta | None = None,
+    rate_burst: int | None = None,
+    breaker_threshold: int | None = None,
+    breaker_cooldown: datetime.timedelta | None = None,
+    reset: Sequence[str | None],
+) -> driver.Call[ConfigureGroupRow | None]:
+    return driver.Call(
+        CONFIGURE_GROUP,
+        (
+            queue,
+            group_key,
+            driver.maybe(driver.Float8, weight),
+            driver.maybe(driver.Int4, max_running),
+            driver.maybe(driver.Int4, rate_limit),
+            rate_period,
+            driver.maybe(driver.Int4, rate_burst),
+            driver.maybe(driver.Int4, breaker_threshold),
+            breaker_cooldown,
+            driver.Typed(reset, 1009),
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConfigureKeyRow:
+    concurrency_key: str
+    max_running: int | None
+
+
+CONFIGURE_KEY = driver.Statement[ConfigureKeyRow | None](
+    "one",
+    """-- name: ConfigureKey :one
+select k.group_key as concurrency_key, k.max_running
+from fairq.configure_key(
+  p_concurrency_key => $1::text,
+  p_max_running => $2::integer,
+  p_reset => $3::text[]
+) k""",
+    driver.row(ConfigureKeyRow),
+)
+
+
+def configure_key(
+    conn: driver.Connection,
+    *,
+    concurrency_key: str,
+    max_running: int | None = None,
+    reset: Sequence[str | None],
+) -> ConfigureKeyRow | None:
+    """Changes how many tasks with a concurrency key may be in flight at once."""
+    return driver.run(
+        conn,
+        CONFIGURE_KEY,
+        (
+            concurrency_key,
+            driver.maybe(driver.Int4, max_running),
+            driver.Typed(reset, 1009),
+        ),
+    )
+
+
+async def configure_key_async(
+    conn: driver.AsyncConnection,
+    *,
+    concurrency_key: str,
+    max_running: int | None = None,
+    reset: Sequence[str | None],
+) -> ConfigureKeyRow | None:
+    """Changes how many tasks with a concurrency key may be in flight at once."""
+    return await driver.run_async(
+        conn,
+        CONFIGURE_KEY,
+        (
+            concurrency_key,
+            driver.maybe(driver.Int4, max_running),
+            driver.Typed(reset, 1009),
+        ),
+    )
+
+
+def configure_key_call(
+    *,
+    concurrency_key: str,
+    max_running: int | None = None,
+    reset: Sequence[str | None],
+) -> driver.Call[ConfigureKeyRow | None]:
+    return driver.Call(
+        CONFIGURE_KEY,
+        (
+            concurrency_key,
+            driver.maybe(driver.Int4, max_running),
+            driver.Typed(reset, 1009),
         ),
     )
 
@@ -126,7 +428,9 @@ CONFIGURE_CLUSTER = driver.Statement[ConfigureClusterRow | None](
 select c.shard_count, c.payload_limit
 from fairq.configure_cluster(
   p_shard_count => $1::integer,
-  p_payload_limit => $2::integer
+  p_payload_limit => $2::integer,
+  p_max_running => $3::integer,
+  p_reset => $4::text[]
 ) c""",
     driver.row(ConfigureClusterRow),
 )
@@ -137,6 +441,8 @@ def configure_cluster(
     *,
     shard_count: int | None = None,
     payload_limit: int | None = None,
+    max_running: int | None = None,
+    reset: Sequence[str | None],
 ) -> ConfigureClusterRow | None:
     """Changes settings of the installation; null leaves one as it is."""
     return driver.run(
@@ -145,6 +451,8 @@ def configure_cluster(
         (
             driver.maybe(driver.Int4, shard_count),
             driver.maybe(driver.Int4, payload_limit),
+            driver.maybe(driver.Int4, max_running),
+            driver.Typed(reset, 1009),
         ),
     )
 
@@ -154,6 +462,8 @@ async def configure_cluster_async(
     *,
     shard_count: int | None = None,
     payload_limit: int | None = None,
+    max_running: int | None = None,
+    reset: Sequence[str | None],
 ) -> ConfigureClusterRow | None:
     """Changes settings of the installation; null leaves one as it is."""
     return await driver.run_async(
@@ -162,6 +472,8 @@ async def configure_cluster_async(
         (
             driver.maybe(driver.Int4, shard_count),
             driver.maybe(driver.Int4, payload_limit),
+            driver.maybe(driver.Int4, max_running),
+            driver.Typed(reset, 1009),
         ),
     )
 
@@ -170,11 +482,136 @@ def configure_cluster_call(
     *,
     shard_count: int | None = None,
     payload_limit: int | None = None,
+    max_running: int | None = None,
+    reset: Sequence[str | None],
 ) -> driver.Call[ConfigureClusterRow | None]:
     return driver.Call(
         CONFIGURE_CLUSTER,
         (
             driver.maybe(driver.Int4, shard_count),
             driver.maybe(driver.Int4, payload_limit),
+            driver.maybe(driver.Int4, max_running),
+            driver.Typed(reset, 1009),
         ),
     )
+
+
+PAUSE_QUEUE = driver.Statement[None](
+    "exec",
+    """-- name: PauseQueue :exec
+select fairq.pause_queue(p_queue => $1::text)""",
+)
+
+
+def pause_queue(conn: driver.Connection, *, queue: str) -> None:
+    """Stops serving a queue until it is resumed."""
+    return driver.run(conn, PAUSE_QUEUE, (queue,))
+
+
+async def pause_queue_async(conn: driver.AsyncConnection, *, queue: str) -> None:
+    """Stops serving a queue until it is resumed."""
+    return await driver.run_async(conn, PAUSE_QUEUE, (queue,))
+
+
+def pause_queue_call(*, queue: str) -> driver.Call[None]:
+    return driver.Call(PAUSE_QUEUE, (queue,))
+
+
+RESUME_QUEUE = driver.Statement[None](
+    "exec",
+    """-- name: ResumeQueue :exec
+select fairq.resume_queue(p_queue => $1::text)""",
+)
+
+
+def resume_queue(conn: driver.Connection, *, queue: str) -> None:
+    """Serves a paused queue again."""
+    return driver.run(conn, RESUME_QUEUE, (queue,))
+
+
+async def resume_queue_async(conn: driver.AsyncConnection, *, queue: str) -> None:
+    """Serves a paused queue again."""
+    return await driver.run_async(conn, RESUME_QUEUE, (queue,))
+
+
+def resume_queue_call(*, queue: str) -> driver.Call[None]:
+    return driver.Call(RESUME_QUEUE, (queue,))
+
+
+PAUSE_GROUP = driver.Statement[None](
+    "exec",
+    """-- name: PauseGroup :exec
+select fairq.pause_group(p_queue => $1::text, p_group_key => $2::text)""",
+)
+
+
+def pause_group(conn: driver.Connection, *, queue: str, group_key: str) -> None:
+    """Stops serving a group until it is resumed."""
+    return driver.run(conn, PAUSE_GROUP, (queue, group_key))
+
+
+async def pause_group_async(
+    conn: driver.AsyncConnection,
+    *,
+    queue: str,
+    group_key: str,
+) -> None:
+    """Stops serving a group until it is resumed."""
+    return await driver.run_async(conn, PAUSE_GROUP, (queue, group_key))
+
+
+def pause_group_call(*, queue: str, group_key: str) -> driver.Call[None]:
+    return driver.Call(PAUSE_GROUP, (queue, group_key))
+
+
+RESUME_GROUP = driver.Statement[None](
+    "exec",
+    """-- name: ResumeGroup :exec
+select fairq.resume_group(p_queue => $1::text, p_group_key => $2::text)""",
+)
+
+
+def resume_group(conn: driver.Connection, *, queue: str, group_key: str) -> None:
+    """Serves a paused group again."""
+    return driver.run(conn, RESUME_GROUP, (queue, group_key))
+
+
+async def resume_group_async(
+    conn: driver.AsyncConnection,
+    *,
+    queue: str,
+    group_key: str,
+) -> None:
+    """Serves a paused group again."""
+    return await driver.run_async(conn, RESUME_GROUP, (queue, group_key))
+
+
+def resume_group_call(*, queue: str, group_key: str) -> driver.Call[None]:
+    return driver.Call(RESUME_GROUP, (queue, group_key))
+
+
+PURGE_GROUP = driver.Statement[int | None](
+    "one",
+    """-- name: PurgeGroup :one
+select fairq.purge_group(p_queue => $1::text, p_group_key => $2::text)::integer as ended""",
+    driver.scalar(),
+)
+
+
+def purge_group(conn: driver.Connection, *, queue: str, group_key: str) -> int | None:
+    """Cancels everything a group has waiting; returns how many tasks that were."""
+    return driver.run(conn, PURGE_GROUP, (queue, group_key))
+
+
+async def purge_group_async(
+    conn: driver.AsyncConnection,
+    *,
+    queue: str,
+    group_key: str,
+) -> int | None:
+    """Cancels everything a group has waiting; returns how many tasks that were."""
+    return await driver.run_async(conn, PURGE_GROUP, (queue, group_key))
+
+
+def purge_group_call(*, queue: str, group_key: str) -> driver.Call[int | None]:
+    return driver.Call(PURGE_GROUP, (queue, group_key))

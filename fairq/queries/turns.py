@@ -466,7 +466,11 @@ def next_due_in_call(*, queues: Sequence[str | None]) -> driver.Call[float | Non
 CLUSTER_CAP = driver.Statement[int | None](
     "one",
     """-- name: ClusterCap :one
-select s.max_running from fairq.settings s""",
+select g.max_running
+from fairq.groups g
+where g.shard_no = 0
+  and g.queue = '#meters'
+  and g.group_key = 'cluster'""",
     driver.scalar(),
 )
 

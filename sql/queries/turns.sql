@@ -86,7 +86,11 @@ from unnest(sqlc.arg(queues)::text[]) q(queue);
 
 -- name: ClusterCap :one
 -- The most tasks that may be in flight over all queues; null: no cap.
-select s.max_running from fairq.settings s;
+select g.max_running
+from fairq.groups g
+where g.shard_no = 0
+  and g.queue = '#meters'
+  and g.group_key = 'cluster';
 
 -- name: HeldWork :many
 -- What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of.
