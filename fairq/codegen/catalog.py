@@ -415,7 +415,7 @@ def describe(reader: Reader, statement: Statement) -> Query:
         target = scope.entry(described.tree.number("resultRelation"))
         insert_into = reader.relation_name(target.number("relid"))
     if statement.cmd is Command.COPYFROM:
-        _check_copy(statement, described.tree)
+        _check_copy(reader, statement, described.tree)
     return Query(
         name=statement.name,
         cmd=str(statement.cmd),
@@ -524,17 +524,16 @@ def _parameter(reader: Reader, placeholder: Placeholder, type_oid: int, uses: li
     )
 
 
-def _check_copy(statement: Statement, tree: nulls.Node | None) -> None:
+def _check_copy(reader: Reader, statement: Statement, tree: nulls.Node | None) -> None:
     """`:copyfrom` sends rows by COPY, so the statement may be a plain insert of its parameters and nothing else."""
     hint = "write `insert into t (a, b) values ($1, $2)`, each value a placeholder of its own"
     if tree is None or tree.number("commandType") != nulls.INSERT:
         raise statement.error(":copyfrom needs an insert", hint)
     if isinstance(tree["onConflict"], nulls.Node) or tree.items("returningList"):
         raise statement.error(":copyfrom can neither handle conflicts nor return rows", hint)
-    numbers = [
-        entry["expr"].number("paramid") for entry in tree.items("targetList") if entry["expr"].tag == "PARAM"
-    ]
-    if len(numbers) < len(tree.items("targetList")) or sorted(numbers) != list(range(1, len(numbers) + 1)):
+    # A cast to the column's own length, as for varchar(80), is what COPY does as well.
+    numbers = [nulls.parameter(entry["expr"], reader.facts) for entry in tree.items("targetList")]
+    if sorted(number or 0 for number in numbers) != list(range(1, len(statement.placeholders) + 1)):
         raise statement.error(":copyfrom can only insert its parameters as they are", hint)
 
 

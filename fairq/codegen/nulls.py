@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# ---------------------------------------------------------------------------------------------------- reading trees
+# -------------------------------------------------------------------------------------------- reading trees
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ def walk(value: Any) -> Iterator[Node]:
             yield from walk(item)
 
 
-# -------------------------------------------------------------------------------------------------- what is known
+# -------------------------------------------------------------------------------------------- what is known
 
 SELECT, UPDATE, INSERT, DELETE, MERGE = 1, 2, 3, 4, 5  # CmdType
 _RELATION, _SUBQUERY, _JOIN, _FUNCTION, _VALUES, _CTE, _GROUP = 0, 1, 2, 3, 5, 6, 9  # RTEKind
@@ -234,7 +234,7 @@ def output(query: Node) -> list[Node]:
     return [entry for entry in query.items(listed) if not entry.flag("resjunk")]
 
 
-# ------------------------------------------------------------------------------------------------------ inference
+# ------------------------------------------------------------------------------------------------ inference
 
 
 class Inference:
@@ -434,7 +434,7 @@ def _argument_types(call: Node) -> Iterator[str]:
                 yield str(argument[name])
 
 
-# ------------------------------------------------------------------------------------------------------ parameters
+# ----------------------------------------------------------------------------------------------- parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,16 +472,16 @@ def _uses_in(query: Node, facts: Facts) -> Iterator[Use]:
         for entry in stored:
             attribute = entry.number("resno")
             for value in _values(entry["expr"], scope):
-                if (number := _parameter(value, facts)) is not None:
+                if (number := parameter(value, facts)) is not None:
                     yield Use(number, names.get(attribute, ""), relation, attribute, stored=True)
     for name, clause in (("limit", "limitCount"), ("offset", "limitOffset")):
-        if (number := _parameter(query[clause], facts)) is not None:
+        if (number := parameter(query[clause], facts)) is not None:
             yield Use(number, name)
     for node in _own_nodes(query):
         arguments = node.items("args")
         if node.tag in ("OPEXPR", "SCALARARRAYOPEXPR", "DISTINCTEXPR", "NULLIFEXPR") and len(arguments) == 2:
             for one, other in (arguments, arguments[::-1]):
-                number = _parameter(one, facts)
+                number = parameter(one, facts)
                 column = _column_of(other, scope, facts)
                 if number is not None and column is not None:
                     yield column(number)
@@ -490,7 +490,7 @@ def _uses_in(query: Node, facts: Facts) -> Iterator[Use]:
             for position, argument in enumerate(arguments):
                 if isinstance(argument, Node) and argument.tag == "NAMEDARGEXPR":
                     position = argument.number("argnumber")
-                if (number := _parameter(argument, facts)) is not None and position < len(names_of):
+                if (number := parameter(argument, facts)) is not None and position < len(names_of):
                     yield Use(number, names_of[position])
 
 
@@ -526,7 +526,7 @@ def _values(expression: Any, scope: Scope) -> Iterator[Any]:
     yield expression
 
 
-def _parameter(node: Any, facts: Facts) -> int | None:
+def parameter(node: Any, facts: Facts) -> int | None:
     """The number of the parameter that `node` is, under any casts."""
     while isinstance(node, Node):
         if node.tag == "PARAM":

@@ -627,10 +627,10 @@ def _sql_literal(query: Query) -> str:
 
 
 def _text_literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"').replace("\r", "\\r")
-    if escaped.endswith('"'):
-        escaped = escaped[:-1] + '\\"'
-    return f'"""{escaped}"""'
+    # Quotes at the end would run into those of the literal.
+    body = text.rstrip('"')
+    escaped = body.replace("\\", "\\\\").replace('"""', '\\"\\"\\"').replace("\r", "\\r")
+    return '"""' + escaped + '\\"' * (len(text) - len(body)) + '"""'
 
 
 def _docstring(text: str, indent: str = "    ") -> str:

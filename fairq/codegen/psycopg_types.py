@@ -230,7 +230,8 @@ def _array(element: PyType, dims: int, number: str, *, native: bool) -> PyType:
     for _ in range(dims):
         annotation = f"list[{annotation}]"
     # psycopg finds the dimensions of an array by its lists.
-    accepts = f"Sequence[{accepts}]" if dims == 1 else annotation
+    # Any element may be NULL on the way in; on the way out a query's author knows that there is none.
+    accepts = f"Sequence[{accepts} | None]" if dims == 1 else annotation
     return replace(
         element,
         annotation=annotation,

@@ -91,6 +91,7 @@ left join lateral (
 
 -- name: LatestProgress :one
 -- How far a running task says it is; no row: it has said nothing, or is not live.
+-- fairq: nullable note
 select g.attempt, g.done, g.total, g.note::text as note
 from fairq.progress g
 where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])

@@ -1,5 +1,6 @@
 -- name: CreateTask :one
 -- Creates a task in the caller's transaction and returns its id.
+-- fairq: not null id
 select fairq.create_task(
   p_group_key => sqlc.arg(group_key)::text,
   p_payload => sqlc.arg(payload)::jsonb,
@@ -19,6 +20,7 @@ select fairq.create_task(
 
 -- name: CreateTasks :many
 -- Creates many tasks with one call and returns their ids in the order of the input.
+-- fairq: not null id
 select c.id::bigint as id
 from fairq.create_tasks(
   p_group_keys => sqlc.arg(group_keys)::text[],
@@ -41,10 +43,12 @@ from fairq.create_tasks(
 
 -- name: CancelTask :one
 -- Cancels a task when the transaction commits; false: it is not live.
+-- fairq: not null accepted
 select fairq.cancel_task(sqlc.arg(id)::bigint)::boolean as accepted;
 
 -- name: RetryTask :one
 -- Runs an ended task again, or a scheduled one now; false: there is no such task.
+-- fairq: not null accepted
 select fairq.retry_task(sqlc.arg(id)::bigint)::boolean as accepted;
 
 -- name: TaskResult :one

@@ -1,5 +1,6 @@
 -- name: RegisterWorker :one
 -- Registers a worker and returns its id.
+-- fairq: not null worker_id
 select fairq.register_worker(
   p_name => sqlc.arg(name)::text,
   p_queues => sqlc.arg(queues)::text[],
@@ -20,6 +21,7 @@ from fairq.pop_tasks(
 
 -- name: StartTasks :many
 -- Prefetch: claimed tasks begin to run; returns the ids the worker still holds.
+-- fairq: not null id
 select s.id::bigint as id
 from fairq.start_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -29,6 +31,7 @@ from fairq.start_tasks(
 
 -- name: FinishTasks :many
 -- Ends attempts of a worker's tasks; returns the ids accepted.
+-- fairq: not null id
 select f.id::bigint as id
 from fairq.finish_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -42,6 +45,7 @@ from fairq.finish_tasks(
 
 -- name: ReleaseTasks :many
 -- Puts tasks back in line without burning an attempt; returns the ids accepted.
+-- fairq: not null id
 select r.id::bigint as id
 from fairq.release_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -51,6 +55,7 @@ from fairq.release_tasks(
 
 -- name: Heartbeat :many
 -- A worker's sign of life; returns its tasks that are to be cancelled.
+-- fairq: not null id
 select h.id::bigint as id
 from fairq.heartbeat(p_worker_id => sqlc.arg(worker_id)::bigint) as h(id);
 
@@ -60,14 +65,17 @@ select fairq.retire_worker(p_worker_id => sqlc.arg(worker_id)::bigint);
 
 -- name: PromoteOverflow :one
 -- Promotes a queue; pop_tasks does so by itself when it has to.
+-- fairq: not null promoted
 select fairq.promote_overflow(p_queue => sqlc.arg(queue)::text)::integer as promoted;
 
 -- name: Maintain :one
 -- One round of maintenance; returns what it did, by name.
+-- fairq: not null done
 select fairq.maintain()::jsonb as done;
 
 -- name: HeldTasks :many
 -- Which of these tasks the worker still holds; one that an open transaction is finishing is missing.
+-- fairq: not null id
 select h.id::bigint as id
 from fairq.held_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -77,6 +85,7 @@ from fairq.held_tasks(
 
 -- name: ReportProgress :many
 -- How far running tasks are; returns the ids accepted.
+-- fairq: not null id
 select r.id::bigint as id
 from fairq.report_progress(
   p_worker_id => sqlc.arg(worker_id)::bigint,

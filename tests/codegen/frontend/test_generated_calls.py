@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
+from psycopg.types.array import ListDumper
 from psycopg.types.json import set_json_loads
 
 from tests.codegen.frontend.build import Package, build, connect, forget
@@ -20,8 +21,8 @@ from tests.support.server import TestServer, create_database, drop_database
 
 SCHEMA = """
 create type state as enum ('queued', 'running');
-create table jobs (id bigint generated always as identity primary key, name text not null, state state not null
-  default 'queued', payload jsonb not null default '{}', tags text[]);
+create table jobs (id bigint generated always as identity primary key, name text not null,
+  state state not null default 'queued', payload jsonb not null default '{}', tags text[]);
 create table notes (id bigint primary key, job_id bigint references jobs, body text not null);
 comment on table jobs is 'Work to do.';
 comment on column jobs.tags is 'Free words.';
@@ -194,7 +195,7 @@ def strange_connection(dsn: str) -> psycopg.Connection[Any]:
     for name in ("text", "int8", "jsonb"):
         conn.adapters.register_loader(name, Upper)
     set_json_loads(lambda data: "decoded by somebody else", conn)
-    conn.adapters.register_dumper(list, psycopg.types.array.ListDumper)
+    conn.adapters.register_dumper(list, ListDumper)
     return conn
 
 
@@ -375,7 +376,7 @@ def test_signatures_and_types_are_those_of_the_sql(package: Package, queries: An
     assert hints(queries.rename_jobs) == {
         "conn": "driver.Connection",
         "name": "str",
-        "ids": "Sequence[int]",
+        "ids": "Sequence[int | None]",
         "return": "int",
     }
     assert hints(queries.get_job_async)["return"] == "models.Job | None"

@@ -43,7 +43,7 @@ def test_generated_files_pass_strict_type_checks() -> None:
     folders = sorted(str(path) for path in GOLDEN.glob("*/generated"))
     assert len(folders) == len(CASES)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", *folders],
+        [sys.executable, "-m", "mypy", "--config-file=", "--strict", "--explicit-package-bases", *folders],
         capture_output=True,
         text=True,
         check=False,

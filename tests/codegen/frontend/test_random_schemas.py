@@ -163,8 +163,8 @@ def random_database(server: TestServer, worker: str) -> Iterator[Database]:
     drop_database(server, name)
 
 
-@settings(phases=[__import__("hypothesis").Phase.generate],
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 @given(schema=schemas(), data=st.data())
 def test_a_random_table_moves_random_values_both_ways(

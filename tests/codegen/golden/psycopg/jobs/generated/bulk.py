@@ -13,7 +13,7 @@ from tests.codegen.golden.psycopg.jobs.generated import driver, models
 class CopyJobsRow:
     name: str
     payload: driver.JsonValue
-    tags: Sequence[str] | None
+    tags: Sequence[str | None] | None
 
 
 def _copy_jobs_values(row: CopyJobsRow) -> tuple[Any, ...]:

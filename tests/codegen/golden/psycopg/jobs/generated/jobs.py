@@ -20,7 +20,7 @@ def add_job(
     *,
     name: str,
     payload: driver.JsonValue,
-    tags: Sequence[str] | None = None,
+    tags: Sequence[str | None] | None = None,
 ) -> models.Job:
     """Adds a job; says "hello" with a backslash \\ and a quote " """
     return driver.run(
@@ -35,7 +35,7 @@ async def add_job_async(
     *,
     name: str,
     payload: driver.JsonValue,
-    tags: Sequence[str] | None = None,
+    tags: Sequence[str | None] | None = None,
 ) -> models.Job:
     """Adds a job; says "hello" with a backslash \\ and a quote " """
     return await driver.run_async(
@@ -49,7 +49,7 @@ def add_job_call(
     *,
     name: str,
     payload: driver.JsonValue,
-    tags: Sequence[str] | None = None,
+    tags: Sequence[str | None] | None = None,
 ) -> driver.Call[models.Job]:
     return driver.Call(ADD_JOB, (name, driver.Jsonb(payload), driver.Typed(tags, 1009)))
 
@@ -161,19 +161,19 @@ select id from jobs where name = any($1::text[]) order by id""",
 )
 
 
-def job_ids(conn: driver.Connection, *, names: Sequence[str]) -> list[int]:
+def job_ids(conn: driver.Connection, *, names: Sequence[str | None]) -> list[int]:
     return driver.run(conn, JOB_IDS, (driver.Typed(names, 1009),))
 
 
 async def job_ids_async(
     conn: driver.AsyncConnection,
     *,
-    names: Sequence[str],
+    names: Sequence[str | None],
 ) -> list[int]:
     return await driver.run_async(conn, JOB_IDS, (driver.Typed(names, 1009),))
 
 
-def job_ids_call(*, names: Sequence[str]) -> driver.Call[list[int]]:
+def job_ids_call(*, names: Sequence[str | None]) -> driver.Call[list[int]]:
     return driver.Call(JOB_IDS, (driver.Typed(names, 1009),))
 
 
@@ -184,7 +184,12 @@ update jobs set name = $1 where id = any($2::bigint[])""",
 )
 
 
-def rename_jobs(conn: driver.Connection, *, name: str, ids: Sequence[int]) -> int:
+def rename_jobs(
+    conn: driver.Connection,
+    *,
+    name: str,
+    ids: Sequence[int | None],
+) -> int:
     return driver.run(conn, RENAME_JOBS, (name, driver.Typed(ids, 1016)))
 
 
@@ -192,12 +197,12 @@ async def rename_jobs_async(
     conn: driver.AsyncConnection,
     *,
     name: str,
-    ids: Sequence[int],
+    ids: Sequence[int | None],
 ) -> int:
     return await driver.run_async(conn, RENAME_JOBS, (name, driver.Typed(ids, 1016)))
 
 
-def rename_jobs_call(*, name: str, ids: Sequence[int]) -> driver.Call[int]:
+def rename_jobs_call(*, name: str, ids: Sequence[int | None]) -> driver.Call[int]:
     return driver.Call(RENAME_JOBS, (name, driver.Typed(ids, 1016)))
 
 
@@ -278,8 +283,8 @@ insert into jobs (name, payload) select n, p from unnest($1::text[], $2::jsonb[]
 def add_raw_jobs(
     conn: driver.Connection,
     *,
-    names: Sequence[str],
-    payloads: Sequence[str],
+    names: Sequence[str | None],
+    payloads: Sequence[str | None],
 ) -> None:
     return driver.run(
         conn,
@@ -294,8 +299,8 @@ def add_raw_jobs(
 async def add_raw_jobs_async(
     conn: driver.AsyncConnection,
     *,
-    names: Sequence[str],
-    payloads: Sequence[str],
+    names: Sequence[str | None],
+    payloads: Sequence[str | None],
 ) -> None:
     return await driver.run_async(
         conn,
@@ -309,8 +314,8 @@ async def add_raw_jobs_async(
 
 def add_raw_jobs_call(
     *,
-    names: Sequence[str],
-    payloads: Sequence[str],
+    names: Sequence[str | None],
+    payloads: Sequence[str | None],
 ) -> driver.Call[None]:
     return driver.Call(
         ADD_RAW_JOBS,
@@ -331,8 +336,8 @@ insert into jobs (name, payload) select n, p from unnest($1::text[], $2::jsonb[]
 def add_jobs(
     conn: driver.Connection,
     *,
-    names: Sequence[str],
-    payloads: Sequence[driver.JsonValue],
+    names: Sequence[str | None],
+    payloads: Sequence[driver.JsonValue | None],
 ) -> None:
     return driver.run(
         conn,
@@ -347,8 +352,8 @@ def add_jobs(
 async def add_jobs_async(
     conn: driver.AsyncConnection,
     *,
-    names: Sequence[str],
-    payloads: Sequence[driver.JsonValue],
+    names: Sequence[str | None],
+    payloads: Sequence[driver.JsonValue | None],
 ) -> None:
     return await driver.run_async(
         conn,
@@ -362,8 +367,8 @@ async def add_jobs_async(
 
 def add_jobs_call(
     *,
-    names: Sequence[str],
-    payloads: Sequence[driver.JsonValue],
+    names: Sequence[str | None],
+    payloads: Sequence[driver.JsonValue | None],
 ) -> driver.Call[None]:
     return driver.Call(
         ADD_JOBS,

@@ -88,7 +88,7 @@ async def a_query_with_a_name_that_is_far_too_long_for_one_line_of_code_to_hold_
     conn: driver.AsyncConnection,
     *,
     a_parameter_with_a_name_that_is_long_too: uuid.UUID | None = None,
-    the_second_parameter_is_an_array_of_numbers: Sequence[int],
+    the_second_parameter_is_an_array_of_numbers: Sequence[int | None],
     conn_: str,
     driver_: int,
     rows_: int,
@@ -113,7 +113,7 @@ async def a_query_with_a_name_that_is_far_too_long_for_one_line_of_code_to_hold_
 def a_query_with_a_name_that_is_far_too_long_for_one_line_of_code_to_hold_it_all_call(
     *,
     a_parameter_with_a_name_that_is_long_too: uuid.UUID | None = None,
-    the_second_parameter_is_an_array_of_numbers: Sequence[int],
+    the_second_parameter_is_an_array_of_numbers: Sequence[int | None],
     conn_: str,
     driver_: int,
     rows_: int,

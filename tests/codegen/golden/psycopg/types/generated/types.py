@@ -44,7 +44,7 @@ select $1::boolean[] as value""",
 def echo_boolean_array(
     conn: driver.Connection,
     *,
-    value: Sequence[bool] | None = None,
+    value: Sequence[bool | None] | None = None,
 ) -> list[bool] | None:
     return driver.run(conn, ECHO_BOOLEAN_ARRAY, (driver.Typed(value, 1000),))
 
@@ -52,7 +52,7 @@ def echo_boolean_array(
 async def echo_boolean_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[bool] | None = None,
+    value: Sequence[bool | None] | None = None,
 ) -> list[bool] | None:
     return await driver.run_async(
         conn,
@@ -63,7 +63,7 @@ async def echo_boolean_array_async(
 
 def echo_boolean_array_call(
     *,
-    value: Sequence[bool] | None = None,
+    value: Sequence[bool | None] | None = None,
 ) -> driver.Call[list[bool] | None]:
     return driver.Call(ECHO_BOOLEAN_ARRAY, (driver.Typed(value, 1000),))
 
@@ -107,7 +107,7 @@ select $1::smallint[] as value""",
 def echo_smallint_array(
     conn: driver.Connection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return driver.run(conn, ECHO_SMALLINT_ARRAY, (driver.Typed(value, 1005),))
 
@@ -115,7 +115,7 @@ def echo_smallint_array(
 async def echo_smallint_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return await driver.run_async(
         conn,
@@ -126,7 +126,7 @@ async def echo_smallint_array_async(
 
 def echo_smallint_array_call(
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> driver.Call[list[int] | None]:
     return driver.Call(ECHO_SMALLINT_ARRAY, (driver.Typed(value, 1005),))
 
@@ -170,7 +170,7 @@ select $1::integer[] as value""",
 def echo_integer_array(
     conn: driver.Connection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return driver.run(conn, ECHO_INTEGER_ARRAY, (driver.Typed(value, 1007),))
 
@@ -178,7 +178,7 @@ def echo_integer_array(
 async def echo_integer_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return await driver.run_async(
         conn,
@@ -189,7 +189,7 @@ async def echo_integer_array_async(
 
 def echo_integer_array_call(
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> driver.Call[list[int] | None]:
     return driver.Call(ECHO_INTEGER_ARRAY, (driver.Typed(value, 1007),))
 
@@ -233,7 +233,7 @@ select $1::bigint[] as value""",
 def echo_bigint_array(
     conn: driver.Connection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return driver.run(conn, ECHO_BIGINT_ARRAY, (driver.Typed(value, 1016),))
 
@@ -241,14 +241,14 @@ def echo_bigint_array(
 async def echo_bigint_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return await driver.run_async(conn, ECHO_BIGINT_ARRAY, (driver.Typed(value, 1016),))
 
 
 def echo_bigint_array_call(
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> driver.Call[list[int] | None]:
     return driver.Call(ECHO_BIGINT_ARRAY, (driver.Typed(value, 1016),))
 
@@ -292,7 +292,7 @@ select $1::real[] as value""",
 def echo_real_array(
     conn: driver.Connection,
     *,
-    value: Sequence[float] | None = None,
+    value: Sequence[float | None] | None = None,
 ) -> list[float] | None:
     return driver.run(conn, ECHO_REAL_ARRAY, (driver.Typed(value, 1021),))
 
@@ -300,14 +300,14 @@ def echo_real_array(
 async def echo_real_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[float] | None = None,
+    value: Sequence[float | None] | None = None,
 ) -> list[float] | None:
     return await driver.run_async(conn, ECHO_REAL_ARRAY, (driver.Typed(value, 1021),))
 
 
 def echo_real_array_call(
     *,
-    value: Sequence[float] | None = None,
+    value: Sequence[float | None] | None = None,
 ) -> driver.Call[list[float] | None]:
     return driver.Call(ECHO_REAL_ARRAY, (driver.Typed(value, 1021),))
 
@@ -362,7 +362,7 @@ select $1::double precision[] as value""",
 def echo_double_precision_array(
     conn: driver.Connection,
     *,
-    value: Sequence[float] | None = None,
+    value: Sequence[float | None] | None = None,
 ) -> list[float] | None:
     return driver.run(conn, ECHO_DOUBLE_PRECISION_ARRAY, (driver.Typed(value, 1022),))
 
@@ -370,7 +370,7 @@ def echo_double_precision_array(
 async def echo_double_precision_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[float] | None = None,
+    value: Sequence[float | None] | None = None,
 ) -> list[float] | None:
     return await driver.run_async(
         conn,
@@ -381,7 +381,7 @@ async def echo_double_precision_array_async(
 
 def echo_double_precision_array_call(
     *,
-    value: Sequence[float] | None = None,
+    value: Sequence[float | None] | None = None,
 ) -> driver.Call[list[float] | None]:
     return driver.Call(ECHO_DOUBLE_PRECISION_ARRAY, (driver.Typed(value, 1022),))
 
@@ -428,7 +428,7 @@ select $1::numeric[] as value""",
 def echo_numeric_array(
     conn: driver.Connection,
     *,
-    value: Sequence[decimal.Decimal] | None = None,
+    value: Sequence[decimal.Decimal | None] | None = None,
 ) -> list[decimal.Decimal] | None:
     return driver.run(conn, ECHO_NUMERIC_ARRAY, (driver.Typed(value, 1231),))
 
@@ -436,7 +436,7 @@ def echo_numeric_array(
 async def echo_numeric_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[decimal.Decimal] | None = None,
+    value: Sequence[decimal.Decimal | None] | None = None,
 ) -> list[decimal.Decimal] | None:
     return await driver.run_async(
         conn,
@@ -447,7 +447,7 @@ async def echo_numeric_array_async(
 
 def echo_numeric_array_call(
     *,
-    value: Sequence[decimal.Decimal] | None = None,
+    value: Sequence[decimal.Decimal | None] | None = None,
 ) -> driver.Call[list[decimal.Decimal] | None]:
     return driver.Call(ECHO_NUMERIC_ARRAY, (driver.Typed(value, 1231),))
 
@@ -494,7 +494,7 @@ select $1::numeric(10,2)[] as value""",
 def echo_numeric102_array(
     conn: driver.Connection,
     *,
-    value: Sequence[decimal.Decimal] | None = None,
+    value: Sequence[decimal.Decimal | None] | None = None,
 ) -> list[decimal.Decimal] | None:
     return driver.run(conn, ECHO_NUMERIC102_ARRAY, (driver.Typed(value, 1231),))
 
@@ -502,7 +502,7 @@ def echo_numeric102_array(
 async def echo_numeric102_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[decimal.Decimal] | None = None,
+    value: Sequence[decimal.Decimal | None] | None = None,
 ) -> list[decimal.Decimal] | None:
     return await driver.run_async(
         conn,
@@ -513,7 +513,7 @@ async def echo_numeric102_array_async(
 
 def echo_numeric102_array_call(
     *,
-    value: Sequence[decimal.Decimal] | None = None,
+    value: Sequence[decimal.Decimal | None] | None = None,
 ) -> driver.Call[list[decimal.Decimal] | None]:
     return driver.Call(ECHO_NUMERIC102_ARRAY, (driver.Typed(value, 1231),))
 
@@ -553,7 +553,7 @@ select $1::text[] as value""",
 def echo_text_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_TEXT_ARRAY, (driver.Typed(value, 1009),))
 
@@ -561,14 +561,14 @@ def echo_text_array(
 async def echo_text_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(conn, ECHO_TEXT_ARRAY, (driver.Typed(value, 1009),))
 
 
 def echo_text_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_TEXT_ARRAY, (driver.Typed(value, 1009),))
 
@@ -608,7 +608,7 @@ select $1::varchar(40)[] as value""",
 def echo_varchar40_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_VARCHAR40_ARRAY, (driver.Typed(value, 1015),))
 
@@ -616,7 +616,7 @@ def echo_varchar40_array(
 async def echo_varchar40_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(
         conn,
@@ -627,7 +627,7 @@ async def echo_varchar40_array_async(
 
 def echo_varchar40_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_VARCHAR40_ARRAY, (driver.Typed(value, 1015),))
 
@@ -667,7 +667,7 @@ select $1::character(3)[] as value""",
 def echo_character3_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_CHARACTER3_ARRAY, (driver.Text(value, 1009),))
 
@@ -675,7 +675,7 @@ def echo_character3_array(
 async def echo_character3_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(
         conn,
@@ -686,7 +686,7 @@ async def echo_character3_array_async(
 
 def echo_character3_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_CHARACTER3_ARRAY, (driver.Text(value, 1009),))
 
@@ -726,7 +726,7 @@ select $1::name[] as value""",
 def echo_name_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_NAME_ARRAY, (driver.Typed(value, 1003),))
 
@@ -734,14 +734,14 @@ def echo_name_array(
 async def echo_name_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(conn, ECHO_NAME_ARRAY, (driver.Typed(value, 1003),))
 
 
 def echo_name_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_NAME_ARRAY, (driver.Typed(value, 1003),))
 
@@ -781,7 +781,7 @@ select $1::bytea[] as value""",
 def echo_bytea_array(
     conn: driver.Connection,
     *,
-    value: Sequence[bytes] | None = None,
+    value: Sequence[bytes | None] | None = None,
 ) -> list[bytes] | None:
     return driver.run(conn, ECHO_BYTEA_ARRAY, (driver.Typed(value, 1001),))
 
@@ -789,14 +789,14 @@ def echo_bytea_array(
 async def echo_bytea_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[bytes] | None = None,
+    value: Sequence[bytes | None] | None = None,
 ) -> list[bytes] | None:
     return await driver.run_async(conn, ECHO_BYTEA_ARRAY, (driver.Typed(value, 1001),))
 
 
 def echo_bytea_array_call(
     *,
-    value: Sequence[bytes] | None = None,
+    value: Sequence[bytes | None] | None = None,
 ) -> driver.Call[list[bytes] | None]:
     return driver.Call(ECHO_BYTEA_ARRAY, (driver.Typed(value, 1001),))
 
@@ -840,7 +840,7 @@ select $1::uuid[] as value""",
 def echo_uuid_array(
     conn: driver.Connection,
     *,
-    value: Sequence[uuid.UUID] | None = None,
+    value: Sequence[uuid.UUID | None] | None = None,
 ) -> list[uuid.UUID] | None:
     return driver.run(conn, ECHO_UUID_ARRAY, (driver.Typed(value, 2951),))
 
@@ -848,14 +848,14 @@ def echo_uuid_array(
 async def echo_uuid_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[uuid.UUID] | None = None,
+    value: Sequence[uuid.UUID | None] | None = None,
 ) -> list[uuid.UUID] | None:
     return await driver.run_async(conn, ECHO_UUID_ARRAY, (driver.Typed(value, 2951),))
 
 
 def echo_uuid_array_call(
     *,
-    value: Sequence[uuid.UUID] | None = None,
+    value: Sequence[uuid.UUID | None] | None = None,
 ) -> driver.Call[list[uuid.UUID] | None]:
     return driver.Call(ECHO_UUID_ARRAY, (driver.Typed(value, 2951),))
 
@@ -903,7 +903,7 @@ select $1::jsonb[] as value""",
 def echo_jsonb_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(
         conn,
@@ -915,7 +915,7 @@ def echo_jsonb_array(
 async def echo_jsonb_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(
         conn,
@@ -926,7 +926,7 @@ async def echo_jsonb_array_async(
 
 def echo_jsonb_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(
         ECHO_JSONB_ARRAY,
@@ -977,7 +977,7 @@ select $1::json[] as value""",
 def echo_json_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(
         conn,
@@ -989,7 +989,7 @@ def echo_json_array(
 async def echo_json_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(
         conn,
@@ -1000,7 +1000,7 @@ async def echo_json_array_async(
 
 def echo_json_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(
         ECHO_JSON_ARRAY,
@@ -1050,7 +1050,7 @@ select $1::date[] as value""",
 def echo_date_array(
     conn: driver.Connection,
     *,
-    value: Sequence[datetime.date] | None = None,
+    value: Sequence[datetime.date | None] | None = None,
 ) -> list[datetime.date] | None:
     return driver.run(conn, ECHO_DATE_ARRAY, (driver.Typed(value, 1182),))
 
@@ -1058,14 +1058,14 @@ def echo_date_array(
 async def echo_date_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[datetime.date] | None = None,
+    value: Sequence[datetime.date | None] | None = None,
 ) -> list[datetime.date] | None:
     return await driver.run_async(conn, ECHO_DATE_ARRAY, (driver.Typed(value, 1182),))
 
 
 def echo_date_array_call(
     *,
-    value: Sequence[datetime.date] | None = None,
+    value: Sequence[datetime.date | None] | None = None,
 ) -> driver.Call[list[datetime.date] | None]:
     return driver.Call(ECHO_DATE_ARRAY, (driver.Typed(value, 1182),))
 
@@ -1112,7 +1112,7 @@ select $1::time[] as value""",
 def echo_time_array(
     conn: driver.Connection,
     *,
-    value: Sequence[datetime.time] | None = None,
+    value: Sequence[datetime.time | None] | None = None,
 ) -> list[datetime.time] | None:
     return driver.run(conn, ECHO_TIME_ARRAY, (driver.Typed(value, 1183),))
 
@@ -1120,14 +1120,14 @@ def echo_time_array(
 async def echo_time_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[datetime.time] | None = None,
+    value: Sequence[datetime.time | None] | None = None,
 ) -> list[datetime.time] | None:
     return await driver.run_async(conn, ECHO_TIME_ARRAY, (driver.Typed(value, 1183),))
 
 
 def echo_time_array_call(
     *,
-    value: Sequence[datetime.time] | None = None,
+    value: Sequence[datetime.time | None] | None = None,
 ) -> driver.Call[list[datetime.time] | None]:
     return driver.Call(ECHO_TIME_ARRAY, (driver.Typed(value, 1183),))
 
@@ -1174,7 +1174,7 @@ select $1::timetz[] as value""",
 def echo_timetz_array(
     conn: driver.Connection,
     *,
-    value: Sequence[datetime.time] | None = None,
+    value: Sequence[datetime.time | None] | None = None,
 ) -> list[datetime.time] | None:
     return driver.run(conn, ECHO_TIMETZ_ARRAY, (driver.Typed(value, 1270),))
 
@@ -1182,14 +1182,14 @@ def echo_timetz_array(
 async def echo_timetz_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[datetime.time] | None = None,
+    value: Sequence[datetime.time | None] | None = None,
 ) -> list[datetime.time] | None:
     return await driver.run_async(conn, ECHO_TIMETZ_ARRAY, (driver.Typed(value, 1270),))
 
 
 def echo_timetz_array_call(
     *,
-    value: Sequence[datetime.time] | None = None,
+    value: Sequence[datetime.time | None] | None = None,
 ) -> driver.Call[list[datetime.time] | None]:
     return driver.Call(ECHO_TIMETZ_ARRAY, (driver.Typed(value, 1270),))
 
@@ -1236,7 +1236,7 @@ select $1::timestamp[] as value""",
 def echo_timestamp_array(
     conn: driver.Connection,
     *,
-    value: Sequence[datetime.datetime] | None = None,
+    value: Sequence[datetime.datetime | None] | None = None,
 ) -> list[datetime.datetime] | None:
     return driver.run(conn, ECHO_TIMESTAMP_ARRAY, (driver.Typed(value, 1115),))
 
@@ -1244,7 +1244,7 @@ def echo_timestamp_array(
 async def echo_timestamp_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[datetime.datetime] | None = None,
+    value: Sequence[datetime.datetime | None] | None = None,
 ) -> list[datetime.datetime] | None:
     return await driver.run_async(
         conn,
@@ -1255,7 +1255,7 @@ async def echo_timestamp_array_async(
 
 def echo_timestamp_array_call(
     *,
-    value: Sequence[datetime.datetime] | None = None,
+    value: Sequence[datetime.datetime | None] | None = None,
 ) -> driver.Call[list[datetime.datetime] | None]:
     return driver.Call(ECHO_TIMESTAMP_ARRAY, (driver.Typed(value, 1115),))
 
@@ -1302,7 +1302,7 @@ select $1::timestamptz[] as value""",
 def echo_timestamptz_array(
     conn: driver.Connection,
     *,
-    value: Sequence[datetime.datetime] | None = None,
+    value: Sequence[datetime.datetime | None] | None = None,
 ) -> list[datetime.datetime] | None:
     return driver.run(conn, ECHO_TIMESTAMPTZ_ARRAY, (driver.Typed(value, 1185),))
 
@@ -1310,7 +1310,7 @@ def echo_timestamptz_array(
 async def echo_timestamptz_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[datetime.datetime] | None = None,
+    value: Sequence[datetime.datetime | None] | None = None,
 ) -> list[datetime.datetime] | None:
     return await driver.run_async(
         conn,
@@ -1321,7 +1321,7 @@ async def echo_timestamptz_array_async(
 
 def echo_timestamptz_array_call(
     *,
-    value: Sequence[datetime.datetime] | None = None,
+    value: Sequence[datetime.datetime | None] | None = None,
 ) -> driver.Call[list[datetime.datetime] | None]:
     return driver.Call(ECHO_TIMESTAMPTZ_ARRAY, (driver.Typed(value, 1185),))
 
@@ -1368,7 +1368,7 @@ select $1::interval[] as value""",
 def echo_interval_array(
     conn: driver.Connection,
     *,
-    value: Sequence[datetime.timedelta] | None = None,
+    value: Sequence[datetime.timedelta | None] | None = None,
 ) -> list[datetime.timedelta] | None:
     return driver.run(conn, ECHO_INTERVAL_ARRAY, (driver.Typed(value, 1187),))
 
@@ -1376,7 +1376,7 @@ def echo_interval_array(
 async def echo_interval_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[datetime.timedelta] | None = None,
+    value: Sequence[datetime.timedelta | None] | None = None,
 ) -> list[datetime.timedelta] | None:
     return await driver.run_async(
         conn,
@@ -1387,7 +1387,7 @@ async def echo_interval_array_async(
 
 def echo_interval_array_call(
     *,
-    value: Sequence[datetime.timedelta] | None = None,
+    value: Sequence[datetime.timedelta | None] | None = None,
 ) -> driver.Call[list[datetime.timedelta] | None]:
     return driver.Call(ECHO_INTERVAL_ARRAY, (driver.Typed(value, 1187),))
 
@@ -1434,7 +1434,7 @@ select $1::inet[] as value""",
 def echo_inet_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.InetValue] | None = None,
+    value: Sequence[driver.InetValue | None] | None = None,
 ) -> list[driver.InetValue] | None:
     return driver.run(conn, ECHO_INET_ARRAY, (driver.Typed(value, 1041),))
 
@@ -1442,14 +1442,14 @@ def echo_inet_array(
 async def echo_inet_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.InetValue] | None = None,
+    value: Sequence[driver.InetValue | None] | None = None,
 ) -> list[driver.InetValue] | None:
     return await driver.run_async(conn, ECHO_INET_ARRAY, (driver.Typed(value, 1041),))
 
 
 def echo_inet_array_call(
     *,
-    value: Sequence[driver.InetValue] | None = None,
+    value: Sequence[driver.InetValue | None] | None = None,
 ) -> driver.Call[list[driver.InetValue] | None]:
     return driver.Call(ECHO_INET_ARRAY, (driver.Typed(value, 1041),))
 
@@ -1496,7 +1496,7 @@ select $1::cidr[] as value""",
 def echo_cidr_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.CidrValue] | None = None,
+    value: Sequence[driver.CidrValue | None] | None = None,
 ) -> list[driver.CidrValue] | None:
     return driver.run(conn, ECHO_CIDR_ARRAY, (driver.Typed(value, 651),))
 
@@ -1504,14 +1504,14 @@ def echo_cidr_array(
 async def echo_cidr_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.CidrValue] | None = None,
+    value: Sequence[driver.CidrValue | None] | None = None,
 ) -> list[driver.CidrValue] | None:
     return await driver.run_async(conn, ECHO_CIDR_ARRAY, (driver.Typed(value, 651),))
 
 
 def echo_cidr_array_call(
     *,
-    value: Sequence[driver.CidrValue] | None = None,
+    value: Sequence[driver.CidrValue | None] | None = None,
 ) -> driver.Call[list[driver.CidrValue] | None]:
     return driver.Call(ECHO_CIDR_ARRAY, (driver.Typed(value, 651),))
 
@@ -1553,7 +1553,7 @@ select $1::macaddr[] as value""",
 def echo_macaddr_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_MACADDR_ARRAY, (driver.Text(value, 1009),))
 
@@ -1561,14 +1561,14 @@ def echo_macaddr_array(
 async def echo_macaddr_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(conn, ECHO_MACADDR_ARRAY, (driver.Text(value, 1009),))
 
 
 def echo_macaddr_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_MACADDR_ARRAY, (driver.Text(value, 1009),))
 
@@ -1610,7 +1610,7 @@ select $1::macaddr8[] as value""",
 def echo_macaddr8_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_MACADDR8_ARRAY, (driver.Text(value, 1009),))
 
@@ -1618,7 +1618,7 @@ def echo_macaddr8_array(
 async def echo_macaddr8_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(
         conn,
@@ -1629,7 +1629,7 @@ async def echo_macaddr8_array_async(
 
 def echo_macaddr8_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_MACADDR8_ARRAY, (driver.Text(value, 1009),))
 
@@ -1671,7 +1671,7 @@ select $1::bit(4)[] as value""",
 def echo_bit4_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_BIT4_ARRAY, (driver.Text(value, 1009),))
 
@@ -1679,14 +1679,14 @@ def echo_bit4_array(
 async def echo_bit4_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(conn, ECHO_BIT4_ARRAY, (driver.Text(value, 1009),))
 
 
 def echo_bit4_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_BIT4_ARRAY, (driver.Text(value, 1009),))
 
@@ -1732,7 +1732,7 @@ select $1::bit varying[] as value""",
 def echo_bit_varying_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_BIT_VARYING_ARRAY, (driver.Text(value, 1009),))
 
@@ -1740,7 +1740,7 @@ def echo_bit_varying_array(
 async def echo_bit_varying_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(
         conn,
@@ -1751,7 +1751,7 @@ async def echo_bit_varying_array_async(
 
 def echo_bit_varying_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_BIT_VARYING_ARRAY, (driver.Text(value, 1009),))
 
@@ -1793,7 +1793,7 @@ select $1::money[] as value""",
 def echo_money_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_MONEY_ARRAY, (driver.Text(value, 1009),))
 
@@ -1801,14 +1801,14 @@ def echo_money_array(
 async def echo_money_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(conn, ECHO_MONEY_ARRAY, (driver.Text(value, 1009),))
 
 
 def echo_money_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_MONEY_ARRAY, (driver.Text(value, 1009),))
 
@@ -1848,7 +1848,7 @@ select $1::oid[] as value""",
 def echo_oid_array(
     conn: driver.Connection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return driver.run(conn, ECHO_OID_ARRAY, (driver.Typed(value, 1028),))
 
@@ -1856,14 +1856,14 @@ def echo_oid_array(
 async def echo_oid_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return await driver.run_async(conn, ECHO_OID_ARRAY, (driver.Typed(value, 1028),))
 
 
 def echo_oid_array_call(
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> driver.Call[list[int] | None]:
     return driver.Call(ECHO_OID_ARRAY, (driver.Typed(value, 1028),))
 
@@ -1905,7 +1905,7 @@ select $1::pg_lsn[] as value""",
 def echo_pg_lsn_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_PG_LSN_ARRAY, (driver.Text(value, 1009),))
 
@@ -1913,14 +1913,14 @@ def echo_pg_lsn_array(
 async def echo_pg_lsn_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(conn, ECHO_PG_LSN_ARRAY, (driver.Text(value, 1009),))
 
 
 def echo_pg_lsn_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_PG_LSN_ARRAY, (driver.Text(value, 1009),))
 
@@ -1962,7 +1962,7 @@ select $1::point[] as value""",
 def echo_point_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_POINT_ARRAY, (driver.Text(value, 1009),))
 
@@ -1970,14 +1970,14 @@ def echo_point_array(
 async def echo_point_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(conn, ECHO_POINT_ARRAY, (driver.Text(value, 1009),))
 
 
 def echo_point_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_POINT_ARRAY, (driver.Text(value, 1009),))
 
@@ -2019,7 +2019,7 @@ select $1::tsvector[] as value""",
 def echo_tsvector_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_TSVECTOR_ARRAY, (driver.Text(value, 1009),))
 
@@ -2027,7 +2027,7 @@ def echo_tsvector_array(
 async def echo_tsvector_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(
         conn,
@@ -2038,7 +2038,7 @@ async def echo_tsvector_array_async(
 
 def echo_tsvector_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_TSVECTOR_ARRAY, (driver.Text(value, 1009),))
 
@@ -2085,7 +2085,7 @@ select $1::int4range[] as value""",
 def echo_int4range_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Range[int]] | None = None,
+    value: Sequence[driver.Range[int] | None] | None = None,
 ) -> list[driver.Range[int]] | None:
     return driver.run(conn, ECHO_INT4RANGE_ARRAY, (driver.Typed(value, 3905),))
 
@@ -2093,7 +2093,7 @@ def echo_int4range_array(
 async def echo_int4range_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Range[int]] | None = None,
+    value: Sequence[driver.Range[int] | None] | None = None,
 ) -> list[driver.Range[int]] | None:
     return await driver.run_async(
         conn,
@@ -2104,7 +2104,7 @@ async def echo_int4range_array_async(
 
 def echo_int4range_array_call(
     *,
-    value: Sequence[driver.Range[int]] | None = None,
+    value: Sequence[driver.Range[int] | None] | None = None,
 ) -> driver.Call[list[driver.Range[int]] | None]:
     return driver.Call(ECHO_INT4RANGE_ARRAY, (driver.Typed(value, 3905),))
 
@@ -2151,7 +2151,7 @@ select $1::int8range[] as value""",
 def echo_int8range_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Range[int]] | None = None,
+    value: Sequence[driver.Range[int] | None] | None = None,
 ) -> list[driver.Range[int]] | None:
     return driver.run(conn, ECHO_INT8RANGE_ARRAY, (driver.Typed(value, 3927),))
 
@@ -2159,7 +2159,7 @@ def echo_int8range_array(
 async def echo_int8range_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Range[int]] | None = None,
+    value: Sequence[driver.Range[int] | None] | None = None,
 ) -> list[driver.Range[int]] | None:
     return await driver.run_async(
         conn,
@@ -2170,7 +2170,7 @@ async def echo_int8range_array_async(
 
 def echo_int8range_array_call(
     *,
-    value: Sequence[driver.Range[int]] | None = None,
+    value: Sequence[driver.Range[int] | None] | None = None,
 ) -> driver.Call[list[driver.Range[int]] | None]:
     return driver.Call(ECHO_INT8RANGE_ARRAY, (driver.Typed(value, 3927),))
 
@@ -2217,7 +2217,7 @@ select $1::numrange[] as value""",
 def echo_numrange_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Range[decimal.Decimal]] | None = None,
+    value: Sequence[driver.Range[decimal.Decimal] | None] | None = None,
 ) -> list[driver.Range[decimal.Decimal]] | None:
     return driver.run(conn, ECHO_NUMRANGE_ARRAY, (driver.Typed(value, 3907),))
 
@@ -2225,7 +2225,7 @@ def echo_numrange_array(
 async def echo_numrange_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Range[decimal.Decimal]] | None = None,
+    value: Sequence[driver.Range[decimal.Decimal] | None] | None = None,
 ) -> list[driver.Range[decimal.Decimal]] | None:
     return await driver.run_async(
         conn,
@@ -2236,7 +2236,7 @@ async def echo_numrange_array_async(
 
 def echo_numrange_array_call(
     *,
-    value: Sequence[driver.Range[decimal.Decimal]] | None = None,
+    value: Sequence[driver.Range[decimal.Decimal] | None] | None = None,
 ) -> driver.Call[list[driver.Range[decimal.Decimal]] | None]:
     return driver.Call(ECHO_NUMRANGE_ARRAY, (driver.Typed(value, 3907),))
 
@@ -2283,7 +2283,7 @@ select $1::daterange[] as value""",
 def echo_daterange_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Range[datetime.date]] | None = None,
+    value: Sequence[driver.Range[datetime.date] | None] | None = None,
 ) -> list[driver.Range[datetime.date]] | None:
     return driver.run(conn, ECHO_DATERANGE_ARRAY, (driver.Typed(value, 3913),))
 
@@ -2291,7 +2291,7 @@ def echo_daterange_array(
 async def echo_daterange_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Range[datetime.date]] | None = None,
+    value: Sequence[driver.Range[datetime.date] | None] | None = None,
 ) -> list[driver.Range[datetime.date]] | None:
     return await driver.run_async(
         conn,
@@ -2302,7 +2302,7 @@ async def echo_daterange_array_async(
 
 def echo_daterange_array_call(
     *,
-    value: Sequence[driver.Range[datetime.date]] | None = None,
+    value: Sequence[driver.Range[datetime.date] | None] | None = None,
 ) -> driver.Call[list[driver.Range[datetime.date]] | None]:
     return driver.Call(ECHO_DATERANGE_ARRAY, (driver.Typed(value, 3913),))
 
@@ -2349,7 +2349,7 @@ select $1::tsrange[] as value""",
 def echo_tsrange_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Range[datetime.datetime]] | None = None,
+    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
 ) -> list[driver.Range[datetime.datetime]] | None:
     return driver.run(conn, ECHO_TSRANGE_ARRAY, (driver.Typed(value, 3909),))
 
@@ -2357,7 +2357,7 @@ def echo_tsrange_array(
 async def echo_tsrange_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Range[datetime.datetime]] | None = None,
+    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
 ) -> list[driver.Range[datetime.datetime]] | None:
     return await driver.run_async(
         conn,
@@ -2368,7 +2368,7 @@ async def echo_tsrange_array_async(
 
 def echo_tsrange_array_call(
     *,
-    value: Sequence[driver.Range[datetime.datetime]] | None = None,
+    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
 ) -> driver.Call[list[driver.Range[datetime.datetime]] | None]:
     return driver.Call(ECHO_TSRANGE_ARRAY, (driver.Typed(value, 3909),))
 
@@ -2415,7 +2415,7 @@ select $1::tstzrange[] as value""",
 def echo_tstzrange_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Range[datetime.datetime]] | None = None,
+    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
 ) -> list[driver.Range[datetime.datetime]] | None:
     return driver.run(conn, ECHO_TSTZRANGE_ARRAY, (driver.Typed(value, 3911),))
 
@@ -2423,7 +2423,7 @@ def echo_tstzrange_array(
 async def echo_tstzrange_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Range[datetime.datetime]] | None = None,
+    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
 ) -> list[driver.Range[datetime.datetime]] | None:
     return await driver.run_async(
         conn,
@@ -2434,7 +2434,7 @@ async def echo_tstzrange_array_async(
 
 def echo_tstzrange_array_call(
     *,
-    value: Sequence[driver.Range[datetime.datetime]] | None = None,
+    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
 ) -> driver.Call[list[driver.Range[datetime.datetime]] | None]:
     return driver.Call(ECHO_TSTZRANGE_ARRAY, (driver.Typed(value, 3911),))
 
@@ -2485,7 +2485,7 @@ select $1::int4multirange[] as value""",
 def echo_int4multirange_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Multirange[int]] | None = None,
+    value: Sequence[driver.Multirange[int] | None] | None = None,
 ) -> list[driver.Multirange[int]] | None:
     return driver.run(conn, ECHO_INT4MULTIRANGE_ARRAY, (driver.Typed(value, 6150),))
 
@@ -2493,7 +2493,7 @@ def echo_int4multirange_array(
 async def echo_int4multirange_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Multirange[int]] | None = None,
+    value: Sequence[driver.Multirange[int] | None] | None = None,
 ) -> list[driver.Multirange[int]] | None:
     return await driver.run_async(
         conn,
@@ -2504,7 +2504,7 @@ async def echo_int4multirange_array_async(
 
 def echo_int4multirange_array_call(
     *,
-    value: Sequence[driver.Multirange[int]] | None = None,
+    value: Sequence[driver.Multirange[int] | None] | None = None,
 ) -> driver.Call[list[driver.Multirange[int]] | None]:
     return driver.Call(ECHO_INT4MULTIRANGE_ARRAY, (driver.Typed(value, 6150),))
 
@@ -2555,7 +2555,7 @@ select $1::tstzmultirange[] as value""",
 def echo_tstzmultirange_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Multirange[datetime.datetime]] | None = None,
+    value: Sequence[driver.Multirange[datetime.datetime] | None] | None = None,
 ) -> list[driver.Multirange[datetime.datetime]] | None:
     return driver.run(conn, ECHO_TSTZMULTIRANGE_ARRAY, (driver.Typed(value, 6153),))
 
@@ -2563,7 +2563,7 @@ def echo_tstzmultirange_array(
 async def echo_tstzmultirange_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Multirange[datetime.datetime]] | None = None,
+    value: Sequence[driver.Multirange[datetime.datetime] | None] | None = None,
 ) -> list[driver.Multirange[datetime.datetime]] | None:
     return await driver.run_async(
         conn,
@@ -2574,7 +2574,7 @@ async def echo_tstzmultirange_array_async(
 
 def echo_tstzmultirange_array_call(
     *,
-    value: Sequence[driver.Multirange[datetime.datetime]] | None = None,
+    value: Sequence[driver.Multirange[datetime.datetime] | None] | None = None,
 ) -> driver.Call[list[driver.Multirange[datetime.datetime]] | None]:
     return driver.Call(ECHO_TSTZMULTIRANGE_ARRAY, (driver.Typed(value, 6153),))
 
@@ -2622,7 +2622,7 @@ select $1::mood[] as value""",
 def echo_mood_array(
     conn: driver.Connection,
     *,
-    value: Sequence[models.Mood] | None = None,
+    value: Sequence[models.Mood | None] | None = None,
 ) -> list[models.Mood] | None:
     return driver.run(
         conn,
@@ -2634,7 +2634,7 @@ def echo_mood_array(
 async def echo_mood_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[models.Mood] | None = None,
+    value: Sequence[models.Mood | None] | None = None,
 ) -> list[models.Mood] | None:
     return await driver.run_async(
         conn,
@@ -2645,7 +2645,7 @@ async def echo_mood_array_async(
 
 def echo_mood_array_call(
     *,
-    value: Sequence[models.Mood] | None = None,
+    value: Sequence[models.Mood | None] | None = None,
 ) -> driver.Call[list[models.Mood] | None]:
     return driver.Call(ECHO_MOOD_ARRAY, (driver.Text(value, models.MOOD_TYPE + 1),))
 
@@ -2693,7 +2693,7 @@ select $1::app.mood[] as value""",
 def echo_app_mood_array(
     conn: driver.Connection,
     *,
-    value: Sequence[models.AppMood] | None = None,
+    value: Sequence[models.AppMood | None] | None = None,
 ) -> list[models.AppMood] | None:
     return driver.run(
         conn,
@@ -2705,7 +2705,7 @@ def echo_app_mood_array(
 async def echo_app_mood_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[models.AppMood] | None = None,
+    value: Sequence[models.AppMood | None] | None = None,
 ) -> list[models.AppMood] | None:
     return await driver.run_async(
         conn,
@@ -2716,7 +2716,7 @@ async def echo_app_mood_array_async(
 
 def echo_app_mood_array_call(
     *,
-    value: Sequence[models.AppMood] | None = None,
+    value: Sequence[models.AppMood | None] | None = None,
 ) -> driver.Call[list[models.AppMood] | None]:
     return driver.Call(
         ECHO_APP_MOOD_ARRAY,
@@ -2764,7 +2764,7 @@ select $1::positive[] as value""",
 def echo_positive_array(
     conn: driver.Connection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return driver.run(conn, ECHO_POSITIVE_ARRAY, (driver.Text(value, 1007),))
 
@@ -2772,7 +2772,7 @@ def echo_positive_array(
 async def echo_positive_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> list[int] | None:
     return await driver.run_async(
         conn,
@@ -2783,7 +2783,7 @@ async def echo_positive_array_async(
 
 def echo_positive_array_call(
     *,
-    value: Sequence[int] | None = None,
+    value: Sequence[int | None] | None = None,
 ) -> driver.Call[list[int] | None]:
     return driver.Call(ECHO_POSITIVE_ARRAY, (driver.Text(value, 1007),))
 
@@ -2824,7 +2824,7 @@ select $1::email[] as value""",
 def echo_email_array(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_EMAIL_ARRAY, (driver.Text(value, 1009),))
 
@@ -2832,14 +2832,14 @@ def echo_email_array(
 async def echo_email_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(conn, ECHO_EMAIL_ARRAY, (driver.Text(value, 1009),))
 
 
 def echo_email_array_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_EMAIL_ARRAY, (driver.Text(value, 1009),))
 
@@ -2855,7 +2855,7 @@ select $1::tag_list as value""",
 def echo_tag_list(
     conn: driver.Connection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return driver.run(conn, ECHO_TAG_LIST, (driver.Typed(value, 1009),))
 
@@ -2863,14 +2863,14 @@ def echo_tag_list(
 async def echo_tag_list_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> list[str] | None:
     return await driver.run_async(conn, ECHO_TAG_LIST, (driver.Typed(value, 1009),))
 
 
 def echo_tag_list_call(
     *,
-    value: Sequence[str] | None = None,
+    value: Sequence[str | None] | None = None,
 ) -> driver.Call[list[str] | None]:
     return driver.Call(ECHO_TAG_LIST, (driver.Typed(value, 1009),))
 
@@ -2918,7 +2918,7 @@ select $1::feeling[] as value""",
 def echo_feeling_array(
     conn: driver.Connection,
     *,
-    value: Sequence[models.Mood] | None = None,
+    value: Sequence[models.Mood | None] | None = None,
 ) -> list[models.Mood] | None:
     return driver.run(
         conn,
@@ -2930,7 +2930,7 @@ def echo_feeling_array(
 async def echo_feeling_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[models.Mood] | None = None,
+    value: Sequence[models.Mood | None] | None = None,
 ) -> list[models.Mood] | None:
     return await driver.run_async(
         conn,
@@ -2941,7 +2941,7 @@ async def echo_feeling_array_async(
 
 def echo_feeling_array_call(
     *,
-    value: Sequence[models.Mood] | None = None,
+    value: Sequence[models.Mood | None] | None = None,
 ) -> driver.Call[list[models.Mood] | None]:
     return driver.Call(ECHO_FEELING_ARRAY, (driver.Text(value, models.MOOD_TYPE + 1),))
 
@@ -2998,7 +2998,7 @@ select $1::floatrange[] as value""",
 def echo_floatrange_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Range[float]] | None = None,
+    value: Sequence[driver.Range[float] | None] | None = None,
 ) -> list[driver.Range[float]] | None:
     return driver.run(
         conn,
@@ -3010,7 +3010,7 @@ def echo_floatrange_array(
 async def echo_floatrange_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Range[float]] | None = None,
+    value: Sequence[driver.Range[float] | None] | None = None,
 ) -> list[driver.Range[float]] | None:
     return await driver.run_async(
         conn,
@@ -3021,7 +3021,7 @@ async def echo_floatrange_array_async(
 
 def echo_floatrange_array_call(
     *,
-    value: Sequence[driver.Range[float]] | None = None,
+    value: Sequence[driver.Range[float] | None] | None = None,
 ) -> driver.Call[list[driver.Range[float]] | None]:
     return driver.Call(
         ECHO_FLOATRANGE_ARRAY,
@@ -3084,7 +3084,7 @@ select $1::floatmultirange[] as value""",
 def echo_floatmultirange_array(
     conn: driver.Connection,
     *,
-    value: Sequence[driver.Multirange[float]] | None = None,
+    value: Sequence[driver.Multirange[float] | None] | None = None,
 ) -> list[driver.Multirange[float]] | None:
     return driver.run(
         conn,
@@ -3096,7 +3096,7 @@ def echo_floatmultirange_array(
 async def echo_floatmultirange_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[driver.Multirange[float]] | None = None,
+    value: Sequence[driver.Multirange[float] | None] | None = None,
 ) -> list[driver.Multirange[float]] | None:
     return await driver.run_async(
         conn,
@@ -3107,7 +3107,7 @@ async def echo_floatmultirange_array_async(
 
 def echo_floatmultirange_array_call(
     *,
-    value: Sequence[driver.Multirange[float]] | None = None,
+    value: Sequence[driver.Multirange[float] | None] | None = None,
 ) -> driver.Call[list[driver.Multirange[float]] | None]:
     return driver.Call(
         ECHO_FLOATMULTIRANGE_ARRAY,
@@ -3163,7 +3163,7 @@ select $1::point3[] as value""",
 def echo_point3_array(
     conn: driver.Connection,
     *,
-    value: Sequence[models.Point3] | None = None,
+    value: Sequence[models.Point3 | None] | None = None,
 ) -> list[models.Point3] | None:
     return driver.run(
         conn,
@@ -3175,7 +3175,7 @@ def echo_point3_array(
 async def echo_point3_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[models.Point3] | None = None,
+    value: Sequence[models.Point3 | None] | None = None,
 ) -> list[models.Point3] | None:
     return await driver.run_async(
         conn,
@@ -3186,7 +3186,7 @@ async def echo_point3_array_async(
 
 def echo_point3_array_call(
     *,
-    value: Sequence[models.Point3] | None = None,
+    value: Sequence[models.Point3 | None] | None = None,
 ) -> driver.Call[list[models.Point3] | None]:
     return driver.Call(ECHO_POINT3_ARRAY, (driver.Text(value, models.POINT3_TYPE + 1),))
 
@@ -3239,7 +3239,7 @@ select $1::box3[] as value""",
 def echo_box3_array(
     conn: driver.Connection,
     *,
-    value: Sequence[models.Box3] | None = None,
+    value: Sequence[models.Box3 | None] | None = None,
 ) -> list[models.Box3] | None:
     return driver.run(
         conn,
@@ -3251,7 +3251,7 @@ def echo_box3_array(
 async def echo_box3_array_async(
     conn: driver.AsyncConnection,
     *,
-    value: Sequence[models.Box3] | None = None,
+    value: Sequence[models.Box3 | None] | None = None,
 ) -> list[models.Box3] | None:
     return await driver.run_async(
         conn,
@@ -3262,6 +3262,6 @@ async def echo_box3_array_async(
 
 def echo_box3_array_call(
     *,
-    value: Sequence[models.Box3] | None = None,
+    value: Sequence[models.Box3 | None] | None = None,
 ) -> driver.Call[list[models.Box3] | None]:
     return driver.Call(ECHO_BOX3_ARRAY, (driver.Text(value, models.BOX3_TYPE + 1),))
