@@ -4,7 +4,7 @@ create schema fairq_demo_fifo;
 
 create table fairq_demo_fifo.tasks (
   id bigint generated always as identity primary key,
-  created_at timestamptz not null default clock_timestamp(),
+  created_at timestamptz not null default statement_timestamp(), -- one moment for all tasks of a call, as in fairq
   started_at timestamptz,
   state text not null default 'waiting',
   group_key text not null,
