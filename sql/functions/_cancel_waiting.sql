@@ -24,6 +24,8 @@ begin
       offset 0
     ) t
   ) w;
+  -- One that is being popped is locked; should the pop roll back it would be waiting again.
+  perform fairq._ring_wishes(p_shard_no, array(select i.id from unnest(p_ids) i(id) where i.id <> all(coalesce(v_ids, '{}'))));
   if v_ids is null then
     return 0;
   end if;

@@ -48,6 +48,8 @@ begin
           and t.state in ('scheduled', 'overflow', 'blocked', 'queued')
           and t.expires_at >= coalesce(v_floor, '-infinity')
           and t.expires_at <= v_until
+        order by t.expires_at
+        limit p_limit - v_ended
         for update skip locked
       ), 'expired', null, p_now);
     else
@@ -55,7 +57,8 @@ begin
     end if;
   end loop;
 
-  if v_complete then
+  -- Many deadlines may be equal: when the limit was reached there may be more at v_until.
+  if v_complete and v_ended < p_limit then
     perform fairq._set_sweep_floor(p_shard_no, 'expiry', (extract(epoch from v_until) * 1000000)::bigint);
   end if;
   return v_ended;

@@ -50,6 +50,9 @@ begin
     return query
       select l.* from fairq._leave(p_shard_no, p_worker_id, v_held.ctids, v_held.attempts, v_held.outcomes, v_held.results, v_held.errors,
         v_held.run_ats, v_held.counted, v_held.meters, v_held.started_ats, v_now) l;
+    if 'retry' = any(v_held.outcomes) then
+      perform fairq._ring_wishes(p_shard_no, p_ids);
+    end if;
   end if;
 end;
 $$;

@@ -78,7 +78,6 @@ begin
       select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
       from ring g
       where g.due_at is null
-        and g.cancelled_id is null
     ) r
     group by r.group_key
   ),

@@ -1,4 +1,4 @@
--- Promotion of one domain, top to bottom: due tasks, keys, rings, cancellations, recalls, admission, tick.
+-- Promotion of one domain, top to bottom: due tasks, keys, rings, recalls, cancellations, admission, tick.
 -- Returns the number of tasks promoted, null when another session is at it and p_wait is false.
 -- p_short says that the caller found the ready set used up: what is still queued before the horizon is being popped by others, and a pop
 -- in flight, or one whose client hangs, must not keep the rest waiting.
@@ -19,6 +19,7 @@ declare
   v_clock bigint;
   v_heard record;
   v_recall record;
+  v_cancelled text[];
   v_refill boolean;
   v_done record;
   v_look_at timestamptz;
@@ -61,6 +62,11 @@ begin
   order by t.block, t.position
   limit 1;
   v_clock := greatest(v_tick.clock, coalesce(least(v_first, v_tick.horizon), v_tick.top));
+  if v_clock > 2305843009213693952 then
+    v_tick := fairq._rebase(v_tick, v_clock);
+    v_first := v_first - v_clock;
+    v_clock := 0;
+  end if;
 
   select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000), v_now) h;
   if not v_tick.keyed and exists (select from unnest(v_heard.o_lanes) l where l.keyed) then
@@ -71,22 +77,23 @@ begin
     perform fairq._unblock(p_shard_no, v_heard.o_lanes, v_now);
   end if;
 
-  if v_heard.o_cancelled is not null then
-    perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
-  end if;
-
-  -- Lanes that may have tasks queued which should not be: those whose waiting tasks now begin with a higher priority than the last one
-  -- promoted, and those that were paused or whose breaker opened.
-  select array_agg(l.group_key) as groups, array_agg(case when not w.is_shut then (l.cursors[1]).priority end) as priorities into v_recall
+  -- Lanes that may have tasks queued which should not be there: those whose waiting tasks now begin with a higher priority than the last one
+  -- promoted, those that were paused or whose breaker opened, and those of queued tasks to be cancelled, whose addresses the group gets back.
+  v_cancelled := fairq._groups_of_queued(p_shard_no, v_heard.o_cancelled);
+  select array_agg(l.group_key) as groups, array_agg(case when not w.is_recalled then (l.cursors[1]).priority end) as priorities into v_recall
   from unnest(v_heard.o_lanes) l
   cross join lateral (
-    select coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now, false) as is_shut
+    select l.group_key = any(v_cancelled)
+      or coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now, false) as is_recalled
   ) w
   where l.finish > v_clock
-    and (w.is_shut or (l.cursors[1]).priority > l.last_priority);
+    and (w.is_recalled or (l.cursors[1]).priority > l.last_priority);
   if v_recall.groups is not null then
     v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock,
       v_now);
+  end if;
+  if v_heard.o_cancelled is not null then
+    perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
   end if;
 
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets

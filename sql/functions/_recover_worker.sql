@@ -3,7 +3,7 @@
 -- The worker is struck off once nothing of it is left, so a message of its comes to nothing.
 -- A task that its worker is finishing this very moment is locked and skipped: let it.
 -- Returns how many tasks it took from the worker.
--- Locks: tasks, "skip locked".
+-- Locks: the worker's row, then tasks, both "skip locked": a worker that is popping right now is alive.
 -- Cost: tasks_held_idx, entries of this worker.
 create function fairq._recover_worker(p_shard_no integer, p_worker_id bigint, p_limit integer, p_now timestamptz) returns integer
 language plpgsql
@@ -14,6 +14,11 @@ declare
   v_lost record;
   v_error jsonb := jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id));
 begin
+  perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id for update skip locked;
+  if not found then
+    return 0;
+  end if;
+
   -- No "order by": the planner would get it from the primary key and read all tasks of the shard. Nobody is waited for, so order is of no matter.
   with held as materialized (
     select t.ctid, t.id, t.state, t.attempt, t.max_attempts, t.started_at

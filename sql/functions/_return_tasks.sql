@@ -12,7 +12,7 @@ set enable_bitmapscan = off
 set enable_indexscan = off
 as $$
 declare
-  v_count integer;
+  v_ids bigint[];
 begin
   with held as materialized (
     select t.ctid, t.counted, t.meters
@@ -28,7 +28,7 @@ begin
     from held h
     where t.shard_no = p_shard_no
       and t.ctid = h.ctid
-    returning t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, h.counted, h.meters
+    returning t.id, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, h.counted, h.meters
   ),
   rung as (
     insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
@@ -43,8 +43,9 @@ begin
     cross join lateral fairq._scopes(p_shard_no, r.queue, r.group_key, r.counted, r.meters, r.concurrency_key) s
     group by s.shard_no, s.queue, s.group_key
   )
-  select count(*)::integer into v_count from returned;
-  return v_count;
+  select array_agg(r.id) into v_ids from returned r;
+  perform fairq._ring_wishes(p_shard_no, v_ids);
+  return coalesce(cardinality(v_ids), 0);
 end;
 $$;
 comment on function fairq._return_tasks(integer, tid[], boolean) is 'Puts held tasks back in line.';

@@ -1,8 +1,11 @@
 -- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone: working is a sign of life.
 -- Raises QF004.
--- Locks: heartbeats, the worker's own rows.
+-- With p_hold the worker's row is locked until the transaction ends: it is not struck off between a pop and its commit, which would leave the
+-- tasks with nobody.
+-- Locks: workers, one row, shared; heartbeats, the worker's own rows.
 -- Cost: one entry of heartbeats_pkey, read backwards.
-create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
+create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz, p_hold boolean default false)
+returns void
 language plpgsql
 volatile
 set search_path = ''
@@ -23,6 +26,9 @@ begin
   from fairq.workers w
   where w.shard_no = p_shard_no
     and w.worker_id = p_worker_id;
+  if found and p_hold then
+    perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id for key share;
+  end if;
   if not found then
     raise exception 'there is no worker %', coalesce(p_worker_id::text, 'null')
       using errcode = 'QF004',
@@ -34,4 +40,4 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._touch_worker(integer, bigint, timestamptz) is 'Checks that a worker is known; working counts as a sign of life.';
+comment on function fairq._touch_worker(integer, bigint, timestamptz, boolean) is 'Checks that a worker is known; working counts as a sign of life.';

@@ -24,6 +24,7 @@ declare
   v_promoted integer := 0;
   v_swept integer := 0;
   v_partitions integer := 0;
+  v_mine boolean := false;
 begin
   perform fairq._check_limit(p_limit);
   for v_shard_no in
@@ -76,8 +77,12 @@ begin
     end loop;
 
     v_swept := v_swept + fairq._sweep_keys(v_shard_no, p_limit, v_now);
-    v_partitions := fairq._rotate_partitions();
+    v_mine := true;
   end loop;
+  -- Last, because it locks the default partitions, where a new installation's finishes go, until the transaction ends.
+  if v_mine then
+    v_partitions := fairq._rotate_partitions();
+  end if;
 
   return jsonb_strip_nulls(jsonb_build_object(
     'recovered', nullif(v_recovered, 0), 'unclaimed', nullif(v_unclaimed, 0), 'expired', nullif(v_expired, 0),

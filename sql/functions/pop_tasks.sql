@@ -24,6 +24,7 @@ declare
   v_shard_no integer;
   v_left integer := p_limit;
   v_popped integer;
+  v_first integer := floor(random() * 4096);
 begin
   perform fairq._check_limit(p_limit);
   if p_claim_lease <= interval '0' then
@@ -34,7 +35,14 @@ begin
     perform fairq._refuse_queue(p_queue);
   end if;
 
-  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+  -- With several shards, each pop begins with another one.
+  for v_shard_no in
+    select (s.shard_no + v_first) % s.shard_count
+    from (select h.shard_no, count(*) over () as shard_count from fairq._shards(null) h(shard_no)) s
+    where p_shard_no is null
+    union all
+    select p_shard_no where p_shard_no is not null
+  loop
     return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease) t;
     get diagnostics v_popped = row_count;
     v_left := v_left - v_popped;

@@ -1,6 +1,6 @@
 -- A worker leaves in good order: what it still holds goes back in line without burning an attempt.
 -- Unknown workers are ignored: retiring twice does no harm.
--- Locks: tasks it holds.
+-- Locks: the worker's row, waits for a pop of its to end; tasks it holds.
 create function fairq.retire_worker(p_worker_id bigint) returns void
 language plpgsql
 volatile
@@ -14,6 +14,7 @@ declare
   v_shard_no integer;
 begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    perform from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id for update;
     perform fairq._return_tasks(v_shard_no, array(
       select t.ctid
       from fairq.tasks t

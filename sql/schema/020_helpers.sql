@@ -19,9 +19,9 @@ create function fairq._step(p_cost double precision, p_weight double precision) 
 language sql
 immutable
 parallel safe
-as $$ select greatest(1, ceil(fairq._round() * p_cost / p_weight))::bigint $$;
+as $$ select least(1099511627776, greatest(1, ceil(fairq._round() * p_cost / p_weight)))::bigint $$;
 comment on function fairq._step(double precision, double precision) is
-  'How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address.';
+  'How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address; at most 2^20 rounds, so that a million tasks ahead fit in a bigint.';
 
 create function fairq._newcomer_position(p_sequence bigint) returns bigint
 language sql
