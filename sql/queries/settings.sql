@@ -82,4 +82,5 @@ select fairq.resume_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.
 
 -- name: PurgeGroup :one
 -- Cancels everything a group has waiting; returns how many tasks that were.
+-- fairq: not null ended
 select fairq.purge_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text)::integer as ended;
