@@ -68,7 +68,9 @@ begin
       or octet_length(i.idempotency_key) > 500
       or i.concurrency_key = ''
       or octet_length(i.concurrency_key) > 500
+      or coalesce(i.priority, p_priority) is null
       or coalesce(i.priority, p_priority) not between -1000000 and 1000000
+      or coalesce(i.cost, p_cost) is null
       or coalesce(i.cost, p_cost) not between 0.001 and 1000000
   loop
     perform fairq._check_task(v_wrong.group_key, v_wrong.payload, v_settings.payload_limit, p_kind, coalesce(v_wrong.priority, p_priority),
