@@ -1,6 +1,6 @@
 create function fairq._refuse_queue(p_queue text) returns void
 language plpgsql
-volatile
+stable
 set search_path = ''
 as $$
 begin

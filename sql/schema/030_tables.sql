@@ -71,6 +71,7 @@ comment on column fairq.queues.notify is 'Whether new work is announced by NOTIF
 comment on column fairq.queues.weight is 'Weight of groups that have none of their own.';
 comment on column fairq.queues.group_max_running is 'Most tasks in flight at once for each group that has no cap of its own; null: no cap.';
 comment on column fairq.queues.group_rate_limit is 'With group_rate_period: rate of each group that has none of its own; null: no limit.';
+comment on column fairq.queues.group_rate_period is 'The period of group_rate_limit.';
 comment on column fairq.queues.group_rate_burst is 'How many tasks of a group may go ahead of its rate; null: a second''s worth, at least one.';
 comment on column fairq.queues.group_breaker_threshold is 'Failures in a row that open the breaker of a group that has no setting of its own; null: no breaker.';
 comment on column fairq.queues.group_breaker_cooldown is 'How long such a breaker stays open before it tries one task.';
@@ -100,6 +101,7 @@ comment on table fairq.groups is
   'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue. Concurrency keys, queues and the cluster have theirs here, too, as groups of #keys and #meters.';
 comment on column fairq.groups.max_running is 'Most tasks in flight at once.';
 comment on column fairq.groups.rate_limit is 'Tasks per rate_period.';
+comment on column fairq.groups.rate_period is 'The period of rate_limit.';
 comment on column fairq.groups.rate_burst is 'How many tasks may go ahead of the rate; null: a second''s worth, at least one.';
 comment on column fairq.groups.breaker_threshold is 'Failures in a row that open the breaker.';
 comment on column fairq.groups.breaker_cooldown is 'How long the breaker stays open before it tries one task.';
@@ -319,10 +321,12 @@ comment on column fairq.ticks.written_by is
 comment on column fairq.ticks.clock is 'The block being served. Nothing is ever queued before it again: the lower bound of every scan of the ready index.';
 comment on column fairq.ticks.top is 'Highest block ever assigned.';
 comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
+comment on column fairq.ticks.horizon_position is 'Position of that address.';
 comment on column fairq.ticks.refill_block is 'When pops get here the ready set is half empty.';
 comment on column fairq.ticks.next_xid is 'Rings of this transaction and later ones are new.';
 comment on column fairq.ticks.pending is 'Earlier transactions that were still running: their rings are new as well.';
 comment on column fairq.ticks.heard_xid is 'The transaction that wrote the tick: no snapshot lists it, and of its own rings it has heard those up to heard_ring.';
+comment on column fairq.ticks.heard_ring is 'The last ring heard of the transaction that wrote the tick.';
 comment on column fairq.ticks.next_due_at is 'When the next scheduled task becomes due.';
 comment on column fairq.ticks.keyed is 'Some tasks of the domain have concurrency keys: promotion takes the lock of the keys, too.';
 comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
@@ -338,6 +342,7 @@ create table fairq.idempotency_keys (
   primary key (shard_no, queue, group_key, idempotency_key)
 );
 comment on table fairq.idempotency_keys is 'Keys in use, per group: a second create_task with the same key and payload gets the id of the first.';
+comment on column fairq.idempotency_keys.fingerprint is 'md5 of kind and payload: the same key with another task is an error.';
 
 create table fairq.cancellations (
   shard_no integer not null,
@@ -380,6 +385,9 @@ create table fairq.progress (
   primary key (shard_no, task_id, reported_at)
 );
 comment on table fairq.progress is 'How far running tasks say they are. Replaced, never updated; the newest is read.';
+comment on column fairq.progress.done is 'How much is done, in units of the handler''s choice.';
+comment on column fairq.progress.total is 'How much there is to do; null: unknown.';
+comment on column fairq.progress.note is 'Anything else the handler says.';
 
 create table fairq.sweeps (
   shard_no integer not null,
@@ -389,6 +397,8 @@ create table fairq.sweeps (
 );
 comment on table fairq.sweeps is
   'How far fairq.maintain() has come, per kind of sweep: the next one starts there, not at the dead rows of the past. Replaced, never updated.';
+comment on column fairq.sweeps.what is 'The kind of sweep, with the queue where there is one per queue.';
+comment on column fairq.sweeps.floor is 'Everything before it has been swept: a transaction id, a tick, a block or a time in microseconds.';
 
 create table fairq.maintenance (
   shard_no integer primary key

@@ -1,0 +1,379 @@
+"""What the catalogue must say about the engine: shards first, comments everywhere, no surprises in functions.
+
+The list of what is public is short and on purpose: functions without a leading underscore.
+"""
+
+import re
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairq import install
+
+Conn = psycopg.Connection[Any]
+
+# The same everywhere, so not sharded; schema_version belongs to the migrations.
+REFERENCE_TABLES = {"settings", "queues", "schema_version"}
+
+# Whoever may run fairq.maintain() need not own the tables whose partitions it makes and drops.
+DEFINER = {"_rotate_partitions"}
+
+DOCS = install.sql_dir().parent / "docs" / "reference" / "sql"
+
+
+def functions(conn: Conn) -> list[dict[str, Any]]:
+    with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        return cursor.execute(
+            """
+            select p.proname as name, p.oid::regprocedure::text as signature, l.lanname as language,
+              p.prosecdef as definer, p.provolatile as volatility, p.prosrc as body,
+              coalesce(p.proconfig, '{}') as settings, obj_description(p.oid, 'pg_proc') as comment,
+              p.prokind as kind, p.proretset as many, p.prorettype::regtype::text as returns
+            from pg_proc p
+            join pg_language l on l.oid = p.prolang
+            where p.pronamespace = 'fairq'::regnamespace
+            order by 1
+            """
+        ).fetchall()
+
+
+def public_names() -> list[str]:
+    return sorted(
+        file.stem for file in (install.sql_dir() / "functions").glob("*.sql") if not file.stem.startswith("_")
+    )
+
+
+def rows(conn: Conn, query: str) -> list[tuple[Any, ...]]:
+    return conn.execute(query.encode()).fetchall()
+
+
+# --- Shards (DESIGN 12) ---------------------------------------------------------------------------
+
+
+def test_every_key_and_index_starts_with_the_shard(db: Conn) -> None:
+    """DESIGN 12: so that spreading the tables over machines stays a matter of configuration."""
+    found = rows(
+        db,
+        """
+        select c.relname, i.indexrelid::regclass::text,
+          (select a.attname from pg_attribute a where a.attrelid = c.oid and a.attnum = i.indkey[0])
+        from pg_index i
+        join pg_class c on c.oid = i.indrelid
+        where c.relnamespace = 'fairq'::regnamespace
+        """,
+    )
+    assert len(found) > 20
+    wrong = [
+        (table, index)
+        for table, index, column in found
+        if column != "shard_no" and table not in REFERENCE_TABLES
+    ]
+    assert not wrong
+
+
+def test_every_table_of_the_engine_has_the_shard_first_and_never_null(db: Conn) -> None:
+    found = rows(
+        db,
+        """
+        select c.relname from pg_class c
+        where c.relnamespace = 'fairq'::regnamespace and c.relkind in ('r', 'p')
+          and not exists (
+            select from pg_attribute a
+            where a.attrelid = c.oid and a.attname = 'shard_no' and a.attnum = 1 and a.attnotnull
+              and a.atttypid = 'integer'::regtype
+          )
+        """,
+    )
+    assert {row[0] for row in found} == REFERENCE_TABLES
+
+
+def test_there_are_no_triggers_rules_or_foreign_keys(db: Conn) -> None:
+    """DESIGN 10 and 12: a foreign key takes shared row locks on every insert."""
+    assert not rows(
+        db,
+        """
+        select t.tgrelid::regclass::text, t.tgname::text
+        from pg_trigger t join pg_class c on c.oid = t.tgrelid
+        where c.relnamespace = 'fairq'::regnamespace
+        """,
+    )
+    assert not rows(
+        db,
+        "select conname from pg_constraint where connamespace = 'fairq'::regnamespace and contype = 'f'",
+    )
+    assert not rows(
+        db,
+        """
+        select r.rulename from pg_rewrite r join pg_class c on c.oid = r.ev_class
+        where c.relnamespace = 'fairq'::regnamespace and c.relkind <> 'v'
+        """,
+    )
+
+
+def test_identity_and_serial_columns_are_not_used(db: Conn) -> None:
+    """DESIGN 12: no meaning in sequence values; and they need rights of their own."""
+    assert not rows(
+        db,
+        """
+        select a.attrelid::regclass::text, a.attname from pg_attribute a join pg_class c on c.oid = a.attrelid
+        where c.relnamespace = 'fairq'::regnamespace and a.attidentity <> '' and a.attnum > 0
+        """,
+    )
+
+
+def statements_of(name: str) -> str:
+    text = (install.sql_dir() / "functions" / f"{name}.sql").read_text("utf-8")
+    return re.sub(r"--[^\n]*", "", text)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(file.stem for file in (install.sql_dir() / "functions").glob("*.sql"))
+)
+def test_every_use_of_a_sharded_table_names_the_shard(name: str, db: Conn) -> None:
+    """
+    DESIGN 12: every statement of a function is answerable by one shard. Each table or alias that a function
+    reads, changes or deletes from has a condition on its shard_no.
+    """
+    sharded = {
+        row[0]
+        for row in rows(
+            db,
+            """
+            select relname from pg_class
+            where relnamespace = 'fairq'::regnamespace and relkind in ('r', 'p')
+            """,
+        )
+    } - REFERENCE_TABLES
+    text = statements_of(name)
+    missing = []
+    for match in re.finditer(r"\b(?:from|join|update|using)\s+fairq\.(\w+)\s+(?:as\s+)?(\w+)?", text):
+        table, alias = match[1], match[2]
+        if table not in sharded:
+            continue
+        if not alias or not re.search(rf"\b{alias}\.shard_no\b", text):
+            missing.append(match[0])
+    # All shards: the check that there is nothing left, and the list of the shards themselves.
+    allowed = {"configure_cluster", "_rotate_partitions"}
+    everywhere = {"fairq.maintenance", "fairq.finished_tasks_default", "fairq.attempts_default"}
+    missing = [use for use in missing if name not in allowed and not any(one in use for one in everywhere)]
+    assert not missing
+
+
+# --- Functions ------------------------------------------------------------------------------------
+
+
+def test_one_function_per_file_and_no_overloads(db: Conn) -> None:
+    """STYLE 3: with a second function of the same name old calls become ambiguous."""
+    names = [function["name"] for function in functions(db)]
+    assert len(names) == len(set(names))
+    files = {file.stem for file in (install.sql_dir() / "functions").glob("*.sql")}
+    helpers = set(re.findall(r"create function fairq\.(\w+)", _schema_text()))
+    assert set(names) == files | helpers
+
+
+def _schema_text() -> str:
+    return "\n".join(file.read_text("utf-8") for file in sorted((install.sql_dir() / "schema").glob("*.sql")))
+
+
+def test_every_function_has_a_comment(db: Conn) -> None:
+    assert [function["signature"] for function in functions(db) if not function["comment"]] == []
+
+
+def test_every_function_runs_with_the_rights_of_its_caller_but_one(db: Conn) -> None:
+    assert {function["name"] for function in functions(db) if function["definer"]} == DEFINER
+
+
+def test_every_function_pins_its_search_path_or_is_made_to_be_inlined(db: Conn) -> None:
+    """Inlined: language sql, and no more than one statement; for helpers only, never for what users call."""
+    for function in functions(db):
+        if 'search_path=""' not in function["settings"]:
+            assert function["language"] == "sql", function["name"]
+            assert function["name"].startswith("_"), function["name"]
+            statement = re.sub(r"--[^\n]*", "", function["body"]).strip().rstrip(";")
+            assert ";" not in statement, function["name"]
+
+
+WRITES = re.compile(
+    r"\b(insert into|update fairq|delete from|for update|nextval|pg_notify|set_config|clock_timestamp)\b"
+)
+
+
+def test_volatility_is_declared_honestly(db: Conn) -> None:
+    """Immutable: reads no table. Stable: writes nothing, looks at no clock, calls nothing volatile."""
+    known = {function["name"]: function for function in functions(db)}
+    wrong = []
+    for name, function in known.items():
+        body = re.sub(r"--[^\n]*|'[^']*'", "", function["body"])
+        called = {callee for callee in re.findall(r"fairq\.(_?\w+)\s*\(", body) if callee in known} - {name}
+        writes = bool(WRITES.search(body)) or any(known[callee]["volatility"] == "v" for callee in called)
+        if function["volatility"] != "v" and (writes or "random()" in body):
+            wrong.append(f"{name} writes, locks or reads the clock")
+        reads = bool(re.search(r"\b(from|join)\s+(fairq|pg_catalog)\.\w+\s", body)) or any(
+            known[callee]["volatility"] == "s" for callee in called
+        )
+        if function["volatility"] == "i" and reads:
+            wrong.append(f"{name} reads tables")
+    assert not wrong
+
+
+def test_functions_of_the_hot_path_pin_how_they_are_planned(db: Conn) -> None:
+    """Generic plans, no compilation, and no scan that depends on the statistics of the day."""
+    pinned = {"plan_cache_mode=force_generic_plan", "jit=off", "enable_seqscan=off", "enable_bitmapscan=off"}
+    for name in (
+        "pop_tasks",
+        "promote_overflow",
+        "finish_tasks",
+        "release_tasks",
+        "start_tasks",
+        "heartbeat",
+        "maintain",
+        "create_task",
+        "create_tasks",
+        "cancel_task",
+    ):
+        (function,) = (f for f in functions(db) if f["name"] == name)
+        assert pinned <= set(function["settings"]), name
+
+
+def test_functions_that_take_ctids_know_no_other_way(db: Conn) -> None:
+    for function in functions(db):
+        if "tid[]" in function["signature"]:
+            assert {"enable_seqscan=off", "enable_bitmapscan=off", "enable_indexscan=off"} <= set(
+                function["settings"]
+            ), function["name"]
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_every_public_function_has_a_reference_page(name: str) -> None:
+    page = DOCS / f"{name}.md"
+    if not page.exists():
+        pytest.xfail(f"docs/reference/sql/{name}.md is not written yet")
+    assert name in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_every_public_function_says_in_its_file_what_its_signature_cannot(name: str) -> None:
+    """STYLE 8: purpose, and what it returns, raises or locks."""
+    head = (install.sql_dir() / "functions" / f"{name}.sql").read_text("utf-8").split("create function")[0]
+    assert head.startswith("-- ")
+
+
+def test_nothing_is_granted_to_public(db: Conn) -> None:
+    granted = rows(
+        db,
+        """
+        select 'function ' || p.oid::regprocedure from pg_proc p,
+          aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+        where p.pronamespace = 'fairq'::regnamespace and a.grantee = 0
+        union all
+        select 'relation ' || c.oid::regclass from pg_class c, aclexplode(c.relacl) a
+        where c.relnamespace = 'fairq'::regnamespace and a.grantee = 0
+        union all
+        select 'schema' from pg_namespace n, aclexplode(n.nspacl) a
+        where n.nspname = 'fairq' and a.grantee = 0
+        """,
+    )
+    assert not granted
+
+
+# --- Tables, columns, indexes ---------------------------------------------------------------------
+
+
+def test_every_table_view_sequence_and_type_has_a_comment(db: Conn) -> None:
+    assert not rows(
+        db,
+        """
+        select c.oid::regclass::text from pg_class c
+        where c.relnamespace = 'fairq'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')
+          and obj_description(c.oid, 'pg_class') is null
+          and not (c.relispartition and c.relname ~ '_[0-9]{8}$')
+        union all
+        select t.oid::regtype::text from pg_type t join pg_class c on c.oid = t.typrelid and c.relkind = 'c'
+        where t.typnamespace = 'fairq'::regnamespace and obj_description(t.oid, 'pg_type') is null
+        """,
+    )
+
+
+# Names that say it all, in every table that has them; any other column is explained.
+PLAIN = {
+    "attempt",
+    "beat_at",
+    "concurrency_key",
+    "cost",
+    "created_at",
+    "ended_at",
+    "error",
+    "finished_at",
+    "group_key",
+    "headers",
+    "id",
+    "idempotency_key",
+    "kind",
+    "max_attempts",
+    "name",
+    "outcome",
+    "payload",
+    "priority",
+    "queue",
+    "queues",
+    "registered_at",
+    "reported_at",
+    "requested_at",
+    "result",
+    "run_at",
+    "shard_no",
+    "singleton",
+    "slots",
+    "started_at",
+    "state",
+    "task_id",
+    "tick",
+    "version",
+    "worker_id",
+}
+
+
+def test_every_column_says_what_it_means_by_its_name_or_a_comment(db: Conn) -> None:
+    found = rows(
+        db,
+        """
+        select c.relname, a.attname
+        from pg_attribute a join pg_class c on c.oid = a.attrelid
+        where c.relnamespace = 'fairq'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
+          and a.attnum > 0 and not a.attisdropped and col_description(c.oid, a.attnum) is null
+        """,
+    )
+    explained = {
+        row[0]
+        for row in rows(
+            db,
+            """
+            select distinct a.attname
+            from pg_attribute a join pg_class c on c.oid = a.attrelid
+            where c.relnamespace = 'fairq'::regnamespace and a.attnum > 0
+              and col_description(c.oid, a.attnum) is not null
+            """,
+        )
+    }
+    unexplained = [f"{table}.{column}" for table, column in found if column not in PLAIN | explained]
+    assert not unexplained, ", ".join(unexplained)
+
+
+def test_constraints_say_what_they_guarantee(db: Conn) -> None:
+    """STYLE 2: a name of one's own, not the generated one."""
+    assert not rows(
+        db,
+        r"""
+        select conname from pg_constraint
+        where connamespace = 'fairq'::regnamespace and contype = 'c' and conname ~ '_check\d*$'
+        """,
+    )
+
+
+def test_every_index_names_what_it_is_for_in_the_schema(db: Conn) -> None:
+    """A comment above each `create index` says which call goes through it."""
+    text = (install.sql_dir() / "schema" / "040_indexes.sql").read_text("utf-8")
+    for match in re.finditer(r"(?m)^create (?:unique )?index (\w+)", text):
+        before = text[: match.start()].rstrip("\n").splitlines()[-1]
+        assert before.startswith("--") or before.startswith("create index"), match[1]
