@@ -81,6 +81,14 @@ COMMANDS = {
     "groups": Command(
         "fairq.commands.queues:groups", "List the busiest groups; change a group's settings.", "Queues"
     ),
+    "keys": Command(
+        "fairq.commands.queues:keys", "List concurrency keys with settings; change them.", "Queues"
+    ),
+    "cluster": Command(
+        "fairq.commands.queues:cluster", "Show the settings of the installation; change them.", "Queues"
+    ),
+    "pause": Command("fairq.commands.queues:pause", "Stop serving a queue or a group.", "Queues"),
+    "resume": Command("fairq.commands.queues:resume", "Serve a paused queue or group again.", "Queues"),
     "maintain": Command("fairq.commands.maintain:maintain", "Run one round of maintenance.", "Queues"),
     "gen": Command("fairq.codegen.command:gen", "Write typed Python for your SQL.", "Develop", "codegen"),
 }

@@ -30,6 +30,7 @@ from fairq.errors import FairqError
 Verdict = Literal["ok", "look", "wrong", "unknown"]
 
 ROLES = ("fairq_enqueue", "fairq_work", "fairq_observe", "fairq_admin")
+LONG_WAIT = timedelta(hours=1)
 LONG_TRANSACTION = timedelta(minutes=15)
 DEAD_ROWS = 1_000_000
 LISTEN_SECONDS = 2.0
@@ -49,23 +50,16 @@ class Finding:
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Limits:
-    max_wait: timedelta
-
-
 @click.command(short_help="Check the installation, and say what to do.")
 @click.option(
     "--max-wait",
     type=DURATION,
-    default="1h",
-    show_default=True,
     metavar="TIME",
-    help="A task that could run and has waited longer than this is a fault.",
+    help="A task that has waited longer than this is wrong. Default: over an hour deserves a look.",
 )
 @dsn_option
 @json_option
-def doctor(max_wait: timedelta, dsn: str | None) -> None:
+def doctor(max_wait: timedelta | None, dsn: str | None) -> None:
     """Check the installation, and say what to do.
 
     It reads, and sends itself one notification; it changes nothing. Each check ends as ok, look (worth your
@@ -81,7 +75,7 @@ def doctor(max_wait: timedelta, dsn: str | None) -> None:
     """
     where = resolve(dsn)
     with contextlib.closing(connect(where)) as conn:
-        found = [*examine(conn, where, Limits(max_wait))]
+        found = [*examine(conn, where, max_wait)]
     wrong = sum(each.verdict == "wrong" for each in found)
     show(
         {"database": describe(where), "ok": not wrong, "findings": found}, _render(found), Text(), _sum(found)
@@ -121,7 +115,7 @@ def _sum(found: list[Finding]) -> str:
 # --- The round -------------------------------------------------------------------------------------
 
 
-def examine(conn: Connection, dsn: str, limits: Limits) -> Iterator[Finding]:
+def examine(conn: Connection, dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     """All checks, in the order in which their answers make sense."""
     yield judge_connection(_one(conn, CONNECTION), dsn, conn.info.backend_pid)
     yield judge_server(_one(conn, SERVER))
@@ -138,7 +132,7 @@ def examine(conn: Connection, dsn: str, limits: Limits) -> Iterator[Finding]:
         checks = [
             ("rights", lambda: judge_rights(_one(conn, RIGHTS))),
             ("workers", lambda: judge_workers(_all(conn, QUEUES), _all(conn, WORKERS))),
-            ("waiting", lambda: judge_waiting(_all(conn, QUEUES), limits.max_wait)),
+            ("waiting", lambda: judge_waiting(_all(conn, QUEUES), max_wait)),
             ("maintenance", lambda: judge_maintenance(_one(conn, MAINTENANCE))),
             ("history", lambda: judge_history(_one(conn, HISTORY))),
             *checks,
@@ -317,7 +311,7 @@ def _names(names: list[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def judge_waiting(queues: list[Row], max_wait: timedelta) -> Finding:
+def judge_waiting(queues: list[Row], max_wait: timedelta | None) -> Finding:
     waits = [
         (each["now"] - each["oldest_waiting_since"], each["queue"])
         for each in queues
@@ -327,12 +321,14 @@ def judge_waiting(queues: list[Row], max_wait: timedelta) -> Finding:
         return Finding("waiting", "ok", "no task waits")
     longest, queue = max(waits)
     text = f'the oldest waits for {span(longest)}, in queue "{queue}"'
-    if longest <= max_wait:
+    if longest <= (max_wait or LONG_WAIT):
         return Finding("waiting", "ok", text)
     remedy = (
-        "fairq groups --queue NAME shows whose it is, fairq explain ID why. More slots help everybody; a cap "
-        "or a rate of its group may be meant. Set --max-wait to what is usual here."
+        "fairq groups --queue NAME shows whose it is, fairq explain ID why. A tenant with a large backlog "
+        "waits, and so does one with a cap or a rate: that may be meant. More slots help everybody."
     )
+    if max_wait is None:
+        return Finding("waiting", "look", text, remedy)
     return Finding("waiting", "wrong", f"{text}, longer than {span(max_wait)}", remedy)
 
 
@@ -342,6 +338,7 @@ select (select count(*) from fairq.worker_stats w
   (select count(*) from (select 1 from fairq.tasks t
     where t.shard_no = any(array(select d.shard_no from fairq.domains d))
       and t.state in ('scheduled', 'overflow', 'blocked', 'queued')
+      and t.expires_at > t.created_at
       and t.expires_at < clock_timestamp() - interval '5 minutes' limit 1000) e) as expired,
   (select count(*) from (select 1 from fairq.tasks t
     where t.shard_no = any(array(select d.shard_no from fairq.domains d))
@@ -369,31 +366,16 @@ def judge_maintenance(row: Row) -> Finding:
 
 HISTORY = """
 select to_regclass(format('fairq.finished_tasks_%s',
-    to_char((clock_timestamp() at time zone 'UTC')::date + 1, 'YYYYMMDD'))) is not null as tomorrow,
-  exists (select from fairq.finished_tasks_default f where f.finished_at < k.keep_from) as finished_tasks,
-  exists (select from fairq.attempts_default a where a.ended_at < k.keep_from) as attempts
-from (select clock_timestamp() - max(q.retention) - interval '1 day' as keep_from from fairq.queues q) k
+    to_char((clock_timestamp() at time zone 'UTC')::date + 1, 'YYYYMMDD'))) is not null as tomorrow
 """
 
 
 def judge_history(row: Row) -> Finding:
-    """Days are dropped whole. What ended on a day without a partition is in the default one, and stays."""
-    if not row["tomorrow"]:
-        remedy = "fairq maintain makes a week of them. It has not run for a week, or never."
-        return Finding("history", "look", "there is no partition for tomorrow", remedy)
-    old = [f"fairq.{name}_default" for name in ("finished_tasks", "attempts") if row[name]]
-    if not old:
+    """Days are dropped whole. What ends on a day without a partition of its own is removed row by row."""
+    if row["tomorrow"]:
         return Finding("history", "ok", "the coming days have their partitions")
-    times = {"fairq.finished_tasks_default": "finished_at", "fairq.attempts_default": "ended_at"}
-    deletes = " ".join(
-        f"delete from {name} where {times[name]} < now() - interval '30 days';" for name in old
-    )
-    return Finding(
-        "history",
-        "look",
-        f"{' and '.join(old)}: rows older than the retention of every queue",
-        f"They ended on days without a partition, and nothing drops them. As fairq_admin: {deletes}",
-    )
+    remedy = "fairq maintain makes a week of them. It has not run for a week, or never."
+    return Finding("history", "look", "there is no partition for tomorrow", remedy)
 
 
 # --- What the rest of the server does to us --------------------------------------------------------

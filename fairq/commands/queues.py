@@ -1,19 +1,32 @@
-"""`fairq queues`, `fairq groups`: what there is, and its settings."""
+"""What there is and its settings: `fairq queues`, `groups`, `keys`, `cluster`, `pause`, `resume`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import click
 from psycopg.rows import dict_row
+from rich.console import RenderableType
+from rich.text import Text
 
-from fairq.cli import dsn_option, json_option
-from fairq.commands.common import Connection, clean, session, show, span, table
-from fairq.commands.settings import given, settings_options
+from fairq.cli import dsn_option, json_option, wants_json
+from fairq.commands.common import Connection, clean, count, session, show, span, table
+from fairq.commands.settings import given, reset_option, settings_options
 from fairq.commands.stats import Snapshot, group_table, take
 from fairq.queries import settings
 
+LIMITS = {
+    "max_running": "Most tasks in flight at once.",
+    "rate_limit": "Most tasks begun per --rate-period.",
+    "rate_period": "The time that --rate-limit counts in. Default: 1s.",
+    "rate_burst": "How many tasks may go ahead of the rate. Default: a second's worth.",
+    "breaker_threshold": "Failures in a row after which nothing is started for a while.",
+    "breaker_cooldown": "How long that is, before one task is tried. Default: 1m.",
+}
+WEIGHT = "Its share beside groups of weight 1: 0.001 to 1000."
+GROUP_HELP = {"weight": WEIGHT, **LIMITS}
 QUEUE_HELP = {
     "ready_target": "How many tasks are kept ready. Default: four per worker slot, at least 1000.",
     "max_attempts": "Attempts of a task that names no number of its own.",
@@ -22,9 +35,23 @@ QUEUE_HELP = {
     "retention": "How long ended tasks and attempts are kept.",
     "notify": "Announce new work by NOTIFY. It takes a database-wide lock at commit; polling works without.",
     "weight": "Weight of groups that have none of their own.",
-    "max_running": "Most tasks in flight at once in this queue.",
-    "group_max_running": "Most tasks in flight at once for each group that has no cap of its own.",
+    "group_max_running": "The same for each group that has no cap of its own.",
+    "group_rate_limit": "For each group without a rate of its own: most tasks begun per period.",
+    "group_rate_period": "The time that --group-rate-limit counts in. Default: 1s.",
+    "group_rate_burst": "How many tasks of a group may go ahead of that rate. Default: a second's worth.",
+    "group_breaker_threshold": "For each group without its own: failures in a row that stop it for a while.",
+    "group_breaker_cooldown": "How long that is, before one task is tried. Default: 1m.",
+    **LIMITS,
+    "max_running": "Most tasks in flight at once in the whole queue.",
+    "rate_limit": "Most tasks begun per --rate-period in the whole queue.",
+    "breaker_threshold": "Failures in a row, of any group, after which the whole queue stops for a while.",
 }
+CLUSTER_HELP = {
+    "shard_count": "Number of shards. Fixed once there are tasks.",
+    "payload_limit": "Largest payload, in bytes of its text.",
+    "max_running": "Most tasks in flight at once over all queues and workers.",
+}
+KEY_HELP = {"max_running": "Most tasks with this key in flight at once. Default: 1."}
 
 # --- queues ----------------------------------------------------------------------------------------
 
@@ -33,7 +60,7 @@ QUEUE_HELP = {
 @dsn_option
 @json_option
 @click.pass_context
-def queues(ctx: click.Context, dsn: str | None) -> None:
+def queues(ctx: click.Context, /, dsn: str | None) -> None:
     """List queues; create them, change their settings.
 
     \b
@@ -43,57 +70,126 @@ def queues(ctx: click.Context, dsn: str | None) -> None:
 
     \b
     Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: any role of fairq to look, fairq_admin to change
+    Rights: any role of fairq to look (not fairq_enqueue for limits of whole queues), fairq_admin to change
     """
     ctx.obj = dsn
     if ctx.invoked_subcommand is not None:
         return
     with session(dsn) as conn:
         rows = queue_settings(conn)
-    names = list(rows[0]) if rows else ["queue"]
-    columns = [name.replace("_", " ") if name == "queue" else f">{name.replace('_', ' ')}" for name in names]
-    show({"queues": rows}, table(None, columns, [[_cell(row[name]) for name in names] for row in rows]))
+    show({"queues": rows}, _queue_table(rows))
+
+
+def _queue_table(rows: list[dict[str, Any]]) -> RenderableType:
+    columns = (
+        "queue",
+        ">ready target",
+        ">attempts",
+        "back-off",
+        ">kept",
+        "notify",
+        ">weight",
+        "each group",
+        "whole queue",
+        "paused",
+    )
+    cells = [
+        (
+            row["queue"],
+            row["ready_target"] or "auto",
+            row["max_attempts"],
+            f"{span(row['retry_base'])} to {span(row['retry_cap'])}",
+            span(row["retention"]),
+            "yes" if row["notify"] else "no",
+            f"{row['weight']:g}",
+            limits(row, "group_") or "-",
+            limits(row) or "-",
+            f"since {row['paused_at']:%Y-%m-%d %H:%M}" if row["paused_at"] else "-",
+        )
+        for row in rows
+    ]
+    return table(None, columns, cells)
+
+
+def limits(row: Mapping[str, Any], prefix: str = "") -> str:
+    """The limits in a row of settings, in one line."""
+    cap, rate, burst = (row.get(f"{prefix}{name}") for name in ("max_running", "rate_limit", "rate_burst"))
+    failures, cooldown = row.get(f"{prefix}breaker_threshold"), row.get(f"{prefix}breaker_cooldown")
+    parts = []
+    if cap is not None:
+        parts.append(f"{cap} at once")
+    if rate is not None:
+        parts.append(
+            f"{rate} per {span(row[f'{prefix}rate_period'])}" + (f", burst {burst}" if burst else "")
+        )
+    if failures is not None:
+        parts.append(f"stops {span(cooldown)} after {count(failures, 'failure')}")
+    return "; ".join(parts)
 
 
 def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str, Any]]:
-    """Every setting there is, whatever this schema has."""
+    """Every setting there is. The limits of whole queues are kept as groups of #meters, which not all roles
+    may read.
+    """
+    meters = {row.pop("group_key"): row for row in group_settings(conn, "#meters") if row}
     with conn.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             """
             select q.*
             from fairq.queues q
-            where %(queue)s::text is null or q.queue = %(queue)s
+            where not q.internal and (%(queue)s::text is null or q.queue = %(queue)s)
             order by q.queue
             """,
             {"queue": queue},
         ).fetchall()
-    return [{"queue": row.pop("queue"), **row} for row in rows]
+    found = []
+    for row in rows:
+        own = meters.get(f"queue {row['queue']}", {})
+        del row["internal"], row["metered"]
+        found.append({"queue": row.pop("queue"), **row, **{name: own.get(name) for name in LIMITS}})
+    return found
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, timedelta):
-        return span(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def group_settings(conn: Connection, queue: str, group_key: str | None = None) -> list[dict[str, Any]]:
+    """Groups with settings of their own; none where the role may not read them."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        may = cursor.execute("select has_table_privilege('fairq.groups', 'select') as may").fetchone()
+        if not may or not may["may"]:
+            return []
+        return cursor.execute(
+            """
+            select g.group_key, g.weight, g.max_running, g.rate_limit, g.rate_period, g.rate_burst,
+              g.breaker_threshold, g.breaker_cooldown, g.paused_at
+            from fairq.groups g
+            where g.queue = %(queue)s and (%(group_key)s::text is null or g.group_key = %(group_key)s)
+            order by g.group_key
+            """,
+            {"queue": queue, "group_key": group_key},
+        ).fetchall()
 
 
 @queues.command("set", short_help="Create a queue, or change its settings.")
 @click.argument("name")
 @settings_options(settings.configure_queue, QUEUE_HELP)
+@reset_option(
+    *("ready_target", "weight", "group_max_running", "group_rate", "group_breaker"),
+    *("max_running", "rate", "breaker"),
+)
 @dsn_option
 @json_option
 @click.pass_context
-def set_queue(ctx: click.Context, /, name: str, dsn: str | None, **options: Any) -> None:
+def set_queue(
+    ctx: click.Context, /, name: str, reset: tuple[str, ...], dsn: str | None, **options: Any
+) -> None:
     """Create a queue, or change its settings.
 
-    What you do not name stays as it is. Promotion heeds changes within a second.
+    What you do not name stays as it is. The next promotion heeds the change, which the next pop makes.
 
     \b
     fairq queues set docs --max-attempts 3 --retry-base 5s --retry-cap 1h
-    fairq queues set docs --ready-target 2000
+    fairq queues set docs --group-max-running 2          no tenant runs more than two at once
+    fairq queues set mail --rate-limit 100 --rate-period 1m
+    fairq queues set mail --reset rate                   no limit any more
 
     \b
     Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
@@ -101,12 +197,25 @@ def set_queue(ctx: click.Context, /, name: str, dsn: str | None, **options: Any)
     """
     with session(dsn or ctx.obj) as conn, conn.transaction():
         is_new = not queue_settings(conn, name)
-        chosen = {key: value for key, value in options.items() if value is not None}
-        settings.configure_queue(conn, queue=name, **(chosen if is_new else given(options)))
+        named = {key: value for key, value in options.items() if value is not None}
+        chosen = named if is_new else given(options, reset)
+        settings.configure_queue(conn, queue=name, reset=list(reset), **chosen)
         (row,) = queue_settings(conn, name)
-    shown = [f"  {key.replace('_', ' ')}: {_cell(value)}" for key, value in row.items() if key != "queue"]
     verb = "created" if is_new else "changed"
-    show({"created": is_new, **row}, "\n".join([f"Queue {clean(name)} {verb}.", *shown]))
+    show({"created": is_new, **row}, f"Queue {clean(name)} {verb}.", _facts(row, "queue"))
+
+
+def _facts(row: Mapping[str, Any], *hidden: str) -> RenderableType:
+    shown = {key: value for key, value in row.items() if key not in hidden and value is not None}
+    return Text("\n".join(f"  {key.replace('_', ' ')}: {_cell(value)}" for key, value in shown.items()))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, timedelta):
+        return span(value)
+    return f"{value:g}" if isinstance(value, float) else clean(str(value))
 
 
 # --- groups ----------------------------------------------------------------------------------------
@@ -125,14 +234,17 @@ def set_queue(ctx: click.Context, /, name: str, dsn: str | None, **options: Any)
 @dsn_option
 @json_option
 @click.pass_context
-def groups(ctx: click.Context, queue: str, limit: int, dsn: str | None) -> None:
+def groups(ctx: click.Context, /, queue: str, limit: int, dsn: str | None) -> None:
     """List the busiest groups of a queue; change a group's settings.
 
-    A group is a tenant. It needs no registration: it is listed while it has live tasks.
+    A group is a tenant. It needs no registration: it is listed while it has live tasks, or settings of its
+    own.
 
     \b
     fairq groups
     fairq groups --queue docs --limit 5
+    fairq groups set bob --weight 3 --max-running 5
+    fairq groups purge bob
 
     \b
     Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
@@ -143,7 +255,278 @@ def groups(ctx: click.Context, queue: str, limit: int, dsn: str | None) -> None:
         return
     with session(dsn) as conn:
         found: Snapshot = take(conn, queue, limit)
-    if found.groups:
-        show({"queue": queue, "groups": found.groups}, group_table(found))
-    else:
-        show({"queue": queue, "groups": []}, f"No group has live tasks in queue {clean(queue)}.")
+        own = group_settings(conn, queue)
+    nobody = Text(f"No group has live tasks in queue {clean(queue)}.")
+    parts: list[RenderableType] = [group_table(found) if found.groups else nobody]
+    if own:
+        cells = [
+            (
+                row["group_key"],
+                "" if row["weight"] is None else f"{row['weight']:g}",
+                limits(row),
+                f"since {row['paused_at']:%Y-%m-%d %H:%M}" if row["paused_at"] else "",
+            )
+            for row in own[:limit]
+        ]
+        parts += [Text(), table("Settings of their own", ("group", ">weight", "limits", "paused"), cells)]
+    show({"queue": queue, "groups": found.groups, "settings": own[:limit]}, *parts)
+
+
+def _target(ctx: click.Context, dsn: str | None, queue: str | None) -> tuple[str | None, str]:
+    """--dsn and --queue may stand before the subcommand or after it."""
+    dsn_before, queue_before = ctx.obj
+    return dsn or dsn_before, queue or queue_before
+
+
+queue_after = click.option("--queue", metavar="NAME", help="The queue. Default: default.")
+
+
+@groups.command("set", short_help="Change a group's settings.")
+@click.argument("group_key", metavar="GROUP")
+@queue_after
+@settings_options(settings.configure_group, GROUP_HELP)
+@reset_option("weight", "max_running", "rate", "breaker")
+@dsn_option
+@json_option
+@click.pass_context
+def set_group(
+    ctx: click.Context,
+    /,
+    group_key: str,
+    queue: str | None,
+    reset: tuple[str, ...],
+    dsn: str | None,
+    **options: Any,
+) -> None:
+    """Change a group's settings.
+
+    What you do not name stays as it is; what a group has none of, its queue says. The next promotion heeds
+    the change.
+
+    \b
+    fairq groups set bob --weight 3                      three tasks in every round instead of one
+    fairq groups set bob --max-running 5 --queue docs
+    fairq groups set bob --rate-limit 10 --rate-period 1m --rate-burst 20
+    fairq groups set bob --reset weight --reset rate     the queue's own again
+
+    \b
+    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
+    Rights: fairq_admin
+    """
+    where, name = _target(ctx, dsn, queue)
+    chosen = given(options, reset)
+    with session(where) as conn, conn.transaction():
+        settings.configure_group(conn, queue=name, group_key=group_key, reset=list(reset), **chosen)
+        row = group_settings(conn, name, group_key)[0]
+    show({"queue": name, **row}, f"Group {clean(group_key)} changed.", _facts(row, "group_key"))
+
+
+@groups.command("purge", short_help="Cancel everything that a group has waiting.")
+@click.argument("group_key", metavar="GROUP")
+@queue_after
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@dsn_option
+@json_option
+@click.pass_context
+def purge_group(ctx: click.Context, /, group_key: str, queue: str | None, yes: bool, dsn: str | None) -> None:
+    """Cancel everything that a group has waiting.
+
+    Running tasks go on; cancel those by their ids. The tasks end as cancelled, and can be retried one by one.
+
+    \b
+    fairq groups purge bob
+    fairq groups purge bob --queue docs --yes
+
+    \b
+    Exit codes: 0 done · 1 refused, or you said no · 2 wrong usage · 3 database
+    Rights: fairq_admin
+    """
+    where, name = _target(ctx, dsn, queue)
+    if not yes:
+        if wants_json():
+            raise click.UsageError("With --json nobody is asked: add --yes.")
+        click.confirm(
+            f"Cancel all that group {clean(group_key)} has waiting in queue {clean(name)}?", abort=True
+        )
+    with session(where) as conn, conn.transaction():
+        ended = settings.purge_group(conn, queue=name, group_key=group_key) or 0
+    show({"queue": name, "group_key": group_key, "cancelled": ended}, f"{count(ended, 'task')} cancelled.")
+
+
+# --- keys, cluster ---------------------------------------------------------------------------------
+
+
+@click.group(invoke_without_command=True, short_help="List concurrency keys with settings; change them.")
+@dsn_option
+@json_option
+@click.pass_context
+def keys(ctx: click.Context, /, dsn: str | None) -> None:
+    """List concurrency keys with settings of their own; change them.
+
+    A key needs no settings: of the tasks that have it, one runs at a time.
+
+    \b
+    fairq keys
+    fairq keys set printer-7 --max-running 2
+
+    \b
+    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
+    Rights: fairq_observe to look, fairq_admin to change
+    """
+    ctx.obj = dsn
+    if ctx.invoked_subcommand is not None:
+        return
+    with session(dsn) as conn:
+        found = {row["group_key"]: row["max_running"] for row in group_settings(conn, "#keys")}
+    rows = [{"concurrency_key": key, "max_running": most} for key, most in found.items()]
+    cells = [(key, "1" if most is None else most) for key, most in found.items()]
+    nobody = Text("No concurrency key has settings of its own: of each, one task runs at a time.")
+    show({"keys": rows}, table(None, ("concurrency key", ">at once"), cells) if cells else nobody)
+
+
+@keys.command("set", short_help="Say how many tasks with a key may run at once.")
+@click.argument("key")
+@settings_options(settings.configure_key, KEY_HELP)
+@reset_option("max_running")
+@dsn_option
+@json_option
+@click.pass_context
+def set_key(ctx: click.Context, /, key: str, reset: tuple[str, ...], dsn: str | None, **options: Any) -> None:
+    """Say how many tasks with a key may run at once.
+
+    \b
+    fairq keys set printer-7 --max-running 2
+    fairq keys set printer-7 --reset max_running         one at a time again
+
+    \b
+    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
+    Rights: fairq_admin
+    """
+    chosen = given(options, reset)
+    with session(dsn or ctx.obj) as conn, conn.transaction():
+        row = settings.configure_key(conn, concurrency_key=key, reset=list(reset), **chosen)
+    most = 1 if row is None or row.max_running is None else row.max_running
+    show(
+        {"concurrency_key": key, "max_running": most},
+        f"Of the tasks with key {clean(key)}, {count(most, 'runs', 'run')} at once.",
+    )
+
+
+@click.group(invoke_without_command=True, short_help="Show the settings of the installation; change them.")
+@dsn_option
+@json_option
+@click.pass_context
+def cluster(ctx: click.Context, /, dsn: str | None) -> None:
+    """Show the settings of the installation; change them.
+
+    \b
+    fairq cluster
+    fairq cluster set --max-running 200
+
+    \b
+    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
+    Rights: any role of fairq to look (not fairq_enqueue for the cap), fairq_admin to change
+    """
+    ctx.obj = dsn
+    if ctx.invoked_subcommand is not None:
+        return
+    with session(dsn) as conn:
+        row = cluster_settings(conn)
+    show(row, "Settings of the installation", _facts(row))
+
+
+def cluster_settings(conn: Connection) -> dict[str, Any]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute("select s.shard_count, s.payload_limit from fairq.settings s").fetchone()
+    own = group_settings(conn, "#meters", "cluster")
+    return {**(row or {}), "max_running": own[0]["max_running"] if own else None}
+
+
+@cluster.command("set", short_help="Change settings of the installation.")
+@settings_options(settings.configure_cluster, CLUSTER_HELP)
+@reset_option("max_running")
+@dsn_option
+@json_option
+@click.pass_context
+def set_cluster(ctx: click.Context, /, reset: tuple[str, ...], dsn: str | None, **options: Any) -> None:
+    """Change settings of the installation.
+
+    A cap on the whole cluster excludes workers that prefetch.
+
+    \b
+    fairq cluster set --max-running 200
+    fairq cluster set --reset max_running
+    fairq cluster set --payload-limit 4194304
+
+    \b
+    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
+    Rights: fairq_admin
+    """
+    chosen = given(options, reset)
+    with session(dsn or ctx.obj) as conn, conn.transaction():
+        settings.configure_cluster(conn, reset=list(reset), **chosen)
+        row = cluster_settings(conn)
+    show(row, "Changed.", _facts(row))
+
+
+# --- pause, resume ---------------------------------------------------------------------------------
+
+
+@click.command(short_help="Stop serving a queue or a group.")
+@click.argument("queue", default="default")
+@click.option("--group", "group_key", metavar="GROUP", help="Only this group of the queue.")
+@dsn_option
+@json_option
+def pause(queue: str, group_key: str | None, dsn: str | None) -> None:
+    """Stop serving a queue or a group.
+
+    Running tasks go on, new ones are accepted, none is started. QUEUE is "default" when you name none.
+
+    \b
+    fairq pause docs
+    fairq pause docs --group bob
+    fairq resume docs --group bob
+
+    \b
+    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
+    Rights: fairq_admin
+    """
+    with session(dsn) as conn, conn.transaction():
+        if group_key is None:
+            settings.pause_queue(conn, queue=queue)
+        else:
+            settings.pause_group(conn, queue=queue, group_key=group_key)
+    _tell(queue, group_key, "paused", "is paused. Running tasks go on.")
+
+
+@click.command(short_help="Serve a paused queue or group again.")
+@click.argument("queue", default="default")
+@click.option("--group", "group_key", metavar="GROUP", help="Only this group of the queue.")
+@dsn_option
+@json_option
+def resume(queue: str, group_key: str | None, dsn: str | None) -> None:
+    """Serve a paused queue or group again.
+
+    A queue and its groups are paused apart: to resume one leaves the other as it is.
+
+    \b
+    fairq resume docs
+    fairq resume docs --group bob
+
+    \b
+    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
+    Rights: fairq_admin
+    """
+    with session(dsn) as conn, conn.transaction():
+        if group_key is None:
+            settings.resume_queue(conn, queue=queue)
+        else:
+            settings.resume_group(conn, queue=queue, group_key=group_key)
+    _tell(queue, group_key, "resumed", "is served again.")
+
+
+def _tell(queue: str, group_key: str | None, what: str, text: str) -> None:
+    name = (
+        f"Queue {clean(queue)}" if group_key is None else f"Group {clean(group_key)} of queue {clean(queue)}"
+    )
+    show({"queue": queue, "group_key": group_key, "done": what}, f"{name} {text}")

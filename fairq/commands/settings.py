@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import NoneType
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ import click
 
 from fairq.commands.common import DURATION
 
-__all__ = ["given", "parameters", "settings_options"]
+__all__ = ["given", "parameters", "reset_option", "settings_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,9 +58,20 @@ _TYPES: dict[type, tuple[str, Any]] = {
 }
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
+def reset_option(*names: str) -> Callable[[F], F]:
+    """--reset NAME, as often as one likes: a setting of one's own is taken away."""
+    return click.option(
+        "--reset",
+        type=click.Choice(names),
+        multiple=True,
+        metavar="NAME",
+        help=f"Take a setting away, so that the default holds: {', '.join(names)}. May be repeated.",
+    )
+
+
+def given(options: Mapping[str, Any], reset: Sequence[str] = ()) -> dict[str, Any]:
     """The settings that were named. None at all is a question, not a change."""
     found = {name: value for name, value in options.items() if value is not None}
-    if not found:
+    if not found and not reset:
         raise click.UsageError("Name at least one setting to change; --help lists them.")
     return found

@@ -1,0 +1,501 @@
+"""`fairq stats`, `top`, `queues`, `groups`, `maintain`, `completion`, and what all commands share."""
+
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+from typing import Any
+
+import click
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from fairq.cli import COMMANDS, Exit, main
+from fairq.commands.queues import CLUSTER_HELP, GROUP_HELP, KEY_HELP, QUEUE_HELP
+from fairq.commands.settings import parameters
+from fairq.queries import settings
+from tests.cli.running import answer, as_role, fairq, ok, process, terminal
+from tests.support.database import Database
+
+ESCAPE = "\x1b[2J\x1b]0;owned\x07"
+
+
+def fill(database: Database) -> int:
+    """A backlog, a task that runs, a worker that lives and one that is lost. Returns the first's id."""
+    conn = database.connect(autocommit=True)
+    conn.execute(
+        "select fairq.create_tasks(array_fill('bob'::text, array[30]), array_fill('1'::jsonb, array[30]))"
+    )
+    conn.execute("select fairq.create_task('alice', '1')")
+    conn.execute("select fairq.create_task('carol', '1', p_run_at => now() + interval '1 hour')")
+    conn.execute("select fairq.register_worker('lost', '{default}', 1, interval '1 microsecond')")
+    row = conn.execute("select fairq.register_worker('alive', '{default}', 4)").fetchone()
+    assert row
+    conn.execute("select * from fairq.pop_tasks('default', 3, %s)", row)
+    conn.close()
+    return int(row[0])
+
+
+# --- stats ------------------------------------------------------------------------------------------
+
+
+def test_stats_says_what_the_views_say(database: Database) -> None:
+    fill(database)
+    found = answer(database, "stats")
+    with database.connect() as conn, conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        queues = cursor.execute("select * from fairq.queue_stats").fetchall()
+        groups = cursor.execute("select * from fairq.group_stats").fetchall()
+    strip = ("oldest_waiting_since",)
+    assert [{k: v for k, v in each.items() if k not in strip} for each in found["queues"]] == [
+        {k: v for k, v in each.items() if k not in strip} for each in queues
+    ]
+    assert {(g["group_key"], g["overflow"] + g["queued"], g["running"]) for g in found["groups"]} == {
+        (g["group_key"], g["overflow"] + g["queued"], g["running"]) for g in groups
+    }
+    assert {(w["name"], w["alive"], w["held"]) for w in found["workers"]} == {
+        ("alive", True, 3),
+        ("lost", False, 0),
+    }
+
+
+def test_stats_for_people_has_a_line_for_everything(database: Database) -> None:
+    fill(database)
+    printed = ok(database, "stats")
+    assert re.search(r"^default +28 +28 +3 +0 +1 +1 ", printed, re.MULTILINE)
+    assert re.search(r"^bob +28 ", printed, re.MULTILINE)
+    assert "Workers: 1 alive" in printed
+    assert re.search(r"lost .* lost ", printed)
+
+
+def test_stats_can_be_limited_to_a_queue_and_some_groups(database: Database) -> None:
+    fill(database)
+    ok(database, "queues", "set", "docs")
+    found = answer(database, "stats", "--queue", "docs")
+    assert [each["queue"] for each in found["queues"]] == ["docs"]
+    assert found["groups"] == found["workers"] == []
+    assert [g["group_key"] for g in answer(database, "stats", "--groups", "1")["groups"]] == ["bob"]
+    assert answer(database, "stats", "--queue", "nope", exit_code=1)["error"]["code"] == "unknown_queue"
+
+
+@pytest.mark.parametrize("command", [["stats"], ["top", "--count", "1"], ["groups"], ["explain", "1"]])
+def test_a_tenant_cannot_send_escape_sequences_to_the_operator(
+    database: Database, command: list[str]
+) -> None:
+    conn = database.connect(autocommit=True)
+    row = conn.execute("select fairq.create_task(%s, '1', p_kind => %s)", [ESCAPE, ESCAPE]).fetchone()
+    conn.execute("select fairq.register_worker(%s, '{default}', 1)", [ESCAPE])
+    assert row
+    command = [str(row[0]) if word == "1" and command[0] == "explain" else word for word in command]
+    printed = ok(database, *command)
+    assert "owned" in printed
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+
+
+# --- top --------------------------------------------------------------------------------------------
+
+
+def test_top_without_a_terminal_writes_one_snapshot_after_the_other(database: Database) -> None:
+    fill(database)
+    printed = ok(database, "top", "--count", "2", "--interval", "0.1")
+    assert printed.count("fairq top") == 2
+    assert "\x1b" not in printed
+
+
+def test_top_writes_one_object_a_line_with_json(database: Database) -> None:
+    fill(database)
+    done = fairq(database, "top", "--json", "--count", "2", "--interval", "0.1")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first["created_per_second"] is None
+    assert second["created_per_second"] >= 0
+    assert first["queues"][0]["queued"] == 28
+
+
+@pytest.mark.parametrize("end", [b"q", b"\x03"])
+def test_top_refreshes_on_a_terminal_until_q_or_ctrl_c_and_leaves_it_as_it_was(
+    database: Database, end: bytes
+) -> None:
+    import termios
+
+    fill(database)
+    with terminal() as screen:
+
+        def own_terminal() -> None:
+            import fcntl
+
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C comes as a signal
+
+        streams = {"stdin": screen.theirs, "stdout": screen.theirs, "stderr": subprocess.PIPE}
+        arguments = ["top", "--interval", "0.1"]
+        with process(database, *arguments, **streams, preexec_fn=own_terminal) as running:
+            screen.wait_for(b"bob")
+            fill(database)
+            screen.wait_for(b"56")  # the backlog has grown
+            screen.press(end)
+            screen.wait_for(b"\x1b[?1049l")  # back on the ordinary screen
+            assert running.wait() == 0
+            assert running.stderr
+            assert running.stderr.read() == ""
+        assert termios.tcgetattr(screen.theirs) == screen.modes
+
+
+# --- queues, groups ---------------------------------------------------------------------------------
+
+
+def test_queues_lists_every_setting(database: Database) -> None:
+    (row,) = answer(database, "queues")["queues"]
+    assert (row["queue"], row["max_attempts"], row["retention"]) == ("default", 5, 7 * 86400)
+    printed = ok(database, "queues")
+    assert re.search(r"^default .* 7 d ", printed, re.MULTILINE)
+
+
+def test_set_creates_a_queue_and_changes_only_what_is_named(database: Database) -> None:
+    made = answer(
+        database,
+        *("queues", "set", "docs", "--max-attempts", "3", "--retry-base", "5s", "--retention", "30d"),
+        *("--no-notify", "--ready-target", "50", "--retry-cap", "1h"),
+    )
+    assert made["created"] is True
+    changed = answer(database, "queues", "set", "docs", "--max-attempts", "4", "--notify")
+    assert changed == {**made, "created": False, "max_attempts": 4, "notify": True}
+    assert (changed["retry_base"], changed["retry_cap"], changed["ready_target"]) == (5, 3600, 50)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "says"),
+    [
+        (["default"], 2, "at least one setting"),
+        (["docs", "--max-attempts", "0"], 1, ""),
+        (["docs", "--retention", "soon"], 2, "no length of time"),
+        (["x" * 201], 1, "queue"),
+    ],
+)
+def test_a_wrong_setting_changes_nothing(
+    database: Database, arguments: list[str], exit_code: int, says: str
+) -> None:
+    done = fairq(database, "queues", "set", *arguments)
+    assert done.exit_code == exit_code
+    assert says in done.stderr
+    assert len(answer(database, "queues")["queues"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "call", "helps"),
+    [
+        ("queues", settings.configure_queue, QUEUE_HELP),
+        ("groups", settings.configure_group, GROUP_HELP),
+        ("keys", settings.configure_key, KEY_HELP),
+        ("cluster", settings.configure_cluster, CLUSTER_HELP),
+    ],
+)
+def test_every_setting_has_an_option_with_a_help_text(command: str, call: Any, helps: dict[str, str]) -> None:
+    """A parameter that the engine gains is an option at once, and this test asks for its text."""
+    group: Any = main
+    found = group.get_command(click.Context(main), command).commands["set"]
+    options = {option.name: option for option in found.params}
+    assert set(parameters(call)) == set(helps)
+    for name, text in helps.items():
+        assert options[name].help == text
+
+
+def test_every_name_that_reset_offers_is_one_that_the_engine_knows(database: Database) -> None:
+    group: Any = main
+    for command, target in (("queues", "default"), ("groups", "bob"), ("keys", "k"), ("cluster", None)):
+        found = group.get_command(click.Context(main), command).commands["set"]
+        (reset,) = (option for option in found.params if option.name == "reset")
+        for name in reset.type.choices:
+            ok(database, command, "set", *([target] if target else []), "--reset", name)
+
+
+def test_a_limit_of_a_whole_queue_is_shown_with_the_queue(database: Database) -> None:
+    ok(database, "queues", "set", "docs", "--max-running", "3", "--rate-limit", "100", "--rate-period", "1m")
+    (docs,) = (row for row in answer(database, "queues")["queues"] if row["queue"] == "docs")
+    assert (docs["max_running"], docs["rate_limit"], docs["rate_period"]) == (3, 100, 60)
+    assert "3 at once; 100 per 1 min" in ok(database, "queues")
+    changed = answer(database, "queues", "set", "docs", "--reset", "rate", "--reset", "max_running")
+    assert (changed["max_running"], changed["rate_limit"]) == (None, None)
+    (default,) = (row for row in answer(database, "queues")["queues"] if row["queue"] == "default")
+    assert default["max_running"] is None
+
+
+def test_the_engines_own_queues_are_not_shown(database: Database) -> None:
+    assert [row["queue"] for row in answer(database, "queues")["queues"]] == ["default"]
+    assert [row["queue"] for row in answer(database, "stats")["queues"]] == ["default"]
+
+
+def test_groups_lists_the_busiest_first(database: Database) -> None:
+    fill(database)
+    first, *_ = answer(database, "groups")["groups"]
+    assert first["group_key"] == "bob"
+    assert len(answer(database, "groups", "--limit", "1")["groups"]) == 1
+    assert "bob" in ok(database, "groups")
+    ok(database, "queues", "set", "docs")
+    assert "No group has live tasks" in ok(database, "groups", "--queue", "docs")
+
+
+def test_settings_of_a_group_are_listed_with_the_groups(database: Database) -> None:
+    options = ["--weight", "3", "--max-running", "5", "--rate-limit", "10"]
+    made = answer(database, "groups", "set", "bob", *options)
+    assert (made["weight"], made["max_running"], made["rate_limit"], made["rate_period"]) == (3, 5, 10, 1)
+    assert "5 at once; 10 per 1 s" in ok(database, "groups")
+    changed = answer(database, "groups", "set", "bob", "--reset", "rate")
+    assert (changed["weight"], changed["rate_limit"]) == (3, None)
+    (row,) = answer(database, "groups")["settings"]
+    assert (row["group_key"], row["max_running"]) == ("bob", 5)
+
+
+def test_queue_may_stand_before_or_after_set(database: Database) -> None:
+    ok(database, "queues", "set", "docs")
+    ok(database, "groups", "set", "bob", "--weight", "2", "--queue", "docs")
+    from click.testing import CliRunner
+
+    arguments = ["groups", "--dsn", database.dsn, "--queue", "docs", "set", "alice", "--weight", "2"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    assert {row["group_key"] for row in answer(database, "groups", "--queue", "docs")["settings"]} == {
+        "bob",
+        "alice",
+    }
+
+
+def test_a_cap_set_here_holds_at_the_next_pop(database: Database) -> None:
+    """I7"""
+    ok(database, "groups", "set", "bob", "--max-running", "2")
+    fill(database)  # pops three: two of Bob's, one of Alice's
+    (bob,) = answer(database, "stats")["groups"][:1]
+    assert (bob["group_key"], bob["running"], bob["queued"], bob["overflow"]) == ("bob", 2, 0, 28)
+    ok(database, "groups", "set", "bob", "--max-running", "4")
+    ok(database, "maintain")
+    (bob,) = answer(database, "stats")["groups"][:1]
+    assert (bob["running"], bob["queued"]) == (2, 2)
+
+
+def test_purge_asks_first_and_cancels_what_a_group_has_waiting(database: Database) -> None:
+    fill(database)
+    refused = fairq(database, "groups", "purge", "bob", stdin="n\n")
+    assert refused.exit_code == 1
+    assert fairq(database, "groups", "purge", "bob", "--json").exit_code == Exit.USAGE
+    assert answer(database, "groups", "purge", "bob", "--yes")["cancelled"] == 28
+    (bob,) = (row for row in answer(database, "stats")["groups"] if row["group_key"] == "bob")
+    assert (bob["overflow"], bob["queued"], bob["running"]) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("target", [[], ["--group", "bob"]])
+def test_pause_stops_pops_and_resume_lets_them_go_on(database: Database, target: list[str]) -> None:
+    conn = database.connect(autocommit=True)
+    row = conn.execute("select fairq.register_worker('tester', '{default}', 4)").fetchone()
+    assert row
+    task_id = ok(database, "enqueue", "bob").strip()
+    ok(database, "pause", "default", *target)
+    assert conn.execute("select id from fairq.pop_tasks('default', 10, %s)", row).fetchall() == []
+    assert "paused since" in ok(database, "explain", task_id)
+    assert "since" in ok(database, "groups" if target else "queues")
+    ok(database, "resume", "default", *target)
+    assert conn.execute("select id from fairq.pop_tasks('default', 10, %s)", row).fetchall() == [
+        (int(task_id),)
+    ]
+    assert answer(database, "pause", "nope", *target, exit_code=1)["error"]["code"] == "unknown_queue"
+
+
+def test_keys_and_the_cluster_have_caps(database: Database) -> None:
+    assert "one task runs at a time" in ok(database, "keys")
+    assert answer(database, "keys", "set", "printer", "--max-running", "2")["max_running"] == 2
+    assert answer(database, "keys")["keys"] == [{"concurrency_key": "printer", "max_running": 2}]
+    assert answer(database, "keys", "set", "printer", "--reset", "max_running")["max_running"] == 1
+    assert answer(database, "cluster")["max_running"] is None
+    assert answer(database, "cluster", "set", "--max-running", "10")["max_running"] == 10
+    assert answer(database, "cluster")["max_running"] == 10
+    assert answer(database, "cluster", "set", "--reset", "max_running")["max_running"] is None
+    assert "payload limit: 1048576" in ok(database, "cluster")
+
+
+# --- maintain ---------------------------------------------------------------------------------------
+
+
+def test_maintain_says_what_it_did(database: Database) -> None:
+    for deadline in ("2020-01-01T00:00:00Z", "2020-01-02T00:00:00Z"):
+        ok(database, "enqueue", "bob", "--expires-at", deadline)
+    assert answer(database, "maintain")["done"]["expired"] == 2
+    assert "expired" not in ok(database, "maintain")
+    assert ok(database, "maintain") == "Nothing to do, or another one is at it.\n"
+
+
+def test_maintain_works_where_the_role_defaults_to_serializable(database: Database) -> None:
+    """QF005 is for those who open their own transactions."""
+    strict = make_conninfo(database.dsn, options="-c default_transaction_isolation=serializable")
+    assert fairq(strict, "maintain").exit_code == 0
+    assert fairq(strict, "enqueue", "bob").exit_code == 0
+
+
+def test_maintain_goes_on_until_it_is_told_to_end(database: Database) -> None:
+    with process(database, "maintain", "--every", "100ms", "--json") as running:
+        assert running.stdout
+        for _ in range(3):
+            assert "done" in json.loads(running.stdout.readline())
+        os.kill(running.pid, signal.SIGINT)
+        assert running.wait() == 0
+        assert running.stderr
+        assert running.stderr.read() == ""
+
+
+# --- completion -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_the_shell(shell: str) -> None:
+    from click.testing import CliRunner
+
+    done = CliRunner().invoke(main, ["completion", shell], prog_name="fairq")
+    assert done.exit_code == 0
+    assert "_FAIRQ_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("fairq e", {"enqueue", "explain"}),
+        ("fairq enqueue --com", {"--commit-each"}),
+        ("fairq queues s", {"set"}),
+        ("fairq completion f", {"fish"}),
+    ],
+)
+def test_tab_completes_commands_and_options(words: str, completions: set[str]) -> None:
+    from click.testing import CliRunner
+
+    position = str(len(words.split()) - 1)
+    env = {"_FAIRQ_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": position}
+    done = CliRunner().invoke(main, [], prog_name="fairq", env=env)
+    assert {line.split(",")[1] for line in done.stdout.splitlines()} == completions
+
+
+# --- All commands -----------------------------------------------------------------------------------
+
+# The least that each needs, against any database.
+LEAST: dict[str, list[str]] = {
+    "enqueue": ["bob"],
+    "enqueue --from": ["--from", "-"],
+    "cancel": ["1"],
+    "retry": ["1"],
+    "result": ["1"],
+    "explain": ["1"],
+    "stats": [],
+    "top": ["--count", "1"],
+    "queues": [],
+    "queues set": ["docs"],
+    "groups": [],
+    "groups set": ["bob", "--weight", "2"],
+    "groups purge": ["bob", "--yes"],
+    "keys": [],
+    "keys set": ["printer", "--max-running", "2"],
+    "cluster": [],
+    "cluster set": ["--max-running", "100"],
+    "pause": ["default"],
+    "resume": ["default", "--group", "bob"],
+    "maintain": [],
+}
+NOWHERE = "postgresql://bob:s3cr3t@127.0.0.1:1/shop?connect_timeout=2"
+
+
+def words(command: str) -> list[str]:
+    return [*(word for word in command.split() if word != "--from"), *LEAST[command]]
+
+
+def test_every_command_that_asks_a_database_is_tested_here() -> None:
+    elsewhere = {"demo", "migrate", "sql", "gen", "work", "completion", "doctor"}
+    assert set(COMMANDS) - elsewhere <= {command.split()[0] for command in LEAST}
+
+
+@pytest.mark.parametrize("command", LEAST)
+def test_an_unreachable_database_is_told_without_a_password(command: str) -> None:
+    done = fairq(NOWHERE, *words(command), "--json")
+    assert done.exit_code == Exit.DATABASE
+    assert json.loads(done.stdout)["error"]["code"] == "unreachable"
+    assert "s3cr3t" not in done.output
+
+
+@pytest.mark.parametrize("command", LEAST)
+def test_without_fairq_in_the_database_it_says_how_to_install_it(
+    empty_database: Database, command: str
+) -> None:
+    done = fairq(empty_database, *words(command), "--json")
+    assert done.exit_code == Exit.NO
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], error["hint"]) == ("schema_missing", "Run: fairq migrate")
+
+
+def test_a_connection_that_waits_for_ever_is_given_up() -> None:
+    """Nobody sits before a silent command: connecting has a limit, unless the DSN has one of its own."""
+    from fairq.commands import common
+
+    source = inspect.getsource(common.connect)
+    assert "connect_timeout" in source
+    assert common.CONNECT_SECONDS == 10
+
+
+RIGHTS = {
+    "fairq_enqueue": {"enqueue", "enqueue --from", "cancel", "result", "queues", "keys", "cluster"},
+    "fairq_observe": {"stats", "top", "explain", "groups", "queues", "keys", "cluster"},
+    "fairq_work": {
+        *("enqueue", "enqueue --from", "cancel", "retry", "result"),
+        *("explain", "stats", "top", "groups", "queues", "keys", "cluster", "maintain"),
+    },
+    "fairq_admin": set(LEAST),
+}
+
+
+@pytest.mark.parametrize("role", RIGHTS)
+@pytest.mark.parametrize("command", LEAST)
+def test_each_role_may_do_its_part_and_is_told_about_the_rest(
+    database: Database, role: str, command: str
+) -> None:
+    """HR: the role of an application can neither watch nor manage; that of a dashboard can only watch."""
+    task_id = ok(database, "enqueue", "bob", '{"secret": 1}').strip()
+    arguments = [task_id if word == "1" and command != "top" else word for word in words(command)]
+    text = '{"group_key": "bob"}\n{"group_key": "bob", "kind": "x"}\n'
+    done = fairq(as_role(database, role), *arguments, "--json", stdin=text)
+    error = json.loads(done.stdout).get("error")
+    if command in RIGHTS[role]:
+        # The task has not ended, and there is nothing to retry: an answer all the same.
+        assert error is None or error["code"] == "not_ended"
+        assert done.exit_code in (Exit.OK, Exit.NO)
+    else:
+        assert error["code"] == "not_allowed"
+        assert done.exit_code == Exit.DATABASE
+    assert "secret" not in done.output
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("name", [*COMMANDS])
+def test_help_has_examples_exit_codes_and_options_that_say_something(name: str) -> None:
+    group: Any = main
+    command = group.get_command(click.Context(main, info_name="fairq"), name)
+    commands = [command, *getattr(command, "commands", {}).values()]
+    if name in ("demo", "gen", "work"):
+        pytest.skip("tested beside it")
+    for each in commands:
+        assert "fairq " in each.help
+        if name != "sql":
+            assert "Exit codes" in each.help, each.name
+        for parameter in each.params:
+            if isinstance(parameter, click.Option):
+                assert (parameter.help or "").endswith((".", ")", "-.")), (each.name, parameter.name)
+
+
+def test_behind_a_transaction_pooler_every_command_works(database: Database) -> None:
+    from tests.support.pooler import pooler
+
+    with pooler(database.dsn, connections=2) as dsn:
+        task_id = ok(dsn, "enqueue", "bob").strip()
+        ok(dsn, "enqueue", "--from", "-", stdin='{"group_key": "bob"}\n{"group_key": "al", "kind": "x"}\n')
+        for command in ("stats", "queues", "groups", "keys", "cluster", "maintain"):
+            ok(dsn, command)
+        ok(dsn, "top", "--count", "2", "--interval", "0.1")
+        ok(dsn, "explain", task_id)
+        ok(dsn, "cancel", task_id)
+        ok(dsn, "maintain")
+        assert answer(dsn, "result", task_id, "--wait", exit_code=1)["outcome"] == "cancelled"
+        ok(dsn, "retry", task_id)
+        ok(dsn, "queues", "set", "docs", "--retention", "1d")
