@@ -374,10 +374,12 @@ create table fairq.ticks (
   tick bigint not null,
   created_at timestamptz not null,
   clock bigint not null,
+  clock_position bigint not null,
   top bigint not null,
   horizon bigint,
   horizon_position bigint,
   refill_block bigint,
+  refill_position bigint,
   next_xid xid8 not null,
   heard_xid xid8 not null,
   heard_ring bigint not null,
@@ -392,11 +394,12 @@ create table fairq.ticks (
 comment on table fairq.ticks is 'What promotion has seen and decided, append-only, read newest first.';
 comment on column fairq.ticks.written_by is
   'Transaction that wrote this row. After a dump is restored it differs from the row''s xmin: the horizon below means nothing then, and the engine rebuilds its state.';
-comment on column fairq.ticks.clock is 'The block being served. Nothing is ever queued before it again: the lower bound of every scan of the ready index.';
+comment on column fairq.ticks.clock is
+  'The block being served; with clock_position the address before which nothing is ever queued again: the lower bound of every scan of the ready index.';
 comment on column fairq.ticks.top is 'Highest block ever assigned.';
 comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
 comment on column fairq.ticks.horizon_position is 'Position of that address.';
-comment on column fairq.ticks.refill_block is 'When pops get here the ready set is half empty.';
+comment on column fairq.ticks.refill_block is 'With refill_position: when pops get here the ready set is half empty.';
 comment on column fairq.ticks.next_xid is 'Rings of this transaction and later ones are new.';
 comment on column fairq.ticks.pending is 'Earlier transactions that were still running: their rings are new as well.';
 comment on column fairq.ticks.heard_xid is 'The transaction that wrote the tick: no snapshot lists it, and of its own rings it has heard those up to heard_ring.';
@@ -596,13 +599,13 @@ comment on view fairq.worker_stats is 'Workers, their last sign of life and how 
 create function fairq._admit(
   p_tick fairq.ticks,
   p_lanes fairq.lanes[],
-  p_clock bigint,
   p_refill boolean,
   p_budget integer,
   p_now timestamptz,
   out o_promoted integer,
   out o_top bigint,
   out o_middle bigint,
+  out o_middle_position bigint,
   out o_horizon bigint,
   out o_horizon_position bigint,
   out o_expired tid[]
@@ -630,7 +633,7 @@ begin
     limit 1 + case when p_refill then p_budget else 0 end
   ),
   candidate as materialized (
-    select c.*, fairq._rounds(c.finish - p_clock) as tag,
+    select c.*, fairq._rounds(c.finish - p_tick.clock) as tag,
       row_number() over (order by c.admissible desc, c.finish, c.position) as nth
     from (
       select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.last_priority, r.look_at,
@@ -761,14 +764,14 @@ begin
     order by h.finish, h.position
     limit 1
   )
-  select p.ctids, p.blocks, p.positions, p.counted, greatest(p_tick.top, p.top), p.middle,
+  select p.ctids, p.blocks, p.positions, p.counted, greatest(p_tick.top, p.top),
     (select h.finish from horizon h), (select h.position from horizon h),
     (select array_agg(e.ctid) from chunk c cross join lateral unnest(c.expired) e(ctid)),
     (select array_agg(c.replaces) from chunk c where c.replaces is not null and c.quota > 0)
-  into v_ctids, v_blocks, v_positions, v_counted, o_top, o_middle, o_horizon, o_horizon_position, o_expired, v_replaced
+  into v_ctids, v_blocks, v_positions, v_counted, o_top, o_horizon, o_horizon_position, o_expired, v_replaced
   from (
     select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted,
-      max(m.block) as top, percentile_disc(0.5) within group (order by m.block) as middle
+      max(m.block) as top
     from (
       select u.ctid, c.finish + u.start as block, fairq._counts(c.policy) as counted,
         case when u.start = 0 then c.position else c.lane_no end as position
@@ -777,13 +780,19 @@ begin
     ) m
   ) p;
 
+  select m.block, m.position into o_middle, o_middle_position
+  from unnest(v_blocks, v_positions) as m(block, position)
+  order by m.block, m.position
+  offset cardinality(v_blocks) / 2
+  limit 1;
+
   o_promoted := case when v_ctids is null then 0 else fairq._place(p_tick.shard_no, v_ctids, v_blocks, v_positions, v_counted) end;
   if v_replaced is not null then
     perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
   end if;
 end;
 $$;
-comment on function fairq._admit(fairq.ticks, fairq.lanes[], bigint, boolean, integer, timestamptz) is
+comment on function fairq._admit(fairq.ticks, fairq.lanes[], boolean, integer, timestamptz) is
   'Gives block addresses to the next tasks of the waiting lanes.';
 
 -- sql/functions/_adopt.sql
@@ -895,6 +904,27 @@ end;
 $$;
 comment on function fairq._allowance(fairq.policy, fairq.gate, timestamptz) is
   'How many more tasks may be promoted now, when to look again, and why not more.';
+
+-- sql/functions/_await_domain.sql
+
+-- Waits for the lock of a domain, and takes it, but not for longer than somebody who promotes would hold it: a transaction that promoted and stays open must
+-- not keep every pop waiting.
+-- Returns whether it got the lock.
+-- Locks: the domain, until the transaction ends.
+create function fairq._await_domain(p_shard_no integer, p_queue text) returns boolean
+language plpgsql
+volatile
+set search_path = ''
+set lock_timeout = '200ms'
+as $$
+begin
+  perform from fairq.domains d where d.shard_no = p_shard_no and d.queue = p_queue for update;
+  return true;
+exception when lock_not_available or deadlock_detected then
+  return false;
+end;
+$$;
+comment on function fairq._await_domain(integer, text) is 'Waits for the lock of a domain for a moment.';
 
 -- sql/functions/_backoff.sql
 
@@ -1600,7 +1630,6 @@ comment on function fairq._has_news(fairq.ticks) is 'Whether there are rings not
 create function fairq._hear_rings(
   p_tick fairq.ticks,
   p_queue fairq.queues,
-  p_clock bigint,
   p_limit integer,
   p_now timestamptz,
   out o_next_xid xid8,
@@ -1721,13 +1750,15 @@ begin
     from lane l
   ),
   told as (
-    -- A group that was idle, and has not used up its last turn, starts at the clock, before the lanes of that block.
+    -- A group that was idle, and has used up its last turn, starts at the clock, before the lanes of that block. Nobody starts before the clock.
     select n.replaces, n.lane_no,
-      (p_tick.shard_no, n.last_priority, n.lane_no, n.version, greatest(n.finish, p_clock),
+      (p_tick.shard_no, n.last_priority, n.lane_no, n.version, greatest(n.finish, p_tick.clock),
        case
-         when n.was_idle and n.finish <= p_clock then coalesce(fairq._newcomer_position(n.first_sequence), n.lane_no)
-         when n.was_idle or n.finish < p_clock then n.lane_no
-         else n.position
+         when n.finish > p_tick.clock then case when n.was_idle then n.lane_no else n.position end
+         else greatest(
+           p_tick.clock_position,
+           case when n.was_idle then coalesce(fairq._newcomer_position(n.first_sequence), n.lane_no) else n.lane_no end
+         )
        end,
        n.weight,
        case when n.cursors <> '{}' then (n.allowance).look_at end,
@@ -1761,7 +1792,7 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, integer, timestamptz) is
+comment on function fairq._hear_rings(fairq.ticks, fairq.queues, integer, timestamptz) is
   'Consumes the rings that committed since the last tick, exactly once.';
 
 -- sql/functions/_held_by.sql
@@ -2201,7 +2232,7 @@ comment on function fairq._policy(fairq.queues, fairq.groups) is 'What limits a 
 -- A row that another session pops is skipped; one that another session popped after our snapshot fails the recheck of its state and is
 -- skipped too; one whose popper rolls back becomes visible again at the same address.
 -- Promotes when there is news, when the ready set runs short, and, for the next caller, when this pop passed the middle of it.
--- Another session that holds the domain's lock is promoting already; it is not waited for.
+-- Another session that holds the domain's lock is promoting already; it is waited for only when there is nothing else to do, and not for long.
 -- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
 -- cancelled, or a schedule that it hears of when it is due already. The bound on rounds is a matter of cost only; the next pop goes on.
 -- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
@@ -2223,6 +2254,7 @@ declare
   v_meters smallint := 0;
   v_before fairq.ticks;
   v_promoted integer;
+  v_waited boolean := false;
 begin
   perform fairq._touch_worker(p_shard_no, p_worker_id, v_now, true);
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
@@ -2248,15 +2280,15 @@ begin
     end if;
 
     select array_agg(n.ctid) filter (where not n.is_expired) as ready, array_agg(n.ctid) filter (where n.is_expired) as expired,
-      max(n.block) as last_block
+      max(array[n.block, n.position]) as last_address
     into v_picked
     from (
-      select t.ctid, t.block, t.expires_at is not null and t.expires_at <= v_now as is_expired
+      select t.ctid, t.block, t.position, t.expires_at is not null and t.expires_at <= v_now as is_expired
       from fairq.tasks t
       where t.shard_no = p_shard_no
         and t.queue = p_queue
         and t.state = 'queued'
-        and t.block >= v_tick.clock
+        and (t.block, t.position) >= (v_tick.clock, v_tick.clock_position)
         and (t.block, t.position) < (coalesce(v_tick.horizon, 9223372036854775807), coalesce(v_tick.horizon_position, 0))
       order by t.block, t.position
       limit v_left
@@ -2272,6 +2304,11 @@ begin
     end if;
 
     exit when v_left = 0;
+    if v_promoted is null and v_picked.ready is null and not v_waited and (v_round > 1 or fairq._has_news(v_tick)) then
+      -- Somebody else promotes, and there is nothing else to do: that takes milliseconds. Then look again.
+      v_waited := true;
+      continue when fairq._await_domain(p_shard_no, p_queue);
+    end if;
     exit when v_tick.horizon is null and v_picked.expired is null and not fairq._has_news(v_tick);
     -- Somebody else promotes, or the news is none that a promotion can act on (a due task that another transaction holds).
     exit when v_round > 1 and v_picked.ready is null and v_picked.expired is null
@@ -2282,7 +2319,7 @@ begin
     perform fairq._charge_meters(p_queue, p_limit - v_left, v_now);
   end if;
 
-  if v_left = 0 and v_picked.last_block >= v_tick.refill_block then
+  if v_left = 0 and v_picked.last_address >= array[v_tick.refill_block, v_tick.refill_position] then
     perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, v_queue), false);
   end if;
 end;
@@ -2308,8 +2345,7 @@ declare
   v_now timestamptz;
   v_queue fairq.queues;
   v_tick fairq.ticks;
-  v_first bigint;
-  v_clock bigint;
+  v_first record;
   v_heard record;
   v_recall record;
   v_cancelled text[];
@@ -2344,24 +2380,33 @@ begin
     perform fairq._promote(p_shard_no, '#keys', 1, true);
   end if;
 
-  -- The clock: the first task still queued or still waiting. A pop in flight counts as queued, so what it puts back lies at or after
-  -- the clock. With nothing left the clock is the last block ever served, so nobody pays for the past.
-  select t.block into v_first
+  -- The clock: the address of the first task still queued or still waiting. A pop in flight counts as queued, so what it puts back lies at
+  -- or after the clock. With nothing left the clock goes one unit past the last block ever served, so nobody pays for the past, and dead
+  -- rows stay behind it.
+  select t.block, t.position into v_first
   from fairq.tasks t
   where t.shard_no = p_shard_no
     and t.queue = p_queue
     and t.state = 'queued'
-    and t.block >= v_tick.clock
+    and (t.block, t.position) >= (v_tick.clock, v_tick.clock_position)
   order by t.block, t.position
   limit 1;
-  v_clock := greatest(v_tick.clock, coalesce(least(v_first, v_tick.horizon), v_tick.top));
-  if v_clock > 2305843009213693952 then
-    v_tick := fairq._rebase(v_tick, v_clock);
-    v_first := v_first - v_clock;
-    v_clock := 0;
+  if (v_tick.horizon, v_tick.horizon_position) < (coalesce(v_first.block, 9223372036854775807), coalesce(v_first.position, 0)) then
+    v_tick.clock := v_tick.horizon;
+    v_tick.clock_position := v_tick.horizon_position;
+  elsif v_first.block is not null then
+    v_tick.clock := v_first.block;
+    v_tick.clock_position := v_first.position;
+  elsif v_tick.top >= v_tick.clock then
+    v_tick.clock := v_tick.top + 1;
+    v_tick.clock_position := fairq._newcomer_position(0);
+  end if;
+  if v_tick.clock > 2305843009213693952 then
+    v_first.block := v_first.block - v_tick.clock;
+    v_tick := fairq._rebase(v_tick, v_tick.clock);
   end if;
 
-  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000), v_now) h;
+  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, greatest(p_limit, 10000), v_now) h;
   if not v_tick.keyed and exists (select from unnest(v_heard.o_lanes) l where l.keyed) then
     v_tick.keyed := true;
     perform fairq._promote(p_shard_no, '#keys', 1, true);
@@ -2379,11 +2424,10 @@ begin
     select l.group_key = any(v_cancelled)
       or coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now, false) as is_recalled
   ) w
-  where l.finish > v_clock
+  where l.finish > v_tick.clock
     and (w.is_recalled or (l.cursors[1]).priority > l.last_priority);
   if v_recall.groups is not null then
-    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock,
-      v_now);
+    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_now);
   end if;
   if v_heard.o_cancelled is not null then
     perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
@@ -2392,21 +2436,22 @@ begin
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
   -- as many tasks as the others and comes less far. Otherwise only the lanes just rung are looked at, and only for what comes before
   -- the horizon.
-  v_refill := p_short or v_tick.horizon is null or v_first is null or v_first >= least(v_tick.refill_block, v_tick.horizon);
+  v_refill := p_short or v_tick.horizon is null or v_first.block is null
+    or (v_first.block, v_first.position) >= (v_tick.refill_block, v_tick.refill_position)
+    or (v_first.block, v_first.position) >= (v_tick.horizon, v_tick.horizon_position);
   select a.* into v_done
-  from fairq._admit(v_tick, v_heard.o_lanes, v_clock, v_refill, p_limit, v_now) a;
+  from fairq._admit(v_tick, v_heard.o_lanes, v_refill, p_limit, v_now) a;
 
   if v_done.o_expired is not null then
     perform fairq._end_tasks(p_shard_no, v_done.o_expired, 'expired', null, v_now);
   end if;
 
-  if v_refill or v_done.o_promoted > 0 then
-    v_tick.refill_block := case
-      when v_done.o_horizon is null then null
-      when v_refill then coalesce(v_done.o_middle, v_done.o_horizon)
-      when v_done.o_horizon < v_tick.horizon then least(v_tick.refill_block, v_done.o_middle)
-      else v_tick.refill_block
-    end;
+  if v_done.o_horizon is null then
+    v_tick.refill_block := null;
+    v_tick.refill_position := null;
+  elsif v_refill or (v_done.o_promoted > 0 and v_done.o_horizon < v_tick.horizon) then
+    v_tick.refill_block := coalesce(v_done.o_middle, v_done.o_horizon);
+    v_tick.refill_position := coalesce(v_done.o_middle_position, v_done.o_horizon_position);
   end if;
 
   select l.look_at into v_look_at
@@ -2419,7 +2464,6 @@ begin
 
   v_tick.tick := v_tick.tick + 1;
   v_tick.created_at := v_now;
-  v_tick.clock := v_clock;
   v_tick.top := v_done.o_top;
   v_tick.horizon := v_done.o_horizon;
   v_tick.horizon_position := v_done.o_horizon_position;
@@ -2513,10 +2557,10 @@ begin
   select pg_current_snapshot() into v_snapshot;
   delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue.queue;
 
-  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, null, null, null,
+  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, fairq._newcomer_position(0), 0, null, null, null, null,
     pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, false, p_queue.queue, '{}'
-  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.top, v_tick.horizon,
-    v_tick.horizon_position, v_tick.refill_block, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
+  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.clock_position, v_tick.top, v_tick.horizon,
+    v_tick.horizon_position, v_tick.refill_block, v_tick.refill_position, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
     v_tick.lane_count, v_tick.keyed, v_tick.queue, v_tick.pending
   from fairq.ticks k
   where k.shard_no = p_shard_no
@@ -2606,7 +2650,10 @@ begin
     and l.admissible
   order by l.finish, l.position
   limit 1;
-  v_tick.refill_block := case when v_tick.horizon is not null then v_tick.clock end;
+  if v_tick.horizon is not null then
+    v_tick.refill_block := v_tick.clock;
+    v_tick.refill_position := v_tick.clock_position;
+  end if;
 
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
   select t.shard_no, t.queue, t.group_key, t.id
@@ -2631,8 +2678,7 @@ comment on function fairq._rebuild(integer, fairq.queues, timestamptz) is 'Makes
 -- Returns the lanes as they are afterwards.
 -- Locks: tasks, queued rows with "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
-create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint,
-  p_now timestamptz)
+create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_now timestamptz)
 returns fairq.lanes[]
 language plpgsql
 volatile
@@ -2648,7 +2694,7 @@ begin
     where t.shard_no = p_tick.shard_no
       and t.queue = p_tick.queue
       and t.state = 'queued'
-      and t.block >= p_clock
+      and (t.block, t.position) >= (p_tick.clock, p_tick.clock_position)
       and t.group_key = any(p_groups)
       and t.priority < coalesce(p_below[array_position(p_groups, t.group_key)], 2147483647)
     for update skip locked
@@ -2696,7 +2742,7 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint, timestamptz) is
+comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], timestamptz) is
   'Takes queued tasks of lower priority out of the order again.';
 
 -- sql/functions/_recover_worker.sql
@@ -3450,7 +3496,8 @@ create function fairq._tick(p_shard_no integer, p_queue text) returns setof fair
 language sql
 stable
 as $$
-  select n.shard_no, n.written_by, n.tick, n.created_at, n.clock, n.top, n.horizon, n.horizon_position, n.refill_block,
+  select n.shard_no, n.written_by, n.tick, n.created_at, n.clock, n.clock_position, n.top, n.horizon, n.horizon_position,
+    n.refill_block, n.refill_position,
     n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.keyed, n.queue, n.pending
   from (
     select t.*, t.xmin as row_xmin
@@ -3685,29 +3732,27 @@ comment on function fairq._wake_due(fairq.ticks, timestamptz, integer) is 'Moves
 -- sql/functions/_write_tick.sql
 
 -- Appends a tick. Inside a savepoint the row's xmin is the subtransaction's, which only the row itself can tell:
--- then written_by is corrected at once, or the next reader would take the tick for a restored one.
+-- then written_by is corrected at once, or the next reader would take the tick for a restored one. ("returning xmin" would be shorter, and fails
+-- where the table is partitioned.)
 create function fairq._write_tick(p_tick fairq.ticks) returns void
 language plpgsql
 volatile
 set search_path = ''
 as $$
-declare
-  v_xmin xid;
 begin
-  insert into fairq.ticks as t (shard_no, queue, tick, created_at, clock, top, horizon, horizon_position, refill_block,
+  insert into fairq.ticks as t (shard_no, queue, tick, created_at, clock, clock_position, top, horizon, horizon_position,
+    refill_block, refill_position,
     next_xid, pending, heard_xid, heard_ring, next_due_at, lane_count, keyed)
-  values (p_tick.shard_no, p_tick.queue, p_tick.tick, p_tick.created_at, p_tick.clock, p_tick.top, p_tick.horizon,
-    p_tick.horizon_position, p_tick.refill_block, p_tick.next_xid, p_tick.pending, p_tick.heard_xid,
-    p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count, p_tick.keyed)
-  returning t.xmin into v_xmin;
+  values (p_tick.shard_no, p_tick.queue, p_tick.tick, p_tick.created_at, p_tick.clock, p_tick.clock_position, p_tick.top,
+    p_tick.horizon, p_tick.horizon_position, p_tick.refill_block, p_tick.refill_position, p_tick.next_xid, p_tick.pending, p_tick.heard_xid,
+    p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count, p_tick.keyed);
 
-  if v_xmin <> pg_current_xact_id()::xid then
-    update fairq.ticks t
-    set written_by = v_xmin
-    where t.shard_no = p_tick.shard_no
-      and t.queue = p_tick.queue
-      and t.tick = p_tick.tick;
-  end if;
+  update fairq.ticks t
+  set written_by = t.xmin
+  where t.shard_no = p_tick.shard_no
+    and t.queue = p_tick.queue
+    and t.tick = p_tick.tick
+    and t.written_by <> t.xmin;
 end;
 $$;
 comment on function fairq._write_tick(fairq.ticks) is 'Appends a tick.';
@@ -4060,7 +4105,8 @@ begin
   if p_promote then
     perform fairq._promote(v_shard_no, p_queue, 1000, true);
   end if;
-  if v_settings.notify and not v_scheduled then
+  -- Also for a scheduled task: a worker that sleeps learns when to wake up.
+  if v_settings.notify then
     perform pg_notify('fairq', p_queue);
   end if;
   return v_id;
@@ -4204,7 +4250,7 @@ begin
       perform fairq._promote(v_shard_no, p_queue, 1000, true);
     end loop;
   end if;
-  if v_settings.notify and v_count > 0 and (p_run_at is null or p_run_at <= v_now) then
+  if v_settings.notify and v_count > 0 then
     perform pg_notify('fairq', p_queue);
   end if;
 end;
@@ -4378,8 +4424,10 @@ comment on function fairq.finish_tasks(bigint, bigint[], integer[], text[], json
 -- Returns those of its tasks that somebody wished to cancel, until they are finished: stop them, and finish them as cancelled.
 -- Raises QF004 unknown worker: it counts as lost, and its tasks may be with others.
 -- Locks: heartbeats, the worker's own rows.
--- Cost: open cancellations, one step in tasks_pkey each. Not the worker's tasks: under a held xmin all it ever ran would be walked.
-create function fairq.heartbeat(p_worker_id bigint) returns setof bigint
+-- With p_ids, the tasks it is running, only these are looked up: a worker that knows them should say them.
+-- Cost: one step in tasks_pkey and one in cancellations_task_idx for each of p_ids; without it all open cancellations are read. Never all the
+-- worker's tasks: under a held xmin that would be all it ever ran.
+create function fairq.heartbeat(p_worker_id bigint, p_ids bigint[] default null) returns setof bigint
 language plpgsql
 volatile
 rows 1
@@ -4396,6 +4444,21 @@ begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._touch_worker(v_shard_no, p_worker_id, v_now);
     perform fairq._beat(v_shard_no, p_worker_id, v_now);
+    if p_ids is not null then
+      return query
+        select t.id
+        from unnest(p_ids) i(id)
+        cross join lateral (
+          select h.id
+          from fairq.tasks h
+          where h.shard_no = v_shard_no
+            and h.id = i.id
+            and h.worker_id is not distinct from p_worker_id
+            and exists (select from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = i.id offset 0)
+          offset 0
+        ) t;
+      continue;
+    end if;
     return query
       select distinct t.id
       from fairq.cancellations c
@@ -4411,7 +4474,7 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq.heartbeat(bigint) is 'A worker''s sign of life. Returns its tasks that are to be cancelled.';
+comment on function fairq.heartbeat(bigint, bigint[]) is 'A worker''s sign of life. Returns its tasks that are to be cancelled.';
 
 -- sql/functions/held_tasks.sql
 
@@ -4492,14 +4555,15 @@ begin
       select w.worker_id
       from fairq.workers w
       where w.shard_no = v_shard_no
-        and v_now > w.lease + coalesce((
+        -- While the server was down nobody could give a sign of life.
+        and v_now > w.lease + greatest(pg_postmaster_start_time(), w.registered_at, (
           select h.beat_at
           from fairq.heartbeats h
           where h.shard_no = v_shard_no
             and h.worker_id = w.worker_id
           order by h.beat_at desc
           limit 1
-        ), w.registered_at)
+        ))
       order by w.worker_id
     loop
       v_recovered := v_recovered + fairq._recover_worker(v_shard_no, v_worker_id, p_limit, v_now);
@@ -5116,6 +5180,7 @@ grant insert on fairq.tasks, fairq.rings, fairq.cancellations to fairq_enqueue;
 grant select (shard_no, id, queue, group_key, state, worker_id) on fairq.tasks to fairq_enqueue;
 grant select (shard_no, id, outcome, finished_at, result, error) on fairq.finished_tasks to fairq_enqueue;
 grant select, insert on fairq.idempotency_keys to fairq_enqueue;
+grant select on fairq.progress to fairq_enqueue;
 grant usage on sequence fairq.task_ids, fairq.ring_ids to fairq_enqueue, fairq_work;
 
 grant execute on all functions in schema fairq to fairq_work;
