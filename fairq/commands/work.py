@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from fairq.cli import Exit, dsn_option, json_option, wants_json
+from fairq.errors import ConfigurationError, UnknownQueue
 from fairq.worker.config import Settings
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -201,6 +202,8 @@ def work(
     watch_supervisor(worker.stop)
     try:
         worker.run(handle_signals=True)
+    except UnknownQueue as exc:
+        raise ConfigurationError(str(exc), exc.hint) from exc  # wrong usage: no restart helps
     finally:
         _end_for_good(worker.left_behind)
 

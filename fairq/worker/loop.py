@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import FrameType
 from typing import Any, Final
@@ -30,7 +30,14 @@ from fairq.app import App, Context, Outcome, describe, outcome_of
 from fairq.codec import encode
 from fairq.dsn import describe as describe_dsn
 from fairq.dsn import mask, resolve
-from fairq.errors import ConfigurationError, FairqError, FinishLost, ResultNotEncodable, Unavailable
+from fairq.errors import (
+    ConfigurationError,
+    FairqError,
+    FinishLost,
+    ResultNotEncodable,
+    Unavailable,
+    sqlstate_of,
+)
 from fairq.queries import driver, turns, workers
 from fairq.worker import breaker as circuit
 from fairq.worker import plan
@@ -834,7 +841,8 @@ class _Engine:
         self.was_full = len(rows) >= min(asked, most)
         self.hungry = self.was_full or rings != self.rings
         self.empties = 0 if rows else self.empties + 1
-        self.nothing_left = not rows and not self._slots_taken()
+        # Three times in a row: an empty answer may mean that somebody else is promoting right now.
+        self.nothing_left = self.empties >= 3 and not self._slots_taken()
         self.look_at = now + self._pause(None)
         held, kinds = self.held, self.kinds
         for row in rows:
@@ -868,6 +876,14 @@ class _Engine:
             # Was it done? The answer is in the database.
             now = time.monotonic()
             self.reconcile_at = sorted([*self.reconcile_at, *(now + each for each in RECONCILE_AFTER)])
+        if self.claim_lease is not None and sqlstate_of(exc) == "QF015":
+            log.warning(
+                "a cluster cap was set: the worker goes on without prefetch",
+                extra={"action": "prefetch_off"},
+            )
+            self.claim_lease = None
+            self.limits = limits(replace(self.settings, prefetch=0, claim_lease=None))
+            return
         if turn.ends and is_about_data(exc):
             await self._write_with_care(turn.ends)
             return

@@ -1,0 +1,73 @@
+"""Handlers for worker processes: what they do is counted in the table `effects`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import psycopg
+
+import fairq
+
+app = fairq.App()
+DSN = os.environ["FAIRQ_DSN"]
+
+
+def note(what: str, ctx: fairq.Context) -> None:
+    with psycopg.connect(DSN, autocommit=True) as conn:
+        conn.execute(
+            "insert into effects (what, task_id, attempt, pid, worker_id) values (%s, %s, %s, %s, %s)",
+            (what, ctx.id, ctx.attempt, os.getpid(), ctx.worker_id),
+        )
+
+
+@app.task
+async def nothing(payload: Any) -> None:
+    pass
+
+
+@app.task
+def count(payload: Any, ctx: fairq.Context) -> None:
+    note("ran", ctx)
+
+
+@app.task
+def once(payload: Any, ctx: fairq.Context) -> None:
+    """Its effect and its end are one transaction."""
+    with psycopg.connect(DSN) as conn:
+        conn.execute(
+            "insert into effects (what, task_id, attempt, pid, worker_id) values ('once', %s, %s, %s, %s)",
+            (ctx.id, ctx.attempt, os.getpid(), ctx.worker_id),
+        )
+        ctx.finish_in(conn)
+
+
+@app.task
+async def waits(payload: float, ctx: fairq.Context) -> None:
+    await asyncio.to_thread(note, "began", ctx)
+    await asyncio.sleep(payload)
+    await asyncio.to_thread(note, "ended", ctx)
+
+
+@app.task
+def sleeps(payload: float, ctx: fairq.Context) -> None:
+    note("began", ctx)
+    time.sleep(payload)
+    note("ended", ctx)
+
+
+@app.task
+async def blocks(payload: float, ctx: fairq.Context) -> None:
+    """Starves the loop."""
+    note("began", ctx)
+    time.sleep(payload)  # noqa: ASYNC251
+
+
+@app.task
+async def crashes(payload: Any, ctx: fairq.Context) -> None:
+    """Takes its process along, at the first attempt."""
+    note("ran", ctx)
+    if ctx.attempt == 1:
+        os._exit(9)

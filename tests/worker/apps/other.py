@@ -1,0 +1,13 @@
+"""An app that knows none of the tasks, on a queue of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fairq
+
+app = fairq.App()
+
+
+@app.task
+def something(payload: Any) -> None: ...

@@ -1,0 +1,125 @@
+"""A worker's configuration: every mistake at once, before anything is connected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fairq
+from fairq.errors import ConfigurationError
+from fairq.worker import Settings, Worker
+from fairq.worker.config import BOUNDS, banner, limits, problems
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
+
+
+@pytest.fixture
+def app() -> fairq.App:
+    app = fairq.App()
+
+    @app.task
+    def parse(payload: Any) -> None: ...
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("db_retry_initial_ms", 100, 60_000),
+        ("db_retry_max_ms", 500, 300_000),
+        ("db_retry_max_attempts", 0, 10_000),
+        ("notify_poll_interval_ms", 1_000, 300_000),
+    ],
+)
+def test_bounds_are_those_the_checklist_names(name: str, least: int, most: int) -> None:
+    """HR21, HR22, HR23, HR24"""
+    assert BOUNDS[name] == (least, most)
+    for value, fits in ((least, True), (most, True), (least - 1, False), (most + 1, False)):
+        # The two pauses are bound to each other, too; that is another test.
+        given: dict[str, Any] = {"db_retry_initial_ms": 100, "db_retry_max_ms": 300_000, name: value}
+        assert (problems(Settings(**given)) == []) is fits, value
+
+
+def test_defaults_are_those_the_checklist_names() -> None:
+    """HR21 to HR24"""
+    settings = Settings()
+    assert settings.db_retry_initial_ms == 500
+    assert settings.db_retry_max_ms == 30_000
+    assert settings.db_retry_max_attempts == 0
+    assert problems(settings) == []
+
+
+def test_everything_that_is_wrong_is_said_at_once(app: fairq.App) -> None:
+    """HR6: and before anything is connected, so a DSN to nowhere does no harm."""
+    with pytest.raises(ConfigurationError) as caught:
+        Worker(
+            app,
+            NOWHERE,
+            queues=["a", "a", ""],
+            concurrency=-1,
+            prefetch=3,
+            grace=-5.0,
+            db_retry_initial_ms=1,
+            listen=False,
+            listen_dsn=NOWHERE,
+        )
+    text = str(caught.value)
+    for expected in (
+        "'a' is named twice",
+        "''",
+        "concurrency",
+        "claim_lease",
+        "grace",
+        "db_retry_initial_ms",
+        "listen_dsn",
+    ):
+        assert expected in text, text
+    assert caught.value.exit_code == 2
+
+
+def test_prefetch_and_claim_lease_go_together() -> None:
+    """H22"""
+    assert "claim_lease" in problems(Settings(prefetch=4))[0]
+    assert "prefetch" in problems(Settings(claim_lease=5.0))[0]
+    assert problems(Settings(prefetch=4, claim_lease=5.0)) == []
+
+
+def test_an_unknown_option_is_named_with_those_there_are(app: fairq.App) -> None:
+    with pytest.raises(ConfigurationError, match="concurency") as caught:
+        Worker(app, NOWHERE, concurency=4)
+    assert "concurrency" in str(caught.value.hint)
+
+
+def test_an_app_without_tasks_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no tasks"):
+        Worker(fairq.App(), NOWHERE)
+
+
+def test_a_handler_that_cannot_be_decoded_is_refused(app: fairq.App) -> None:
+    @app.task
+    def strange(payload: type) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="strange"):
+        Worker(app, NOWHERE)
+
+
+def test_a_password_is_not_in_the_message(app: fairq.App) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Worker(app, "postgresql://bob:secret@host:notaport/db?x=y z")
+    assert "secret" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_the_line_at_the_start_says_the_limits_in_force() -> None:
+    """H39, H10"""
+    settings = Settings(concurrency=8)
+    assert banner(7, ["default", "mail"], settings, limits(settings), listening=True) == (
+        "worker 7 on default,mail: 8 slots, hard caps (no prefetch), claim batch 8, lease 60s, listening,"
+        " polling every 5s"
+    )
+    soft = Settings(concurrency=1, prefetch=3, claim_lease=5, max_claim_per_worker=2, mode="drain")
+    assert banner(8, ["default"], soft, limits(soft), listening=False) == (
+        "worker 8 on default: 1 slot, soft caps (prefetch 3, claim lease 5s), claim batch 4,"
+        " at most 2 waiting, lease 60s, not listening, polling every 1s, until nothing is left"
+    )

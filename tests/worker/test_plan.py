@@ -1,0 +1,116 @@
+"""What a worker decides: pure functions, held to properties."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairq.worker import plan
+from fairq.worker.config import Limits, Settings, limits, poll_interval
+
+counts = st.integers(0, 1000)
+
+
+@st.composite
+def some_limits(draw: st.DrawFn) -> Limits:
+    return limits(
+        Settings(
+            concurrency=draw(st.integers(1, 500)),
+            prefetch=draw(counts),
+            claim_lease=5.0,
+            max_claim_batch=draw(counts),
+            max_claim_per_worker=draw(counts),
+        )
+    )
+
+
+@given(some_limits(), counts, counts)
+def test_a_worker_never_asks_for_more_than_it_has_room_for(limits: Limits, held: int, waiting: int) -> None:
+    """H33: slots and prefetch, less what it holds. H25: and no more than may wait."""
+    room = plan.pop_limit(limits, held=held, waiting=waiting)
+    assert 0 <= room <= max(0, limits.slots + limits.prefetch - held)
+    assert room <= max(0, limits.claim_per_worker - waiting)
+
+
+@given(some_limits(), counts)
+def test_a_worker_with_room_and_nothing_waiting_always_asks(limits: Limits, held: int) -> None:
+    """I8"""
+    if held < limits.slots + limits.prefetch:
+        assert plan.pop_limit(limits, held=held, waiting=0) > 0
+
+
+@given(some_limits(), counts, counts)
+def test_no_more_claimed_tasks_are_started_than_there_are_free_slots(
+    limits: Limits, running: int, claimed: int
+) -> None:
+    """H8"""
+    starts = plan.to_start(limits, running=running, claimed=claimed)
+    assert 0 <= starts <= claimed
+    assert starts == 0 or running + starts <= limits.slots
+
+
+def test_zero_means_the_slots_and_with_prefetch_the_slots_and_the_prefetch() -> None:
+    """H26"""
+    hard = limits(Settings(concurrency=8))
+    assert (hard.claim_batch, hard.claim_per_worker) == (8, 8)
+    soft = limits(Settings(concurrency=8, prefetch=4, claim_lease=5.0))
+    assert (soft.claim_batch, soft.claim_per_worker) == (12, 12)
+
+
+def test_slots_default_to_the_cpus() -> None:
+    """H10"""
+    assert limits(Settings(), cpus=6).slots == 6
+
+
+@given(st.integers(1, 10_000), st.floats(0.1, 60), st.floats(0.5, 300), st.floats(0, 1))
+def test_pauses_double_and_are_capped_and_move_by_a_quarter(
+    failures: int, initial: float, cap: float, draw: float
+) -> None:
+    """HR25"""
+    pause = plan.retry_delay(failures, initial, cap, lambda: draw)
+    plain = min(initial * 2.0 ** min(failures - 1, 40), cap)
+    assert 0.75 * plain - 1e-9 <= pause <= 1.25 * plain + 1e-9
+
+
+@given(st.integers(0, 100), st.booleans(), st.floats(1, 300), st.none() | st.floats(0, 1000), st.floats(0, 1))
+def test_a_worker_sleeps_no_longer_than_the_interval_nor_past_what_is_due(
+    empties: int, listening: bool, interval: float, due_in: float | None, draw: float
+) -> None:
+    """HR19, HR24"""
+    pause = plan.poll_delay(empties, listening=listening, interval=interval, due_in=due_in, draw=lambda: draw)
+    assert 0 <= pause <= 1.25 * interval
+    assert due_in is None or pause <= due_in
+
+
+def test_polling_slows_down_while_nothing_comes() -> None:
+    pauses = [
+        plan.poll_delay(empties, listening=False, interval=5, due_in=None, draw=lambda: 0.5)
+        for empties in range(1, 12)
+    ]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == plan.FIRST_PAUSE
+    assert pauses[-1] == 5
+
+
+def test_the_poll_interval_is_five_seconds_and_one_without_listen() -> None:
+    """HR24"""
+    assert poll_interval(Settings(), listening=True) == 5
+    assert poll_interval(Settings(), listening=False) == 1
+    assert poll_interval(Settings(notify_poll_interval_ms=7000), listening=False) == 7
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1), st.integers(1, 50), st.integers(1, 5000))
+def test_a_batch_is_within_its_bounds_and_never_empty(sizes: list[int], most: int, most_bytes: int) -> None:
+    count = plan.batch_size(sizes, most, most_bytes)
+    assert 1 <= count <= min(len(sizes), most)
+    assert count == 1 or sum(sizes[:count]) <= most_bytes
+    # As large as the bounds allow.
+    if count < min(len(sizes), most):
+        assert sum(sizes[: count + 1]) > most_bytes
+
+
+@given(st.lists(st.integers(), min_size=2))
+def test_halving_loses_nothing_and_ends(batch: list[int]) -> None:
+    first, second = plan.halves(batch)
+    assert [*first, *second] == batch
+    assert 0 < len(first) < len(batch)

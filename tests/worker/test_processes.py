@@ -1,0 +1,217 @@
+"""Worker processes as operators have them: killed, told to end, many at once, under a supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.support.processes import is_alive
+from tests.worker.running import Desk, lines_of, work_process
+
+SHORT = ("--lease", "1.5", "--maintain-interval", "0.3")
+
+
+def test_it_says_its_limits_at_the_start_and_ends_with_zero_when_told(desk: Desk) -> None:
+    """H39, HR7"""
+    with work_process(desk.dsn, "-c", "3") as worker:
+        worker.wait_for(
+            "3 slots, hard caps (no prefetch), claim batch 3, lease 60s, listening, polling every 5s"
+        )
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert desk.workers == 0
+
+
+def test_with_json_every_line_is_json(desk: Desk) -> None:
+    desk.enqueue("nobody_knows", max_attempts=1)
+    with work_process(desk.dsn, "--drain", "--json") as worker:
+        assert worker.wait() == 0
+    documents = [json.loads(line) for line in worker.lines]
+    assert "slots" in documents[0]["started"]
+    assert "task_retry" in [each.get("action") for each in documents] or "task_failed" in [
+        each.get("action") for each in documents
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--concurrency", "-1", "--db-retry-max-ms", "1"), ("concurrency is -1", "db_retry_max_ms is 1")),
+        (("--once", "--drain"), ("--once and --drain",)),
+        (("--prefetch", "3"), ("claim_lease",)),
+        (("--processes", "0"), ("--processes is 0",)),
+    ],
+)
+def test_a_bad_configuration_is_refused_with_everything_that_is_wrong(
+    args: tuple[str, ...], says: tuple[str, ...]
+) -> None:
+    """HR6: nothing is connected; the DSN leads nowhere."""
+    with work_process("postgresql://nobody@127.0.0.1:1/nowhere", *args) as worker:
+        assert worker.wait() == 2
+    for each in says:
+        assert worker.says(each), worker.output
+
+
+@pytest.mark.parametrize("app", ["nowhere", "effects:missing", "effects:note"])
+def test_an_app_that_is_not_there_is_refused(app: str) -> None:
+    with work_process("postgresql://nobody@127.0.0.1:1/nowhere", app=app) as worker:
+        assert worker.wait() == 2
+    assert worker.says("fairq: "), worker.output
+
+
+def test_a_killed_workers_tasks_are_run_by_another_and_the_loss_is_recorded(desk: Desk) -> None:
+    """S28, S29, HR30, I1: SIGKILL in the middle of a task."""
+    id = desk.enqueue("sleeps", 30)
+    with work_process(desk.dsn, *SHORT) as first:
+        desk.wait_until(lambda: desk.effects("began") == 1, "the handler began")
+        first.send(signal.SIGKILL)
+        first.wait()
+    desk.conn.execute("update fairq.tasks set payload = '0' where id = %s", [id])
+    with work_process(desk.dsn, *SHORT) as second:
+        desk.wait_until(lambda: desk.live == 0, "another worker did it")
+        second.send(signal.SIGTERM)
+        assert second.wait() == 0
+    assert desk.end(id)[:2] == ("succeeded", 2)
+    assert [(attempt, outcome, error["code"]) for attempt, outcome, error in desk.attempts(id)] == [
+        (1, "worker_lost", "worker_lost")
+    ]
+    assert desk.effects("ended") == 1
+
+
+def test_term_lets_a_slow_handler_end(desk: Desk) -> None:
+    """HR17, S26"""
+    id = desk.enqueue("sleeps", 1)
+    waiting = desk.enqueue("sleeps", 1)
+    with work_process(desk.dsn, "-c", "1") as worker:
+        desk.wait_until(lambda: desk.effects("began") == 1, "the handler began")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert desk.end(id)[:2] == ("succeeded", 1)
+    assert desk.rows("select id, state from fairq.tasks") in ([(waiting, "queued")], [(waiting, "overflow")])
+    assert desk.workers == 0
+
+
+@pytest.mark.parametrize("kind", ["sleeps", "waits", "blocks"])
+def test_what_does_not_end_within_the_grace_time_is_given_back(desk: Desk, kind: str) -> None:
+    """S26: and burns no attempt. Also where the handler blocks the loop itself: then the keeper ends the
+    process.
+    """
+    desk.enqueue(kind, 60)
+    with work_process(desk.dsn, "--grace", "0.2", "--lease", "600") as worker:
+        desk.wait_until(lambda: desk.effects("began") == 1, "the handler began")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == (1 if kind == "blocks" else 0)
+    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
+    assert desk.rows("select * from fairq.attempts") == []
+    assert desk.workers == 0
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_second_signal_gives_everything_back_now(desk: Desk, second: signal.Signals) -> None:
+    """S27"""
+    desk.enqueue_many("sleeps", 2, 60)
+    with work_process(desk.dsn, "-c", "2", "--grace", "600") as worker:
+        desk.wait_until(lambda: desk.effects("began") == 2, "the handlers began")
+        worker.send(signal.SIGTERM)
+        assert desk.running == 2
+        worker.send(second)
+        assert worker.wait() == 0
+    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)] * 2
+    assert desk.workers == 0
+
+
+def test_quit_gives_everything_back_at_once(desk: Desk) -> None:
+    """S27"""
+    desk.enqueue("waits", 60)
+    with work_process(desk.dsn, "--grace", "600") as worker:
+        desk.wait_until(lambda: desk.effects("began") == 1, "the handler began")
+        worker.send(signal.SIGQUIT)
+        assert worker.wait() == 0
+    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
+
+
+def test_a_handler_that_starves_the_loop_is_not_taken_for_a_lost_worker(desk: Desk) -> None:
+    """The loop stands still for three leases; another worker's maintenance looks on."""
+    id = desk.enqueue("blocks", 4)
+    with (
+        work_process(desk.dsn, *SHORT, "-c", "1") as worker,
+        work_process(desk.dsn, *SHORT, app="other") as other,
+    ):
+        other.wait_for("worker ")
+        desk.wait_until(lambda: desk.live == 0, "it ends")
+        assert desk.end(id)[:2] == ("succeeded", 1)
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert desk.effects("began") == 1
+    assert desk.rows("select * from fairq.attempts") == []
+
+
+def test_twenty_workers_do_every_task_exactly_once(desk: Desk) -> None:
+    """HR31, I1, H29: processes under one supervisor, four slots each; the effect and the end commit
+    together.
+    """
+    desk.enqueue_many("once", 400)
+    with work_process(desk.dsn, "-p", "20", "-c", "2", "--no-listen", "--drain") as supervisor:
+        assert supervisor.wait(120) == 0, supervisor.output
+    assert desk.outcomes() == {"succeeded": 400}
+    assert desk.rows("select count(*), count(distinct task_id), max(attempt) from effects") == [(400, 400, 1)]
+    assert (desk.live, desk.workers) == (0, 0)
+    assert len(lines_of(supervisor, "slots")) == 20
+
+
+def test_the_supervisor_starts_a_crashed_child_again(desk: Desk) -> None:
+    """S1, S6: the handler takes its process along; its task is run by whoever is left."""
+    id = desk.enqueue("crashes")
+    with work_process(desk.dsn, "-p", "2", *SHORT) as supervisor:
+        supervisor.wait_for("starting it again")
+        desk.wait_until(lambda: desk.live == 0, "the task was run again")
+        desk.wait_until(lambda: len(lines_of(supervisor, "slots")) >= 3, "a new child started")
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait() == 0
+    assert desk.end(id)[:2] == ("succeeded", 2)
+    assert desk.workers == 0
+
+
+def test_the_supervisor_passes_signals_on_and_waits(desk: Desk) -> None:
+    """S26: the second signal too."""
+    desk.enqueue_many("sleeps", 2, 60)
+    with work_process(desk.dsn, "-p", "2", "-c", "1", "--grace", "600") as supervisor:
+        desk.wait_until(lambda: desk.effects("began") == 2, "both children work")
+        children = [child.pid for child in psutil.Process(supervisor.pid).children()]
+        assert len(children) == 2
+        supervisor.send(signal.SIGINT)
+        supervisor.send(signal.SIGINT)
+        assert supervisor.wait() == 0
+    assert not [pid for pid in children if is_alive(pid)]
+    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)] * 2
+    assert desk.workers == 0
+
+
+def test_children_of_a_dead_supervisor_end_gracefully(desk: Desk) -> None:
+    """S6: a pipe tells them, however it died."""
+    id = desk.enqueue("sleeps", 1)
+    children: list[psutil.Process] = []
+    try:
+        with work_process(desk.dsn, "-p", "2", "-c", "1") as supervisor:
+            desk.wait_until(lambda: desk.effects("began") == 1, "the handler began")
+            children = psutil.Process(supervisor.pid).children()
+            supervisor.send(signal.SIGKILL)
+            supervisor.process.wait()
+            desk.wait_until(lambda: not any(is_alive(child.pid) for child in children), "the children ended")
+    finally:
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                os.kill(child.pid, signal.SIGKILL)
+    assert desk.end(id)[:2] == ("succeeded", 1)
+    assert desk.workers == 0
+
+
+def test_children_that_cannot_start_are_not_started_for_ever(desk: Desk) -> None:
+    with work_process(desk.dsn, "-p", "2", "-q", "nowhere") as supervisor:
+        assert supervisor.wait() == 2, supervisor.output
+    assert desk.workers == 0

@@ -1,0 +1,784 @@
+"""One worker in this process: what handlers do, and what is written of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+import fairq
+from fairq.errors import ConfigurationError, UnknownQueue
+from fairq.worker import Stuck, Worker
+from tests.worker.running import Desk, drain, worker_thread
+
+app = fairq.App()
+gate = threading.Event()
+
+
+@dataclass
+class File:
+    name: str
+
+
+class Rude(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+@app.task(store_result=True)
+def measure(payload: File, ctx: fairq.Context) -> dict[str, Any]:
+    return {
+        "name": payload.name,
+        "attempt": ctx.attempt,
+        "queue": ctx.queue,
+        "thread": threading.current_thread().name,
+    }
+
+
+@app.task(store_result=True)
+async def ameasure(payload: File, ctx: fairq.Context) -> dict[str, Any]:
+    current = asyncio.current_task()
+    await asyncio.sleep(0)
+    assert asyncio.current_task() is current
+    return {"name": payload.name, "headers": dict(ctx.headers)}
+
+
+@app.task(max_attempts=1)
+async def breaks(payload: str) -> None:
+    raise {
+        "value": ValueError("broken"),
+        "exit": SystemExit(3),
+        "interrupt": KeyboardInterrupt(),
+        "rude": Rude(),
+    }[payload]
+
+
+@app.task(max_attempts=1)
+def breaks_in_thread(payload: str) -> None:
+    if payload == "exit":
+        sys.exit("bye")
+    raise {"interrupt": KeyboardInterrupt(), "rude": Rude()}[payload]
+
+
+def run_all(desk: Desk, **options: Any) -> None:
+    drain(app, desk.dsn, **{"concurrency": 4, **options})
+    assert desk.workers == 0, "it does not sign off"
+
+
+def test_sync_and_async_handlers_get_their_payload_and_their_results_are_stored(desk: Desk) -> None:
+    """HR3, HR13"""
+    sync = desk.enqueue("measure", {"name": "a.pdf"})
+    other = desk.enqueue("ameasure", {"name": "b.pdf"}, headers={"trace": "1"})
+    run_all(desk)
+    outcome, attempt, result, error = desk.end(sync)
+    assert (outcome, attempt, error) == ("succeeded", 1, None)
+    assert result["name"] == "a.pdf"
+    assert result["thread"].startswith("fairq-handler")
+    assert desk.end(other)[2] == {"name": "b.pdf", "headers": {"trace": "1"}}
+
+
+@pytest.mark.parametrize("kind", ["breaks", "breaks_in_thread"])
+@pytest.mark.parametrize("how", ["exit", "interrupt", "rude"])
+def test_whatever_a_handler_raises_ends_its_attempt_and_nothing_else(desk: Desk, kind: str, how: str) -> None:
+    """HR4, HR20, HR27"""
+    broken = desk.enqueue(kind, how, max_attempts=1)
+    fine = desk.enqueue("measure", {"name": "a.pdf"})
+    run_all(desk)
+    outcome, _, _, error = desk.end(broken)
+    assert (outcome, error["code"]) == ("failed", "unhandled_error")
+    assert desk.end(fine)[0] == "succeeded"
+
+
+def test_each_way_to_fail_has_a_code_of_its_own(desk: Desk) -> None:
+    """HR26 to HR29"""
+    unknown = desk.enqueue("nobody_knows", max_attempts=1)
+    misfit = desk.enqueue("measure", {"nome": 1})
+    unhandled = desk.enqueue("breaks", "value", max_attempts=1)
+
+    @dataclass
+    class Odd:
+        pass
+
+    own = fairq.App()
+
+    @own.task(store_result=True)
+    async def odd_result(payload: Any) -> Any:
+        return object()
+
+    @own.task
+    def forgotten_await(payload: Any) -> Any:
+        return asyncio.sleep(0)
+
+    @own.task
+    def says_why(payload: Any) -> None:
+        raise fairq.TaskError("no")
+
+    @own.task
+    def gives_up(payload: Any) -> None:
+        raise fairq.errors.Fail("never", code="no_such_customer")
+
+    own.include(app)
+    odd = desk.enqueue("odd_result")
+    forgotten = desk.enqueue("forgotten_await", max_attempts=1)
+    final = desk.enqueue("gives_up")
+    drain(own, desk.dsn)
+    codes = {
+        id: (desk.end(id)[0], desk.end(id)[3]["code"])
+        for id in (unknown, misfit, unhandled, odd, forgotten, final)
+    }
+    assert codes == {
+        unknown: ("failed", "unknown_task"),
+        misfit: ("failed", "payload_invalid"),
+        unhandled: ("failed", "unhandled_error"),
+        odd: ("failed", "result_invalid"),
+        forgotten: ("failed", "unhandled_error"),
+        final: ("failed", "no_such_customer"),
+    }
+
+
+def test_a_result_that_only_the_database_refuses_fails_alone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written in one batch with others, which must not suffer for it."""
+    from fairq.app import Outcome
+    from fairq.worker import handlers, loop
+
+    real = loop.conclude
+
+    def conclude(entry: Any, exception: Any, result: Any) -> Outcome:
+        if result == "bad":
+            return Outcome("succeeded", result='"\\u0000"')
+        return real(entry, exception, result)
+
+    assert loop.conclude is handlers.conclude
+    monkeypatch.setattr(loop, "conclude", conclude)
+    own = fairq.App()
+
+    @own.task
+    async def make(payload: Any) -> Any:
+        return payload
+
+    ids = desk.enqueue_many("make", 9, "good")
+    bad = [desk.enqueue("make", "bad"), desk.enqueue("make", "bad")]
+    ids += desk.enqueue_many("make", 9, "good")
+    drain(own, desk.dsn, concurrency=40)
+    assert {desk.end(id)[0] for id in ids} == {"succeeded"}
+    assert [(desk.end(id)[0], desk.end(id)[3]["code"]) for id in bad] == [("failed", "result_invalid")] * 2
+
+
+def test_a_retry_runs_again_when_it_is_due_and_counts_its_attempts(desk: Desk) -> None:
+    own = fairq.App()
+
+    @own.task(retry=fairq.Backoff(base=0.05, jitter=0), max_attempts=3)
+    async def flaky(payload: Any, ctx: fairq.Context) -> None:
+        if ctx.attempt < 3:
+            raise ValueError(f"attempt {ctx.attempt}")
+
+    id = desk.enqueue("flaky", max_attempts=3)
+    with worker_thread(own, desk.dsn):
+        desk.wait_until(lambda: desk.live == 0, "the third attempt succeeds")
+    assert desk.end(id)[:2] == ("succeeded", 3)
+    assert [(attempt, outcome) for attempt, outcome, _ in desk.attempts(id)] == [(1, "retry"), (2, "retry")]
+
+
+def test_nothing_of_one_handler_reaches_the_next(desk: Desk) -> None:
+    """Context variables and cancellations stay with the handler that made them, on the loop and in
+    threads.
+    """
+    seen: list[str] = []
+    variable = contextvars.ContextVar("variable", default="clean")
+    own = fairq.App()
+
+    @own.task
+    async def on_loop(payload: Any) -> None:
+        seen.append(variable.get())
+        variable.set("dirty")
+        current = asyncio.current_task()
+        assert current is not None
+        assert current.cancelling() == 0
+
+    @own.task
+    def in_thread(payload: Any) -> None:
+        seen.append(variable.get())
+        variable.set("dirty")
+
+    desk.enqueue_many("on_loop", 20)
+    desk.enqueue_many("in_thread", 20)
+    drain(own, desk.dsn, concurrency=5)
+    assert seen == ["clean"] * 40
+
+
+def test_a_handler_whose_own_task_exits_does_not_end_the_worker(desk: Desk) -> None:
+    """asyncio lets SystemExit of an inner task fall through the whole loop."""
+    own = fairq.App()
+
+    @own.task(max_attempts=1)
+    async def exits_inside(payload: Any) -> None:
+        async def inner() -> None:
+            sys.exit(5)
+
+        await asyncio.create_task(inner())
+
+    bad = desk.enqueue("exits_inside", max_attempts=1)
+    drain(own, desk.dsn)
+    assert desk.end(bad)[0] == "failed"
+
+
+def test_an_await_that_is_cancelled_by_somebody_else_is_an_error_not_a_cancellation(desk: Desk) -> None:
+    own = fairq.App()
+
+    @own.task(max_attempts=1)
+    async def awaits_cancelled(payload: Any) -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    id = desk.enqueue("awaits_cancelled", max_attempts=1)
+    drain(own, desk.dsn)
+    assert desk.end(id)[0] == "failed"
+    assert desk.end(id)[3]["code"] == "unhandled_error"
+
+
+# --- Slots and order -------------------------------------------------------------------------------
+
+
+def test_no_more_handlers_run_than_there_are_slots(desk: Desk) -> None:
+    """H8, HR2"""
+    running, most = 0, 0
+    own = fairq.App()
+
+    @own.task
+    async def careful(payload: Any) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+
+    lock = threading.Lock()
+
+    @own.task
+    def careful_in_thread(payload: Any) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+
+    for kind in ("careful", "careful_in_thread"):
+        running = most = 0
+        desk.enqueue_many(kind, 60)
+        drain(own, desk.dsn, concurrency=7)
+        assert most == 7, kind
+
+
+def test_queues_are_served_in_their_order_within_one_budget(desk: Desk) -> None:
+    """H35: what an earlier queue took is not there for a later one. One slot, so the order is seen."""
+    order: list[str] = []
+    own = fairq.App()
+
+    @own.task
+    async def see(payload: Any, ctx: fairq.Context) -> None:
+        order.append(ctx.queue)
+
+    for name in ("low", "high", "middle"):
+        desk.queue(name)
+        desk.enqueue_many("see", 5, queue=name)
+    drain(own, desk.dsn, queues=["high", "middle", "low"], concurrency=1)
+    assert order == ["high"] * 5 + ["middle"] * 5 + ["low"] * 5
+
+
+def test_a_budget_is_shared_by_the_queues_and_a_batch_bounds_each(desk: Desk) -> None:
+    """H24, H35: 5 slots, batches of 2: two of each of the first queues, one of the third."""
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def hold(payload: Any) -> None:
+        release.wait(30)
+
+    for name in ("a", "b", "c"):
+        desk.queue(name)
+        desk.enqueue_many("hold", 4, queue=name)
+    with worker_thread(own, desk.dsn, queues=["a", "b", "c"], concurrency=5, max_claim_batch=2, mode="once"):
+        desk.wait_until(lambda: desk.running > 0, "a pop")
+        taken = desk.rows(
+            "select queue, count(*) from fairq.tasks where state = 'running' group by 1 order by 1"
+        )
+        release.set()
+        desk.wait_until(lambda: desk.workers == 0, "the worker is through")
+    assert taken == [("a", 2), ("b", 2), ("c", 1)]
+
+
+def test_once_looks_once(desk: Desk) -> None:
+    desk.enqueue_many("measure", 9, {"name": "a"})
+    Worker(app, desk.dsn, mode="once", concurrency=4).run()
+    assert (desk.outcomes(), desk.live) == ({"succeeded": 4}, 5)
+
+
+def test_drain_ends_when_nothing_is_left_that_may_run(desk: Desk) -> None:
+    desk.enqueue_many("measure", 50, {"name": "a"})
+    later = desk.enqueue("measure", {"name": "b"}, run_at=_tomorrow())
+    run_all(desk)
+    assert desk.outcomes() == {"succeeded": 50}
+    assert desk.rows("select id from fairq.tasks") == [(later,)]
+
+
+def _tomorrow() -> Any:
+    from datetime import UTC, datetime, timedelta
+
+    return datetime.now(UTC) + timedelta(days=1)
+
+
+# --- Waking up -------------------------------------------------------------------------------------
+
+
+def test_what_was_there_before_the_worker_needs_no_notice(desk: Desk) -> None:
+    """HR8: no queue rings here, and polling is far away."""
+    desk.conn.execute("select fairq.configure_queue('default', p_notify => false)")
+    id = desk.enqueue("measure", {"name": "a"})
+    with worker_thread(app, desk.dsn, notify_poll_interval_ms=300_000):
+        desk.wait_until(lambda: desk.live == 0, "the task ran")
+    assert desk.end(id)[0] == "succeeded"
+
+
+def test_a_notice_wakes_a_worker_that_sleeps(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polling is switched off for this."""
+    monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
+    lines: list[str] = []
+    with worker_thread(app, desk.dsn, notify_poll_interval_ms=300_000, announce=lines.append):
+        desk.wait_until(lambda: bool(lines), "the worker started")
+        assert "listening, polling every 300s" in lines[0]
+        ids = [desk.enqueue("measure", {"name": "a"}) for _ in range(3)]
+        desk.wait_until(lambda: desk.live == 0, "the tasks ran")
+    assert {desk.end(id)[0] for id in ids} == {"succeeded"}
+
+
+def test_without_listen_polling_finds_the_work(desk: Desk) -> None:
+    """HR19"""
+    lines: list[str] = []
+    with worker_thread(app, desk.dsn, listen=False, announce=lines.append):
+        desk.wait_until(lambda: bool(lines), "the worker started")
+        assert "not listening" in lines[0]
+        desk.enqueue("measure", {"name": "a"})
+        desk.wait_until(lambda: desk.live == 0, "the task ran")
+
+
+def test_a_scheduled_task_runs_when_it_is_due_and_no_later_poll_is_waited_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
+    id = desk.enqueue("measure", {"name": "a"}, run_at=datetime.now(UTC) + timedelta(seconds=0.7))
+    with worker_thread(app, desk.dsn, notify_poll_interval_ms=300_000):
+        desk.wait_until(lambda: desk.live == 0, "the task ran")
+    assert desk.end(id)[0] == "succeeded"
+
+
+# --- Being told to stop ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["on_loop", "in_thread"])
+def test_a_cancelled_task_is_told_and_ends_as_cancelled(desk: Desk, kind: str) -> None:
+    own = fairq.App()
+    reasons: list[Any] = []
+
+    @own.task
+    async def on_loop(payload: Any, ctx: fairq.Context) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            reasons.append(ctx.cancelled.reason)
+
+    @own.task
+    def in_thread(payload: Any, ctx: fairq.Context) -> None:
+        ctx.cancelled.wait(60)
+        reasons.append(ctx.cancelled.reason)
+        ctx.cancelled.raise_if_set()
+
+    id = desk.enqueue(kind)
+    with worker_thread(own, desk.dsn, heartbeat_ms=50):
+        desk.wait_until(lambda: desk.running == 1, "it runs")
+        assert fairq.cancel(desk.conn, id)
+        desk.wait_until(lambda: desk.live == 0, "it ends")
+    assert desk.end(id)[0] == "cancelled"
+    assert reasons == ["cancelled"]
+
+
+def test_an_async_handler_that_takes_too_long_times_out(desk: Desk) -> None:
+    own = fairq.App()
+
+    @own.task
+    async def long(payload: Any) -> None:
+        await asyncio.sleep(60)
+
+    id = desk.enqueue("long", timeout=0.05, max_attempts=1)
+    drain(own, desk.dsn)
+    assert (desk.end(id)[0], desk.end(id)[3]["code"]) == ("failed", "timeout")
+
+
+def test_the_handlers_own_timeout_counts_where_the_task_names_none(desk: Desk) -> None:
+    own = fairq.App()
+
+    @own.task(timeout=0.05)
+    async def long(payload: Any, ctx: fairq.Context) -> None:
+        assert ctx.deadline is not None
+        await asyncio.sleep(60)
+
+    id = desk.enqueue("long", max_attempts=1)
+    drain(own, desk.dsn)
+    assert desk.end(id)[3]["code"] == "timeout"
+
+
+def test_a_thread_that_heeds_the_flag_times_out_in_good_order(desk: Desk) -> None:
+    own = fairq.App()
+
+    @own.task
+    def heeds(payload: Any, ctx: fairq.Context) -> None:
+        ctx.cancelled.wait(60)
+        ctx.cancelled.raise_if_set()
+
+    id = desk.enqueue("heeds", timeout=0.05, max_attempts=1)
+    worker = drain(own, desk.dsn)
+    assert desk.end(id)[3]["code"] == "timeout"
+    assert worker.left_behind == 0
+
+
+def test_a_thread_that_hangs_is_left_behind_and_its_slot_serves_others(desk: Desk) -> None:
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def hangs(payload: Any) -> None:
+        release.wait(60)
+
+    own.include(app)
+    hanging = desk.enqueue("hangs", timeout=0.05, max_attempts=1)
+    worker = drain(own, desk.dsn, concurrency=2, abandon_after=0.05)
+    assert desk.end(hanging)[3]["code"] == "timeout"
+    assert worker.left_behind == 1
+    release.set()
+
+
+def test_a_worker_whose_slots_all_hang_ends_so_that_a_fresh_process_takes_over(desk: Desk) -> None:
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def hangs(payload: Any) -> None:
+        release.wait(60)
+
+    ids = [desk.enqueue("hangs", timeout=0.05, max_attempts=1) for _ in range(2)]
+    with pytest.raises(Stuck):
+        Worker(own, desk.dsn, concurrency=2, abandon_after=0.05).run()
+    release.set()
+    assert {desk.end(id)[3]["code"] for id in ids} == {"timeout"}
+    assert desk.workers == 0
+
+
+def test_stop_gives_back_what_does_not_end_in_time_and_burns_no_attempt(desk: Desk) -> None:
+    """HR17, S26: the handler on the loop is cancelled, the one in a thread told; both tasks are in line
+    again.
+    """
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    async def on_loop(payload: Any) -> None:
+        await asyncio.sleep(60)
+
+    @own.task
+    def in_thread(payload: Any) -> None:
+        release.wait(60)
+
+    desk.enqueue("on_loop")
+    desk.enqueue("in_thread")
+    with worker_thread(own, desk.dsn, concurrency=2, grace=0.1) as worker:
+        desk.wait_until(lambda: desk.running == 2, "both run")
+        worker.stop()
+    release.set()
+    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)] * 2
+    assert desk.rows("select * from fairq.attempts") == []
+    assert desk.workers == 0
+
+
+def test_stop_lets_handlers_end_within_the_grace_time(desk: Desk) -> None:
+    """HR17"""
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def patient(payload: Any, ctx: fairq.Context) -> None:
+        release.wait(60)
+        assert not ctx.cancelled
+
+    id = desk.enqueue("patient")
+    waiting = desk.enqueue_many("patient", 3)
+    with worker_thread(own, desk.dsn, concurrency=1, grace=60.0) as worker:
+        desk.wait_until(lambda: desk.running == 1, "it runs")
+        worker.stop()
+        release.set()
+        desk.wait_until(lambda: desk.workers == 0, "the worker ended")
+    assert desk.end(id)[0] == "succeeded"
+    assert desk.live == len(waiting), "no new task was popped"
+
+
+# --- Progress, finish_in ---------------------------------------------------------------------------
+
+
+def test_progress_is_written_while_the_handler_runs(desk: Desk) -> None:
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def reports(payload: Any, ctx: fairq.Context) -> None:
+        for page in range(1, 4):
+            ctx.progress(page, 10, {"page": page})
+        release.wait(60)
+
+    id = desk.enqueue("reports")
+    with worker_thread(own, desk.dsn, grace=30.0):
+        query = "select done, total, note from fairq.progress where task_id = %s order by reported_at desc limit 1"
+        desk.wait_until(
+            lambda: desk.rows(query, id) == [(3.0, 10.0, {"page": 3})], "the newest report is there"
+        )
+        release.set()
+        desk.wait_until(lambda: desk.live == 0, "it ends")
+    assert desk.end(id)[0] == "succeeded"
+
+
+def test_finish_in_commits_the_end_with_the_effects(desk: Desk) -> None:
+    own = fairq.App()
+
+    @own.task
+    def pays(payload: Any, ctx: fairq.Context) -> None:
+        with psycopg.connect(desk.dsn) as conn:
+            conn.execute(
+                "insert into effects (what, task_id, attempt, pid, worker_id) values ('paid', %s, 1, 0, 0)",
+                [ctx.id],
+            )
+            ctx.finish_in(conn)
+
+    id = desk.enqueue("pays")
+    drain(own, desk.dsn)
+    assert desk.end(id)[0] == "succeeded"
+    assert desk.effects("paid") == 1
+
+
+def test_finish_in_that_rolls_back_gets_another_attempt(desk: Desk) -> None:
+    own = fairq.App()
+
+    @own.task(max_attempts=1)
+    def forgets_to_commit(payload: Any, ctx: fairq.Context) -> None:
+        conn = psycopg.connect(desk.dsn)
+        ctx.finish_in(conn)
+        conn.close()
+
+    id = desk.enqueue("forgets_to_commit", max_attempts=1)
+    drain(own, desk.dsn)
+    assert (desk.end(id)[0], desk.end(id)[3]["code"]) == ("failed", "finish_lost")
+
+
+# --- Prefetch --------------------------------------------------------------------------------------
+
+
+def test_prefetch_claims_ahead_and_starts_only_what_has_a_slot(desk: Desk) -> None:
+    """H20, H25"""
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def hold(payload: Any) -> None:
+        release.wait(60)
+
+    desk.enqueue_many("hold", 10)
+    with worker_thread(own, desk.dsn, concurrency=2, prefetch=3, claim_lease=60.0, grace=60.0):
+        query = (
+            "select state, count(*) from fairq.tasks where state in ('claimed', 'running')"
+            " group by 1 order by 1"
+        )
+        desk.wait_until(
+            lambda: desk.rows(query) == [("claimed", 3), ("running", 2)], "slots and buffer are full"
+        )
+        release.set()
+        desk.wait_until(lambda: desk.live == 0, "all ran")
+    assert desk.outcomes() == {"succeeded": 10}
+
+
+def test_a_deadline_that_passes_in_the_buffer_expires_the_task_without_running_it(desk: Desk) -> None:
+    """HR12"""
+    own = fairq.App()
+    release = threading.Event()
+    ran: list[int] = []
+
+    @own.task
+    def hold(payload: Any, ctx: fairq.Context) -> None:
+        ran.append(ctx.id)
+        release.wait(60)
+
+    first = desk.enqueue("hold")
+    late = desk.enqueue("hold")
+    with worker_thread(own, desk.dsn, concurrency=1, prefetch=1, claim_lease=60.0, grace=60.0):
+        desk.wait_until(
+            lambda: desk.rows("select state from fairq.tasks where id = %s", late) == [("claimed",)],
+            "claimed",
+        )
+        desk.conn.execute("update fairq.tasks set expires_at = clock_timestamp() where id = %s", [late])
+        release.set()
+        desk.wait_until(lambda: desk.live == 0, "both are gone")
+    assert ran == [first]
+    assert desk.end(late)[0] == "expired"
+
+
+def test_a_claim_that_others_took_over_is_not_run(desk: Desk) -> None:
+    """H20"""
+    own = fairq.App()
+    release = threading.Event()
+    ran: list[int] = []
+
+    @own.task
+    def hold(payload: Any, ctx: fairq.Context) -> None:
+        ran.append(ctx.id)
+        release.wait(60)
+
+    first = desk.enqueue("hold")
+    taken = desk.enqueue("hold")
+    with worker_thread(
+        own, desk.dsn, concurrency=1, prefetch=1, claim_lease=60.0, grace=60.0, maintain_interval_ms=0
+    ):
+        desk.wait_until(
+            lambda: desk.rows("select state from fairq.tasks where id = %s", taken) == [("claimed",)],
+            "claimed",
+        )
+        other = desk.one("select fairq.register_worker('other', '{default}', 1)")
+        desk.conn.execute(
+            "update fairq.tasks set lease_expires_at = clock_timestamp() where id = %s", [taken]
+        )
+        desk.conn.execute("select fairq.maintain()")
+        popped = desk.rows("select id from fairq.pop_tasks('default', 1, %s)", other)
+        assert popped == [(taken,)]
+        release.set()
+        desk.wait_until(lambda: desk.live == 1, "the first is through")
+    assert ran == [first]
+
+
+def test_prefetch_is_refused_together_with_a_cluster_cap(desk: Desk) -> None:
+    """H21"""
+    desk.conn.execute("select fairq.configure_cluster(p_max_running => 5)")
+    with pytest.raises(ConfigurationError, match="cluster cap of 5"):
+        Worker(app, desk.dsn, prefetch=2, claim_lease=5.0).run()
+    assert desk.workers == 0
+
+
+# --- Being lost ------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_was_struck_off_registers_again_and_its_old_end_changes_nothing(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """I10"""
+    own = fairq.App()
+    release = threading.Event()
+    ran: list[tuple[int, int]] = []
+
+    @own.task
+    def hold(payload: Any, ctx: fairq.Context) -> None:
+        ran.append((ctx.attempt, ctx.worker_id))
+        if ctx.attempt == 1 and len(ran) == 1:
+            release.wait(60)
+
+    id = desk.enqueue("hold")
+    with (
+        caplog.at_level(logging.WARNING, "fairq.worker"),
+        worker_thread(own, desk.dsn, concurrency=2, grace=60.0),
+    ):
+        desk.wait_until(lambda: desk.running == 1, "it runs")
+        old = desk.one("select worker_id from fairq.workers")
+        desk.conn.execute("select fairq.retire_worker(%s)", [old])
+        desk.enqueue("hold")
+        desk.wait_until(lambda: desk.live == 0, "the new number does the work of both")
+        release.set()
+        desk.wait_until(lambda: "not accepted" in caplog.text, "the late end is turned down")
+    assert "counts as lost" in caplog.text
+    assert desk.end(id)[0] == "succeeded"
+    assert len({worker for _, worker in ran}) == 2
+    assert desk.outcomes() == {"succeeded": 2}
+
+
+def test_tasks_of_an_answer_that_never_came_are_given_back(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1: the pop was committed, its answer lost with the connection."""
+    from fairq.worker import loop
+
+    real = loop._Engine._send
+    broken: list[int] = []
+
+    async def send(self: Any, conn: Any, turn: Any) -> None:
+        if turn.pop and not broken:
+            rows = await loop.turns.pop_work_async(
+                conn, queue="default", max_tasks=2, worker_id=self.worker_id
+            )
+            broken.extend(row.id for row in rows)
+            await conn.close()
+        await real(self, conn, turn)
+
+    monkeypatch.setattr(loop._Engine, "_send", send)
+    ids = desk.enqueue_many("measure", 5, {"name": "a"})
+    drain(app, desk.dsn, db_retry_initial_ms=100)
+    assert len(broken) == 2
+    assert {desk.end(id)[:2] for id in ids} == {("succeeded", 1)}
+
+
+def test_an_unknown_queue_is_refused_at_the_start(desk: Desk) -> None:
+    with pytest.raises(UnknownQueue):
+        Worker(app, desk.dsn, queues=["nowhere"]).run()
+
+
+def test_a_role_with_another_isolation_level_works(desk: Desk) -> None:
+    name = desk.one("select quote_ident(current_database())")
+    desk.conn.execute(f"alter database {name} set default_transaction_isolation = 'serializable'".encode())
+    ids = desk.enqueue_many("measure", 5, {"name": "a"})
+    bad = desk.enqueue("breaks", "value", max_attempts=1)
+    run_all(desk)
+    assert {desk.end(id)[0] for id in ids} == {"succeeded"}
+    assert desk.end(bad)[0] == "failed"
+
+
+def test_the_worker_runs_on_a_loop_that_is_there_already(desk: Desk) -> None:
+    """HR5"""
+    desk.enqueue_many("ameasure", 3, {"name": "a"})
+    asyncio.run(Worker(app, desk.dsn, mode="drain").arun())
+    assert desk.outcomes() == {"succeeded": 3}
+
+
+def test_cancelling_arun_gives_everything_back(desk: Desk) -> None:
+    own = fairq.App()
+
+    @own.task
+    async def forever(payload: Any) -> None:
+        await asyncio.sleep(3600)
+
+    desk.enqueue("forever")
+
+    async def main() -> None:
+        running = asyncio.create_task(Worker(own, desk.dsn).arun())
+        await asyncio.to_thread(desk.wait_until, lambda: desk.running == 1, "it runs")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
+    assert desk.workers == 0
