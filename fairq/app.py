@@ -19,7 +19,6 @@ import contextlib
 import functools
 import inspect
 import json
-import math
 import random
 import threading
 import traceback
@@ -44,6 +43,7 @@ from fairq.codec import Decoder, decoder, encode
 from fairq.connections import AsyncConnection, Call, SyncConnection, run
 from fairq.dsn import mask
 from fairq.errors import (
+    LONGEST_PAUSE,
     Cancelled,
     ConfigurationError,
     Fail,
@@ -86,7 +86,7 @@ class Backoff:
 
     def __post_init__(self) -> None:
         numbers = {"base": self.base, "cap": self.cap, "factor": self.factor, "jitter": self.jitter}
-        wrong = [name for name, value in numbers.items() if not (math.isfinite(value) and value >= 0)]
+        wrong = [name for name, value in numbers.items() if not 0 <= value <= LONGEST_PAUSE]
         if self.factor < 1 and "factor" not in wrong:
             wrong.append("factor")
         if self.jitter > 1 and "jitter" not in wrong:
@@ -95,7 +95,7 @@ class Backoff:
             shown = ", ".join(f"{name}={numbers[name]!r}" for name in wrong)
             raise ConfigurationError(
                 f"Backoff({shown}) is out of range",
-                "base and cap: seconds, 0 or more; factor: 1 or more; jitter: 0 to 1.",
+                "base and cap: seconds, 0 to ten years; factor: 1 or more; jitter: 0 to 1.",
             )
         for name, classes in (("on", self.on), ("never", self.never)):
             if not isinstance(classes, tuple) or not all(

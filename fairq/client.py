@@ -45,6 +45,8 @@ __all__ = [
 DEFAULT_QUEUE = "default"
 DEFAULT_KIND = "default"
 Seconds = float | timedelta
+# PostgreSQL holds a value of at most 1 GiB in memory; the array of payloads is one, and needs some room.
+LARGEST_CALL = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,13 @@ def create_many_call(
             payloads.append(encode_payload(payload, "payload"))
         except NotEncodable as exc:
             raise NotEncodable(f"items[{position}].{exc.path}", exc.reason, exc.hint) from exc.__cause__
+
+    size = sum(map(len, payloads))
+    if size > LARGEST_CALL:
+        raise OutOfRange(
+            f"the payloads of one call have {size:,} bytes, {LARGEST_CALL:,} are possible",
+            "Split it into several calls; in one transaction they are all or nothing as well.",
+        )
 
     def column(name: str) -> list[Any] | None:
         if all(getattr(item, name) is None for item in special.values()):

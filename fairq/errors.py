@@ -255,6 +255,10 @@ class Unavailable(DatabaseError):
 # --- How an attempt ends ---------------------------------------------------------------------------
 
 
+# Ten years, in seconds. Whoever means "never" should fail the task.
+LONGEST_PAUSE = 315_360_000.0
+
+
 class TaskError(FairqError):
     """Ends an attempt. `code` is stored with it."""
 
@@ -318,6 +322,8 @@ class Retry(TaskError):
     ) -> None:
         super().__init__(message)
         self.delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if self.delay is not None and not 0 <= self.delay <= LONGEST_PAUSE:
+            raise ConfigurationError(f"Retry(delay={delay!r}) is out of range", "Seconds: 0 to ten years.")
         self.code = code
 
 

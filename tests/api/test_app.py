@@ -339,6 +339,12 @@ def test_a_policy_out_of_range_is_refused(options: dict[str, Any]) -> None:
         fairq.Backoff(**options)
 
 
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), timedelta(days=-1), 1e12])
+def test_a_pause_that_cannot_be_is_refused(delay: Any) -> None:
+    with pytest.raises(fairq.ConfigurationError):
+        fairq.Retry(delay=delay)
+
+
 # --- Outcomes --------------------------------------------------------------------------------------
 
 POLICY = fairq.Backoff(base=2, jitter=0, on=(OSError, TimeoutError, TypeError), never=(FileNotFoundError,))

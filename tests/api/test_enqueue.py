@@ -353,6 +353,15 @@ def test_a_wrong_item_of_a_bulk_call_is_named_by_its_place(db: psycopg.Connectio
         fairq.enqueue_many(db, ["bob"])  # type: ignore[list-item]
 
 
+def test_more_than_the_server_can_take_at_once_is_refused_before_anything_is_sent(
+    db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairq.client.LARGEST_CALL", 100)
+    with pytest.raises(fairq.OutOfRange, match="120 bytes"):
+        fairq.enqueue_many(db, [("bob", "x" * 10)] * 10)
+    assert len(fairq.enqueue_many(db, [("bob", "x" * 10)] * 8)) == 8
+
+
 def test_other_objects_are_no_connections(shared: Any) -> None:
     for wrong in (None, "postgresql://x", object(), fairq):
         with pytest.raises(fairq.UnsupportedConnection) as caught:
