@@ -23,8 +23,8 @@ TABLES = (
 
 FILL = """
 with made as (
-  insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at,
-    expires_at, cost, max_attempts, payload)
+  insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority,
+    created_at, run_at, expires_at, cost, max_attempts, payload)
   select 0, n.id, n.id, 'default', n.group_key, 'default',
     case when %(scheduled)s then 'scheduled' else 'overflow' end, n.id %% %(priorities)s, clock_timestamp(),
     clock_timestamp() + case when %(scheduled)s then interval '1 day' else interval '0' end,

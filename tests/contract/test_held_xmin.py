@@ -1,13 +1,13 @@
 """Held xmin contract (DESIGN 5): dead rows that vacuum may not remove cost the hot calls nothing.
 
-One session keeps a snapshot open, as a long report or pg_dump does. Meanwhile 200,000 tasks (a tenth of it here, all of it
-with `FAIRQ_TEST_ROWS=1000000`, as `make test-long` does) are created, promoted, popped and finished. Then each call is
-measured in buffers beside the same call on a fresh queue: at most twice as many.
+One session keeps a snapshot open, as a long report or pg_dump does. Meanwhile 200,000 tasks (a tenth of it
+here, all of it with `FAIRQ_TEST_ROWS=1000000`, as `make test-long` does) are created, promoted, popped and
+finished. Then each call is measured in buffers beside the same call on a fresh queue: at most twice as many.
 """
 
-from random import Random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import psycopg
@@ -96,7 +96,8 @@ def turn(queue: Queue, load: Load, size: int) -> None:
     ids, attempts = queue.pop(size)
     if load.retries:
         queue.conn.execute(
-            "select fairq.finish_tasks(%s, %s::bigint[], %s::int[], %s::text[], p_retry_delays => %s::interval[])",
+            "select fairq.finish_tasks(%s, %s::bigint[], %s::int[], %s::text[],"
+            " p_retry_delays => %s::interval[])",
             [queue.worker, ids[:50], attempts[:50], ["retry"] * len(ids[:50]), ["0 s"] * len(ids[:50])],
         )
         ids, attempts = ids[50:], attempts[50:]
@@ -184,7 +185,7 @@ def fresh(server: TestServer, template: str) -> Iterator[Callable[[Load], dict[s
 
 
 KNOWN = {
-    "sparse newcomers": "the clock stands still while every group is new, so dead entries of its block are walked",
+    "sparse newcomers": "the clock stands still while every group is new: its dead entries are walked",
     "cancellations": "each heartbeat reads all wishes to cancel there ever were",
 }
 

@@ -1,7 +1,7 @@
 """Plan contracts: which way the engine's statements reach their rows, and how many they visit.
 
-A queue's statistics are always wrong: it is empty when they are taken and full a minute later, or the other way round. So each call is
-looked at under each of these, with 10 groups and with 100,000:
+A queue's statistics are always wrong: it is empty when they are taken and full a minute later, or the other
+way round. So each call is looked at under each of these, with 10 groups and with 100,000:
 
 - never: tables that nobody ever analyzed (a new installation);
 - fresh: analyzed as they are;
@@ -9,9 +9,10 @@ looked at under each of these, with 10 groups and with 100,000:
 - full: analyzed while full, nearly emptied since;
 - cached: as empty, and the session made its plans while the tables had no pages at all. It keeps them.
 
-And in each plan cache mode: the functions ask for generic plans; a layout by partitions would ask for custom ones.
+And in each plan cache mode: the functions ask for generic plans; a layout by partitions asks for custom ones.
 
-What must hold: no sequential scan of a table that grows, the intended indexes, and a number of rows bounded by what was asked for.
+What must hold: no sequential scan of a table that grows, the intended indexes, and a number of rows bounded
+by what was asked for.
 `FAIRQ_TEST_ROWS=1000000` (`make test-long`) runs the same with a million tasks.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from tests.contract.loads import LONG, ROWS, analyze, fill, finish, pop, register
 from tests.support.plans import (
@@ -78,21 +80,17 @@ def clone(server: TestServer, source: str) -> Iterator[str]:
 
 def use_mode(conn: Conn, mode: str) -> None:
     """Every function plans in this mode, also those that ask for another."""
-    conn.execute(
-        f"""
-        do $$
-        declare f regprocedure;
-        begin
-          for f in
-            select p.oid from pg_proc p
-            where p.pronamespace = 'fairq'::regnamespace and 'plan_cache_mode=force_generic_plan' = any(p.proconfig)
-          loop
-            execute format('alter function %s set plan_cache_mode = {mode}', f);
-          end loop;
-        end $$;
+    signatures = conn.execute(
         """
-    )
-    conn.execute(f"set plan_cache_mode = {mode}")
+        select p.oid::regprocedure::text from pg_proc p
+        where p.pronamespace = 'fairq'::regnamespace
+          and 'plan_cache_mode=force_generic_plan' = any(p.proconfig)
+        """
+    ).fetchall()
+    for (signature,) in signatures:
+        statement = sql.SQL("alter function {} set plan_cache_mode = {}")
+        conn.execute(statement.format(sql.SQL(signature), sql.Literal(mode)))
+    conn.execute("select set_config('plan_cache_mode', %s, false)", [mode])
 
 
 def no_autovacuum(conn: Conn) -> None:
@@ -102,7 +100,9 @@ def no_autovacuum(conn: Conn) -> None:
         do $$
         declare r regclass;
         begin
-          for r in select c.oid from pg_class c where c.relnamespace = 'fairq'::regnamespace and c.relkind = 'r' loop
+          for r in
+            select c.oid from pg_class c where c.relnamespace = 'fairq'::regnamespace and c.relkind = 'r'
+          loop
             execute format('alter table %s set (autovacuum_enabled = off)', r);
           end loop;
         end $$;
@@ -112,7 +112,7 @@ def no_autovacuum(conn: Conn) -> None:
 
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda groups: f"{groups} groups")
 def filled(request: pytest.FixtureRequest, server: TestServer, template: str) -> Iterator[tuple[str, int]]:
-    """A database with all the tasks waiting, their rings not heard, nothing analyzed; and its number of groups."""
+    """A database with all tasks waiting, their rings not heard, nothing analyzed; and how many groups."""
     with clone(server, template) as name:
         with psycopg.connect(server.dsn(name), autocommit=True) as conn:
             no_autovacuum(conn)
@@ -173,7 +173,7 @@ def prepared(
                 for _ in range(8):  # a plan is generic from the sixth execution on, in mode auto
                     one_turn(conn)
                 fill(other, ROWS, groups)
-        conn.execute(f"set plan_cache_mode = {mode}")
+        conn.execute("select set_config('plan_cache_mode', %s, false)", [mode])
         conn.execute("select fairq.promote_overflow()")
         yield conn
 
@@ -210,6 +210,11 @@ class Session:
     def travel(self, ahead: str) -> None:
         self.run("select set_config('fairq.now', (clock_timestamp() + %s::interval)::text, false)", ahead)
 
+    def promote_later(self) -> None:
+        self.travel("1 minute")
+        self.run("select fairq.promote_overflow()")
+        self.run("reset fairq.now")
+
     def lose(self) -> None:
         """The worker falls silent, and maintenance finds out."""
         self.travel("2 hours")
@@ -223,7 +228,7 @@ NEWS = {*TICK, "rings_xid_idx"}
 PROMOTE = {*NEWS, "tasks_ready_idx", "tasks_overflow_idx", "lanes_order_idx", "lanes_pkey", "groups_pkey"}
 ALIVE = {"workers_pkey", "heartbeats_pkey"}
 BEAT = {*ALIVE, "cancellations_task_idx", "tasks_pkey"}
-# A promotion looks at its budget of lanes and tasks and one more of each, hears what rang, and reads nothing else.
+# A promotion looks at its budget of lanes and tasks and one more of each, and hears what rang.
 PROMOTED = 2 * (TARGET + 2 * BATCH) + 10
 
 STEPS = [
@@ -231,7 +236,8 @@ STEPS = [
     Step(
         "create_tasks",
         lambda s: s.run(
-            "select fairq.create_tasks(array_fill('y'::text, array[100]), array_fill('{}'::jsonb, array[100]))"
+            "select fairq.create_tasks(array_fill('y'::text, array[100]),"
+            " array_fill('{}'::jsonb, array[100]))"
         ),
         frozenset(),
         3,
@@ -251,9 +257,7 @@ STEPS = [
     Step("finish_tasks: retry", lambda s: s.finish("retry"), frozenset({"tasks_pkey"}), BATCH + 5, 6000),
     Step(
         "due tasks",
-        lambda s: (s.travel("1 minute"), s.run("select fairq.promote_overflow()"), s.run("reset fairq.now"))[
-            0
-        ],  # type: ignore[func-returns-value]
+        Session.promote_later,
         frozenset({*PROMOTE, *ALIVE, "tasks_due_idx"}),
         PROMOTED,
         60_000,
@@ -385,7 +389,7 @@ def counters(conn: Conn) -> dict[str, int]:
 def test_the_servers_own_counters_say_the_same(
     server: TestServer, template: str, filled: tuple[str, int], statistics: str
 ) -> None:
-    """I9 on every server, also on one without auto_explain: no sequential scan, a bounded number of index entries."""
+    """I9, also on a server without auto_explain: no sequential scan, a bounded number of index entries."""
     with prepared(server, template, filled, statistics, "force_generic_plan") as conn:
         session = Session(conn)
         for step in STEPS:

@@ -1,12 +1,11 @@
 """A call touches the shards it names and no other (DESIGN 12).
 
-The engine's own text is loaded with one change: each table of it is partitioned by shard_no. Then pg_locks says which
-partitions a call opened. Generic plans would lock every partition before they choose one, so a layout like this
-asks for custom ones.
+The engine's own text is loaded with one change: each table of it is partitioned by shard_no. Then pg_locks
+says which partitions a call opened. Generic plans would lock every partition before they choose one, so a
+layout like this asks for custom ones.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -41,7 +40,7 @@ def partitioned(text: str) -> str:
 
 
 @pytest.fixture
-def conn(empty_database: Database) -> Iterator[Conn]:
+def conn(empty_database: Database) -> Conn:
     conn = empty_database.connect(autocommit=True)
     conn.execute("set check_function_bodies = off")
     for file in install.sql_files():
@@ -50,7 +49,7 @@ def conn(empty_database: Database) -> Iterator[Conn]:
     conn.execute("reset check_function_bodies")
     conn.execute("select fairq.configure_cluster(p_shard_count => %s)", [SHARDS])
     conn.execute("select fairq.configure_queue('default', p_notify => false)")
-    yield conn
+    return conn
 
 
 def key_of(conn: Conn, shard: int) -> str:
@@ -102,7 +101,7 @@ def test_the_layout_is_what_this_test_says_it_is(conn: Conn) -> None:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_each_call_opens_only_its_own_partitions(conn: Conn, shard: int) -> None:
-    """DESIGN 12: create, promote, pop, start, finish in all ways, release, cancelled and due tasks, on one shard."""
+    """DESIGN 12: create, promote, pop, finish and retry, release, due tasks, all on one shard."""
     worker = register(conn)
     group = key_of(conn, shard)
     own = {shard}
@@ -111,7 +110,8 @@ def test_each_call_opens_only_its_own_partitions(conn: Conn, shard: int) -> None
         assert (
             touched(
                 conn,
-                "select fairq.create_tasks(array_fill(%s::text, array[9]), array_fill('{}'::jsonb, array[9]))",
+                "select fairq.create_tasks(array_fill(%s::text, array[9]),"
+                " array_fill('{}'::jsonb, array[9]))",
                 group,
             )
             == own

@@ -99,7 +99,12 @@ def states(conn: Conn) -> dict[int, str]:
 def in_flight(conn: Conn, group_key: str, queue: str = "default") -> int:
     """What promotion believes the group has in flight."""
     row = conn.execute(
-        "select (l.gate).in_flight from fairq.lanes l where l.queue = %s and l.group_key = %s order by l.version desc limit 1",
+        """
+        select (l.gate).in_flight from fairq.lanes l
+        where l.queue = %s and l.group_key = %s
+        order by l.version desc
+        limit 1
+        """,
         [queue, group_key],
     ).fetchone()
     assert row is not None
@@ -123,7 +128,9 @@ where t.state = 'overflow'
 MISCOUNTED = """
 select l.group_key, (l.gate).in_flight, count(t.id) filter (where t.counted)
 from (
-  select distinct on (shard_no, queue, group_key) * from fairq.lanes order by shard_no, queue, group_key, version desc
+  select distinct on (shard_no, queue, group_key) *
+  from fairq.lanes
+  order by shard_no, queue, group_key, version desc
 ) l
 left join fairq.tasks t on t.shard_no = l.shard_no and t.queue = l.queue and t.group_key = l.group_key
 group by l.shard_no, l.queue, l.group_key, (l.gate).in_flight

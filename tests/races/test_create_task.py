@@ -142,7 +142,7 @@ def test_a_rolled_back_transaction_leaves_nothing(database: Database, level: Iso
 def test_equal_idempotency_keys_wait_and_the_second_gets_the_first_ones_task(
     database: Database, level: IsolationLevel
 ) -> None:
-    """I2, the exception. Above READ COMMITTED the second transaction cannot see the first one's row: 40001, try again."""
+    """I2, the exception. Above READ COMMITTED the second cannot see the first one's row: 40001, try again."""
     observer = database.connect(autocommit=True)
     first, second = (database.connect() for _ in range(2))
     for conn in (first, second):
@@ -198,7 +198,10 @@ def test_two_bulk_calls_with_the_same_keys_in_opposite_order_do_not_deadlock(dat
     """create_tasks takes its keys in one order, whatever the order of its input."""
     observer = database.connect(autocommit=True)
     first, second = database.connect(), database.connect()
-    bulk = "select fairq.create_tasks(array['g', 'g'], array_fill('{}'::jsonb, array[2]), p_idempotency_keys => %s::text[])"
+    bulk = (
+        "select fairq.create_tasks(array['g', 'g'], array_fill('{}'::jsonb, array[2]),"
+        " p_idempotency_keys => %s::text[])"
+    )
     ids = [row[0] for row in first.execute(bulk, [["a", "b"]])]
     late = in_background(second, bulk, [["b", "a"]])
     assert wait_until_blocked(observer, pid_of(second)) == [pid_of(first)]

@@ -4,11 +4,11 @@ Interleavings (W, V: workers, P: a promoter, C: who cancels, A: an application):
 
     W1..W8: begin; pop, one after the other; commit in another order    disjoint full batches
     W1..W8: pop, all at the same moment, until all is served            each task once
-    W: begin; pop     V: pop          W: rollback    V: pop             V gets what W gave back, at its old address
+    W: begin; pop     V: pop          W: rollback    V: pop             V gets what W gave back
     P: begin; holds the domain        W: pop                            gets what is queued, does not wait
     P: begin; holds the domain        W: pop, nothing queued            gets nothing, does not wait
-    W: begin; pop     C: cancel; commit; promote     W: commit          W holds it, and is told by its heartbeat
-    W: begin; pop     C: cancel; commit; promote     W: rollback        the wish stays, the next holder is told
+    W: begin; pop     C: cancel; commit; promote     W: commit          W holds it, and is told
+    W: begin; pop     C: cancel; commit; promote     W: rollback        the wish stays
     C: begin; cancel                  W: pop         C: commit          W holds it, and is told
     C: begin; cancel  P: promote      C: commit      P: promote         cancelled by the second
     C: cancel; commit                 W: pop                            never handed out
@@ -61,7 +61,7 @@ def impatient(database: Database) -> Conn:
 def test_eight_poppers_in_open_transactions_get_disjoint_full_batches(
     database: Database, groups: int
 ) -> None:
-    """I1, F4, F10, F27, H29: none of them waits for another, and together they have the first 800 in order."""
+    """I1, F4, F10, F27, H29: none waits for another, and together they have the first 800 in order."""
     observer = database.connect(autocommit=True)
     fill(observer, 1000, groups)
     promote(observer, limit=1000)
@@ -83,7 +83,7 @@ def test_eight_poppers_in_open_transactions_get_disjoint_full_batches(
 
 
 def test_eight_poppers_at_once_serve_each_task_once(database: Database) -> None:
-    """I1, HR31: pop and finish as fast as they can, with creators at work meanwhile; no errors, nothing twice."""
+    """I1, HR31: pop and finish as fast as they can, creators at work meanwhile; no errors, nothing twice."""
     observer = database.connect(autocommit=True)
     created = fill(observer, 1200, 13)
     barrier = threading.Barrier(9)
@@ -148,7 +148,7 @@ def told(conn: Conn, worker: int) -> list[int]:
 def test_a_task_that_is_cancelled_while_it_is_being_popped_counts_as_held(
     database: Database, committed: bool
 ) -> None:
-    """Cancel against pop: the promotion that hears the wish skips the locked row, and does not wait for it."""
+    """Cancel against pop: the promotion that hears the wish skips the locked row, and does not wait."""
     observer = database.connect(autocommit=True)
     worker = register(observer)
     (task,) = create(observer, "g")

@@ -84,7 +84,7 @@ def test_a_late_ring_lowers_the_cursor_of_its_lane(database: Database, observer:
 def test_a_transaction_that_began_before_the_tick_and_rings_after_it_is_heard(
     database: Database, observer: Conn
 ) -> None:
-    """Its id lies before the tick's, its ring comes after: the tick knows it as pending, although it had rung nothing."""
+    """Its id lies before the tick's, its ring comes after: the tick knows it as pending all the same."""
     app = database.connect()
     app.execute("select pg_current_xact_id()")
     create(observer, "other")
@@ -277,7 +277,7 @@ def test_a_promotion_in_a_savepoint_that_is_rolled_back_never_was(database: Data
 
 
 def test_a_tick_written_in_a_released_savepoint_is_trusted(database: Database, observer: Conn) -> None:
-    """Its xmin is that of the subtransaction; taking it for a restored one would rebuild, and forget open rings."""
+    """Its xmin is the subtransaction's; taking it for a restored one would rebuild, and forget open rings."""
     app, conn = database.connect(), database.connect()
     (late,) = create(app, "late")
     create(conn, "g")
@@ -298,7 +298,7 @@ def test_a_tick_written_in_a_released_savepoint_is_trusted(database: Database, o
 
 
 def test_a_prepared_transaction_rings_when_it_is_committed(database: Database, observer: Conn) -> None:
-    """Its session may be long gone; its id stays pending. A queue that notifies cannot be used: PostgreSQL refuses."""
+    """Its session may be long gone; its id stays pending. PostgreSQL refuses where the queue notifies."""
     observer.execute("select fairq.configure_queue('default', p_notify => false)")
     worker, held = capped(observer, 2)
     app = database.connect()
@@ -340,7 +340,10 @@ def test_rings_beyond_the_cut_of_a_pass_are_left_for_the_next(database: Database
     old, new = database.connect(), database.connect()
     (late,) = create(old, "old")
     with observer.transaction():
-        bulk = "select fairq.create_tasks(array_agg('a' || n), array_agg('{}'::jsonb)) from generate_series(1, 6000) n"
+        bulk = (
+            "select fairq.create_tasks(array_agg('a' || n), array_agg('{}'::jsonb))"
+            " from generate_series(1, 6000) n"
+        )
         observer.execute(bulk)
     (later,) = create(new, "new")
     observer.execute(bulk.replace("'a'", "'b'"))

@@ -1,6 +1,7 @@
-"""Many sessions doing everything at once: what single interleavings do not show. The seeds are fixed, the schedule is not.
+"""Many sessions doing everything at once: what single interleavings do not show.
 
-After each storm nothing is lost, nothing was served twice, and derived state equals fairq.tasks.
+The seeds are fixed, the schedule is not. After each storm nothing is lost, nothing was served twice, and
+derived state equals fairq.tasks.
 """
 
 import threading
@@ -80,7 +81,7 @@ def storm_worker(database: Database, seed: int, turns: int, served: list[int]) -
 
 
 def storm_app(database: Database, seed: int, turns: int, created: list[int]) -> None:
-    """Creates in transactions of several statements, some rolled back, some with savepoints, some cancelled."""
+    """Creates in transactions of several statements: rolled back, with savepoints, cancelled."""
     random = Random(seed)
     with psycopg.connect(database.dsn) as conn:
         for _ in range(turns):
@@ -103,7 +104,7 @@ def storm_app(database: Database, seed: int, turns: int, created: list[int]) -> 
 def test_a_storm_of_workers_and_applications_loses_nothing_and_keeps_the_caps(
     database: Database, seed: int
 ) -> None:
-    """I1, I2, I7, I10, H17: six workers, three applications in all isolation levels, maintenance in between."""
+    """I1, I2, I7, I10, H17: six workers, three applications in all isolation levels."""
     observer = database.connect(autocommit=True)
     for group_key, most in CAPS.items():
         cap(observer, group_key, most)
@@ -177,7 +178,7 @@ def test_functions_are_replaced_while_workers_run(database: Database) -> None:
 def test_a_migration_waits_for_a_running_call_of_a_table_and_not_the_other_way_round(
     database: Database,
 ) -> None:
-    """ALTER TABLE waits for an open pop; the pop's session goes on, and a lock timeout gives up the queue behind it."""
+    """ALTER TABLE waits for an open pop; the session that popped goes on."""
     observer = database.connect(autocommit=True)
     create(observer, "g")
     worker = register(observer)
