@@ -241,16 +241,20 @@ def judge_schema(conn: Connection) -> Finding:
         version = install.check_version(conn)
     except FairqError as exc:
         return Finding("schema", "wrong", mask(str(exc)), exc.hint)
+    except psycopg.errors.InsufficientPrivilege as exc:
+        text = f"this role may not look: {exc.diag.message_primary}"
+        return Finding("schema", "wrong", text, _GRANT)
     if version != install.head():
         text = f"{version}; this fairq brings {install.head()}, and works with both"
         return Finding("schema", "look", text, "fairq migrate")
     return Finding("schema", "ok", str(version))
 
 
+_GRANT = "Let an operator grant it fairq_enqueue, fairq_work, fairq_observe or fairq_admin."
 RIGHTS = """
 select r.rolsuper as superuser,
-  has_function_privilege('fairq.cancel_task(bigint)', 'execute') as enqueue,
-  has_function_privilege('fairq.heartbeat(bigint)', 'execute') as work,
+  has_table_privilege('fairq.tasks', 'insert') as enqueue,
+  has_table_privilege('fairq.heartbeats', 'insert') as work,
   has_table_privilege('fairq.queue_stats', 'select') as observe,
   has_table_privilege('fairq.queues', 'update') as admin
 from pg_catalog.pg_roles r
@@ -268,8 +272,7 @@ def judge_rights(row: Row) -> Finding:
         )
     able = [name for name in ("enqueue", "work", "observe", "admin") if row[name]]
     if not able:
-        remedy = "Let an operator grant it fairq_enqueue, fairq_work, fairq_observe or fairq_admin."
-        return Finding("rights", "wrong", "this role may do nothing with fairq", remedy)
+        return Finding("rights", "wrong", "this role may do nothing with fairq", _GRANT)
     return Finding("rights", "ok", f"may {', '.join(able)}")
 
 

@@ -1,0 +1,395 @@
+"""`fairq doctor`: each judgement apart from the database, and the round against a real one."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from fairq import embedded, install
+from fairq.cli import Exit
+from fairq.commands import doctor
+from fairq.commands.doctor import Finding
+from tests.cli.running import answer, as_role, fairq, ok
+from tests.support.database import Database
+from tests.support.pooler import pooler
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
+SERVER = {
+    "version": "18.4",
+    "number": 180004,
+    "fsync": "on",
+    "full_page_writes": "on",
+    "autovacuum": "on",
+    "track_counts": "on",
+}
+CONNECTION = {
+    "role": "bob",
+    "pid": 7,
+    "standby": False,
+    "isolation": "read committed",
+    "read_only": "off",
+}
+RIGHTS = dict.fromkeys(("superuser", "enqueue", "work", "observe", "admin"), False)
+
+
+def findings(database: Database | str, exit_code: int = 0, *options: str) -> dict[str, dict[str, Any]]:
+    """By name. A test server runs with fsync off, for speed: that one is not counted as wrong."""
+    done = fairq(database, "doctor", "--json", *options)
+    document = json.loads(done.stdout)
+    found = {each["check"]: each for each in document["findings"]}
+    wrong = {name for name, each in found.items() if each["verdict"] == "wrong"}
+    assert done.exit_code == (Exit.NO if wrong else Exit.OK)
+    assert document["ok"] is not bool(wrong)
+    assert bool(wrong - {"server"}) is bool(exit_code), found
+    return found
+
+
+# --- Judgements -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "pid", "verdict", "says"),
+    [
+        ({}, 7, "ok", "as bob"),
+        ({}, 8, "ok", "through a pooler"),
+        ({"standby": True}, 7, "wrong", "a standby"),
+        ({"read_only": "on"}, 7, "wrong", "read only"),
+        ({"isolation": "serializable"}, 7, "look", "serializable"),
+    ],
+)
+def test_the_connection_is_judged(changes: dict[str, Any], pid: int, verdict: str, says: str) -> None:
+    found = doctor.judge_connection({**CONNECTION, **changes}, "postgresql://bob:s3cr3t@db/shop", pid)
+    assert found.verdict == verdict
+    assert says in found.text
+    assert "s3cr3t" not in f"{found}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "says"),
+    [
+        ({}, "ok", "18.4"),
+        ({"number": 140020, "version": "14.20"}, "wrong", "older than 15"),
+        ({"fsync": "off"}, "wrong", "fsync off"),
+        ({"full_page_writes": "off"}, "wrong", "full_page_writes off"),
+        ({"autovacuum": "off"}, "wrong", "autovacuum off"),
+        ({"track_counts": "off"}, "wrong", "track_counts off"),
+    ],
+)
+def test_the_server_is_judged(changes: dict[str, Any], verdict: str, says: str) -> None:
+    found = doctor.judge_server({**SERVER, **changes})
+    assert (found.verdict, says in found.text) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("at", "verdict", "says"),
+    [
+        (NOW, "ok", "agree"),
+        (NOW + 2 * SECOND, "ok", "agree"),
+        (NOW + 5 * SECOND, "look", "4.0 s behind"),
+        (NOW - 10 * SECOND, "look", "10 s ahead of"),
+    ],
+)
+def test_the_clocks_are_compared_with_room_for_the_round_trip(at: datetime, verdict: str, says: str) -> None:
+    found = doctor.judge_clock(NOW, at, NOW + SECOND)
+    assert found.verdict == verdict
+    assert says in found.text.replace("4 s", "4.0 s")
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "says"),
+    [
+        ({}, "wrong", "may do nothing"),
+        ({"enqueue": True, "observe": True}, "ok", "may enqueue, observe"),
+        ({"superuser": True}, "ok", "superuser"),
+    ],
+)
+def test_rights_are_judged(changes: dict[str, Any], verdict: str, says: str) -> None:
+    found = doctor.judge_rights({**RIGHTS, **changes})
+    assert (found.verdict, says in found.text) == (verdict, True)
+
+
+def queue(
+    name: str, waiting: int = 0, waits: timedelta | None = None, paused: bool = False
+) -> dict[str, Any]:
+    since = None if waits is None else NOW - waits
+    return {"queue": name, "waiting": waiting, "oldest_waiting_since": since, "now": NOW, "paused": paused}
+
+
+def worker(*queues: str, alive: bool = True) -> dict[str, Any]:
+    return {"worker_id": 1, "name": "w", "queues": [*queues], "alive": alive}
+
+
+@pytest.mark.parametrize(
+    ("queues", "workers", "verdict", "says"),
+    [
+        ([queue("a", 5)], [worker("a")], "ok", "1 worker alive"),
+        ([queue("a")], [], "look", "0 workers alive"),
+        ([queue("a", 5)], [], "wrong", 'nobody serves "a"'),
+        ([queue("a", 5)], [worker("a", alive=False)], "wrong", 'nobody serves "a"'),
+        ([queue("a", 5), queue("b", 5)], [worker("a")], "wrong", 'nobody serves "b"'),
+        ([queue("a", 5, paused=True)], [worker("b")], "ok", "1 worker alive"),
+        ([queue(f"q{n}", 1) for n in range(9)], [], "wrong", "and 4 more"),
+    ],
+)
+def test_a_queue_with_tasks_needs_a_worker_that_lives(
+    queues: list[Any], workers: list[Any], verdict: str, says: str
+) -> None:
+    found = doctor.judge_workers(queues, workers)
+    assert (found.verdict, says in found.text) == (verdict, True), found
+
+
+@pytest.mark.parametrize(
+    ("waits", "max_wait", "verdict"),
+    [
+        (None, None, "ok"),
+        (30 * MINUTE, None, "ok"),
+        (2 * HOUR, None, "look"),
+        (30 * MINUTE, 10 * MINUTE, "wrong"),
+        (5 * MINUTE, 10 * MINUTE, "ok"),
+    ],
+)
+def test_a_long_wait_is_wrong_only_where_somebody_said_what_is_long(
+    waits: timedelta | None, max_wait: timedelta | None, verdict: str
+) -> None:
+    """Bob's backlog waits, and shall: fairness is not a fault."""
+    assert doctor.judge_waiting([queue("a", 1, waits)], max_wait).verdict == verdict
+
+
+def test_paused_queues_may_wait() -> None:
+    assert doctor.judge_waiting([queue("a", 1, HOUR, paused=True)], SECOND).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"lost": 1, "expired": 0, "overdue": 0}, "1 lost worker still"),
+        ({"lost": 0, "expired": 3, "overdue": 0}, "3 tasks past"),
+        ({"lost": 0, "expired": 0, "overdue": 1}, "1 scheduled task overdue"),
+    ],
+)
+def test_what_maintenance_left_lying_tells_that_it_does_not_run(row: dict[str, int], says: str) -> None:
+    found = doctor.judge_maintenance(row)
+    assert (found.verdict, says in found.text) == ("wrong", True)
+    assert doctor.judge_maintenance(dict.fromkeys(row, 0)).verdict == "ok"
+
+
+def holder(
+    kind: str, held_for: timedelta | None = None, age: int | None = 5, handle: str = "'x'"
+) -> dict[str, Any]:
+    return {"kind": kind, "who": f"the {kind}", "handle": handle, "held_for": held_for, "age": age}
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict", "remedy"),
+    [
+        ([], "ok", None),
+        ([holder("session", MINUTE)], "ok", None),
+        ([holder("session", HOUR, handle="42")], "look", "pg_terminate_backend(42)"),
+        ([holder("session", None, 2_000_000, "42")], "look", "pg_terminate_backend(42)"),
+        ([holder("session", None, None)], "ok", None),
+        ([holder("prepared", HOUR)], "wrong", "rollback prepared 'x'"),
+        ([holder("slot", None, 2_000_000)], "look", "replica"),
+        ([holder("idle slot", None, 2_000_000)], "wrong", "pg_drop_replication_slot('x')"),
+        ([holder("idle slot", None, 5)], "ok", None),
+    ],
+)
+def test_what_holds_the_horizon_is_named_with_what_to_do(
+    rows: list[Any], verdict: str, remedy: str | None
+) -> None:
+    """I9: fairq stays fast under a held xmin; the disk fills up all the same."""
+    found = doctor.judge_horizon(rows)
+    assert found.verdict == verdict
+    assert remedy is None or remedy in (found.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("used", "notifications", "verdict"), [(10, 0.0, "ok"), (95, 0.0, "look"), (10, 0.6, "wrong")]
+)
+def test_connections_and_the_queue_of_notifications_are_judged(
+    used: int, notifications: float, verdict: str
+) -> None:
+    found = doctor.judge_connections({"used": used, "most": 100, "queue": notifications})
+    assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("live", "dead", "verdict"),
+    [(0, 0, "ok"), (10, 5000, "ok"), (5_000_000, 2_000_000, "ok"), (9, 2_000_000, "look")],
+)
+def test_dead_rows_are_judged_beside_the_living(live: int, dead: int, verdict: str) -> None:
+    row = {"name": "tasks", "live": live, "dead": dead, "last_autovacuum": None}
+    assert doctor.judge_dead_rows([row]).verdict == verdict
+
+
+# --- The round --------------------------------------------------------------------------------------
+
+
+def test_a_fresh_installation_is_well(database: Database) -> None:
+    ok(database, "maintain")
+    found = findings(database)
+    verdicts = {name: each["verdict"] for name, each in found.items()}
+    assert verdicts == {
+        **dict.fromkeys(verdicts, "ok"),
+        "server": verdicts["server"],
+        "workers": "look",
+    }
+
+
+@pytest.fixture
+def safe_server(tmp_path: Path) -> Iterator[str]:
+    """A server that keeps its data: with fsync, as an installation has it."""
+    with contextlib.closing(embedded.start(tmp_path / "data")) as server:
+        install.migrate(server.dsn())
+        yield server.dsn()
+
+
+def test_all_is_well_exits_0(safe_server: str) -> None:
+    ok(safe_server, "maintain")
+    done = fairq(safe_server, "doctor")
+    assert done.exit_code == Exit.OK, done.output
+    assert "Nothing is wrong" in done.stdout  # but that no worker is there
+    document = answer(safe_server, "doctor")
+    assert document["ok"] is True
+
+
+def test_without_fairq_it_says_how_to_install_it_and_checks_the_rest(empty_database: Database) -> None:
+    found = findings(empty_database, 1)
+    assert found["schema"]["verdict"] == "wrong"
+    assert "fairq migrate" in found["schema"]["remedy"]
+    assert found["listen"]["verdict"] == "ok"
+    assert "workers" not in found
+
+
+def test_a_database_that_is_not_there_exits_3() -> None:
+    done = fairq("postgresql://bob:s3cr3t@127.0.0.1:1/shop?connect_timeout=2", "doctor")
+    assert done.exit_code == Exit.DATABASE
+    assert "s3cr3t" not in done.output
+
+
+def test_tasks_without_a_worker_are_wrong(database: Database) -> None:
+    ok(database, "enqueue", "bob")
+    found = findings(database, 1)
+    assert "nobody serves" in found["workers"]["text"]
+    assert "fairq work" in found["workers"]["remedy"]
+
+
+def test_a_task_that_waits_longer_than_it_may_is_wrong(database: Database) -> None:
+    ok(database, "enqueue", "bob")
+    with database.connect() as conn:
+        conn.execute("select fairq.register_worker('tester', '{default}', 1)")
+    assert findings(database)["waiting"]["verdict"] == "ok"
+    assert findings(database, 1, "--max-wait", "1ms")["waiting"]["verdict"] == "wrong"
+
+
+def test_nobody_runs_maintenance(database: Database) -> None:
+    ok(database, "enqueue", "bob", "--run-at", "+1h")
+    with database.connect() as conn:
+        conn.execute("update fairq.tasks set run_at = now() - interval '1 hour'")
+    assert findings(database, 1)["maintenance"]["verdict"] == "wrong"
+    ok(database, "maintain")
+    assert findings(database, 1)["maintenance"]["verdict"] == "ok"  # 1: nobody serves the task
+
+
+def test_a_session_that_holds_the_horizon_is_found(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "LONG_TRANSACTION", timedelta(0))
+    holder = database.connect(application_name="report")
+    holder.execute("begin isolation level repeatable read")
+    holder.execute("select 1 from fairq.tasks")
+    found = findings(database)["horizon"]
+    assert found["verdict"] == "look"
+    assert "report" in found["text"]
+    assert f"pg_terminate_backend({holder.info.backend_pid})" in found["remedy"]
+
+
+def test_a_forgotten_prepared_transaction_is_wrong(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "LONG_TRANSACTION", timedelta(0))
+    conn = database.connect(autocommit=True)
+    if conn.execute("show max_prepared_transactions").fetchone() == ("0",):
+        pytest.skip("this server has no prepared transactions")
+    conn.execute("begin")
+    conn.execute("select pg_current_xact_id()")
+    conn.execute("prepare transaction 'it''s forgotten'")
+    try:
+        found = findings(database, 1)["horizon"]
+        assert "rollback prepared 'it''s forgotten';" in found["remedy"]
+    finally:
+        conn.execute("rollback prepared 'it''s forgotten'")
+
+
+def test_behind_a_transaction_pooler_listen_is_silent_and_said_to_be(database: Database) -> None:
+    """HR: LISTEN is accepted there, and nothing ever comes."""
+    with pooler(database.dsn) as dsn:
+        found = findings(dsn)
+    assert "through a pooler" in found["connection"]["text"]
+    assert found["listen"]["verdict"] == "look"
+    assert "--listen-dsn" in found["listen"]["remedy"]
+
+
+@pytest.mark.parametrize("role", ["fairq_enqueue", "fairq_observe", "fairq_work", "fairq_admin"])
+def test_a_role_of_few_rights_gets_the_answers_it_may_have(database: Database, role: str) -> None:
+    ok(database, "maintain")
+    found = findings(as_role(database, role))
+    unknown = {name for name, each in found.items() if each["verdict"] == "unknown"}
+    expected = {"workers", "waiting", "maintenance"} if role == "fairq_enqueue" else set()
+    assert unknown == expected
+    assert found["rights"]["text"].startswith("may ")
+
+
+def test_a_role_without_any_right_is_told_so(database: Database) -> None:
+    found = findings(as_role(database, "pg_monitor"), 1)
+    assert found["schema"]["verdict"] in ("wrong", "unknown")
+
+
+def test_strange_defaults_of_a_role_are_seen(database: Database) -> None:
+    strict = make_conninfo(database.dsn, options="-c default_transaction_isolation=serializable")
+    assert findings(strict)["connection"]["verdict"] == "look"
+    read_only = make_conninfo(database.dsn, options="-c default_transaction_read_only=on")
+    assert findings(read_only, 1)["connection"]["verdict"] == "wrong"
+
+
+def test_it_changes_nothing(database: Database) -> None:
+    ok(database, "enqueue", "bob")
+    with database.connect() as conn:
+        before = conn.execute("select pg_current_wal_insert_lsn()").fetchone()
+    findings(database, 1)
+    with database.connect() as conn:
+        written = conn.execute(
+            "select count(*) from pg_stat_all_tables where schemaname = 'fairq' and n_tup_upd + n_tup_del > 0"
+        ).fetchone()
+    assert before is not None
+    assert written == (0,)
+
+
+def test_people_see_every_finding_and_a_sum(database: Database) -> None:
+    done = fairq(database, "doctor")
+    for name in ("connection", "server", "schema", "rights", "workers", "listen", "dead rows"):
+        assert name in done.stdout
+    assert done.stdout.rstrip().endswith((".",))
+
+
+def test_a_finding_has_a_remedy_unless_it_is_fine() -> None:
+    """What to do is the point of the command."""
+    judged: list[Finding] = [
+        doctor.judge_server({**SERVER, "fsync": "off"}),
+        doctor.judge_clock(NOW, NOW + HOUR, NOW),
+        doctor.judge_rights(RIGHTS),
+        doctor.judge_workers([queue("a", 1)], []),
+        doctor.judge_waiting([queue("a", 1, 2 * HOUR)], None),
+        doctor.judge_maintenance({"lost": 1, "expired": 0, "overdue": 0}),
+        doctor.judge_history({"tomorrow": False}),
+        doctor.judge_horizon([holder("session", HOUR)]),
+        doctor.judge_listen(False),
+        doctor.judge_connections({"used": 99, "most": 100, "queue": 0}),
+        doctor.judge_dead_rows([{"name": "t", "live": 1, "dead": 2_000_000, "last_autovacuum": NOW}]),
+    ]
+    assert all(found.verdict != "ok" and found.remedy for found in judged)
