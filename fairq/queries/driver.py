@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import ipaddress
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import NoneType
 from typing import (
@@ -28,7 +29,7 @@ from typing import (
 import psycopg
 from psycopg import pq
 from psycopg.adapt import AdaptersMap, PyFormat, RecursiveDumper, Transformer
-from psycopg.rows import RowMaker, args_row, scalar_row, tuple_row
+from psycopg.rows import RowMaker, tuple_row
 from psycopg.types.composite import CompositeInfo, register_composite
 from psycopg.types.enum import EnumInfo, register_enum
 from psycopg.types.json import Json, Jsonb
@@ -227,7 +228,9 @@ def maybe(wrapper: Callable[[Any], Any], value: Any) -> Any:
 
 def each(wrapper: Callable[[Any], Any], values: Iterable[Any] | None) -> Any:
     """The values, each wrapped; None stays None."""
-    return None if values is None else [maybe(wrapper, value) for value in values]
+    if values is None:
+        return None
+    return [None if value is None else wrapper(value) for value in values]
 
 
 def json_text(value: str) -> Json:
@@ -363,8 +366,10 @@ def run(conn: Connection, statement: Statement[T], params: tuple[Any, ...]) -> T
     value: Any
     if command == "many":
         value = cursor.fetchall()
-    elif command in ("one", "the"):
-        value = _present(cursor.fetchone(), command)
+    elif command == "one" or command == "the":
+        value = cursor.fetchone()
+        if value is None and command == "the" and not cursor.rowcount:
+            raise psycopg.DataError(_NO_ROW)
     else:
         if command != "exec" and cursor.pgresult is None:
             # Ends with a sync: then the pipeline around us has answered.
@@ -386,8 +391,10 @@ async def run_async(
     value: Any
     if command == "many":
         value = await cursor.fetchall()
-    elif command in ("one", "the"):
-        value = _present(await cursor.fetchone(), command)
+    elif command == "one" or command == "the":
+        value = await cursor.fetchone()
+        if value is None and command == "the" and not cursor.rowcount:
+            raise psycopg.DataError(_NO_ROW)
     else:
         if command != "exec" and cursor.pgresult is None:
             async with conn.pipeline():
@@ -397,12 +404,6 @@ async def run_async(
 
 
 _NO_ROW = "the statement returned no row, though it is said to have one always"
-
-
-def _present(row: Any, command: str) -> Any:
-    if row is None and command == "the":
-        raise psycopg.DataError(_NO_ROW)
-    return row
 
 
 def _outcome(cursor: _AnyCursor, command: str) -> Any:
@@ -444,7 +445,9 @@ class Sent(Generic[T]):
             row = statement.row(cursor)
             value = reader.load_rows(0, count if many else min(count, 1), row)
             if not many:
-                value = _present(next(iter(value), None), statement.command)
+                if not value and statement.command == "the":
+                    raise psycopg.DataError(_NO_ROW)
+                value = value[0] if value else None
         else:
             value = _outcome(cursor, statement.command)
         return value  # type: ignore[no-any-return]
@@ -614,7 +617,11 @@ def row(make: Callable[..., Any], *types: int) -> Callable[[Any], RowMaker[Any]]
     A value whose type is not 0 comes as text and is read as that type first.
     """
     if not any(types):
-        return args_row(make)
+
+        def plain(row: Sequence[Any]) -> Any:
+            return make(*row)
+
+        return lambda cursor: plain
 
     def factory(cursor: _AnyCursor) -> RowMaker[Any]:
         encoding = cursor.connection.info.encoding
@@ -636,7 +643,10 @@ def row(make: Callable[..., Any], *types: int) -> Callable[[Any], RowMaker[Any]]
 
 def scalar(type: int = 0) -> Callable[[Any], RowMaker[Any]]:
     """A row factory for rows of one column: its value."""
-    return row(_only, type) if type else scalar_row
+    return row(_only, type) if type else lambda cursor: _first
+
+
+_first = operator.itemgetter(0)
 
 
 def _only(value: T) -> T:

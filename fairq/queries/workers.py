@@ -355,23 +355,48 @@ HEARTBEAT = driver.Statement[list[int]](
     "many",
     """-- name: Heartbeat :many
 select h.id::bigint as id
-from fairq.heartbeat(p_worker_id => $1::bigint) as h(id)""",
+from fairq.heartbeat(
+  p_worker_id => $1::bigint,
+  p_ids => $2::bigint[]
+) as h(id)""",
     driver.scalar(),
 )
 
 
-def heartbeat(conn: driver.Connection, *, worker_id: int) -> list[int]:
+def heartbeat(
+    conn: driver.Connection,
+    *,
+    worker_id: int,
+    ids: Sequence[int | None] | None = None,
+) -> list[int]:
     """A worker's sign of life; returns its tasks that are to be cancelled."""
-    return driver.run(conn, HEARTBEAT, (driver.Int8(worker_id),))
+    return driver.run(
+        conn,
+        HEARTBEAT,
+        (driver.Int8(worker_id), driver.Typed(ids, 1016)),
+    )
 
 
-async def heartbeat_async(conn: driver.AsyncConnection, *, worker_id: int) -> list[int]:
+async def heartbeat_async(
+    conn: driver.AsyncConnection,
+    *,
+    worker_id: int,
+    ids: Sequence[int | None] | None = None,
+) -> list[int]:
     """A worker's sign of life; returns its tasks that are to be cancelled."""
-    return await driver.run_async(conn, HEARTBEAT, (driver.Int8(worker_id),))
+    return await driver.run_async(
+        conn,
+        HEARTBEAT,
+        (driver.Int8(worker_id), driver.Typed(ids, 1016)),
+    )
 
 
-def heartbeat_call(*, worker_id: int) -> driver.Call[list[int]]:
-    return driver.Call(HEARTBEAT, (driver.Int8(worker_id),))
+def heartbeat_call(
+    *,
+    worker_id: int,
+    ids: Sequence[int | None] | None = None,
+) -> driver.Call[list[int]]:
+    return driver.Call(HEARTBEAT, (driver.Int8(worker_id), driver.Typed(ids, 1016)))
 
 
 RETIRE_WORKER = driver.Statement[None](

@@ -89,6 +89,10 @@ insert into notes (id, job_id, body) values ($1, $2, $3);
 -- fairq: always
 select name from jobs where false;
 
+-- name: NullAlways :one
+-- fairq: always
+select max(id) as top from jobs;
+
 -- name: Fail :one
 select 1 / @zero::int as x;
 
@@ -175,6 +179,13 @@ def test_a_row_that_is_always_there_is_an_error_when_it_is_not(
 ) -> None:
     with pytest.raises(psycopg.DataError):
         queries.nobody(conn)
+
+
+def test_a_null_in_a_row_that_is_always_there_is_no_missing_row(
+    queries: Any, package: Package, conn: psycopg.Connection[Any]
+) -> None:
+    assert queries.null_always(conn) is None
+    assert package.module("driver").run_pipeline(conn, queries.null_always_call()) == (None,)
 
 
 def test_names_that_python_or_the_functions_need_are_changed(

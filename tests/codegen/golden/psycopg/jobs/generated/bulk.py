@@ -193,6 +193,26 @@ def nobody_call() -> driver.Call[str]:
     return driver.Call(NOBODY, ())
 
 
+NULL_ALWAYS = driver.Statement[int | None](
+    "the",
+    """-- name: NullAlways :one
+select max(id) as top from jobs""",
+    driver.scalar(),
+)
+
+
+def null_always(conn: driver.Connection) -> int | None:
+    return driver.run(conn, NULL_ALWAYS, ())
+
+
+async def null_always_async(conn: driver.AsyncConnection) -> int | None:
+    return await driver.run_async(conn, NULL_ALWAYS, ())
+
+
+def null_always_call() -> driver.Call[int | None]:
+    return driver.Call(NULL_ALWAYS, ())
+
+
 FAIL = driver.Statement[int | None](
     "one",
     """-- name: Fail :one

@@ -18,6 +18,10 @@ insert into notes (id, job_id, body) values ($1, $2, $3);
 -- fairq: always
 select name from jobs where false;
 
+-- name: NullAlways :one
+-- fairq: always
+select max(id) as top from jobs;
+
 -- name: Fail :one
 select 1 / @zero::int as x;
 
