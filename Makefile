@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See docs/how-to/run-the-tests.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format freeze test-matrix test-shards ci clean
+.PHONY: help demo test check format freeze test-long test-matrix test-shards ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -41,6 +41,9 @@ format: .venv/.dev ## Lay out the Python code
 
 freeze: .venv/.dev ## Write the initial migration anew from sql/ (until it is released)
 	@.venv/bin/python -m tools.freeze initial
+
+test-long: .venv/.dev ## Run the plan and held-snapshot contracts with 1,000,000 tasks
+	@FAIRQ_TEST_ROWS=1000000 .venv/bin/python -m pytest $(PYTEST) tests/contract/test_plans.py tests/contract/test_held_xmin.py
 
 test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs npm)
 	@.ci/matrix $(POSTGRES) -- $(PYTEST)
