@@ -5,7 +5,7 @@
 | psycopg Connection, AsyncConnection                   | a cursor of its own: any row factory, cursor  |
 |                                                       | factory or pipeline is left alone             |
 | SQLAlchemy Connection, Session, scoped_session,       | text() on the connection, so that SQLAlchemy  |
-| and their async twins, any PostgreSQL driver          | knows of the transaction                      |
+| and their async twins; psycopg, psycopg2, asyncpg     | knows of the transaction                      |
 | Django connection (also `connections["…"]`)           | its cursor                                    |
 
 The caller owns the connection and its transaction. Nothing here commits, rolls back, or changes a setting.

@@ -439,7 +439,7 @@ def _class_for(sqlstate: str) -> type[Refused] | type[DatabaseError]:
 
 # --- The boundary ----------------------------------------------------------------------------------
 
-_DRIVERS = ("psycopg", "psycopg2", "sqlalchemy", "asyncpg", "django", "pg8000")
+_DRIVERS = ("psycopg", "psycopg2", "sqlalchemy", "asyncpg", "django")
 # Errors of drivers and toolkits that have no SQLSTATE, by the name of their class.
 _BY_NAME: dict[str, type[DatabaseError]] = {
     "PendingRollbackError": TransactionAborted,
