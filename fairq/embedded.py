@@ -289,10 +289,8 @@ def _reachable_binaries(binaries: Binaries, run_dir: Path, user: _User | None) -
     libraries = prefix.parent.with_name(f"{prefix.parent.name}.libs")
     if libraries.is_dir():
         _copy_tree(libraries, run_dir / "pg" / libraries.name)
-    for path in (run_dir / "pg").rglob("*"):
-        if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
-    (run_dir / "pg").chmod(0o755)
+    for folder, _, _ in os.walk(run_dir / "pg"):
+        os.chmod(folder, 0o755)  # whatever the umask
     if not _version_of(copy / "bin", user):
         raise EmbeddedError(
             f"User `nobody` can run PostgreSQL neither in {binaries.bin_dir} nor from a copy in {copy}.\n"
@@ -302,9 +300,16 @@ def _reachable_binaries(binaries: Binaries, run_dir: Path, user: _User | None) -
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    shutil.copytree(
-        source, target, symlinks=True, ignore=shutil.ignore_patterns("*.a", "pgxs", "pkgconfig", "doc", "man")
-    )
+    """Copy what a running server needs, open to everybody; the original may be closed."""
+    for folder, _, files in os.walk(source):
+        place = target / Path(folder).relative_to(source)
+        place.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            if name.endswith(".a") or (source.name == "bin" and name not in ("initdb", "postgres")):
+                continue
+            original = os.path.join(folder, name)
+            shutil.copyfile(original, place / name)
+            os.chmod(place / name, 0o755 if os.access(original, os.X_OK) else 0o644)
 
 
 # --- The server -----------------------------------------------------------------------------------
@@ -465,11 +470,13 @@ class Server:
         return self.data_dir / "pgdata"
 
     def _prepare(self) -> None:
-        if self._user is not None:
-            self.run_dir.chmod(0o711)
         self._make_own(self.socket_dir)
         if self.throw_away:
-            self.data_dir.mkdir(mode=0o711)
+            self.data_dir.mkdir()
+        if self._user is not None:
+            # Ours, both: passed through by `nobody`, read by none but root, whatever the umask.
+            for folder in {self.run_dir, self.data_dir} if self.throw_away else {self.run_dir}:
+                folder.chmod(0o711)
         self._bin_dir = _reachable_binaries(self.binaries, self.run_dir, self._user)
         self._supervise()
         if (self._pgdata / "PG_VERSION").exists():

