@@ -20,6 +20,8 @@ begin
       where n.shard_no = p_shard_no
         and n.id = i.id
         and n.worker_id is null
+        -- retry_task withdraws the wish, not the ring.
+        and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id)
       for update skip locked
       offset 0
     ) t

@@ -14,6 +14,10 @@ set search_path = ''
 as $$
 begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  -- Nobody holds a task that waits: no worker is not a worker.
+  if p_worker_id is null then
+    return;
+  end if;
   -- Each is looked up by its id, in the order of the ids: two calls with the same tasks wait for each other and do not deadlock.
   select array_agg(h.id), array_agg(h.ctid)
   into o_ids, o_ctids

@@ -17,6 +17,9 @@ declare
   v_shard_no integer;
 begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  if p_worker_id is null then
+    return;
+  end if;
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query
       select h.id

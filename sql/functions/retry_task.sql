@@ -1,6 +1,6 @@
 -- Runs a task again: one that ended otherwise than well, with one attempt more than it had; or one that waits for its back-off or schedule, now.
 -- Returns true when there was something to do.
--- Locks: the task.
+-- Locks: the task, and wishes to cancel it.
 create function fairq.retry_task(p_id bigint) returns boolean
 language plpgsql
 volatile
@@ -30,7 +30,11 @@ begin
       greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
     from ended e
     returning t.shard_no, t.queue, t.group_key, t.priority, t.concurrency_key into v_task;
-    exit when found;
+    if found then
+      -- It may have ended because somebody wished so: that wish is fulfilled.
+      delete from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = p_id;
+      exit;
+    end if;
 
     update fairq.tasks t
     set state = 'overflow', sequence = v_sequence, run_at = v_now

@@ -1,0 +1,158 @@
+"""promote_overflow, and rings: every one is heard, exactly once."""
+
+import psycopg
+import pytest
+
+from tests.sql.calls import Conn, create, create_many, one, pop, promote, refused, register, run, state
+from tests.support.database import Database
+
+
+@pytest.mark.parametrize("limit", [0, -1, 100_001])
+def test_a_limit_out_of_range_is_refused(db: Conn, limit: int) -> None:
+    with refused(db, "QF007"):
+        promote(db, limit)
+
+
+@pytest.mark.parametrize("queue", [None, "nowhere"])
+def test_an_unknown_queue_is_refused(db: Conn, queue: str | None) -> None:
+    with refused(db, "QF003"):
+        run(db, "select fairq.promote_overflow(%s)", queue)
+
+
+@pytest.mark.parametrize(
+    "level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE]
+)
+def test_promotion_is_refused_outside_read_committed(
+    database: Database, level: psycopg.IsolationLevel
+) -> None:
+    conn = database.connect()
+    conn.isolation_level = level
+    with pytest.raises(psycopg.Error) as caught:
+        promote(conn)
+    assert caught.value.sqlstate == "QF005"
+    assert caught.value.diag.message_hint
+
+
+def test_it_says_how_many_tasks_it_promoted_and_the_limit_bounds_them(db: Conn) -> None:
+    """F13: the queued set stays small, whatever the backlog."""
+    promote(db)
+    create_many(db, "bob", 50)
+    assert promote(db, 7) == 7
+    assert one(db, "select count(*) from fairq.tasks where state = 'queued'") == 7
+    run(db, "update fairq.queues set ready_target = 20")
+    worker = register(db)
+    for _ in range(10):
+        pop(db, worker, 1)
+        assert one(db, "select count(*) from fairq.tasks where state = 'queued'") <= 30
+
+
+def test_promoting_again_finds_nothing_new(db: Conn) -> None:
+    create_many(db, "bob", 5)
+    assert [promote(db), promote(db), promote(db)] == [5, 0, 0]
+
+
+def test_rings_of_open_transactions_are_heard_when_they_commit_in_whatever_order(database: Database) -> None:
+    """I1."""
+    conn = database.connect(autocommit=True)
+    promote(conn)
+    apps = [database.connect() for _ in range(4)]
+    ids = [create(app, f"g{n}") for n, app in enumerate(apps)]
+    for n in (2, 0, 3, 1):
+        apps[n].commit()
+        assert promote(conn) == 1
+        assert state(conn, ids[n]) == "queued"
+        assert promote(conn) == 0
+
+
+def test_savepoints_that_roll_back_are_not_heard_and_others_are(database: Database) -> None:
+    conn, app = database.connect(autocommit=True), database.connect()
+    promote(conn)
+    kept = create(app, "a")
+    for n in range(20):
+        run(app, "savepoint s")
+        create(app, f"lost{n}")
+        run(app, "rollback to savepoint s" if n % 2 else "savepoint t")
+        run(app, "rollback to savepoint s")
+        run(app, "release savepoint s")
+    run(app, "savepoint s")
+    also_kept = create(app, "b")
+    run(app, "release savepoint s")
+    assert promote(conn) == 0
+    app.commit()
+    assert promote(conn) == 2
+    assert {state(conn, kept), state(conn, also_kept)} == {"queued"}
+
+
+def test_prepared_transactions_are_heard_when_they_commit(database: Database) -> None:
+    conn, app = database.connect(autocommit=True), database.connect()
+    if not int(one(conn, "select current_setting('max_prepared_transactions')")):
+        pytest.skip("the server has no prepared transactions")
+    # PostgreSQL prepares no transaction that notifies.
+    run(conn, "select fairq.configure_queue('default', p_notify => false)")
+    promote(conn)
+    id_ = create(app)
+    run(app, "prepare transaction 'fairq_test'")
+    app.commit()
+    assert promote(conn) == 0
+    create(conn, "alice")
+    assert promote(conn) == 1
+    run(conn, "commit prepared 'fairq_test'")
+    assert promote(conn) == 1
+    assert state(conn, id_) == "queued"
+
+
+def test_a_pass_that_stops_among_many_rings_forgets_no_transaction(database: Database) -> None:
+    """I1: the cut lies at the own transaction's id, and another one, still open, lies between it and the snapshot."""
+    conn, app, mine = database.connect(autocommit=True), database.connect(), database.connect()
+    promote(conn)
+    late = create(app, "late")
+    query = "select fairq.create_tasks(array(select 'g' || i from generate_series(1, 10002) i), array_fill('{}'::jsonb, array[10002]))"
+    run(mine, query)
+    run(mine, "select fairq.promote_overflow('default', 100)")
+    mine.commit()
+    app.commit()
+    for _ in range(3):
+        promote(conn, 100_000)
+    assert state(conn, late) == "queued"
+    assert one(conn, "select count(*) from fairq.tasks where state = 'overflow'") == 0
+
+
+def shards(conn: Conn) -> int:
+    return int(one(conn, "select shard_count from fairq.settings"))
+
+
+def test_many_transactions_of_one_ring_each_are_heard_in_passes(database: Database) -> None:
+    """A million single enqueues while the workers were down: a pass is bounded, none is lost."""
+    conn = database.connect(autocommit=True)
+    promote(conn)
+    conn.execute(
+        """
+        do $$ begin
+          for i in 1 .. 10300 loop
+            perform fairq.create_task('g' || (i % 50), '{}');
+            commit;
+          end loop;
+        end $$
+        """
+    )
+    worker = register(conn)
+    promote(conn, 100)
+    assert one(conn, "select fairq._has_news(k) from fairq._tick(0, 'default') k") or shards(conn) > 1
+    popped = [id_ for _ in range(12) for id_ in pop(conn, worker, 1000)]
+    assert len(popped) == len(set(popped)) == 10300
+
+
+def test_own_rings_are_heard_once_whatever_the_order_of_promotions(database: Database) -> None:
+    """DESIGN 10: its own transaction is never listed as pending in its snapshot."""
+    app, other = database.connect(), database.connect(autocommit=True)
+    promote(other)
+    first = create(app, "a")
+    assert promote(app) == 1
+    second = create(app, "b")
+    busy = create(other, "c")
+    assert promote(app) == 2
+    third = create(app, "d")
+    app.commit()
+    assert promote(other) == 1
+    assert {state(other, i) for i in (first, second, busy, third)} == {"queued"}
+    assert promote(other) == 0

@@ -1,0 +1,94 @@
+"""retry_task: by hand, of ended tasks and of scheduled ones."""
+
+import pytest
+
+from tests.sql.calls import Conn, at, create, field, finish, one, pop, promote, register, run, state
+from tests.support.database import Database
+
+
+def retry(conn: Conn, id_: int) -> bool:
+    return bool(one(conn, "select fairq.retry_task(%s)", id_))
+
+
+@pytest.mark.parametrize("outcome", ["failed", "cancelled", "expired"])
+def test_an_ended_task_runs_again_with_one_attempt_more(db: Conn, outcome: str) -> None:
+    at(db, "12:00:00")
+    worker = register(db)
+    id_ = create(db, max_attempts=1, expires_at="2030-01-01 12:00:10+00", payload='{"p": 1}')
+    assert pop(db, worker) == [id_]
+    assert finish(db, worker, [id_], 1, outcome) == [id_]
+    at(db, "12:00:20")
+    assert retry(db, id_)
+    assert not retry(db, id_)
+    assert one(db, "select count(*) from fairq.finished_tasks") == 0
+    assert pop(db, worker) == [id_]
+    assert run(db, "select attempt, max_attempts, payload from fairq.tasks") == [(2, 2, {"p": 1})]
+
+
+def test_a_task_that_succeeded_does_not_run_again(db: Conn) -> None:
+    worker = register(db)
+    id_ = create(db)
+    pop(db, worker)
+    finish(db, worker, [id_])
+    assert not retry(db, id_)
+    assert not retry(db, 4711)
+    assert not one(db, "select fairq.retry_task(null)")
+    assert state(db, id_) == "succeeded"
+
+
+def test_a_task_that_waits_for_its_schedule_or_back_off_becomes_runnable_now(db: Conn) -> None:
+    at(db, "12:00:00")
+    worker = register(db)
+    id_ = create(db, run_at="2030-01-02 00:00:00+00")
+    promote(db)
+    assert retry(db, id_)
+    assert pop(db, worker) == [id_]
+    assert finish(db, worker, [id_], 1, "retry", retry_delays=["1 day"]) == [id_]
+    assert retry(db, id_)
+    assert pop(db, worker) == [id_]
+    assert field(db, id_, "attempt") == 2
+
+
+def test_waiting_and_running_tasks_are_left_alone(db: Conn) -> None:
+    worker = register(db)
+    id_ = create(db)
+    assert not retry(db, id_)
+    promote(db)
+    assert not retry(db, id_)
+    assert pop(db, worker) == [id_]
+    assert not retry(db, id_)
+
+
+def test_an_open_transaction_that_retries_a_scheduled_task_holds_up_nobody(database: Database) -> None:
+    """I2: promotion passes the task that somebody else has locked, and finds it later."""
+    conn, app = database.connect(autocommit=True), database.connect()
+    run(conn, "set lock_timeout = '1s'")
+    at(conn, "12:00:00")
+    at(app, "12:00:00")
+    worker = register(conn)
+    scheduled = create(conn, run_at="2030-01-01 12:00:10+00")
+    promote(conn)
+    app.commit()
+    assert retry(app, scheduled)
+    at(conn, "12:00:10")
+    other = create(conn, "alice")
+    assert pop(conn, worker, 10) == [other]
+    run(conn, "select fairq.maintain()")
+    app.rollback()
+    assert pop(conn, worker, 10) == [scheduled]
+
+
+def test_both_ends_of_a_race_for_a_due_task_run_it_once(database: Database) -> None:
+    conn, app = database.connect(autocommit=True), database.connect()
+    at(conn, "12:00:00")
+    at(app, "12:00:00")
+    worker = register(conn)
+    scheduled = create(conn, run_at="2030-01-01 12:00:10+00")
+    promote(conn)
+    app.commit()
+    assert retry(app, scheduled)
+    at(conn, "12:00:10")
+    assert pop(conn, worker, 10) == []
+    app.commit()
+    assert pop(conn, worker, 10) == [scheduled]
+    assert pop(conn, worker, 10) == []

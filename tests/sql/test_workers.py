@@ -1,0 +1,278 @@
+"""register_worker, heartbeat, retire_worker, release_tasks, start_tasks, and workers that are lost."""
+
+import pytest
+
+from tests.sql.calls import (
+    Conn,
+    at,
+    contents,
+    create,
+    create_many,
+    field,
+    finish,
+    maintain,
+    one,
+    pop,
+    refused,
+    register,
+    release,
+    run,
+    start,
+    state,
+)
+from tests.support.database import Database
+from tests.support.sessions import call_in_background, pid_of, result, wait_until_blocked
+
+
+def heartbeat(conn: Conn, worker: int | None) -> list[int]:
+    return sorted(r[0] for r in run(conn, "select fairq.heartbeat(%s)", worker))
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        ("QF006", "null, '{default}', 1"),
+        ("QF006", "'', '{default}', 1"),
+        ("QF006", "repeat('x', 201), '{default}', 1"),
+        ("QF003", "'w', null, 1"),
+        ("QF003", "'w', '{}', 1"),
+        ("QF003", "'w', '{default,nowhere}', 1"),
+        ("QF003", "'w', '{null}', 1"),
+        ("QF007", "'w', '{default}', null"),
+        ("QF007", "'w', '{default}', 0"),
+        ("QF007", "'w', '{default}', -1"),
+        ("QF009", "'w', '{default}', 1, null"),
+        ("QF009", "'w', '{default}', 1, '0'"),
+        ("QF009", "'w', '{default}', 1, '-1 second'"),
+    ],
+)
+def test_a_worker_with_bad_settings_is_refused(db: Conn, code: str, arguments: str) -> None:
+    with refused(db, code):
+        run(db, f"select fairq.register_worker({arguments})")
+
+
+def test_worker_ids_are_never_used_again(db: Conn) -> None:
+    first = register(db)
+    run(db, "select fairq.retire_worker(%s)", first)
+    assert register(db) > first
+
+
+@pytest.mark.parametrize("stranger", [None, 0, 4711])
+def test_a_heartbeat_of_a_stranger_is_refused(db: Conn, stranger: int | None) -> None:
+    with refused(db, "QF004"):
+        heartbeat(db, stranger)
+
+
+def test_a_heartbeat_names_the_running_tasks_to_be_cancelled_until_they_are_finished(db: Conn) -> None:
+    worker, other = register(db), register(db)
+    mine, also_mine, theirs = create_many(db, "bob", 3)
+    assert pop(db, worker, 2) == [mine, also_mine]
+    assert pop(db, other) == [theirs]
+    run(db, "select fairq.cancel_task(i) from unnest(%s) i", [mine, theirs])
+    run(db, "select fairq.cancel_task(%s)", mine)
+    assert heartbeat(db, worker) == [mine]
+    assert heartbeat(db, worker) == [mine]
+    assert heartbeat(db, other) == [theirs]
+    assert finish(db, worker, [mine], 1, "cancelled") == [mine]
+    assert heartbeat(db, worker) == []
+    assert state(db, mine) == "cancelled"
+
+
+def test_only_the_newest_sign_of_life_is_kept(db: Conn) -> None:
+    at(db, "12:00:00")
+    worker = register(db)
+    for second in range(1, 5):
+        at(db, f"12:00:0{second}")
+        heartbeat(db, worker)
+    assert run(
+        db,
+        "select count(*), max(beat_at) = '2030-01-01 12:00:04+00' from fairq.heartbeats where shard_no = 0",
+    ) == [(1, True)]
+
+
+def test_a_worker_that_gives_no_sign_of_life_loses_its_tasks(db: Conn) -> None:
+    """S13, S28, S29, HR30: retried within the limit and recorded as worker_lost; failed without attempts left."""
+    at(db, "12:00:00")
+    worker = register(db, lease="30 seconds")
+    again = create(db)
+    last = create(db, max_attempts=1)
+    assert pop(db, worker, 2) == [again, last]
+    claimed = create(db)
+    assert pop(db, worker, 1, "1 hour") == [claimed]
+    at(db, "12:00:30")
+    maintain(db)
+    assert [state(db, i) for i in (again, last, claimed)] == ["running", "running", "claimed"]
+    at(db, "12:00:30.001")
+    assert maintain(db)["recovered"] == 3
+    assert state(db, last) == "failed"
+    assert one(db, "select error ->> 'code' from fairq.finished_tasks where id = %s", last) == "worker_lost"
+    assert run(db, "select task_id, attempt, worker_id, outcome from fairq.attempts") == [
+        (again, 1, worker, "worker_lost")
+    ]
+    assert (field(db, again, "attempt"), field(db, claimed, "attempt")) == (1, 0)
+    other = register(db)
+    assert pop(db, other, 10) == [again, claimed]
+    assert (field(db, again, "attempt"), field(db, claimed, "attempt")) == (2, 1)
+
+
+def test_late_messages_of_a_lost_worker_change_nothing(db: Conn) -> None:
+    """I10, D7: not even after another worker took the task over."""
+    at(db, "12:00:00")
+    lost = register(db, lease="30 seconds")
+    id_ = create(db)
+    assert pop(db, lost) == [id_]
+    at(db, "12:01:00")
+    maintain(db)
+    maintain(db)
+    other = register(db)
+    assert pop(db, other) == [id_]
+    before = contents(db)
+    assert finish(db, lost, [id_], 1) == []
+    assert finish(db, lost, [id_], 2) == []
+    assert release(db, lost, [id_], 1) == []
+    assert start(db, lost, [id_], 1) == []
+    assert contents(db) == before
+    with refused(db, "QF004"):
+        heartbeat(db, lost)
+    with refused(db, "QF004"):
+        pop(db, lost)
+
+
+def test_working_is_a_sign_of_life(db: Conn) -> None:
+    at(db, "12:00:00")
+    worker = register(db, lease="30 seconds")
+    at(db, "12:00:25")
+    assert pop(db, worker) == []
+    at(db, "12:00:50")
+    maintain(db)
+    assert heartbeat(db, worker) == []
+
+
+def test_a_worker_is_not_lost_while_a_pop_of_it_is_in_flight(database: Database) -> None:
+    """I1: its tasks would be held by a worker that nobody knows and nobody recovers."""
+    conn, house = database.connect(), database.connect(autocommit=True)
+    watch = database.connect(autocommit=True)
+    at(house, "12:00:00")
+    lost, id_ = register(house, lease="30 seconds"), create(house)
+    at(conn, "12:01:00")
+    conn.commit()
+    at(house, "12:01:00")
+    assert pop(conn, lost) == [id_]
+    sweep = call_in_background(lambda: maintain(house))
+    try:
+        wait_until_blocked(watch, pid_of(house), patience=1)
+    except TimeoutError:
+        pass  # better still: it does not wait at all
+    conn.commit()
+    result(sweep)
+    at(house, "12:05:00")
+    for _ in range(3):
+        maintain(house)
+    worker = register(house)
+    assert pop(house, worker) == [id_]
+
+
+def test_a_worker_that_retires_while_a_pop_of_it_is_in_flight_leaves_nothing_behind(
+    database: Database,
+) -> None:
+    """I1."""
+    conn, other = database.connect(), database.connect(autocommit=True)
+    watch = database.connect(autocommit=True)
+    worker, id_ = register(other), create(other)
+    assert pop(conn, worker) == [id_]
+    retiring = call_in_background(lambda: run(other, "select fairq.retire_worker(%s)", worker))
+    try:
+        wait_until_blocked(watch, pid_of(other), patience=1)
+    except TimeoutError:
+        pass
+    conn.commit()
+    result(retiring)
+    known = one(other, "select count(*) from fairq.workers where worker_id = %s", worker)
+    assert known or state(other, id_) == "overflow", "the task is held by a worker that nobody knows"
+
+
+def test_retiring_gives_everything_back_and_burns_no_attempt(db: Conn) -> None:
+    """S27, HR17."""
+    worker, other = register(db), register(db)
+    running, claimed = create_many(db, "bob", 2)
+    assert pop(db, worker) == [running]
+    assert pop(db, worker, 1, "1 minute") == [claimed]
+    run(db, "select fairq.retire_worker(%s)", worker)
+    run(db, "select fairq.retire_worker(%s)", worker)
+    assert one(db, "select count(*) from fairq.workers where worker_id = %s", worker) == 0
+    assert one(db, "select count(*) from fairq.heartbeats where worker_id = %s", worker) == 0
+    assert pop(db, other, 10) == [running, claimed]
+    assert {field(db, i, "attempt") for i in (running, claimed)} == {1}
+    with refused(db, "QF004"):
+        pop(db, worker)
+
+
+def test_released_tasks_go_back_in_line_and_burn_no_attempt(db: Conn) -> None:
+    """S27, I12."""
+    worker = register(db)
+    bob = create_many(db, "bob", 2)
+    alice = create(db, "alice")
+    assert pop(db, worker, 3) == [bob[0], alice, bob[1]]
+    assert release(db, worker, [bob[0], alice]) == [bob[0], alice]
+    assert release(db, worker, [bob[0]]) == []
+    assert sorted(pop(db, worker, 10)) == [bob[0], alice]
+    assert {field(db, i, "attempt") for i in (bob[0], alice)} == {1}
+    assert one(db, "select count(*) from fairq.attempts") == 0
+
+
+@pytest.mark.parametrize("call", ["release_tasks", "start_tasks", "held_tasks"])
+def test_ids_without_attempts_are_refused(db: Conn, call: str) -> None:
+    worker = register(db)
+    create(db)
+    (id_,) = pop(db, worker, 1, "1 minute")
+    for attempts in ([], [1, 1], None):
+        with refused(db, "QF011"):
+            run(db, f"select fairq.{call}(%s, %s, %s)", worker, [id_], attempts)  # noqa: S608
+
+
+def test_stale_releases_and_starts_change_nothing(db: Conn) -> None:
+    """I10, H3, HR12."""
+    worker, other = register(db), register(db)
+    id_ = create(db)
+    waiting = create(db)
+    assert pop(db, worker, 1, "1 minute") == [id_]
+    before = contents(db)
+    for call in (release, start):
+        assert call(db, other, [id_], 1) == []
+        assert call(db, worker, [id_], 2) == []
+        assert call(db, worker, [waiting], 0) == []
+        assert call(db, None, [waiting], 0) == []  # type: ignore[arg-type]
+    assert contents(db) == before
+
+
+def test_a_claimed_task_starts_once_and_only_within_its_lease(db: Conn) -> None:
+    """H3, H20."""
+    at(db, "12:00:00")
+    worker = register(db)
+    first, second = create_many(db, "bob", 2)
+    assert pop(db, worker, 2, "10 seconds") == [first, second]
+    at(db, "12:00:09")
+    assert start(db, worker, [first]) == [first]
+    assert start(db, worker, [first]) == []
+    assert run(
+        db, "select state, lease_expires_at, started_at is not null from fairq.tasks where id = %s", first
+    ) == [("running", None, True)]
+    at(db, "12:00:10")
+    assert start(db, worker, [second]) == []
+    assert maintain(db)["unclaimed"] == 1
+    assert state(db, first) == "running"
+    assert state(db, second) in ("overflow", "queued")
+
+
+def test_no_worker_holds_nothing(db: Conn) -> None:
+    """I10: null is not the holder of tasks that wait, whatever their attempt."""
+    worker = register(db)
+    id_ = create(db)
+    assert pop(db, worker) == [id_]
+    at(db, "12:00:00")
+    assert finish(db, worker, [id_], 1, "retry", retry_delays=["0"]) == [id_]
+    before = contents(db)
+    for call in ("release_tasks", "start_tasks", "held_tasks"):
+        assert run(db, f"select fairq.{call}(null, %s, %s)", [id_], [1]) == []  # noqa: S608
+    assert run(db, "select fairq.report_progress(null, %s, %s, %s)", [id_], [1], [0.5]) == []
+    assert contents(db) == before
