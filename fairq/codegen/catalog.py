@@ -1,9 +1,9 @@
 """What PostgreSQL itself says about a schema and its queries: the second front end's source of truth.
 
-`load` runs the schema files in an empty database, `catalog` reads what they made, `describe` prepares each query and
-reads types, names and nullability from the server. Nothing here guesses at SQL: it is parsed by PostgreSQL alone,
-but for the places of `*` in a select list, which are replaced by the columns they stand for, so that a column added
-later cannot change the shape of a prepared statement.
+`load` runs the schema files in an empty database, `catalog` reads what they made, `describe` prepares each
+query and reads types, names and nullability from the server. Nothing here guesses at SQL: it is parsed by
+PostgreSQL alone, but for the places of `*` in a select list, which are replaced by the columns they stand
+for, so that a column added later cannot change the shape of a prepared statement.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RELATION_KINDS = {
 }
 _VOID, _RECORD = 2278, 2249
 
-# ----------------------------------------------------------------------------------------------- loading a schema
+# ----------------------------------------------------------------------------------------- loading a schema
 
 
 def load(conn: psycopg.Connection[Any], files: Iterable[Path]) -> None:
@@ -58,7 +58,8 @@ def load(conn: psycopg.Connection[Any], files: Iterable[Path]) -> None:
     for path in files:
         text = without_rollback(path.read_text())
         try:
-            # Without parameters the text goes out as one simple query: several statements, `%` and `$1` untouched.
+            # Without parameters the text goes out as one simple query: several statements, `%` and `$1`
+            # untouched.
             psycopg.RawCursor(conn).execute(text)
         except psycopg.Error as exc:
             if exc.sqlstate is None:
@@ -72,8 +73,9 @@ def load(conn: psycopg.Connection[Any], files: Iterable[Path]) -> None:
 
 
 def without_rollback(text: str) -> str:
-    """A migration's way up: what dbmate, goose, sql-migrate and tern put below their marks for the way down is
-    left out, and so are pg_dump's commands to psql. Line numbers stay."""
+    """A migration's way up: what dbmate, goose, sql-migrate and tern put below their marks for the way down
+    is left out, and so are pg_dump's commands to psql. Line numbers stay.
+    """
     kept: list[str] = []
     for line in text.split("\n"):
         mark = line.strip().lower()
@@ -89,11 +91,12 @@ def _line(text: str, position: str | None) -> int:
     return text.count("\n", 0, int(position) - 1) + 1 if position else 0
 
 
-# ------------------------------------------------------------------------------------------- reading the catalogue
+# ------------------------------------------------------------------------------------ reading the catalogue
 
 _TYPES: LiteralString = """
     select t.oid::int8 as oid, n.nspname as schema, t.typname as name, t.typtype::text as kind,
-           case when t.typcategory = 'A' and t.typelem <> 0 and t.typlen = -1 then t.typelem else 0 end::int8 as element,
+           case when t.typcategory = 'A' and t.typelem <> 0 and t.typlen = -1 then t.typelem else 0 end::int8
+             as element,
            t.typbasetype::int8 as base, greatest(t.typndims, 0) as base_dims, t.typnotnull as not_null,
            t.typrelid::int8 as relation
       from pg_catalog.pg_type t join pg_catalog.pg_namespace n on n.oid = t.typnamespace
@@ -111,12 +114,14 @@ _RELATIONS: LiteralString = """
      where c.relkind in ('r', 'p', 'v', 'm', 'f', 'c') and not c.relispartition
        and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
        and not exists (select from pg_catalog.pg_depend d
-                        where d.classid = 'pg_catalog.pg_class'::regclass and d.objid = c.oid and d.deptype = 'e')
+                        where d.classid = 'pg_catalog.pg_class'::regclass and d.objid = c.oid
+                          and d.deptype = 'e')
      order by 2, 3
 """
 _ATTRIBUTES: LiteralString = """
-    select a.attrelid::int8 as relation, a.attnum::int4 as number, a.attname as name, a.atttypid::int8 as type,
-           a.attndims::int4 as dims, coalesce(pg_catalog.col_description(a.attrelid, a.attnum), '') as comment
+    select a.attrelid::int8 as relation, a.attnum::int4 as number, a.attname as name,
+           a.atttypid::int8 as type, a.attndims::int4 as dims,
+           coalesce(pg_catalog.col_description(a.attrelid, a.attnum), '') as comment
       from pg_catalog.pg_attribute a join pg_catalog.pg_class c on c.oid = a.attrelid
       join pg_catalog.pg_namespace n on n.oid = c.relnamespace
      where a.attnum > 0 and not a.attisdropped and c.relkind in ('r', 'p', 'v', 'm', 'f', 'c')
@@ -137,13 +142,15 @@ _TYPE_COMMENTS: LiteralString = """
 """
 _FUNCTIONS: LiteralString = """
     select p.oid::int8 as oid, n.nspname as schema, p.proname as name, p.proretset as returns_set,
-           p.prorettype::int8 as result, p.proargtypes::int8[] as inputs, p.proallargtypes::int8[] as all_types,
+           p.prorettype::int8 as result, p.proargtypes::int8[] as inputs,
+           p.proallargtypes::int8[] as all_types,
            p.proargmodes::text[] as modes, p.proargnames as names,
            coalesce(pg_catalog.obj_description(p.oid, 'pg_proc'), '') as comment
       from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
      where p.prokind = 'f' and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
        and not exists (select from pg_catalog.pg_depend d
-                        where d.classid = 'pg_catalog.pg_proc'::regclass and d.objid = p.oid and d.deptype = 'e')
+                        where d.classid = 'pg_catalog.pg_proc'::regclass and d.objid = p.oid
+                          and d.deptype = 'e')
      order by 2, 3, 1
 """
 
@@ -208,12 +215,13 @@ class Reader:
                    not a.attisdropped and c.relkind in ('r', 'p')
                    and (t.typnotnull
                         or (a.attnotnull
-                            and not exists (select from family f join pg_catalog.pg_constraint k on k.conrelid = f.oid
-                                             where k.contype = 'n' and not k.convalidated
-                                               and a.attname = (select b.attname from pg_catalog.pg_attribute b
-                                                                 where b.attrelid = f.oid and b.attnum = k.conkey[1]))
-                            and not exists (select from family f join pg_catalog.pg_attribute b on b.attrelid = f.oid
-                                             where b.attname = a.attname and not b.attnotnull))) as not_null
+                            and not exists (
+                              select from family f join pg_catalog.pg_constraint k on k.conrelid = f.oid
+                              join pg_catalog.pg_attribute b on b.attrelid = f.oid and b.attnum = k.conkey[1]
+                               where k.contype = 'n' and not k.convalidated and b.attname = a.attname)
+                            and not exists (
+                              select from family f join pg_catalog.pg_attribute b on b.attrelid = f.oid
+                               where b.attname = a.attname and not b.attnotnull))) as not_null
               from pg_catalog.pg_attribute a join pg_catalog.pg_class c on c.oid = a.attrelid
               left join pg_catalog.pg_type t on t.oid = a.atttypid
              where a.attrelid = $1::int8::oid and a.attnum > 0
@@ -238,7 +246,8 @@ class Reader:
         (row,) = self.rows(
             """
             select n.nspname as schema, p.proname as name,
-                   case when p.proretset and c.relkind in ('r', 'p', 'v', 'm') then c.oid end::int8 as rows_of,
+                   case when p.proretset and c.relkind in ('r', 'p', 'v', 'm') then c.oid end::int8
+                     as rows_of,
                    p.proargnames as names, p.proargmodes::text[] as modes
               from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
               join pg_catalog.pg_type t on t.oid = p.prorettype
@@ -378,7 +387,7 @@ class Reader:
         )
 
 
-# --------------------------------------------------------------------------------------------- describing a query
+# --------------------------------------------------------------------------------------- describing a query
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +408,9 @@ class _Description:
 
 
 def describe(reader: Reader, statement: Statement) -> Query:
-    """The model of one statement: its text with `*` spelled out, its parameters and columns with their types."""
+    """The model of one statement: its text with `*` spelled out, its parameters and columns with their
+    types.
+    """
     described = _describe(reader, statement, statement.text)
     stars = list(_stars(statement, described.tree))
     if stars:
@@ -460,8 +471,9 @@ def _refused(statement: Statement, result: pq.abc.PGresult) -> GenerationError:
 def _tree(reader: Reader, text: str, params: Sequence[int]) -> nulls.Node | None:
     """The analysed tree of a statement: the body of a function that exists until the end of this call.
 
-    The types of the parameters are known by now. Where no such function can be made (a utility statement, more
-    parameters than a function has), nothing is known of the columns, and all of them count as nullable.
+    The types of the parameters are known by now. Where no such function can be made (a utility statement,
+    more parameters than a function has), nothing is known of the columns, and all of them count as
+    nullable.
     """
     types = ", ".join(
         f"pg_catalog.{type_.name}" if type_.schema == "pg_catalog" else _quoted(type_)
@@ -470,11 +482,13 @@ def _tree(reader: Reader, text: str, params: Sequence[int]) -> nulls.Node | None
     try:
         with reader._conn.transaction(force_rollback=True):
             psycopg.RawCursor(reader._conn).execute(
-                f"set local check_function_bodies = off; create function pg_temp.fairq_gen({types}) returns record "
-                f"language sql begin atomic {text}\n; end".encode()
+                "set local check_function_bodies = off; "
+                f"create function pg_temp.fairq_gen({types}) returns record language sql "
+                f"begin atomic {text}\n; end".encode()
             )
             (row,) = reader.rows(
-                "select prosqlbody::text as tree from pg_catalog.pg_proc where oid = 'pg_temp.fairq_gen'::regproc"
+                "select prosqlbody::text as tree from pg_catalog.pg_proc "
+                "where oid = 'pg_temp.fairq_gen'::regproc"
             )
     except psycopg.DatabaseError as exc:
         if exc.sqlstate is None:
@@ -525,7 +539,9 @@ def _parameter(reader: Reader, placeholder: Placeholder, type_oid: int, uses: li
 
 
 def _check_copy(reader: Reader, statement: Statement, tree: nulls.Node | None) -> None:
-    """`:copyfrom` sends rows by COPY, so the statement may be a plain insert of its parameters and nothing else."""
+    """`:copyfrom` sends rows by COPY, so the statement may be a plain insert of its parameters and nothing
+    else.
+    """
     hint = "write `insert into t (a, b) values ($1, $2)`, each value a placeholder of its own"
     if tree is None or tree.number("commandType") != nulls.INSERT:
         raise statement.error(":copyfrom needs an insert", hint)

@@ -1,4 +1,4 @@
-"""sqlc.yaml, as far as `fairq gen` needs it: where schema and queries are, and what is generated from them."""
+"""sqlc.yaml, as far as `fairq gen` needs it: where schema and queries are, and what is made from them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def read(path: Path) -> tuple[Entry, ...]:
     if not entries:
         raise GenerationError(
             f"no codegen entry uses {_PLUGIN}",
-            hint=f"under `plugins`: {{name: fairq, process: {{cmd: {_PLUGIN}}}}}; under `codegen`: {{plugin: fairq, …}}",
+            hint=f"name {_PLUGIN} as a process plugin under `plugins`, and that plugin under `codegen`",
             path=str(path),
         )
     return tuple(entries)

@@ -1,14 +1,15 @@
-"""Which columns of a query can be NULL, and what each parameter stands for, from PostgreSQL's own parse tree.
+"""Which columns of a query can be NULL, and what each parameter stands for, from PostgreSQL's own parse
+tree.
 
-Describing a prepared statement gives types, not nullability. Guessing it from the table's constraints is wrong
-under outer joins, and says nothing of expressions, views and functions. PostgreSQL keeps the analysed tree of every
-view (`pg_rewrite.ev_action`) and of every SQL-standard function body (`pg_proc.prosqlbody`) as text. So `fairq gen`
-makes a temporary function of each query and reads its tree here: names are resolved, `*` is expanded, and each
-column says which relation it comes from.
+Describing a prepared statement gives types, not nullability. Guessing it from the table's constraints is
+wrong under outer joins, and says nothing of expressions, views and functions. PostgreSQL keeps the analysed
+tree of every view (`pg_rewrite.ev_action`) and of every SQL-standard function body (`pg_proc.prosqlbody`)
+as text. So `fairq gen` makes a temporary function of each query and reads its tree here: names are
+resolved, `*` is expanded, and each column says which relation it comes from.
 
-The rule is to be sound, not clever: a column is NOT NULL only when every step from a constraint or a constant up to
-it is known to keep it so. Everything else is nullable, and `-- fairq: not null <column>` in the query file is the
-author's word against it.
+The rule is to be sound, not clever: a column is NOT NULL only when every step from a constraint or a
+constant up to it is known to keep it so. Everything else is nullable, and `-- fairq: not null <column>` in
+the query file is the author's word against it.
 """
 
 from __future__ import annotations
@@ -110,17 +111,19 @@ def words(text: str) -> frozenset[str]:
 # return NULL for "no match", "no such key" or "out of range" (substring, ->, nullif, regexp_match,
 # array_length), and those that do for infinity (extract, date_part, to_char).
 _KEEPS_NOT_NULL = words(
-    """abs acos array_append array_cat array_prepend ascii asin atan atan2 bit_count bit_length btrim cardinality
-    ceil ceiling char_length character_length chr clock_timestamp concat concat_ws convert_from convert_to cos
-    currval date_bin date_trunc decode degrees div encode exp factorial floor format gcd gen_random_uuid hashtext
-    initcap isempty isfinite json_array_length json_build_array json_build_object json_strip_nulls json_typeof
-    jsonb_array_length jsonb_build_array jsonb_build_object jsonb_pretty jsonb_strip_nulls jsonb_typeof
-    justify_days justify_hours justify_interval lastval lcm left length ln log lower_inc lower_inf lpad ltrim
-    make_date make_interval make_time make_timestamp make_timestamptz md5 mod nextval now num_nonnulls num_nulls
-    octet_length overlay pg_backend_pid pg_current_xact_id pg_notify pi position power quote_ident quote_literal
-    quote_nullable radians random repeat replace reverse right round rpad rtrim setval sha224 sha256 sha384
-    sha512 sign sin sqrt starts_with statement_timestamp string_to_array strpos tan timezone to_hex to_json
-    to_jsonb transaction_timestamp translate trunc txid_current upper_inc upper_inf uuidv4 uuidv7"""
+    """abs acos array_append array_cat array_prepend ascii asin atan atan2 bit_count bit_length btrim
+    cardinality ceil ceiling char_length character_length chr clock_timestamp concat concat_ws
+    convert_from convert_to cos currval date_bin date_trunc decode degrees div encode exp factorial
+    floor format gcd gen_random_uuid hashtext initcap isempty isfinite json_array_length
+    json_build_array json_build_object json_strip_nulls json_typeof jsonb_array_length
+    jsonb_build_array jsonb_build_object jsonb_pretty jsonb_strip_nulls jsonb_typeof justify_days
+    justify_hours justify_interval lastval lcm left length ln log lower_inc lower_inf lpad ltrim
+    make_date make_interval make_time make_timestamp make_timestamptz md5 mod nextval now
+    num_nonnulls num_nulls octet_length overlay pg_backend_pid pg_current_xact_id pg_notify pi
+    position power quote_ident quote_literal quote_nullable radians random repeat replace reverse
+    right round rpad rtrim setval sha224 sha256 sha384 sha512 sign sin sqrt starts_with
+    statement_timestamp string_to_array strpos tan timezone to_hex to_json to_jsonb
+    transaction_timestamp translate trunc txid_current upper_inc upper_inf uuidv4 uuidv7"""
 )
 # Of text only: a range without a bound has none.
 _KEEPS_TEXT_NOT_NULL = words("lower upper")
@@ -177,7 +180,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A query inside the ones that surround it, with the range table entries that an outer join may set to NULL."""
+    """A query inside the ones that surround it, with the range table entries that an outer join may set to
+    NULL.
+    """
 
     query: Node
     outer: Scope | None
@@ -439,7 +444,9 @@ def _argument_types(call: Node) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One place where a parameter stands: the column it is stored in or compared with, or the argument it fills."""
+    """One place where a parameter stands: the column it is stored in or compared with, or the argument it
+    fills.
+    """
 
     number: int
     name: str = ""
@@ -452,7 +459,9 @@ _WRAPPERS = words("RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR COERCETODOMAIN COLLAT
 
 
 def uses(query: Node, facts: Facts) -> list[Use]:
-    """Where the parameters of a query stand, in no particular order; a parameter may appear several times or never."""
+    """Where the parameters of a query stand, in no particular order; a parameter may appear several times
+    or never.
+    """
     found: list[Use] = []
     for node in walk(query):
         if node.tag == "QUERY":

@@ -1,8 +1,9 @@
 """Query files split into annotated statements, their placeholders written as PostgreSQL's `$n`.
 
-A statement starts at its name line, `-- name: PopTasks :many`, and ends at the next one. Lines that are nothing
-but a comment become annotations and leave the text, as in sqlc. `sqlc.arg(x)`, `sqlc.narg(x)` and `@x` become
-`$1`, `$2`, … in the order they first appear; `sqlc.embed(t)` becomes `t.*` and its place is remembered.
+A statement starts at its name line, `-- name: PopTasks :many`, and ends at the next one. Lines that are
+nothing but a comment become annotations and leave the text, as in sqlc. `sqlc.arg(x)`, `sqlc.narg(x)` and
+`@x` become `$1`, `$2`, … in the order they first appear; `sqlc.embed(t)` becomes `t.*` and its place is
+remembered.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What the query file says about `$number`: its name when it has one, and whether NULL is welcome (`narg`)."""
+    """What the query file says about `$number`: its name when it has one, and whether NULL is welcome
+    (`narg`).
+    """
 
     number: int
     name: str = ""
@@ -189,7 +192,9 @@ def _statement(body: str, name_line: str, path: str, line: int) -> Statement:
 
 
 def _without_comment_lines(body: str, name_line: int) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
-    """The text without lines that are a comment only, the file's line of each line left, and those comments."""
+    """The text without lines that are a comment only, the file's line of each line left, and those
+    comments.
+    """
     inside_string: set[int] = set()
     for token in tokens(body):
         if token.kind in ("string", "quoted", "block"):
@@ -235,7 +240,11 @@ def _with_numbers(statement: Statement) -> Statement:
             name = significant[index + 1].text.lower()
             emit(token, f"${numbers.setdefault(name, len(numbers) + 1)}", significant[index + 1].end)
             index += 1
-        elif token.text.lower() == "sqlc" and index + 1 < len(significant) and significant[index + 1].text == ".":
+        elif (
+            token.text.lower() == "sqlc"
+            and index + 1 < len(significant)
+            and significant[index + 1].text == "."
+        ):
             function, argument, last = _macro(statement, significant, index)
             if function == "embed":
                 length = sum(map(len, pieces)) + token.start - done
@@ -279,7 +288,9 @@ def _follows(at: Token, word: Token) -> bool:
 
 
 def _macro(statement: Statement, found: list[Token], index: int) -> tuple[str, str, Token]:
-    """The function, the argument and the last token of `sqlc.<function>(<argument>)`, which starts at `index`."""
+    """The function, the argument and the last token of `sqlc.<function>(<argument>)`, which starts at
+    `index`.
+    """
     written = found[index : index + 6]
     function = written[2].text.lower() if len(written) > 2 else ""
     if function == "slice":

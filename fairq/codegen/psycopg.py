@@ -1,8 +1,9 @@
 """The `psycopg` template's decisions: which modules, classes and functions, their names, types and order.
 
-For each query there are three functions: `pop_tasks(conn, …)`, its twin `pop_tasks_async`, and `pop_tasks_call`,
-which only builds the call, for pipelines. What is laid out how is in templates/psycopg; lines are broken here, with a
-trailing comma wherever they are, so that `ruff format` leaves them as they are at any line length from 88 on.
+For each query there are three functions: `pop_tasks(conn, …)`, its twin `pop_tasks_async`, and
+`pop_tasks_call`, which only builds the call, for pipelines. What is laid out how is in templates/psycopg;
+lines are broken here, with a trailing comma wherever they are, so that `ruff format` leaves them as they
+are at any line length from 88 on.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _module_file(source: str) -> str:
     return names.identifier(Path(source).stem, "queries") + ".py"
 
 
-# ----------------------------------------------------------------------------------------------------- user types
+# ----------------------------------------------------------------------------------------------- user types
 
 
 class _Models:
@@ -290,7 +291,7 @@ def _free(name: str, taken: frozenset[str]) -> str:
     return f"{name}_" if name in taken or keyword.iskeyword(name) else name
 
 
-# -------------------------------------------------------------------------------------------------------- queries
+# -------------------------------------------------------------------------------------------------- queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +431,9 @@ def _arguments(query: Query, models: _Models) -> list[_Argument]:
 
 
 def _result(query: Query, name: str, models: _Models) -> tuple[str, str, list[Row], list[str], bool, bool]:
-    """What one row is: its annotation, its row factory, classes and functions of its own, and how it is asked for."""
+    """What one row is: its annotation, its row factory, classes and functions of its own, and how it is
+    asked for.
+    """
     if not query.columns:
         raise error_in(query, f"returns no columns, so it cannot be {query.cmd}", "use :exec or :execrows")
     if any(column.embed for column in query.columns):
@@ -611,7 +614,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-# --------------------------------------------------------------------------------------------------------- layout
+# --------------------------------------------------------------------------------------------------- layout
 
 
 def _literal(text: str) -> str:

@@ -1,8 +1,9 @@
-"""How the `psycopg` template carries each PostgreSQL type: its Python annotation, and how it is sent and read.
+"""How the `psycopg` template carries each PostgreSQL type: its Python annotation, and how it is sent and
+read.
 
-Built-in types go through psycopg's own adapters in binary form. Types of the user's database have no fixed numbers, so
-their values travel as text and are read by adapters that the generated `models.py` registers under numbers of its own.
-What is not listed here is an error: there is no `Any` but the one JSON is.
+Built-in types go through psycopg's own adapters in binary form. Types of the user's database have no fixed
+numbers, so their values travel as text and are read by adapters that the generated `models.py` registers
+under numbers of its own. What is not listed here is an error: there is no `Any` but the one JSON is.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def _untypable(type_: TypeName) -> UntypableError:
     )
 
 
-# ------------------------------------------------------------------------------------------------------ built in
+# ------------------------------------------------------------------------------------------------- built in
 
 
 def _built_in(name: str, dims: int, raw_json: bool) -> PyType | None:
@@ -208,7 +209,9 @@ def _json(name: str, dims: int, raw: bool) -> PyType:
             value, value, str(info.oid), wrapper=wrapper, copy_value=_copied(wrapper, raw), is_json=True
         )
     if dims > 1:
-        raise UntypableError("it is JSON in an array of arrays", "use one dimension: JSON has lists of its own")
+        raise UntypableError(
+            "it is JSON in an array of arrays", "use one dimension: JSON has lists of its own"
+        )
     # Wrapped one by one: a list in it is a JSON list, not a dimension of the array.
     items = f"driver.each({wrapper}, {{}})"
     array = _array(PyType(value, value, str(info.oid)), dims, str(info.array_oid), native=True)
@@ -246,7 +249,7 @@ def _array(element: PyType, dims: int, number: str, *, native: bool) -> PyType:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- user types
+# ----------------------------------------------------------------------------------------------- user types
 
 
 def type_constant(class_name: str) -> str:

@@ -1,11 +1,13 @@
-"""What a query file says about a query beside its SQL: `-- fairq: …` lines between the name line and the end.
+"""What a query file says about a query beside its SQL: `-- fairq: …` lines between the name line and the
+end.
 
     -- fairq: not null id, group_key    these result columns are never NULL, though PostgreSQL cannot tell
     -- fairq: nullable created_at       this one can be NULL, whatever the front end found
     -- fairq: raw payload               JSON of these columns and parameters stays text; no names: all of it
     -- fairq: always                    this :one always finds a row, so what is returned is never None
 
-They come through sqlc as comments, so both front ends understand them, and they make up for what only one knows.
+They come through sqlc as comments, so both front ends understand them, and they make up for what only one
+knows.
 """
 
 from __future__ import annotations

@@ -98,8 +98,7 @@ def meaning(query: Query, found: Catalog) -> dict[str, Any]:
         "columns": []
         if query.cmd == ":exec"
         else [
-            (column.name, python_type(column, found).annotation, column.not_null)
-            for column in query.columns
+            (column.name, python_type(column, found).annotation, column.not_null) for column in query.columns
         ],
         "copies into": query.insert_into if query.cmd == ":copyfrom" else None,
     }

@@ -44,7 +44,8 @@ select count(*) from jobs;
 select name from jobs where id = $1;
 
 -- name: ListJobs :many
-select id, name, state, payload from jobs where state = sqlc.narg(state) or sqlc.narg(state) is null order by id;
+select id, name, state, payload from jobs
+ where state = sqlc.narg(state) or sqlc.narg(state) is null order by id;
 
 -- name: JobIds :many
 select id from jobs where name = any(@names::text[]) order by id;
@@ -266,7 +267,7 @@ def test_embedded_rows_are_whole_or_none(
     assert second == queries.JobsWithNotesRow(queries.get_job(conn, id=2), models.Note(7, 2, "n"), "n")
 
 
-# ------------------------------------------------------------------------------------------------------ pipelines
+# ------------------------------------------------------------------------------------------------ pipelines
 
 
 def test_several_calls_take_one_round_trip(

@@ -259,7 +259,8 @@ def test_a_nullable_parameter_makes_what_is_built_of_it_nullable(conn: psycopg.C
         ("select count(*), 2 * 3 from t", "select count(*), 2 * 3 from t"),
         (
             'with s as (select * from t) select s.* from s, (values (1)) as "Odd Name" ("X y")',
-            'with s as (select * from t) select s.id, s.a, s.b, s.payload from s, (values (1)) as "Odd Name" ("X y")',
+            "with s as (select * from t) select s.id, s.a, s.b, s.payload from s, "
+            '(values (1)) as "Odd Name" ("X y")',
         ),
         (
             'select * from (values (1)) as "Odd Name" ("X y")',

@@ -17,7 +17,8 @@ def only(sql: str) -> tuple[str, list[Placeholder]]:
 
 def test_a_file_is_split_at_its_name_lines() -> None:
     first, second = parse_file(
-        "-- head of the file\n\n-- name: A :one\n-- What it does.\nselect 1; -- one\n\n-- name: B :exec\n\ndelete\n"
+        "-- head of the file\n\n-- name: A :one\n-- What it does.\nselect 1; -- one\n\n"
+        "-- name: B :exec\n\ndelete\n"
         "-- between\nfrom t\n",
         "q.sql",
     )

@@ -1,13 +1,13 @@
-"""Random schemas: what is generated from them compiles, keeps its layout, and moves random values both ways."""
+"""Random schemas: what is generated from them compiles, keeps its layout, and moves random values both
+ways.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import subprocess
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,13 +27,11 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 WORD = st.text(
     st.characters(min_codepoint=33, max_codepoint=300, exclude_characters="\0"), min_size=1, max_size=12
 )
+TAKEN = ["id", "class", "from", "int", "str", "uuid", "datetime", "decimal", "list", "driver", "models"]
+TAKEN += ["conn", "rows", "row", "value", "Any", "self", "type"]
 NAME = st.one_of(
     WORD,
-    st.sampled_from(
-        "id class from int str uuid datetime decimal list driver models conn rows row value Any self type".split(
-            " "
-        )
-    ),
+    st.sampled_from(TAKEN),
 )
 WHEN = st.datetimes(dt.datetime(1, 1, 3), dt.datetime(9999, 12, 29), timezones=st.just(dt.UTC))
 DECIMAL = st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**12), max_value=10**12)
@@ -46,7 +44,7 @@ JSON = st.recursive(
 
 @dataclass(frozen=True)
 class Type:
-    """A SQL type and the values it takes. `make`: from such a value to the generated code's form."""
+    """A SQL type and the values it takes."""
 
     sql: str
     values: st.SearchStrategy[Any]
@@ -226,6 +224,3 @@ def keeps_its_layout(folder: Path) -> None:
     command = [sys.executable, "-m", "ruff", "format", "--isolated", "--diff", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-
-
-_ = (decimal, uuid)

@@ -1,4 +1,4 @@
-"""Every type a queue's user meets, generated, sent, and compared with what comes back from a real database."""
+"""Every type a queue's user meets, sent by generated code and compared with what comes back."""
 
 from __future__ import annotations
 
