@@ -39,7 +39,7 @@ from fairq.client import (
     create_many_call,
     interval,
 )
-from fairq.codec import Decoder, decoder, encode
+from fairq.codec import Decoder, decoder, encode, encode_for
 from fairq.connections import AsyncConnection, Call, SyncConnection, run
 from fairq.dsn import mask
 from fairq.errors import (
@@ -490,13 +490,13 @@ class Task(Generic[T, P, R]):
         """JSON text of a payload, checked: what the handler could not decode is refused here, not in the
         worker.
         """
-        text = encode(payload, root)
-        if not self._is_surely_decodable(payload):
-            try:
-                self._decoder(text, root)
-            except NotDecodable as exc:
-                raise NotEncodable(exc.path, exc.reason, f"It is what task {self.kind!r} declares.") from exc
-        return text
+        if self._is_surely_decodable(payload):
+            return encode(payload, root)
+        try:
+            return encode_for(self._decoder, payload, root)
+        except NotEncodable as exc:
+            exc.hint = exc.hint or f"Task {self.kind!r} declares its payload as {self._annotation!r:.200}."
+            raise
 
     # Inside
 
@@ -525,10 +525,11 @@ class Task(Generic[T, P, R]):
         )
 
     def _is_surely_decodable(self, payload: Any) -> bool:
-        # An instance of the class that the handler declares was made by that class; only its stand-ins are
-        # checked.
+        # pydantic checked its models when they were made. Dataclasses and structs hold what they were given.
         annotation = self._annotation
-        return annotation is Any or (isinstance(annotation, type) and type(payload) is annotation)
+        return annotation is Any or (
+            type(payload) is annotation and hasattr(annotation, "__pydantic_validator__")
+        )
 
     def _read_signature(self) -> None:
         if inspect.isgeneratorfunction(self.handler) or inspect.isasyncgenfunction(self.handler):

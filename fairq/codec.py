@@ -38,7 +38,7 @@ from uuid import UUID
 
 from fairq.errors import ConfigurationError, NotDecodable, NotEncodable
 
-__all__ = ["Decoder", "decoder", "encode"]
+__all__ = ["Decoder", "decoder", "encode", "encode_for", "simplify"]
 
 # --- Writing ---------------------------------------------------------------------------------------
 
@@ -59,13 +59,27 @@ _write = _make_writer()
 
 def encode(value: Any, root: str = "payload") -> str:
     """The JSON text of a value. Raises NotEncodable, which names the place: `payload.items[3].file`."""
+    return _write(simplify(value, root))
+
+
+def encode_for(reader: Decoder, value: Any, root: str = "payload") -> str:
+    """The same, but refuses as well what that decoder would not read."""
+    plain = simplify(value, root)
     try:
-        text = _write(_simplify(value))
+        reader.plain(plain, root)
+    except NotDecodable as exc:
+        raise NotEncodable(exc.path, exc.reason) from exc
+    return _write(plain)
+
+
+def simplify(value: Any, root: str = "payload") -> Any:
+    """The value in None, bool, int, float, str, list and dict only, as `json.loads` would give it back."""
+    try:
+        return _simplify(value)
     except _Refusal as refusal:
         raise NotEncodable(_path(root, refusal.steps), refusal.reason) from refusal.__cause__
     except RecursionError:
         raise NotEncodable(root, "contains itself, or is nested too deeply") from None
-    return text
 
 
 class _Refusal(Exception):

@@ -9,11 +9,12 @@
 | Django connection (also `connections["…"]`)           | its cursor                                    |
 
 The caller owns the connection and its transaction. Nothing here commits, rolls back, or changes a setting.
-A library is looked for among the modules already imported: whoever passes one of its connections has imported
-it.
+A library is looked for among the modules already imported: who passes its connection has imported it.
 
-Parameters are None, bool, int, float, str, and lists of those; statements cast each one (`$2::text::jsonb`),
-so no driver has to know a type, and no codec that the application set is in the way.
+The statements are those of `sql/queries`, by way of the generated `fairq.queries`. psycopg connections run
+the generated calls as they are. The others get the same text, with parameters that every driver can send:
+None, bool, int, float, str, and lists of those. `client.sql` casts each one (`$2::text::jsonb`), so no driver
+has to know a type, and no codec that the application set is in the way.
 """
 
 from __future__ import annotations

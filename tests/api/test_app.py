@@ -213,6 +213,13 @@ def test_what_the_handler_could_not_decode_is_refused_when_it_is_enqueued() -> N
     with pytest.raises(fairq.NotEncodable) as caught:
         parse.encode_payload({"file": "a", "pages": "x"})  # type: ignore[arg-type]
     assert caught.value.path == "payload.pages"
+    assert "Parse" in (caught.value.hint or "")
+    with pytest.raises(fairq.NotEncodable) as caught:
+        parse.encode_payload(Parse(file=5))  # type: ignore[arg-type]  # a dataclass takes anything
+    assert caught.value.path == "payload.file"
+    with pytest.raises(fairq.NotEncodable) as caught:
+        parse.enqueue_many(None, [("bob", Parse("a")), ("bob", Parse(5))])  # type: ignore[call-overload,arg-type]
+    assert caught.value.path == "items[1].payload.file"
 
 
 # --- The context -----------------------------------------------------------------------------------
