@@ -44,7 +44,7 @@ def is_about_data(exc: BaseException) -> bool:
     sqlstate = sqlstate_of(exc)
     if sqlstate is None:
         return isinstance(exc, psycopg.DataError)
-    return sqlstate[:2] in ("22", "23", "54") or sqlstate == "QF002"
+    return sqlstate[:2] in ("22", "54") or sqlstate == "QF002"
 
 
 def is_worth_a_try(exc: BaseException) -> bool:

@@ -89,7 +89,8 @@ class End:
     id: int
     attempt: int
     outcome: Outcome
-    convicted: bool = False
+    before: End | None = None
+    """As it was before the database refused its result."""
 
     @property
     def size(self) -> int:
@@ -906,7 +907,11 @@ class _Engine:
                     await self._send(await self._connected(), Turn(ends=list(batch)))
                     pending.pop()
                 except (*FAILURES, UnicodeError) as exc:
-                    if not is_about_data(exc) or (len(batch) == 1 and batch[0].convicted):
+                    innocent = batch[0].before
+                    if innocent is not None:
+                        pending[-1] = [innocent]  # not its result, then: something is wrong in general
+                        raise
+                    if not is_about_data(exc):
                         raise
                     pending.pop()
                     if len(batch) == 1:
@@ -1205,7 +1210,7 @@ def _convict(end: End, exc: BaseException) -> End:
     """The same attempt, failed for what the database said of its result."""
     error = ResultNotEncodable(f"the database refuses the result: {explain(exc)}"[:500])
     log.warning("task %d: %s", end.id, error, extra={"action": "result_refused", "task_id": end.id})
-    return End(end.worker_id, end.id, end.attempt, Outcome("failed", error=describe(error)), convicted=True)
+    return End(end.worker_id, end.id, end.attempt, Outcome("failed", error=describe(error)), before=end)
 
 
 def _stop(entry: Entry, why: Any) -> None:

@@ -152,7 +152,7 @@ class Desk:
             "select outcome, attempt, result, error from fairq.finished_tasks where id = %s", id
         )
         assert len(found) == 1, f"task {id} ended {len(found)} times"
-        return found[0]  # type: ignore[return-value]
+        return found[0]
 
     def attempts(self, id: int) -> Rows:
         return self.rows(
@@ -196,3 +196,11 @@ def drain(app: fairq.App, dsn: str, **options: Any) -> Worker:
 
 def lines_of(running: Running, text: str) -> Sequence[str]:
     return [line for line in running.lines if text in line]
+
+
+def children_of(pid: int) -> list[int]:
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
+    pairs = [line.split() for line in listing.splitlines()]
+    return [int(child) for child, parent in pairs if int(parent) == pid]

@@ -7,11 +7,10 @@ import json
 import os
 import signal
 
-import psutil
 import pytest
 
 from tests.support.processes import is_alive
-from tests.worker.running import Desk, lines_of, work_process
+from tests.worker.running import Desk, children_of, lines_of, work_process
 
 SHORT = ("--lease", "1.5", "--maintain-interval", "0.3")
 
@@ -137,6 +136,7 @@ def test_quit_gives_everything_back_at_once(desk: Desk) -> None:
 
 def test_a_handler_that_starves_the_loop_is_not_taken_for_a_lost_worker(desk: Desk) -> None:
     """The loop stands still for three leases; another worker's maintenance looks on."""
+    desk.queue("other")
     id = desk.enqueue("blocks", 4)
     with (
         work_process(desk.dsn, *SHORT, "-c", "1") as worker,
@@ -174,7 +174,12 @@ def test_the_supervisor_starts_a_crashed_child_again(desk: Desk) -> None:
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait() == 0
     assert desk.end(id)[:2] == ("succeeded", 2)
-    assert desk.workers == 0
+    desk.wait_until(lambda: _after_maintenance(desk) == 0, "the crashed worker is struck off")
+
+
+def _after_maintenance(desk: Desk) -> int:
+    desk.conn.execute("select fairq.maintain()")
+    return desk.workers
 
 
 def test_the_supervisor_passes_signals_on_and_waits(desk: Desk) -> None:
@@ -182,7 +187,7 @@ def test_the_supervisor_passes_signals_on_and_waits(desk: Desk) -> None:
     desk.enqueue_many("sleeps", 2, 60)
     with work_process(desk.dsn, "-p", "2", "-c", "1", "--grace", "600") as supervisor:
         desk.wait_until(lambda: desk.effects("began") == 2, "both children work")
-        children = [child.pid for child in psutil.Process(supervisor.pid).children()]
+        children = children_of(supervisor.pid)
         assert len(children) == 2
         supervisor.send(signal.SIGINT)
         supervisor.send(signal.SIGINT)
@@ -195,18 +200,18 @@ def test_the_supervisor_passes_signals_on_and_waits(desk: Desk) -> None:
 def test_children_of_a_dead_supervisor_end_gracefully(desk: Desk) -> None:
     """S6: a pipe tells them, however it died."""
     id = desk.enqueue("sleeps", 1)
-    children: list[psutil.Process] = []
+    children: list[int] = []
     try:
         with work_process(desk.dsn, "-p", "2", "-c", "1") as supervisor:
             desk.wait_until(lambda: desk.effects("began") == 1, "the handler began")
-            children = psutil.Process(supervisor.pid).children()
+            children = children_of(supervisor.pid)
             supervisor.send(signal.SIGKILL)
             supervisor.process.wait()
-            desk.wait_until(lambda: not any(is_alive(child.pid) for child in children), "the children ended")
+            desk.wait_until(lambda: not any(map(is_alive, children)), "the children ended")
     finally:
         for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                os.kill(child.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
     assert desk.end(id)[:2] == ("succeeded", 1)
     assert desk.workers == 0
 

@@ -149,17 +149,16 @@ def test_a_result_that_only_the_database_refuses_fails_alone(
 ) -> None:
     """Written in one batch with others, which must not suffer for it."""
     from fairq.app import Outcome
-    from fairq.worker import handlers, loop
+    from fairq.worker import handlers
 
-    real = loop.conclude
+    real = handlers.conclude
 
     def conclude(entry: Any, exception: Any, result: Any) -> Outcome:
         if result == "bad":
             return Outcome("succeeded", result='"\\u0000"')
         return real(entry, exception, result)
 
-    assert loop.conclude is handlers.conclude
-    monkeypatch.setattr(loop, "conclude", conclude)
+    monkeypatch.setattr("fairq.worker.loop.conclude", conclude)
     own = fairq.App()
 
     @own.task
@@ -549,7 +548,10 @@ def test_progress_is_written_while_the_handler_runs(desk: Desk) -> None:
 
     id = desk.enqueue("reports")
     with worker_thread(own, desk.dsn, grace=30.0):
-        query = "select done, total, note from fairq.progress where task_id = %s order by reported_at desc limit 1"
+        query = (
+            "select done, total, note from fairq.progress where task_id = %s"
+            " order by reported_at desc limit 1"
+        )
         desk.wait_until(
             lambda: desk.rows(query, id) == [(3.0, 10.0, {"page": 3})], "the newest report is there"
         )
@@ -720,6 +722,7 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1: the pop was committed, its answer lost with the connection."""
+    from fairq.queries import turns
     from fairq.worker import loop
 
     real = loop._Engine._send
@@ -727,9 +730,7 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
 
     async def send(self: Any, conn: Any, turn: Any) -> None:
         if turn.pop and not broken:
-            rows = await loop.turns.pop_work_async(
-                conn, queue="default", max_tasks=2, worker_id=self.worker_id
-            )
+            rows = await turns.pop_work_async(conn, queue="default", max_tasks=2, worker_id=self.worker_id)
             broken.extend(row.id for row in rows)
             await conn.close()
         await real(self, conn, turn)

@@ -6,7 +6,7 @@ from typing import Any
 
 import fairq
 
-app = fairq.App()
+app = fairq.App(queue="other")
 
 
 @app.task

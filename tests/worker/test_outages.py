@@ -1,0 +1,278 @@
+"""The database comes and goes while tasks run: D16 to D26, HR18, HR19, I1, I10."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+import fairq
+from fairq import embedded
+from fairq.errors import Unavailable
+from fairq.worker import Worker
+from tests.support.server import private_server
+from tests.worker.running import EFFECTS, Desk, lines_of, work_process, worker_thread
+
+PATIENT = ("--db-retry-initial-ms", "100", "--db-retry-max-ms", "500", "--breaker-threshold", "0")
+app = fairq.App()
+
+
+@app.task
+async def nothing(payload: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def own_desk(server: embedded.Server) -> Iterator[Desk]:
+    with psycopg.connect(server.dsn("fairq"), autocommit=True) as conn:
+        yield Desk(server.dsn("fairq"), conn)
+
+
+@pytest.fixture
+def own_server() -> Iterator[embedded.Server]:
+    """A server that a test may stop."""
+    with private_server() as server:
+        with own_desk(server) as desk:
+            desk.conn.execute(EFFECTS)
+        yield server
+
+
+def kill_sessions(desk: Desk, name: str) -> int:
+    """End the backends of the sessions with this name; how many."""
+    return int(
+        desk.one(
+            "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+            " where application_name = %s and datname = current_database()",
+            name,
+        )
+    )
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_server_that_stops_and_starts_under_load_loses_nothing_and_doubles_nothing(
+    own_server: embedded.Server, mode: embedded.StopMode
+) -> None:
+    """HR18, I1: effects and ends commit together, so each effect is there exactly once."""
+    with own_desk(own_server) as desk:
+        ids = desk.enqueue_many("once", 600)
+    with work_process(own_server.dsn("fairq"), "-p", "2", "-c", "4", "--lease", "3", *PATIENT) as worker:
+        for rest in (450, 250):
+            with own_desk(own_server) as desk:
+                desk.wait_until(lambda rest=rest, desk=desk: desk.live < rest, f"fewer than {rest} are left")  # type: ignore[misc]
+            own_server.stop(mode)
+            worker.wait_for("times in a row")
+            own_server.start()
+        with own_desk(own_server) as desk:
+            desk.wait_until(lambda: desk.live == 0, "all are done")
+            assert desk.outcomes() == {"succeeded": len(ids)}
+            assert desk.rows("select count(*), count(distinct task_id) from effects") == [(600, 600)]
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+def test_work_that_ended_while_the_database_was_away_is_written_when_it_is_back(
+    own_server: embedded.Server,
+) -> None:
+    """HR18: a failing result write is kept and made again, without running the handler again."""
+    own = fairq.App()
+    began, release = threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    @own.task(store_result=True)
+    def works(payload: Any, ctx: fairq.Context) -> str:
+        ran.append(ctx.attempt)
+        began.set()
+        release.wait(60)
+        return "done"
+
+    with own_desk(own_server) as desk:
+        id = desk.enqueue("works")
+    options = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500, "breaker_threshold": 0, "grace": 60.0}
+    with worker_thread(own, own_server.dsn("fairq"), **options):
+        assert began.wait(60)
+        own_server.stop()
+        release.set()
+        own_server.start()
+        with own_desk(own_server) as desk:
+            desk.wait_until(lambda: desk.live == 0, "the end is written")
+            assert desk.end(id)[:3] == ("succeeded", 1, "done")
+    assert ran == [1]
+
+
+def test_a_worker_that_starts_before_its_database_waits_for_it(own_server: embedded.Server) -> None:
+    """HR18: at start-up."""
+    with own_desk(own_server) as desk:
+        desk.enqueue_many("nothing", 3)
+    own_server.stop()
+    with work_process(own_server.dsn("fairq"), *PATIENT) as worker:
+        worker.wait_for("failed to start")
+        own_server.start()
+        worker.wait_for("slot")
+        with own_desk(own_server) as desk:
+            desk.wait_until(lambda: desk.live == 0, "the backlog is done")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+def test_a_worker_gives_up_after_as_many_failures_as_it_was_told() -> None:
+    """HR23"""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        dsn = f"postgresql://nobody:secret@127.0.0.1:{listener.getsockname()[1]}/nowhere"
+    with pytest.raises(Unavailable, match="3 times in a row") as caught:
+        Worker(
+            app,
+            dsn,
+            db_retry_initial_ms=100,
+            db_retry_max_ms=500,
+            db_retry_max_attempts=3,
+        ).run()
+    assert "secret" not in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_an_open_breaker_leaves_the_database_alone_and_lets_one_probe_through(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """D17, D20, D21, D22: connections are counted at a door that nobody opens."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen(50)
+        knocks: list[int] = []
+
+        def porter() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    visitor, _ = door.accept()
+                    knocks.append(1)
+                    visitor.close()
+
+        threading.Thread(target=porter, daemon=True).start()
+        dsn = f"postgresql://nobody@127.0.0.1:{door.getsockname()[1]}/nowhere?sslmode=disable&gssencmode=disable"
+        with caplog.at_level(logging.WARNING, "fairq.worker"), pytest.raises(Unavailable):
+            Worker(
+                app,
+                dsn,
+                db_retry_initial_ms=100,
+                db_retry_max_ms=500,
+                breaker_threshold=2,
+                breaker_cooldown_ms=300,
+                db_retry_max_attempts=5,
+            ).run()
+        door.shutdown(socket.SHUT_RDWR)
+    # Two failures open it; each later one is the single probe of a half-open breaker, and opens it again.
+    assert len(knocks) == 5
+    assert caplog.text.count("[circuit open]") == 4
+
+
+def test_handlers_that_fail_never_open_the_breaker(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """D16, D24"""
+    own = fairq.App()
+
+    @own.task(max_attempts=1)
+    async def fails(payload: Any) -> None:
+        raise OSError("a handler's own trouble")
+
+    @own.task(max_attempts=1)
+    def fails_with_psycopg(payload: Any) -> None:
+        raise psycopg.OperationalError("another database's trouble")
+
+    desk.enqueue_many("fails", 20, max_attempts=1)
+    desk.enqueue_many("fails_with_psycopg", 20, max_attempts=1)
+    with caplog.at_level(logging.WARNING, "fairq.worker"):
+        Worker(own, desk.dsn, mode="drain", breaker_threshold=1).run()
+    assert desk.outcomes() == {"failed": 40}
+    assert "circuit open" not in caplog.text
+
+
+def test_killed_backends_are_replaced_and_nothing_is_lost(desk: Desk) -> None:
+    """Under load, again and again; the turn's connection, the keeper's and the listener's."""
+    ids = desk.enqueue_many("once", 400)
+    with work_process(desk.dsn, "-c", "4", *PATIENT) as worker:
+        killed = 0
+        for rest in (350, 250, 150, 50):
+            desk.wait_until(lambda rest=rest: desk.live < rest, f"fewer than {rest} are left")  # type: ignore[misc]
+            killed += kill_sessions(desk, "fairq worker") + kill_sessions(desk, "fairq listen")
+        desk.wait_until(lambda: desk.live == 0, "all are done")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert killed >= 4
+    assert desk.outcomes() == {"succeeded": len(ids)}
+    assert desk.rows("select count(*), count(distinct task_id), max(attempt) from effects") == [(400, 400, 1)]
+    assert desk.workers == 0
+
+
+def test_a_dead_listener_is_replaced_and_what_came_meanwhile_is_found(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HR19: polling is switched off here, so that only LISTEN can wake the worker."""
+    monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
+    monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE", 300.0)
+    lines: list[str] = []
+    with (
+        caplog.at_level(logging.WARNING, "fairq.worker"),
+        worker_thread(
+            app, desk.dsn, notify_poll_interval_ms=300_000, db_retry_initial_ms=100, announce=lines.append
+        ),
+    ):
+        desk.wait_until(lambda: bool(lines), "the worker started")
+        for _ in range(2):
+            assert kill_sessions(desk, "fairq listen") == 1
+            desk.enqueue("nothing")
+            desk.wait_until(lambda: desk.live == 0, "the task ran")
+            desk.wait_until(
+                lambda: (
+                    desk.one(
+                        "select count(*) from pg_stat_activity where application_name = 'fairq listen'"
+                        " and datname = current_database()"
+                    )
+                    == 1
+                ),
+                "it listens again",
+            )
+    assert "LISTEN is interrupted" in caplog.text
+
+
+def test_a_failing_write_of_ends_is_made_again(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """HR18: the right to write is taken away for a while; handlers are not run again for it."""
+    ran: list[int] = []
+    own = fairq.App()
+
+    @own.task
+    async def works(payload: Any, ctx: fairq.Context) -> None:
+        ran.append(ctx.id)
+
+    ids = desk.enqueue_many("works", 20)
+    desk.conn.execute("alter table fairq.finished_tasks add constraint closed check (false) not valid")
+    options = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500, "breaker_threshold": 0}
+    with caplog.at_level(logging.WARNING, "fairq.worker"), worker_thread(own, desk.dsn, **options):
+        desk.wait_until(lambda: "failed to" in caplog.text, "a write failed")
+        desk.conn.execute("alter table fairq.finished_tasks drop constraint closed")
+        desk.wait_until(lambda: desk.live == 0, "all are written")
+    assert sorted(ran) == ids
+    assert desk.outcomes() == {"succeeded": 20}
+
+
+def test_a_standby_is_not_taken_for_a_primary(own_server: embedded.Server) -> None:
+    """target_session_attrs: a server that takes no writes is as good as none."""
+    with own_desk(own_server) as desk:
+        desk.enqueue("nothing")
+        desk.conn.execute("alter system set default_transaction_read_only = on")
+        desk.conn.execute("select pg_reload_conf()")
+    with work_process(own_server.dsn("fairq"), *PATIENT) as worker:
+        worker.wait_for("failed to start")
+        with psycopg.connect(own_server.dsn("fairq"), autocommit=True) as conn:
+            conn.execute("alter system reset default_transaction_read_only")
+            conn.execute("select pg_reload_conf()")
+        worker.wait_for("slot")
+        with own_desk(own_server) as desk:
+            desk.wait_until(lambda: desk.live == 0, "the task ran")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert len(lines_of(worker, "slot")) == 1
