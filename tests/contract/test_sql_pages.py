@@ -1,0 +1,137 @@
+"""The pages of docs/reference/sql: complete, and their SQL was really run."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairq.errors import BY_SQLSTATE
+from tests.support.database import Database
+from tests.support.sql_pages import blocks, run
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "reference" / "sql"
+ROLES_OF_EXAMPLES = ("shop_app", "shop_worker", "grafana")
+
+SIGNATURES = """
+select p.proname::text as name,
+  (select coalesce(json_agg(json_build_array(a.name, format_type(t.type, null),
+      pg_get_function_arg_default(p.oid, a.nth::integer)) order by a.nth), '[]')
+   from unnest(p.proargnames[:p.pronargs]) with ordinality a(name, nth)
+   join unnest(p.proargtypes::oid[]) with ordinality t(type, nth) using (nth)) as parameters,
+  pg_get_function_result(p.oid) as result
+from pg_catalog.pg_proc p
+where p.pronamespace = 'fairq'::regnamespace and p.proname !~ '^_'
+order by 1
+"""
+
+
+def functions(conn: psycopg.Connection[Any]) -> dict[str, tuple[list[list[str]], str]]:
+    return {name: (parameters, result) for name, parameters, result in conn.execute(SIGNATURES)}
+
+
+def spelled(parameter: list[str]) -> tuple[str, str, str]:
+    """Name, type and default as the pages spell them."""
+    name, kind, default = parameter
+    default = re.sub(r"::[a-z ]+(\[\])?$", "", default or "")
+    kind = kind.replace("timestamp with time zone", "timestamptz")
+    return name, kind, "null" if default == "NULL" else default
+
+
+def page(name: str) -> str:
+    return (PAGES / f"{name}.md").read_text("utf-8")
+
+
+def test_every_function_has_a_page_and_every_page_a_function(db: psycopg.Connection[Any]) -> None:
+    written = {path.stem for path in PAGES.glob("*.md")} - {"README", "roles", "tables-and-views"}
+    assert written == set(functions(db))
+
+
+def test_pages_spell_signatures_as_the_catalogue_does(db: psycopg.Connection[Any]) -> None:
+    for name, (parameters, result) in functions(db).items():
+        text = page(name)
+        rows = re.findall(r"^\| `(p_\w+)` \| ([^|]+?) \| (?:`(.*?)`)? *\| .+ \|$", text, re.MULTILINE)
+        assert rows == [spelled(each) for each in parameters], name
+        lines = [f"  {n} {t}{f' default {d}' if d else ''}" for n, t, d in map(spelled, parameters)]
+        returns = result.replace("SETOF", "setof").replace("timestamp with time zone", "timestamptz")
+        returns = "table (…)" if returns.startswith("TABLE") else returns
+        assert f"fairq.{name}(\n" + ",\n".join(lines) + f"\n) returns {returns}\n" in text, name
+
+
+def test_pages_have_their_sections_and_an_example(db: psycopg.Connection[Any]) -> None:
+    for name in functions(db):
+        text = page(name)
+        for section in ("Returns", "Errors", "Locks", "Cost", "Example"):
+            assert f"\n## {section}\n" in text, (name, section)
+        assert f"fairq.{name}(" in text.split("## Example")[1], name
+        assert any(block.expected for block in blocks(text)), name
+
+
+def test_every_code_on_a_page_is_an_error_of_fairq(db: psycopg.Connection[Any]) -> None:
+    errors = (PAGES.parent / "errors.md").read_text("utf-8")
+    anchors = {
+        heading.lower().replace(" ", "-") for heading in re.findall(r"^### (.+)$", errors, re.MULTILINE)
+    }
+    for name in functions(db):
+        for code, anchor in re.findall(r"\[(QF\d+)\]\(\.\./errors\.md#([\w-]+)\)", page(name)):
+            assert code in BY_SQLSTATE, (name, code)
+            assert anchor in anchors, (name, anchor)
+
+
+def test_a_page_names_every_code_that_its_function_raises_itself(db: psycopg.Connection[Any]) -> None:
+    query = "select p.proname, p.prosrc from pg_proc p where p.pronamespace = 'fairq'::regnamespace"
+    for name, source in db.execute(query).fetchall():
+        if not name.startswith("_"):
+            assert set(re.findall(r"'(QF\d{3})'", source)) <= set(re.findall(r"QF\d{3}", page(name))), name
+
+
+def test_the_overview_links_every_function(db: psycopg.Connection[Any]) -> None:
+    overview = page("README")
+    for name in functions(db):
+        assert f"[{name}]({name}.md)" in overview, name
+
+
+def test_the_page_of_tables_has_every_table_view_and_column(db: psycopg.Connection[Any]) -> None:
+    text = page("tables-and-views")
+    relations = db.execute(
+        """
+        select c.relname::text, array_agg(a.attname::text)
+        from pg_catalog.pg_class c
+        join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+        where c.relnamespace = 'fairq'::regnamespace and c.relkind in ('r', 'p', 'v') and not c.relispartition
+        group by c.relname
+        """
+    ).fetchall()
+    for name, columns in relations:
+        if f"\n## fairq.{name}\n" not in text:
+            assert f"| `fairq.{name}` |" in text, name
+            continue
+        section = text.split(f"\n## fairq.{name}\n")[1].split("\n## ")[0]
+        assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(columns), name
+
+
+def test_the_page_of_roles_names_each(db: psycopg.Connection[Any]) -> None:
+    roles = db.execute(
+        "select rolname::text from pg_roles where rolname like 'fairq!_%' escape '!'"
+    ).fetchall()
+    for (role,) in roles:
+        assert f"| `{role}` |" in page("roles"), role
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "README"))
+def test_examples_answer_what_the_page_shows(database: Database, name: str) -> None:
+    """Rewrite them with: python -m tests.support.sql_pages docs/reference/sql/*.md"""
+    if os.environ.get("FAIRQ_TEST_SHARDS"):
+        pytest.skip("the pages show an installation with one shard")
+    conn = database.connect(autocommit=True)
+    try:
+        for block in blocks(page(name)):
+            shown = run(conn, block)
+            assert block.expected is None or shown == block.expected, f"{name}.md, line {block.line}"
+    finally:
+        if name == "roles":
+            conn.execute("reset role")
+            for role in ROLES_OF_EXAMPLES:
+                conn.execute(f"drop role if exists {role}".encode())
