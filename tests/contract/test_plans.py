@@ -27,6 +27,7 @@ import pytest
 from psycopg import sql
 
 from tests.contract.loads import LONG, ROWS, analyze, fill, finish, pop, register
+from tests.support.database import Database
 from tests.support.plans import (
     Recording,
     index_names,
@@ -405,3 +406,56 @@ def test_the_servers_own_counters_say_the_same(
                 grown = count - before[what]
                 allowed = 0 if what.startswith("sequential") else 4 * step.most + 20
                 assert grown <= allowed, f"{step.name}: {grown} {what}"
+
+
+LIFE = """
+select fairq.register_worker('w', array['default'], 8);
+insert into fairq.groups (shard_no, queue, group_key, max_running) values (0, 'default', 'capped', 1);
+select fairq.create_task('g', '{}', p_idempotency_key => 'k');
+select fairq.create_task('g', '{}', p_idempotency_key => 'k');
+select fairq.create_task('g', '{}', p_run_at => clock_timestamp() + interval '1 minute');
+select fairq.create_task('g', '{}', p_expires_at => clock_timestamp() + interval '1 minute');
+select fairq.create_tasks(array_fill('capped'::text, array[3]), array_fill('{}'::jsonb, array[3]));
+select fairq.create_task('g', '{}', p_concurrency_key => 'c');
+select fairq.create_task('h', '{}', p_concurrency_key => 'c');
+select fairq.promote_overflow();
+select fairq.cancel_task((select min(id) from fairq.tasks));
+select fairq.pop_tasks('default', 2, 1, interval '1 minute');
+select fairq.start_tasks(1, array(select id from fairq.tasks where state = 'claimed'), array[1, 1]);
+select fairq.report_progress(1, array(select id from fairq.tasks where state = 'running'), array[1, 1], array[1, 1]);
+select fairq.heartbeat(1);
+select fairq.finish_tasks(1, array(select id from fairq.tasks where state = 'running'), array[1, 1],
+  array['failed', 'retry']);
+select fairq.explain_task(f.id) from fairq.finished_tasks f;
+select fairq.retry_task((select max(id) from fairq.finished_tasks where outcome <> 'succeeded'));
+select fairq.pop_tasks('default', 10, 1);
+select set_config('fairq.now', (clock_timestamp() + interval '1 hour')::text, false);
+select fairq.maintain();
+select fairq.maintain();
+select fairq.explain_task(t.id) from fairq.tasks t;
+select fairq.promote_overflow();
+"""
+
+UNUSED = """
+select s.indexrelname from pg_stat_user_indexes s
+where s.schemaname = 'fairq' and s.idx_scan = 0 and s.relname !~ '_[0-9]{8}$'
+order by 1
+"""
+
+# Used by statements that this short life has no need of.
+ELSEWHERE = {
+    "schema_version_pkc",  # migrations
+    "attempts_default_shard_no_task_id_idx",  # the command fairq explain
+    "settings_pkey",  # one row
+}
+
+
+def test_every_index_serves_a_statement(database: Database) -> None:
+    """An index that nothing reads costs every insert."""
+    conn = database.connect(autocommit=True)
+    analyze(conn)
+    for statement in LIFE.strip().rstrip(";").split(";\n"):
+        conn.execute(statement.encode())
+    counters(conn)
+    unused = {row[0] for row in conn.execute(UNUSED).fetchall()} - ELSEWHERE
+    assert not unused
