@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fairq.codegen.model import Request, Template
 
 
@@ -11,8 +13,10 @@ def generate(request: Request) -> dict[str, str]:
         from fairq.codegen import psycopg
 
         return psycopg.generate(request)
-    from fairq.codegen import sqlalchemy
+    from fairq.codegen import remarks, sqlalchemy
 
+    if not request.options.strict:
+        request = replace(request, queries=tuple(map(remarks.apply, request.queries)))
     return sqlalchemy.generate(request)
 
 

@@ -48,7 +48,8 @@ _RELATION_KINDS = {
     "m": RelationKind.MATERIALIZED_VIEW,
     "f": RelationKind.FOREIGN_TABLE,
 }
-_VOID, _RECORD = 2278, 2249
+_VOID = 2278
+_MAY_NOT_CREATE = ("42501", "25006")  # insufficient privilege, read-only transaction
 
 # ----------------------------------------------------------------------------------------- loading a schema
 
@@ -172,7 +173,7 @@ class Reader:
     """One database, and what was asked about it so far. It must not change while a reader is in use."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
-        self._conn = conn
+        self.conn = conn
         self._types: dict[int, _Type] = {}
         self.facts = nulls.Facts(
             relation=functools.cache(self._relation_facts),
@@ -184,7 +185,7 @@ class Reader:
 
     def rows(self, sql: LiteralString, *params: Any) -> list[Any]:
         return (
-            psycopg.RawCursor(self._conn, row_factory=namedtuple_row).execute(sql, params or None).fetchall()
+            psycopg.RawCursor(self.conn, row_factory=namedtuple_row).execute(sql, params or None).fetchall()
         )
 
     def type(self, oid: int) -> _Type:
@@ -442,7 +443,7 @@ def describe(reader: Reader, statement: Statement) -> Query:
 
 
 def _describe(reader: Reader, statement: Statement, text: str) -> _Description:
-    pgconn = reader._conn.pgconn
+    pgconn = reader.conn.pgconn
     prepared = pgconn.prepare(b"", text.encode())
     if prepared.status != pq.ExecStatus.COMMAND_OK:
         raise _refused(statement, prepared)
@@ -452,7 +453,7 @@ def _describe(reader: Reader, statement: Statement, text: str) -> _Description:
         _Field((result.fname(i) or b"").decode(), result.ftype(i), result.ftable(i), result.ftablecol(i))
         for i in range(result.nfields)
     )
-    return _Description(params, fields, _tree(reader, text, params))
+    return _Description(params, fields, _tree(reader, statement, text, params))
 
 
 def _refused(statement: Statement, result: pq.abc.PGresult) -> GenerationError:
@@ -468,7 +469,7 @@ def _refused(statement: Statement, result: pq.abc.PGresult) -> GenerationError:
     )
 
 
-def _tree(reader: Reader, text: str, params: Sequence[int]) -> nulls.Node | None:
+def _tree(reader: Reader, statement: Statement, text: str, params: Sequence[int]) -> nulls.Node | None:
     """The analysed tree of a statement: the body of a function that exists until the end of this call.
 
     The types of the parameters are known by now. Where no such function can be made (a utility statement,
@@ -480,8 +481,8 @@ def _tree(reader: Reader, text: str, params: Sequence[int]) -> nulls.Node | None
         for type_ in map(reader.type, params)
     )
     try:
-        with reader._conn.transaction(force_rollback=True):
-            psycopg.RawCursor(reader._conn).execute(
+        with reader.conn.transaction(force_rollback=True):
+            psycopg.RawCursor(reader.conn).execute(
                 "set local check_function_bodies = off; "
                 f"create function pg_temp.fairq_gen({types}) returns record language sql "
                 f"begin atomic {text}\n; end".encode()
@@ -493,6 +494,11 @@ def _tree(reader: Reader, text: str, params: Sequence[int]) -> nulls.Node | None
     except psycopg.DatabaseError as exc:
         if exc.sqlstate is None:
             raise
+        if exc.sqlstate in _MAY_NOT_CREATE:
+            raise statement.error(
+                f"a temporary function is needed to read the statement: {exc.diag.message_primary}",
+                "use a role that may create temporary objects, on a server that is no standby",
+            ) from exc
         return None
     tree = nulls.read_tree(row.tree)[0][0]
     assert isinstance(tree, nulls.Node)

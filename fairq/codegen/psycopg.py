@@ -85,18 +85,11 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A dataclass. `number`: the lines that register it as a composite type."""
+    """A dataclass."""
 
     name: str
     fields: tuple[Field, ...]
     docstring: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """`NAME = driver.…(…)`: a user type's number."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,19 @@ def test_an_existing_database_is_read_and_left_as_it_is(
     assert "a: int | None\n    b: uuid.UUID\n" in (project / "out" / "models.py").read_text()
 
 
+def test_a_database_that_takes_no_temporary_function_is_an_error(
+    project: Path, run: Run, empty_database: Database
+) -> None:
+    """Without it every column would count as nullable, and nobody would know why."""
+    with connect(empty_database.dsn) as conn:
+        conn.execute("create table t (a int, b text)")
+        conn.execute(f"alter database {empty_database.name} set default_transaction_read_only = on".encode())
+    result = run("--existing", dsn=empty_database.dsn)
+    assert result.exit_code == 1
+    assert "t.sql:1: query ListT" in result.output
+    assert "temporary" in result.output
+
+
 def test_scratch_databases_are_dropped_also_after_an_error(
     project: Path, run: Run, server: TestServer
 ) -> None:
