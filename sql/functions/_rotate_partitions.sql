@@ -22,7 +22,9 @@ declare
   v_keep_from date;
   v_changed integer := 0;
 begin
-  select v_today - ceil(extract(epoch from max(q.retention)) / 86400)::integer into v_keep_from from fairq.queues q;
+  select v_today - ceil(extract(epoch from max(q.retention)) / 86400)::integer into v_keep_from
+  from fairq.queues q
+  where not q.internal;
 
   for v_parent, v_key in values ('finished_tasks', 'finished_at'), ('attempts', 'ended_at') loop
     for v_day in select v_today + g.d from generate_series(0, 7) g(d) loop

@@ -1,4 +1,4 @@
-"""The engine's functions as the tests of this folder call them. Times are set with `at`, codes compared, never texts."""
+"""The engine's functions as the tests of this folder call them. Codes are compared, never texts."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ NOON = "2030-01-01 12:00:00+00"
 
 
 def run(conn: Conn, query: str, *params: Any) -> list[Row]:
-    cursor = conn.execute(query, params)  # type: ignore[call-overload]
+    cursor = conn.execute(query, params)
     return cursor.fetchall() if cursor.description else []
 
 

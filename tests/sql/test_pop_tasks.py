@@ -1,4 +1,4 @@
-"""pop_tasks: what it hands out, what it refuses, and that it never comes back empty while something can run."""
+"""pop_tasks: what it hands out and refuses, and that it never comes back empty while something can run."""
 
 import psycopg
 import pytest
@@ -191,7 +191,7 @@ def test_a_claim_whose_lease_ran_out_goes_back_in_line_with_its_attempt(db: Conn
 
 
 def test_creating_promoting_and_popping_work_in_one_transaction(db: Conn) -> None:
-    """DESIGN 10: a promoter's own rings are heard once, before and after a promotion of its own, with savepoints in between."""
+    """A promoter's own rings are heard once, before and after a promotion of its own, savepoints in between."""
     worker = register(db)
     first = create(db)
     promote(db)

@@ -143,7 +143,7 @@ def test_many_transactions_of_one_ring_each_are_heard_in_passes(database: Databa
 
 
 def test_own_rings_are_heard_once_whatever_the_order_of_promotions(database: Database) -> None:
-    """DESIGN 10: its own transaction is never listed as pending in its snapshot."""
+    """A transaction is never listed as pending in its own snapshot."""
     app, other = database.connect(), database.connect(autocommit=True)
     promote(other)
     first = create(app, "a")

@@ -227,7 +227,7 @@ def test_ids_without_attempts_are_refused(db: Conn, call: str) -> None:
     (id_,) = pop(db, worker, 1, "1 minute")
     for attempts in ([], [1, 1], None):
         with refused(db, "QF011"):
-            run(db, f"select fairq.{call}(%s, %s, %s)", worker, [id_], attempts)  # noqa: S608
+            run(db, f"select fairq.{call}(%s, %s, %s)", worker, [id_], attempts)
 
 
 def test_stale_releases_and_starts_change_nothing(db: Conn) -> None:
@@ -273,6 +273,6 @@ def test_no_worker_holds_nothing(db: Conn) -> None:
     assert finish(db, worker, [id_], 1, "retry", retry_delays=["0"]) == [id_]
     before = contents(db)
     for call in ("release_tasks", "start_tasks", "held_tasks"):
-        assert run(db, f"select fairq.{call}(null, %s, %s)", [id_], [1]) == []  # noqa: S608
+        assert run(db, f"select fairq.{call}(null, %s, %s)", [id_], [1]) == []
     assert run(db, "select fairq.report_progress(null, %s, %s, %s)", [id_], [1], [0.5]) == []
     assert contents(db) == before

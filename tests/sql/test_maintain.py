@@ -1,0 +1,206 @@
+"""maintain: one house, many who may clean it."""
+
+import psycopg
+import pytest
+
+from tests.sql.calls import (
+    Conn,
+    at,
+    contents,
+    create,
+    create_many,
+    finish,
+    maintain,
+    one,
+    pop,
+    promote,
+    refused,
+    register,
+    run,
+    state,
+)
+from tests.support.database import Database
+
+
+@pytest.mark.parametrize("limit", [None, 0, -1])
+def test_a_limit_out_of_range_is_refused(db: Conn, limit: int | None) -> None:
+    with refused(db, "QF007"):
+        run(db, "select fairq.maintain(%s)", limit)
+
+
+def test_it_is_refused_outside_read_committed(database: Database) -> None:
+    conn = database.connect()
+    conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with pytest.raises(psycopg.Error) as caught:
+        maintain(conn)
+    assert caught.value.sqlstate == "QF005"
+    assert caught.value.diag.message_hint
+
+
+def test_doing_it_again_finds_nothing_to_do(db: Conn) -> None:
+    at(db, "12:00:00")
+    worker = register(db, lease="1 day")
+    ids = create_many(db, "bob", 20)
+    finish(db, worker, pop(db, worker, 10))
+    for id_ in ids[10:15]:
+        run(db, "select fairq.cancel_task(%s)", id_)
+    for _ in range(3):
+        maintain(db)
+    before = contents(db)
+    assert maintain(db) == {}
+    assert contents(db) == before
+
+
+def test_one_cleans_at_a_time_and_the_others_return_at_once(database: Database) -> None:
+    first, second = database.connect(), database.connect(autocommit=True)
+    run(second, "set lock_timeout = '1s'")
+    assert maintain(first)
+    assert maintain(second) == {}
+    first.rollback()
+    assert maintain(second) != {}
+
+
+def test_expired_tasks_of_every_waiting_state_are_ended(db: Conn) -> None:
+    """H41: their owners learn of it in time, not when their turn would have come."""
+    at(db, "12:00:00")
+    late = "2030-01-01 12:00:10+00"
+    queued = create(db, "a", expires_at=late, promote=True)
+    overflow = create(db, "b", expires_at=late)
+    scheduled = create(db, "c", expires_at=late, run_at="2030-01-02 00:00:00+00")
+    fresh = create(db, "d", expires_at="2030-01-01 12:00:11+00")
+    worker = register(db)
+    at(db, "12:00:10")
+    assert maintain(db)["expired"] == 3
+    assert {state(db, i) for i in (queued, overflow, scheduled)} == {"expired"}
+    assert pop(db, worker, 10) == [fresh]
+
+
+def test_tasks_that_run_do_not_expire(db: Conn) -> None:
+    at(db, "12:00:00")
+    worker = register(db, lease="1 day")
+    id_ = create(db, expires_at="2030-01-01 12:00:10+00")
+    assert pop(db, worker) == [id_]
+    at(db, "12:00:20")
+    assert "expired" not in maintain(db)
+    assert state(db, id_) == "running"
+
+
+def test_a_sweep_is_bounded_by_its_limit_and_comes_to_an_end(db: Conn) -> None:
+    """Also when a bulk call gave all tasks one deadline."""
+    at(db, "12:00:00")
+    for seconds in (10, 11):
+        create_many(
+            db, "bob", 30, expires_at=f"2030-01-01 12:00:{seconds}+00", run_at="2030-01-02 00:00:00+00"
+        )
+    at(db, "12:00:20")
+    ended = [maintain(db, 7).get("expired", 0) for _ in range(12)]
+    assert sum(ended) == 60
+    assert max(ended) <= 8
+
+
+def test_due_tasks_are_promoted(db: Conn) -> None:
+    """S3."""
+    at(db, "12:00:00")
+    id_ = create(db, run_at="2030-01-01 12:00:10+00")
+    maintain(db)
+    at(db, "12:00:10")
+    assert maintain(db)["promoted"] == 1
+    assert state(db, id_) == "queued"
+
+
+def test_what_was_heard_is_swept_and_what_was_not_is_kept(database: Database) -> None:
+    """Rings of a transaction that is still open survive any number of sweeps."""
+    app, conn = database.connect(), database.connect(autocommit=True)
+    promote(conn)
+    late = create(app, "late")
+    worker = register(conn)
+    for n in range(30):
+        finish(conn, worker, [create(conn, f"g{n}")] and pop(conn, worker))
+    for _ in range(3):
+        maintain(conn)
+    app.commit()
+    assert pop(conn, worker) == [late]
+    finish(conn, worker, [late])
+    for _ in range(3):
+        maintain(conn)
+    shards = int(one(conn, "select shard_count from fairq.settings"))
+    assert one(conn, "select count(*) from fairq.rings") <= 2 * shards
+    assert one(conn, "select count(*) from fairq.ticks where queue = 'default'") <= shards
+
+
+def test_lanes_of_idle_groups_are_swept_and_come_back_as_newcomers(db: Conn) -> None:
+    """I9: the number of groups that ever were costs nothing."""
+    worker = register(db, lease="1 day")
+    promote(db)
+    for n in range(40):
+        create(db, f"g{n}")
+        finish(db, worker, pop(db, worker))
+    busy = create_many(db, "busy", 50)
+    assert pop(db, worker, 40) == busy[:40]
+    promote(db)
+    for _ in range(3):
+        maintain(db)
+    assert one(db, "select count(*) from fairq.lanes where queue = 'default' and group_key <> 'busy'") == 0
+    again = create(db, "g7")
+    if one(db, "select shard_count from fairq.settings") == 1:
+        assert pop(db, worker) == [again]
+
+
+@pytest.mark.xfail(strict=True, reason="the clock does not move while every group is a newcomer")
+def test_groups_that_send_one_task_each_leave_no_lanes(db: Conn) -> None:
+    """I9: an idle queue has no use for the lanes of those it served."""
+    worker = register(db, lease="1 day")
+    promote(db)
+    for n in range(40):
+        create(db, f"g{n}")
+        finish(db, worker, pop(db, worker))
+    for _ in range(3):
+        promote(db)
+        maintain(db)
+    assert one(db, "select count(*) from fairq.lanes where queue = 'default'") <= 1
+
+
+def test_partitions_are_made_a_week_ahead_and_dropped_after_the_retention(db: Conn) -> None:
+    run(db, "select fairq.configure_queue('default', p_retention => '2 days')")
+    at(db, "12:00:00")
+    worker = register(db, lease="90 days")
+    maintain(db)
+
+    def days() -> list[str]:
+        query = """
+            select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+            where i.inhparent = 'fairq.finished_tasks'::regclass and c.relname ~ '[0-9]{8}$' order by 1
+        """
+        return [r[0].removeprefix("finished_tasks_") for r in run(db, query)]
+
+    assert days() == [f"203001{day:02}" for day in range(1, 9)]
+    old = create(db)
+    finish(db, worker, pop(db, worker))
+    assert (
+        one(db, "select tableoid::regclass::text from fairq.finished_tasks")
+        == "fairq.finished_tasks_20300101"
+    )
+    run(db, "select set_config('fairq.now', '2030-01-03 12:00:00+00', false)")
+    maintain(db)
+    assert state(db, old) == "succeeded"
+    run(db, "select set_config('fairq.now', '2030-01-04 12:00:00+00', false)")
+    maintain(db)
+    assert state(db, old) is None
+    assert days()[0] > "20300101"
+
+
+def test_history_without_a_day_of_its_own_is_kept_and_swept_too(db: Conn) -> None:
+    run(db, "select fairq.configure_queue('default', p_retention => '1 hour')")
+    at(db, "12:00:00")
+    worker = register(db, lease="90 days")
+    id_ = create(db)
+    finish(db, worker, pop(db, worker))
+    assert (
+        one(db, "select tableoid::regclass::text from fairq.finished_tasks") == "fairq.finished_tasks_default"
+    )
+    at(db, "12:59:00")
+    maintain(db)
+    assert state(db, id_) == "succeeded"
+    at(db, "13:00:01")
+    maintain(db)
+    assert state(db, id_) is None
