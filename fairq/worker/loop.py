@@ -1043,6 +1043,13 @@ class _Engine:
 
     async def _wind_down(self) -> None:
         """Let handlers end, give back the rest, write everything, sign off."""
+        if self.stop_level == 1 and self._slots_taken():
+            log.info(
+                "ending: no new tasks, %d handlers have %g s; a second signal gives them back now",
+                self._slots_taken(),
+                self.settings.grace,
+                extra={"action": "ending"},
+            )
         for entry in (*self.claimed, *self.loopside.take_back()):
             self._let_go(entry)
             if entry.timer is not None:

@@ -76,6 +76,7 @@ def watch_supervisor(stop: Callable[[], None]) -> None:
 @dataclass
 class _State:
     stop_level: int = 0
+    told_level: int = 0
     kill_at: float | None = None
     exit_code: int = 0
     children: list[Child] = field(default_factory=list)
@@ -132,6 +133,10 @@ def _pass_on(state: _State, number: signal.Signals) -> None:
 def _tend(state: _State, argv: Sequence[str], lifeline: int) -> bool:
     """Look after every child once. False: there is nothing left to look after."""
     now = time.monotonic()
+    if state.stop_level > state.told_level:
+        state.told_level = state.stop_level
+        what = "ending, a second signal ends them now" if state.stop_level == 1 else "ending now"
+        log.info("processes are told: %s", what, extra={"action": "ending"})
     for child in state.children:
         if child.process is not None and child.process.poll() is not None:
             _bury(state, child, now)

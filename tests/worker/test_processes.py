@@ -117,6 +117,7 @@ def test_a_second_signal_gives_everything_back_now(desk: Desk, second: signal.Si
     with work_process(desk.dsn, "-c", "2", "--grace", "600") as worker:
         desk.wait_until(lambda: desk.effects("began") == 2, "the handlers began")
         worker.send(signal.SIGTERM)
+        worker.wait_for("2 handlers have 600 s")  # equal signals that are not taken yet are one
         assert desk.running == 2
         worker.send(second)
         assert worker.wait() == 0
@@ -190,6 +191,10 @@ def test_the_supervisor_passes_signals_on_and_waits(desk: Desk) -> None:
         children = children_of(supervisor.pid)
         assert len(children) == 2
         supervisor.send(signal.SIGINT)
+        supervisor.wait_for("processes are told")
+        desk.wait_until(
+            lambda: len(lines_of(supervisor, "1 handlers have 600 s")) == 2, "both children are ending"
+        )
         supervisor.send(signal.SIGINT)
         assert supervisor.wait() == 0
     assert not [pid for pid in children if is_alive(pid)]

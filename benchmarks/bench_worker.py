@@ -1,0 +1,176 @@
+"""`fairq work`: no-op tasks through one and two processes, the way from enqueue to handler, memory over
+churn.
+"""
+
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+import fairq
+from benchmarks.harness import ROOT, Session, clear
+
+BASELINES = ()
+PAYLOAD = {"file": "a.pdf", "note": "x" * 60}
+SLOTS = 500
+PATIENCE_SECONDS = 600.0
+
+Conn = psycopg.Connection[Any]
+
+
+def run(session: Session) -> None:
+    tasks = min(session.scale.tasks, 200_000)
+    for _ in session.repetitions():
+        for processes in (1, 2):
+            drain(session, "nothing", tasks, processes, SLOTS)
+        drain(session, "nothing_in_thread", min(tasks, 50_000), 1, 8)
+        latency(session, max(20, min(2_000, int(session.scale.seconds * 100))))
+        churn(session, session.scale.seconds * 3)
+
+
+def drain(session: Session, kind: str, tasks: int, processes: int, slots: int) -> None:
+    """From the commit that brings all tasks at once to the end of the last."""
+    with session.connect() as conn:
+        clear(conn)
+        with workers(conn, session.dsn, processes, slots) as pids:
+            with conn.transaction():
+                enqueue(conn, kind, tasks)
+            start, busy = time.perf_counter(), cpu(pids)
+            wait_until_empty(conn)
+            seconds = last_end(conn, time.perf_counter() - start)
+            used = cpu(pids) - busy
+        ended = scalar(conn, "select count(*) from fairq.finished_tasks where outcome = 'succeeded'")
+    if ended != tasks:
+        raise RuntimeError(f"{ended} of {tasks} tasks succeeded")
+    scenario = {"handler": kind, "processes": processes, "slots": slots}
+    session.record("fairq", "drain", tasks / seconds, "tasks/s", **scenario)
+    session.record("fairq", "processor time of the worker", used / tasks * 1e6, "µs/task", **scenario)
+
+
+def latency(session: Session, count: int) -> None:
+    """One task at a time, on an idle worker."""
+    with session.connect() as conn:
+        clear(conn)
+        with workers(conn, session.dsn, 1, 8):
+            for _ in range(count):
+                fairq.enqueue(conn, "alice", time.time(), kind="delay")
+                time.sleep(0.01)
+            wait_until_empty(conn)
+        delays = sorted(
+            row[0] * 1e3 for row in conn.execute("select result::float8 from fairq.finished_tasks").fetchall()
+        )
+    session.record("fairq", "enqueue to start, p50", statistics.median(delays), "ms", tasks=count)
+    session.record("fairq", "enqueue to start, p99", delays[int(len(delays) * 0.99)], "ms", tasks=count)
+
+
+def churn(session: Session, seconds: float) -> None:
+    """Resident memory of a worker, after a warm-up and at the end of the churn."""
+    with session.connect() as conn:
+        clear(conn)
+        with workers(conn, session.dsn, 1, SLOTS) as pids:
+            early, tasks, start = 0.0, 0, time.perf_counter()
+            while (elapsed := time.perf_counter() - start) < seconds:
+                for kind in ("nothing", "nothing_in_thread"):
+                    enqueue(conn, kind, 1_000)
+                    tasks += 1_000
+                wait_until_empty(conn)
+                if not early and elapsed > seconds / 4:
+                    early = memory(pids)
+            late = memory(pids)
+    session.record("fairq", "memory, early", early or late, "MB", tasks=tasks)
+    session.record("fairq", "memory, at the end", late, "MB", tasks=tasks)
+
+
+# --- Parts -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def workers(conn: Conn, dsn: str, processes: int, slots: int) -> Iterator[list[int]]:
+    """So many `fairq work`, each started on its own, registered and idle."""
+    command = [
+        sys.executable,
+        "-m",
+        "fairq",
+        "work",
+        "benchmarks.worker_app",
+        "-c",
+        str(slots),
+        "--log-level",
+        "error",
+    ]
+    env = {**os.environ, "FAIRQ_DSN": dsn, "PYTHONPATH": str(ROOT.parent)}
+    started = [
+        subprocess.Popen(command, env=env, cwd=ROOT.parent, stdout=subprocess.DEVNULL)
+        for _ in range(processes)
+    ]
+    try:
+        ready = "select count(*) from pg_stat_activity where application_name = 'fairq listen'"
+        deadline = time.perf_counter() + PATIENCE_SECONDS
+        while (
+            scalar(conn, ready) < processes or scalar(conn, "select count(*) from fairq.workers") < processes
+        ):
+            if time.perf_counter() > deadline or any(each.poll() is not None for each in started):
+                raise RuntimeError("the workers do not start")
+            time.sleep(0.05)
+        time.sleep(0.3)
+        yield [each.pid for each in started]
+    finally:
+        for each in started:
+            each.send_signal(signal.SIGTERM)
+        for each in started:
+            each.wait()
+
+
+def enqueue(conn: Conn, kind: str, tasks: int) -> None:
+    for start in range(0, tasks, 10_000):
+        count = min(10_000, tasks - start)
+        fairq.enqueue_many(conn, [(f"group {number % 100}", PAYLOAD) for number in range(count)], kind=kind)
+
+
+def wait_until_empty(conn: Conn) -> None:
+    deadline = time.perf_counter() + PATIENCE_SECONDS
+    while scalar(conn, "select exists (select from fairq.tasks)"):
+        if time.perf_counter() > deadline:
+            raise RuntimeError("tasks are left")
+        time.sleep(0.02)
+
+
+def last_end(conn: Conn, most: float) -> float:
+    """Seconds from the first start to the last end, by the database's clock."""
+    found = scalar(
+        conn,
+        "select extract(epoch from max(finished_at) - min(started_at))::float8 from fairq.finished_tasks",
+    )
+    return min(float(found), most) or most
+
+
+def scalar(conn: Conn, statement: str) -> Any:
+    row = conn.execute(statement.encode()).fetchone()
+    return row[0] if row else None
+
+
+def cpu(pids: list[int]) -> float:
+    """Processor seconds so far; 0 where the system does not say."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def memory(pids: list[int]) -> float:
+    """Resident megabytes; 0 where the system does not say."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return total

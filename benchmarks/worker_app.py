@@ -1,0 +1,24 @@
+"""What the workers of `bench_worker` run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import fairq
+
+app = fairq.App()
+
+
+@app.task
+async def nothing(payload: Any) -> None: ...
+
+
+@app.task
+def nothing_in_thread(payload: Any) -> None: ...
+
+
+@app.task(store_result=True)
+async def delay(payload: float) -> float:
+    """Seconds from before the enqueue to the first line of the handler."""
+    return time.time() - payload
