@@ -197,7 +197,7 @@ class _Models:
         if isinstance(type_, Enum):
             base = "enum.StrEnum" if self.request.options.emit_str_enum else "str, enum.Enum"
             members = names.distinct(
-                names.identifier(names.member_name(value), f"VALUE_{number}")
+                _member(names.member_name(value), f"VALUE_{number}")
                 for number, value in enumerate(type_.values, start=1)
             )
             self._enums[name] = EnumClass(
@@ -276,6 +276,12 @@ def _field_names(given: Iterable[str], annotations: Iterable[str]) -> list[str]:
         _free(names.identifier(name, f"column_{number}"), _ANNOTATION_NAMES | named)
         for number, name in enumerate(given, start=1)
     )
+
+
+def _member(name: str, fallback: str) -> str:
+    """The name of an enum's member. The enum module keeps `_x_` and `__x` for itself."""
+    name = names.identifier(name, fallback)
+    return fallback if name.startswith("__") or (name.startswith("_") and name.endswith("_")) else name
 
 
 def _free(name: str, taken: frozenset[str]) -> str:

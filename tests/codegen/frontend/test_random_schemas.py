@@ -162,7 +162,10 @@ def random_database(server: TestServer, worker: str) -> Iterator[Database]:
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(schema=schemas(), data=st.data())
 def test_a_random_table_moves_random_values_both_ways(

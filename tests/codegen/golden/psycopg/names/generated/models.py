@@ -20,6 +20,9 @@ class OddSchemaInProgress(str, enum.Enum):
     A_B_2 = "a/b"
     AB = "a b"
     CLASS = "class"
+    VALUE_8 = "0/"
+    VALUE_9 = "--x"
+    VALUE_10 = "_"
     ITSQ = 'it\'s "q" \\ '
 
 
