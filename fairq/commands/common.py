@@ -36,6 +36,7 @@ __all__ = [
     "connect",
     "console",
     "count",
+    "emit",
     "number",
     "plain",
     "server_time",
@@ -208,9 +209,17 @@ def show(document: dict[str, Any], *parts: RenderableType) -> None:
     if wants_json():
         click.echo(json.dumps(plain(document), default=str))
         return
+    emit(*parts)
+
+
+def emit(*parts: RenderableType) -> None:
+    """Print; into a file or a pipe without the spaces that fill up a table's lines."""
     out = console()
-    for part in parts:
-        out.print(Text(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+    with contextlib.nullcontext() if out.is_terminal else out.capture() as captured:
+        for part in parts:
+            out.print(Text(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+    if captured is not None:
+        click.echo("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()), nl=False)
 
 
 def clean(text: str) -> str:

@@ -207,7 +207,8 @@ def set_queue(
 
 def _facts(row: Mapping[str, Any], *hidden: str) -> RenderableType:
     shown = {key: value for key, value in row.items() if key not in hidden and value is not None}
-    return Text("\n".join(f"  {key.replace('_', ' ')}: {_cell(value)}" for key, value in shown.items()))
+    lines = [f"  {key.replace('_', ' ')}: {_cell(value)}" for key, value in shown.items()]
+    return Text("\n".join(lines) or "  It has no settings of its own any more.")
 
 
 def _cell(value: Any) -> str:
@@ -255,7 +256,8 @@ def groups(ctx: click.Context, /, queue: str, limit: int, dsn: str | None) -> No
         return
     with session(dsn) as conn:
         found: Snapshot = take(conn, queue, limit)
-        own = group_settings(conn, queue)
+        every = group_settings(conn, queue)
+    own = [row for row in every if any(value is not None for key, value in row.items() if key != "group_key")]
     nobody = Text(f"No group has live tasks in queue {clean(queue)}.")
     parts: list[RenderableType] = [group_table(found) if found.groups else nobody]
     if own:

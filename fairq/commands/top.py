@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fairq.cli import dsn_option, json_option, wants_json
-from fairq.commands.common import console, count, session
+from fairq.commands.common import console, count, emit, session
 from fairq.commands.stats import Snapshot, document, group_table, queue_table, take, worker_table
 
 # A look counts every live task. With millions of them it takes seconds, and must not become the load itself.
@@ -77,7 +77,7 @@ def _screen() -> Iterator[tuple[Draw, Wait]]:
     if wants_json():
         yield (lambda found, before: click.echo(json.dumps(document(found) | rates(found, before)))), _sleep
     elif not out.is_terminal:
-        yield (lambda found, before: out.print(frame(found, before, None), Text())), _sleep
+        yield (lambda found, before: emit(frame(found, before, None), Text())), _sleep
     else:
         with (
             _keys() as wait,
