@@ -783,3 +783,58 @@ def test_cancelling_arun_gives_everything_back(desk: Desk) -> None:
     asyncio.run(main())
     assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
     assert desk.workers == 0
+
+
+def test_the_role_of_workers_is_enough(desk: Desk) -> None:
+    """Everything that a worker does, with no more rights than fairq_work gives."""
+    own = fairq.App()
+
+    @own.task(store_result=True)
+    def reports(payload: Any, ctx: fairq.Context) -> int:
+        ctx.progress(1)
+        return 1
+
+    ids = desk.enqueue_many("reports", 5)
+    dsn = psycopg.conninfo.make_conninfo(desk.dsn, options="-c role=fairq_work")
+    drain(own, dsn, prefetch=2, claim_lease=10.0, concurrency=1)
+    assert {desk.end(id)[:3] for id in ids} == {("succeeded", 1, 1)}
+    assert desk.workers == 0
+
+
+def test_prefetch_is_given_up_when_a_cluster_cap_comes(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """H21: not only at the start."""
+    with (
+        caplog.at_level(logging.WARNING, "fairq.worker"),
+        worker_thread(app, desk.dsn, prefetch=2, claim_lease=10.0),
+    ):
+        desk.enqueue("measure", {"name": "a"})
+        desk.wait_until(lambda: desk.live == 0, "it ran")
+        desk.conn.execute("select fairq.configure_cluster(p_max_running => 5)")
+        desk.enqueue("measure", {"name": "a"})
+        desk.wait_until(lambda: desk.live == 0, "it ran under the cap")
+    assert "without prefetch" in caplog.text
+
+
+def test_ctrl_c_without_signal_handlers_ends_the_worker_in_good_order(desk: Desk) -> None:
+    """KeyboardInterrupt comes out of the loop wherever that is; the worker signs off all the same."""
+    import _thread
+
+    began = threading.Event()
+    own = fairq.App()
+
+    @own.task
+    def waits(payload: Any, ctx: fairq.Context) -> None:
+        began.set()
+        ctx.cancelled.wait(60)
+        ctx.cancelled.raise_if_set()
+
+    desk.enqueue("waits")
+
+    def interrupt() -> None:
+        began.wait(60)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    Worker(own, desk.dsn, grace=0.0, notify_poll_interval_ms=1000).run()
+    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
+    assert desk.workers == 0
