@@ -9,7 +9,20 @@ import psycopg
 from tests.support.database import Database
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-TABLES = "tasks, finished_tasks, attempts, rings, lanes, ticks, groups, idempotency_keys, cancellations, workers, heartbeats, sweeps"
+TABLES = (
+    "tasks",
+    "finished_tasks",
+    "attempts",
+    "rings",
+    "lanes",
+    "ticks",
+    "groups",
+    "idempotency_keys",
+    "cancellations",
+    "workers",
+    "heartbeats",
+    "sweeps",
+)
 Row = tuple[Any, ...]
 
 

@@ -1,8 +1,8 @@
 """Start-time fair queueing in memory, written down independently of the engine.
 
-No addresses are given out ahead of time, there is no ready set, no horizon and no budget: each lane knows where
-in virtual time its next task starts, and the lane that starts first is served next. The engine has to serve in
-this order whatever it has promoted in advance.
+No addresses are given out ahead of time, there is no ready set, no horizon and no budget: each lane knows
+where in virtual time its next task starts, and the lane that starts first is served next. The engine has to
+serve in this order whatever it has promoted in advance.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 ROUND = 2**20
-# Places within a block: newcomers, in the order of their first task, before all lane numbers.
+# Places within a block: newcomers, in the order in which they were heard, before all lane numbers.
 NEWCOMER, REGULAR = 0, 1
 
 
@@ -49,6 +49,7 @@ class Domain:
     clock: int = 0
     top: int = 0
     lane_count: int = 0
+    newcomers: int = 0
     lanes: dict[str, Lane] = field(default_factory=dict)
     rings: list[tuple[str, Waiting]] = field(default_factory=list)
 
@@ -64,7 +65,6 @@ class Domain:
             heard.setdefault(group, []).append(task)
         self.rings = []
         for group in sorted(heard, key=lambda g: min(t.sequence for t in heard[g])):
-            first = min(task.sequence for task in heard[group])
             lane = self.lanes.get(group)
             if lane is None:
                 self.lane_count += 1
@@ -72,17 +72,18 @@ class Domain:
             if not lane.tasks:
                 sparse = lane.start <= self.clock
                 lane.start = max(self.clock, lane.start)
-                lane.position = (NEWCOMER, first) if sparse else (REGULAR, lane.lane_no)
+                self.newcomers += sparse
+                lane.position = (NEWCOMER, self.newcomers) if sparse else (REGULAR, lane.lane_no)
             lane.tasks = sorted(lane.tasks + heard[group])
 
     def pop(self) -> tuple[str, int] | None:
         waiting = [(lane.start, lane.position, group) for group, lane in self.lanes.items() if lane.tasks]
         if not waiting:
             return None
-        start, _, group = min(waiting)
+        _, _, group = min(waiting)
         lane = self.lanes[group]
         task = lane.tasks.pop(0)
-        self.top = max(self.top, start)
         lane.start += step(task.cost, lane.weight)
+        self.top = max(self.top, lane.start)
         lane.position = (REGULAR, lane.lane_no)
         return group, task.id

@@ -1,5 +1,7 @@
 """The served order against the model: whatever was promoted in advance, it is start-time fair queueing."""
 
+from typing import Any, cast
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -69,12 +71,13 @@ class ServedOrder(RuleBasedStateMachine):
     )
     def configure(self, ready: int | None, weight: dict[str, float]) -> None:
         self.engine.run("update fairq.queues set ready_target = %s", [ready])
-        # A pass wakes no more due tasks than it promotes: keep below that, so that all wake at once.
+        # A pass wakes no more due tasks than it promotes; below that all wake at once.
         self.most_scheduled = ready or 1000
         for group, value in weight.items():
             shard = shard_of(group, self.engine.shards)
             self.engine.run(
-                "insert into fairq.groups (shard_no, queue, group_key, weight) values (%s, 'default', %s, %s)",
+                "insert into fairq.groups (shard_no, queue, group_key, weight)"
+                " values (%s, 'default', %s, %s)",
                 [shard, group, value],
             )
         self.domains = [Domain(weight) for _ in range(self.engine.shards)]
@@ -238,4 +241,4 @@ def engine(database: Database) -> Engine:
 
 def test_pops_follow_the_model_of_start_time_fair_queueing(engine: Engine) -> None:
     """I3, I4, I5, I6, I8, I12, F8, F18, F19, F32: weights, costs, priorities, newcomers, schedules."""
-    run_state_machine_as_test(lambda: ServedOrder(engine), settings=settings())
+    run_state_machine_as_test(cast(Any, lambda: ServedOrder(engine)), settings=settings())

@@ -1,7 +1,7 @@
 """Nothing lost, nothing twice, nothing stuck: everything that can happen to a task, in any sequence."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
@@ -75,7 +75,7 @@ class Safety(RuleBasedStateMachine):
         return [id_ for id_, task in self.tasks.items() if task.state in states]
 
     def runnable(self, certainly: bool) -> int:
-        """How many tasks a pop can hand out; wishes to cancel that met a pop in flight may take effect or not."""
+        """How many tasks a pop can hand out; a wish that met a pop in flight may take effect or not."""
         found = dict.fromkeys(GROUPS, 0)
         for task in self.tasks.values():
             if task.state == "waiting" and task.run_at <= self.seconds and not self.expired(task):
@@ -90,7 +90,8 @@ class Safety(RuleBasedStateMachine):
     def configure(self, ready: int | None) -> None:
         self.engine.run("update fairq.queues set ready_target = %s", [ready])
         self.engine.run(
-            "insert into fairq.groups (shard_no, queue, group_key, max_running) values (%s, 'default', %s, %s)",
+            "insert into fairq.groups (shard_no, queue, group_key, max_running)"
+            " values (%s, 'default', %s, %s)",
             [shard_of(CAPPED, self.engine.shards), CAPPED, CAP],
         )
 
@@ -357,7 +358,7 @@ class Safety(RuleBasedStateMachine):
     def every_task_is_where_the_model_says(self) -> None:
         live = {r[0]: r[1:] for r in self.engine.run("select id, state, worker_id, attempt from fairq.tasks")}
         ended = self.engine.run("select id, outcome from fairq.finished_tasks")
-        outcomes = dict(ended)
+        outcomes: dict[int, str] = {row[0]: row[1] for row in ended}
         self.check(len(outcomes) == len(ended), "a task ended twice")
         self.check(not live.keys() & outcomes.keys(), "a task is live and ended")
         self.check(live.keys() | outcomes.keys() <= self.tasks.keys(), "there is a task nobody made")
@@ -385,7 +386,8 @@ class Safety(RuleBasedStateMachine):
         )
         self.check(behind == 0, "a queued task lies before the clock")
         (counted,) = self.engine.one(
-            "select count(*) from fairq.tasks where group_key = %s and state in ('queued', 'claimed', 'running')",
+            "select count(*) from fairq.tasks"
+            " where group_key = %s and state in ('queued', 'claimed', 'running')",
             [CAPPED],
         )
         self.check(counted <= CAP, f"{counted} places of {CAP} are taken")
@@ -407,7 +409,9 @@ class Safety(RuleBasedStateMachine):
             where t.state = 'overflow'
               and not fairq._has_news(k)
               and (
-                not exists (select from unnest(l.cursors) c where c.priority = t.priority and c.sequence <= t.sequence)
+                not exists (
+                  select from unnest(l.cursors) c where c.priority = t.priority and c.sequence <= t.sequence
+                )
                 or not l.admissible and t.group_key <> %s
                 or l.admissible and (l.finish, l.position) < (k.horizon, k.horizon_position)
                 or l.admissible and k.horizon is null
@@ -455,7 +459,7 @@ class Safety(RuleBasedStateMachine):
             "ticks": shards,
             "cancellations": 0,
         }.items():
-            (count,) = self.engine.one(f"select count(*) from fairq.{table}")
+            (count,) = self.engine.one(f"select count(*) from fairq.{table}")  # noqa: S608
             assert count <= most, f"{count} rows are left in {table}"
         assert (
             self.engine.run(
@@ -472,4 +476,4 @@ def engine(database: Database) -> Engine:
 
 def test_no_task_is_lost_or_handed_out_twice_whatever_happens(engine: Engine) -> None:
     """I1, I7, I8, I10, I11, I12, S13, D7, HR11, HR12."""
-    run_state_machine_as_test(lambda: Safety(engine), settings=settings())
+    run_state_machine_as_test(cast(Any, lambda: Safety(engine)), settings=settings())

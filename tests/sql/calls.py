@@ -39,7 +39,8 @@ def create(conn: Conn, group: str = "bob", **options: Any) -> int:
 
 def create_many(conn: Conn, group: str, count: int, **options: Any) -> list[int]:
     names = "".join(f", p_{name} => %s" for name in options)
-    query = f"select fairq.create_tasks(array_fill(%s::text, array[%s]), array_fill('{{}}'::jsonb, array[%s]){names})"
+    arrays = "array_fill(%s::text, array[%s]), array_fill('{}'::jsonb, array[%s])"
+    query = f"select fairq.create_tasks({arrays}{names})"
     return [row[0] for row in run(conn, query, group, count, count, *options.values())]
 
 
@@ -92,7 +93,8 @@ def state(conn: Conn, id_: int) -> str | None:
     """The state of a live task, the outcome of an ended one; None for neither."""
     rows = run(
         conn,
-        "select state from fairq.tasks where id = %s union all select outcome from fairq.finished_tasks where id = %s",
+        "select state from fairq.tasks where id = %s"
+        " union all select outcome from fairq.finished_tasks where id = %s",
         id_,
         id_,
     )
@@ -101,16 +103,17 @@ def state(conn: Conn, id_: int) -> str | None:
 
 
 def field(conn: Conn, id_: int, column: str) -> Any:
-    return one(conn, f"select {column} from fairq.tasks where id = %s", id_)
+    return one(conn, f"select {column} from fairq.tasks where id = %s", id_)  # noqa: S608
 
 
 def contents(conn: Conn) -> list[Row]:
     """Everything the engine stores: equal before and after means that nothing changed."""
     tables = run(
         conn,
-        "select c.oid::regclass::text from pg_class c where c.relnamespace = 'fairq'::regnamespace and c.relkind = 'r' order by 1",
+        "select c.oid::regclass::text from pg_class c"
+        " where c.relnamespace = 'fairq'::regnamespace and c.relkind = 'r' order by 1",
     )
-    return [(name, *run(conn, f"select t::text from {name} t order by 1")) for (name,) in tables]
+    return [(name, *run(conn, f"select t::text from {name} t order by 1")) for (name,) in tables]  # noqa: S608
 
 
 @contextmanager

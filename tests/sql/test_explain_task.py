@@ -1,4 +1,4 @@
-"""explain_task: one row that says why a task is not running; the reason is for people, the rest for programs."""
+"""explain_task: why a task is not running; the reason is for people, the rest for programs."""
 
 import pytest
 

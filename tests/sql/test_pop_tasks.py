@@ -191,7 +191,7 @@ def test_a_claim_whose_lease_ran_out_goes_back_in_line_with_its_attempt(db: Conn
 
 
 def test_creating_promoting_and_popping_work_in_one_transaction(db: Conn) -> None:
-    """A promoter's own rings are heard once, before and after a promotion of its own, savepoints in between."""
+    """Own rings are heard once, before and after a promotion of the same transaction, with savepoints."""
     worker = register(db)
     first = create(db)
     promote(db)

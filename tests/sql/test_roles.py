@@ -61,7 +61,7 @@ def call_as(db: Conn, role: str, query: str, ids: dict[str, Any]) -> str | None:
     try:
         with db.transaction(force_rollback=True):
             db.execute(f"set local role {role}")
-            db.execute(query, ids)  # type: ignore[call-overload]
+            db.execute(query, ids)
     except psycopg.Error as exc:
         return exc.sqlstate
     return None
