@@ -1,4 +1,4 @@
-"""The served order against the block ids of the 2024 article, written down from its text, for tasks of cost 1."""
+"""The served order against the block ids of the 2024 article, for tasks of cost 1."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ class Article:
     max_popped: int = -1
 
     def max_assigned(self) -> int:
-        """p_max_assigned: the block of the largest id no longer queued; with an empty queue the last of all."""
+        """p_max_assigned: the block of the largest id no longer queued; of all, when the queue is empty."""
         if not self.queued:
             return max(self.last_block.values(), default=0)
         return self.max_popped // BLOCK_LENGTH if self.max_popped >= 0 else 0
@@ -65,7 +65,7 @@ def test_backlogged_groups_are_served_in_the_order_of_the_articles_block_ids(
     turns: list[tuple[int, list[int]]],
     ready: int | None,
 ) -> None:
-    """I3, F7, F8, F15-F20, F32: groups that wait when others begin; newcomers follow the rule of this engine."""
+    """I3, F7, F8, F15-F20, F32: for groups that wait; newcomers follow a rule of this engine's own."""
     engine.reset()
     engine.run("update fairq.queues set ready_target = %s", [ready])
     worker, article = engine.worker(), Article()

@@ -83,10 +83,8 @@ def test_every_option_is_stored(db: Conn) -> None:
         """,
         id_,
     )
-    assert stored == (
-        "alice", {"file": "a.pdf"}, "docs", "parse", -7, True, True, 9, 2.5, True, "once", "alone", {"trace": 1},
-        "scheduled", 0, True,
-    )  # fmt: skip
+    expected = ("alice", {"file": "a.pdf"}, "docs", "parse", -7, True, True, 9, 2.5, True)
+    assert stored == (*expected, "once", "alone", {"trace": 1}, "scheduled", 0, True)
 
 
 def test_the_defaults_are_those_of_the_queue(db: Conn) -> None:

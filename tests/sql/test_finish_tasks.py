@@ -172,7 +172,8 @@ def test_back_off_doubles_within_its_jitter_up_to_the_cap(db: Conn) -> None:
     """HR25: base 8 s, cap 100 s, 25 percent both ways."""
     run(
         db,
-        "select fairq.configure_queue('default', p_retry_base => '8 s', p_retry_cap => '100 s', p_max_attempts => 50)",
+        "select fairq.configure_queue('default', p_retry_base => '8 s', p_retry_cap => '100 s',"
+        " p_max_attempts => 50)",
     )
     at(db, "12:00:00")
     worker = register(db)

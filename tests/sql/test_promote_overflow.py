@@ -115,7 +115,11 @@ def test_a_pass_that_stops_among_many_rings_forgets_no_transaction(database: Dat
     mine.commit()
     app.commit()
     worker = register(conn)
-    popped = {row[0] for _ in range(3) for row in conn.execute("select id from fairq.pop_tasks('default', 5000, %s)", [worker])}
+    popped = {
+        row[0]
+        for _ in range(3)
+        for row in conn.execute("select id from fairq.pop_tasks('default', 5000, %s)", [worker])
+    }
     assert late in popped
     assert len(popped) == 10_003
 
@@ -140,7 +144,7 @@ def test_many_transactions_of_one_ring_each_are_heard_in_passes(database: Databa
     )
     worker = register(conn)
     promote(conn, 100)
-    assert one(conn, "select fairq._has_news(k) from fairq._tick(0, 'default') k") or shards(conn) > 1
+    assert shards(conn) > 1 or one(conn, "select fairq._has_news(k) from fairq._tick(0, 'default') k")
     popped = [id_ for _ in range(12) for id_ in pop(conn, worker, 1000)]
     assert len(popped) == len(set(popped)) == 10300
 

@@ -91,7 +91,8 @@ def tick_is_trusted(conn: Conn) -> bool:
     return bool(
         one(
             conn,
-            "select count(*) from fairq.domains d cross join fairq._tick(d.shard_no, d.queue) k where d.queue = 'default'",
+            "select count(*) from fairq.domains d cross join fairq._tick(d.shard_no, d.queue) k"
+            " where d.queue = 'default'",
         )
     )
 

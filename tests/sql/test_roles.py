@@ -19,12 +19,15 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "pop_tasks": ({WORK, ADMIN}, "select id from fairq.pop_tasks('default', 1, %(worker)s)"),
     "register_worker": ({WORK, ADMIN}, "select fairq.register_worker('w', '{default}', 1)"),
     "heartbeat": ({WORK, ADMIN}, "select fairq.heartbeat(%(worker)s)"),
-    "start_tasks": ({WORK, ADMIN}, "select fairq.start_tasks(%(worker)s, array[%(claimed)s]::bigint[], '{1}')"),
+    "start_tasks": ({WORK, ADMIN}, "select fairq.start_tasks(%(worker)s, array[%(claimed)s::bigint], '{1}')"),
     "finish_tasks": (
         {WORK, ADMIN},
         "select fairq.finish_tasks(%(worker)s, array[%(running)s]::bigint[], '{1}', '{retry}')",
     ),
-    "release_tasks": ({WORK, ADMIN}, "select fairq.release_tasks(%(worker)s, array[%(running)s]::bigint[], '{1}')"),
+    "release_tasks": (
+        {WORK, ADMIN},
+        "select fairq.release_tasks(%(worker)s, array[%(running)s::bigint], '{1}')",
+    ),
     "held_tasks": ({WORK, ADMIN}, "select fairq.held_tasks(%(worker)s, array[%(running)s]::bigint[], '{1}')"),
     "report_progress": (
         {WORK, ADMIN},
@@ -38,7 +41,7 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "configure_queue": ({ADMIN}, "select fairq.configure_queue('docs', p_group_max_running => 3)"),
     "configure_group": ({ADMIN}, "select fairq.configure_group('default', 'bob', p_weight => 2)"),
     "configure_key": ({ADMIN}, "select fairq.configure_key('k', 2)"),
-    "configure_cluster": ({ADMIN}, "select fairq.configure_cluster(p_payload_limit => 1000, p_max_running => 5)"),
+    "configure_cluster": ({ADMIN}, "select fairq.configure_cluster(p_max_running => 5)"),
     "pause_queue": ({ADMIN}, "select fairq.pause_queue('default')"),
     "resume_queue": ({ADMIN}, "select fairq.resume_queue('default')"),
     "pause_group": ({ADMIN}, "select fairq.pause_group('default', 'bob')"),
@@ -79,7 +82,8 @@ def test_each_role_may_call_what_it_needs_and_nothing_else(
 def test_every_public_function_is_in_the_list(db: Conn) -> None:
     found = run(
         db,
-        "select distinct proname::text from pg_proc where pronamespace = 'fairq'::regnamespace and proname !~ '^_'",
+        "select distinct proname::text from pg_proc"
+        " where pronamespace = 'fairq'::regnamespace and proname !~ '^_'",
     )
     assert {name for (name,) in found} == set(CALLS)
 
@@ -92,7 +96,8 @@ def test_nothing_is_granted_to_public(db: Conn) -> None:
         db,
         """
         select p.oid::regprocedure::text from pg_proc p
-        where p.pronamespace = 'fairq'::regnamespace and has_function_privilege('fairq_test_nobody', p.oid, 'execute')
+        where p.pronamespace = 'fairq'::regnamespace
+          and has_function_privilege('fairq_test_nobody', p.oid, 'execute')
         """,
     )
     assert functions == []
@@ -101,7 +106,8 @@ def test_nothing_is_granted_to_public(db: Conn) -> None:
         """
         select c.oid::regclass::text from pg_class c
         where c.relnamespace = 'fairq'::regnamespace and case when c.relkind in ('r', 'p', 'v') then
-          has_table_privilege('fairq_test_nobody', c.oid, 'select, insert, update, delete, truncate, references, trigger')
+          has_table_privilege('fairq_test_nobody', c.oid,
+            'select, insert, update, delete, truncate, references, trigger')
         end
         """,
     )
@@ -111,7 +117,9 @@ def test_nothing_is_granted_to_public(db: Conn) -> None:
         """
         select c.oid::regclass::text from pg_class c
         where c.relnamespace = 'fairq'::regnamespace
-          and case when c.relkind = 'S' then has_sequence_privilege('fairq_test_nobody', c.oid, 'usage, select, update') end
+          and case when c.relkind = 'S' then
+            has_sequence_privilege('fairq_test_nobody', c.oid, 'usage, select, update')
+          end
         """,
     )
     assert sequences == []
@@ -126,7 +134,8 @@ def test_new_partitions_are_not_for_public_either(db: Conn) -> None:
         db,
         """
         select c.oid::regclass::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
-        where i.inhparent = 'fairq.finished_tasks'::regclass and has_table_privilege('fairq_test_nobody', c.oid, 'select')
+        where i.inhparent = 'fairq.finished_tasks'::regclass
+          and has_table_privilege('fairq_test_nobody', c.oid, 'select')
         """,
     )
     assert open_ones == []

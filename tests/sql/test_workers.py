@@ -93,7 +93,7 @@ def test_only_the_newest_sign_of_life_is_kept(db: Conn) -> None:
 
 
 def test_a_worker_that_gives_no_sign_of_life_loses_its_tasks(db: Conn) -> None:
-    """S13, S28, S29, HR30: retried within the limit and recorded as worker_lost; failed without attempts left."""
+    """S13, S28, S29, HR30: retried within the limit and recorded as worker_lost; failed after the last."""
     at(db, "12:00:00")
     worker = register(db, lease="30 seconds")
     again = create(db)
