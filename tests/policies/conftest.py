@@ -1,0 +1,20 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.policies.calls import Conn, at
+from tests.support.database import Database
+
+
+@pytest.fixture(autouse=True)
+def _no_statement_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race that is lost shows as an error, not as a run that hangs."""
+    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=60s")
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[Conn]:
+    """One session in autocommit, at noon: every call is a transaction, as it is for a worker."""
+    conn = database.connect(autocommit=True)
+    at(conn, "12:00:00")
+    yield conn

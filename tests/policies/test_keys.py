@@ -1,0 +1,255 @@
+"""Concurrency keys: tasks that exclude each other wherever they wait."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.policies.calls import (
+    Conn,
+    Held,
+    assert_counted,
+    at,
+    call,
+    create,
+    finish,
+    groups_of,
+    ids_of,
+    in_flight,
+    maintain,
+    one,
+    pop,
+    promote,
+    release,
+    run,
+    state,
+    tasks,
+    worker,
+)
+
+
+def test_one_at_a_time_and_the_next_when_it_ends(conn: Conn) -> None:
+    """D2, D9, D10, D12, S22, S23: no attempt is burnt by waiting."""
+    bob = worker(conn)
+    first, second, third = (create(conn, concurrency_key="report") for _ in range(3))
+    for expected in (first, second, third):
+        held = pop(conn, bob)
+        assert [(i, attempt) for i, attempt, _ in held] == [(expected, 1)]
+        assert pop(conn, bob) == []
+        assert in_flight(conn, "report", "#keys") == 1
+        finish(conn, bob, held)
+    assert_counted(conn)
+
+
+def test_a_blocked_task_holds_nobody_up_not_even_its_own_group(conn: Conn) -> None:
+    """I8, S10."""
+    bob = worker(conn)
+    create(conn, "alice", concurrency_key="k")
+    pop(conn, bob)
+    blocked = [create(conn, "bob", concurrency_key="k") for _ in range(50)]
+    free = create(conn, "bob")
+    other = create(conn, "carol", concurrency_key="another")
+    assert sorted(ids_of(pop(conn, bob))) == [free, other]
+    assert {state(conn, i) for i in blocked} == {"blocked"}
+    assert_counted(conn)
+
+
+def test_keys_hold_across_groups_and_queues(conn: Conn) -> None:
+    """D5: equal names share one lock."""
+    call(conn, "configure_queue", "mail")
+    bob = worker(conn, "default", "mail")
+    here = create(conn, "alice", concurrency_key="smtp")
+    there = create(conn, "bob", concurrency_key="smtp", queue="mail")
+    held = pop(conn, bob)
+    assert ids_of(held) == [here]
+    assert pop(conn, bob, queue="mail") == []
+    assert state(conn, there) == "blocked"
+    finish(conn, bob, held)
+    assert ids_of(pop(conn, bob, queue="mail")) == [there]
+    assert_counted(conn)
+
+
+def test_a_key_with_two_places(conn: Conn) -> None:
+    call(conn, "configure_key", "gpu", 2)
+    bob = worker(conn)
+    ids = [create(conn, f"g{n % 3}", concurrency_key="gpu") for n in range(6)]
+    held = pop(conn, bob)
+    assert len(held) == 2
+    call(conn, "configure_key", "gpu", 4)
+    held += pop(conn, bob)
+    assert len(held) == 4
+    call(conn, "configure_key", "gpu", 1)
+    finish(conn, bob, held[:3])
+    assert pop(conn, bob) == []
+    finish(conn, bob, held[3:])
+    held = pop(conn, bob)
+    assert len(held) == 1
+    call(conn, "configure_key", "gpu", reset=["max_running"])
+    assert pop(conn, bob) == [], "one place is the default"
+    assert len(ids) == 6
+    assert_counted(conn)
+
+
+def _succeed(conn: Conn, bob: int, held: list[Held]) -> None:
+    finish(conn, bob, held)
+
+
+def _fail(conn: Conn, bob: int, held: list[Held]) -> None:
+    finish(conn, bob, held, "failed")
+
+
+def _retry(conn: Conn, bob: int, held: list[Held]) -> None:
+    finish(conn, bob, held, "retry", "1 hour")
+
+
+def _cancel(conn: Conn, bob: int, held: list[Held]) -> None:
+    call(conn, "cancel_task", held[0][0])
+    assert run(conn, "select fairq.heartbeat(%s)", bob) == [(held[0][0],)]
+    finish(conn, bob, held, "cancelled")
+
+
+def _expire(conn: Conn, bob: int, held: list[Held]) -> None:
+    finish(conn, bob, held, "expired")
+
+
+def _retire(conn: Conn, bob: int, held: list[Held]) -> None:
+    call(conn, "pause_group", "default", "holder")
+    call(conn, "retire_worker", bob)
+
+
+def _lose(conn: Conn, bob: int, held: list[Held]) -> None:
+    call(conn, "pause_group", "default", "holder")
+    at(conn, "14:00:00")
+    assert maintain(conn)["recovered"] == 1
+    assert "recovered" not in maintain(conn)
+
+
+def _give_back(conn: Conn, bob: int, held: list[Held]) -> None:
+    call(conn, "pause_group", "default", "holder")
+    release(conn, bob, held)
+    assert release(conn, bob, held) == [], "once"
+
+
+@pytest.mark.parametrize("end", [_succeed, _fail, _retry, _cancel, _expire, _retire, _lose, _give_back])
+def test_a_held_key_comes_free_however_its_task_leaves(
+    conn: Conn, end: Callable[[Conn, int, list[Held]], None]
+) -> None:
+    """I7, I10, D3, D4, D7, D8, S23, S24: once, and the stale holder frees nothing a second time."""
+    bob = worker(conn)
+    create(conn, "holder", concurrency_key="k")
+    held = pop(conn, bob)
+    first, second = create(conn, "next", concurrency_key="k"), create(conn, "next", concurrency_key="k")
+    assert pop(conn, bob) == []
+    end(conn, bob, held)
+    carol = worker(conn)
+    assert ids_of(pop(conn, carol)) == [first]
+    assert finish(conn, bob, held) == [], "stale"
+    assert pop(conn, carol) == []
+    assert state(conn, second) == "blocked"
+    assert in_flight(conn, "k", "#keys") == 1
+    assert_counted(conn)
+
+
+@pytest.mark.parametrize("how", ["cancel", "expire", "pause", "priority", "purge"])
+def test_a_queued_key_comes_free_when_its_task_leaves_the_order(conn: Conn, how: str) -> None:
+    """I7: a task that is queued holds its key, and gives it back when it is recalled, cancelled or too late."""
+    bob = worker(conn)
+    first = create(conn, "holder", concurrency_key="k", expires_at="2030-01-01 12:00:10+00")
+    promote(conn)
+    assert (state(conn, first), in_flight(conn, "k", "#keys")) == ("queued", 1)
+    if how == "cancel":
+        call(conn, "cancel_task", first)
+    elif how == "expire":
+        at(conn, "12:00:11")
+    elif how == "pause":
+        call(conn, "pause_group", "default", "holder")
+    elif how == "purge":
+        call(conn, "purge_group", "default", "holder")
+    second = create(conn, "holder" if how == "priority" else "next", concurrency_key="k", priority=5)
+    held = pop(conn, bob)
+    assert ids_of(held) == [second]
+    assert_counted(conn)
+    finish(conn, bob, held)
+    assert ids_of(pop(conn, bob)) == ([first] if how == "priority" else [])
+
+
+def test_blocked_tasks_may_be_cancelled_purged_or_too_late(conn: Conn) -> None:
+    bob = worker(conn)
+    create(conn, "a", concurrency_key="k")
+    held = pop(conn, bob)
+    cancelled = create(conn, "b", concurrency_key="k")
+    late = create(conn, "c", concurrency_key="k", expires_at="2030-01-01 12:00:10+00")
+    purged = create(conn, "d", concurrency_key="k")
+    last = create(conn, "e", concurrency_key="k")
+    assert pop(conn, bob) == []
+    call(conn, "cancel_task", cancelled)
+    call(conn, "purge_group", "default", "d")
+    at(conn, "12:00:11")
+    finish(conn, bob, held)
+    assert ids_of(pop(conn, bob)) == [last]
+    maintain(conn)
+    assert [state(conn, i) for i in (cancelled, late, purged)] == ["cancelled", "expired", "cancelled"]
+    assert_counted(conn)
+
+
+def test_a_paused_group_does_not_keep_a_key_from_others(conn: Conn) -> None:
+    """I8: its blocked task goes back in line, but does not take the key."""
+    bob = worker(conn)
+    create(conn, "a", concurrency_key="k")
+    held = pop(conn, bob)
+    waits = create(conn, "paused", concurrency_key="k")
+    other = create(conn, "z", concurrency_key="k")
+    pop(conn, bob)
+    call(conn, "pause_group", "default", "paused")
+    finish(conn, bob, held)
+    held = pop(conn, bob)
+    assert ids_of(held) == [other]
+    call(conn, "resume_group", "default", "paused")
+    assert pop(conn, bob) == []
+    finish(conn, bob, held)
+    assert ids_of(pop(conn, bob)) == [waits]
+    assert_counted(conn)
+
+
+def test_a_key_and_a_cap_hold_together(conn: Conn) -> None:
+    """H38: caps compose."""
+    call(conn, "configure_group", "default", "bob", max_running=2)
+    bob = worker(conn)
+    for number in range(6):
+        create(conn, "bob", concurrency_key=f"k{number % 2}")
+    tasks(conn, "bob", 2)
+    ended = 0
+    while held := pop(conn, bob):
+        assert len(held) <= 2
+        keys = run(conn, "select concurrency_key from fairq.tasks where id = any(%s)", ids_of(held))
+        named = [k for (k,) in keys if k]
+        assert len(named) == len(set(named))
+        ended += len(finish(conn, bob, held))
+        assert_counted(conn)
+    assert ended == 8
+
+
+def test_waiting_for_a_key_is_fair_between_groups(conn: Conn) -> None:
+    """No starvation: groups that share a key take turns, also where one has many more tasks."""
+    bob = worker(conn)
+    for _ in range(30):
+        create(conn, "many", concurrency_key="k")
+    for _ in range(3):
+        create(conn, "few", concurrency_key="k")
+    served: list[str] = []
+    while held := pop(conn, bob):
+        served += groups_of(held)
+        finish(conn, bob, held)
+    assert len(served) == 33
+    assert served[:12].count("few") == 3, served
+
+
+def test_a_key_nobody_uses_leaves_nothing_behind(conn: Conn) -> None:
+    bob = worker(conn)
+    for number in range(200):
+        create(conn, concurrency_key=f"k{number}")
+    while held := pop(conn, bob, 50):
+        finish(conn, bob, held)
+    for _ in range(3):
+        promote(conn)
+        maintain(conn)
+    assert one(conn, "select count(*) from fairq.lanes where queue = '#keys'") == 0
