@@ -171,8 +171,13 @@ class Commands(click.Group):
                 )
 
     def invoke(self, ctx: click.Context) -> Any:
+        as_json = "--json" in ctx.args
         try:
             return super().invoke(ctx)
+        except click.UsageError as exc:
+            if not as_json:
+                raise
+            raise _usage_failure(exc) from exc
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
@@ -183,6 +188,16 @@ class Commands(click.Group):
             if os.environ.get("FAIRQ_TRACEBACK"):
                 traceback.print_exc()
             raise _failure(exc) from exc
+
+
+def _usage_failure(exc: click.UsageError) -> Failure:
+    """A wrong option, for programs: click has not come as far as --json."""
+    path = exc.ctx.command_path if exc.ctx else "fairq"
+    failure = Failure(
+        exc.format_message(), hint=f"{path} --help tells more.", code="usage", exit_code=Exit.USAGE
+    )
+    failure.as_json = True
+    return failure
 
 
 def _there(command: Command) -> bool:

@@ -416,6 +416,25 @@ def test_an_unreachable_database_is_told_without_a_password(command: str) -> Non
     assert "s3cr3t" not in done.output
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["enqueue", "--json"],
+        ["enqueue", "--json", "bob", "{nonsense"],
+        ["enqueue", "bob", "--no-such-option", "--json"],
+        ["stats", "--groups", "many", "--json"],
+        ["groups", "set", "bob", "--json"],
+        ["cancel", "x", "--json"],
+    ],
+)
+def test_with_json_a_wrong_option_is_an_object_too(database: Database, arguments: list[str]) -> None:
+    done = fairq(database, *arguments)
+    assert (done.exit_code, done.stderr) == (Exit.USAGE, "")
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "usage"
+    assert "--help" in error["hint"]
+
+
 @pytest.mark.parametrize("command", LEAST)
 def test_without_fairq_in_the_database_it_says_how_to_install_it(
     empty_database: Database, command: str
