@@ -1,5 +1,5 @@
 -- Tasks in flight whose group gets its first limit, or loses its last: from now on they are counted, or no longer. The lane hears of those that came
--- to be counted as places taken (freed less than nothing). For all groups of the queue when p_group_key is null.
+-- to be counted as places taken (freed less than nothing), of the others as places freed. For all groups of the queue when p_group_key is null.
 -- A queued task that is being popped is waited for; a held one that is being finished is leaving, and left alone.
 -- Locks: tasks in flight; the caller holds the domain, so none is promoted meanwhile.
 -- Cost: the ready set and all held tasks. For settings, not for the hot path.
@@ -47,9 +47,8 @@ begin
     returning t.group_key, t.counted
   )
   insert into fairq.rings (shard_no, queue, group_key, freed)
-  select p_shard_no, p_queue.queue, c.group_key, -count(*)
+  select p_shard_no, p_queue.queue, c.group_key, sum(case when c.counted then -1 else 1 end)
   from changed c
-  where c.counted
   group by c.group_key;
 end;
 $$;

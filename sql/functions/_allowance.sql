@@ -25,9 +25,9 @@ begin
   end if;
 
   if p_policy.max_running is not null then
-    v_allowed := least(v_allowed, p_policy.max_running - p_gate.in_flight);
+    v_allowed := least(v_allowed, p_policy.max_running - coalesce(p_gate.in_flight, 0));
     if v_allowed < 1 then
-      return (0, null, format('%s tasks are in flight, the cap is %s', p_gate.in_flight, p_policy.max_running))::fairq.allowance;
+      return (0, null, format('%s tasks are in flight, the cap is %s', coalesce(p_gate.in_flight, 0), p_policy.max_running))::fairq.allowance;
     end if;
   end if;
 

@@ -45,8 +45,9 @@ begin
     returning t.id
   )
   select count(*) into v_adopted from changed;
-  if v_counts and v_adopted > 0 then
-    insert into fairq.rings (shard_no, queue, group_key, freed) values (0, '#meters', p_scope, -v_adopted);
+  if v_adopted > 0 then
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    values (0, '#meters', p_scope, case when v_counts then -v_adopted else v_adopted end);
   end if;
   perform fairq._promote(0, '#meters', 1, true);
 

@@ -12,8 +12,13 @@ as $$
 declare
   v_lane fairq.lanes;
   v_scope text;
+  v_tick fairq.ticks;
 begin
-  perform fairq._promote(0, '#meters', 1, true);
+  perform fairq._lock_domain(0, '#meters', true);
+  select k.* into v_tick from fairq._tick(0, '#meters') k;
+  if v_tick.tick is null or fairq._has_news(v_tick) then
+    perform fairq._promote(0, '#meters', 1, true);
+  end if;
   foreach v_scope in array array['queue ' || p_queue, 'cluster'] loop
     v_lane := fairq._lane(0, '#meters', v_scope);
     if v_scope = 'cluster' and p_claim_lease is not null and (v_lane.policy).max_running is not null then

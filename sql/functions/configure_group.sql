@@ -31,6 +31,7 @@ begin
   v_group := fairq._set_limits(v_shard_no, p_queue, p_group_key, p_weight, p_max_running, p_rate_limit, p_rate_period, p_rate_burst,
     p_breaker_threshold, p_breaker_cooldown, p_reset);
   perform fairq._adopt(v_shard_no, q, p_group_key) from fairq.queues q where q.queue = p_queue;
+  perform fairq._promote(v_shard_no, p_queue, 1, true);
   return v_group;
 end;
 $$;
