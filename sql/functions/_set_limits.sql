@@ -47,6 +47,12 @@ begin
     v_group.breaker_threshold := null;
     v_group.breaker_cooldown := null;
   end if;
+  if coalesce(p_rate_limit, v_group.rate_limit) is null and p_rate_period is not null
+    or coalesce(p_breaker_threshold, v_group.breaker_threshold) is null and p_breaker_cooldown is not null
+  then
+    raise exception 'a rate period or a breaker cooldown alone says nothing: %', p_group_key
+      using errcode = 'QF007', hint = 'Set the rate limit or the breaker threshold with it.';
+  end if;
   v_group.weight := coalesce(p_weight, v_group.weight);
   v_group.max_running := coalesce(p_max_running, v_group.max_running);
   v_group.rate_limit := coalesce(p_rate_limit, v_group.rate_limit);

@@ -1,7 +1,7 @@
 -- Changes settings of the installation; null leaves one as it is.
 -- p_max_running caps the tasks in flight over all queues and workers; it is kept in fairq.groups, queue '#meters'. It excludes claim leases (QF015 at pop).
 -- The number of shards can change only while there are no tasks: it decides where a task is stored.
--- Raises QF013 when there are tasks, QF007 bad number.
+-- Raises QF013 when there are tasks, QF007 bad number, QF014 an unknown name in p_reset.
 -- Locks: settings; #meters and held tasks when the cap changes.
 create function fairq.configure_cluster(
   p_shard_count integer default null,
@@ -20,6 +20,7 @@ begin
     raise exception 'shard count % or payload limit % is out of range', p_shard_count, p_payload_limit
       using errcode = 'QF007', hint = 'Shards: 1 to 4096. Payload limit: 1 byte to 256 MiB.';
   end if;
+  perform fairq._check_policy('the cluster', null, p_max_running, null, null, null, null, null, p_reset);
   select s.* into v_settings from fairq.settings s for update;
   if p_shard_count <> v_settings.shard_count then
     lock table fairq.tasks in share row exclusive mode;

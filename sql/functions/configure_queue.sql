@@ -55,6 +55,15 @@ begin
   perform fairq._check_policy(p_queue, null, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown,
     p_reset);
 
+  if p_group_rate_period is not null and p_group_rate_limit is null and ('group_rate' = any(p_reset) or not exists (
+      select from fairq.queues q where q.queue = p_queue and q.group_rate_limit is not null))
+    or p_group_breaker_cooldown is not null and p_group_breaker_threshold is null and ('group_breaker' = any(p_reset) or not exists (
+      select from fairq.queues q where q.queue = p_queue and q.group_breaker_threshold is not null))
+  then
+    raise exception 'a rate period or a breaker cooldown alone says nothing: groups of queue "%"', p_queue
+      using errcode = 'QF007', hint = 'Set the rate limit or the breaker threshold with it.';
+  end if;
+
   insert into fairq.queues (queue) values (p_queue) on conflict do nothing;
   v_is_new := found;
   insert into fairq.domains (shard_no, queue)
