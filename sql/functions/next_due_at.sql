@@ -6,12 +6,18 @@ volatile
 set search_path = ''
 as $$
 declare
+  v_now timestamptz := fairq._now();
   v_next timestamptz;
+  v_metered timestamptz;
 begin
   select min(k.next_due_at) into v_next
   from fairq._shards(null) s(shard_no)
   cross join lateral fairq._tick(s.shard_no, p_queue) k;
-  return v_next;
+  select max((fairq._allowance(l.policy, l.gate, v_now)).look_at) into v_metered
+  from (values ('queue ' || p_queue), ('cluster')) m(scope)
+  cross join lateral fairq._lane(0, '#meters', m.scope) l
+  where l.policy is distinct from null;
+  return least(v_next, v_metered);
 end;
 $$;
 comment on function fairq.next_due_at(text) is 'When a sleeping worker should look at a queue again, at the latest.';
