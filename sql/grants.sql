@@ -47,6 +47,7 @@ grant insert on fairq.tasks, fairq.rings, fairq.cancellations to fairq_enqueue;
 grant select (shard_no, id, queue, group_key, state, worker_id) on fairq.tasks to fairq_enqueue;
 grant select (shard_no, id, outcome, finished_at, result, error) on fairq.finished_tasks to fairq_enqueue;
 grant select, insert on fairq.idempotency_keys to fairq_enqueue;
+grant select on fairq.progress to fairq_enqueue;
 grant usage on sequence fairq.task_ids, fairq.ring_ids to fairq_enqueue, fairq_work;
 
 grant execute on all functions in schema fairq to fairq_work;

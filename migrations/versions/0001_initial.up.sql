@@ -41,13 +41,20 @@ as $$ select least(1099511627776, greatest(1, ceil(fairq._round() * p_cost / p_w
 comment on function fairq._step(double precision, double precision) is
   'How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address; at most 2^20 rounds, so that a million tasks ahead fit in a bigint.';
 
-create function fairq._newcomer_position(p_sequence bigint) returns bigint
+create function fairq._lane_position(p_lane_no bigint) returns bigint
 language sql
 immutable
 parallel safe
-as $$ select p_sequence - 4611686018427387904 $$;
-comment on function fairq._newcomer_position(bigint) is
-  'Position of the first task of a group that was idle: before every lane number of the same block, first come first served among newcomers.';
+as $$ select p_lane_no << 20 $$;
+comment on function fairq._lane_position(bigint) is
+  'Position of a lane in its blocks. Between two lanes there is room for 2^20 newcomers, who are served as soon as they come.';
+
+create function fairq._gap_end(p_position bigint) returns bigint
+language sql
+immutable
+parallel safe
+as $$ select ((p_position >> 20) + 1 << 20) - 1 $$;
+comment on function fairq._gap_end(bigint) is 'The last position before the next lane.';
 
 create function fairq._shard_of(p_group_key text, p_shard_count integer) returns integer
 language sql
@@ -253,7 +260,7 @@ create table fairq.tasks (
 comment on table fairq.tasks is 'Live tasks. The truth: lanes, rings and ticks can be rebuilt from it.';
 comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable.';
 comment on column fairq.tasks.block is 'Block address: virtual start time, 2^20 units per round. Kept while the task is held, for explanation only.';
-comment on column fairq.tasks.position is 'Order inside the block: the lane number, or a newcomer''s place before all lane numbers.';
+comment on column fairq.tasks.position is 'Order inside the block: the lane''s position, or a newcomer''s before the lane that is next.';
 comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off.';
 comment on column fairq.tasks.expires_at is 'Past this time the task is not started any more.';
 comment on column fairq.tasks.lease_expires_at is 'End of the claim lease of a prefetched task.';
@@ -357,7 +364,7 @@ create table fairq.lanes (
 );
 comment on table fairq.lanes is
   'A group''s state in the engine. Replaced (insert version n+1, delete version n), never updated: the newest version is one index step away however many dead ones lie behind it.';
-comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: its position in every block.';
+comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: it gives the position in every block.';
 comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the group''s next task starts, at the earliest.';
 comment on column fairq.lanes.position is 'Position of the group''s next task.';
 comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
@@ -375,6 +382,7 @@ create table fairq.ticks (
   created_at timestamptz not null,
   clock bigint not null,
   clock_position bigint not null,
+  newcomer_position bigint not null,
   top bigint not null,
   horizon bigint,
   horizon_position bigint,
@@ -396,9 +404,10 @@ comment on column fairq.ticks.written_by is
   'Transaction that wrote this row. After a dump is restored it differs from the row''s xmin: the horizon below means nothing then, and the engine rebuilds its state.';
 comment on column fairq.ticks.clock is
   'The block being served; with clock_position the address before which nothing is ever queued again: the lower bound of every scan of the ready index.';
-comment on column fairq.ticks.top is 'Highest block ever assigned.';
+comment on column fairq.ticks.top is 'Highest finish tag ever given: where the clock goes when nothing is left.';
 comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
 comment on column fairq.ticks.horizon_position is 'Position of that address.';
+comment on column fairq.ticks.newcomer_position is 'The position last given to a newcomer in the block of the clock.';
 comment on column fairq.ticks.refill_block is 'With refill_position: when pops get here the ready set is half empty.';
 comment on column fairq.ticks.next_xid is 'Rings of this transaction and later ones are new.';
 comment on column fairq.ticks.pending is 'Earlier transactions that were still running: their rings are new as well.';
@@ -530,6 +539,9 @@ create index attempts_task_idx on fairq.attempts (shard_no, task_id);
 
 -- heartbeat: is this task to be cancelled?
 create index cancellations_task_idx on fairq.cancellations (shard_no, task_id);
+
+-- maintain: idempotency keys past their retention.
+create index idempotency_keys_age_idx on fairq.idempotency_keys (shard_no, created_at);
 
 -- maintain: what the default partitions hold past its retention. The other days are dropped whole. A new installation runs its first tasks into
 -- these partitions, and without an index every maintain() would read them all.
@@ -680,7 +692,7 @@ begin
   chunk as materialized (
     select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.last_priority, s.look_at, s.admissible,
       s.keyed, s.group_key, s.cursors, s.quota, s.policy,
-      case when s.policy is distinct from null then fairq._charge(s.policy, s.gate, coalesce(k.taken, 0)::integer, p_now) end as gate,
+      case when s.policy is distinct from null then fairq._charge(s.policy, s.gate, coalesce(k.taken, 0)::integer, p_now) else s.gate end as gate,
       k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
     from share s
     left join lateral (
@@ -730,7 +742,7 @@ begin
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority,
       cursors, look_at, admissible)
     select p_tick.shard_no, p_tick.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
-      case when c.taken > 0 then c.lane_no else c.position end,
+      case when c.taken > 0 then fairq._lane_position(c.lane_no) else c.position end,
       c.weight, c.keyed, c.policy, c.gate,
       coalesce(c.lowest_priority, c.last_priority),
       -- Higher priorities are used up, the level of the next task begins with it, lower ones are untouched. Written out here:
@@ -764,17 +776,16 @@ begin
     order by h.finish, h.position
     limit 1
   )
-  select p.ctids, p.blocks, p.positions, p.counted, greatest(p_tick.top, p.top),
+  select p.ctids, p.blocks, p.positions, p.counted, (select greatest(p_tick.top, max(c.finish + c.served)) from chunk c where c.quota > 0),
     (select h.finish from horizon h), (select h.position from horizon h),
     (select array_agg(e.ctid) from chunk c cross join lateral unnest(c.expired) e(ctid)),
     (select array_agg(c.replaces) from chunk c where c.replaces is not null and c.quota > 0)
   into v_ctids, v_blocks, v_positions, v_counted, o_top, o_horizon, o_horizon_position, o_expired, v_replaced
   from (
-    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted,
-      max(m.block) as top
+    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted
     from (
       select u.ctid, c.finish + u.start as block, fairq._counts(c.policy) as counted,
-        case when u.start = 0 then c.position else c.lane_no end as position
+        case when u.start = 0 then c.position else fairq._lane_position(c.lane_no) end as position
       from chunk c
       cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)
     ) m
@@ -786,6 +797,7 @@ begin
   offset cardinality(v_blocks) / 2
   limit 1;
 
+  o_top := coalesce(o_top, p_tick.top);
   o_promoted := case when v_ctids is null then 0 else fairq._place(p_tick.shard_no, v_ctids, v_blocks, v_positions, v_counted) end;
   if v_replaced is not null then
     perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
@@ -798,7 +810,7 @@ comment on function fairq._admit(fairq.ticks, fairq.lanes[], boolean, integer, t
 -- sql/functions/_adopt.sql
 
 -- Tasks in flight whose group gets its first limit, or loses its last: from now on they are counted, or no longer. The lane hears of those that came
--- to be counted as places taken (freed less than nothing). For all groups of the queue when p_group_key is null.
+-- to be counted as places taken (freed less than nothing), of the others as places freed. For all groups of the queue when p_group_key is null.
 -- A queued task that is being popped is waited for; a held one that is being finished is leaving, and left alone.
 -- Locks: tasks in flight; the caller holds the domain, so none is promoted meanwhile.
 -- Cost: the ready set and all held tasks. For settings, not for the hot path.
@@ -846,9 +858,8 @@ begin
     returning t.group_key, t.counted
   )
   insert into fairq.rings (shard_no, queue, group_key, freed)
-  select p_shard_no, p_queue.queue, c.group_key, -count(*)
+  select p_shard_no, p_queue.queue, c.group_key, sum(case when c.counted then -1 else 1 end)
   from changed c
-  where c.counted
   group by c.group_key;
 end;
 $$;
@@ -883,9 +894,9 @@ begin
   end if;
 
   if p_policy.max_running is not null then
-    v_allowed := least(v_allowed, p_policy.max_running - p_gate.in_flight);
+    v_allowed := least(v_allowed, p_policy.max_running - coalesce(p_gate.in_flight, 0));
     if v_allowed < 1 then
-      return (0, null, format('%s tasks are in flight, the cap is %s', p_gate.in_flight, p_policy.max_running))::fairq.allowance;
+      return (0, null, format('%s tasks are in flight, the cap is %s', coalesce(p_gate.in_flight, 0), p_policy.max_running))::fairq.allowance;
     end if;
   end if;
 
@@ -1017,6 +1028,8 @@ begin
       where n.shard_no = p_shard_no
         and n.id = i.id
         and n.worker_id is null
+        -- retry_task withdraws the wish, not the ring.
+        and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id)
       for update skip locked
       offset 0
     ) t
@@ -1037,7 +1050,8 @@ comment on function fairq._cancel_waiting(integer, bigint[], timestamptz) is 'En
 
 -- sql/functions/_charge.sql
 
--- The gate after p_taken tasks went through it.
+-- The gate after p_taken tasks went through it; less than nothing: so many came back, and are not charged. in_flight is the number of the group's tasks
+-- that are counted, so it grows only where tasks are counted (see _counts): what a rate alone lets through nobody would report back.
 create function fairq._charge(p_policy fairq.policy, p_gate fairq.gate, p_taken integer, p_now timestamptz) returns fairq.gate
 language plpgsql
 immutable
@@ -1047,12 +1061,14 @@ begin
   if p_taken = 0 then
     return p_gate;
   end if;
-  p_gate.in_flight := coalesce(p_gate.in_flight, 0) + p_taken;
+  if fairq._counts(p_policy) then
+    p_gate.in_flight := coalesce(p_gate.in_flight, 0) + p_taken;
+  end if;
   if p_policy.rate_seconds is not null then
     p_gate.rate_at := greatest(p_gate.rate_at, p_now) + p_taken * p_policy.rate_seconds * interval '1 second';
   end if;
   if p_gate.open_until is not null then
-    p_gate.probe_until := p_now + p_policy.breaker_cooldown;
+    p_gate.probe_until := case when p_taken > 0 then p_now + p_policy.breaker_cooldown end;
   end if;
   return p_gate;
 end;
@@ -1149,14 +1165,17 @@ begin
     raise exception 'the weight % of % is out of range', p_weight, p_of
       using errcode = 'QF007', hint = 'Relative to an ordinary group of weight 1: 0.001 to 1000.';
   end if;
-  if p_max_running < 0 or p_rate_limit < 1 or p_rate_burst < 1 or p_breaker_threshold < 1 then
+  if p_max_running < 0 or p_rate_limit < 1 or p_rate_burst not between 1 and 100000 or p_breaker_threshold < 1 then
     raise exception 'a limit of % is out of range: max running %, rate limit %, rate burst %, breaker threshold %', p_of, p_max_running, p_rate_limit,
       p_rate_burst, p_breaker_threshold
-      using errcode = 'QF007', hint = 'A cap is 0 or more, the others 1 or more. To lift a limit, name it in p_reset.';
+      using errcode = 'QF007', hint = 'A cap is 0 or more, a burst 1 to 100000, the others 1 or more. To lift a limit, name it in p_reset.';
   end if;
-  if p_rate_period <= interval '0' or p_breaker_cooldown <= interval '0' then
-    raise exception 'a time of % is not positive: rate period %, breaker cooldown %', p_of, p_rate_period, p_breaker_cooldown
-      using errcode = 'QF009', hint = 'For example: interval ''1 minute''.';
+  -- A full burst at the slowest rate has to be paid for before the end of time, or promotion of the whole queue fails.
+  if p_rate_period <= interval '0' or p_rate_period > interval '366 days' or p_breaker_cooldown <= interval '0'
+    or p_breaker_cooldown > interval '366 days'
+  then
+    raise exception 'a time of % is out of range: rate period %, breaker cooldown %', p_of, p_rate_period, p_breaker_cooldown
+      using errcode = 'QF009', hint = 'More than nothing, at most 366 days; for example: interval ''1 minute''.';
   end if;
   if not p_reset <@ array['weight', 'max_running', 'rate', 'breaker', 'group_max_running', 'group_rate', 'group_breaker', 'ready_target'] then
     raise exception 'p_reset of % names something unknown: %', p_of, p_reset
@@ -1335,8 +1354,9 @@ begin
     returning t.id
   )
   select count(*) into v_adopted from changed;
-  if v_counts and v_adopted > 0 then
-    insert into fairq.rings (shard_no, queue, group_key, freed) values (0, '#meters', p_scope, -v_adopted);
+  if v_adopted > 0 then
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    values (0, '#meters', p_scope, case when v_counts then -v_adopted else v_adopted end);
   end if;
   perform fairq._promote(0, '#meters', 1, true);
 
@@ -1489,7 +1509,8 @@ comment on function fairq._expire_waiting(integer, integer, timestamptz) is 'End
 
 -- finish_tasks in one shard. A task leaves with one delete, whose conditions are the fencing token; history, attempts and rings come from what it returned.
 -- Who finishes a task that recovery takes at the same moment waits for that row, then finds another worker in it, and gets nothing.
--- The tasks are looked up by id, one by one, then _leave takes them by ctid and looks at the fencing token again.
+-- The tasks are looked up by id, one by one, then _leave takes them by ctid and looks at the fencing token again. A row that moved in between,
+-- because configure_group or configure_queue began to count it, is still this worker's: it is looked up once more.
 create function fairq._finish(
   p_shard_no integer,
   p_worker_id bigint,
@@ -1508,44 +1529,93 @@ as $$
 declare
   v_now timestamptz := fairq._now();
   v_held record;
+  v_left integer;
 begin
   -- Those who wait for results are woken, if there are any to read: NOTIFY takes a database-wide lock at commit.
   if p_results is not null and array_remove(p_results, null) <> '{}' then
     perform pg_notify('fairq_done', case when cardinality(p_ids) <= 200 then array_to_string(p_ids, ',') else '' end);
   end if;
-  select array_agg(h.ctid) as ctids, array_agg(i.attempt) as attempts, array_agg(h.outcome) as outcomes, array_agg(i.result) as results,
-    array_agg(i.error) as errors, array_agg(h.run_at) as run_ats, array_agg(h.counted) as counted, array_agg(h.meters) as meters, array_agg(h.started_at) as started_ats
-  into v_held
-  from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) as i(id, attempt, outcome, result, error, retry_delay)
-  cross join lateral (
-    -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
-    select t.ctid, t.counted, t.meters, t.started_at,
-      case when i.outcome = 'retry' and t.attempt >= t.max_attempts then 'failed' else coalesce(i.outcome, 'succeeded') end as outcome,
-      case
-        when i.outcome = 'retry' then v_now + coalesce(i.retry_delay, (
-          select fairq._backoff(q.retry_base, q.retry_cap, t.attempt) from fairq.queues q where q.queue = t.queue
-        ))
-      end as run_at
-    from fairq.tasks t
-    where t.shard_no = p_shard_no
-      and t.id = i.id
-      and t.attempt = i.attempt
-      and t.worker_id is not distinct from p_worker_id
-      and t.started_at is not null
-    offset 0
-  ) h;
+  loop
+    select array_agg(h.ctid) as ctids, array_agg(i.attempt) as attempts, array_agg(h.outcome) as outcomes, array_agg(i.result) as results,
+      array_agg(i.error) as errors, array_agg(h.run_at) as run_ats, array_agg(h.counted) as counted, array_agg(h.meters) as meters, array_agg(h.started_at) as started_ats
+    into v_held
+    from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) as i(id, attempt, outcome, result, error, retry_delay)
+    cross join lateral (
+      -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
+      select t.ctid, t.counted, t.meters, t.started_at,
+        case when i.outcome = 'retry' and t.attempt >= t.max_attempts then 'failed' else coalesce(i.outcome, 'succeeded') end as outcome,
+        case
+          when i.outcome = 'retry' then v_now + coalesce(i.retry_delay, (
+            select fairq._backoff(q.retry_base, q.retry_cap, t.attempt) from fairq.queues q where q.queue = t.queue
+          ))
+        end as run_at
+      from fairq.tasks t
+      where t.shard_no = p_shard_no
+        and t.id = i.id
+        and t.attempt = i.attempt
+        and t.worker_id is not distinct from p_worker_id
+        and t.started_at is not null
+      offset 0
+    ) h;
 
-  if v_held.ctids is not null then
+    exit when v_held.ctids is null;
     return query
       select l.* from fairq._leave(p_shard_no, p_worker_id, v_held.ctids, v_held.attempts, v_held.outcomes, v_held.results, v_held.errors,
         v_held.run_ats, v_held.counted, v_held.meters, v_held.started_ats, v_now) l;
+    get diagnostics v_left = row_count;
     if 'retry' = any(v_held.outcomes) then
       perform fairq._ring_wishes(p_shard_no, p_ids);
     end if;
-  end if;
+    exit when v_left = cardinality(v_held.ctids);
+  end loop;
 end;
 $$;
 comment on function fairq._finish(integer, bigint, bigint[], integer[], text[], jsonb[], jsonb[], interval[]) is 'Ends attempts in one shard.';
+
+-- sql/functions/_give_up_claims.sql
+
+-- Claims whose lease ran out go back in line, at most p_limit; no attempt is burned, for none began. The sweep starts where the last one ended, not at
+-- the dead entries of all claims ever made; it does not pass one that is locked, being started or finished right now.
+-- Returns how many it gave up.
+-- Locks: tasks, "skip locked".
+-- Cost: tasks_claim_lease_idx from the floor to now.
+create function fairq._give_up_claims(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
+language plpgsql
+volatile
+set search_path = ''
+set enable_sort = off
+as $$
+declare
+  v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'claims') / 1000000.0), '-infinity');
+  v_given_up integer;
+begin
+  v_given_up := fairq._return_tasks(p_shard_no, array(
+    select t.ctid
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.state = 'claimed'
+      and t.lease_expires_at >= v_floor
+      and t.lease_expires_at <= p_now
+    order by t.lease_expires_at
+    limit p_limit
+    for update skip locked
+  ), false);
+
+  if not exists (
+    select
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.state = 'claimed'
+      and t.lease_expires_at >= v_floor
+      and t.lease_expires_at <= p_now
+  ) then
+    -- A claim that another transaction is making now may already be over when it commits; a minute is left for that.
+    perform fairq._set_sweep_floor(p_shard_no, 'claims', (extract(epoch from p_now - interval '1 minute') * 1000000)::bigint);
+  end if;
+  return v_given_up;
+end;
+$$;
+comment on function fairq._give_up_claims(integer, integer, timestamptz) is 'Puts claims whose lease ran out back in line.';
 
 -- sql/functions/_groups_of_queued.sql
 
@@ -1638,6 +1708,7 @@ create function fairq._hear_rings(
   out o_next_due_at timestamptz,
   out o_cancelled bigint[],
   out o_lane_count bigint,
+  out o_newcomer_position bigint,
   out o_lanes fairq.lanes[]
 )
 language plpgsql
@@ -1713,7 +1784,10 @@ begin
       end as cursors,
       coalesce((g.settings).weight, p_queue.weight) as weight,
       g.policy,
-      case when g.policy is distinct from null then fairq._settle(g.policy, l.gate, n.freed, n.failures, n.succeeded, p_now) end as gate
+      case
+        when g.policy is distinct from null or l.gate is distinct from null
+          then fairq._settle(g.policy, l.gate, n.freed, n.failures, n.succeeded, p_now)
+      end as gate
     from news n
     left join lateral (
       select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.last_priority, v.cursors
@@ -1745,20 +1819,29 @@ begin
       coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as lane_no,
       coalesce(l.finish, 0) as finish,
       coalesce(l.last_priority, 0) as last_priority,
-      coalesce(l.position, 0) as position,
-      l.was_idle
+      l.position,
+      l.was_idle,
+      -- A group that was idle, and has used up its last turn, comes at once: before the lane that is next, behind the newcomers before it.
+      case
+        when l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
+          then least(
+            p_tick.newcomer_position + row_number() over (
+              partition by l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
+              -- Groups that wait for the same concurrency key are idle until it is free: they take turns.
+              order by case when l.keyed then coalesce(l.finish, 0) else 0 end, l.first_sequence),
+            fairq._gap_end(p_tick.clock_position))
+      end as newcomer_position
     from lane l
   ),
   told as (
-    -- A group that was idle, and has used up its last turn, starts at the clock, before the lanes of that block. Nobody starts before the clock.
-    select n.replaces, n.lane_no,
+    -- Nobody starts before the clock.
+    select n.replaces, n.lane_no, n.newcomer_position,
       (p_tick.shard_no, n.last_priority, n.lane_no, n.version, greatest(n.finish, p_tick.clock),
        case
-         when n.finish > p_tick.clock then case when n.was_idle then n.lane_no else n.position end
-         else greatest(
-           p_tick.clock_position,
-           case when n.was_idle then coalesce(fairq._newcomer_position(n.first_sequence), n.lane_no) else n.lane_no end
-         )
+         when n.newcomer_position is not null then n.newcomer_position
+         when n.finish > p_tick.clock and not n.was_idle then n.position
+         when n.finish > p_tick.clock then fairq._lane_position(n.lane_no)
+         else greatest(fairq._lane_position(n.lane_no), p_tick.clock_position)
        end,
        n.weight,
        case when n.cursors <> '{}' then (n.allowance).look_at end,
@@ -1771,9 +1854,10 @@ begin
     (select least(p_tick.next_due_at, min(r.due_at)) from ring r),
     (select array_agg(r.cancelled_id) from ring r where r.cancelled_id is not null),
     greatest(p_tick.lane_count, max(t.lane_no)),
+    greatest(p_tick.newcomer_position, max(t.newcomer_position)),
     coalesce(array_agg(t.lane), '{}'),
     array_agg(t.replaces) filter (where t.replaces is not null)
-  into v_snapshot, o_heard_ring, o_next_due_at, o_cancelled, o_lane_count, o_lanes, v_replaced
+  into v_snapshot, o_heard_ring, o_next_due_at, o_cancelled, o_lane_count, o_newcomer_position, o_lanes, v_replaced
   from told t;
 
   -- Never past the snapshot's xmax: the own transaction may lie beyond it, and between the two others that nobody lists as pending.
@@ -1785,6 +1869,7 @@ begin
   );
   o_heard_ring := coalesce(o_heard_ring, case when p_tick.heard_xid = v_own then p_tick.heard_ring end, 0);
   o_lane_count := coalesce(o_lane_count, p_tick.lane_count);
+  o_newcomer_position := coalesce(o_newcomer_position, p_tick.newcomer_position);
 
   -- From here on these lanes live in o_lanes only, until admission writes their next versions.
   if v_replaced is not null then
@@ -1813,6 +1898,10 @@ set search_path = ''
 as $$
 begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  -- Nobody holds a task that waits: no worker is not a worker.
+  if p_worker_id is null then
+    return;
+  end if;
   -- Each is looked up by its id, in the order of the ids: two calls with the same tasks wait for each other and do not deadlock.
   select array_agg(h.id), array_agg(h.ctid)
   into o_ids, o_ctids
@@ -2076,8 +2165,13 @@ as $$
 declare
   v_lane fairq.lanes;
   v_scope text;
+  v_tick fairq.ticks;
 begin
-  perform fairq._promote(0, '#meters', 1, true);
+  perform fairq._lock_domain(0, '#meters', true);
+  select k.* into v_tick from fairq._tick(0, '#meters') k;
+  if v_tick.tick is null or fairq._has_news(v_tick) then
+    perform fairq._promote(0, '#meters', 1, true);
+  end if;
   foreach v_scope in array array['queue ' || p_queue, 'cluster'] loop
     v_lane := fairq._lane(0, '#meters', v_scope);
     if v_scope = 'cluster' and p_claim_lease is not null and (v_lane.policy).max_running is not null then
@@ -2106,6 +2200,44 @@ begin
 end;
 $$;
 comment on function fairq._meters_of(text) is 'In which meters a task of this queue holds a place: 1 its queue, 2 the cluster.';
+
+-- sql/functions/_move_clock.sql
+
+-- The clock moves to the address of the first task still queued or still waiting, whichever is first. A pop in flight counts as queued, so what it puts back
+-- lies at or after the clock. With nothing left the clock goes to the end of the busy period, the highest finish tag, so nobody pays for the past.
+-- clock_position is the lower bound of scans inside the block: right after the lane before the next one, so the dead rows of the lanes already
+-- served lie behind it; newcomers get the positions in between, one after the other.
+create function fairq._move_clock(p_tick fairq.ticks, p_block bigint, p_position bigint) returns fairq.ticks
+language plpgsql
+immutable
+set search_path = ''
+as $$
+declare
+  v_is_same_block boolean;
+begin
+  if p_block is null or (p_tick.horizon, p_tick.horizon_position) < (p_block, p_position) then
+    p_block := p_tick.horizon;
+    p_position := p_tick.horizon_position;
+  end if;
+  if p_block is null then
+    p_block := greatest(p_tick.clock, p_tick.top);
+    p_position := case when p_block = p_tick.clock then p_tick.clock_position else 1 end;
+  end if;
+
+  v_is_same_block := p_block = p_tick.clock;
+  p_tick.clock := p_block;
+  p_tick.clock_position := case
+    when p_position = fairq._lane_position(p_position >> 20) then greatest(1, p_position - 1048575)
+    else p_position
+  end;
+  p_tick.newcomer_position := case
+    when v_is_same_block then greatest(p_tick.newcomer_position, p_tick.clock_position - 1)
+    else p_tick.clock_position - 1
+  end;
+  return p_tick;
+end;
+$$;
+comment on function fairq._move_clock(fairq.ticks, bigint, bigint) is 'Moves the clock to the first task that is queued or waits.';
 
 -- sql/functions/_obstacles.sql
 
@@ -2214,7 +2346,7 @@ begin
   v_policy.paused_at := p_group.paused_at;
   if v_rate_limit is not null then
     v_policy.rate_seconds := extract(epoch from coalesce(p_group.rate_period, p_queue.group_rate_period)) / v_rate_limit;
-    v_policy.rate_burst := coalesce(p_group.rate_burst, p_queue.group_rate_burst, greatest(1, ceil(1 / v_policy.rate_seconds)::integer));
+    v_policy.rate_burst := coalesce(p_group.rate_burst, p_queue.group_rate_burst, least(2147483647, greatest(1, ceil(1 / v_policy.rate_seconds)))::integer);
   end if;
   v_policy.breaker_threshold := coalesce(p_group.breaker_threshold, p_queue.group_breaker_threshold);
   v_policy.breaker_cooldown := coalesce(p_group.breaker_cooldown, p_queue.group_breaker_cooldown);
@@ -2352,6 +2484,7 @@ declare
   v_refill boolean;
   v_done record;
   v_look_at timestamptz;
+  v_due_at timestamptz;
 begin
   if not fairq._lock_domain(p_shard_no, p_queue, p_wait) then
     return null;
@@ -2364,7 +2497,8 @@ begin
   end if;
 
   -- Due tasks first: they ring, and the rings of this transaction are heard below.
-  if v_tick.next_due_at <= v_now then
+  v_due_at := v_tick.next_due_at;
+  if v_due_at <= v_now then
     perform fairq._wake_due(v_tick, v_now, p_limit);
     select min(t.run_at) into v_tick.next_due_at
     from fairq.tasks t
@@ -2380,9 +2514,7 @@ begin
     perform fairq._promote(p_shard_no, '#keys', 1, true);
   end if;
 
-  -- The clock: the address of the first task still queued or still waiting. A pop in flight counts as queued, so what it puts back lies at
-  -- or after the clock. With nothing left the clock goes one unit past the last block ever served, so nobody pays for the past, and dead
-  -- rows stay behind it.
+  -- The first task still queued; one that is being popped counts, too. With the horizon it gives the clock.
   select t.block, t.position into v_first
   from fairq.tasks t
   where t.shard_no = p_shard_no
@@ -2391,16 +2523,7 @@ begin
     and (t.block, t.position) >= (v_tick.clock, v_tick.clock_position)
   order by t.block, t.position
   limit 1;
-  if (v_tick.horizon, v_tick.horizon_position) < (coalesce(v_first.block, 9223372036854775807), coalesce(v_first.position, 0)) then
-    v_tick.clock := v_tick.horizon;
-    v_tick.clock_position := v_tick.horizon_position;
-  elsif v_first.block is not null then
-    v_tick.clock := v_first.block;
-    v_tick.clock_position := v_first.position;
-  elsif v_tick.top >= v_tick.clock then
-    v_tick.clock := v_tick.top + 1;
-    v_tick.clock_position := fairq._newcomer_position(0);
-  end if;
+  v_tick := fairq._move_clock(v_tick, v_first.block, v_first.position);
   if v_tick.clock > 2305843009213693952 then
     v_first.block := v_first.block - v_tick.clock;
     v_tick := fairq._rebase(v_tick, v_tick.clock);
@@ -2416,13 +2539,14 @@ begin
   end if;
 
   -- Lanes that may have tasks queued which should not be there: those whose waiting tasks now begin with a higher priority than the last one
-  -- promoted, those that were paused or whose breaker opened, and those of queued tasks to be cancelled, whose addresses the group gets back.
+  -- promoted, those that were paused, whose breaker opened or whose cap was lowered, and those of queued tasks to be cancelled, whose addresses the group gets back.
   v_cancelled := fairq._groups_of_queued(p_shard_no, v_heard.o_cancelled);
   select array_agg(l.group_key) as groups, array_agg(case when not w.is_recalled then (l.cursors[1]).priority end) as priorities into v_recall
   from unnest(v_heard.o_lanes) l
   cross join lateral (
     select l.group_key = any(v_cancelled)
-      or coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now, false) as is_recalled
+      or coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now or (l.gate).in_flight > (l.policy).max_running, false)
+      as is_recalled
   ) w
   where l.finish > v_tick.clock
     and (w.is_recalled or (l.cursors[1]).priority > l.last_priority);
@@ -2454,11 +2578,12 @@ begin
     v_tick.refill_position := coalesce(v_done.o_middle_position, v_done.o_horizon_position);
   end if;
 
+  -- From where this pass began: of the lanes that are due it may have taken p_limit only.
   select l.look_at into v_look_at
   from fairq.lanes l
   where l.shard_no = p_shard_no
     and l.queue = p_queue
-    and l.look_at >= least(v_tick.next_due_at, v_now)
+    and l.look_at >= least(v_due_at, v_now)
   order by l.look_at
   limit 1;
 
@@ -2473,6 +2598,7 @@ begin
   v_tick.heard_ring := v_heard.o_heard_ring;
   v_tick.next_due_at := least(v_heard.o_next_due_at, v_look_at);
   v_tick.lane_count := v_heard.o_lane_count;
+  v_tick.newcomer_position := v_heard.o_newcomer_position;
   perform fairq._write_tick(v_tick);
   return v_done.o_promoted;
 end;
@@ -2557,9 +2683,9 @@ begin
   select pg_current_snapshot() into v_snapshot;
   delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue.queue;
 
-  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, fairq._newcomer_position(0), 0, null, null, null, null,
+  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, 0, 0, null, null, null, null,
     pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, false, p_queue.queue, '{}'
-  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.clock_position, v_tick.top, v_tick.horizon,
+  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.clock_position, v_tick.newcomer_position, v_tick.top, v_tick.horizon,
     v_tick.horizon_position, v_tick.refill_block, v_tick.refill_position, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
     v_tick.lane_count, v_tick.keyed, v_tick.queue, v_tick.pending
   from fairq.ticks k
@@ -2609,7 +2735,7 @@ begin
   )
   insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority, cursors,
     look_at, admissible)
-  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, l.lane_no, coalesce(g.weight, p_queue.weight), l.keyed, x.policy,
+  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, fairq._lane_position(l.lane_no), coalesce(g.weight, p_queue.weight), l.keyed, x.policy,
     x.gate, l.last_priority, l.cursors, null, l.cursors <> '{}' and (x.policy is null or (fairq._allowance(x.policy, x.gate, p_now)).tasks > 0)
   from lane l
   left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key
@@ -2619,8 +2745,13 @@ begin
     offset 0
   ) x;
 
-  -- Keys and meters have no tasks of their own: their places are those of the tasks in flight.
+  -- Keys and meters have no tasks of their own: their places are those of the tasks in flight. Those with settings have a lane in any case.
   if p_queue.internal then
+    insert into fairq.rings (shard_no, queue, group_key)
+    select g.shard_no, g.queue, g.group_key
+    from fairq.groups g
+    where g.shard_no = p_shard_no
+      and g.queue = p_queue.queue;
     insert into fairq.rings (shard_no, queue, group_key, freed)
     select s.shard_no, s.queue, s.group_key, -count(*)
     from fairq._shards(case when p_queue.queue = '#keys' then p_shard_no end) x(shard_no)
@@ -2638,7 +2769,7 @@ begin
     group by s.shard_no, s.queue, s.group_key;
   end if;
 
-  select count(*), coalesce(bool_or(l.keyed), false) into v_tick.lane_count, v_tick.keyed
+  select count(*), coalesce(bool_or(l.keyed), false), greatest(v_tick.top, max(l.finish)) into v_tick.lane_count, v_tick.keyed, v_tick.top
   from fairq.lanes l
   where l.shard_no = p_shard_no
     and l.queue = p_queue.queue;
@@ -2689,7 +2820,7 @@ declare
   v_lanes fairq.lanes[];
 begin
   with queued as materialized (
-    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted, t.concurrency_key
+    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no
       and t.queue = p_tick.queue
@@ -2701,12 +2832,12 @@ begin
   ),
   level as (
     select q.group_key, q.priority, min(q.sequence) as sequence, min(q.block) as block,
-      min(array[q.block, q.position]) as address, count(*) filter (where q.counted) as counted
+      min(array[q.block, q.position]) as address, count(*) as tasks
     from queued q
     group by q.group_key, q.priority
   ),
   freed as materialized (
-    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.counted)::integer as counted,
+    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.tasks)::integer as tasks,
       array_agg((l.priority, l.sequence)::fairq.cursor) as cursors
     from level l
     group by l.group_key
@@ -2730,7 +2861,8 @@ begin
       case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now) end as allowance
     from freed d
     cross join lateral (
-      select case when l.policy is distinct from null then fairq._settle(l.policy, l.gate, d.counted, 0, false, p_now) end as gate
+      -- What was charged when they were promoted is given back.
+      select case when l.policy is distinct from null then fairq._charge(l.policy, l.gate, -d.tasks, p_now) else l.gate end as gate
       offset 0
     ) x
     where d.group_key = l.group_key
@@ -2977,7 +3109,9 @@ declare
   v_keep_from date;
   v_changed integer := 0;
 begin
-  select v_today - ceil(extract(epoch from max(q.retention)) / 86400)::integer into v_keep_from from fairq.queues q;
+  select v_today - ceil(extract(epoch from max(q.retention)) / 86400)::integer into v_keep_from
+  from fairq.queues q
+  where not q.internal;
 
   for v_parent, v_key in values ('finished_tasks', 'finished_at'), ('attempts', 'ended_at') loop
     for v_day in select v_today + g.d from generate_series(0, 7) g(d) loop
@@ -3093,6 +3227,12 @@ begin
     v_group.breaker_threshold := null;
     v_group.breaker_cooldown := null;
   end if;
+  if coalesce(p_rate_limit, v_group.rate_limit) is null and p_rate_period is not null
+    or coalesce(p_breaker_threshold, v_group.breaker_threshold) is null and p_breaker_cooldown is not null
+  then
+    raise exception 'a rate period or a breaker cooldown alone says nothing: %', p_group_key
+      using errcode = 'QF007', hint = 'Set the rate limit or the breaker threshold with it.';
+  end if;
   v_group.weight := coalesce(p_weight, v_group.weight);
   v_group.max_running := coalesce(p_max_running, v_group.max_running);
   v_group.rate_limit := coalesce(p_rate_limit, v_group.rate_limit);
@@ -3141,6 +3281,7 @@ comment on function fairq._set_sweep_floor(integer, text, bigint) is 'Remembers 
 
 -- The gate after the news of tasks that left: places come free; failures in a row open the breaker, a success closes it. p_failures
 -- counts those after the last success, p_succeeded says whether there was one.
+-- Settings may have changed since. Places are kept even without any, while tasks that hold one are about to report it; nothing left to keep is null.
 create function fairq._settle(
   p_policy fairq.policy,
   p_gate fairq.gate,
@@ -3154,7 +3295,15 @@ immutable
 set search_path = ''
 as $$
 begin
-  p_gate.in_flight := greatest(0, coalesce(p_gate.in_flight, 0) - p_freed);
+  p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_freed;
+  if p_policy is not distinct from null and p_gate.in_flight = 0 then
+    return null;
+  end if;
+  -- Tasks of before the rate was raised are paid for at the new rate: never more than one burst is owed.
+  p_gate.rate_at := case
+    when p_policy.rate_seconds is not null and p_gate.rate_at is not null
+      then least(p_gate.rate_at, p_now + p_policy.rate_burst * p_policy.rate_seconds * interval '1 second')
+  end;
   if p_policy.breaker_threshold is null then
     p_gate.failures := 0;
     p_gate.open_until := null;
@@ -3260,13 +3409,17 @@ begin
     where r.shard_no = p_shard_no
       and r.queue = p_queue
       and r.xid >= v_floor::text::xid8
-      and r.xid < least(v_tick.next_xid, v_tick.heard_xid, (select min(p.xid) from unnest(v_tick.pending) p(xid)))
+      and r.xid < v_tick.next_xid
+      and r.xid <> v_tick.heard_xid
+      and r.xid <> all(v_tick.pending)
     order by r.xid
     limit p_limit
   )
   select count(*)::integer as swept, array_agg(h.ctid) as ctids, max(h.xid::text::bigint) as last into v_rings from heard h;
   perform fairq._remove(p_shard_no, 'rings', v_rings.ctids);
-  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_rings.last);
+  -- A transaction that is still open may have rung before those: the next sweep starts there again.
+  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue,
+    least(v_rings.last, (select min(p.xid) from unnest(v_tick.pending) p(xid))::text::bigint));
 
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
   with old as materialized (
@@ -3290,6 +3443,8 @@ begin
     where l.shard_no = p_shard_no
       and l.queue = p_queue
       and not l.admissible
+      -- A meter is asked without looking at the settings: its lane is never missing.
+      and l.queue <> '#meters'
       and l.finish >= v_floor
       and l.finish <= v_tick.clock
       and l.cursors = '{}'
@@ -3330,6 +3485,7 @@ as $$
 declare
   v_swept integer := 0;
   v_rows integer;
+  v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'keys') / 1000000.0), '-infinity');
 begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'cancellations', array(
     select n.ctid
@@ -3352,19 +3508,29 @@ begin
     from fairq.idempotency_keys n
     join fairq.queues q on q.queue = n.queue
     where n.shard_no = p_shard_no
+      and n.created_at >= v_floor
       and n.created_at < p_now - q.retention
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
       and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
+    order by n.created_at
     limit p_limit
     for update of n skip locked
   ));
+  -- The next sweep starts at the oldest key left.
+  select n.created_at into v_floor
+  from fairq.idempotency_keys n
+  where n.shard_no = p_shard_no
+    and n.created_at >= v_floor
+  order by n.created_at
+  limit 1;
+  perform fairq._set_sweep_floor(p_shard_no, 'keys', (extract(epoch from v_floor) * 1000000)::bigint);
 
   delete from fairq.finished_tasks_default f
   where f.ctid = any(array(
     select n.ctid
     from fairq.finished_tasks_default n
     where n.shard_no = p_shard_no
-      and n.finished_at < p_now - (select max(q.retention) from fairq.queues q)
+      and n.finished_at < p_now - (select max(q.retention) from fairq.queues q where not q.internal)
     order by n.finished_at
     limit p_limit
   ));
@@ -3376,7 +3542,7 @@ begin
     select n.ctid
     from fairq.attempts_default n
     where n.shard_no = p_shard_no
-      and n.ended_at < p_now - (select max(q.retention) from fairq.queues q)
+      and n.ended_at < p_now - (select max(q.retention) from fairq.queues q where not q.internal)
     order by n.ended_at
     limit p_limit
   ));
@@ -3496,7 +3662,7 @@ create function fairq._tick(p_shard_no integer, p_queue text) returns setof fair
 language sql
 stable
 as $$
-  select n.shard_no, n.written_by, n.tick, n.created_at, n.clock, n.clock_position, n.top, n.horizon, n.horizon_position,
+  select n.shard_no, n.written_by, n.tick, n.created_at, n.clock, n.clock_position, n.newcomer_position, n.top, n.horizon, n.horizon_position,
     n.refill_block, n.refill_position,
     n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.keyed, n.queue, n.pending
   from (
@@ -3740,10 +3906,10 @@ volatile
 set search_path = ''
 as $$
 begin
-  insert into fairq.ticks as t (shard_no, queue, tick, created_at, clock, clock_position, top, horizon, horizon_position,
+  insert into fairq.ticks as t (shard_no, queue, tick, created_at, clock, clock_position, newcomer_position, top, horizon, horizon_position,
     refill_block, refill_position,
     next_xid, pending, heard_xid, heard_ring, next_due_at, lane_count, keyed)
-  values (p_tick.shard_no, p_tick.queue, p_tick.tick, p_tick.created_at, p_tick.clock, p_tick.clock_position, p_tick.top,
+  values (p_tick.shard_no, p_tick.queue, p_tick.tick, p_tick.created_at, p_tick.clock, p_tick.clock_position, p_tick.newcomer_position, p_tick.top,
     p_tick.horizon, p_tick.horizon_position, p_tick.refill_block, p_tick.refill_position, p_tick.next_xid, p_tick.pending, p_tick.heard_xid,
     p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count, p_tick.keyed);
 
@@ -3792,7 +3958,7 @@ comment on function fairq.cancel_task(bigint) is 'Cancels a task when the transa
 -- Changes settings of the installation; null leaves one as it is.
 -- p_max_running caps the tasks in flight over all queues and workers; it is kept in fairq.groups, queue '#meters'. It excludes claim leases (QF015 at pop).
 -- The number of shards can change only while there are no tasks: it decides where a task is stored.
--- Raises QF013 when there are tasks, QF007 bad number.
+-- Raises QF013 when there are tasks, QF007 bad number, QF014 an unknown name in p_reset.
 -- Locks: settings; #meters and held tasks when the cap changes.
 create function fairq.configure_cluster(
   p_shard_count integer default null,
@@ -3811,6 +3977,7 @@ begin
     raise exception 'shard count % or payload limit % is out of range', p_shard_count, p_payload_limit
       using errcode = 'QF007', hint = 'Shards: 1 to 4096. Payload limit: 1 byte to 256 MiB.';
   end if;
+  perform fairq._check_policy('the cluster', null, p_max_running, null, null, null, null, null, p_reset);
   select s.* into v_settings from fairq.settings s for update;
   if p_shard_count <> v_settings.shard_count then
     lock table fairq.tasks in share row exclusive mode;
@@ -3874,6 +4041,7 @@ begin
   v_group := fairq._set_limits(v_shard_no, p_queue, p_group_key, p_weight, p_max_running, p_rate_limit, p_rate_period, p_rate_burst,
     p_breaker_threshold, p_breaker_cooldown, p_reset);
   perform fairq._adopt(v_shard_no, q, p_group_key) from fairq.queues q where q.queue = p_queue;
+  perform fairq._promote(v_shard_no, p_queue, 1, true);
   return v_group;
 end;
 $$;
@@ -3967,6 +4135,15 @@ begin
     p_group_breaker_threshold, p_group_breaker_cooldown, p_reset);
   perform fairq._check_policy(p_queue, null, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown,
     p_reset);
+
+  if p_group_rate_period is not null and p_group_rate_limit is null and ('group_rate' = any(p_reset) or not exists (
+      select from fairq.queues q where q.queue = p_queue and q.group_rate_limit is not null))
+    or p_group_breaker_cooldown is not null and p_group_breaker_threshold is null and ('group_breaker' = any(p_reset) or not exists (
+      select from fairq.queues q where q.queue = p_queue and q.group_breaker_threshold is not null))
+  then
+    raise exception 'a rate period or a breaker cooldown alone says nothing: groups of queue "%"', p_queue
+      using errcode = 'QF007', hint = 'Set the rate limit or the breaker threshold with it.';
+  end if;
 
   insert into fairq.queues (queue) values (p_queue) on conflict do nothing;
   v_is_new := found;
@@ -4497,6 +4674,9 @@ declare
   v_shard_no integer;
 begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  if p_worker_id is null then
+    return;
+  end if;
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query
       select h.id
@@ -4569,17 +4749,7 @@ begin
       v_recovered := v_recovered + fairq._recover_worker(v_shard_no, v_worker_id, p_limit, v_now);
     end loop;
 
-    v_unclaimed := v_unclaimed + fairq._return_tasks(v_shard_no, array(
-      select t.ctid
-      from fairq.tasks t
-      where t.shard_no = v_shard_no
-        and t.state = 'claimed'
-        and t.lease_expires_at <= v_now
-      order by t.lease_expires_at
-      limit p_limit
-      for update skip locked
-    ), false);
-
+    v_unclaimed := v_unclaimed + fairq._give_up_claims(v_shard_no, p_limit, v_now);
     v_expired := v_expired + fairq._expire_waiting(v_shard_no, p_limit, v_now);
 
     for v_queue in select q.* from fairq.queues q order by q.queue loop
@@ -4624,12 +4794,18 @@ volatile
 set search_path = ''
 as $$
 declare
+  v_now timestamptz := fairq._now();
   v_next timestamptz;
+  v_metered timestamptz;
 begin
   select min(k.next_due_at) into v_next
   from fairq._shards(null) s(shard_no)
   cross join lateral fairq._tick(s.shard_no, p_queue) k;
-  return v_next;
+  select max((fairq._allowance(l.policy, l.gate, v_now)).look_at) into v_metered
+  from (values ('queue ' || p_queue), ('cluster')) m(scope)
+  cross join lateral fairq._lane(0, '#meters', m.scope) l
+  where l.policy is distinct from null;
+  return least(v_next, v_metered);
 end;
 $$;
 comment on function fairq.next_due_at(text) is 'When a sleeping worker should look at a queue again, at the latest.';
@@ -4779,6 +4955,7 @@ comment on function fairq.promote_overflow(text, integer, integer) is
 -- Cancels everything a group has waiting: overflow, queued, scheduled and blocked tasks. Claimed and running ones are left; cancel_task is for those.
 -- Returns how many tasks it ended.
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
+-- Queued ones are cancelled by promotion, which gives the group its addresses back: it owes nothing for tasks it did not run.
 -- Locks: the domain, waits for it; the tasks, queued ones with "skip locked". Cost: what the group has waiting, and the scheduled tasks of the queue.
 create function fairq.purge_group(p_queue text, p_group_key text) returns integer
 language plpgsql
@@ -4790,20 +4967,44 @@ as $$
 declare
   v_shard_no integer;
   v_ctids tid[];
+  v_queued bigint[];
+  v_ended integer;
+  v_round integer;
 begin
   perform fairq._check_group(p_queue, p_group_key);
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   perform fairq._lock_domain(v_shard_no, p_queue, true);
+  v_queued := array(
+    select t.id
+    from fairq.tasks t
+    where t.shard_no = v_shard_no
+      and t.queue = p_queue
+      and t.group_key = p_group_key
+      and t.state = 'queued'
+    for update skip locked
+  );
   v_ctids := array(
     select t.ctid
     from fairq.tasks t
     where t.shard_no = v_shard_no
       and t.queue = p_queue
       and t.group_key = p_group_key
-      and t.worker_id is null
+      and t.state in ('scheduled', 'overflow', 'blocked')
     for update skip locked
   );
-  return fairq._end_tasks(v_shard_no, v_ctids, 'cancelled', null, fairq._now());
+  v_ended := fairq._end_tasks(v_shard_no, v_ctids, 'cancelled', null, fairq._now());
+  insert into fairq.cancellations (shard_no, task_id, requested_at)
+  select v_shard_no, q.id, fairq._now()
+  from unnest(v_queued) q(id);
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+  select v_shard_no, p_queue, p_group_key, q.id
+  from unnest(v_queued) q(id);
+  -- One pass hears ten thousand rings and more; others may wait before these.
+  for v_round in 1 .. 100 loop
+    perform fairq._promote(v_shard_no, p_queue, 1, true);
+    exit when not exists (select from fairq._tick(v_shard_no, p_queue) k where fairq._has_news(k));
+  end loop;
+  return v_ended + cardinality(v_queued);
 end;
 $$;
 comment on function fairq.purge_group(text, text) is 'Cancels everything a group has waiting. Returns how many tasks that were.';
@@ -4914,6 +5115,9 @@ declare
   v_shard_no integer;
 begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  if p_worker_id is null then
+    return;
+  end if;
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query
       with held as materialized (
@@ -5044,7 +5248,7 @@ comment on function fairq.retire_worker(bigint) is 'Takes a worker off the list 
 
 -- Runs a task again: one that ended otherwise than well, with one attempt more than it had; or one that waits for its back-off or schedule, now.
 -- Returns true when there was something to do.
--- Locks: the task.
+-- Locks: the task, and wishes to cancel it.
 create function fairq.retry_task(p_id bigint) returns boolean
 language plpgsql
 volatile
@@ -5074,7 +5278,11 @@ begin
       greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
     from ended e
     returning t.shard_no, t.queue, t.group_key, t.priority, t.concurrency_key into v_task;
-    exit when found;
+    if found then
+      -- It may have ended because somebody wished so: that wish is fulfilled.
+      delete from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = p_id;
+      exit;
+    end if;
 
     update fairq.tasks t
     set state = 'overflow', sequence = v_sequence, run_at = v_now

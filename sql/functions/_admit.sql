@@ -20,13 +20,13 @@
 create function fairq._admit(
   p_tick fairq.ticks,
   p_lanes fairq.lanes[],
-  p_clock bigint,
   p_refill boolean,
   p_budget integer,
   p_now timestamptz,
   out o_promoted integer,
   out o_top bigint,
   out o_middle bigint,
+  out o_middle_position bigint,
   out o_horizon bigint,
   out o_horizon_position bigint,
   out o_expired tid[]
@@ -54,7 +54,7 @@ begin
     limit 1 + case when p_refill then p_budget else 0 end
   ),
   candidate as materialized (
-    select c.*, fairq._rounds(c.finish - p_clock) as tag,
+    select c.*, fairq._rounds(c.finish - p_tick.clock) as tag,
       row_number() over (order by c.admissible desc, c.finish, c.position) as nth
     from (
       select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.last_priority, r.look_at,
@@ -101,7 +101,7 @@ begin
   chunk as materialized (
     select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.last_priority, s.look_at, s.admissible,
       s.keyed, s.group_key, s.cursors, s.quota, s.policy,
-      case when s.policy is distinct from null then fairq._charge(s.policy, s.gate, coalesce(k.taken, 0)::integer, p_now) end as gate,
+      case when s.policy is distinct from null then fairq._charge(s.policy, s.gate, coalesce(k.taken, 0)::integer, p_now) else s.gate end as gate,
       k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
     from share s
     left join lateral (
@@ -151,7 +151,7 @@ begin
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority,
       cursors, look_at, admissible)
     select p_tick.shard_no, p_tick.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
-      case when c.taken > 0 then c.lane_no else c.position end,
+      case when c.taken > 0 then fairq._lane_position(c.lane_no) else c.position end,
       c.weight, c.keyed, c.policy, c.gate,
       coalesce(c.lowest_priority, c.last_priority),
       -- Higher priorities are used up, the level of the next task begins with it, lower ones are untouched. Written out here:
@@ -185,27 +185,33 @@ begin
     order by h.finish, h.position
     limit 1
   )
-  select p.ctids, p.blocks, p.positions, p.counted, greatest(p_tick.top, p.top), p.middle,
+  select p.ctids, p.blocks, p.positions, p.counted, (select greatest(p_tick.top, max(c.finish + c.served)) from chunk c where c.quota > 0),
     (select h.finish from horizon h), (select h.position from horizon h),
     (select array_agg(e.ctid) from chunk c cross join lateral unnest(c.expired) e(ctid)),
     (select array_agg(c.replaces) from chunk c where c.replaces is not null and c.quota > 0)
-  into v_ctids, v_blocks, v_positions, v_counted, o_top, o_middle, o_horizon, o_horizon_position, o_expired, v_replaced
+  into v_ctids, v_blocks, v_positions, v_counted, o_top, o_horizon, o_horizon_position, o_expired, v_replaced
   from (
-    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted,
-      max(m.block) as top, percentile_disc(0.5) within group (order by m.block) as middle
+    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted
     from (
       select u.ctid, c.finish + u.start as block, fairq._counts(c.policy) as counted,
-        case when u.start = 0 then c.position else c.lane_no end as position
+        case when u.start = 0 then c.position else fairq._lane_position(c.lane_no) end as position
       from chunk c
       cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)
     ) m
   ) p;
 
+  select m.block, m.position into o_middle, o_middle_position
+  from unnest(v_blocks, v_positions) as m(block, position)
+  order by m.block, m.position
+  offset cardinality(v_blocks) / 2
+  limit 1;
+
+  o_top := coalesce(o_top, p_tick.top);
   o_promoted := case when v_ctids is null then 0 else fairq._place(p_tick.shard_no, v_ctids, v_blocks, v_positions, v_counted) end;
   if v_replaced is not null then
     perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
   end if;
 end;
 $$;
-comment on function fairq._admit(fairq.ticks, fairq.lanes[], bigint, boolean, integer, timestamptz) is
+comment on function fairq._admit(fairq.ticks, fairq.lanes[], boolean, integer, timestamptz) is
   'Gives block addresses to the next tasks of the waiting lanes.';

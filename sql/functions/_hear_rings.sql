@@ -14,7 +14,6 @@
 create function fairq._hear_rings(
   p_tick fairq.ticks,
   p_queue fairq.queues,
-  p_clock bigint,
   p_limit integer,
   p_now timestamptz,
   out o_next_xid xid8,
@@ -23,6 +22,7 @@ create function fairq._hear_rings(
   out o_next_due_at timestamptz,
   out o_cancelled bigint[],
   out o_lane_count bigint,
+  out o_newcomer_position bigint,
   out o_lanes fairq.lanes[]
 )
 language plpgsql
@@ -98,7 +98,10 @@ begin
       end as cursors,
       coalesce((g.settings).weight, p_queue.weight) as weight,
       g.policy,
-      case when g.policy is distinct from null then fairq._settle(g.policy, l.gate, n.freed, n.failures, n.succeeded, p_now) end as gate
+      case
+        when g.policy is distinct from null or l.gate is distinct from null
+          then fairq._settle(g.policy, l.gate, n.freed, n.failures, n.succeeded, p_now)
+      end as gate
     from news n
     left join lateral (
       select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.last_priority, v.cursors
@@ -130,18 +133,29 @@ begin
       coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as lane_no,
       coalesce(l.finish, 0) as finish,
       coalesce(l.last_priority, 0) as last_priority,
-      coalesce(l.position, 0) as position,
-      l.was_idle
+      l.position,
+      l.was_idle,
+      -- A group that was idle, and has used up its last turn, comes at once: before the lane that is next, behind the newcomers before it.
+      case
+        when l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
+          then least(
+            p_tick.newcomer_position + row_number() over (
+              partition by l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
+              -- Groups that wait for the same concurrency key are idle until it is free: they take turns.
+              order by case when l.keyed then coalesce(l.finish, 0) else 0 end, l.first_sequence),
+            fairq._gap_end(p_tick.clock_position))
+      end as newcomer_position
     from lane l
   ),
   told as (
-    -- A group that was idle, and has not used up its last turn, starts at the clock, before the lanes of that block.
-    select n.replaces, n.lane_no,
-      (p_tick.shard_no, n.last_priority, n.lane_no, n.version, greatest(n.finish, p_clock),
+    -- Nobody starts before the clock.
+    select n.replaces, n.lane_no, n.newcomer_position,
+      (p_tick.shard_no, n.last_priority, n.lane_no, n.version, greatest(n.finish, p_tick.clock),
        case
-         when n.was_idle and n.finish <= p_clock then coalesce(fairq._newcomer_position(n.first_sequence), n.lane_no)
-         when n.was_idle or n.finish < p_clock then n.lane_no
-         else n.position
+         when n.newcomer_position is not null then n.newcomer_position
+         when n.finish > p_tick.clock and not n.was_idle then n.position
+         when n.finish > p_tick.clock then fairq._lane_position(n.lane_no)
+         else greatest(fairq._lane_position(n.lane_no), p_tick.clock_position)
        end,
        n.weight,
        case when n.cursors <> '{}' then (n.allowance).look_at end,
@@ -154,9 +168,10 @@ begin
     (select least(p_tick.next_due_at, min(r.due_at)) from ring r),
     (select array_agg(r.cancelled_id) from ring r where r.cancelled_id is not null),
     greatest(p_tick.lane_count, max(t.lane_no)),
+    greatest(p_tick.newcomer_position, max(t.newcomer_position)),
     coalesce(array_agg(t.lane), '{}'),
     array_agg(t.replaces) filter (where t.replaces is not null)
-  into v_snapshot, o_heard_ring, o_next_due_at, o_cancelled, o_lane_count, o_lanes, v_replaced
+  into v_snapshot, o_heard_ring, o_next_due_at, o_cancelled, o_lane_count, o_newcomer_position, o_lanes, v_replaced
   from told t;
 
   -- Never past the snapshot's xmax: the own transaction may lie beyond it, and between the two others that nobody lists as pending.
@@ -168,6 +183,7 @@ begin
   );
   o_heard_ring := coalesce(o_heard_ring, case when p_tick.heard_xid = v_own then p_tick.heard_ring end, 0);
   o_lane_count := coalesce(o_lane_count, p_tick.lane_count);
+  o_newcomer_position := coalesce(o_newcomer_position, p_tick.newcomer_position);
 
   -- From here on these lanes live in o_lanes only, until admission writes their next versions.
   if v_replaced is not null then
@@ -175,5 +191,5 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._hear_rings(fairq.ticks, fairq.queues, bigint, integer, timestamptz) is
+comment on function fairq._hear_rings(fairq.ticks, fairq.queues, integer, timestamptz) is
   'Consumes the rings that committed since the last tick, exactly once.';

@@ -2,7 +2,7 @@
 -- A row that another session pops is skipped; one that another session popped after our snapshot fails the recheck of its state and is
 -- skipped too; one whose popper rolls back becomes visible again at the same address.
 -- Promotes when there is news, when the ready set runs short, and, for the next caller, when this pop passed the middle of it.
--- Another session that holds the domain's lock is promoting already; it is not waited for.
+-- Another session that holds the domain's lock is promoting already; it is waited for only when there is nothing else to do, and not for long.
 -- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
 -- cancelled, or a schedule that it hears of when it is due already. The bound on rounds is a matter of cost only; the next pop goes on.
 -- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
@@ -24,6 +24,7 @@ declare
   v_meters smallint := 0;
   v_before fairq.ticks;
   v_promoted integer;
+  v_waited boolean := false;
 begin
   perform fairq._touch_worker(p_shard_no, p_worker_id, v_now, true);
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
@@ -49,15 +50,15 @@ begin
     end if;
 
     select array_agg(n.ctid) filter (where not n.is_expired) as ready, array_agg(n.ctid) filter (where n.is_expired) as expired,
-      max(n.block) as last_block
+      max(array[n.block, n.position]) as last_address
     into v_picked
     from (
-      select t.ctid, t.block, t.expires_at is not null and t.expires_at <= v_now as is_expired
+      select t.ctid, t.block, t.position, t.expires_at is not null and t.expires_at <= v_now as is_expired
       from fairq.tasks t
       where t.shard_no = p_shard_no
         and t.queue = p_queue
         and t.state = 'queued'
-        and t.block >= v_tick.clock
+        and (t.block, t.position) >= (v_tick.clock, v_tick.clock_position)
         and (t.block, t.position) < (coalesce(v_tick.horizon, 9223372036854775807), coalesce(v_tick.horizon_position, 0))
       order by t.block, t.position
       limit v_left
@@ -73,6 +74,11 @@ begin
     end if;
 
     exit when v_left = 0;
+    if v_promoted is null and v_picked.ready is null and not v_waited and (v_round > 1 or fairq._has_news(v_tick)) then
+      -- Somebody else promotes, and there is nothing else to do: that takes milliseconds. Then look again.
+      v_waited := true;
+      continue when fairq._await_domain(p_shard_no, p_queue);
+    end if;
     exit when v_tick.horizon is null and v_picked.expired is null and not fairq._has_news(v_tick);
     -- Somebody else promotes, or the news is none that a promotion can act on (a due task that another transaction holds).
     exit when v_round > 1 and v_picked.ready is null and v_picked.expired is null
@@ -83,7 +89,7 @@ begin
     perform fairq._charge_meters(p_queue, p_limit - v_left, v_now);
   end if;
 
-  if v_left = 0 and v_picked.last_block >= v_tick.refill_block then
+  if v_left = 0 and v_picked.last_address >= array[v_tick.refill_block, v_tick.refill_position] then
     perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, v_queue), false);
   end if;
 end;

@@ -15,14 +15,14 @@ declare
   v_now timestamptz;
   v_queue fairq.queues;
   v_tick fairq.ticks;
-  v_first bigint;
-  v_clock bigint;
+  v_first record;
   v_heard record;
   v_recall record;
   v_cancelled text[];
   v_refill boolean;
   v_done record;
   v_look_at timestamptz;
+  v_due_at timestamptz;
 begin
   if not fairq._lock_domain(p_shard_no, p_queue, p_wait) then
     return null;
@@ -35,7 +35,8 @@ begin
   end if;
 
   -- Due tasks first: they ring, and the rings of this transaction are heard below.
-  if v_tick.next_due_at <= v_now then
+  v_due_at := v_tick.next_due_at;
+  if v_due_at <= v_now then
     perform fairq._wake_due(v_tick, v_now, p_limit);
     select min(t.run_at) into v_tick.next_due_at
     from fairq.tasks t
@@ -51,24 +52,22 @@ begin
     perform fairq._promote(p_shard_no, '#keys', 1, true);
   end if;
 
-  -- The clock: the first task still queued or still waiting. A pop in flight counts as queued, so what it puts back lies at or after
-  -- the clock. With nothing left the clock is the last block ever served, so nobody pays for the past.
-  select t.block into v_first
+  -- The first task still queued; one that is being popped counts, too. With the horizon it gives the clock.
+  select t.block, t.position into v_first
   from fairq.tasks t
   where t.shard_no = p_shard_no
     and t.queue = p_queue
     and t.state = 'queued'
-    and t.block >= v_tick.clock
+    and (t.block, t.position) >= (v_tick.clock, v_tick.clock_position)
   order by t.block, t.position
   limit 1;
-  v_clock := greatest(v_tick.clock, coalesce(least(v_first, v_tick.horizon), v_tick.top));
-  if v_clock > 2305843009213693952 then
-    v_tick := fairq._rebase(v_tick, v_clock);
-    v_first := v_first - v_clock;
-    v_clock := 0;
+  v_tick := fairq._move_clock(v_tick, v_first.block, v_first.position);
+  if v_tick.clock > 2305843009213693952 then
+    v_first.block := v_first.block - v_tick.clock;
+    v_tick := fairq._rebase(v_tick, v_tick.clock);
   end if;
 
-  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, v_clock, greatest(p_limit, 10000), v_now) h;
+  select h.* into v_heard from fairq._hear_rings(v_tick, v_queue, greatest(p_limit, 10000), v_now) h;
   if not v_tick.keyed and exists (select from unnest(v_heard.o_lanes) l where l.keyed) then
     v_tick.keyed := true;
     perform fairq._promote(p_shard_no, '#keys', 1, true);
@@ -78,19 +77,19 @@ begin
   end if;
 
   -- Lanes that may have tasks queued which should not be there: those whose waiting tasks now begin with a higher priority than the last one
-  -- promoted, those that were paused or whose breaker opened, and those of queued tasks to be cancelled, whose addresses the group gets back.
+  -- promoted, those that were paused, whose breaker opened or whose cap was lowered, and those of queued tasks to be cancelled, whose addresses the group gets back.
   v_cancelled := fairq._groups_of_queued(p_shard_no, v_heard.o_cancelled);
   select array_agg(l.group_key) as groups, array_agg(case when not w.is_recalled then (l.cursors[1]).priority end) as priorities into v_recall
   from unnest(v_heard.o_lanes) l
   cross join lateral (
     select l.group_key = any(v_cancelled)
-      or coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now, false) as is_recalled
+      or coalesce((l.policy).paused_at is not null or (l.gate).open_until > v_now or (l.gate).in_flight > (l.policy).max_running, false)
+      as is_recalled
   ) w
-  where l.finish > v_clock
+  where l.finish > v_tick.clock
     and (w.is_recalled or (l.cursors[1]).priority > l.last_priority);
   if v_recall.groups is not null then
-    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_clock,
-      v_now);
+    v_heard.o_lanes := fairq._recall_queued(v_tick, v_heard.o_lanes, v_recall.groups, v_recall.priorities, v_now);
   end if;
   if v_heard.o_cancelled is not null then
     perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
@@ -99,34 +98,35 @@ begin
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
   -- as many tasks as the others and comes less far. Otherwise only the lanes just rung are looked at, and only for what comes before
   -- the horizon.
-  v_refill := p_short or v_tick.horizon is null or v_first is null or v_first >= least(v_tick.refill_block, v_tick.horizon);
+  v_refill := p_short or v_tick.horizon is null or v_first.block is null
+    or (v_first.block, v_first.position) >= (v_tick.refill_block, v_tick.refill_position)
+    or (v_first.block, v_first.position) >= (v_tick.horizon, v_tick.horizon_position);
   select a.* into v_done
-  from fairq._admit(v_tick, v_heard.o_lanes, v_clock, v_refill, p_limit, v_now) a;
+  from fairq._admit(v_tick, v_heard.o_lanes, v_refill, p_limit, v_now) a;
 
   if v_done.o_expired is not null then
     perform fairq._end_tasks(p_shard_no, v_done.o_expired, 'expired', null, v_now);
   end if;
 
-  if v_refill or v_done.o_promoted > 0 then
-    v_tick.refill_block := case
-      when v_done.o_horizon is null then null
-      when v_refill then coalesce(v_done.o_middle, v_done.o_horizon)
-      when v_done.o_horizon < v_tick.horizon then least(v_tick.refill_block, v_done.o_middle)
-      else v_tick.refill_block
-    end;
+  if v_done.o_horizon is null then
+    v_tick.refill_block := null;
+    v_tick.refill_position := null;
+  elsif v_refill or (v_done.o_promoted > 0 and v_done.o_horizon < v_tick.horizon) then
+    v_tick.refill_block := coalesce(v_done.o_middle, v_done.o_horizon);
+    v_tick.refill_position := coalesce(v_done.o_middle_position, v_done.o_horizon_position);
   end if;
 
+  -- From where this pass began: of the lanes that are due it may have taken p_limit only.
   select l.look_at into v_look_at
   from fairq.lanes l
   where l.shard_no = p_shard_no
     and l.queue = p_queue
-    and l.look_at >= least(v_tick.next_due_at, v_now)
+    and l.look_at >= least(v_due_at, v_now)
   order by l.look_at
   limit 1;
 
   v_tick.tick := v_tick.tick + 1;
   v_tick.created_at := v_now;
-  v_tick.clock := v_clock;
   v_tick.top := v_done.o_top;
   v_tick.horizon := v_done.o_horizon;
   v_tick.horizon_position := v_done.o_horizon_position;
@@ -136,6 +136,7 @@ begin
   v_tick.heard_ring := v_heard.o_heard_ring;
   v_tick.next_due_at := least(v_heard.o_next_due_at, v_look_at);
   v_tick.lane_count := v_heard.o_lane_count;
+  v_tick.newcomer_position := v_heard.o_newcomer_position;
   perform fairq._write_tick(v_tick);
   return v_done.o_promoted;
 end;

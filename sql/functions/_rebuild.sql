@@ -21,10 +21,10 @@ begin
   select pg_current_snapshot() into v_snapshot;
   delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue.queue;
 
-  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, null, null, null,
+  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, 0, 0, null, null, null, null,
     pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, false, p_queue.queue, '{}'
-  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.top, v_tick.horizon,
-    v_tick.horizon_position, v_tick.refill_block, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
+  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.clock_position, v_tick.newcomer_position, v_tick.top, v_tick.horizon,
+    v_tick.horizon_position, v_tick.refill_block, v_tick.refill_position, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
     v_tick.lane_count, v_tick.keyed, v_tick.queue, v_tick.pending
   from fairq.ticks k
   where k.shard_no = p_shard_no
@@ -73,7 +73,7 @@ begin
   )
   insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority, cursors,
     look_at, admissible)
-  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, l.lane_no, coalesce(g.weight, p_queue.weight), l.keyed, x.policy,
+  select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, fairq._lane_position(l.lane_no), coalesce(g.weight, p_queue.weight), l.keyed, x.policy,
     x.gate, l.last_priority, l.cursors, null, l.cursors <> '{}' and (x.policy is null or (fairq._allowance(x.policy, x.gate, p_now)).tasks > 0)
   from lane l
   left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key
@@ -83,8 +83,13 @@ begin
     offset 0
   ) x;
 
-  -- Keys and meters have no tasks of their own: their places are those of the tasks in flight.
+  -- Keys and meters have no tasks of their own: their places are those of the tasks in flight. Those with settings have a lane in any case.
   if p_queue.internal then
+    insert into fairq.rings (shard_no, queue, group_key)
+    select g.shard_no, g.queue, g.group_key
+    from fairq.groups g
+    where g.shard_no = p_shard_no
+      and g.queue = p_queue.queue;
     insert into fairq.rings (shard_no, queue, group_key, freed)
     select s.shard_no, s.queue, s.group_key, -count(*)
     from fairq._shards(case when p_queue.queue = '#keys' then p_shard_no end) x(shard_no)
@@ -102,7 +107,7 @@ begin
     group by s.shard_no, s.queue, s.group_key;
   end if;
 
-  select count(*), coalesce(bool_or(l.keyed), false) into v_tick.lane_count, v_tick.keyed
+  select count(*), coalesce(bool_or(l.keyed), false), greatest(v_tick.top, max(l.finish)) into v_tick.lane_count, v_tick.keyed, v_tick.top
   from fairq.lanes l
   where l.shard_no = p_shard_no
     and l.queue = p_queue.queue;
@@ -114,7 +119,10 @@ begin
     and l.admissible
   order by l.finish, l.position
   limit 1;
-  v_tick.refill_block := case when v_tick.horizon is not null then v_tick.clock end;
+  if v_tick.horizon is not null then
+    v_tick.refill_block := v_tick.clock;
+    v_tick.refill_position := v_tick.clock_position;
+  end if;
 
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
   select t.shard_no, t.queue, t.group_key, t.id

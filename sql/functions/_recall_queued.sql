@@ -5,8 +5,7 @@
 -- Returns the lanes as they are afterwards.
 -- Locks: tasks, queued rows with "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
-create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_clock bigint,
-  p_now timestamptz)
+create function fairq._recall_queued(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_below integer[], p_now timestamptz)
 returns fairq.lanes[]
 language plpgsql
 volatile
@@ -17,24 +16,24 @@ declare
   v_lanes fairq.lanes[];
 begin
   with queued as materialized (
-    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, t.counted, t.concurrency_key
+    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no
       and t.queue = p_tick.queue
       and t.state = 'queued'
-      and t.block >= p_clock
+      and (t.block, t.position) >= (p_tick.clock, p_tick.clock_position)
       and t.group_key = any(p_groups)
       and t.priority < coalesce(p_below[array_position(p_groups, t.group_key)], 2147483647)
     for update skip locked
   ),
   level as (
     select q.group_key, q.priority, min(q.sequence) as sequence, min(q.block) as block,
-      min(array[q.block, q.position]) as address, count(*) filter (where q.counted) as counted
+      min(array[q.block, q.position]) as address, count(*) as tasks
     from queued q
     group by q.group_key, q.priority
   ),
   freed as materialized (
-    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.counted)::integer as counted,
+    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.tasks)::integer as tasks,
       array_agg((l.priority, l.sequence)::fairq.cursor) as cursors
     from level l
     group by l.group_key
@@ -58,7 +57,8 @@ begin
       case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now) end as allowance
     from freed d
     cross join lateral (
-      select case when l.policy is distinct from null then fairq._settle(l.policy, l.gate, d.counted, 0, false, p_now) end as gate
+      -- What was charged when they were promoted is given back.
+      select case when l.policy is distinct from null then fairq._charge(l.policy, l.gate, -d.tasks, p_now) else l.gate end as gate
       offset 0
     ) x
     where d.group_key = l.group_key
@@ -70,5 +70,5 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], bigint, timestamptz) is
+comment on function fairq._recall_queued(fairq.ticks, fairq.lanes[], text[], integer[], timestamptz) is
   'Takes queued tasks of lower priority out of the order again.';

@@ -9,6 +9,7 @@ as $$
 declare
   v_swept integer := 0;
   v_rows integer;
+  v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'keys') / 1000000.0), '-infinity');
 begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'cancellations', array(
     select n.ctid
@@ -31,19 +32,29 @@ begin
     from fairq.idempotency_keys n
     join fairq.queues q on q.queue = n.queue
     where n.shard_no = p_shard_no
+      and n.created_at >= v_floor
       and n.created_at < p_now - q.retention
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
       and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
+    order by n.created_at
     limit p_limit
     for update of n skip locked
   ));
+  -- The next sweep starts at the oldest key left.
+  select n.created_at into v_floor
+  from fairq.idempotency_keys n
+  where n.shard_no = p_shard_no
+    and n.created_at >= v_floor
+  order by n.created_at
+  limit 1;
+  perform fairq._set_sweep_floor(p_shard_no, 'keys', (extract(epoch from v_floor) * 1000000)::bigint);
 
   delete from fairq.finished_tasks_default f
   where f.ctid = any(array(
     select n.ctid
     from fairq.finished_tasks_default n
     where n.shard_no = p_shard_no
-      and n.finished_at < p_now - (select max(q.retention) from fairq.queues q)
+      and n.finished_at < p_now - (select max(q.retention) from fairq.queues q where not q.internal)
     order by n.finished_at
     limit p_limit
   ));
@@ -55,7 +66,7 @@ begin
     select n.ctid
     from fairq.attempts_default n
     where n.shard_no = p_shard_no
-      and n.ended_at < p_now - (select max(q.retention) from fairq.queues q)
+      and n.ended_at < p_now - (select max(q.retention) from fairq.queues q where not q.internal)
     order by n.ended_at
     limit p_limit
   ));

@@ -68,7 +68,8 @@ begin
   if p_promote then
     perform fairq._promote(v_shard_no, p_queue, 1000, true);
   end if;
-  if v_settings.notify and not v_scheduled then
+  -- Also for a scheduled task: a worker that sleeps learns when to wake up.
+  if v_settings.notify then
     perform pg_notify('fairq', p_queue);
   end if;
   return v_id;

@@ -131,7 +131,7 @@ begin
       perform fairq._promote(v_shard_no, p_queue, 1000, true);
     end loop;
   end if;
-  if v_settings.notify and v_count > 0 and (p_run_at is null or p_run_at <= v_now) then
+  if v_settings.notify and v_count > 0 then
     perform pg_notify('fairq', p_queue);
   end if;
 end;

@@ -34,30 +34,21 @@ begin
       select w.worker_id
       from fairq.workers w
       where w.shard_no = v_shard_no
-        and v_now > w.lease + coalesce((
+        -- While the server was down nobody could give a sign of life.
+        and v_now > w.lease + greatest(pg_postmaster_start_time(), w.registered_at, (
           select h.beat_at
           from fairq.heartbeats h
           where h.shard_no = v_shard_no
             and h.worker_id = w.worker_id
           order by h.beat_at desc
           limit 1
-        ), w.registered_at)
+        ))
       order by w.worker_id
     loop
       v_recovered := v_recovered + fairq._recover_worker(v_shard_no, v_worker_id, p_limit, v_now);
     end loop;
 
-    v_unclaimed := v_unclaimed + fairq._return_tasks(v_shard_no, array(
-      select t.ctid
-      from fairq.tasks t
-      where t.shard_no = v_shard_no
-        and t.state = 'claimed'
-        and t.lease_expires_at <= v_now
-      order by t.lease_expires_at
-      limit p_limit
-      for update skip locked
-    ), false);
-
+    v_unclaimed := v_unclaimed + fairq._give_up_claims(v_shard_no, p_limit, v_now);
     v_expired := v_expired + fairq._expire_waiting(v_shard_no, p_limit, v_now);
 
     for v_queue in select q.* from fairq.queues q order by q.queue loop

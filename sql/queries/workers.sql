@@ -57,7 +57,10 @@ from fairq.release_tasks(
 -- A worker's sign of life; returns its tasks that are to be cancelled.
 -- fairq: not null id
 select h.id::bigint as id
-from fairq.heartbeat(p_worker_id => sqlc.arg(worker_id)::bigint) as h(id);
+from fairq.heartbeat(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.narg(ids)::bigint[]
+) as h(id);
 
 -- name: RetireWorker :exec
 -- Takes a worker off the list and puts what it holds back in line.

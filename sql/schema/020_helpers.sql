@@ -23,13 +23,20 @@ as $$ select least(1099511627776, greatest(1, ceil(fairq._round() * p_cost / p_w
 comment on function fairq._step(double precision, double precision) is
   'How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address; at most 2^20 rounds, so that a million tasks ahead fit in a bigint.';
 
-create function fairq._newcomer_position(p_sequence bigint) returns bigint
+create function fairq._lane_position(p_lane_no bigint) returns bigint
 language sql
 immutable
 parallel safe
-as $$ select p_sequence - 4611686018427387904 $$;
-comment on function fairq._newcomer_position(bigint) is
-  'Position of the first task of a group that was idle: before every lane number of the same block, first come first served among newcomers.';
+as $$ select p_lane_no << 20 $$;
+comment on function fairq._lane_position(bigint) is
+  'Position of a lane in its blocks. Between two lanes there is room for 2^20 newcomers, who are served as soon as they come.';
+
+create function fairq._gap_end(p_position bigint) returns bigint
+language sql
+immutable
+parallel safe
+as $$ select ((p_position >> 20) + 1 << 20) - 1 $$;
+comment on function fairq._gap_end(bigint) is 'The last position before the next lane.';
 
 create function fairq._shard_of(p_group_key text, p_shard_count integer) returns integer
 language sql

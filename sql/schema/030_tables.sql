@@ -179,7 +179,7 @@ create table fairq.tasks (
 comment on table fairq.tasks is 'Live tasks. The truth: lanes, rings and ticks can be rebuilt from it.';
 comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable.';
 comment on column fairq.tasks.block is 'Block address: virtual start time, 2^20 units per round. Kept while the task is held, for explanation only.';
-comment on column fairq.tasks.position is 'Order inside the block: the lane number, or a newcomer''s place before all lane numbers.';
+comment on column fairq.tasks.position is 'Order inside the block: the lane''s position, or a newcomer''s before the lane that is next.';
 comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off.';
 comment on column fairq.tasks.expires_at is 'Past this time the task is not started any more.';
 comment on column fairq.tasks.lease_expires_at is 'End of the claim lease of a prefetched task.';
@@ -283,7 +283,7 @@ create table fairq.lanes (
 );
 comment on table fairq.lanes is
   'A group''s state in the engine. Replaced (insert version n+1, delete version n), never updated: the newest version is one index step away however many dead ones lie behind it.';
-comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: its position in every block.';
+comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: it gives the position in every block.';
 comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the group''s next task starts, at the earliest.';
 comment on column fairq.lanes.position is 'Position of the group''s next task.';
 comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
@@ -300,10 +300,13 @@ create table fairq.ticks (
   tick bigint not null,
   created_at timestamptz not null,
   clock bigint not null,
+  clock_position bigint not null,
+  newcomer_position bigint not null,
   top bigint not null,
   horizon bigint,
   horizon_position bigint,
   refill_block bigint,
+  refill_position bigint,
   next_xid xid8 not null,
   heard_xid xid8 not null,
   heard_ring bigint not null,
@@ -318,11 +321,13 @@ create table fairq.ticks (
 comment on table fairq.ticks is 'What promotion has seen and decided, append-only, read newest first.';
 comment on column fairq.ticks.written_by is
   'Transaction that wrote this row. After a dump is restored it differs from the row''s xmin: the horizon below means nothing then, and the engine rebuilds its state.';
-comment on column fairq.ticks.clock is 'The block being served. Nothing is ever queued before it again: the lower bound of every scan of the ready index.';
-comment on column fairq.ticks.top is 'Highest block ever assigned.';
+comment on column fairq.ticks.clock is
+  'The block being served; with clock_position the address before which nothing is ever queued again: the lower bound of every scan of the ready index.';
+comment on column fairq.ticks.top is 'Highest finish tag ever given: where the clock goes when nothing is left.';
 comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
 comment on column fairq.ticks.horizon_position is 'Position of that address.';
-comment on column fairq.ticks.refill_block is 'When pops get here the ready set is half empty.';
+comment on column fairq.ticks.newcomer_position is 'The position last given to a newcomer in the block of the clock.';
+comment on column fairq.ticks.refill_block is 'With refill_position: when pops get here the ready set is half empty.';
 comment on column fairq.ticks.next_xid is 'Rings of this transaction and later ones are new.';
 comment on column fairq.ticks.pending is 'Earlier transactions that were still running: their rings are new as well.';
 comment on column fairq.ticks.heard_xid is 'The transaction that wrote the tick: no snapshot lists it, and of its own rings it has heard those up to heard_ring.';

@@ -40,6 +40,9 @@ create index attempts_task_idx on fairq.attempts (shard_no, task_id);
 -- heartbeat: is this task to be cancelled?
 create index cancellations_task_idx on fairq.cancellations (shard_no, task_id);
 
+-- maintain: idempotency keys past their retention.
+create index idempotency_keys_age_idx on fairq.idempotency_keys (shard_no, created_at);
+
 -- maintain: what the default partitions hold past its retention. The other days are dropped whole. A new installation runs its first tasks into
 -- these partitions, and without an index every maintain() would read them all.
 create index finished_tasks_default_age_idx on fairq.finished_tasks_default (shard_no, finished_at);

@@ -146,7 +146,6 @@ def test_lanes_of_idle_groups_are_swept_and_come_back_as_newcomers(db: Conn) -> 
         assert pop(db, worker) == [again]
 
 
-@pytest.mark.xfail(strict=True, reason="the clock does not move while every group is a newcomer")
 def test_groups_that_send_one_task_each_leave_no_lanes(db: Conn) -> None:
     """I9: an idle queue has no use for the lanes of those it served."""
     worker = register(db, lease="1 day")
