@@ -44,6 +44,7 @@ class Entry:
     __slots__ = (
         "abandoned",
         "begun",
+        "checked",
         "claimed_until",
         "ctx",
         "ended",
@@ -63,6 +64,7 @@ class Entry:
         self.runner: asyncio.Task[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.claimed_until = 0.0
+        self.checked = 0
         self.stop: Stop | None = None
         self.begun = False
         self.ended = False

@@ -69,6 +69,8 @@ FLUSH_SECONDS: Final = 10.0
 REPORT_SECONDS: Final = 1.0
 # When to look again whether a connection that broke left tasks behind that we were given and never got.
 RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
+# When to look again whether a handler's own transaction ended its task.
+CHECK_AGAIN_AFTER: Final = (0.2, 10.0)
 PULSE_SECONDS: Final = 0.5
 # A loop that stands still past the grace time is ended by the keeper after so long.
 LAST_RESORT_SECONDS: Final = 5.0
@@ -664,11 +666,14 @@ class _Engine:
             self._begin(entry)
         self.loopside.go()
 
-    def _next_turn(self) -> Turn:
-        now = time.monotonic()
+    def _due_checks(self, now: float) -> None:
         if self.later_checks and self.later_checks[0][0] <= now:
             self.checks += [entry for at, entry in self.later_checks if at <= now]
             self.later_checks = [each for each in self.later_checks if each[0] > now]
+
+    def _next_turn(self) -> Turn:
+        now = time.monotonic()
+        self._due_checks(now)
         turn = Turn(ends=self._cut_ends(), releases=self.releases, checks=self.checks)
         if self.stop_level:
             return turn
@@ -714,7 +719,9 @@ class _Engine:
         return self.looked if mode == "once" else self.nothing_left
 
     def _unwritten(self) -> bool:
-        return bool(self.ends or self.releases or self.checks)
+        return bool(self.ends or self.releases or self.checks) or any(
+            entry.checked == 1 for _, entry in self.later_checks
+        )
 
     def _until_next(self) -> float:
         now = time.monotonic()
@@ -819,10 +826,11 @@ class _Engine:
             if entry.row.id in there:
                 lost = FinishLost("the transaction of ctx.finish_in() rolled back")
                 self._write_down(entry, outcome_of(lost, entry.task, entry.row.attempt))
-            elif entry.claimed_until >= 0:
-                # Ended, or still open: look once more, when no transaction should be open any longer.
-                entry.claimed_until = -1.0
-                self.later_checks.append((now + RECONCILE_AFTER[1], entry))
+            elif entry.checked < len(CHECK_AGAIN_AFTER):
+                # Ended, or its transaction is still open, perhaps just being rolled back: look again.
+                self.later_checks.append((now + CHECK_AGAIN_AFTER[entry.checked], entry))
+                self.later_checks.sort(key=lambda each: each[0])
+                entry.checked += 1
 
     def _started(self, entries: Sequence[Entry], ids: list[int]) -> None:
         there = set(ids)
@@ -1091,9 +1099,14 @@ class _Engine:
 
     async def _flush_some(self) -> None:
         """A turn without a pop if there is something to write, else a short sleep."""
-        if self._unwritten():
+        self._due_checks(time.monotonic())
+        turn = Turn(ends=self._cut_ends(), releases=self.releases, checks=self.checks)
+        if turn:
             if await self._pause_over_at_the_end():
-                await self._take(Turn(ends=self._cut_ends(), releases=self.releases, checks=self.checks))
+                await self._take(turn)
+            return
+        if self.later_checks:
+            await self._sleep(0.05)
             return
         pause = 0.5 if self.stop_at is None else self.stop_at - time.monotonic()
         await self._sleep(min(max(pause, 0.001), 0.5))
