@@ -69,14 +69,23 @@ def summary(name: str, records: list[dict[str, Any]]) -> Table:
         scenario = " ".join(f"{key}={value}" for key, value in record["scenario"].items())
         values[record["what"], scenario][record["subject"]].append(record["value"])
         units[record["what"]] = record["unit"]
-    references = {what: reference for (what, _), by in values.items() if (reference := _reference(by)) is not None}
+    references = {
+        what: reference for (what, _), by in values.items() if (reference := _reference(by)) is not None
+    }
     medians = {key: {s: harness.median(v) for s, v in by.items()} for key, by in values.items()}
     for (what, scenario), by_subject in medians.items():
         base = next((by_subject[r] for r in REFERENCES if r in by_subject), None)
         for subject, value in by_subject.items():
             spread = values[what, scenario][subject]
             if base is None and what in references:
-                base = next((m[references[what]] for (w, _), m in medians.items() if w == what and references[what] in m), None)
+                base = next(
+                    (
+                        m[references[what]]
+                        for (w, _), m in medians.items()
+                        if w == what and references[what] in m
+                    ),
+                    None,
+                )
             table.add_row(
                 what,
                 scenario,

@@ -43,7 +43,8 @@ def steady(session: Session, conn: psycopg.Connection[Any], seconds: float, held
         marks = [time.perf_counter()]
         conn.execute(
             "select count(*) from fairq.create_tasks("
-            " array(select 'group ' || i %% %s::int from generate_series(1, %s::int) i), array_fill(%s::jsonb, array[%s::int]))",
+            " array(select 'group ' || i %% %s::int from generate_series(1, %s::int) i),"
+            " array_fill(%s::jsonb, array[%s::int]))",
             (GROUPS, BATCH, PAYLOAD, BATCH),
         )
         marks.append(time.perf_counter())
@@ -55,7 +56,8 @@ def steady(session: Session, conn: psycopg.Connection[Any], seconds: float, held
         marks.append(time.perf_counter())
         ids, attempts = [task[0] for task in popped], [task[1] for task in popped]
         conn.execute(
-            "select count(*) from fairq.finish_tasks(%s, %s::bigint[], %s::integer[])", (worker_id, ids, attempts)
+            "select count(*) from fairq.finish_tasks(%s, %s::bigint[], %s::integer[])",
+            (worker_id, ids, attempts),
         )
         marks.append(time.perf_counter())
         served += len(popped)

@@ -1,4 +1,4 @@
-"""One pop of 100 with many tasks waiting, over few and many groups, beside the article's four queries on the same data.
+"""One pop of 100 with many tasks waiting, over few and many groups, beside the article's four queries.
 
 Rows and buffers are counted by EXPLAIN (ANALYZE, BUFFERS), so they are the same on every machine.
 """
@@ -14,18 +14,21 @@ BASELINES = ("article",)
 
 QUERIES = {
     "article: fifo": """
-        select t.id from bench_article.tasks t where t.state = 'queued' order by t.id limit 100 for update skip locked""",
+        select t.id from bench_article.tasks t where t.state = 'queued'
+        order by t.id limit 100 for update skip locked""",
     "article: window": """
         with turn as (
           select t.id, row_number() over (partition by t.group_no order by t.id) as nth
           from bench_article.tasks t where t.state = 'queued'
         ), next as (select turn.id from turn order by turn.nth, turn.id limit 100)
-        select t.id from bench_article.tasks t where t.id in (select next.id from next) for update skip locked""",
+        select t.id from bench_article.tasks t
+        where t.id in (select next.id from next) for update skip locked""",
     "article: lateral": """
         select n.id from bench_article.groups g
         cross join lateral (
           select t.id, row_number() over () as nth from (
-            select q.id from bench_article.tasks q where q.group_no = g.group_no and q.state = 'queued' order by q.id limit 100
+            select q.id from bench_article.tasks q
+            where q.group_no = g.group_no and q.state = 'queued' order by q.id limit 100
           ) t
         ) n order by n.nth, n.id limit 100""",
     "article: block id": "select p.id from bench_article.pop_tasks(100) p",
@@ -43,7 +46,7 @@ def run(session: Session) -> None:
                 for subject, statement in QUERIES.items():
                     explain(session, conn, subject, statement, tasks, groups)
                 worker_id = fill_fairq(conn, tasks, groups)
-                pop = f"select p.id from fairq.pop_tasks('default', 100, {worker_id}) p"
+                pop = f"select p.id from fairq.pop_tasks('default', 100, {worker_id:d}) p"  # noqa: S608  # a number
                 conn.execute(pop.encode())  # the first one rebuilds and promotes
                 explain(session, conn, "fairq", pop, tasks, groups)
 
@@ -51,7 +54,8 @@ def run(session: Session) -> None:
 def fill_article(conn: psycopg.Connection[Any], tasks: int, groups: int) -> None:
     clear(conn)
     conn.execute(
-        "insert into bench_article.groups (group_key, last_block) select 'group ' || i, %s from generate_series(1, %s::int) i",
+        "insert into bench_article.groups (group_key, last_block)"
+        " select 'group ' || i, %s from generate_series(1, %s::int) i",
         (tasks // groups, groups),
     )
     conn.execute(
@@ -67,7 +71,8 @@ def fill_fairq(conn: psycopg.Connection[Any], tasks: int, groups: int) -> int:
     for start in range(0, tasks, 50_000):
         conn.execute(
             "select count(*) from fairq.create_tasks("
-            " array(select 'group ' || i %% %s::int from generate_series(%s::int, %s::int) i), array_fill('{}'::jsonb, array[%s::int]))",
+            " array(select 'group ' || i %% %s::int from generate_series(%s::int, %s::int) i),"
+            " array_fill('{}'::jsonb, array[%s::int]))",
             (groups, start, min(start + 50_000, tasks) - 1, min(50_000, tasks - start)),
         )
     conn.execute("vacuum analyze fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks")

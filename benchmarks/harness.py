@@ -1,7 +1,8 @@
 """What every benchmark shares: a server, repetitions, noise, JSON lines.
 
-A benchmark is a function that takes a `Session` and records values. Numbers of one run are compared with numbers of the same run
-only: each repetition measures every subject, one after the other, so what disturbs one disturbs the others.
+A benchmark is a function that takes a `Session` and records values. Numbers of one run are compared with
+numbers of the same run only: each repetition measures every subject, one after the other, so what disturbs
+one disturbs the others.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ SETTINGS: dict[str, str | int | bool] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a run is: `tiny` proves that a benchmark works, `quick` takes minutes, `full` is for publishing."""
+    """How large a run is: `tiny` proves that a benchmark works, `quick` takes minutes, `full` publishes."""
 
     name: str
     tasks: int
@@ -66,9 +67,10 @@ class Session:
 
     def repetitions(self) -> Iterator[int]:
         """Repetitions with the machine's noise measured beside each."""
-        for self.repetition in range(self.scale.repetitions):
+        for repetition in range(self.scale.repetitions):
+            self.repetition = repetition
             before = spin()
-            yield self.repetition
+            yield repetition
             self.record("machine", "spin", max(before, spin()), "s")
 
     def record(self, subject: str, what: str, value: float, unit: str, **scenario: Any) -> None:
@@ -122,7 +124,7 @@ def _commit() -> str | None:
 
 @contextlib.contextmanager
 def server(dsn: str | None = None) -> Iterator[str]:
-    """A DSN to measure on: the one given, or an embedded PostgreSQL with fsync on, in a folder of the clone."""
+    """A DSN to measure on: the one given, or an embedded PostgreSQL with fsync on, kept in the clone."""
     if dsn:
         yield dsn
         return
@@ -158,7 +160,8 @@ def clear(conn: psycopg.Connection[Any]) -> None:
         " fairq.workers, fairq.heartbeats, fairq.sweeps, fairq.cancellations, fairq.idempotency_keys"
     )
     for (table,) in conn.execute(
-        "select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        "select format('%I.%I', n.nspname, c.relname)"
+        " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where n.nspname in ('bench_fifo', 'bench_article') and c.relkind = 'r' and c.relname <> 'served'"
     ).fetchall():
         conn.execute(f"truncate {table}".encode())

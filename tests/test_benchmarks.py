@@ -14,7 +14,9 @@ from tests.support.database import Database
 def test_benchmark_runs(name: str, empty_database: Database, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     done = CliRunner().invoke(
-        main, ["run", name, "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)], catch_exceptions=False
+        main,
+        ["run", name, "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)],
+        catch_exceptions=False,
     )
     assert done.exit_code == 0
     facts, *records = map(json.loads, out.read_text().splitlines())

@@ -239,7 +239,7 @@ create table fairq.tasks (
   cost double precision not null,
   attempt integer not null default 0,
   max_attempts integer not null,
-  meters smallint not null default 0,
+  meters integer not null default 0,
   counted boolean not null default false,
   queue text collate "C" not null,
   state text collate "C" not null,
@@ -904,7 +904,7 @@ begin
   if p_policy.rate_seconds is not null then
     v_rate_room := p_policy.rate_burst - greatest(0, extract(epoch from p_gate.rate_at - p_now)::double precision) / p_policy.rate_seconds;
     -- A millionth of a task makes up for what timestamps round away.
-    v_allowed := least(v_allowed, floor(v_rate_room + 0.000001));
+    v_allowed := least(v_allowed, floor(v_rate_room + 0.000001))::integer;
     if v_allowed < 1 then
       return (0, p_gate.rate_at - (p_policy.rate_burst - 1) * p_policy.rate_seconds * interval '1 second',
         format('rate limited until %s', p_gate.rate_at - (p_policy.rate_burst - 1) * p_policy.rate_seconds * interval '1 second'))::fairq.allowance;
@@ -1328,7 +1328,7 @@ as $$
 declare
   v_meter fairq.groups;
   v_counts boolean;
-  v_bit smallint := case when p_scope = 'cluster' then 2 else 1 end;
+  v_bit integer := case when p_scope = 'cluster' then 2 else 1 end;
   v_adopted integer;
 begin
   perform fairq._promote(0, '#meters', 1, true);
@@ -1353,7 +1353,7 @@ begin
       and t.ctid = h.ctid
     returning t.id
   )
-  select count(*) into v_adopted from changed;
+  select count(*)::integer into v_adopted from changed;
   if v_adopted > 0 then
     insert into fairq.rings (shard_no, queue, group_key, freed)
     values (0, '#meters', p_scope, case when v_counts then -v_adopted else v_adopted end);
@@ -1621,7 +1621,7 @@ comment on function fairq._give_up_claims(integer, integer, timestamptz) is 'Put
 
 create function fairq._groups_of_queued(p_shard_no integer, p_ids bigint[]) returns text[]
 language plpgsql
-volatile
+stable
 set search_path = ''
 as $$
 begin
@@ -1927,7 +1927,7 @@ comment on function fairq._held_by(integer, bigint, bigint[], integer[], text) i
 -- By ctid and no other way: every other scan is switched off, here and in the functions below that take ctids. Where statistics are missing or old,
 -- the planner finds a walk through all tasks of the shard cheaper than a hundred fetches by ctid, and it keeps such a plan for the whole session.
 -- Returns the tasks in served order.
-create function fairq._hold(p_shard_no integer, p_ctids tid[], p_worker_id bigint, p_claim_lease interval, p_now timestamptz, p_meters smallint)
+create function fairq._hold(p_shard_no integer, p_ctids tid[], p_worker_id bigint, p_claim_lease interval, p_now timestamptz, p_meters integer)
 returns setof fairq.tasks
 language plpgsql
 volatile
@@ -1954,14 +1954,14 @@ begin
     select h.* from held h order by h.block, h.position;
 end;
 $$;
-comment on function fairq._hold(integer, tid[], bigint, interval, timestamptz, smallint) is 'Gives queued tasks to a worker.';
+comment on function fairq._hold(integer, tid[], bigint, interval, timestamptz, integer) is 'Gives queued tasks to a worker.';
 
 -- sql/functions/_lane.sql
 
 -- The lane of a group as it is: the newest version, one step in lanes_pkey. All null when there is none.
 create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
 language plpgsql
-volatile
+stable
 set search_path = ''
 as $$
 declare
@@ -1993,7 +1993,7 @@ create function fairq._leave(
   p_errors jsonb[],
   p_run_ats timestamptz[],
   p_counted boolean[],
-  p_meters smallint[],
+  p_meters integer[],
   p_started_ats timestamptz[],
   p_now timestamptz
 ) returns setof bigint
@@ -2082,7 +2082,7 @@ begin
     select r.id from retried r;
 end;
 $$;
-comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], smallint[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';
+comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], integer[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';
 
 -- sql/functions/_line_up.sql
 
@@ -2189,14 +2189,14 @@ comment on function fairq._meter(text, integer, timestamptz, interval) is 'How m
 
 -- sql/functions/_meters_of.sql
 
-create function fairq._meters_of(p_queue text) returns smallint
+create function fairq._meters_of(p_queue text) returns integer
 language plpgsql
-volatile
+stable
 set search_path = ''
 as $$
 begin
   return ((case when fairq._counts((fairq._lane(0, '#meters', 'queue ' || p_queue)).policy) then 1 else 0 end)
-    + (case when fairq._counts((fairq._lane(0, '#meters', 'cluster')).policy) then 2 else 0 end))::smallint;
+    + (case when fairq._counts((fairq._lane(0, '#meters', 'cluster')).policy) then 2 else 0 end))::integer;
 end;
 $$;
 comment on function fairq._meters_of(text) is 'In which meters a task of this queue holds a place: 1 its queue, 2 the cluster.';
@@ -2252,7 +2252,7 @@ create function fairq._obstacles(
   p_now timestamptz
 ) returns table (nth integer, reason text, look_at timestamptz)
 language plpgsql
-volatile
+stable
 rows 1
 set search_path = ''
 as $$
@@ -2345,7 +2345,7 @@ begin
   v_policy.max_running := coalesce(p_group.max_running, p_queue.group_max_running);
   v_policy.paused_at := p_group.paused_at;
   if v_rate_limit is not null then
-    v_policy.rate_seconds := extract(epoch from coalesce(p_group.rate_period, p_queue.group_rate_period)) / v_rate_limit;
+    v_policy.rate_seconds := (extract(epoch from coalesce(p_group.rate_period, p_queue.group_rate_period)) / v_rate_limit)::double precision;
     v_policy.rate_burst := coalesce(p_group.rate_burst, p_queue.group_rate_burst, least(2147483647, greatest(1, ceil(1 / v_policy.rate_seconds)))::integer);
   end if;
   v_policy.breaker_threshold := coalesce(p_group.breaker_threshold, p_queue.group_breaker_threshold);
@@ -2382,8 +2382,7 @@ declare
   v_tick fairq.ticks;
   v_left integer := p_limit;
   v_picked record;
-  v_round integer;
-  v_meters smallint := 0;
+  v_meters integer := 0;
   v_before fairq.ticks;
   v_promoted integer;
   v_waited boolean := false;
@@ -2683,14 +2682,18 @@ begin
   select pg_current_snapshot() into v_snapshot;
   delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue.queue;
 
-  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, 0, 0, null, null, null, null,
-    pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, false, p_queue.queue, '{}'
-  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.clock_position, v_tick.newcomer_position, v_tick.top, v_tick.horizon,
-    v_tick.horizon_position, v_tick.refill_block, v_tick.refill_position, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
-    v_tick.lane_count, v_tick.keyed, v_tick.queue, v_tick.pending
+  select coalesce(max(k.tick), 0) + 1 into v_tick.tick
   from fairq.ticks k
   where k.shard_no = p_shard_no
     and k.queue = p_queue.queue;
+  v_tick.shard_no := p_shard_no;
+  v_tick.queue := p_queue.queue;
+  v_tick.created_at := p_now;
+  v_tick.clock_position := 0::bigint;
+  v_tick.newcomer_position := 0::bigint;
+  v_tick.heard_xid := pg_current_xact_id();
+  v_tick.heard_ring := 0::bigint;
+  v_tick.next_xid := pg_snapshot_xmax(v_snapshot);
   v_tick.pending := array(
     select p.xid
     from (select pg_snapshot_xip(v_snapshot) union select pg_current_xact_id()) p(xid)
@@ -3130,7 +3133,7 @@ begin
     end loop;
 
     for v_name in
-      select c.relname
+      select c.relname::text
       from pg_catalog.pg_inherits i
       join pg_catalog.pg_class c on c.oid = i.inhrelid
       where i.inhparent = format('fairq.%I', v_parent)::regclass
@@ -3159,7 +3162,7 @@ create function fairq._scopes(
   p_queue text,
   p_group_key text,
   p_counted boolean,
-  p_meters smallint,
+  p_meters integer,
   p_concurrency_key text
 ) returns table (shard_no integer, queue text, group_key text)
 language sql
@@ -3174,7 +3177,7 @@ as $$
   union all
   select 0, '#meters', 'cluster' where p_meters & 2 <> 0
 $$;
-comment on function fairq._scopes(integer, text, text, boolean, smallint, text) is 'The lanes in which a task in flight holds a place.';
+comment on function fairq._scopes(integer, text, text, boolean, integer, text) is 'The lanes in which a task in flight holds a place.';
 
 -- sql/functions/_set_limits.sql
 
@@ -3576,7 +3579,7 @@ declare
   v_cursor fairq.cursor;
   v_task record;
   v_found integer := 0;
-  v_blocked tid[] := '{}';
+  v_blocked tid[] := array[]::tid[];
 begin
   foreach v_cursor in array p_cursors loop
     for v_task in
@@ -4464,7 +4467,7 @@ as $$
 declare
   v_now timestamptz := fairq._now();
   v_task record;
-  v_workers integer;
+  v_workers bigint;
 begin
   select t.* into v_task
   from fairq._shards(null) s(shard_no)
@@ -4882,7 +4885,7 @@ declare
   v_shard_no integer;
   v_left integer := p_limit;
   v_popped integer;
-  v_first integer := floor(random() * 4096);
+  v_first integer := floor(random() * 4096)::integer;
 begin
   perform fairq._check_limit(p_limit);
   if p_claim_lease <= interval '0' then
@@ -4895,7 +4898,7 @@ begin
 
   -- With several shards, each pop begins with another one.
   for v_shard_no in
-    select (s.shard_no + v_first) % s.shard_count
+    select ((s.shard_no + v_first) % s.shard_count)::integer
     from (select h.shard_no, count(*) over () as shard_count from fairq._shards(null) h(shard_no)) s
     where p_shard_no is null
     union all
@@ -4969,7 +4972,6 @@ declare
   v_ctids tid[];
   v_queued bigint[];
   v_ended integer;
-  v_round integer;
 begin
   perform fairq._check_group(p_queue, p_group_key);
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;

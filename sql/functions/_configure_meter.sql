@@ -19,7 +19,7 @@ as $$
 declare
   v_meter fairq.groups;
   v_counts boolean;
-  v_bit smallint := case when p_scope = 'cluster' then 2 else 1 end;
+  v_bit integer := case when p_scope = 'cluster' then 2 else 1 end;
   v_adopted integer;
 begin
   perform fairq._promote(0, '#meters', 1, true);
@@ -44,7 +44,7 @@ begin
       and t.ctid = h.ctid
     returning t.id
   )
-  select count(*) into v_adopted from changed;
+  select count(*)::integer into v_adopted from changed;
   if v_adopted > 0 then
     insert into fairq.rings (shard_no, queue, group_key, freed)
     values (0, '#meters', p_scope, case when v_counts then -v_adopted else v_adopted end);

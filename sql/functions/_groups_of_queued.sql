@@ -1,6 +1,6 @@
 create function fairq._groups_of_queued(p_shard_no integer, p_ids bigint[]) returns text[]
 language plpgsql
-volatile
+stable
 set search_path = ''
 as $$
 begin

@@ -2,7 +2,7 @@
 -- By ctid and no other way: every other scan is switched off, here and in the functions below that take ctids. Where statistics are missing or old,
 -- the planner finds a walk through all tasks of the shard cheaper than a hundred fetches by ctid, and it keeps such a plan for the whole session.
 -- Returns the tasks in served order.
-create function fairq._hold(p_shard_no integer, p_ctids tid[], p_worker_id bigint, p_claim_lease interval, p_now timestamptz, p_meters smallint)
+create function fairq._hold(p_shard_no integer, p_ctids tid[], p_worker_id bigint, p_claim_lease interval, p_now timestamptz, p_meters integer)
 returns setof fairq.tasks
 language plpgsql
 volatile
@@ -29,4 +29,4 @@ begin
     select h.* from held h order by h.block, h.position;
 end;
 $$;
-comment on function fairq._hold(integer, tid[], bigint, interval, timestamptz, smallint) is 'Gives queued tasks to a worker.';
+comment on function fairq._hold(integer, tid[], bigint, interval, timestamptz, integer) is 'Gives queued tasks to a worker.';

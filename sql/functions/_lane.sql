@@ -1,7 +1,7 @@
 -- The lane of a group as it is: the newest version, one step in lanes_pkey. All null when there is none.
 create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
 language plpgsql
-volatile
+stable
 set search_path = ''
 as $$
 declare

@@ -10,7 +10,7 @@ create function fairq._leave(
   p_errors jsonb[],
   p_run_ats timestamptz[],
   p_counted boolean[],
-  p_meters smallint[],
+  p_meters integer[],
   p_started_ats timestamptz[],
   p_now timestamptz
 ) returns setof bigint
@@ -99,4 +99,4 @@ begin
     select r.id from retried r;
 end;
 $$;
-comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], smallint[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';
+comment on function fairq._leave(integer, bigint, tid[], integer[], text[], jsonb[], jsonb[], timestamptz[], boolean[], integer[], timestamptz[], timestamptz) is 'Ends attempts that were looked up.';

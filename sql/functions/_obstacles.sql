@@ -9,7 +9,7 @@ create function fairq._obstacles(
   p_now timestamptz
 ) returns table (nth integer, reason text, look_at timestamptz)
 language plpgsql
-volatile
+stable
 rows 1
 set search_path = ''
 as $$

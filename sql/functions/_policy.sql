@@ -11,7 +11,7 @@ begin
   v_policy.max_running := coalesce(p_group.max_running, p_queue.group_max_running);
   v_policy.paused_at := p_group.paused_at;
   if v_rate_limit is not null then
-    v_policy.rate_seconds := extract(epoch from coalesce(p_group.rate_period, p_queue.group_rate_period)) / v_rate_limit;
+    v_policy.rate_seconds := (extract(epoch from coalesce(p_group.rate_period, p_queue.group_rate_period)) / v_rate_limit)::double precision;
     v_policy.rate_burst := coalesce(p_group.rate_burst, p_queue.group_rate_burst, least(2147483647, greatest(1, ceil(1 / v_policy.rate_seconds)))::integer);
   end if;
   v_policy.breaker_threshold := coalesce(p_group.breaker_threshold, p_queue.group_breaker_threshold);

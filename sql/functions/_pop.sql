@@ -20,8 +20,7 @@ declare
   v_tick fairq.ticks;
   v_left integer := p_limit;
   v_picked record;
-  v_round integer;
-  v_meters smallint := 0;
+  v_meters integer := 0;
   v_before fairq.ticks;
   v_promoted integer;
   v_waited boolean := false;

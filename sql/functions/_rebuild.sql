@@ -21,14 +21,18 @@ begin
   select pg_current_snapshot() into v_snapshot;
   delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue.queue;
 
-  select p_shard_no, pg_current_xact_id()::xid, coalesce(max(k.tick), 0) + 1, p_now, 0, 0, 0, 0, null, null, null, null,
-    pg_snapshot_xmax(v_snapshot), pg_current_xact_id(), 0, null, 0, false, p_queue.queue, '{}'
-  into v_tick.shard_no, v_tick.written_by, v_tick.tick, v_tick.created_at, v_tick.clock, v_tick.clock_position, v_tick.newcomer_position, v_tick.top, v_tick.horizon,
-    v_tick.horizon_position, v_tick.refill_block, v_tick.refill_position, v_tick.next_xid, v_tick.heard_xid, v_tick.heard_ring, v_tick.next_due_at,
-    v_tick.lane_count, v_tick.keyed, v_tick.queue, v_tick.pending
+  select coalesce(max(k.tick), 0) + 1 into v_tick.tick
   from fairq.ticks k
   where k.shard_no = p_shard_no
     and k.queue = p_queue.queue;
+  v_tick.shard_no := p_shard_no;
+  v_tick.queue := p_queue.queue;
+  v_tick.created_at := p_now;
+  v_tick.clock_position := 0::bigint;
+  v_tick.newcomer_position := 0::bigint;
+  v_tick.heard_xid := pg_current_xact_id();
+  v_tick.heard_ring := 0::bigint;
+  v_tick.next_xid := pg_snapshot_xmax(v_snapshot);
   v_tick.pending := array(
     select p.xid
     from (select pg_snapshot_xip(v_snapshot) union select pg_current_xact_id()) p(xid)

@@ -43,7 +43,7 @@ begin
     end loop;
 
     for v_name in
-      select c.relname
+      select c.relname::text
       from pg_catalog.pg_inherits i
       join pg_catalog.pg_class c on c.oid = i.inhrelid
       where i.inhparent = format('fairq.%I', v_parent)::regclass

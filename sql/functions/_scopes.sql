@@ -5,7 +5,7 @@ create function fairq._scopes(
   p_queue text,
   p_group_key text,
   p_counted boolean,
-  p_meters smallint,
+  p_meters integer,
   p_concurrency_key text
 ) returns table (shard_no integer, queue text, group_key text)
 language sql
@@ -20,4 +20,4 @@ as $$
   union all
   select 0, '#meters', 'cluster' where p_meters & 2 <> 0
 $$;
-comment on function fairq._scopes(integer, text, text, boolean, smallint, text) is 'The lanes in which a task in flight holds a place.';
+comment on function fairq._scopes(integer, text, text, boolean, integer, text) is 'The lanes in which a task in flight holds a place.';

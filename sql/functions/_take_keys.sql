@@ -20,7 +20,7 @@ declare
   v_cursor fairq.cursor;
   v_task record;
   v_found integer := 0;
-  v_blocked tid[] := '{}';
+  v_blocked tid[] := array[]::tid[];
 begin
   foreach v_cursor in array p_cursors loop
     for v_task in

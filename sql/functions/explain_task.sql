@@ -25,7 +25,7 @@ as $$
 declare
   v_now timestamptz := fairq._now();
   v_task record;
-  v_workers integer;
+  v_workers bigint;
 begin
   select t.* into v_task
   from fairq._shards(null) s(shard_no)

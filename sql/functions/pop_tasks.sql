@@ -24,7 +24,7 @@ declare
   v_shard_no integer;
   v_left integer := p_limit;
   v_popped integer;
-  v_first integer := floor(random() * 4096);
+  v_first integer := floor(random() * 4096)::integer;
 begin
   perform fairq._check_limit(p_limit);
   if p_claim_lease <= interval '0' then
@@ -37,7 +37,7 @@ begin
 
   -- With several shards, each pop begins with another one.
   for v_shard_no in
-    select (s.shard_no + v_first) % s.shard_count
+    select ((s.shard_no + v_first) % s.shard_count)::integer
     from (select h.shard_no, count(*) over () as shard_count from fairq._shards(null) h(shard_no)) s
     where p_shard_no is null
     union all

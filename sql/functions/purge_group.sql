@@ -15,7 +15,6 @@ declare
   v_ctids tid[];
   v_queued bigint[];
   v_ended integer;
-  v_round integer;
 begin
   perform fairq._check_group(p_queue, p_group_key);
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;

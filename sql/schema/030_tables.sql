@@ -158,7 +158,7 @@ create table fairq.tasks (
   cost double precision not null,
   attempt integer not null default 0,
   max_attempts integer not null,
-  meters smallint not null default 0,
+  meters integer not null default 0,
   counted boolean not null default false,
   queue text collate "C" not null,
   state text collate "C" not null,

@@ -30,6 +30,9 @@ where p.pronamespace = 'fairq'::pg_catalog.regnamespace
 order by 1, 2
 """
 
+# They lock rows in a subquery, which the extension does not see: a function that locks is volatile.
+LOCKS_IN_A_SUBQUERY = ("fairq._held_by(", "fairq.held_tasks(")
+
 
 def find_server() -> Path | None:
     """The newest PostgreSQL of the system that has the extension."""
@@ -50,6 +53,7 @@ def check(conn: psycopg.Connection[Any]) -> list[str]:
         f"{function}, line {line or '?'}: {level}: {message}"
         + "".join(f"\n    {more}" for more in (detail, hint) if more)
         for function, line, level, message, detail, hint in findings
+        if not ("marked as VOLATILE" in message and function.startswith(LOCKS_IN_A_SUBQUERY))
     ]
 
 
