@@ -116,6 +116,12 @@ def contents(conn: Conn) -> list[Row]:
     return [(name, *run(conn, f"select t::text from {name} t order by 1")) for (name,) in tables]  # noqa: S608
 
 
+def needs_one_order(conn: Conn) -> None:
+    """Skips a test about the order of several groups where each shard has an order of its own."""
+    if one(conn, "select shard_count from fairq.settings") > 1:
+        pytest.skip("these groups are in several shards")
+
+
 @contextmanager
 def refused(conn: Conn, code: str) -> Iterator[None]:
     """The call raises this code, with a hint, and changes nothing."""

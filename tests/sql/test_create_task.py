@@ -12,6 +12,7 @@ from tests.sql.calls import (
     create_many,
     field,
     finish,
+    needs_one_order,
     one,
     pop,
     promote,
@@ -226,6 +227,7 @@ def test_within_a_group_higher_priority_is_first_then_the_older(db: Conn) -> Non
 
 
 def test_priority_does_not_help_against_other_groups(db: Conn) -> None:
+    needs_one_order(db)
     worker = register(db)
     promote(db)
     bob = create_many(db, "bob", 3)

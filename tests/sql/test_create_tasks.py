@@ -4,7 +4,20 @@ from typing import Any
 
 import pytest
 
-from tests.sql.calls import Conn, at, create, create_many, one, pop, promote, refused, register, run, state
+from tests.sql.calls import (
+    Conn,
+    at,
+    create,
+    create_many,
+    needs_one_order,
+    one,
+    pop,
+    promote,
+    refused,
+    register,
+    run,
+    state,
+)
 
 CALL = "select fairq.create_tasks(%s::text[], %s::jsonb[]"
 
@@ -125,6 +138,7 @@ def test_scheduled_tasks_ring_when_they_are_due(db: Conn) -> None:
 
 def test_each_task_of_a_round_has_its_turn_by_weight_and_cost(db: Conn) -> None:
     """I4: weight 2 is served twice as often; a task of cost 2 uses two turns up."""
+    needs_one_order(db)
     run(db, "select fairq.configure_group('default', 'heavy', p_weight => 2)")
     worker = register(db)
     promote(db)

@@ -14,6 +14,7 @@ from tests.sql.calls import (
     create_many,
     finish,
     maintain,
+    needs_one_order,
     one,
     pop,
     promote,
@@ -48,6 +49,7 @@ def test_lost_state_is_made_anew(database: Database, lost: str) -> None:
 def test_the_order_survives_a_rebuild_for_groups_that_wait(database: Database) -> None:
     """I3: backlogged groups keep their turns."""
     conn = database.connect(autocommit=True)
+    needs_one_order(conn)
     run(conn, "update fairq.queues set ready_target = 5 where queue = 'default'")
     worker = register(conn)
     for group in "abc":

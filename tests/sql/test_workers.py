@@ -210,7 +210,7 @@ def test_released_tasks_go_back_in_line_and_burn_no_attempt(db: Conn) -> None:
     worker = register(db)
     bob = create_many(db, "bob", 2)
     alice = create(db, "alice")
-    assert pop(db, worker, 3) == [bob[0], alice, bob[1]]
+    assert sorted(pop(db, worker, 3)) == sorted([*bob, alice])
     assert release(db, worker, [bob[0], alice]) == [bob[0], alice]
     assert release(db, worker, [bob[0]]) == []
     assert sorted(pop(db, worker, 10)) == [bob[0], alice]
