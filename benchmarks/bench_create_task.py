@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import psycopg
+from psycopg.types.array import ListBinaryDumper
 
 from benchmarks.harness import Session, clear, timed
 
@@ -94,7 +95,7 @@ def bulk(session: Session, conn: psycopg.Connection[Any]) -> None:
     for subject, statement in calls.items():
         clear(conn)
         with psycopg.connect(session.dsn, autocommit=True) as own:
-            own.adapters.register_dumper(list, psycopg.types.array.ListBinaryDumper)
+            own.adapters.register_dumper(list, ListBinaryDumper)
             seconds = 0.0
             for _ in range(rounds):
                 seconds += timed(partial(own.execute, statement, (keys, payloads)))

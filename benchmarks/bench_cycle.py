@@ -1,4 +1,4 @@
-"""Promote, pop and finish on one connection, beside a plain FIFO queue with the same durability and history."""
+"""Promote, pop and finish on one connection, beside a FIFO queue with the same durability and history."""
 
 import time
 from typing import Any
