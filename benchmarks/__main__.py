@@ -21,7 +21,7 @@ REFERENCES = ("fifo", "plain insert", "by hand", "article: fifo")
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Benchmarks of fairq. What one run measured is measured side by side: compare ratios, not absolute numbers."""
+    """Benchmarks of fairq. Compare ratios within one run, not absolute numbers of two."""
 
 
 @main.command("list")
