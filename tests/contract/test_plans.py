@@ -422,7 +422,8 @@ select fairq.promote_overflow();
 select fairq.cancel_task((select min(id) from fairq.tasks));
 select fairq.pop_tasks('default', 2, 1, interval '1 minute');
 select fairq.start_tasks(1, array(select id from fairq.tasks where state = 'claimed'), array[1, 1]);
-select fairq.report_progress(1, array(select id from fairq.tasks where state = 'running'), array[1, 1], array[1, 1]);
+select fairq.report_progress(1, array(select id from fairq.tasks where state = 'running'), array[1, 1],
+  array[1, 1]);
 select fairq.heartbeat(1);
 select fairq.finish_tasks(1, array(select id from fairq.tasks where state = 'running'), array[1, 1],
   array['failed', 'retry']);
