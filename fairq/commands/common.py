@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import click
 import psycopg
@@ -245,7 +245,8 @@ def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any
     )
     for name in columns:
         right = name.startswith(">")
-        made.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=right)
+        justify: Literal["left", "right"] = "right" if right else "left"
+        made.add_column(name.lstrip(">"), justify=justify, no_wrap=right, overflow="fold")
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(clean(str(cell))) for cell in row))
     return made

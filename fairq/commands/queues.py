@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -77,38 +77,35 @@ def queues(ctx: click.Context, /, dsn: str | None) -> None:
         return
     with session(dsn) as conn:
         rows = queue_settings(conn)
-    show({"queues": rows}, _queue_table(rows))
+    show({"queues": rows}, *_queue_tables(rows))
 
 
-def _queue_table(rows: list[dict[str, Any]]) -> RenderableType:
-    columns = (
-        "queue",
-        ">ready target",
-        ">attempts",
-        "back-off",
-        ">kept",
-        "notify",
-        ">weight",
-        "each group",
-        "whole queue",
-        "paused",
-    )
+def _queue_tables(rows: list[dict[str, Any]]) -> list[RenderableType]:
+    names = ("queue", ">attempts", ">back-off", ">up to", ">kept", ">ready", "notify", ">weight", "paused")
     cells = [
         (
             row["queue"],
-            row["ready_target"] or "auto",
             row["max_attempts"],
-            f"{span(row['retry_base'])} to {span(row['retry_cap'])}",
+            span(row["retry_base"]),
+            span(row["retry_cap"]),
             span(row["retention"]),
+            row["ready_target"] or "auto",
             "yes" if row["notify"] else "no",
             f"{row['weight']:g}",
-            limits(row, "group_") or "-",
-            limits(row) or "-",
-            f"since {row['paused_at']:%Y-%m-%d %H:%M}" if row["paused_at"] else "-",
+            _since(row["paused_at"]),
         )
         for row in rows
     ]
-    return table(None, columns, cells)
+    held = [(row["queue"], limits(row, "group_") or "-", limits(row) or "-") for row in rows]
+    held = [each for each in held if each[1:] != ("-", "-")]
+    parts: list[RenderableType] = [table(None, names, cells)]
+    if held:
+        parts += [Text(), table("Limits", ("queue", "of each group", "of the whole queue"), held)]
+    return parts
+
+
+def _since(at: datetime | None) -> str:
+    return "" if at is None else f"since {at:%Y-%m-%d %H:%M}"
 
 
 def limits(row: Mapping[str, Any], prefix: str = "") -> str:
@@ -266,7 +263,7 @@ def groups(ctx: click.Context, /, queue: str, limit: int, dsn: str | None) -> No
                 row["group_key"],
                 "" if row["weight"] is None else f"{row['weight']:g}",
                 limits(row),
-                f"since {row['paused_at']:%Y-%m-%d %H:%M}" if row["paused_at"] else "",
+                _since(row["paused_at"]),
             )
             for row in own[:limit]
         ]

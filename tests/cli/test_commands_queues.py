@@ -151,7 +151,7 @@ def test_queues_lists_every_setting(database: Database) -> None:
     (row,) = answer(database, "queues")["queues"]
     assert (row["queue"], row["max_attempts"], row["retention"]) == ("default", 5, 7 * 86400)
     printed = ok(database, "queues")
-    assert re.search(r"^default .* 7 d ", printed, re.MULTILINE)
+    assert re.search(r"^default +5 +1 s +10 min +7 d +auto +yes +1$", printed, re.MULTILINE)
 
 
 def test_set_creates_a_queue_and_changes_only_what_is_named(database: Database) -> None:
