@@ -1836,12 +1836,12 @@ begin
     from lane l
   ),
   told as (
-    -- Nobody starts before the clock.
+    -- Nobody starts before the clock. A group that waits keeps its place, whatever it adds.
     select n.replaces, n.lane_no, n.newcomer_position,
       (p_tick.shard_no, n.last_priority, n.lane_no, n.version, greatest(n.finish, p_tick.clock),
        case
          when n.newcomer_position is not null then n.newcomer_position
-         when n.finish > p_tick.clock and not n.was_idle then n.position
+         when (n.finish, n.position) >= (p_tick.clock, p_tick.clock_position) and not n.was_idle then n.position
          when n.finish > p_tick.clock then fairq._lane_position(n.lane_no)
          else greatest(fairq._lane_position(n.lane_no), p_tick.clock_position)
        end,

@@ -3,7 +3,19 @@
 import psycopg
 import pytest
 
-from tests.sql.calls import Conn, create, create_many, one, pop, promote, refused, register, run, state
+from tests.sql.calls import (
+    Conn,
+    create,
+    create_many,
+    needs_one_order,
+    one,
+    pop,
+    promote,
+    refused,
+    register,
+    run,
+    state,
+)
 from tests.support.database import Database
 
 
@@ -163,3 +175,15 @@ def test_own_rings_are_heard_once_whatever_the_order_of_promotions(database: Dat
     assert promote(other) == 1
     assert {state(other, i) for i in (first, second, busy, third)} == {"queued"}
     assert promote(other) == 0
+
+
+def test_a_newcomer_that_waits_keeps_its_place_when_it_adds_more(db: Conn) -> None:
+    """I6: its first task was next, and another one must not send it to the end of the round."""
+    needs_one_order(db)
+    run(db, "update fairq.queues set ready_target = 1 where queue = 'default'")
+    worker = register(db)
+    promote(db)
+    ids = [create(db, group) for group in ("a", "b", "c")]
+    promote(db)
+    create_many(db, "b", 5)
+    assert pop(db, worker, 3) == ids
