@@ -117,9 +117,9 @@ def explain(conn: Conn, task: int) -> str:
 
 
 def settle(conn: Conn) -> None:
-    """Every domain hears what there is to hear. Until then news waits in rings, and counts are behind."""
+    """Every domain hears what there is to hear, those of keys and meters last. Until then counts are behind."""
     for shard, queue in run(
-        conn, "select d.shard_no, d.queue from fairq.domains d order by d.queue not like '#%%', d.queue, d.shard_no"
+        conn, "select d.shard_no, d.queue from fairq.domains d order by d.queue like '#%%', d.queue, d.shard_no"
     ):
         run(conn, "select fairq._promote(%s, %s, 1, true)", shard, queue)
 

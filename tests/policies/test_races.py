@@ -1,0 +1,397 @@
+"""Policies while many sessions pop, finish and change them at once. The schedule is not fixed; what must hold always does."""
+
+import threading
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.policies.calls import (
+    Conn,
+    Held,
+    assert_counted,
+    at,
+    call,
+    create,
+    finish,
+    groups_of,
+    ids_of,
+    in_flight,
+    maintain,
+    one,
+    pop,
+    promote,
+    release,
+    run,
+    state,
+    tasks,
+    worker,
+)
+from tests.support.database import Database
+from tests.support.sessions import call_in_background, in_background, pid_of, result, wait_until_blocked
+
+PATIENCE = 120.0
+
+
+def together(*calls: Callable[[], Any]) -> None:
+    """Run all at the same time, in threads; raises what any of them raised."""
+    futures = [call_in_background(each) for each in calls]
+    for future in futures:
+        future.result(PATIENCE)
+
+
+def serve(
+    database: Database,
+    seed: int,
+    ended: list[int],
+    queues: tuple[str, ...] = ("default",),
+    keep: float = 0.3,
+    total: int | None = None,
+) -> Callable[[], None]:
+    """A worker that pops a few, ends some of what it holds in any way, and goes on until all have ended."""
+
+    def run_worker() -> None:
+        random = Random(seed)
+        held: list[Held] = []
+        with psycopg.connect(database.dsn, autocommit=True) as conn:
+            me = worker(conn, *queues)
+            empty = 0
+            while (total is None and empty < 5) or (total is not None and len(ended) < total):
+                popped = pop(conn, me, random.randint(1, 4), queue=random.choice(queues))
+                held += popped
+                empty = 0 if popped or held else empty + 1
+                random.shuffle(held)
+                stays = int(len(held) * keep) if popped else 0
+                for each in held[stays:]:
+                    how = random.random()
+                    if how < 0.1:
+                        release(conn, me, [each])
+                    elif how < 0.2:
+                        finish(conn, me, [each], "retry", "0 s")
+                    else:
+                        ended.extend(finish(conn, me, [each], "failed" if how < 0.3 else "succeeded"))
+                held = held[:stays]
+
+    return run_worker
+
+
+def watch(
+    database: Database, query: str, most: Callable[[], int], stop: threading.Event, seen: list[int]
+) -> Callable[[], None]:
+    """Sample a count from outside until told to stop: never above what is allowed."""
+
+    def sample() -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as conn:
+            while not stop.is_set():
+                allowed = most()
+                (count,) = run(conn, query)[0]
+                assert count <= max(allowed, most()), f"{count} held, {allowed} allowed"
+                seen.append(count)
+
+    return sample
+
+
+def after(stop: threading.Event, *calls: Callable[[], None]) -> Callable[[], None]:
+    def all_of_them() -> None:
+        try:
+            together(*calls)
+        finally:
+            stop.set()
+
+    return all_of_them
+
+
+HELD = "select count(*) from fairq.tasks where worker_id is not null"
+
+
+def test_eight_workers_never_exceed_a_cap_that_only_grows(database: Database) -> None:
+    """I7, H17: eight sessions pop and end tasks of a group of cap 3, then 4, then 6."""
+    conn = database.connect(autocommit=True)
+    call(conn, "configure_group", "default", "bob", max_running=3)
+    total = 240
+    tasks(conn, "bob", total, max_attempts=1000)
+    stop, seen, ended, cap = threading.Event(), [], [], [3]  # type: ignore[var-annotated]
+
+    def raise_it() -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as other:
+            for number in (4, 6):
+                while len(ended) < number * 20:
+                    stop.wait(0.01)
+                cap[0] = number  # before it is so: the sampler must not be ahead
+                call(other, "configure_group", "default", "bob", max_running=number)
+
+    workers = [serve(database, seed, ended, total=total) for seed in range(8)]
+    together(watch(database, HELD, lambda: cap[0], stop, seen), after(stop, raise_it, *workers))
+    assert len(ended) == len(set(ended)) == total, "each once"
+    assert max(seen, default=0) <= 6
+    assert_counted(conn)
+    assert in_flight(conn, "bob") == 0
+
+
+def test_eight_workers_and_a_cap_that_comes_goes_and_changes(database: Database) -> None:
+    """I7, I1: whatever the cap was meanwhile, every task ends once and every place is given back."""
+    conn = database.connect(autocommit=True)
+    total = 300
+    for group in ("bob", "alice"):
+        tasks(conn, group, total // 2, max_attempts=1000)
+    ended: list[int] = []
+    stop = threading.Event()
+
+    def change_it() -> None:
+        random = Random(7)
+        with psycopg.connect(database.dsn, autocommit=True) as other:
+            while not stop.is_set():
+                cap = random.choice([None, 1, 2, 3, 8])
+                target = random.choice(["group", "queue of groups", "queue", "cluster"])
+                reset = [] if cap else ["group_max_running" if target == "queue of groups" else "max_running"]
+                if target == "group":
+                    call(other, "configure_group", "default", "bob", max_running=cap, reset=reset)
+                elif target == "queue of groups":
+                    call(other, "configure_queue", "default", group_max_running=cap, reset=reset)
+                elif target == "queue":
+                    call(other, "configure_queue", "default", max_running=cap, reset=reset)
+                else:
+                    call(other, "configure_cluster", max_running=cap, reset=reset)
+
+    workers = [serve(database, seed, ended, total=total) for seed in range(8)]
+    together(change_it, after(stop, *workers))
+    assert len(ended) == len(set(ended)) == total
+    assert_counted(conn)
+    assert run(conn, "select queue, group_key from fairq.lanes where (gate).in_flight <> 0") == []
+
+
+def test_two_sets_of_workers_share_the_cap_of_the_cluster(database: Database) -> None:
+    """I7, H6, H13, H14, H36: four sessions serve one queue, four another; together never more than five."""
+    conn = database.connect(autocommit=True)
+    call(conn, "configure_queue", "mail", max_running=3)
+    call(conn, "configure_cluster", max_running=5)
+    total = 200
+    for queue in ("default", "mail"):
+        tasks(conn, "bob", total // 2, queue=queue, max_attempts=1000)
+    stop, seen, ended = threading.Event(), [], []  # type: ignore[var-annotated]
+    workers = [
+        serve(database, seed, ended, ("default",) if seed % 2 else ("mail",), keep=0.5, total=total) for seed in range(8)
+    ]
+    together(
+        watch(database, HELD, lambda: 5, stop, seen),
+        watch(database, HELD + " and queue = 'mail'", lambda: 3, stop, []),
+        after(stop, *workers),
+    )
+    assert len(ended) == len(set(ended)) == total
+    assert max(seen) == 5, "the cap was reached, or nothing was tested"
+    assert_counted(conn)
+
+
+def test_keys_shared_by_two_queues_are_never_shared_by_two_tasks(database: Database) -> None:
+    """I7, D2, D13: both queues promote at the same time, all the time."""
+    conn = database.connect(autocommit=True)
+    call(conn, "configure_queue", "mail")
+    call(conn, "configure_key", "k0", 2)
+    total = 160
+    for number in range(total):
+        create(
+            conn,
+            f"g{number % 5}",
+            queue="mail" if number % 2 else "default",
+            concurrency_key=f"k{number % 4}",
+            max_attempts=1000,
+        )
+    stop, seen, ended = threading.Event(), [], []  # type: ignore[var-annotated]
+    over = """
+        select count(*) from (
+          select from fairq.tasks where block is not null group by concurrency_key
+          having count(*) > case concurrency_key when 'k0' then 2 else 1 end) x"""
+    workers = [serve(database, seed, ended, ("default", "mail"), total=total) for seed in range(6)]
+    together(watch(database, over, lambda: 0, stop, seen), after(stop, *workers))
+    assert len(ended) == len(set(ended)) == total
+    assert len(seen) > 3
+    assert_counted(conn)
+
+
+def test_the_places_of_a_killed_worker_come_back_once(database: Database) -> None:
+    """I7, I10, S24, S28: eight maintainers at once, and the dead worker's own finish after that."""
+    conn = database.connect(autocommit=True)
+    at(conn, "12:00:00")
+    call(conn, "configure_group", "default", "bob", max_running=3)
+    call(conn, "configure_queue", "default", max_running=4)
+    dead, alive = worker(conn, lease="1 minute"), worker(conn)
+    for _ in range(4):
+        create(conn, "bob", max_attempts=5)
+    for _ in range(2):
+        create(conn, "alice", concurrency_key="k", max_attempts=5)
+    held = pop(conn, dead)
+    assert len(held) == 4
+
+    def recover() -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as other:
+            at(other, "12:30:00")
+            maintain(other)
+
+    at(conn, "12:30:00")
+    call(conn, "heartbeat", alive)
+    together(*[recover] * 8)
+    assert finish(conn, dead, held) == []
+    again = pop(conn, alive)
+    assert len(again) == 4
+    assert groups_of(again).count("bob") == 3
+    assert_counted(conn)
+    assert pop(conn, alive) == []
+
+
+def test_a_finish_waits_for_settings_and_is_not_lost(conn: Conn, database: Database) -> None:
+    """I7, I10: configure_group begins to count a task while its worker finishes it."""
+    for settings in (("configure_group", ("default", "bob"), 3), ("configure_queue", ("default",), 9)):
+        function, args, cap = settings
+        bob = worker(conn)
+        tasks(conn, "bob", 3)
+        held = pop(conn, bob)
+        operator, observer = database.connect(), database.connect(autocommit=True)
+        at(operator, "12:00:00")
+        call(operator, function, *args, max_running=cap)
+        finishing = in_background(
+            conn,
+            "select fairq.finish_tasks(%s, %s, %s, %s, p_retry_delays => array_fill('1 hour'::interval, array[3]))",
+            [bob, ids_of(held), [1, 1, 1], ["succeeded", "failed", "retry"]],
+        )
+        wait_until_blocked(observer, pid_of(conn))
+        operator.commit()
+        assert sorted(row[0] for row in result(finishing)) == ids_of(held)
+        assert_counted(conn)
+
+
+def test_a_release_waits_for_settings_and_gives_the_place_back(conn: Conn, database: Database) -> None:
+    """I7, I10."""
+    bob = worker(conn)
+    tasks(conn, "bob", 3)
+    held = pop(conn, bob)
+    operator, observer = database.connect(), database.connect(autocommit=True)
+    at(operator, "12:00:00")
+    call(operator, "configure_group", "default", "bob", max_running=3)
+    releasing = in_background(conn, "select fairq.release_tasks(%s, %s, %s)", [bob, ids_of(held), [1, 1, 1]])
+    wait_until_blocked(observer, pid_of(conn))
+    operator.commit()
+    assert len(result(releasing)) == 3
+    assert_counted(conn)
+    assert len(pop(conn, bob)) == 3
+
+
+def test_a_cap_that_goes_and_comes_while_a_task_is_being_finished_counts_it_once(conn: Conn, database: Database) -> None:
+    """I7: the place of a task that is leaving comes back when its finish commits, whatever the settings were meanwhile."""
+    bob = worker(conn)
+    for function, args in (("configure_group", ("default", "bob")), ("configure_queue", ("default",))):
+        call(conn, function, *args, max_running=3)
+        tasks(conn, "bob", 6)
+        held = pop(conn, bob)
+        assert len(held) == 3
+        finishing = database.connect()
+        at(finishing, "12:00:00")
+        finish(finishing, bob, held[:1])
+        call(conn, function, *args, reset=["max_running"])
+        call(conn, function, *args, max_running=2)
+        assert pop(conn, bob) == [], "two are held, and one is not gone yet"
+        finishing.commit()
+        assert pop(conn, bob) == []
+        assert_counted(conn)
+        finish(conn, bob, held[1:2])
+        assert len(pop(conn, bob)) == 1
+        call(conn, function, *args, reset=["max_running"])
+        finish(conn, bob, held[2:])
+        while rest := pop(conn, bob):
+            finish(conn, bob, rest)
+        run(conn, "select fairq.retire_worker(%s)", bob)
+        bob = worker(conn)
+        while rest := pop(conn, bob):
+            finish(conn, bob, rest)
+        assert_counted(conn)
+
+
+def test_a_first_cap_of_a_group_waits_for_the_pop_that_is_open(conn: Conn, database: Database) -> None:
+    """I7: configure_group counts the tasks of a pop that commits while it waits."""
+    bob = worker(conn)
+    tasks(conn, "bob", 8)
+    promote(conn)
+    popping, operator, observer = database.connect(), database.connect(autocommit=True), database.connect(autocommit=True)
+    at(popping, "12:00:00")
+    at(operator, "12:00:00")
+    assert len(pop(popping, bob, 3)) == 3
+    capping = in_background(operator, "select fairq.configure_group('default', 'bob', p_max_running => 4)")
+    wait_until_blocked(observer, pid_of(operator))
+    popping.commit()
+    result(capping)
+    assert len(pop(conn, bob)) == 1
+    assert_counted(conn)
+
+
+def test_what_is_being_popped_while_a_queue_gets_its_first_cap_escapes_it(conn: Conn, database: Database) -> None:
+    """The documented limit: an open pop is neither waited for nor counted, so its tasks come on top, and free nothing."""
+    bob = worker(conn)
+    tasks(conn, "bob", 8)
+    promote(conn)
+    popping = database.connect()
+    at(popping, "12:00:00")
+    escaped = pop(popping, bob, 2)
+    call(conn, "configure_queue", "default", max_running=3)
+    popping.commit()
+    assert len(pop(conn, bob)) == 3
+    finish(conn, bob, escaped)
+    assert pop(conn, bob) == []
+    assert_counted(conn)
+
+
+def test_a_pop_that_rolls_back_takes_no_places(conn: Conn, database: Database) -> None:
+    """I1, I7."""
+    call(conn, "configure_queue", "default", max_running=2, rate_limit=2, rate_period="1 hour", rate_burst=2)
+    call(conn, "configure_group", "default", "bob", max_running=1, rate_limit=1, rate_period="1 hour")
+    bob = worker(conn)
+    tasks(conn, "bob", 2)
+    create(conn, "alice", concurrency_key="k")
+    popping = database.connect()
+    at(popping, "12:00:00")
+    assert len(pop(popping, bob)) == 2
+    popping.rollback()
+    assert_counted(conn)
+    assert sorted(groups_of(pop(conn, bob))) == ["alice", "bob"]
+    assert_counted(conn)
+
+
+def test_capped_pops_go_one_after_the_other_and_others_do_not_wait(conn: Conn, database: Database) -> None:
+    """H36: the lock is taken only where there is something to count."""
+    call(conn, "configure_queue", "plain")
+    call(conn, "configure_queue", "default", max_running=2)
+    bob = worker(conn, "default", "plain")
+    tasks(conn, "bob", 4)
+    tasks(conn, "bob", 2, queue="plain")
+    first, second, observer = database.connect(), database.connect(), database.connect(autocommit=True)
+    at(first, "12:00:00")
+    at(second, "12:00:00")
+    assert len(pop(first, bob, 1)) == 1
+    waiting = in_background(second, "select id from fairq.pop_tasks('default', 5, %s)", [bob])
+    wait_until_blocked(observer, pid_of(second))
+    assert len(pop(conn, bob, queue="plain")) == 2
+    first.commit()
+    assert len(result(waiting)) == 1, "exactly what is left of the cap"
+    second.commit()
+    assert_counted(conn)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_pause_beside_an_open_pop(conn: Conn, database: Database, commit: bool) -> None:
+    """What is being popped when the group is paused counts as started; the rest goes back in line."""
+    bob = worker(conn)
+    ids = tasks(conn, "bob", 4)
+    promote(conn)
+    popping = database.connect()
+    at(popping, "12:00:00")
+    held = pop(popping, bob, 1)
+    call(conn, "pause_group", "default", "bob")
+    promote(conn)
+    assert {state(conn, i) for i in ids[1:]} == {"overflow"}
+    popping.commit() if commit else popping.rollback()
+    assert len(pop(conn, bob)) == (0 if commit else 1)
+    assert len(held) == 1
+    call(conn, "resume_group", "default", "bob")
+    assert len(pop(conn, bob)) == 3
+    assert one(conn, "select count(*) from fairq.tasks where state = 'running'") == 4
+    assert_counted(conn)
