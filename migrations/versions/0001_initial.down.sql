@@ -57,6 +57,7 @@ drop function fairq._touch_worker;
 drop function fairq._tick;
 drop function fairq._take_place;
 drop function fairq._take_keys;
+drop function fairq._sweep_late_rings;
 drop function fairq._sweep_keys;
 drop function fairq._sweep_floor;
 drop function fairq._sweep_domain;

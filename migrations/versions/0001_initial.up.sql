@@ -3399,6 +3399,7 @@ declare
   v_tick fairq.ticks;
   v_floor bigint;
   v_rings record;
+  v_late integer;
   v_ticks record;
   v_lanes record;
 begin
@@ -3407,6 +3408,8 @@ begin
     return 0;
   end if;
 
+  -- Rings of transactions that were open when a sweep passed them are named in fairq.sweeps, and removed once they are heard: the floor
+  -- does not wait for the longest transaction.
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'rings ' || p_queue), 0);
   with heard as materialized (
     select r.ctid, r.xid
@@ -3422,9 +3425,8 @@ begin
   )
   select count(*)::integer as swept, array_agg(h.ctid) as ctids, max(h.xid::text::bigint) as last into v_rings from heard h;
   perform fairq._remove(p_shard_no, 'rings', v_rings.ctids);
-  -- A transaction that is still open may have rung before those: the next sweep starts there again.
-  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue,
-    least(v_rings.last, (select min(p.xid) from unnest(v_tick.pending) p(xid))::text::bigint));
+  v_late := fairq._sweep_late_rings(p_shard_no, p_queue, v_tick, v_rings.last);
+  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_rings.last);
 
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
   with old as materialized (
@@ -3462,7 +3464,7 @@ begin
   perform fairq._remove(p_shard_no, 'lanes', v_lanes.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_lanes.last);
 
-  return v_rings.swept + v_ticks.swept + v_lanes.swept;
+  return v_rings.swept + v_late + v_ticks.swept + v_lanes.swept;
 end;
 $$;
 comment on function fairq._sweep_domain(integer, text, integer) is 'Removes rings, ticks and lanes that nobody needs any more.';
@@ -3556,6 +3558,62 @@ begin
 end;
 $$;
 comment on function fairq._sweep_keys(integer, integer, timestamptz) is 'Removes keys, wishes and history that nobody needs any more.';
+
+-- sql/functions/_sweep_late_rings.sql
+
+-- Rings of transactions that were still open when the sweep of rings passed them: remembered here, by id, and removed when a tick has heard them.
+-- Returns how many rings it removed.
+create function fairq._sweep_late_rings(p_shard_no integer, p_queue text, p_tick fairq.ticks, p_passed bigint)
+returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_what text := 'late rings ' || p_queue;
+  v_open bigint[] := array(
+    select x.id
+    from (
+      select p.xid::text::bigint from unnest(p_tick.pending) p(xid)
+      union
+      select p_tick.heard_xid::text::bigint
+    ) x(id)
+    where x.id <= p_passed
+  );
+  v_done bigint[];
+begin
+  insert into fairq.sweeps (shard_no, what, floor)
+  select p_shard_no, v_what, o.id
+  from unnest(v_open) o(id)
+  on conflict do nothing;
+
+  v_done := array(
+    select w.floor
+    from fairq.sweeps w
+    where w.shard_no = p_shard_no
+      and w.what = v_what
+      and w.floor < p_tick.next_xid::text::bigint
+      and w.floor <> p_tick.heard_xid::text::bigint
+      and w.floor::text::xid8 <> all(p_tick.pending)
+    order by w.floor
+    limit 1000
+  );
+  delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = v_what and w.floor = any(v_done);
+  return fairq._remove(p_shard_no, 'rings', array(
+    select r.ctid
+    from unnest(v_done) d(xid)
+    cross join lateral (
+      select k.ctid
+      from fairq.rings k
+      where k.shard_no = p_shard_no
+        and k.queue = p_queue
+        and k.xid = d.xid::text::xid8
+      offset 0
+    ) r
+  ));
+end;
+$$;
+comment on function fairq._sweep_late_rings(integer, text, fairq.ticks, bigint) is 'Removes rings of transactions that were open when the sweep passed them.';
 
 -- sql/functions/_take_keys.sql
 

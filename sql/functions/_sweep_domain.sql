@@ -13,6 +13,7 @@ declare
   v_tick fairq.ticks;
   v_floor bigint;
   v_rings record;
+  v_late integer;
   v_ticks record;
   v_lanes record;
 begin
@@ -21,6 +22,8 @@ begin
     return 0;
   end if;
 
+  -- Rings of transactions that were open when a sweep passed them are named in fairq.sweeps, and removed once they are heard: the floor
+  -- does not wait for the longest transaction.
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'rings ' || p_queue), 0);
   with heard as materialized (
     select r.ctid, r.xid
@@ -36,9 +39,8 @@ begin
   )
   select count(*)::integer as swept, array_agg(h.ctid) as ctids, max(h.xid::text::bigint) as last into v_rings from heard h;
   perform fairq._remove(p_shard_no, 'rings', v_rings.ctids);
-  -- A transaction that is still open may have rung before those: the next sweep starts there again.
-  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue,
-    least(v_rings.last, (select min(p.xid) from unnest(v_tick.pending) p(xid))::text::bigint));
+  v_late := fairq._sweep_late_rings(p_shard_no, p_queue, v_tick, v_rings.last);
+  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_rings.last);
 
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
   with old as materialized (
@@ -76,7 +78,7 @@ begin
   perform fairq._remove(p_shard_no, 'lanes', v_lanes.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_lanes.last);
 
-  return v_rings.swept + v_ticks.swept + v_lanes.swept;
+  return v_rings.swept + v_late + v_ticks.swept + v_lanes.swept;
 end;
 $$;
 comment on function fairq._sweep_domain(integer, text, integer) is 'Removes rings, ticks and lanes that nobody needs any more.';
