@@ -173,7 +173,7 @@ def work(
     attempt. A second signal, or QUIT: give back everything now.
 
     \b
-    Exit codes: 0 ended as told · 1 as many handlers hang as there are slots · 2 wrong usage or configuration
+    Exit codes: 0 ended as told · 1 handlers hang, or the database is older than this fairq · 2 wrong usage
                 3 the database refuses the worker, or was away for --db-retry-max-attempts
                 4 the database is newer than this fairq
     """

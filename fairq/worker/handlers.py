@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from fairq.app import Context, Outcome, PoppedTask, Task, outcome_of
-from fairq.errors import Cancelled, TaskTimeout
+from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
 
 __all__ = ["RELEASE", "SUCCEEDED", "Entry", "Loopside", "Threads", "conclude"]
 
@@ -34,6 +34,8 @@ Kind = Task[Any, ..., Any]
 SUCCEEDED: Final = Outcome("succeeded")
 # Told apart by identity: the attempt is given back, not ended.
 RELEASE: Final = Outcome("retry")
+# A message to PostgreSQL has its limits; a result is no place for files.
+LONGEST_RESULT: Final = 64 * 1024 * 1024
 # How long the coroutine that runs ready handlers keeps the loop before others get their turn.
 SLICE_SECONDS: Final = 0.001
 
@@ -84,7 +86,12 @@ def conclude(entry: Entry, exception: BaseException | None, result: Any) -> Outc
     if exception is None:
         if task is not None and not task.store_result:
             return SUCCEEDED
-        return outcome_of(None, task, entry.row.attempt, result=result)
+        outcome = outcome_of(None, task, entry.row.attempt, result=result)
+        if len(outcome.result or "") <= LONGEST_RESULT:
+            return outcome
+        exception = ResultNotEncodable(
+            f"the result is longer than {LONGEST_RESULT} characters", "Store it elsewhere, and return where."
+        )
     heeded = isinstance(exception, asyncio.CancelledError | Cancelled)
     if entry.stop == "shutdown" and heeded:
         return RELEASE
@@ -215,8 +222,15 @@ class Threads:
     def add(self, entry: Entry) -> None:
         self._queue.put(entry)
         if not self._idle.acquire(blocking=False):
-            self._made += 1
-            threading.Thread(target=self._run, name=f"fairq-handler-{self._made}", daemon=True).start()
+            name = f"fairq-handler-{self._made + 1}"
+            try:
+                threading.Thread(target=self._run, name=name, daemon=True).start()
+            except RuntimeError:  # the system gives no more threads: those that are there do it, one by one
+                if not self._made:
+                    raise
+                log.warning("no more threads than %d", self._made, extra={"action": "no_threads"})
+            else:
+                self._made += 1
 
     def close(self) -> None:
         """Idle threads end; busy ones after their handler."""

@@ -365,7 +365,10 @@ class _Engine:
         os._exit(Stuck.exit_code)
 
     def _progressed(self, ctx: Context) -> None:
-        """In the handler's thread."""
+        """In the handler's thread, so that what cannot be written is its own error."""
+        progress = ctx.last_progress
+        if progress is not None:
+            float(progress.done), driver.maybe(float, progress.total)
         entry = self.held.get(ctx.id)
         if entry is not None and entry.ctx is ctx:
             first = not self.reports
@@ -381,8 +384,9 @@ class _Engine:
             if await self._start():
                 await self._work()
                 await self._wind_down()
-        except asyncio.CancelledError:
-            # Somebody else ends us, on his own loop: give back what we can, quickly.
+        except BaseException:
+            # Somebody ends us on his own loop, the database failed too often, or this is a mistake of ours:
+            # give back what we can, quickly.
             self.stop_level = 2
             self.stop_at = time.monotonic()
             with contextlib.suppress(Exception):
@@ -981,7 +985,8 @@ class _Engine:
             return
         try:
             outcome = conclude(entry, exception, result)
-        except Exception as exc:  # the exception's own text cannot be had, or something of that kind
+            _delay(outcome.retry_delay)
+        except Exception as exc:  # its own text cannot be had, its delay is no number, or something like that
             outcome = Outcome(
                 "retry", error=describe(RuntimeError(f"no account of it: {type(exc).__name__}"))
             )

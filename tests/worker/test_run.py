@@ -838,3 +838,41 @@ def test_ctrl_c_without_signal_handlers_ends_the_worker_in_good_order(desk: Desk
     Worker(own, desk.dsn, grace=0.0, notify_poll_interval_ms=1000).run()
     assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
     assert desk.workers == 0
+
+
+def test_nonsense_from_a_handler_is_the_handlers_error(desk: Desk) -> None:
+    """Progress that is no number, a delay that is none: the attempt fails, the worker goes on."""
+    own = fairq.App()
+
+    @own.task
+    def odd_progress(payload: Any, ctx: fairq.Context) -> None:
+        ctx.progress("half")  # type: ignore[arg-type]
+
+    @own.task
+    def odd_delay(payload: Any) -> None:
+        raise fairq.Retry(delay=float("nan"))
+
+    ids = [desk.enqueue(kind, max_attempts=1) for kind in ("odd_progress", "odd_delay")]
+    drain(own, desk.dsn)
+    assert [desk.end(id)[0] for id in ids] == ["failed", "failed"]
+
+
+def test_a_result_that_is_too_long_fails_its_attempt(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairq.worker.handlers.LONGEST_RESULT", 10)
+    id = desk.enqueue("measure", {"name": "a"})
+    run_all(desk)
+    assert (desk.end(id)[0], desk.end(id)[3]["code"]) == ("failed", "result_invalid")
+
+
+def test_a_mistake_of_ours_gives_everything_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker ends with the exception; what it held is in line again, not lost until its lease is over."""
+    desk.enqueue_many("measure", 3, {"name": "a"})
+
+    def stumble(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fairq.worker.loop._Engine._due", stumble)
+    with pytest.raises(ZeroDivisionError):
+        Worker(app, desk.dsn, concurrency=2).run()
+    assert desk.rows("select distinct state from fairq.tasks where state in ('claimed', 'running')") == []
+    assert desk.workers == 0
