@@ -106,6 +106,7 @@ drop function fairq._check_task;
 drop function fairq._check_policy;
 drop function fairq._check_limit;
 drop function fairq._check_lengths;
+drop function fairq._check_isolation;
 drop function fairq._check_group;
 drop function fairq._charge_meters;
 drop function fairq._charge;

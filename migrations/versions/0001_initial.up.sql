@@ -1111,6 +1111,25 @@ end;
 $$;
 comment on function fairq._check_group(text, text) is 'Raises QF001 or QF003 when a group cannot be meant.';
 
+-- sql/functions/_check_isolation.sql
+
+-- Promotion and pop have to see what others committed a moment ago.
+-- Raises QF005 in REPEATABLE READ and SERIALIZABLE.
+create function fairq._check_isolation(p_queue text) returns void
+language plpgsql
+stable
+set search_path = ''
+as $$
+begin
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception 'queue "%" is promoted and popped in READ COMMITTED, this transaction is %', p_queue, upper(current_setting('transaction_isolation'))
+      using errcode = 'QF005',
+        hint = 'Call it in a transaction of its own. Creating and cancelling tasks work in every isolation level.';
+  end if;
+end;
+$$;
+comment on function fairq._check_isolation(text) is 'Raises QF005 when the transaction is not READ COMMITTED.';
+
 -- sql/functions/_check_lengths.sql
 
 create function fairq._check_lengths(p_worker_id bigint, p_ids bigint[], p_attempts integer[]) returns void
@@ -2128,12 +2147,7 @@ volatile
 set search_path = ''
 as $$
 begin
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'promotion of queue "%" needs READ COMMITTED, this transaction is %', p_queue, upper(current_setting('transaction_isolation'))
-      using errcode = 'QF005',
-        hint = 'Call it in a transaction of its own. Creating and cancelling tasks work in every isolation level.';
-  end if;
-
+  perform fairq._check_isolation(p_queue);
   if p_wait then
     perform from fairq.domains d where d.shard_no = p_shard_no and d.queue = p_queue for update;
   else
@@ -4948,6 +4962,7 @@ declare
   v_first integer := floor(random() * 4096)::integer;
 begin
   perform fairq._check_limit(p_limit);
+  perform fairq._check_isolation(p_queue);
   if p_claim_lease <= interval '0' then
     raise exception 'the claim lease % is not positive', p_claim_lease
       using errcode = 'QF009', hint = 'Leave it null to start the tasks at once.';

@@ -10,12 +10,7 @@ volatile
 set search_path = ''
 as $$
 begin
-  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'promotion of queue "%" needs READ COMMITTED, this transaction is %', p_queue, upper(current_setting('transaction_isolation'))
-      using errcode = 'QF005',
-        hint = 'Call it in a transaction of its own. Creating and cancelling tasks work in every isolation level.';
-  end if;
-
+  perform fairq._check_isolation(p_queue);
   if p_wait then
     perform from fairq.domains d where d.shard_no = p_shard_no and d.queue = p_queue for update;
   else

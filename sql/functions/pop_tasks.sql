@@ -27,6 +27,7 @@ declare
   v_first integer := floor(random() * 4096)::integer;
 begin
   perform fairq._check_limit(p_limit);
+  perform fairq._check_isolation(p_queue);
   if p_claim_lease <= interval '0' then
     raise exception 'the claim lease % is not positive', p_claim_lease
       using errcode = 'QF009', hint = 'Leave it null to start the tasks at once.';
