@@ -1,0 +1,23 @@
+"""The SQL on the pages about policies was really run, and what it answers is what they show."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.database import Database
+from tests.support.sql_pages import blocks, run
+
+HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+
+
+@pytest.mark.skipif("FAIRQ_TEST_SHARDS" in os.environ, reason="a page shows the order of one shard")
+@pytest.mark.parametrize("page", ["limit-a-tenant", "share-a-resource", "pause-and-resume"])
+def test_examples_answer_what_the_page_says(database: Database, page: str) -> None:
+    conn = database.connect(autocommit=True)
+    shown = 0
+    for block in blocks((HOW_TO / f"{page}.md").read_text("utf-8")):
+        answer = run(conn, block)
+        assert block.expected is None or answer == block.expected, f"{page}.md, line {block.line}"
+        shown += block.expected is not None
+    assert shown >= 4
