@@ -22,6 +22,7 @@ BASELINES = ()
 PAYLOAD = {"file": "a.pdf", "note": "x" * 60}
 SLOTS = 500
 PATIENCE_SECONDS = 600.0
+CHURN_SECONDS = {"tiny": 1.0, "quick": 30.0, "full": 600.0}
 
 Conn = psycopg.Connection[Any]
 
@@ -33,7 +34,8 @@ def run(session: Session) -> None:
             drain(session, "nothing", tasks, processes, SLOTS)
         drain(session, "nothing_in_thread", min(tasks, 50_000), 1, 8)
         latency(session, max(20, min(2_000, int(session.scale.seconds * 100))))
-        churn(session, session.scale.seconds * 3)
+        if not session.repetition:
+            churn(session, CHURN_SECONDS.get(session.scale.name, 10.0))
 
 
 def drain(session: Session, kind: str, tasks: int, processes: int, slots: int) -> None:
@@ -75,7 +77,7 @@ def churn(session: Session, seconds: float) -> None:
     """Resident memory of a worker, after a warm-up and at the end of the churn."""
     with session.connect() as conn:
         clear(conn)
-        with workers(conn, session.dsn, 1, SLOTS) as pids:
+        with workers(conn, session.dsn, 1, 50) as pids:
             early, tasks, start = 0.0, 0, time.perf_counter()
             while (elapsed := time.perf_counter() - start) < seconds:
                 for kind in ("nothing", "nothing_in_thread"):

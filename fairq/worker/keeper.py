@@ -32,6 +32,8 @@ log = logging.getLogger("fairq.worker")
 # The loop is said to stand still after so long without a pulse.
 STANDSTILL_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 2.0
+# A process that is to end and does not, although its loop runs, waits for an answer that never comes.
+LAST_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,8 @@ class Keeper:
                 extra={"action": "loop_blocked"},
             )
         deadline = self._give_up_at()
-        if deadline is not None and time.monotonic() > deadline and self._standing_still:
+        late = 0.0 if deadline is None else time.monotonic() - deadline
+        if late > LAST_SECONDS or (late > 0 and self._standing_still):
             with contextlib.suppress(*FAILURES):
                 if self._conn is None:
                     self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)

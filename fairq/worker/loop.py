@@ -358,7 +358,7 @@ class _Engine:
 
     def _give_up(self) -> None:
         log.error(
-            "a handler blocks the loop past the grace time; the worker ends without it",
+            "a handler blocks the loop, or the database hangs, past the grace time; the process ends now",
             extra={"action": "gave_up"},
         )
         logging.shutdown()
@@ -455,7 +455,7 @@ class _Engine:
         settings = self.settings
         self.keeper = Keeper(
             KeeperPlan(
-                conninfo=self.conninfo,
+                conninfo=conninfo(self.dsn, "fairq keeper"),
                 heartbeat=self.limits.heartbeat,
                 lease=settings.lease,
                 maintain_every=settings.maintain_interval_ms / 1000,

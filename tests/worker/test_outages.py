@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -198,7 +199,7 @@ def test_killed_backends_are_replaced_and_nothing_is_lost(desk: Desk) -> None:
         killed = 0
         for rest in (350, 250, 150, 50):
             desk.wait_until(lambda rest=rest: desk.live < rest, f"fewer than {rest} are left")  # type: ignore[misc]
-            killed += kill_sessions(desk, "fairq worker") + kill_sessions(desk, "fairq listen")
+            killed += sum(kill_sessions(desk, f"fairq {each}") for each in ("worker", "keeper", "listen"))
         desk.wait_until(lambda: desk.live == 0, "all are done")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
@@ -276,3 +277,22 @@ def test_a_standby_is_not_taken_for_a_primary(own_server: embedded.Server) -> No
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
     assert len(lines_of(worker, "slot")) == 1
+
+
+def test_a_worker_whose_database_hangs_can_be_ended(own_server: embedded.Server) -> None:
+    """S26: the backend of the turns is frozen in the middle; the keeper gives the tasks back and ends the
+    process.
+    """
+    dsn = own_server.dsn("fairq")
+    with own_desk(own_server) as desk, work_process(dsn, "--grace", "0", "--no-listen", "-c", "1") as worker:
+        worker.wait_for("slot")
+        (backend,) = desk.rows("select pid from pg_stat_activity where application_name = 'fairq worker'")
+        desk.enqueue("sleeps", 60)
+        desk.wait_until(lambda: desk.effects("began") == 1, "the handler began")
+        os.kill(backend[0], signal.SIGSTOP)
+        try:
+            worker.send(signal.SIGTERM)
+            assert worker.wait() == 1
+            assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
+        finally:
+            os.kill(backend[0], signal.SIGCONT)

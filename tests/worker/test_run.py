@@ -363,6 +363,42 @@ def test_a_notice_wakes_a_worker_that_sleeps(desk: Desk, monkeypatch: pytest.Mon
     assert {desk.end(id)[0] for id in ids} == {"succeeded"}
 
 
+def test_a_burst_of_notices_is_one_look(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HR16: thirty notices that come while the loop is busy."""
+    from fairq.worker import loop
+
+    monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
+    pops: list[int] = []
+    real = loop._Engine._popped
+
+    def popped(self: Any, about: Any, rows: Any) -> None:
+        pops.append(len(rows))
+        real(self, about, rows)
+
+    monkeypatch.setattr(loop._Engine, "_popped", popped)
+    own = fairq.App()
+    own.include(app)
+    began, release = threading.Event(), threading.Event()
+
+    @own.task
+    async def blocks(payload: Any) -> None:
+        began.set()
+        release.wait(60)
+
+    lines: list[str] = []
+    with worker_thread(own, desk.dsn, concurrency=50, notify_poll_interval_ms=300_000, announce=lines.append):
+        desk.wait_until(lambda: bool(lines), "the worker listens")
+        desk.enqueue("blocks")
+        assert began.wait(60)
+        before = len(pops)
+        for _ in range(30):
+            desk.enqueue("measure", {"name": "a"})
+        release.set()
+        desk.wait_until(lambda: desk.live == 0, "all ran")
+        # One look finds all; each turn that writes ends looks as well.
+        assert pops[before] == 30 or pops[before + 1] == 30
+
+
 def test_without_listen_polling_finds_the_work(desk: Desk) -> None:
     """HR19"""
     lines: list[str] = []
