@@ -30,7 +30,7 @@ USER_DATA = {
     "fairq.tasks": "",
     "fairq.finished_tasks": "",
     "fairq.groups": "",
-    "fairq.queues": " where queue <> 'default'",
+    "fairq.queues": " where queue <> 'default' and not internal",
 }
 
 UP_HEAD = """\

@@ -14,7 +14,7 @@ begin
   if exists (select from fairq.tasks)
     or exists (select from fairq.finished_tasks)
     or exists (select from fairq.groups)
-    or exists (select from fairq.queues where queue <> 'default') then
+    or exists (select from fairq.queues where queue <> 'default' and not internal) then
     raise exception 'fairq still holds tasks, history or settings of yours, and this step would lose them'
       using errcode = 'QF090',
             hint = 'Let them end and save the history, or throw all away: drop schema fairq cascade.';

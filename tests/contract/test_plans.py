@@ -18,6 +18,7 @@ by what was asked for.
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ _numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def clone(server: TestServer, source: str) -> Iterator[str]:
-    name = f"fairq_plans_{server.run_id}_{next(_numbers)}"
+    name = f"fairq_plans_{server.run_id}_{os.getpid()}_{next(_numbers)}"
     create_database(server, name, source)
     try:
         yield name
