@@ -2451,8 +2451,11 @@ begin
     end if;
 
     exit when v_left = 0;
-    if v_promoted is null and v_picked.ready is null and not v_waited and (v_round > 1 or fairq._has_news(v_tick)) then
-      -- Somebody else promotes, and there is nothing else to do: that takes milliseconds. Then look again.
+    if v_promoted is null and v_left = p_limit and v_picked.expired is null and not v_waited
+      and (v_round > 1 or fairq._has_news(v_tick))
+    then
+      -- Somebody else promotes, and there is nothing else to do: that takes milliseconds. Then look again. Not with tasks in hand: who holds
+      -- the domain to set a first cap waits for those.
       v_waited := true;
       continue when fairq._await_domain(p_shard_no, p_queue);
     end if;
