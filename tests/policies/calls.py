@@ -38,7 +38,7 @@ Held = tuple[int, int, str]
 def call(conn: Conn, function: str, *args: Any, **named: Any) -> Any:
     """A function of the public SQL. Named arguments go without their p_."""
     parts = ["%s"] * len(args) + [f"p_{name} => %s" for name in named]
-    return run(conn, f"select * from fairq.{function}({', '.join(parts)})", *args, *named.values())
+    return run(conn, f"select * from fairq.{function}({', '.join(parts)})", *args, *named.values())  # noqa: S608
 
 
 def create(conn: Conn, group: str = "bob", **options: Any) -> int:
@@ -49,12 +49,15 @@ def create(conn: Conn, group: str = "bob", **options: Any) -> int:
 def tasks(conn: Conn, group: str, count: int, **options: Any) -> list[int]:
     """Many tasks of a group by one call."""
     names = "".join(f", p_{name} => %s" for name in options)
-    query = f"select fairq.create_tasks(array_fill(%s::text, array[%s]), array_fill('{{}}'::jsonb, array[%s]){names})"
+    groups, payloads = "array_fill(%s::text, array[%s])", "array_fill('{}'::jsonb, array[%s])"
+    query = f"select fairq.create_tasks({groups}, {payloads}{names})"
     return [row[0] for row in run(conn, query, group, count, count, *options.values())]
 
 
 def worker(conn: Conn, *queues: str, slots: int = 8, lease: str = "1 hour") -> int:
-    return int(one(conn, "select fairq.register_worker('w', %s, %s, %s)", list(queues or ("default",)), slots, lease))
+    return int(
+        one(conn, "select fairq.register_worker('w', %s, %s, %s)", list(queues or ("default",)), slots, lease)
+    )
 
 
 def pop(
@@ -82,9 +85,7 @@ def finish(
     attempts = [each[1] for each in held]
     return sorted(
         row[0]
-        for row in run(
-            conn, query, worker_id, ids_of(held), attempts, outcome, len(held), delay, len(held)
-        )
+        for row in run(conn, query, worker_id, ids_of(held), attempts, outcome, len(held), delay, len(held))
     )
 
 
@@ -105,7 +106,8 @@ def state(conn: Conn, task: int) -> str:
     return str(
         one(
             conn,
-            "select state from fairq.tasks where id = %s union all select outcome from fairq.finished_tasks where id = %s",
+            "select state from fairq.tasks where id = %s"
+            " union all select outcome from fairq.finished_tasks where id = %s",
             task,
             task,
         )
@@ -117,15 +119,16 @@ def explain(conn: Conn, task: int) -> str:
 
 
 def settle(conn: Conn) -> None:
-    """Every domain hears what there is to hear, those of keys and meters last. Until then counts are behind."""
+    """Every domain hears what there is to hear, keys and meters last. Until then counts are behind."""
     for shard, queue in run(
-        conn, "select d.shard_no, d.queue from fairq.domains d order by d.queue like '#%%', d.queue, d.shard_no"
+        conn,
+        "select d.shard_no, d.queue from fairq.domains d order by d.queue like '#%%', d.queue, d.shard_no",
     ):
         run(conn, "select fairq._promote(%s, %s, 1, true)", shard, queue)
 
 
 def in_flight(conn: Conn, lane: str, queue: str = "default") -> int:
-    """Places taken in a lane: of a group, of a key (queue #keys), of 'queue x' or 'cluster' (queue #meters)."""
+    """Places taken in a lane: of a group, of a key (queue #keys), of 'queue x' or 'cluster' (#meters)."""
     query = """
         select coalesce((l.gate).in_flight, 0) from fairq.lanes l
         where l.queue = %s and l.group_key = %s order by l.version desc limit 1"""
@@ -154,18 +157,19 @@ where coalesce(l.in_flight, 0) <> coalesce(p.places, 0)
 
 
 def assert_counted(conn: Conn) -> None:
-    """I7, I11: every lane says as many places as tasks in flight hold in it. No other transaction may be open."""
+    """I7, I11: every lane says as many places as tasks in flight hold in it. With no transaction open."""
     settle(conn)
     wrong = run(conn, MISCOUNTED.replace("%", "%%"))
     assert not wrong, f"queue, lane, places by the lane, by the tasks: {wrong}"
 
 
 def written(conn: Conn) -> dict[str, int]:
-    """Rows inserted, updated and deleted so far, per table, as this session counts them. Compare two of one transaction."""
+    """Rows written so far, per table, as this session counts them. Compare two of one transaction."""
     return {
         row[0]: row[1]
         for row in run(
             conn,
-            "select relname, n_tup_ins + n_tup_upd + n_tup_del from pg_stat_xact_user_tables where schemaname = 'fairq'",
+            "select relname, n_tup_ins + n_tup_upd + n_tup_del from pg_stat_xact_user_tables"
+            " where schemaname = 'fairq'",
         )
     }

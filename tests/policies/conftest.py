@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 
 from tests.policies.calls import Conn, at
@@ -13,8 +11,8 @@ def _no_statement_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def conn(database: Database) -> Iterator[Conn]:
+def conn(database: Database) -> Conn:
     """One session in autocommit, at noon: every call is a transaction, as it is for a worker."""
     conn = database.connect(autocommit=True)
     at(conn, "12:00:00")
-    yield conn
+    return conn

@@ -1,4 +1,4 @@
-"""Tenants that try to get more than their share, and what masses of gated work cost those that are not gated."""
+"""Tenants that try to get more than their share, and what masses of gated work cost the others."""
 
 import threading
 from collections import Counter
@@ -33,7 +33,7 @@ PATIENCE = 300.0
 
 
 def test_a_storm_of_enqueues_of_one_tenant_delays_nobody(database: Database) -> None:
-    """I2, I6: bob enqueues from eight sessions at once, one by one; whatever others enqueue meanwhile is among the next served."""
+    """I2, I6: bob enqueues from eight sessions at once; what others enqueue meanwhile is served next."""
     conn = database.connect(autocommit=True)
     bob = worker(conn)
     storm_is_over = threading.Event()
@@ -61,11 +61,12 @@ def test_a_storm_of_enqueues_of_one_tenant_delays_nobody(database: Database) -> 
 
 
 def test_a_tenant_that_shards_into_a_thousand_keys_gets_a_thousand_turns(conn: Conn) -> None:
-    """What fairness cannot do: a group is what the application says it is. A newcomer still comes at once (I6)."""
+    """What fairness cannot do: a group is what the application says. A newcomer still comes at once (I6)."""
     bob = worker(conn)
     run(
         conn,
-        "select fairq.create_tasks(array_agg('evil ' || n %% 1000), array_agg('{}'::jsonb)) from generate_series(1, 3000) n",
+        "select fairq.create_tasks(array_agg('evil ' || n %% 1000), array_agg('{}'::jsonb))"
+        " from generate_series(1, 3000) n",
     )
     pop(conn, bob, 10)
     tasks(conn, "alice", 3)
@@ -75,7 +76,7 @@ def test_a_tenant_that_shards_into_a_thousand_keys_gets_a_thousand_turns(conn: C
 
 
 def test_a_concurrency_key_per_tenant_bounds_one_that_shards(conn: Conn) -> None:
-    """The remedy: the same key on all tasks of the tenant, with as many places as it may have, whatever its groups are called."""
+    """The remedy: the same key on all tasks of the tenant, whatever its groups are called."""
     call(conn, "configure_key", "tenant evil", 2)
     bob = worker(conn)
     run(
@@ -108,11 +109,13 @@ def test_a_tenant_whose_tasks_never_end_keeps_its_places_and_no_more(conn: Conn)
 
 def cost_of_a_pop(conn: Conn, worker_id: int, limit: int = 10) -> int:
     """Pages that a pop touches, all that it promotes included; the tasks stay popped."""
-    return shared_buffers(explain(conn, "select * from fairq.pop_tasks('default', %s, %s)", [limit, worker_id]))
+    return shared_buffers(
+        explain(conn, "select * from fairq.pop_tasks('default', %s, %s)", [limit, worker_id])
+    )
 
 
 def test_masses_of_gated_tasks_cost_a_runnable_group_nothing(database: Database) -> None:
-    """I9, S10: capped, paused, rate limited, scheduled and blocked tasks ahead of one group change its pop by less than 2x."""
+    """I9, S10: capped, paused, rate limited, scheduled and blocked tasks ahead of one group: below 2x."""
     costs = {}
     for gated in (100, GATED):
         run_in = f"gated {gated}"
@@ -143,16 +146,20 @@ def test_masses_of_gated_tasks_cost_a_runnable_group_nothing(database: Database)
 
 
 def test_promotion_of_capped_groups_costs_what_it_promotes(database: Database) -> None:
-    """I9: a hundred tasks end and a hundred others take their places, among 500 capped groups or a hundred times as many."""
+    """I9: a hundred tasks end and a hundred others take their places, among few capped groups or many."""
     costs = {}
     for groups in (500, GROUPS):
         conn = database.connect(autocommit=True)
-        run(conn, "truncate fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.groups, fairq.finished_tasks")
+        run(
+            conn,
+            "truncate fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.groups, fairq.finished_tasks",
+        )
         call(conn, "configure_queue", "default", group_max_running=1, ready_target=200)
         bob = worker(conn)
         run(
             conn,
-            "select fairq.create_tasks(array_agg('g' || n %% %s), array_agg('{}'::jsonb)) from generate_series(1, 3 * %s) n",
+            "select fairq.create_tasks(array_agg('g' || n %% %s), array_agg('{}'::jsonb))"
+            " from generate_series(1, 3 * %s) n",
             groups,
             groups,
         )

@@ -22,7 +22,15 @@ from tests.policies.calls import (
 
 
 def breaker(conn: Conn, threshold: int = 3, cooldown: str = "1 minute", **more: object) -> None:
-    call(conn, "configure_group", "default", "bob", breaker_threshold=threshold, breaker_cooldown=cooldown, **more)
+    call(
+        conn,
+        "configure_group",
+        "default",
+        "bob",
+        breaker_threshold=threshold,
+        breaker_cooldown=cooldown,
+        **more,
+    )
 
 
 def opened(conn: Conn, count: int = 10) -> int:
@@ -175,7 +183,7 @@ def test_a_breaker_for_every_group_of_a_queue_counts_each_by_itself(conn: Conn) 
 
 
 def test_a_tenant_whose_tasks_always_fail_burns_few_attempts(conn: Conn) -> None:
-    """An hour of a broken credential: three attempts, then one a minute; the others are served all the while."""
+    """An hour of a broken credential: three attempts, then one a minute; the others are served."""
     breaker(conn)
     bob = worker(conn)
     tasks(conn, "bob", 500)

@@ -79,7 +79,9 @@ def test_a_cap_counts_claimed_and_running_and_a_raised_one_fills_at_once(conn: C
     tasks(conn, "bob", 10)
     held = pop(conn, bob) + pop(conn, bob, lease="1 minute")
     assert len(held) == 2
-    assert one(conn, "select count(*) from fairq.tasks where state = 'queued'") == 0, "gated work is not ready"
+    assert one(conn, "select count(*) from fairq.tasks where state = 'queued'") == 0, (
+        "gated work is not ready"
+    )
     call(conn, "configure_group", "default", "bob", max_running=5)
     assert len(pop(conn, bob, lease="1 minute")) == 3
     assert pop(conn, bob) == []
@@ -155,7 +157,9 @@ def test_a_queue_gives_all_groups_a_cap_and_a_group_may_have_its_own(conn: Conn)
     call(conn, "configure_group", "default", "c", max_running=5)
     tasks(conn, "new", 20)
     pop(conn, bob)
-    running = dict(run(conn, "select group_key, count(*) from fairq.tasks where state = 'running' group by 1"))
+    running: dict[str, int] = dict(
+        run(conn, "select group_key, count(*) from fairq.tasks where state = 'running' group by 1")
+    )
     assert running == {"a": 2, "b": 2, "c": 5, "new": 2}
     assert_counted(conn)
     call(conn, "configure_group", "default", "c", reset=["max_running"])
@@ -264,7 +268,9 @@ def test_pausing_writes_as_much_for_a_million_tasks_as_for_one(conn: Conn, what:
         before = written(conn)
         call(conn, what, "default", "bob")
         after = written(conn)
-    assert {table: after[table] - before.get(table, 0) for table in after if after[table] != before.get(table, 0)} == {
+    assert {
+        table: after[table] - before.get(table, 0) for table in after if after[table] != before.get(table, 0)
+    } == {
         "groups": 1,
         "rings": 1,
     }
@@ -326,7 +332,7 @@ def test_limits_survive_maintenance_and_the_loss_of_derived_state(conn: Conn) ->
     for lose in (False, True):
         if lose:
             for table in ("ticks", "lanes", "rings"):
-                run(conn, f"delete from fairq.{table}")
+                run(conn, f"delete from fairq.{table}")  # noqa: S608
         else:
             maintain(conn)
             maintain(conn)
@@ -358,7 +364,7 @@ def test_tasks_lost_with_the_derived_state_are_counted_again(conn: Conn) -> None
     held = pop(conn, bob)
     assert len(held) == 4
     for table in ("ticks", "lanes", "rings"):
-        run(conn, f"delete from fairq.{table}")
+        run(conn, f"delete from fairq.{table}")  # noqa: S608
     assert pop(conn, bob) == []
     assert_counted(conn)
     finish(conn, bob, held)

@@ -151,7 +151,7 @@ def test_a_held_key_comes_free_however_its_task_leaves(
 
 @pytest.mark.parametrize("how", ["cancel", "expire", "pause", "priority", "purge"])
 def test_a_queued_key_comes_free_when_its_task_leaves_the_order(conn: Conn, how: str) -> None:
-    """I7: a task that is queued holds its key, and gives it back when it is recalled, cancelled or too late."""
+    """I7: a task that is queued holds its key, until it is recalled, cancelled or too late."""
     bob = worker(conn)
     first = create(conn, "holder", concurrency_key="k", expires_at="2030-01-01 12:00:10+00")
     promote(conn)

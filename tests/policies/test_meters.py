@@ -1,4 +1,4 @@
-"""Caps, rates and breakers of whole queues, and the cap of the cluster: decided at pop, under a lock taken only where there is one."""
+"""Caps, rates and breakers of whole queues and of the cluster: decided at pop, under their own lock."""
 
 import pytest
 
@@ -72,7 +72,13 @@ def test_a_cap_on_a_running_queue_counts_what_is_held_and_may_come_and_go(conn: 
 
     def cap(number: int | None) -> None:
         if scope == "queue":
-            call(conn, "configure_queue", "default", max_running=number, reset=[] if number else ["max_running"])
+            call(
+                conn,
+                "configure_queue",
+                "default",
+                max_running=number,
+                reset=[] if number else ["max_running"],
+            )
         else:
             call(conn, "configure_cluster", max_running=number, reset=[] if number else ["max_running"])
 

@@ -1,4 +1,4 @@
-"""Policies while many sessions pop, finish and change them at once. The schedule is not fixed; what must hold always does."""
+"""Policies while many sessions pop, finish and change them. Schedules vary; what must hold does not."""
 
 import threading
 from collections.abc import Callable
@@ -172,7 +172,8 @@ def test_two_sets_of_workers_share_the_cap_of_the_cluster(database: Database) ->
         tasks(conn, "bob", total // 2, queue=queue, max_attempts=1000)
     stop, seen, ended = threading.Event(), [], []  # type: ignore[var-annotated]
     workers = [
-        serve(database, seed, ended, ("default",) if seed % 2 else ("mail",), keep=0.5, total=total) for seed in range(8)
+        serve(database, seed, ended, ("default",) if seed % 2 else ("mail",), keep=0.5, total=total)
+        for seed in range(8)
     ]
     together(
         watch(database, HELD, lambda: 5, stop, seen),
@@ -252,7 +253,8 @@ def test_a_finish_waits_for_settings_and_is_not_lost(conn: Conn, database: Datab
         call(operator, function, *args, max_running=cap)
         finishing = in_background(
             conn,
-            "select fairq.finish_tasks(%s, %s, %s, %s, p_retry_delays => array_fill('1 hour'::interval, array[3]))",
+            "select fairq.finish_tasks(%s, %s, %s, %s,"
+            " p_retry_delays => array_fill('1 hour'::interval, array[3]))",
             [bob, ids_of(held), [1, 1, 1], ["succeeded", "failed", "retry"]],
         )
         wait_until_blocked(observer, pid_of(conn))
@@ -277,8 +279,10 @@ def test_a_release_waits_for_settings_and_gives_the_place_back(conn: Conn, datab
     assert len(pop(conn, bob)) == 3
 
 
-def test_a_cap_that_goes_and_comes_while_a_task_is_being_finished_counts_it_once(conn: Conn, database: Database) -> None:
-    """I7: the place of a task that is leaving comes back when its finish commits, whatever the settings were meanwhile."""
+def test_a_cap_that_goes_and_comes_while_a_task_is_being_finished_counts_it_once(
+    conn: Conn, database: Database
+) -> None:
+    """I7: the place of a task that is leaving comes back when its finish commits, and not before."""
     bob = worker(conn)
     for function, args in (("configure_group", ("default", "bob")), ("configure_queue", ("default",))):
         call(conn, function, *args, max_running=3)
@@ -312,7 +316,11 @@ def test_a_first_cap_of_a_group_waits_for_the_pop_that_is_open(conn: Conn, datab
     bob = worker(conn)
     tasks(conn, "bob", 8)
     promote(conn)
-    popping, operator, observer = database.connect(), database.connect(autocommit=True), database.connect(autocommit=True)
+    popping, operator, observer = (
+        database.connect(),
+        database.connect(autocommit=True),
+        database.connect(autocommit=True),
+    )
     at(popping, "12:00:00")
     at(operator, "12:00:00")
     assert len(pop(popping, bob, 3)) == 3
@@ -324,8 +332,10 @@ def test_a_first_cap_of_a_group_waits_for_the_pop_that_is_open(conn: Conn, datab
     assert_counted(conn)
 
 
-def test_what_is_being_popped_while_a_queue_gets_its_first_cap_escapes_it(conn: Conn, database: Database) -> None:
-    """The documented limit: an open pop is neither waited for nor counted, so its tasks come on top, and free nothing."""
+def test_what_is_being_popped_while_a_queue_gets_its_first_cap_escapes_it(
+    conn: Conn, database: Database
+) -> None:
+    """The documented limit: an open pop is neither waited for nor counted. It frees nothing, either."""
     bob = worker(conn)
     tasks(conn, "bob", 8)
     promote(conn)

@@ -82,7 +82,14 @@ def test_the_others_are_not_limited_and_not_held_up(conn: Conn) -> None:
 
 
 def test_the_rate_of_a_queue_for_each_group_and_one_of_its_own(conn: Conn) -> None:
-    call(conn, "configure_queue", "default", group_rate_limit=2, group_rate_period="1 minute", group_rate_burst=2)
+    call(
+        conn,
+        "configure_queue",
+        "default",
+        group_rate_limit=2,
+        group_rate_period="1 minute",
+        group_rate_burst=2,
+    )
     call(conn, "configure_group", "default", "c", rate_limit=5, rate_period="1 minute", rate_burst=5)
     bob = worker(conn)
     for group in ("a", "b", "c"):
@@ -141,7 +148,8 @@ def test_extreme_rates_do_not_stop_the_queue(conn: Conn) -> None:
     bob = worker(conn)
     run(
         conn,
-        "update fairq.lanes set gate.rate_at = '2030-01-01'::timestamptz + 99999 * interval '366 days' where group_key = 'slow'",
+        "update fairq.lanes set gate.rate_at = '2030-01-01'::timestamptz + 99999 * interval '366 days'"
+        " where group_key = 'slow'",
     )
     for group in ("fast", "slow", "else"):
         tasks(conn, group, 5)
@@ -152,7 +160,16 @@ def test_extreme_rates_do_not_stop_the_queue(conn: Conn) -> None:
 
 def test_a_rate_and_a_cap_hold_together(conn: Conn) -> None:
     """H38."""
-    call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 second", rate_burst=5, max_running=3)
+    call(
+        conn,
+        "configure_group",
+        "default",
+        "bob",
+        rate_limit=1,
+        rate_period="1 second",
+        rate_burst=5,
+        max_running=3,
+    )
     bob = worker(conn)
     tasks(conn, "bob", 20)
     held = pop(conn, bob)

@@ -101,8 +101,10 @@ def test_settings_that_promote_need_read_committed(conn: Conn, level: str) -> No
 
 
 def test_settings_answer_with_what_is_in_force(conn: Conn) -> None:
-    names = "max_running, rate_limit, rate_period::text, rate_burst, breaker_threshold, breaker_cooldown::text"
-    query = f"select {names} from fairq.configure_group('default', 'bob', %s)"
+    names = (
+        "max_running, rate_limit, rate_period::text, rate_burst, breaker_threshold, breaker_cooldown::text"
+    )
+    query = f"select {names} from fairq.configure_group('default', 'bob', %s)"  # noqa: S608
     run(conn, "select fairq.configure_group('default', 'bob', p_max_running => 3, p_rate_limit => 2)")
     run(conn, "select fairq.configure_group('default', 'bob', p_breaker_threshold => 5)")
     assert run(conn, query.replace("%s", "2")) == [(3, 2, "00:00:01", None, 5, "00:01:00")]
@@ -132,7 +134,7 @@ def test_only_operators_change_settings(conn: Conn, role: str, query: str) -> No
 
 
 def test_operators_may_and_workers_serve_under_every_policy(conn: Conn) -> None:
-    """The role of workers suffices for pops that meet caps, keys, meters, rates and breakers; that of observers to explain."""
+    """The role of workers suffices for pops that meet every policy; that of observers to explain."""
     run(conn, "set role fairq_admin")
     for query in ADMIN_CALLS[:4]:
         run(conn, query)
@@ -173,7 +175,9 @@ def test_explain_names_each_reason(conn: Conn) -> None:
     promote(conn)
     assert explain(conn, ids["capped"]) == 'group "capped": 1 tasks are in flight, the cap is 1'
     assert explain(conn, ids["slow"]).startswith('group "slow": rate limited until 2030-01-01 13:00:00')
-    assert explain(conn, ids["broken"]).startswith('group "broken": its breaker is open until 2030-01-01 12:01:00')
+    assert explain(conn, ids["broken"]).startswith(
+        'group "broken": its breaker is open until 2030-01-01 12:01:00'
+    )
     assert explain(conn, ids["paused"]).startswith('group "paused": paused since 2030-01-01 12:00:00')
     assert explain(conn, blocked) == (
         f'concurrency key "crane": 1 tasks are in flight, the cap is 1; held by task {holder}'
@@ -195,7 +199,9 @@ def test_explain_names_queues_the_cluster_order_and_missing_workers(conn: Conn) 
     promote(conn)
     assert explain(conn, first) == 'no live worker for queue "default"'
     bob = worker(conn)
-    assert [explain(conn, i) for i in (first, third, second)] == [f"behind {n} tasks in order" for n in range(3)]
+    assert [explain(conn, i) for i in (first, third, second)] == [
+        f"behind {n} tasks in order" for n in range(3)
+    ]
     call(conn, "pause_queue", "default")
     assert explain(conn, first).startswith('queue "default" is paused since 2030-01-01 12:00:00')
     call(conn, "resume_queue", "default")
@@ -223,7 +229,9 @@ def test_every_gate_has_a_reason_and_every_reason_a_gate(conn: Conn) -> None:
           cross join (values (null), (0), (3)) as cap(cap)
           cross join (values (null), (0.5::float8)) as rate(rate)
           cross join (values (0), (3), (7)) as taken(taken)
-          cross join (values (null), ('2030-01-01 11:59:00+00'::timestamptz), ('2030-01-01 12:30:00+00'::timestamptz)) as t(opens)
+          cross join (
+            values (null), ('2030-01-01 11:59:00+00'::timestamptz), ('2030-01-01 12:30:00+00'::timestamptz)
+          ) as t(opens)
         ) p
         cross join lateral fairq._allowance(
           (p.cap, p.paused, p.rate, 1, 3, interval '1 minute')::fairq.policy,
