@@ -320,7 +320,7 @@ def test_a_budget_is_shared_by_the_queues_and_a_batch_bounds_each(desk: Desk) ->
         mode="once",
         maintain_interval_ms=0,
     ):
-        desk.wait_until(lambda: desk.running > 0, "a pop")
+        desk.wait_until(lambda: desk.running >= 5, "every slot is taken")
         taken = desk.rows(
             "select queue, count(*) from fairq.tasks where state = 'running' group by 1 order by 1"
         )
