@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See docs/how-to/run-the-tests.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format freeze test-long test-matrix test-shards ci clean
+.PHONY: help demo test check format freeze test-long test-matrix test-shards bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -50,6 +50,12 @@ test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs 
 
 test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 	@FAIRQ_TEST_SHARDS=16 .venv/bin/python -m pytest $(PYTEST)
+
+bench: .venv/.dev ## Measure everything at full size, for publishing (hours)
+	@.venv/bin/python -m benchmarks run --scale full $(ARGS)
+
+bench-quick: .venv/.dev ## Measure everything at a small size (minutes)
+	@.venv/bin/python -m benchmarks run --scale quick $(ARGS)
 
 ci: ## Run what every change must pass
 	@.ci/run
