@@ -2003,7 +2003,8 @@ comment on function fairq._lane(integer, text, text) is 'The lane of a group, ne
 -- sql/functions/_leave.sql
 
 -- Ends attempts that _finish looked up: one delete or update, whose conditions are the fencing token, because recovery may have taken a task since.
--- Who has to wait for recovery finds another worker in the row, and gets nothing. By ctid and no other way, see _hold.
+-- Who has to wait for recovery finds another worker in the row, and gets nothing. Who has to wait for settings that began to count the task, too:
+-- _finish then looks again. By ctid and no other way, see _hold.
 create function fairq._leave(
   p_shard_no integer,
   p_worker_id bigint,
@@ -2040,6 +2041,7 @@ begin
         and t.ctid = i.ctid
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
+        and (t.counted, t.meters) = (i.counted, i.meters)
         and i.outcome <> 'retry'
       returning t.*, i.outcome, i.result, i.error, i.nth
     ),
@@ -2063,6 +2065,7 @@ begin
         and t.ctid = i.ctid
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
+        and (t.counted, t.meters) = (i.counted, i.meters)
       returning t.id, t.queue, t.group_key, t.concurrency_key, t.attempt, t.run_at, i.error, i.counted, i.meters, i.started_at, i.nth
     ),
     attempted as (
@@ -2514,6 +2517,16 @@ begin
     v_tick := fairq._rebuild(p_shard_no, v_queue, v_now);
   end if;
 
+  -- Concurrency keys belong to all queues of the shard: their lock is held while places are taken. What was freed is heard now, and the tasks that
+  -- waited for it ring below. A pop waits for that lock for a moment only: it may hold the meters, for which another transaction waits that holds
+  -- the keys, because it popped another queue before.
+  if v_tick.keyed then
+    if not p_wait and not fairq._lock_domain(p_shard_no, '#keys', false) and not fairq._await_domain(p_shard_no, '#keys') then
+      return null;
+    end if;
+    perform fairq._promote(p_shard_no, '#keys', 1, true);
+  end if;
+
   -- Due tasks first: they ring, and the rings of this transaction are heard below.
   v_due_at := v_tick.next_due_at;
   if v_due_at <= v_now then
@@ -2524,12 +2537,6 @@ begin
       and t.queue = p_queue
       and t.state = 'scheduled'
       and t.run_at >= v_tick.next_due_at;
-  end if;
-
-  -- Concurrency keys belong to all queues of the shard: their lock is held while places are taken. What was freed is heard now,
-  -- and the tasks that waited for it ring below.
-  if v_tick.keyed then
-    perform fairq._promote(p_shard_no, '#keys', 1, true);
   end if;
 
   -- The first task still queued; one that is being popped counts, too. With the horizon it gives the clock.

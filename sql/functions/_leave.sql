@@ -1,5 +1,6 @@
 -- Ends attempts that _finish looked up: one delete or update, whose conditions are the fencing token, because recovery may have taken a task since.
--- Who has to wait for recovery finds another worker in the row, and gets nothing. By ctid and no other way, see _hold.
+-- Who has to wait for recovery finds another worker in the row, and gets nothing. Who has to wait for settings that began to count the task, too:
+-- _finish then looks again. By ctid and no other way, see _hold.
 create function fairq._leave(
   p_shard_no integer,
   p_worker_id bigint,
@@ -36,6 +37,7 @@ begin
         and t.ctid = i.ctid
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
+        and (t.counted, t.meters) = (i.counted, i.meters)
         and i.outcome <> 'retry'
       returning t.*, i.outcome, i.result, i.error, i.nth
     ),
@@ -59,6 +61,7 @@ begin
         and t.ctid = i.ctid
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
+        and (t.counted, t.meters) = (i.counted, i.meters)
       returning t.id, t.queue, t.group_key, t.concurrency_key, t.attempt, t.run_at, i.error, i.counted, i.meters, i.started_at, i.nth
     ),
     attempted as (

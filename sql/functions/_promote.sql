@@ -34,6 +34,16 @@ begin
     v_tick := fairq._rebuild(p_shard_no, v_queue, v_now);
   end if;
 
+  -- Concurrency keys belong to all queues of the shard: their lock is held while places are taken. What was freed is heard now, and the tasks that
+  -- waited for it ring below. A pop waits for that lock for a moment only: it may hold the meters, for which another transaction waits that holds
+  -- the keys, because it popped another queue before.
+  if v_tick.keyed then
+    if not p_wait and not fairq._lock_domain(p_shard_no, '#keys', false) and not fairq._await_domain(p_shard_no, '#keys') then
+      return null;
+    end if;
+    perform fairq._promote(p_shard_no, '#keys', 1, true);
+  end if;
+
   -- Due tasks first: they ring, and the rings of this transaction are heard below.
   v_due_at := v_tick.next_due_at;
   if v_due_at <= v_now then
@@ -44,12 +54,6 @@ begin
       and t.queue = p_queue
       and t.state = 'scheduled'
       and t.run_at >= v_tick.next_due_at;
-  end if;
-
-  -- Concurrency keys belong to all queues of the shard: their lock is held while places are taken. What was freed is heard now,
-  -- and the tasks that waited for it ring below.
-  if v_tick.keyed then
-    perform fairq._promote(p_shard_no, '#keys', 1, true);
   end if;
 
   -- The first task still queued; one that is being popped counts, too. With the horizon it gives the clock.

@@ -405,3 +405,35 @@ def test_a_pause_beside_an_open_pop(conn: Conn, database: Database, commit: bool
     assert len(pop(conn, bob)) == 3
     assert one(conn, "select count(*) from fairq.tasks where state = 'running'") == 4
     assert_counted(conn)
+
+
+def test_pops_of_several_queues_in_one_transaction_do_not_block_each_other_for_good(
+    conn: Conn, database: Database
+) -> None:
+    """One holds the keys and asks the meters, the other the other way round: it goes without keys."""
+    call(conn, "configure_queue", "keyed")
+    call(conn, "configure_queue", "both", max_running=9)
+    bob = worker(conn, "keyed", "both")
+    for queue in ("keyed", "both"):
+        for number in range(3):
+            create(conn, "bob", queue=queue, concurrency_key=f"{queue} {number}")
+        promote(conn, queue)
+    first, second, observer = database.connect(), database.connect(), database.connect(autocommit=True)
+    for session in (first, second):
+        session.execute(
+            "set deadlock_timeout = '5s'"
+        )  # the usual one is a second: longer than such a pop waits
+        session.execute("select set_config('fairq.now', '2030-01-01 12:00:00+00', false)")
+        session.commit()
+    create(conn, "bob", queue="keyed", concurrency_key="more")
+    create(conn, "bob", queue="both", concurrency_key="more")
+    assert len(pop(first, bob, queue="keyed")) == 4
+    run(second, "select from fairq.domains where queue = '#meters' for update")
+    asking = in_background(first, "select id from fairq.pop_tasks('both', 9, %s)", [bob])
+    wait_until_blocked(observer, pid_of(first))
+    popped = pop(second, bob, queue="both")
+    assert len(popped) == 3, "what was ready; the one that needs a key has to wait"
+    second.commit()
+    assert result(asking) == []
+    first.commit()
+    assert_counted(conn)
