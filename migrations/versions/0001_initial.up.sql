@@ -521,8 +521,8 @@ create index tasks_expiry_idx on fairq.tasks (shard_no, expires_at)
 -- maintain: claims whose lease ran out (prefetch only).
 create index tasks_claim_lease_idx on fairq.tasks (shard_no, lease_expires_at) where state = 'claimed';
 
--- promotion: new rings, by transaction.
-create index rings_xid_idx on fairq.rings (shard_no, queue, xid);
+-- promotion: new rings, by transaction; within the transaction that promoted last, those it rang since.
+create index rings_xid_idx on fairq.rings (shard_no, queue, xid, ring_id);
 
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
@@ -1666,7 +1666,8 @@ comment on function fairq._groups_of_queued(integer, bigint[]) is 'The groups of
 
 -- Whether a promotion would find something: a ring it has not heard, its own or a concurrency key's, or a scheduled task that is due. Takes no lock, writes nothing.
 -- A pending transaction is looked up only once it has ended, so one that holds a million rings and stays open costs nothing.
--- Cost: one entry of rings_xid_idx, one more per pending transaction that ended.
+-- The transaction that promoted last is a case of its own: what it rang before that may be a million rings, and is stepped over.
+-- Cost: a few entries of rings_xid_idx, one more per pending transaction that ended.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
 language plpgsql
 volatile
@@ -1680,19 +1681,35 @@ begin
       where r.shard_no = p_tick.shard_no
         and r.queue = p_tick.queue
         and r.xid >= p_tick.next_xid
-        and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
+        and r.xid < p_tick.heard_xid
+    )
+    or exists (
+      select
+      from fairq.rings r
+      where r.shard_no = p_tick.shard_no
+        and r.queue = p_tick.queue
+        and r.xid >= p_tick.next_xid
+        and r.xid > p_tick.heard_xid
+    )
+    or exists (
+      select
+      from fairq.rings r
+      where r.shard_no = p_tick.shard_no
+        and r.queue = p_tick.queue
+        and r.xid = p_tick.heard_xid
+        and r.ring_id > p_tick.heard_ring
     )
     or exists (
       select
       from unnest(p_tick.pending) p(xid)
-      where (pg_visible_in_snapshot(p.xid, pg_current_snapshot()) or p.xid = pg_current_xact_id_if_assigned())
+      where p.xid <> p_tick.heard_xid
+        and pg_visible_in_snapshot(p.xid, pg_current_snapshot())
         and exists (
           select
           from fairq.rings r
           where r.shard_no = p_tick.shard_no
             and r.queue = p_tick.queue
             and r.xid = p.xid
-            and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
         )
     )
     -- A concurrency key that was freed may let tasks of this queue go on.
@@ -1761,8 +1778,23 @@ begin
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
       and r.xid >= p_tick.next_xid
+      and r.xid < p_tick.heard_xid
       and r.xid <= coalesce(v_last, '18446744073709551615')
-      and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
+    union all
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    from fairq.rings r
+    where r.shard_no = p_tick.shard_no
+      and r.queue = p_tick.queue
+      and r.xid >= p_tick.next_xid
+      and r.xid > p_tick.heard_xid
+      and r.xid <= coalesce(v_last, '18446744073709551615')
+    union all
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    from fairq.rings r
+    where r.shard_no = p_tick.shard_no
+      and r.queue = p_tick.queue
+      and r.xid = p_tick.heard_xid
+      and r.ring_id > p_tick.heard_ring
     union all
     select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
     from unnest(p_tick.pending) p(xid)
@@ -1773,9 +1805,9 @@ begin
       where w.shard_no = p_tick.shard_no
         and w.queue = p_tick.queue
         and w.xid = p.xid
-        and (w.xid <> p_tick.heard_xid or w.ring_id > p_tick.heard_ring)
       offset 0
     ) r
+    where p.xid <> p_tick.heard_xid
   ),
   news as materialized (
     select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence, bool_or(r.keyed) as keyed,
@@ -2455,7 +2487,7 @@ begin
 
     exit when v_left = 0;
     if v_promoted is null and v_left = p_limit and v_picked.expired is null and not v_waited
-      and (v_round > 1 or fairq._has_news(v_tick))
+      and (v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick))
     then
       -- Somebody else promotes, and there is nothing else to do: that takes milliseconds. Then look again. Not with tasks in hand: who holds
       -- the domain to set a first cap waits for those.

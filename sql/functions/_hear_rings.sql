@@ -54,8 +54,23 @@ begin
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
       and r.xid >= p_tick.next_xid
+      and r.xid < p_tick.heard_xid
       and r.xid <= coalesce(v_last, '18446744073709551615')
-      and (r.xid <> p_tick.heard_xid or r.ring_id > p_tick.heard_ring)
+    union all
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    from fairq.rings r
+    where r.shard_no = p_tick.shard_no
+      and r.queue = p_tick.queue
+      and r.xid >= p_tick.next_xid
+      and r.xid > p_tick.heard_xid
+      and r.xid <= coalesce(v_last, '18446744073709551615')
+    union all
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    from fairq.rings r
+    where r.shard_no = p_tick.shard_no
+      and r.queue = p_tick.queue
+      and r.xid = p_tick.heard_xid
+      and r.ring_id > p_tick.heard_ring
     union all
     select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
     from unnest(p_tick.pending) p(xid)
@@ -66,9 +81,9 @@ begin
       where w.shard_no = p_tick.shard_no
         and w.queue = p_tick.queue
         and w.xid = p.xid
-        and (w.xid <> p_tick.heard_xid or w.ring_id > p_tick.heard_ring)
       offset 0
     ) r
+    where p.xid <> p_tick.heard_xid
   ),
   news as materialized (
     select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence, bool_or(r.keyed) as keyed,

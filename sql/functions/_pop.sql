@@ -74,7 +74,7 @@ begin
 
     exit when v_left = 0;
     if v_promoted is null and v_left = p_limit and v_picked.expired is null and not v_waited
-      and (v_round > 1 or fairq._has_news(v_tick))
+      and (v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick))
     then
       -- Somebody else promotes, and there is nothing else to do: that takes milliseconds. Then look again. Not with tasks in hand: who holds
       -- the domain to set a first cap waits for those.

@@ -19,8 +19,8 @@ create index tasks_expiry_idx on fairq.tasks (shard_no, expires_at)
 -- maintain: claims whose lease ran out (prefetch only).
 create index tasks_claim_lease_idx on fairq.tasks (shard_no, lease_expires_at) where state = 'claimed';
 
--- promotion: new rings, by transaction.
-create index rings_xid_idx on fairq.rings (shard_no, queue, xid);
+-- promotion: new rings, by transaction; within the transaction that promoted last, those it rang since.
+create index rings_xid_idx on fairq.rings (shard_no, queue, xid, ring_id);
 
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
