@@ -1,3 +1,4 @@
+import psycopg
 import pytest
 
 from tests.policies.calls import Conn, at
@@ -6,8 +7,11 @@ from tests.support.database import Database
 
 @pytest.fixture(autouse=True)
 def _no_statement_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A race that is lost shows as an error, not as a run that hangs."""
-    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=60s")
+    """A race that is lost shows as an error, not as a run that hangs.
+
+    Deadlocks are looked for after a second, as PostgreSQL does by default: a pop waits for others a fifth of that.
+    """
+    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=60s -c deadlock_timeout=1s")
 
 
 @pytest.fixture
@@ -16,3 +20,10 @@ def conn(database: Database) -> Conn:
     conn = database.connect(autocommit=True)
     at(conn, "12:00:00")
     return conn
+
+
+@pytest.fixture
+def one_shard(database: Database) -> None:
+    """For what holds within a shard: the order of groups, and their keys. `make test-shards` has many."""
+    with psycopg.connect(database.dsn) as conn:
+        conn.execute("select fairq.configure_cluster(p_shard_count => 1)")

@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 
 import psycopg
+import pytest
 
 from tests.contract.loads import ROWS
 from tests.policies.calls import (
@@ -24,6 +25,9 @@ from tests.policies.calls import (
 from tests.support.database import Database
 from tests.support.plans import explain, shared_buffers
 from tests.support.sessions import call_in_background
+
+pytestmark = pytest.mark.usefixtures("one_shard")
+
 
 # `make test-long` sets a million rows: 500,000 gated tasks, 100,000 groups, 10,000 enqueues at once.
 GATED = ROWS // 2

@@ -167,6 +167,7 @@ def test_a_breaker_that_is_lifted_closes(conn: Conn) -> None:
     assert_counted(conn)
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_a_breaker_for_every_group_of_a_queue_counts_each_by_itself(conn: Conn) -> None:
     call(conn, "configure_queue", "default", group_breaker_threshold=2, group_breaker_cooldown="1 minute")
     bob = worker(conn)

@@ -28,6 +28,7 @@ from tests.policies.calls import (
 # Weights and costs
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_weights_share_the_order_exactly(conn: Conn) -> None:
     """I3, I4: in every whole round three groups of weights 1, 2 and 5 have 1, 2 and 5 tasks."""
     shares = {"one": 1, "two": 2, "five": 5}
@@ -39,6 +40,7 @@ def test_weights_share_the_order_exactly(conn: Conn) -> None:
         assert Counter(served[: 8 * rounds]) == {group: rounds * weight for group, weight in shares.items()}
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_the_weight_of_a_queue_holds_for_groups_without_one(conn: Conn) -> None:
     call(conn, "configure_queue", "default", weight=4)
     call(conn, "configure_group", "default", "light", weight=1)
@@ -47,6 +49,7 @@ def test_the_weight_of_a_queue_holds_for_groups_without_one(conn: Conn) -> None:
     assert Counter(groups_of(pop(conn, worker(conn), 40))) == {"light": 8, "heavy": 32}
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_a_weight_changes_at_run_time_and_back(conn: Conn) -> None:
     """I5: only what is promoted from now on counts, nothing is made up for."""
     call(conn, "configure_queue", "default", ready_target=4)
@@ -62,6 +65,7 @@ def test_a_weight_changes_at_run_time_and_back(conn: Conn) -> None:
     assert Counter(groups_of(pop(conn, bob, 20)))["a"] in (9, 10, 11)
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_costs_are_shared_not_counts(conn: Conn) -> None:
     """I4: tasks of cost 10 come a tenth as often as tasks of cost 1."""
     tasks(conn, "dear", 20, cost=10)
@@ -147,6 +151,7 @@ def test_a_rate_alone_takes_no_places(conn: Conn) -> None:
     assert len(pop(conn, bob)) == 5
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_a_queue_gives_all_groups_a_cap_and_a_group_may_have_its_own(conn: Conn) -> None:
     """H11, H38."""
     bob = worker(conn)
@@ -191,6 +196,7 @@ def test_capped_groups_hold_nobody_up(conn: Conn) -> None:
 # Priority
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_priority_is_strict_in_its_group_also_against_queued_tasks_and_nothing_outside(conn: Conn) -> None:
     """S16, I3, I12."""
     low = tasks(conn, "bob", 6)
@@ -217,6 +223,7 @@ def test_a_recall_keeps_places_of_a_capped_group(conn: Conn) -> None:
 # Pause and purge
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_a_paused_group_is_not_served_and_its_queued_tasks_go_back_in_line(conn: Conn) -> None:
     """S14, S18, S19."""
     bob = worker(conn)
@@ -234,6 +241,7 @@ def test_a_paused_group_is_not_served_and_its_queued_tasks_go_back_in_line(conn:
     assert_counted(conn)
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_what_a_paused_group_missed_is_not_made_up_for(conn: Conn) -> None:
     """I5."""
     tasks(conn, "bob", 100)
@@ -310,6 +318,7 @@ def test_purging_ends_what_waits_in_every_state_and_leaves_what_runs(conn: Conn)
     assert len(pop(conn, bob)) == 2, "the key is free again"
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_a_purged_group_owes_nothing(conn: Conn) -> None:
     """I5: tasks that were never run do not push the group back."""
     bob = worker(conn)
@@ -353,6 +362,7 @@ def test_limits_survive_maintenance_and_the_loss_of_derived_state(conn: Conn) ->
         assert_counted(conn)
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_tasks_lost_with_the_derived_state_are_counted_again(conn: Conn) -> None:
     """I11: what is in flight when a dump is restored keeps its places."""
     call(conn, "configure_group", "default", "bob", max_running=3)

@@ -26,6 +26,8 @@ from tests.policies.calls import (
     worker,
 )
 
+pytestmark = pytest.mark.usefixtures("one_shard")
+
 
 def test_one_at_a_time_and_the_next_when_it_ends(conn: Conn) -> None:
     """D2, D9, D10, D12, S22, S23: no attempt is burnt by waiting."""

@@ -185,6 +185,7 @@ def test_two_sets_of_workers_share_the_cap_of_the_cluster(database: Database) ->
     assert_counted(conn)
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_keys_shared_by_two_queues_are_never_shared_by_two_tasks(database: Database) -> None:
     """I7, D2, D13: both queues promote at the same time, all the time."""
     conn = database.connect(autocommit=True)
@@ -211,6 +212,7 @@ def test_keys_shared_by_two_queues_are_never_shared_by_two_tasks(database: Datab
     assert_counted(conn)
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_the_places_of_a_killed_worker_come_back_once(database: Database) -> None:
     """I7, I10, S24, S28: eight maintainers at once, and the dead worker's own finish after that."""
     conn = database.connect(autocommit=True)

@@ -154,6 +154,7 @@ def test_operators_may_and_workers_serve_under_every_policy(conn: Conn) -> None:
     assert run(conn, "select fairq.next_due_at('default')") is not None
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_explain_names_each_reason(conn: Conn) -> None:
     """H40: the first obstacle that the task would meet, with what is needed to act on it."""
     bob = worker(conn)
@@ -193,6 +194,7 @@ def test_explain_names_each_reason(conn: Conn) -> None:
     finish(conn, bob, [probe])
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_explain_names_queues_the_cluster_order_and_missing_workers(conn: Conn) -> None:
     """H40."""
     first, second, third = create(conn, "a"), create(conn, "a"), create(conn, "b")
