@@ -9,7 +9,7 @@ from tests.support.database import Database
 def _no_statement_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A race that is lost shows as an error, not as a run that hangs.
 
-    Deadlocks are looked for after a second, as PostgreSQL does by default: a pop waits for others a fifth of that.
+    Deadlocks are looked for after a second, as by default: a pop waits for others a fifth of that.
     """
     monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=60s -c deadlock_timeout=1s")
 
