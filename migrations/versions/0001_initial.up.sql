@@ -1761,16 +1761,16 @@ declare
   -- Whether every group of the queue has limits; otherwise only those with settings of their own may have any.
   v_limited boolean := coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null;
 begin
+  -- Behind the transaction that promoted last: only the last tick knows which of its rings were heard.
   select r.xid into v_last
   from fairq.rings r
   where r.shard_no = p_tick.shard_no
     and r.queue = p_tick.queue
     and r.xid >= p_tick.next_xid
+    and r.xid > p_tick.heard_xid
   order by r.xid
   offset p_limit
   limit 1;
-  -- Not in the middle of the transaction whose rings the last tick heard in part: only the last tick knows which part.
-  v_last := greatest(v_last, case when v_last is not null then p_tick.heard_xid end);
 
   with ring as materialized (
     select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
@@ -1779,7 +1779,6 @@ begin
       and r.queue = p_tick.queue
       and r.xid >= p_tick.next_xid
       and r.xid < p_tick.heard_xid
-      and r.xid <= coalesce(v_last, '18446744073709551615')
     union all
     select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
     from fairq.rings r
