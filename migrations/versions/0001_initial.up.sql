@@ -1667,6 +1667,7 @@ comment on function fairq._groups_of_queued(integer, bigint[]) is 'The groups of
 -- Whether a promotion would find something: a ring it has not heard, its own or a concurrency key's, or a scheduled task that is due. Takes no lock, writes nothing.
 -- A pending transaction is looked up only once it has ended, so one that holds a million rings and stays open costs nothing.
 -- The transaction that promoted last is a case of its own: what it rang before that may be a million rings, and is stepped over.
+-- "offset 0" keeps the planner from joining the pending transactions with all rings there are.
 -- Cost: a few entries of rings_xid_idx, one more per pending transaction that ended.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
 language plpgsql
@@ -1710,6 +1711,7 @@ begin
           where r.shard_no = p_tick.shard_no
             and r.queue = p_tick.queue
             and r.xid = p.xid
+          offset 0
         )
     )
     -- A concurrency key that was freed may let tasks of this queue go on.
