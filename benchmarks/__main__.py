@@ -4,7 +4,6 @@ import importlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,23 +68,11 @@ def summary(name: str, records: list[dict[str, Any]]) -> Table:
         scenario = " ".join(f"{key}={value}" for key, value in record["scenario"].items())
         values[record["what"], scenario][record["subject"]].append(record["value"])
         units[record["what"]] = record["unit"]
-    references = {
-        what: reference for (what, _), by in values.items() if (reference := _reference(by)) is not None
-    }
     medians = {key: {s: harness.median(v) for s, v in by.items()} for key, by in values.items()}
     for (what, scenario), by_subject in medians.items():
-        base = next((by_subject[r] for r in REFERENCES if r in by_subject), None)
+        base = _base(medians, what, scenario)
         for subject, value in by_subject.items():
             spread = values[what, scenario][subject]
-            if base is None and what in references:
-                base = next(
-                    (
-                        m[references[what]]
-                        for (w, _), m in medians.items()
-                        if w == what and references[what] in m
-                    ),
-                    None,
-                )
             table.add_row(
                 what,
                 scenario,
@@ -97,8 +84,15 @@ def summary(name: str, records: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _reference(subjects: Iterable[str]) -> str | None:
-    return next((reference for reference in REFERENCES if reference in set(subjects)), None)
+def _base(medians: dict[tuple[str, str], dict[str, float]], what: str, scenario: str) -> float | None:
+    """What a value is compared with: the reference of its own scenario, or else of the one most like it."""
+    alike = [
+        (len(set(scenario.split()) & set(other.split())), by_subject[reference])
+        for (other_what, other), by_subject in medians.items()
+        for reference in REFERENCES
+        if other_what == what and reference in by_subject
+    ]
+    return max(alike, default=(0, None), key=lambda each: each[0])[1]
 
 
 if __name__ == "__main__":

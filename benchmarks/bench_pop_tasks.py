@@ -60,7 +60,8 @@ def fill_article(conn: psycopg.Connection[Any], tasks: int, groups: int) -> None
     )
     conn.execute(
         "insert into bench_article.tasks (id, group_no, payload)"
-        " select (i / %s)::bigint * 1048576 + i %% %s + 1, i %% %s + 1, '{}' from generate_series(0, %s::int) i",
+        " select (i / %s)::bigint * 1048576 + i %% %s + 1, i %% %s + 1, '{}'"
+        " from generate_series(0, %s::int) i",
         (groups, groups, groups, tasks - 1),
     )
     conn.execute("vacuum analyze bench_article.tasks, bench_article.groups")
