@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import subprocess
 import sys
 import threading
 import time
@@ -861,27 +862,36 @@ def test_prefetch_is_given_up_when_a_cluster_cap_comes(desk: Desk, caplog: pytes
     assert "without prefetch" in caplog.text
 
 
+CTRL_C = """
+import _thread, sys, threading
+import fairq
+from fairq.worker import Worker
+
+app = fairq.App()
+began = threading.Event()
+
+@app.task
+def waits(payload, ctx: fairq.Context):
+    began.set()
+    ctx.cancelled.wait(60)
+    ctx.cancelled.raise_if_set()
+
+def interrupt():
+    began.wait(60)
+    _thread.interrupt_main()
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    Worker(app, sys.argv[1], grace=0.0, notify_poll_interval_ms=1000).run()
+except KeyboardInterrupt:
+    pass  # it came while the worker's own code ran
+"""
+
+
 def test_ctrl_c_without_signal_handlers_ends_the_worker_in_good_order(desk: Desk) -> None:
     """KeyboardInterrupt comes out of the loop wherever that is; the worker signs off all the same."""
-    import _thread
-
-    began = threading.Event()
-    own = fairq.App()
-
-    @own.task
-    def waits(payload: Any, ctx: fairq.Context) -> None:
-        began.set()
-        ctx.cancelled.wait(60)
-        ctx.cancelled.raise_if_set()
-
     desk.enqueue("waits")
-
-    def interrupt() -> None:
-        began.wait(60)
-        _thread.interrupt_main()
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    Worker(own, desk.dsn, grace=0.0, notify_poll_interval_ms=1000).run()
+    subprocess.run([sys.executable, "-c", CTRL_C, desk.dsn], check=True, timeout=60)
     assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
     assert desk.workers == 0
 
