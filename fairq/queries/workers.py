@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from fairq.queries import driver
 
-REGISTER_WORKER = driver.Statement[int | None](
-    "one",
+REGISTER_WORKER = driver.Statement[int](
+    "the",
     """-- name: RegisterWorker :one
 select fairq.register_worker(
   p_name => $1::text,
@@ -28,7 +28,7 @@ def register_worker(
     queues: Sequence[str | None],
     slots: int,
     lease: datetime.timedelta,
-) -> int | None:
+) -> int:
     """Registers a worker and returns its id."""
     return driver.run(
         conn,
@@ -44,7 +44,7 @@ async def register_worker_async(
     queues: Sequence[str | None],
     slots: int,
     lease: datetime.timedelta,
-) -> int | None:
+) -> int:
     """Registers a worker and returns its id."""
     return await driver.run_async(
         conn,
@@ -59,38 +59,58 @@ def register_worker_call(
     queues: Sequence[str | None],
     slots: int,
     lease: datetime.timedelta,
-) -> driver.Call[int | None]:
+) -> driver.Call[int]:
     return driver.Call(
         REGISTER_WORKER,
         (name, driver.Typed(queues, 1009), driver.Int4(slots), lease),
     )
 
 
+CLUSTER_CAP = driver.Statement[int | None](
+    "one",
+    """-- name: ClusterCap :one
+select g.max_running
+from fairq.groups g
+where g.shard_no = 0
+  and g.queue = '#meters'
+  and g.group_key = 'cluster'""",
+    driver.scalar(),
+)
+
+
+def cluster_cap(conn: driver.Connection) -> int | None:
+    """The most tasks that may be in flight over all queues; null: no cap."""
+    return driver.run(conn, CLUSTER_CAP, ())
+
+
+async def cluster_cap_async(conn: driver.AsyncConnection) -> int | None:
+    """The most tasks that may be in flight over all queues; null: no cap."""
+    return await driver.run_async(conn, CLUSTER_CAP, ())
+
+
+def cluster_cap_call() -> driver.Call[int | None]:
+    return driver.Call(CLUSTER_CAP, ())
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PopTasksRow:
-    shard_no: int
     id: int
     attempt: int
     max_attempts: int
     queue: str
     group_key: str
     kind: str
-    priority: int
-    created_at: datetime.datetime
-    run_at: datetime.datetime
-    expires_at: datetime.datetime | None
     started_at: datetime.datetime | None
-    lease_expires_at: datetime.datetime | None
     timeout: datetime.timedelta | None
-    headers: driver.JsonValue | None
-    payload: driver.JsonValue
+    headers: str | None
+    payload: str
 
 
 POP_TASKS = driver.Statement[list[PopTasksRow]](
     "many",
     """-- name: PopTasks :many
-select t.shard_no, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, t.priority, t.created_at, t.run_at, t.expires_at,
-  t.started_at, t.lease_expires_at, t.timeout, t.headers, t.payload
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
+  t.timeout, t.headers::text as headers, t.payload::text as payload
 from fairq.pop_tasks(
   p_queue => $1::text,
   p_limit => $2::integer,
@@ -109,7 +129,7 @@ def pop_tasks(
     worker_id: int,
     claim_lease: datetime.timedelta | None = None,
 ) -> list[PopTasksRow]:
-    """Hands the next tasks of a queue to a worker, in served order."""
+    """The next tasks of one queue, in served order."""
     return driver.run(
         conn,
         POP_TASKS,
@@ -125,7 +145,7 @@ async def pop_tasks_async(
     worker_id: int,
     claim_lease: datetime.timedelta | None = None,
 ) -> list[PopTasksRow]:
-    """Hands the next tasks of a queue to a worker, in served order."""
+    """The next tasks of one queue, in served order."""
     return await driver.run_async(
         conn,
         POP_TASKS,
@@ -144,6 +164,145 @@ def pop_tasks_call(
         POP_TASKS,
         (queue, driver.Int4(max_tasks), driver.Int8(worker_id), claim_lease),
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PopTasksInOrderRow:
+    id: int
+    attempt: int
+    max_attempts: int
+    queue: str
+    group_key: str
+    kind: str
+    started_at: datetime.datetime | None
+    timeout: datetime.timedelta | None
+    headers: str | None
+    payload: str
+
+
+POP_TASKS_IN_ORDER = driver.Statement[list[PopTasksInOrderRow]](
+    "many",
+    """-- name: PopTasksInOrder :many
+with recursive asked as (
+  select 0 as place, $1::integer as budget, null::fairq.tasks[] as popped
+  union all
+  select a.place + 1, a.budget - coalesce(cardinality(p.popped), 0), p.popped
+  from asked a
+  cross join lateral (
+    select array_agg(t) as popped
+    from fairq.pop_tasks(
+      p_queue => ($2::text[])[a.place + 1],
+      p_limit => least(a.budget, $3::integer),
+      p_worker_id => $4::bigint,
+      p_claim_lease => $5::interval
+    ) t
+  ) p
+  where a.budget > 0
+    and a.place < cardinality($2::text[])
+)
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
+  t.timeout, t.headers::text as headers, t.payload::text as payload
+from asked a
+cross join lateral unnest(a.popped) t""",
+    driver.row(PopTasksInOrderRow),
+)
+
+
+def pop_tasks_in_order(
+    conn: driver.Connection,
+    *,
+    max_tasks: int,
+    queues: Sequence[str | None],
+    max_batch: int,
+    worker_id: int,
+    claim_lease: datetime.timedelta | None = None,
+) -> list[PopTasksInOrderRow]:
+    """The next tasks of several queues: a queue is asked for what the queues before it left of the budget, and for no more than a batch."""
+    return driver.run(
+        conn,
+        POP_TASKS_IN_ORDER,
+        (
+            driver.Int4(max_tasks),
+            driver.Typed(queues, 1009),
+            driver.Int4(max_batch),
+            driver.Int8(worker_id),
+            claim_lease,
+        ),
+    )
+
+
+async def pop_tasks_in_order_async(
+    conn: driver.AsyncConnection,
+    *,
+    max_tasks: int,
+    queues: Sequence[str | None],
+    max_batch: int,
+    worker_id: int,
+    claim_lease: datetime.timedelta | None = None,
+) -> list[PopTasksInOrderRow]:
+    """The next tasks of several queues: a queue is asked for what the queues before it left of the budget, and for no more than a batch."""
+    return await driver.run_async(
+        conn,
+        POP_TASKS_IN_ORDER,
+        (
+            driver.Int4(max_tasks),
+            driver.Typed(queues, 1009),
+            driver.Int4(max_batch),
+            driver.Int8(worker_id),
+            claim_lease,
+        ),
+    )
+
+
+def pop_tasks_in_order_call(
+    *,
+    max_tasks: int,
+    queues: Sequence[str | None],
+    max_batch: int,
+    worker_id: int,
+    claim_lease: datetime.timedelta | None = None,
+) -> driver.Call[list[PopTasksInOrderRow]]:
+    return driver.Call(
+        POP_TASKS_IN_ORDER,
+        (
+            driver.Int4(max_tasks),
+            driver.Typed(queues, 1009),
+            driver.Int4(max_batch),
+            driver.Int8(worker_id),
+            claim_lease,
+        ),
+    )
+
+
+NEXT_DUE_IN = driver.Statement[float | None](
+    "one",
+    """-- name: NextDueIn :one
+select extract(epoch from min(fairq.next_due_at(q.queue)) - fairq._now())::double precision as seconds
+from unnest($1::text[]) q(queue)""",
+    driver.scalar(),
+)
+
+
+def next_due_in(
+    conn: driver.Connection,
+    *,
+    queues: Sequence[str | None],
+) -> float | None:
+    """Seconds until one of these queues has to be looked at although nothing rings; null: no such time."""
+    return driver.run(conn, NEXT_DUE_IN, (driver.Typed(queues, 1009),))
+
+
+async def next_due_in_async(
+    conn: driver.AsyncConnection,
+    *,
+    queues: Sequence[str | None],
+) -> float | None:
+    """Seconds until one of these queues has to be looked at although nothing rings; null: no such time."""
+    return await driver.run_async(conn, NEXT_DUE_IN, (driver.Typed(queues, 1009),))
+
+
+def next_due_in_call(*, queues: Sequence[str | None]) -> driver.Call[float | None]:
+    return driver.Call(NEXT_DUE_IN, (driver.Typed(queues, 1009),))
 
 
 START_TASKS = driver.Statement[list[int]](
@@ -166,7 +325,7 @@ def start_tasks(
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
 ) -> list[int]:
-    """Prefetch: claimed tasks begin to run; returns the ids the worker still holds."""
+    """Prefetch: claimed tasks begin to run; returns the ids to run, which the worker still holds."""
     return driver.run(
         conn,
         START_TASKS,
@@ -181,7 +340,7 @@ async def start_tasks_async(
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
 ) -> list[int]:
-    """Prefetch: claimed tasks begin to run; returns the ids the worker still holds."""
+    """Prefetch: claimed tasks begin to run; returns the ids to run, which the worker still holds."""
     return await driver.run_async(
         conn,
         START_TASKS,
@@ -225,11 +384,11 @@ def finish_tasks(
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
     outcomes: Sequence[str | None] | None = None,
-    results: Sequence[driver.JsonValue | None] | None = None,
-    errors: Sequence[driver.JsonValue | None] | None = None,
+    results: Sequence[str | None] | None = None,
+    errors: Sequence[str | None] | None = None,
     retry_delays: Sequence[datetime.timedelta | None] | None = None,
 ) -> list[int]:
-    """Ends attempts of a worker's tasks; returns the ids accepted."""
+    """Ends attempts; results and errors are JSON text. Returns the ids accepted."""
     return driver.run(
         conn,
         FINISH_TASKS,
@@ -238,8 +397,8 @@ def finish_tasks(
             driver.Typed(ids, 1016),
             driver.Typed(attempts, 1007),
             driver.Typed(outcomes, 1009),
-            driver.Typed(driver.each(driver.Jsonb, results), 3807),
-            driver.Typed(driver.each(driver.Jsonb, errors), 3807),
+            driver.Typed(driver.each(driver.jsonb_text, results), 3807),
+            driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
             driver.Typed(retry_delays, 1187),
         ),
     )
@@ -252,11 +411,11 @@ async def finish_tasks_async(
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
     outcomes: Sequence[str | None] | None = None,
-    results: Sequence[driver.JsonValue | None] | None = None,
-    errors: Sequence[driver.JsonValue | None] | None = None,
+    results: Sequence[str | None] | None = None,
+    errors: Sequence[str | None] | None = None,
     retry_delays: Sequence[datetime.timedelta | None] | None = None,
 ) -> list[int]:
-    """Ends attempts of a worker's tasks; returns the ids accepted."""
+    """Ends attempts; results and errors are JSON text. Returns the ids accepted."""
     return await driver.run_async(
         conn,
         FINISH_TASKS,
@@ -265,8 +424,8 @@ async def finish_tasks_async(
             driver.Typed(ids, 1016),
             driver.Typed(attempts, 1007),
             driver.Typed(outcomes, 1009),
-            driver.Typed(driver.each(driver.Jsonb, results), 3807),
-            driver.Typed(driver.each(driver.Jsonb, errors), 3807),
+            driver.Typed(driver.each(driver.jsonb_text, results), 3807),
+            driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
             driver.Typed(retry_delays, 1187),
         ),
     )
@@ -278,8 +437,8 @@ def finish_tasks_call(
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
     outcomes: Sequence[str | None] | None = None,
-    results: Sequence[driver.JsonValue | None] | None = None,
-    errors: Sequence[driver.JsonValue | None] | None = None,
+    results: Sequence[str | None] | None = None,
+    errors: Sequence[str | None] | None = None,
     retry_delays: Sequence[datetime.timedelta | None] | None = None,
 ) -> driver.Call[list[int]]:
     return driver.Call(
@@ -289,8 +448,8 @@ def finish_tasks_call(
             driver.Typed(ids, 1016),
             driver.Typed(attempts, 1007),
             driver.Typed(outcomes, 1009),
-            driver.Typed(driver.each(driver.Jsonb, results), 3807),
-            driver.Typed(driver.each(driver.Jsonb, errors), 3807),
+            driver.Typed(driver.each(driver.jsonb_text, results), 3807),
+            driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
             driver.Typed(retry_delays, 1187),
         ),
     )
@@ -316,7 +475,7 @@ def release_tasks(
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
 ) -> list[int]:
-    """Puts tasks back in line without burning an attempt; returns the ids accepted."""
+    """Gives tasks back without burning an attempt; returns the ids accepted."""
     return driver.run(
         conn,
         RELEASE_TASKS,
@@ -331,7 +490,7 @@ async def release_tasks_async(
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
 ) -> list[int]:
-    """Puts tasks back in line without burning an attempt; returns the ids accepted."""
+    """Gives tasks back without burning an attempt; returns the ids accepted."""
     return await driver.run_async(
         conn,
         RELEASE_TASKS,
@@ -348,6 +507,189 @@ def release_tasks_call(
     return driver.Call(
         RELEASE_TASKS,
         (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
+    )
+
+
+HELD_TASKS = driver.Statement[list[int]](
+    "many",
+    """-- name: HeldTasks :many
+select h.id::bigint as id
+from fairq.held_tasks(
+  p_worker_id => $1::bigint,
+  p_ids => $2::bigint[],
+  p_attempts => $3::integer[]
+) as h(id)""",
+    driver.scalar(),
+)
+
+
+def held_tasks(
+    conn: driver.Connection,
+    *,
+    worker_id: int,
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> list[int]:
+    """Which of these tasks the worker still holds; one that an open transaction is finishing is missing."""
+    return driver.run(
+        conn,
+        HELD_TASKS,
+        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
+    )
+
+
+async def held_tasks_async(
+    conn: driver.AsyncConnection,
+    *,
+    worker_id: int,
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> list[int]:
+    """Which of these tasks the worker still holds; one that an open transaction is finishing is missing."""
+    return await driver.run_async(
+        conn,
+        HELD_TASKS,
+        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
+    )
+
+
+def held_tasks_call(
+    *,
+    worker_id: int,
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+) -> driver.Call[list[int]]:
+    return driver.Call(
+        HELD_TASKS,
+        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TasksOfWorkerRow:
+    id: int
+    attempt: int
+    state: str
+
+
+TASKS_OF_WORKER = driver.Statement[list[TasksOfWorkerRow]](
+    "many",
+    """-- name: TasksOfWorker :many
+select t.id, t.attempt, t.state
+from fairq.tasks t
+where t.shard_no = any(array(select s.shard_no from fairq._shards(null) s(shard_no)))
+  and t.worker_id = $1::bigint""",
+    driver.row(TasksOfWorkerRow),
+)
+
+
+def tasks_of_worker(
+    conn: driver.Connection,
+    *,
+    worker_id: int,
+) -> list[TasksOfWorkerRow]:
+    """What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of."""
+    return driver.run(conn, TASKS_OF_WORKER, (driver.Int8(worker_id),))
+
+
+async def tasks_of_worker_async(
+    conn: driver.AsyncConnection,
+    *,
+    worker_id: int,
+) -> list[TasksOfWorkerRow]:
+    """What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of."""
+    return await driver.run_async(conn, TASKS_OF_WORKER, (driver.Int8(worker_id),))
+
+
+def tasks_of_worker_call(*, worker_id: int) -> driver.Call[list[TasksOfWorkerRow]]:
+    return driver.Call(TASKS_OF_WORKER, (driver.Int8(worker_id),))
+
+
+REPORT_PROGRESS = driver.Statement[list[int]](
+    "many",
+    """-- name: ReportProgress :many
+select r.id::bigint as id
+from fairq.report_progress(
+  p_worker_id => $1::bigint,
+  p_ids => $2::bigint[],
+  p_attempts => $3::integer[],
+  p_done => $4::double precision[],
+  p_totals => $5::double precision[],
+  p_notes => $6::jsonb[]
+) as r(id)""",
+    driver.scalar(),
+)
+
+
+def report_progress(
+    conn: driver.Connection,
+    *,
+    worker_id: int,
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+    done: Sequence[float | None],
+    totals: Sequence[float | None] | None = None,
+    notes: Sequence[str | None] | None = None,
+) -> list[int]:
+    """How far running tasks are; notes are JSON text. Returns the ids accepted."""
+    return driver.run(
+        conn,
+        REPORT_PROGRESS,
+        (
+            driver.Int8(worker_id),
+            driver.Typed(ids, 1016),
+            driver.Typed(attempts, 1007),
+            driver.Typed(done, 1022),
+            driver.Typed(totals, 1022),
+            driver.Typed(driver.each(driver.jsonb_text, notes), 3807),
+        ),
+    )
+
+
+async def report_progress_async(
+    conn: driver.AsyncConnection,
+    *,
+    worker_id: int,
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+    done: Sequence[float | None],
+    totals: Sequence[float | None] | None = None,
+    notes: Sequence[str | None] | None = None,
+) -> list[int]:
+    """How far running tasks are; notes are JSON text. Returns the ids accepted."""
+    return await driver.run_async(
+        conn,
+        REPORT_PROGRESS,
+        (
+            driver.Int8(worker_id),
+            driver.Typed(ids, 1016),
+            driver.Typed(attempts, 1007),
+            driver.Typed(done, 1022),
+            driver.Typed(totals, 1022),
+            driver.Typed(driver.each(driver.jsonb_text, notes), 3807),
+        ),
+    )
+
+
+def report_progress_call(
+    *,
+    worker_id: int,
+    ids: Sequence[int | None],
+    attempts: Sequence[int | None],
+    done: Sequence[float | None],
+    totals: Sequence[float | None] | None = None,
+    notes: Sequence[str | None] | None = None,
+) -> driver.Call[list[int]]:
+    return driver.Call(
+        REPORT_PROGRESS,
+        (
+            driver.Int8(worker_id),
+            driver.Typed(ids, 1016),
+            driver.Typed(attempts, 1007),
+            driver.Typed(done, 1022),
+            driver.Typed(totals, 1022),
+            driver.Typed(driver.each(driver.jsonb_text, notes), 3807),
+        ),
     )
 
 
@@ -420,32 +762,6 @@ def retire_worker_call(*, worker_id: int) -> driver.Call[None]:
     return driver.Call(RETIRE_WORKER, (driver.Int8(worker_id),))
 
 
-PROMOTE_OVERFLOW = driver.Statement[int | None](
-    "one",
-    """-- name: PromoteOverflow :one
-select fairq.promote_overflow(p_queue => $1::text)::integer as promoted""",
-    driver.scalar(),
-)
-
-
-def promote_overflow(conn: driver.Connection, *, queue: str) -> int | None:
-    """Promotes a queue; pop_tasks does so by itself when it has to."""
-    return driver.run(conn, PROMOTE_OVERFLOW, (queue,))
-
-
-async def promote_overflow_async(
-    conn: driver.AsyncConnection,
-    *,
-    queue: str,
-) -> int | None:
-    """Promotes a queue; pop_tasks does so by itself when it has to."""
-    return await driver.run_async(conn, PROMOTE_OVERFLOW, (queue,))
-
-
-def promote_overflow_call(*, queue: str) -> driver.Call[int | None]:
-    return driver.Call(PROMOTE_OVERFLOW, (queue,))
-
-
 MAINTAIN = driver.Statement[driver.JsonValue | None](
     "one",
     """-- name: Maintain :one
@@ -466,146 +782,3 @@ async def maintain_async(conn: driver.AsyncConnection) -> driver.JsonValue | Non
 
 def maintain_call() -> driver.Call[driver.JsonValue | None]:
     return driver.Call(MAINTAIN, ())
-
-
-HELD_TASKS = driver.Statement[list[int]](
-    "many",
-    """-- name: HeldTasks :many
-select h.id::bigint as id
-from fairq.held_tasks(
-  p_worker_id => $1::bigint,
-  p_ids => $2::bigint[],
-  p_attempts => $3::integer[]
-) as h(id)""",
-    driver.scalar(),
-)
-
-
-def held_tasks(
-    conn: driver.Connection,
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-) -> list[int]:
-    """Which of these tasks the worker still holds; one that an open transaction is finishing is missing."""
-    return driver.run(
-        conn,
-        HELD_TASKS,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
-    )
-
-
-async def held_tasks_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-) -> list[int]:
-    """Which of these tasks the worker still holds; one that an open transaction is finishing is missing."""
-    return await driver.run_async(
-        conn,
-        HELD_TASKS,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
-    )
-
-
-def held_tasks_call(
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-) -> driver.Call[list[int]]:
-    return driver.Call(
-        HELD_TASKS,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
-    )
-
-
-REPORT_PROGRESS = driver.Statement[list[int]](
-    "many",
-    """-- name: ReportProgress :many
-select r.id::bigint as id
-from fairq.report_progress(
-  p_worker_id => $1::bigint,
-  p_ids => $2::bigint[],
-  p_attempts => $3::integer[],
-  p_done => $4::double precision[],
-  p_totals => $5::double precision[],
-  p_notes => $6::jsonb[]
-) as r(id)""",
-    driver.scalar(),
-)
-
-
-def report_progress(
-    conn: driver.Connection,
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-    done: Sequence[float | None],
-    totals: Sequence[float | None] | None = None,
-    notes: Sequence[driver.JsonValue | None] | None = None,
-) -> list[int]:
-    """How far running tasks are; returns the ids accepted."""
-    return driver.run(
-        conn,
-        REPORT_PROGRESS,
-        (
-            driver.Int8(worker_id),
-            driver.Typed(ids, 1016),
-            driver.Typed(attempts, 1007),
-            driver.Typed(done, 1022),
-            driver.Typed(totals, 1022),
-            driver.Typed(driver.each(driver.Jsonb, notes), 3807),
-        ),
-    )
-
-
-async def report_progress_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-    done: Sequence[float | None],
-    totals: Sequence[float | None] | None = None,
-    notes: Sequence[driver.JsonValue | None] | None = None,
-) -> list[int]:
-    """How far running tasks are; returns the ids accepted."""
-    return await driver.run_async(
-        conn,
-        REPORT_PROGRESS,
-        (
-            driver.Int8(worker_id),
-            driver.Typed(ids, 1016),
-            driver.Typed(attempts, 1007),
-            driver.Typed(done, 1022),
-            driver.Typed(totals, 1022),
-            driver.Typed(driver.each(driver.Jsonb, notes), 3807),
-        ),
-    )
-
-
-def report_progress_call(
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-    done: Sequence[float | None],
-    totals: Sequence[float | None] | None = None,
-    notes: Sequence[driver.JsonValue | None] | None = None,
-) -> driver.Call[list[int]]:
-    return driver.Call(
-        REPORT_PROGRESS,
-        (
-            driver.Int8(worker_id),
-            driver.Typed(ids, 1016),
-            driver.Typed(attempts, 1007),
-            driver.Typed(done, 1022),
-            driver.Typed(totals, 1022),
-            driver.Typed(driver.each(driver.Jsonb, notes), 3807),
-        ),
-    )

@@ -38,7 +38,7 @@ from fairq.errors import (
     Unavailable,
     sqlstate_of,
 )
-from fairq.queries import driver, turns, workers
+from fairq.queries import driver, workers
 from fairq.worker import breaker as circuit
 from fairq.worker import plan
 from fairq.worker.config import Limits, Settings, banner, limits, poll_interval, problems
@@ -432,7 +432,7 @@ class _Engine:
     async def _check_caps(self, conn: psycopg.AsyncConnection[Any]) -> None:
         if not self.settings.prefetch:
             return
-        cap = await turns.cluster_cap_async(conn)
+        cap = await workers.cluster_cap_async(conn)
         if cap is not None:
             raise ConfigurationError(
                 f"prefetch cannot be used together with the cluster cap of {cap}: tasks that wait in a"
@@ -442,7 +442,7 @@ class _Engine:
 
     async def _register(self, conn: psycopg.AsyncConnection[Any]) -> None:
         if self.worker_id is None:
-            self.worker_id = await turns.register_work_async(
+            self.worker_id = await workers.register_worker_async(
                 conn,
                 name=self.name,
                 queues=self.queues,
@@ -653,7 +653,7 @@ class _Engine:
         known = {(entry.row.id, entry.row.attempt) for entry in (*self.held.values(), *self.doubles)}
         known |= {(end.id, end.attempt) for end in self.ends}
         known |= {(entry.row.id, entry.row.attempt) for entry in (*self.releases, *self.checks)}
-        rows = await turns.held_work_async(conn, worker_id=self.worker_id)
+        rows = await workers.tasks_of_worker_async(conn, worker_id=self.worker_id)
         strange = [(row.id, row.attempt) for row in rows if (row.id, row.attempt) not in known]
         if strange:
             log.warning(
@@ -662,7 +662,7 @@ class _Engine:
                 extra={"action": "reconciled"},
             )
             ids, attempts = zip(*strange, strict=True)
-            await turns.release_work_async(conn, worker_id=self.worker_id, ids=ids, attempts=attempts)
+            await workers.release_tasks_async(conn, worker_id=self.worker_id, ids=ids, attempts=attempts)
         # A start whose answer never came: it happened, or it did not.
         running = {row.id for row in rows if row.state == "running"}
         for entry in [each for each in self.claimed if each.row.id in running]:
@@ -775,18 +775,20 @@ class _Engine:
                 await send(_finish_call(holder, ends), ends, self._finished)
             for holder, entries in _by_worker(turn.releases):
                 await send(
-                    turns.release_work_call(worker_id=holder, **_ids(entries)), entries, self._released
+                    workers.release_tasks_call(worker_id=holder, **_ids(entries)), entries, self._released
                 )
             for holder, entries in _by_worker(turn.checks):
-                await send(turns.held_of_call(worker_id=holder, **_ids(entries)), entries, self._checked)
+                await send(workers.held_tasks_call(worker_id=holder, **_ids(entries)), entries, self._checked)
             for holder, entries in _by_worker(turn.reports):
                 await send(_report_call(holder, entries), entries, _nothing)
             for holder, entries in _by_worker(turn.starts):
-                await send(turns.start_work_call(worker_id=holder, **_ids(entries)), entries, self._started)
+                await send(
+                    workers.start_tasks_call(worker_id=holder, **_ids(entries)), entries, self._started
+                )
             if turn.pop and worker_id is not None:
                 await send(self._pop_call(turn.pop, worker_id), (turn.pop, worker_id, rings), self._popped)
                 if turn.ask_due:
-                    await send(turns.next_due_in_call(queues=self.queues), None, self._due)
+                    await send(workers.next_due_in_call(queues=self.queues), None, self._due)
         if turn.reports:
             self.report_at = time.monotonic() + REPORT_SECONDS
         for read, about, answer in answers:
@@ -796,10 +798,10 @@ class _Engine:
     def _pop_call(self, room: int, worker_id: int) -> driver.Call[Any]:
         batch = min(room, self.limits.claim_batch)
         if len(self.queues) == 1:
-            return turns.pop_work_call(
+            return workers.pop_tasks_call(
                 queue=self.queues[0], max_tasks=batch, worker_id=worker_id, claim_lease=self.claim_lease
             )
-        return turns.pop_work_in_order_call(
+        return workers.pop_tasks_in_order_call(
             max_tasks=room,
             queues=self.queues,
             max_batch=batch,
@@ -846,7 +848,7 @@ class _Engine:
                 log.info("%r was not started: its claim or its deadline is over", entry)
                 self._let_go(entry)
 
-    def _popped(self, about: tuple[int, int, int], rows: list[turns.PopWorkRow]) -> None:
+    def _popped(self, about: tuple[int, int, int], rows: list[workers.PopTasksRow]) -> None:
         asked, worker_id, rings = about
         now = time.monotonic()
         most = min(asked, self.limits.claim_batch) if len(self.queues) == 1 else self.limits.claim_batch
@@ -1188,7 +1190,7 @@ def _finish_call(worker_id: int, ends: Sequence[End]) -> driver.Call[list[int]]:
     outcomes = [end.outcome for end in ends]
     plain = all(each.outcome == "succeeded" and each.result is None for each in outcomes)
     delays = [_delay(each.retry_delay) for each in outcomes] if not plain else []
-    return turns.finish_work_call(
+    return workers.finish_tasks_call(
         worker_id=worker_id,
         ids=[end.id for end in ends],
         attempts=[end.attempt for end in ends],
@@ -1213,7 +1215,7 @@ def _report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[i
         for entry in entries
         if entry.ctx is not None and entry.ctx.last_progress is not None
     ]
-    return turns.report_work_call(
+    return workers.report_progress_call(
         worker_id=worker_id,
         ids=[id for id, _, _ in told],
         attempts=[attempt for _, attempt, _ in told],

@@ -1,5 +1,9 @@
+-- What workers send: the turns, the keeper, the commands of operators. The turns are the hot path: only the columns that a handler
+-- needs, and JSON as text, which is decoded once, to the handler's own type.
+
 -- name: RegisterWorker :one
 -- Registers a worker and returns its id.
+-- fairq: always
 -- fairq: not null worker_id
 select fairq.register_worker(
   p_name => sqlc.arg(name)::text,
@@ -8,10 +12,20 @@ select fairq.register_worker(
   p_lease => sqlc.arg(lease)::interval
 )::bigint as worker_id;
 
+-- name: ClusterCap :one
+-- The most tasks that may be in flight over all queues; null: no cap.
+select g.max_running
+from fairq.groups g
+where g.shard_no = 0
+  and g.queue = '#meters'
+  and g.group_key = 'cluster';
+
 -- name: PopTasks :many
--- Hands the next tasks of a queue to a worker, in served order.
-select t.shard_no, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, t.priority, t.created_at, t.run_at, t.expires_at,
-  t.started_at, t.lease_expires_at, t.timeout, t.headers, t.payload
+-- The next tasks of one queue, in served order.
+-- fairq: not null payload
+-- fairq: nullable headers
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
+  t.timeout, t.headers::text as headers, t.payload::text as payload
 from fairq.pop_tasks(
   p_queue => sqlc.arg(queue)::text,
   p_limit => sqlc.arg(max_tasks)::integer,
@@ -19,8 +33,39 @@ from fairq.pop_tasks(
   p_claim_lease => sqlc.narg(claim_lease)::interval
 ) t;
 
+-- name: PopTasksInOrder :many
+-- The next tasks of several queues: a queue is asked for what the queues before it left of the budget, and for no more than a batch.
+-- fairq: not null id, attempt, max_attempts, queue, group_key, kind, payload
+with recursive asked as (
+  select 0 as place, sqlc.arg(max_tasks)::integer as budget, null::fairq.tasks[] as popped
+  union all
+  select a.place + 1, a.budget - coalesce(cardinality(p.popped), 0), p.popped
+  from asked a
+  cross join lateral (
+    select array_agg(t) as popped
+    from fairq.pop_tasks(
+      p_queue => (sqlc.arg(queues)::text[])[a.place + 1],
+      p_limit => least(a.budget, sqlc.arg(max_batch)::integer),
+      p_worker_id => sqlc.arg(worker_id)::bigint,
+      p_claim_lease => sqlc.narg(claim_lease)::interval
+    ) t
+  ) p
+  where a.budget > 0
+    and a.place < cardinality(sqlc.arg(queues)::text[])
+)
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
+  t.timeout, t.headers::text as headers, t.payload::text as payload
+from asked a
+cross join lateral unnest(a.popped) t;
+
+-- name: NextDueIn :one
+-- Seconds until one of these queues has to be looked at although nothing rings; null: no such time.
+-- fairq: nullable seconds
+select extract(epoch from min(fairq.next_due_at(q.queue)) - fairq._now())::double precision as seconds
+from unnest(sqlc.arg(queues)::text[]) q(queue);
+
 -- name: StartTasks :many
--- Prefetch: claimed tasks begin to run; returns the ids the worker still holds.
+-- Prefetch: claimed tasks begin to run; returns the ids to run, which the worker still holds.
 -- fairq: not null id
 select s.id::bigint as id
 from fairq.start_tasks(
@@ -30,8 +75,9 @@ from fairq.start_tasks(
 ) as s(id);
 
 -- name: FinishTasks :many
--- Ends attempts of a worker's tasks; returns the ids accepted.
+-- Ends attempts; results and errors are JSON text. Returns the ids accepted.
 -- fairq: not null id
+-- fairq: raw results, errors
 select f.id::bigint as id
 from fairq.finish_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -44,13 +90,44 @@ from fairq.finish_tasks(
 ) as f(id);
 
 -- name: ReleaseTasks :many
--- Puts tasks back in line without burning an attempt; returns the ids accepted.
+-- Gives tasks back without burning an attempt; returns the ids accepted.
 -- fairq: not null id
 select r.id::bigint as id
 from fairq.release_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
   p_ids => sqlc.arg(ids)::bigint[],
   p_attempts => sqlc.arg(attempts)::integer[]
+) as r(id);
+
+-- name: HeldTasks :many
+-- Which of these tasks the worker still holds; one that an open transaction is finishing is missing.
+-- fairq: not null id
+select h.id::bigint as id
+from fairq.held_tasks(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.arg(ids)::bigint[],
+  p_attempts => sqlc.arg(attempts)::integer[]
+) as h(id);
+
+-- name: TasksOfWorker :many
+-- What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of.
+select t.id, t.attempt, t.state
+from fairq.tasks t
+where t.shard_no = any(array(select s.shard_no from fairq._shards(null) s(shard_no)))
+  and t.worker_id = sqlc.arg(worker_id)::bigint;
+
+-- name: ReportProgress :many
+-- How far running tasks are; notes are JSON text. Returns the ids accepted.
+-- fairq: not null id
+-- fairq: raw notes
+select r.id::bigint as id
+from fairq.report_progress(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_ids => sqlc.arg(ids)::bigint[],
+  p_attempts => sqlc.arg(attempts)::integer[],
+  p_done => sqlc.arg(done)::double precision[],
+  p_totals => sqlc.narg(totals)::double precision[],
+  p_notes => sqlc.narg(notes)::jsonb[]
 ) as r(id);
 
 -- name: Heartbeat :many
@@ -66,35 +143,7 @@ from fairq.heartbeat(
 -- Takes a worker off the list and puts what it holds back in line.
 select fairq.retire_worker(p_worker_id => sqlc.arg(worker_id)::bigint);
 
--- name: PromoteOverflow :one
--- Promotes a queue; pop_tasks does so by itself when it has to.
--- fairq: not null promoted
-select fairq.promote_overflow(p_queue => sqlc.arg(queue)::text)::integer as promoted;
-
 -- name: Maintain :one
 -- One round of maintenance; returns what it did, by name.
 -- fairq: not null done
 select fairq.maintain()::jsonb as done;
-
--- name: HeldTasks :many
--- Which of these tasks the worker still holds; one that an open transaction is finishing is missing.
--- fairq: not null id
-select h.id::bigint as id
-from fairq.held_tasks(
-  p_worker_id => sqlc.arg(worker_id)::bigint,
-  p_ids => sqlc.arg(ids)::bigint[],
-  p_attempts => sqlc.arg(attempts)::integer[]
-) as h(id);
-
--- name: ReportProgress :many
--- How far running tasks are; returns the ids accepted.
--- fairq: not null id
-select r.id::bigint as id
-from fairq.report_progress(
-  p_worker_id => sqlc.arg(worker_id)::bigint,
-  p_ids => sqlc.arg(ids)::bigint[],
-  p_attempts => sqlc.arg(attempts)::integer[],
-  p_done => sqlc.arg(done)::double precision[],
-  p_totals => sqlc.narg(totals)::double precision[],
-  p_notes => sqlc.narg(notes)::jsonb[]
-) as r(id);

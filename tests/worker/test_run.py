@@ -769,7 +769,7 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1: the pop was committed, its answer lost with the connection."""
-    from fairq.queries import turns
+    from fairq.queries import workers
     from fairq.worker import loop
 
     real = loop._Engine._send
@@ -777,7 +777,7 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
 
     async def send(self: Any, conn: Any, turn: Any) -> None:
         if turn.pop and not broken:
-            rows = await turns.pop_work_async(conn, queue="default", max_tasks=2, worker_id=self.worker_id)
+            rows = await workers.pop_tasks_async(conn, queue="default", max_tasks=2, worker_id=self.worker_id)
             broken.extend(row.id for row in rows)
             await conn.close()
         await real(self, conn, turn)
