@@ -18,6 +18,7 @@
     │   ├── ShardsInUse               QF013  the number of shards is fixed once there are tasks
     │   ├── UnknownSetting            QF014  no setting of that name to reset
     │   ├── PrefetchRefused           QF015  claim leases and a cap of the cluster exclude each other
+    │   ├── QueueDraining             QF016  the queue takes no new tasks
     │   └── TasksWouldBeLost          QF090  a downgrade would throw tasks away
     ├── DatabaseError                 whatever else the database answers
     │   ├── NotInstalled              no schema fairq, or not this version of it
@@ -77,6 +78,7 @@ __all__ = [
     "NotInstalled",
     "OutOfRange",
     "PrefetchRefused",
+    "QueueDraining",
     "Refused",
     "ResultNotEncodable",
     "ResultTimeout",
@@ -209,6 +211,13 @@ class UnknownSetting(Refused):
 class PrefetchRefused(Refused):
     code = "prefetch_refused"
     sqlstate = "QF015"
+
+
+class QueueDraining(Refused):
+    """The queue is to run empty: somebody drains it, or forgot to resume it."""
+
+    code = "queue_draining"
+    sqlstate = "QF016"
 
 
 class TasksWouldBeLost(Refused):
@@ -384,6 +393,7 @@ _REFUSALS: tuple[type[Refused], ...] = (
     ShardsInUse,
     UnknownSetting,
     PrefetchRefused,
+    QueueDraining,
     TasksWouldBeLost,
 )
 

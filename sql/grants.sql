@@ -37,6 +37,7 @@ grant execute on function
   fairq._check_task(text, jsonb, integer, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text),
   fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint),
   fairq._refuse_queue(text),
+  fairq._refuse_draining(text),
   fairq._shard_of(text, integer),
   fairq._shards(integer),
   fairq._now()
@@ -60,7 +61,9 @@ revoke execute on function
   fairq.resume_queue(text),
   fairq.pause_group(text, text),
   fairq.resume_group(text, text),
-  fairq.purge_group(text, text)
+  fairq.purge_group(text, text),
+  fairq.drain_queue(text),
+  fairq.reset_rate(text, text)
 from fairq_work;
 grant select, insert, update, delete on
   fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
@@ -72,7 +75,9 @@ grant select on fairq.groups to fairq_work;
 grant usage on sequence fairq.worker_ids to fairq_work;
 
 grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(fairq.policy, fairq.gate, timestamptz),
-  fairq._lane(integer, text, text), fairq._obstacles(integer, text, text, text, text, timestamptz), fairq.next_due_at(text), fairq._tick(integer, text)
+  fairq._lane(integer, text, text), fairq._obstacles(integer, text, text, text, text, timestamptz), fairq.next_due_at(text), fairq._tick(integer, text),
+  fairq.rate_usage(text, text), fairq._rate_scope(text, text), fairq._check_group(text, text), fairq._refuse_queue(text), fairq._shard_of(text, integer),
+  fairq._policy(fairq.queues, fairq.groups), fairq._settle(fairq.policy, fairq.gate, integer, integer, boolean, timestamptz)
 to fairq_observe;
 grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
 grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups, fairq.progress to fairq_observe;

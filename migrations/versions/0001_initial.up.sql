@@ -131,6 +131,7 @@ create table fairq.queues (
   metered boolean not null default false,
   internal boolean not null default false,
   paused_at timestamptz,
+  draining_at timestamptz,
   constraint queue_name_in_range check (octet_length(queue) between 1 and 200),
   constraint ready_target_positive check (ready_target >= 1),
   constraint max_attempts_positive check (max_attempts >= 1),
@@ -159,6 +160,7 @@ comment on column fairq.queues.group_breaker_cooldown is 'How long such a breake
 comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
 comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of queues and the cluster (#meters).';
 comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
+comment on column fairq.queues.draining_at is 'Since when the queue refuses new tasks, to run empty; null: it takes them.';
 
 create table fairq.groups (
   shard_no integer not null,
@@ -1165,7 +1167,7 @@ comment on function fairq._check_limit(integer) is 'Raises QF007 when a limit is
 -- sql/functions/_check_policy.sql
 
 -- What is wrong with settings of a queue, group or key, before anything is written.
--- Raises QF007 a number out of range, QF009 a time, QF014 an unknown name to reset.
+-- Raises QF007 a number out of range, QF009 a time.
 create function fairq._check_policy(
   p_of text,
   p_weight double precision,
@@ -1174,8 +1176,7 @@ create function fairq._check_policy(
   p_rate_period interval,
   p_rate_burst integer,
   p_breaker_threshold integer,
-  p_breaker_cooldown interval,
-  p_reset text[]
+  p_breaker_cooldown interval
 ) returns void
 language plpgsql
 immutable
@@ -1198,14 +1199,28 @@ begin
     raise exception 'a time of % is out of range: rate period %, breaker cooldown %', p_of, p_rate_period, p_breaker_cooldown
       using errcode = 'QF009', hint = 'More than nothing, at most 366 days; for example: interval ''1 minute''.';
   end if;
-  if not p_reset <@ array['weight', 'max_running', 'rate', 'breaker', 'group_max_running', 'group_rate', 'group_breaker', 'ready_target'] then
-    raise exception 'p_reset of % names something unknown: %', p_of, p_reset
-      using errcode = 'QF014', hint = 'weight, max_running, rate, breaker; for a queue also group_max_running, group_rate, group_breaker, ready_target.';
+end;
+$$;
+comment on function fairq._check_policy(text, double precision, integer, integer, interval, integer, integer, interval) is
+  'Raises an error of class QF for settings that make no sense.';
+
+-- sql/functions/_check_reset.sql
+
+-- What p_reset may name depends on what is configured: a name that means nothing there is refused, or a misspelt reset would look like one that worked.
+-- Raises QF014 an unknown name to reset.
+create function fairq._check_reset(p_of text, p_reset text[], p_known text[]) returns void
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if not p_reset <@ p_known then
+    raise exception 'p_reset of % names something that cannot be reset there: %', p_of, p_reset
+      using errcode = 'QF014', hint = format('There are: %s.', array_to_string(p_known, ', '));
   end if;
 end;
 $$;
-comment on function fairq._check_policy(text, double precision, integer, integer, interval, integer, integer, interval, text[]) is
-  'Raises an error of class QF for settings that make no sense.';
+comment on function fairq._check_reset(text, text[], text[]) is 'Raises QF014 for a name in p_reset that means nothing there.';
 
 -- sql/functions/_check_task.sql
 
@@ -2663,6 +2678,31 @@ end;
 $$;
 comment on function fairq._promote(integer, text, integer, boolean, boolean) is 'Promotes one domain.';
 
+-- sql/functions/_rate_scope.sql
+
+-- The lane that a rate is charged to: of a group, or, with p_group_key null, of the queue as a whole.
+-- Raises QF001 group key, QF003 unknown queue.
+create function fairq._rate_scope(p_queue text, p_group_key text, out shard_no integer, out queue text, out group_key text)
+language plpgsql
+stable
+set search_path = ''
+as $$
+begin
+  if p_group_key is not null then
+    perform fairq._check_group(p_queue, p_group_key);
+    select fairq._shard_of(p_group_key, s.shard_count), p_queue, p_group_key into shard_no, queue, group_key from fairq.settings s;
+    return;
+  end if;
+  if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  shard_no := 0;
+  queue := '#meters';
+  group_key := 'queue ' || p_queue;
+end;
+$$;
+comment on function fairq._rate_scope(text, text) is 'The lane that a rate of a group, or of a whole queue, is charged to.';
+
 -- sql/functions/_ready_target.sql
 
 -- Four times the slots of the workers that serve the queue, and at least 1000: small enough to stay in cache, large enough that a refill is rare.
@@ -3001,6 +3041,21 @@ end;
 $$;
 comment on function fairq._recover_worker(integer, bigint, integer, timestamptz) is 'Takes the tasks of a lost worker from it.';
 
+-- sql/functions/_refuse_draining.sql
+
+create function fairq._refuse_draining(p_queue text) returns void
+language plpgsql
+stable
+set search_path = ''
+as $$
+begin
+  raise exception 'queue "%" is draining and takes no new tasks', p_queue
+    using errcode = 'QF016',
+      hint = format('It takes them again after: select fairq.resume_queue(%L);', p_queue);
+end;
+$$;
+comment on function fairq._refuse_draining(text) is 'Raises QF016: the queue is draining.';
+
 -- sql/functions/_refuse_queue.sql
 
 create function fairq._refuse_queue(p_queue text) returns void
@@ -3242,7 +3297,7 @@ comment on function fairq._scopes(integer, text, text, boolean, integer, text) i
 
 -- Writes the settings of one lane: of a group, of a concurrency key (queue #keys), of a queue or the cluster (queue #meters). Null leaves a setting as it is,
 -- a name in p_reset removes it. The lane is rung and looks its policy up again.
--- Raises QF007, QF009, QF014 (see _check_policy).
+-- Raises QF007, QF009 (see _check_policy). What p_reset may name the caller has checked.
 -- Locks: groups, one row.
 create function fairq._set_limits(
   p_shard_no integer,
@@ -3265,7 +3320,7 @@ declare
   v_group fairq.groups;
 begin
   perform fairq._check_policy(p_group_key, p_weight, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold,
-    p_breaker_cooldown, p_reset);
+    p_breaker_cooldown);
   insert into fairq.groups (shard_no, queue, group_key) values (p_shard_no, p_queue, p_group_key) on conflict do nothing;
   select g.* into v_group
   from fairq.groups g
@@ -4097,7 +4152,8 @@ begin
     raise exception 'shard count % or payload limit % is out of range', p_shard_count, p_payload_limit
       using errcode = 'QF007', hint = 'Shards: 1 to 4096. Payload limit: 1 byte to 256 MiB.';
   end if;
-  perform fairq._check_policy('the cluster', null, p_max_running, null, null, null, null, null, p_reset);
+  perform fairq._check_policy('the cluster', null, p_max_running, null, null, null, null, null);
+  perform fairq._check_reset('the cluster', p_reset, array['max_running']);
   select s.* into v_settings from fairq.settings s for update;
   if p_shard_count <> v_settings.shard_count then
     lock table fairq.tasks in share row exclusive mode;
@@ -4155,6 +4211,7 @@ declare
   v_shard_no integer;
 begin
   perform fairq._check_group(p_queue, p_group_key);
+  perform fairq._check_reset(format('group "%s"', p_group_key), p_reset, array['weight', 'max_running', 'rate', 'breaker']);
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   -- The lane first hears all there is to hear under the old settings, so that what is counted below is counted once.
   perform fairq._promote(v_shard_no, p_queue, 1, true);
@@ -4172,7 +4229,7 @@ comment on function fairq.configure_group(text, text, double precision, integer,
 
 -- How many tasks with a concurrency key may be in flight at once, over all queues and groups of a shard. Keys need no settings: an unknown one has one place.
 -- Returns the settings in force.
--- Raises QF006 key, QF005 not READ COMMITTED, QF007 a number out of range.
+-- Raises QF006 key, QF005 not READ COMMITTED, QF007 a number out of range, QF014 an unknown name in p_reset.
 -- Locks: the domain #keys, waits for it; groups, one row.
 create function fairq.configure_key(p_concurrency_key text, p_max_running integer default null, p_reset text[] default '{}') returns fairq.groups
 language plpgsql
@@ -4186,6 +4243,7 @@ begin
   if p_concurrency_key is null or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
     raise exception 'a concurrency key has 1 to 500 bytes' using errcode = 'QF006', hint = 'Name the resource that tasks share.';
   end if;
+  perform fairq._check_reset(format('concurrency key "%s"', p_concurrency_key), p_reset, array['max_running']);
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._promote(v_shard_no, '#keys', 1, true);
     v_key := fairq._set_limits(v_shard_no, '#keys', p_concurrency_key, null, p_max_running, null, null, null, null, null, p_reset);
@@ -4252,9 +4310,10 @@ begin
       using errcode = 'QF009', hint = 'Zero or more.';
   end if;
   perform fairq._check_policy(p_queue, p_weight, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
-    p_group_breaker_threshold, p_group_breaker_cooldown, p_reset);
-  perform fairq._check_policy(p_queue, null, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown,
-    p_reset);
+    p_group_breaker_threshold, p_group_breaker_cooldown);
+  perform fairq._check_policy(p_queue, null, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown);
+  perform fairq._check_reset(format('queue "%s"', p_queue), p_reset, array['ready_target', 'weight', 'group_max_running', 'group_rate',
+    'group_breaker', 'max_running', 'rate', 'breaker']);
 
   if p_group_rate_period is not null and p_group_rate_limit is null and ('group_rate' = any(p_reset) or not exists (
       select from fairq.queues q where q.queue = p_queue and q.group_rate_limit is not null))
@@ -4336,7 +4395,8 @@ comment on function fairq.configure_queue(text, integer, integer, interval, inte
 -- isolation level (I2); only equal idempotency keys wait for each other.
 -- p_promote assigns the block address at once. That takes the domain's lock until the transaction ends: for a transaction that ends here.
 -- Returns the id of the task; with a known idempotency key, the id of the task that has it.
--- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF005 p_promote outside READ COMMITTED.
+-- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF005 p_promote outside READ COMMITTED, QF016 the queue is draining (a known
+-- idempotency key is answered all the same).
 create function fairq.create_task(
   p_group_key text,
   p_payload jsonb,
@@ -4369,7 +4429,7 @@ declare
   v_known_id bigint;
   v_scheduled boolean := coalesce(p_run_at > v_now, false);
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
   from fairq.settings s
   cross join fairq.queues q
   where q.queue = p_queue
@@ -4387,6 +4447,9 @@ begin
     if v_known_id is not null then
       return v_known_id;
     end if;
+  end if;
+  if v_settings.draining_at is not null then
+    perform fairq._refuse_draining(p_queue);
   end if;
 
   insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, expires_at, cost,
@@ -4451,13 +4514,17 @@ declare
   v_wrong record;
   v_shard_no integer;
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
   from fairq.settings s
   cross join fairq.queues q
   where q.queue = p_queue
     and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
+  end if;
+  -- With idempotency keys, create_task judges each: those it knows are no new tasks.
+  if v_settings.draining_at is not null and p_idempotency_keys is null then
+    perform fairq._refuse_draining(p_queue);
   end if;
   if coalesce(cardinality(p_payloads), 0) <> v_count
     or coalesce(cardinality(p_idempotency_keys), v_count) <> v_count
@@ -4554,6 +4621,26 @@ end;
 $$;
 comment on function fairq.create_tasks(text[], jsonb[], text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text[], text[], jsonb, integer[], double precision[], boolean) is
   'Creates many tasks with one call. Returns their ids in the order of the input.';
+
+-- sql/functions/drain_queue.sql
+
+-- Lets a queue run empty: new tasks are refused (QF016) until it is resumed, what is there is served to the end, retries and schedules included. Costs the
+-- same however much that is. Whether it is empty fairq.queue_stats tells. A transaction that created tasks before this one committed is let through.
+-- Raises QF003 unknown queue.
+-- Locks: queues, one row.
+create function fairq.drain_queue(p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  update fairq.queues q set draining_at = coalesce(q.draining_at, fairq._now()) where q.queue = p_queue and not q.internal;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+end;
+$$;
+comment on function fairq.drain_queue(text) is 'Refuses new tasks of a queue and serves those that are there, until it is resumed.';
 
 -- sql/functions/explain_task.sql
 
@@ -4966,7 +5053,7 @@ volatile
 set search_path = ''
 as $$
 begin
-  update fairq.queues q set paused_at = coalesce(q.paused_at, fairq._now()) where q.queue = p_queue;
+  update fairq.queues q set paused_at = coalesce(q.paused_at, fairq._now()) where q.queue = p_queue and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
   end if;
@@ -5129,6 +5216,72 @@ end;
 $$;
 comment on function fairq.purge_group(text, text) is 'Cancels everything a group has waiting. Returns how many tasks that were.';
 
+-- sql/functions/rate_usage.sql
+
+-- How much of a rate is used: of a group's, its own or the one its queue gives to each; with p_group_key null, of the rate of the whole queue.
+-- A group's rate is charged when its tasks become ready, a queue's when they are popped. Never by looking.
+-- Returns one row; none where no rate holds. available tasks may go at once; when there are none, the next one may at next_at. At full_at all
+-- of the burst is there again; null: it is.
+-- Raises QF001 group key, QF003 unknown queue.
+-- Cost: the settings of the group and its lane, one index step each.
+create function fairq.rate_usage(p_queue text, p_group_key text default null)
+returns table (
+  queue text,
+  group_key text,
+  rate_limit integer,
+  rate_period interval,
+  rate_burst integer,
+  used integer,
+  available integer,
+  next_at timestamptz,
+  full_at timestamptz
+)
+language plpgsql
+volatile
+rows 1
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_lane fairq.lanes;
+  v_queue fairq.queues;
+  v_group fairq.groups;
+  v_policy fairq.policy;
+  v_rate fairq.policy;
+  v_gate fairq.gate;
+begin
+  select s.shard_no, s.queue, s.group_key into v_lane.shard_no, v_lane.queue, v_lane.group_key
+  from fairq._rate_scope(p_queue, p_group_key) s;
+  select q.* into v_queue from fairq.queues q where q.queue = v_lane.queue;
+  select g.* into v_group
+  from fairq.groups g
+  where g.shard_no = v_lane.shard_no
+    and g.queue = v_lane.queue
+    and g.group_key = v_lane.group_key;
+  -- The settings as they are now, of which the lane may not have heard yet.
+  v_policy := fairq._policy(v_queue, v_group);
+  if v_policy.rate_seconds is null then
+    return;
+  end if;
+
+  v_lane := fairq._lane(v_lane.shard_no, v_lane.queue, v_lane.group_key);
+  v_gate.rate_at := (fairq._settle(v_policy, v_lane.gate, 0, 0, false, v_now)).rate_at;
+  v_rate.rate_seconds := v_policy.rate_seconds;
+  v_rate.rate_burst := v_policy.rate_burst;
+  queue := p_queue;
+  group_key := p_group_key;
+  rate_limit := coalesce(v_group.rate_limit, v_queue.group_rate_limit);
+  rate_period := coalesce(v_group.rate_period, v_queue.group_rate_period);
+  rate_burst := v_policy.rate_burst;
+  -- What else keeps the group waiting is not asked here.
+  select a.tasks, a.look_at into available, next_at from fairq._allowance(v_rate, v_gate, v_now) a;
+  used := rate_burst - available;
+  full_at := case when v_gate.rate_at > v_now then v_gate.rate_at end;
+  return next;
+end;
+$$;
+comment on function fairq.rate_usage(text, text) is 'How much of the rate of a group, or of a whole queue, is used, and when the next task may go.';
+
 -- sql/functions/register_worker.sql
 
 -- Registers a worker. It is alive until it is retired, or gives no sign of life (heartbeat, pop) for p_lease.
@@ -5282,6 +5435,47 @@ $$;
 comment on function fairq.report_progress(bigint, bigint[], integer[], double precision[], double precision[], jsonb[], integer) is
   'How far running tasks are. Returns the ids accepted.';
 
+-- sql/functions/reset_rate.sql
+
+-- Forgets what was used of a rate: of a group's, or, with p_group_key null, of the rate of the whole queue. A full burst may go at once. Tasks that are ready
+-- or running already stay so, and are not charged again. Nothing happens where nothing was used.
+-- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
+-- Locks: the domain of the queue, or #meters, and waits for it; lanes, one row replaced.
+create function fairq.reset_rate(p_queue text, p_group_key text default null) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_scope record;
+  v_lane fairq.lanes;
+begin
+  select s.shard_no, s.queue, s.group_key into v_scope from fairq._rate_scope(p_queue, p_group_key) s;
+  -- The lane first hears all there is to hear; from here on nobody else writes it.
+  perform fairq._promote(v_scope.shard_no, v_scope.queue, 1, true);
+  v_lane := fairq._lane(v_scope.shard_no, v_scope.queue, v_scope.group_key);
+  if (v_lane.gate).rate_at is null then
+    return;
+  end if;
+
+  v_lane.version := v_lane.version + 1;
+  v_lane.gate.rate_at := null;
+  insert into fairq.lanes select (v_lane).*;
+  delete from fairq.lanes l
+  where l.shard_no = v_lane.shard_no
+    and l.queue = v_lane.queue
+    and l.group_key = v_lane.group_key
+    and l.version = v_lane.version - 1;
+  -- What it has waiting may go: the next promotion looks at it, and workers that sleep until its next task was due are woken.
+  perform fairq._ring_group(v_scope.shard_no, v_scope.queue, v_scope.group_key);
+  perform fairq._promote(v_scope.shard_no, v_scope.queue, 1, true);
+  if p_group_key is null then
+    perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
+  end if;
+end;
+$$;
+comment on function fairq.reset_rate(text, text) is 'Forgets what was used of the rate of a group, or of a whole queue.';
+
 -- sql/functions/resume_group.sql
 
 -- Serves a paused group again. It starts at the clock: what it missed is not made up for.
@@ -5309,7 +5503,7 @@ comment on function fairq.resume_group(text, text) is 'Serves a paused group aga
 
 -- sql/functions/resume_queue.sql
 
--- Serves a paused queue again.
+-- Serves a paused queue again; one that drains takes new tasks again.
 -- Raises QF003 unknown queue.
 -- Locks: queues, one row.
 create function fairq.resume_queue(p_queue text) returns void
@@ -5320,7 +5514,7 @@ as $$
 declare
   v_notify boolean;
 begin
-  update fairq.queues q set paused_at = null where q.queue = p_queue returning q.notify into v_notify;
+  update fairq.queues q set paused_at = null, draining_at = null where q.queue = p_queue and not q.internal returning q.notify into v_notify;
   if not found then
     perform fairq._refuse_queue(p_queue);
   end if;
@@ -5329,7 +5523,7 @@ begin
   end if;
 end;
 $$;
-comment on function fairq.resume_queue(text) is 'Serves a paused queue again.';
+comment on function fairq.resume_queue(text) is 'Serves a paused queue again, and takes new tasks where it was draining.';
 
 -- sql/functions/retire_worker.sql
 
@@ -5368,6 +5562,7 @@ comment on function fairq.retire_worker(bigint) is 'Takes a worker off the list 
 
 -- Runs a task again: one that ended otherwise than well, with one attempt more than it had; or one that waits for its back-off or schedule, now.
 -- Returns true when there was something to do.
+-- Raises QF016: the task ended, and its queue is draining.
 -- Locks: the task, and wishes to cancel it.
 create function fairq.retry_task(p_id bigint) returns boolean
 language plpgsql
@@ -5399,6 +5594,7 @@ begin
     from ended e
     returning t.shard_no, t.queue, t.group_key, t.priority, t.concurrency_key into v_task;
     if found then
+      perform fairq._refuse_draining(q.queue) from fairq.queues q where q.queue = v_task.queue and q.draining_at is not null;
       -- It may have ended because somebody wished so: that wish is fulfilled.
       delete from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = p_id;
       exit;
@@ -5498,6 +5694,7 @@ grant execute on function
   fairq._check_task(text, jsonb, integer, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text),
   fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint),
   fairq._refuse_queue(text),
+  fairq._refuse_draining(text),
   fairq._shard_of(text, integer),
   fairq._shards(integer),
   fairq._now()
@@ -5521,7 +5718,9 @@ revoke execute on function
   fairq.resume_queue(text),
   fairq.pause_group(text, text),
   fairq.resume_group(text, text),
-  fairq.purge_group(text, text)
+  fairq.purge_group(text, text),
+  fairq.drain_queue(text),
+  fairq.reset_rate(text, text)
 from fairq_work;
 grant select, insert, update, delete on
   fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
@@ -5533,7 +5732,9 @@ grant select on fairq.groups to fairq_work;
 grant usage on sequence fairq.worker_ids to fairq_work;
 
 grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fairq._now(), fairq._allowance(fairq.policy, fairq.gate, timestamptz),
-  fairq._lane(integer, text, text), fairq._obstacles(integer, text, text, text, text, timestamptz), fairq.next_due_at(text), fairq._tick(integer, text)
+  fairq._lane(integer, text, text), fairq._obstacles(integer, text, text, text, text, timestamptz), fairq.next_due_at(text), fairq._tick(integer, text),
+  fairq.rate_usage(text, text), fairq._rate_scope(text, text), fairq._check_group(text, text), fairq._refuse_queue(text), fairq._shard_of(text, integer),
+  fairq._policy(fairq.queues, fairq.groups), fairq._settle(fairq.policy, fairq.gate, integer, integer, boolean, timestamptz)
 to fairq_observe;
 grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
 grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups, fairq.progress to fairq_observe;

@@ -1,5 +1,5 @@
 -- What is wrong with settings of a queue, group or key, before anything is written.
--- Raises QF007 a number out of range, QF009 a time, QF014 an unknown name to reset.
+-- Raises QF007 a number out of range, QF009 a time.
 create function fairq._check_policy(
   p_of text,
   p_weight double precision,
@@ -8,8 +8,7 @@ create function fairq._check_policy(
   p_rate_period interval,
   p_rate_burst integer,
   p_breaker_threshold integer,
-  p_breaker_cooldown interval,
-  p_reset text[]
+  p_breaker_cooldown interval
 ) returns void
 language plpgsql
 immutable
@@ -32,11 +31,7 @@ begin
     raise exception 'a time of % is out of range: rate period %, breaker cooldown %', p_of, p_rate_period, p_breaker_cooldown
       using errcode = 'QF009', hint = 'More than nothing, at most 366 days; for example: interval ''1 minute''.';
   end if;
-  if not p_reset <@ array['weight', 'max_running', 'rate', 'breaker', 'group_max_running', 'group_rate', 'group_breaker', 'ready_target'] then
-    raise exception 'p_reset of % names something unknown: %', p_of, p_reset
-      using errcode = 'QF014', hint = 'weight, max_running, rate, breaker; for a queue also group_max_running, group_rate, group_breaker, ready_target.';
-  end if;
 end;
 $$;
-comment on function fairq._check_policy(text, double precision, integer, integer, interval, integer, integer, interval, text[]) is
+comment on function fairq._check_policy(text, double precision, integer, integer, interval, integer, integer, interval) is
   'Raises an error of class QF for settings that make no sense.';

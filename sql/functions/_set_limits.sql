@@ -1,6 +1,6 @@
 -- Writes the settings of one lane: of a group, of a concurrency key (queue #keys), of a queue or the cluster (queue #meters). Null leaves a setting as it is,
 -- a name in p_reset removes it. The lane is rung and looks its policy up again.
--- Raises QF007, QF009, QF014 (see _check_policy).
+-- Raises QF007, QF009 (see _check_policy). What p_reset may name the caller has checked.
 -- Locks: groups, one row.
 create function fairq._set_limits(
   p_shard_no integer,
@@ -23,7 +23,7 @@ declare
   v_group fairq.groups;
 begin
   perform fairq._check_policy(p_group_key, p_weight, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold,
-    p_breaker_cooldown, p_reset);
+    p_breaker_cooldown);
   insert into fairq.groups (shard_no, queue, group_key) values (p_shard_no, p_queue, p_group_key) on conflict do nothing;
   select g.* into v_group
   from fairq.groups g

@@ -20,7 +20,8 @@ begin
     raise exception 'shard count % or payload limit % is out of range', p_shard_count, p_payload_limit
       using errcode = 'QF007', hint = 'Shards: 1 to 4096. Payload limit: 1 byte to 256 MiB.';
   end if;
-  perform fairq._check_policy('the cluster', null, p_max_running, null, null, null, null, null, p_reset);
+  perform fairq._check_policy('the cluster', null, p_max_running, null, null, null, null, null);
+  perform fairq._check_reset('the cluster', p_reset, array['max_running']);
   select s.* into v_settings from fairq.settings s for update;
   if p_shard_count <> v_settings.shard_count then
     lock table fairq.tasks in share row exclusive mode;

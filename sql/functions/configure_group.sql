@@ -25,6 +25,7 @@ declare
   v_shard_no integer;
 begin
   perform fairq._check_group(p_queue, p_group_key);
+  perform fairq._check_reset(format('group "%s"', p_group_key), p_reset, array['weight', 'max_running', 'rate', 'breaker']);
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   -- The lane first hears all there is to hear under the old settings, so that what is counted below is counted once.
   perform fairq._promote(v_shard_no, p_queue, 1, true);

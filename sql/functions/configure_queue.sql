@@ -51,9 +51,10 @@ begin
       using errcode = 'QF009', hint = 'Zero or more.';
   end if;
   perform fairq._check_policy(p_queue, p_weight, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
-    p_group_breaker_threshold, p_group_breaker_cooldown, p_reset);
-  perform fairq._check_policy(p_queue, null, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown,
-    p_reset);
+    p_group_breaker_threshold, p_group_breaker_cooldown);
+  perform fairq._check_policy(p_queue, null, p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown);
+  perform fairq._check_reset(format('queue "%s"', p_queue), p_reset, array['ready_target', 'weight', 'group_max_running', 'group_rate',
+    'group_breaker', 'max_running', 'rate', 'breaker']);
 
   if p_group_rate_period is not null and p_group_rate_limit is null and ('group_rate' = any(p_reset) or not exists (
       select from fairq.queues q where q.queue = p_queue and q.group_rate_limit is not null))

@@ -2,7 +2,8 @@
 -- isolation level (I2); only equal idempotency keys wait for each other.
 -- p_promote assigns the block address at once. That takes the domain's lock until the transaction ends: for a transaction that ends here.
 -- Returns the id of the task; with a known idempotency key, the id of the task that has it.
--- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF005 p_promote outside READ COMMITTED.
+-- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF005 p_promote outside READ COMMITTED, QF016 the queue is draining (a known
+-- idempotency key is answered all the same).
 create function fairq.create_task(
   p_group_key text,
   p_payload jsonb,
@@ -35,7 +36,7 @@ declare
   v_known_id bigint;
   v_scheduled boolean := coalesce(p_run_at > v_now, false);
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
   from fairq.settings s
   cross join fairq.queues q
   where q.queue = p_queue
@@ -53,6 +54,9 @@ begin
     if v_known_id is not null then
       return v_known_id;
     end if;
+  end if;
+  if v_settings.draining_at is not null then
+    perform fairq._refuse_draining(p_queue);
   end if;
 
   insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, expires_at, cost,

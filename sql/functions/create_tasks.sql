@@ -35,13 +35,17 @@ declare
   v_wrong record;
   v_shard_no integer;
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
   from fairq.settings s
   cross join fairq.queues q
   where q.queue = p_queue
     and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
+  end if;
+  -- With idempotency keys, create_task judges each: those it knows are no new tasks.
+  if v_settings.draining_at is not null and p_idempotency_keys is null then
+    perform fairq._refuse_draining(p_queue);
   end if;
   if coalesce(cardinality(p_payloads), 0) <> v_count
     or coalesce(cardinality(p_idempotency_keys), v_count) <> v_count

@@ -7,7 +7,7 @@ volatile
 set search_path = ''
 as $$
 begin
-  update fairq.queues q set paused_at = coalesce(q.paused_at, fairq._now()) where q.queue = p_queue;
+  update fairq.queues q set paused_at = coalesce(q.paused_at, fairq._now()) where q.queue = p_queue and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
   end if;

@@ -1,4 +1,4 @@
--- Serves a paused queue again.
+-- Serves a paused queue again; one that drains takes new tasks again.
 -- Raises QF003 unknown queue.
 -- Locks: queues, one row.
 create function fairq.resume_queue(p_queue text) returns void
@@ -9,7 +9,7 @@ as $$
 declare
   v_notify boolean;
 begin
-  update fairq.queues q set paused_at = null where q.queue = p_queue returning q.notify into v_notify;
+  update fairq.queues q set paused_at = null, draining_at = null where q.queue = p_queue and not q.internal returning q.notify into v_notify;
   if not found then
     perform fairq._refuse_queue(p_queue);
   end if;
@@ -18,4 +18,4 @@ begin
   end if;
 end;
 $$;
-comment on function fairq.resume_queue(text) is 'Serves a paused queue again.';
+comment on function fairq.resume_queue(text) is 'Serves a paused queue again, and takes new tasks where it was draining.';

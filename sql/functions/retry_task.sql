@@ -1,5 +1,6 @@
 -- Runs a task again: one that ended otherwise than well, with one attempt more than it had; or one that waits for its back-off or schedule, now.
 -- Returns true when there was something to do.
+-- Raises QF016: the task ended, and its queue is draining.
 -- Locks: the task, and wishes to cancel it.
 create function fairq.retry_task(p_id bigint) returns boolean
 language plpgsql
@@ -31,6 +32,7 @@ begin
     from ended e
     returning t.shard_no, t.queue, t.group_key, t.priority, t.concurrency_key into v_task;
     if found then
+      perform fairq._refuse_draining(q.queue) from fairq.queues q where q.queue = v_task.queue and q.draining_at is not null;
       -- It may have ended because somebody wished so: that wish is fulfilled.
       delete from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = p_id;
       exit;

@@ -50,6 +50,7 @@ create table fairq.queues (
   metered boolean not null default false,
   internal boolean not null default false,
   paused_at timestamptz,
+  draining_at timestamptz,
   constraint queue_name_in_range check (octet_length(queue) between 1 and 200),
   constraint ready_target_positive check (ready_target >= 1),
   constraint max_attempts_positive check (max_attempts >= 1),
@@ -78,6 +79,7 @@ comment on column fairq.queues.group_breaker_cooldown is 'How long such a breake
 comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
 comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of queues and the cluster (#meters).';
 comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
+comment on column fairq.queues.draining_at is 'Since when the queue refuses new tasks, to run empty; null: it takes them.';
 
 create table fairq.groups (
   shard_no integer not null,

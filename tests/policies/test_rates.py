@@ -8,6 +8,7 @@ from tests.policies.calls import (
     at,
     call,
     create,
+    finish,
     groups_of,
     ids_of,
     one,
@@ -179,3 +180,160 @@ def test_a_rate_and_a_cap_hold_together(conn: Conn) -> None:
     run(conn, "select fairq.finish_tasks(%s, %s, %s)", bob, ids_of(held), [1, 1, 1])
     assert len(pop(conn, bob)) == 3
     assert_counted(conn)
+
+
+def usage(conn: Conn, *scope: str) -> tuple[int, int, str | None, str | None] | None:
+    """Used, available, when the next task may go, when all of the burst is there again."""
+    times = (
+        "to_char(next_at at time zone 'UTC', 'HH24:MI:SS'), to_char(full_at at time zone 'UTC', 'HH24:MI:SS')"
+    )
+    query = f"select used, available, {times} from fairq.rate_usage({', '.join(['%s'] * len(scope))})"  # noqa: S608
+    rows = run(conn, query, *scope)
+    return rows[0] if rows else None
+
+
+def test_usage_says_what_is_left_and_when_the_next_may_go(conn: Conn) -> None:
+    """D32: and what it says is what promotion does, at every moment."""
+    call(conn, "configure_group", "default", "bob", rate_limit=10, rate_period="1 minute", rate_burst=4)
+    assert usage(conn, "default", "bob") == (0, 4, None, None)
+    bob = worker(conn)
+    tasks(conn, "bob", 30)
+    assert len(pop(conn, bob, 100)) == 4
+    assert usage(conn, "default", "bob") == (4, 0, "12:00:06", "12:00:24")
+    for moment, left, full in (
+        ("12:00:06", 1, "12:00:24"),
+        ("12:00:17", 1, "12:00:30"),
+        ("12:00:29", 2, "12:00:36"),
+    ):
+        at(conn, moment)
+        before = usage(conn, "default", "bob")
+        assert before is not None
+        assert (before[1], before[3]) == (left, full)
+        assert len(pop(conn, bob)) == left
+        at(conn, moment)
+    at(conn, "12:05:00")
+    assert usage(conn, "default", "bob") == (0, 4, None, None)
+    assert usage(conn, "default", "alice") is None, "no rate, nothing to say"
+    assert usage(conn, "default") is None
+
+
+def test_looking_at_a_rate_changes_nothing(conn: Conn) -> None:
+    """D32."""
+    call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="10 seconds")
+    tasks(conn, "bob", 3)
+    with conn.transaction():
+        before = written(conn)
+        for _ in range(10):
+            usage(conn, "default", "bob")
+        assert written(conn) == before
+    assert len(pop(conn, worker(conn))) == 1
+
+
+def test_usage_knows_settings_that_its_lane_has_not_heard_of(conn: Conn) -> None:
+    """D32: of a group without a row of its own, and one whose queue changed the rate a moment ago."""
+    call(
+        conn,
+        "configure_queue",
+        "default",
+        group_rate_limit=2,
+        group_rate_period="1 minute",
+        group_rate_burst=3,
+    )
+    assert usage(conn, "default", "bob") == (0, 3, None, None)
+    tasks(conn, "bob", 10)
+    assert len(pop(conn, worker(conn))) == 3
+    assert usage(conn, "default", "bob") == (3, 0, "12:00:30", "12:01:30")
+    call(conn, "configure_queue", "default", group_rate_limit=60)
+    assert usage(conn, "default", "bob") == (3, 0, "12:00:01", "12:00:03"), "never more than a burst is owed"
+    call(conn, "configure_queue", "default", reset=["group_rate"])
+    assert usage(conn, "default", "bob") is None
+
+
+def test_usage_tells_of_the_rate_and_of_nothing_else(conn: Conn) -> None:
+    """D32: what the rate would let through, while a pause and a cap do not."""
+    call(
+        conn,
+        "configure_group",
+        "default",
+        "bob",
+        rate_limit=1,
+        rate_period="1 minute",
+        rate_burst=5,
+        max_running=0,
+    )
+    call(conn, "pause_group", "default", "bob")
+    tasks(conn, "bob", 3)
+    assert pop(conn, worker(conn)) == []
+    assert usage(conn, "default", "bob") == (0, 5, None, None)
+
+
+def test_a_reset_wakes_the_group_within_one_promotion(conn: Conn) -> None:
+    """D32."""
+    call(
+        conn,
+        "configure_group",
+        "default",
+        "bob",
+        rate_limit=1,
+        rate_period="1 hour",
+        rate_burst=3,
+        max_running=4,
+    )
+    bob = worker(conn)
+    tasks(conn, "bob", 10)
+    held = pop(conn, bob)
+    assert len(held) == 3
+    call(conn, "reset_rate", "default", "bob")
+    assert usage(conn, "default", "bob") == (1, 2, None, "13:00:00"), "the cap lets one more become ready"
+    assert len(pop(conn, bob)) == 1, "a fresh burst, and the cap holds all the same"
+    assert_counted(conn)
+    finish(conn, bob, held)
+    assert len(pop(conn, bob)) == 2
+    assert pop(conn, bob) == []
+    assert_counted(conn)
+
+
+def test_a_reset_of_nothing_does_nothing(conn: Conn) -> None:
+    call(conn, "reset_rate", "default", "nobody")
+    call(conn, "reset_rate", "default")
+    call(conn, "configure_group", "default", "bob", max_running=2)
+    tasks(conn, "bob", 5)
+    assert len(pop(conn, worker(conn))) == 2
+    call(conn, "reset_rate", "default", "bob")
+    assert_counted(conn)
+
+
+def test_a_reset_is_heard_once(conn: Conn) -> None:
+    """D32: what is ready already was charged, and is not charged to the new burst."""
+    call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 hour", rate_burst=2)
+    tasks(conn, "bob", 10)
+    promote(conn)
+    call(conn, "reset_rate", "default", "bob")
+    bob = worker(conn)
+    assert len(pop(conn, bob)) == 4
+    assert pop(conn, bob) == []
+
+
+def test_the_rate_of_a_whole_queue_is_seen_and_reset_too(conn: Conn) -> None:
+    """D32: and a worker that sleeps until the next one is due is woken."""
+    call(conn, "configure_queue", "default", rate_limit=1, rate_period="1 minute", rate_burst=2)
+    bob = worker(conn)
+    tasks(conn, "bob", 3)
+    tasks(conn, "alice", 3)
+    assert len(pop(conn, bob)) == 2
+    assert usage(conn, "default") == (2, 0, "12:01:00", "12:02:00")
+    assert usage(conn, "default", "bob") is None
+    run(conn, "listen fairq")
+    call(conn, "reset_rate", "default")
+    assert "default" in [n.payload for n in conn.notifies(timeout=1, stop_after=2)]
+    assert usage(conn, "default") == (0, 2, None, None)
+    assert len(pop(conn, bob)) == 2
+    assert pop(conn, bob) == []
+
+
+def test_observers_may_look_at_rates(conn: Conn) -> None:
+    call(conn, "configure_group", "default", "bob", rate_limit=5)
+    call(conn, "configure_queue", "default", rate_limit=7)
+    run(conn, "set role fairq_observe")
+    assert usage(conn, "default", "bob") == (0, 5, None, None)
+    assert usage(conn, "default") == (0, 7, None, None)

@@ -60,14 +60,17 @@ def test_a_setting_out_of_range_changes_nothing(conn: Conn, settings: dict[str, 
             call(conn, "configure_key", "k", **settings)
 
 
-@pytest.mark.parametrize("function", ["configure_group", "pause_group", "resume_group", "purge_group"])
+@pytest.mark.parametrize(
+    "function",
+    ["configure_group", "pause_group", "resume_group", "purge_group", "rate_usage", "reset_rate"],
+)
 def test_a_group_needs_a_queue_and_a_name(conn: Conn, function: str) -> None:
     for queue, group, code in (
         ("nowhere", "bob", "QF003"),
         ("#keys", "bob", "QF003"),
         ("#meters", "cluster", "QF003"),
         (None, "bob", "QF003"),
-        ("default", None, "QF001"),
+        *([] if "rate" in function else [("default", None, "QF001")]),
         ("default", "", "QF001"),
         ("default", "x" * 501, "QF001"),
     ):
@@ -82,9 +85,10 @@ def test_keys_and_queues_need_names(conn: Conn) -> None:
     for queue in (None, "", "x" * 201, "#keys", "#mine"):
         with refused(conn, "QF006"):
             call(conn, "configure_queue", queue, max_running=1)
-    for function in ("pause_queue", "resume_queue"):
-        with refused(conn, "QF003"):
-            call(conn, function, "nowhere")
+    for function in ("pause_queue", "resume_queue", "drain_queue", "rate_usage", "reset_rate"):
+        for queue in ("nowhere", "#keys", "#meters", None):
+            with refused(conn, "QF003"):
+                call(conn, function, queue)
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
@@ -94,10 +98,39 @@ def test_settings_that_promote_need_read_committed(conn: Conn, level: str) -> No
         ("configure_group", ["default", "bob", 1]),
         ("configure_key", ["k", 1]),
         ("purge_group", ["default", "bob"]),
+        ("reset_rate", ["default", "bob"]),
+        ("reset_rate", ["default"]),
     ):
         with pytest.raises(psycopg.Error) as caught:
             call(conn, function, *args)
         assert caught.value.sqlstate == "QF005"
+
+
+RESETTABLE = {
+    "configure_queue": (
+        ("default",),
+        {"ready_target", "weight", "max_running", "rate", "breaker"}
+        | {"group_max_running", "group_rate", "group_breaker"},
+    ),
+    "configure_group": (("default", "bob"), {"weight", "max_running", "rate", "breaker"}),
+    "configure_key": (("printer",), {"max_running"}),
+    "configure_cluster": ((), {"max_running"}),
+}
+
+
+@pytest.mark.parametrize("function", RESETTABLE)
+def test_only_what_a_function_sets_can_be_reset_by_it(conn: Conn, function: str) -> None:
+    """A name that means nothing here is refused, with the names that do; it is never passed over."""
+    args, known = RESETTABLE[function]
+    every = set.union(*(names for _, names in RESETTABLE.values()))
+    for name in every - known | {"everything", "", None}:
+        with refused(conn, "QF014"):
+            call(conn, function, *args, reset=[name])
+        with refused(conn, "QF014"):
+            call(conn, function, *args, reset=[*known, name])
+    for name in known:
+        call(conn, function, *args, reset=[name])
+    call(conn, function, *args, reset=list(known))
 
 
 def test_settings_answer_with_what_is_in_force(conn: Conn) -> None:
@@ -122,6 +155,8 @@ ADMIN_CALLS = (
     "select fairq.pause_queue('default')",
     "select fairq.resume_queue('default')",
     "select fairq.purge_group('default', 'bob')",
+    "select fairq.drain_queue('default')",
+    "select fairq.reset_rate('default', 'bob')",
 )
 
 
