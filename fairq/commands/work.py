@@ -194,7 +194,7 @@ def work(
         maintain_interval_ms=round(maintain_interval * 1000),
         **options,
     )
-    from fairq.worker.loop import Worker
+    from fairq.worker.worker import Worker
 
     worker = Worker(load_app(app), dsn, settings=settings, announce=_announce, also_wrong=problems)
     if processes > 1 and LIFELINE not in os.environ:

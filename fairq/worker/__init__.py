@@ -1,6 +1,21 @@
-"""The worker: `fairq work module:app`, or in a program of your own `Worker(app, dsn).run()`."""
+"""The worker: `fairq work module:app`, or in a program of your own `Worker(app, dsn).run()`.
+
+worker      what a program sees: checked configuration, the loop, signals, stop
+engine      the run: turn after turn, from registering to signing off
+turn        what is sent in one turn
+held        the tasks in hand, from the pop to the written end
+handlers    running them, on the loop and in threads
+lookout     when to look for work
+database    the connection for the turns, and pauses when it fails
+keeper      a thread of its own: signs of life, cancellations, maintenance, a watch on the loop
+listen      LISTEN, which shortens the wait
+supervisor  several processes
+
+Decisions without I/O: config (what may be asked for), plan (how many, when), breaker (the circuit breaker).
+"""
 
 from fairq.worker.config import Limits, Settings
-from fairq.worker.loop import Stuck, Worker
+from fairq.worker.engine import Stuck
+from fairq.worker.worker import Worker
 
 __all__ = ["Limits", "Settings", "Stuck", "Worker"]

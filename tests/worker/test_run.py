@@ -159,7 +159,7 @@ def test_a_result_that_only_the_database_refuses_fails_alone(
             return Outcome("succeeded", result='"\\u0000"')
         return real(entry, exception, result)
 
-    monkeypatch.setattr("fairq.worker.loop.conclude", conclude)
+    monkeypatch.setattr("fairq.worker.held.conclude", conclude)
     own = fairq.App()
 
     @own.task
@@ -376,17 +376,17 @@ def test_a_notice_wakes_a_worker_that_sleeps(desk: Desk, monkeypatch: pytest.Mon
 
 def test_a_burst_of_notices_is_one_look(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """HR16: thirty notices that come while the loop is busy."""
-    from fairq.worker import loop
+    from fairq.worker import engine
 
     monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
     pops: list[int] = []
-    real = loop._Engine._popped
+    real = engine.Engine._popped
 
     def popped(self: Any, about: Any, rows: Any) -> None:
         pops.append(len(rows))
         real(self, about, rows)
 
-    monkeypatch.setattr(loop._Engine, "_popped", popped)
+    monkeypatch.setattr(engine.Engine, "_popped", popped)
     own = fairq.App()
     own.include(app)
     began, release = threading.Event(), threading.Event()
@@ -770,9 +770,9 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
 ) -> None:
     """I1: the pop was committed, its answer lost with the connection."""
     from fairq.queries import workers
-    from fairq.worker import loop
+    from fairq.worker import engine
 
-    real = loop._Engine._send
+    real = engine.Engine._send
     broken: list[int] = []
 
     async def send(self: Any, conn: Any, turn: Any) -> None:
@@ -782,7 +782,7 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
             await conn.close()
         await real(self, conn, turn)
 
-    monkeypatch.setattr(loop._Engine, "_send", send)
+    monkeypatch.setattr(engine.Engine, "_send", send)
     ids = desk.enqueue_many("measure", 5, {"name": "a"})
     drain(app, desk.dsn, db_retry_initial_ms=100)
     assert len(broken) == 2
@@ -927,7 +927,7 @@ def test_a_mistake_of_ours_gives_everything_back(desk: Desk, monkeypatch: pytest
     def stumble(*args: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fairq.worker.loop._Engine._due", stumble)
+    monkeypatch.setattr("fairq.worker.engine.Engine._due", stumble)
     with pytest.raises(ZeroDivisionError):
         Worker(app, desk.dsn, concurrency=2).run()
     assert desk.rows("select distinct state from fairq.tasks where state in ('claimed', 'running')") == []

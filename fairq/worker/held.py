@@ -1,0 +1,331 @@
+"""The tasks that a worker holds, from the pop until their end is written.
+
+Nothing in here talks to the database. The engine brings what was popped and fetches what is to be sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from fairq.app import App, Context, Outcome, describe, outcome_of
+from fairq.dsn import mask
+from fairq.errors import FairqError, FinishLost, ResultNotEncodable
+from fairq.queries import driver
+from fairq.queries.workers import PopTasksRow
+from fairq.worker.connect import explain
+from fairq.worker.handlers import RELEASE, Entry, Loopside, Threads, conclude, seconds_of, timed_out
+from fairq.worker.turn import End, timedelta_of
+
+__all__ = ["Held", "convicted", "tell_to_stop"]
+
+log = logging.getLogger("fairq.worker")
+
+# When to look again whether a handler's own transaction ended its task.
+CHECK_AGAIN_AFTER: Final = (0.2, 10.0)
+
+
+def tell_to_stop(entry: Entry, why: Any) -> None:
+    """The flag for handlers that look, a cancellation for those who wait on the loop."""
+    if entry.stop is None:
+        entry.stop = why
+    if entry.ctx is not None:
+        entry.ctx.cancelled.set(why)
+    if entry.runner is not None:
+        entry.runner.cancel()
+
+
+def convicted(end: End, exc: BaseException) -> End:
+    """The same attempt, failed for what the database said of its result."""
+    error = ResultNotEncodable(f"the database refuses the result: {explain(exc)}"[:500])
+    log.warning("task %d: %s", end.id, error, extra={"action": "result_refused", "task_id": end.id})
+    return End(end.worker_id, end.id, end.attempt, Outcome("failed", error=describe(error)), before=end)
+
+
+class Held:
+    """Everything happens on the loop, but for `progressed`.
+
+    `wake` is called when there is something to write, `stuck` when as many handlers hang as there are slots.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        slots: int,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        abandon_after: float,
+        wake: Callable[[], None],
+        stuck: Callable[[], None],
+    ) -> None:
+        self.loopside = Loopside(self._ended)
+        self.threads = Threads(loop, self._ended)
+        # Popped and not ended, by id; `doubles` were popped again while an older attempt still runs here.
+        self.by_id: dict[int, Entry] = {}
+        self.doubles: set[Entry] = set()
+        self.claimed: deque[Entry] = deque()
+        self.abandoned = 0
+        # Ended and not written.
+        self.ends: list[End] = []
+        self.releases: list[Entry] = []
+        self.checks: list[Entry] = []
+        self.later_checks: list[tuple[float, Entry]] = []
+        self.reports: dict[int, Entry] = {}
+        self._app = app
+        self._kinds = dict(app.tasks)
+        self._slots = slots
+        self._loop = loop
+        self._abandon_after = abandon_after
+        self._wake = wake
+        self._stuck = stuck
+
+    @property
+    def taken(self) -> int:
+        """Slots that are taken, and places in the buffer."""
+        return len(self.by_id) + len(self.doubles)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [*self.by_id.values(), *self.doubles]
+
+    @property
+    def waiting(self) -> int:
+        """How many have not begun."""
+        return len(self.claimed) + len(self.loopside)
+
+    @property
+    def unwritten(self) -> bool:
+        return bool(self.ends or self.releases or self.checks) or any(
+            entry.checked == 1 for _, entry in self.later_checks
+        )
+
+    def known(self) -> set[tuple[int, int]]:
+        """Every attempt that this worker knows to be its own, by id and number."""
+        entries = (*self.by_id.values(), *self.doubles, *self.releases, *self.checks)
+        known = {(entry.row.id, entry.row.attempt) for entry in entries}
+        return known | {(end.id, end.attempt) for end in self.ends}
+
+    # --- From the pop to the handler ---
+
+    def take_in(self, rows: Iterable[PopTasksRow], worker_id: int, claimed_until: float | None) -> None:
+        """What was popped. With `claimed_until` it waits to be started, else it begins."""
+        by_id, kinds = self.by_id, self._kinds
+        for row in rows:
+            entry = Entry(row, worker_id, kinds.get(row.kind))
+            older = by_id.get(row.id)
+            if older is not None:
+                self.doubles.add(older)
+            by_id[row.id] = entry
+            if claimed_until is None:
+                self.begin(entry)
+            else:
+                entry.claimed_until = claimed_until
+                self.claimed.append(entry)
+
+    def drop_late_claims(self, now: float) -> None:
+        """Those whose claim is over: others may have them."""
+        while self.claimed and self.claimed[0].claimed_until <= now:
+            self._let_go(self.claimed.popleft())
+
+    def drop_claims(self) -> None:
+        for entry in self.claimed:
+            self._let_go(entry)
+        self.claimed.clear()
+
+    def started(self, entry: Entry, *, ours: bool) -> None:
+        """A claimed task was to be started; is it still ours?"""
+        self.claimed.remove(entry)
+        if ours:
+            self.begin(entry)
+        else:
+            log.info("%r was not started: its claim or its deadline is over", entry)
+            self._let_go(entry)
+
+    def begin(self, entry: Entry) -> None:
+        """Its handler runs, or at least is in line for the processor."""
+        task = entry.task
+        if task is None:
+            try:
+                task = self._app[entry.row.kind]
+            except FairqError as exc:
+                self._ended(entry, exc, None)
+                return
+            entry.task = task  # declared after the worker started
+        if task.wants_context:
+            try:
+                ctx = entry.ctx = Context.of(entry.row, entry.worker_id, self.progressed)
+            except Exception as exc:  # headers that are no object
+                self._ended(entry, exc, None)
+                return
+        seconds = seconds_of(entry)
+        if seconds is not None:
+            entry.timer = self._loop.call_later(seconds, self._time_is_up, entry)
+            if entry.ctx is not None and ctx.deadline is None:
+                ctx.deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+        if task.is_async:
+            self.loopside.add(entry)
+        else:
+            self.threads.add(entry)
+
+    def progressed(self, ctx: Context) -> None:
+        """In the handler's thread, so that what cannot be written is its own error."""
+        progress = ctx.last_progress
+        if progress is not None:
+            float(progress.done), driver.maybe(float, progress.total)
+        entry = self.by_id.get(ctx.id)
+        if entry is not None and entry.ctx is ctx:
+            first = not self.reports
+            self.reports[ctx.id] = entry
+            if first:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody needs it any more
+                    self._loop.call_soon_threadsafe(self._wake)
+
+    # --- How it ends ---
+
+    def _ended(self, entry: Entry, exception: BaseException | None, result: Any) -> None:
+        """The handler is through. Called once for each entry that began, on the loop."""
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.abandoned:
+            self.abandoned -= 1
+            return
+        if entry.ended:
+            return
+        self._let_go(entry)
+        ctx = entry.ctx
+        if ctx is not None and ctx.finished_in and exception is None:
+            self.checks.append(entry)
+            self._wake()
+            return
+        try:
+            outcome = conclude(entry, exception, result)
+            timedelta_of(outcome.retry_delay)
+        except Exception as exc:  # its own text cannot be had, its delay is no number, or something like that
+            outcome = Outcome(
+                "retry", error=describe(RuntimeError(f"no account of it: {type(exc).__name__}"))
+            )
+        if exception is not None:
+            _log_end(entry, exception, outcome)
+        self._write_down(entry, outcome)
+
+    def _write_down(self, entry: Entry, outcome: Outcome) -> None:
+        if outcome is RELEASE:
+            self.releases.append(entry)
+        else:
+            row = entry.row
+            self.ends.append(End(entry.worker_id, row.id, row.attempt, outcome))
+        self._wake()
+
+    def _let_go(self, entry: Entry) -> None:
+        """It takes up no slot any more."""
+        entry.ended = True
+        if self.by_id.get(entry.row.id) is entry:
+            del self.by_id[entry.row.id]
+        else:
+            self.doubles.discard(entry)
+        self.reports.pop(entry.row.id, None)
+
+    def checked(self, entries: Sequence[Entry], ids: list[int]) -> None:
+        """Attempts that their handlers ended themselves: one that is still ours was rolled back."""
+        there = set(ids)
+        now = time.monotonic()
+        for entry in entries:
+            if entry.row.id in there:
+                lost = FinishLost("the transaction of ctx.finish_in() rolled back")
+                self._write_down(entry, outcome_of(lost, entry.task, entry.row.attempt))
+            elif entry.checked < len(CHECK_AGAIN_AFTER):
+                # Ended, or its transaction is still open, perhaps just being rolled back: look again.
+                self.later_checks.append((now + CHECK_AGAIN_AFTER[entry.checked], entry))
+                self.later_checks.sort(key=lambda each: each[0])
+                entry.checked += 1
+
+    def fetch_due_checks(self, now: float) -> None:
+        if self.later_checks and self.later_checks[0][0] <= now:
+            self.checks += [entry for at, entry in self.later_checks if at <= now]
+            self.later_checks = [each for each in self.later_checks if each[0] > now]
+
+    # --- Before its time ---
+
+    def cancel(self, ids: list[int]) -> None:
+        """Somebody wished these to be cancelled."""
+        for id in ids:
+            entry = self.by_id.get(id)
+            if entry is None or entry.stop is not None:
+                continue
+            if entry in self.claimed:
+                self.claimed.remove(entry)
+                self._let_go(entry)
+                self._write_down(entry, Outcome("cancelled"))
+                continue
+            tell_to_stop(entry, "cancelled")
+
+    def _time_is_up(self, entry: Entry) -> None:
+        if not entry.ended:
+            tell_to_stop(entry, "timeout")
+            entry.timer = self._loop.call_later(self._abandon_after, self._abandon, entry)
+
+    def _abandon(self, entry: Entry) -> None:
+        """It was told to stop and does not. The attempt ends without it, and its slot goes to others.
+
+        Its thread lives on. When as many live on as there are slots, the process is no good any more.
+        """
+        if entry.ended:
+            return
+        self._leave_behind(entry)
+        log.error(
+            "%r ignores that its time is over; it is left behind, %d are",
+            entry,
+            self.abandoned,
+            extra={"action": "abandoned", "task_id": entry.row.id},
+        )
+        self._write_down(entry, outcome_of(timed_out(entry), entry.task, entry.row.attempt))
+        if self.abandoned >= self._slots:
+            self._stuck()
+
+    def _leave_behind(self, entry: Entry) -> None:
+        self._let_go(entry)
+        entry.abandoned = True
+        self.abandoned += 1
+
+    # --- The end ---
+
+    def release_waiting(self) -> None:
+        """What has not begun goes back in line."""
+        for entry in (*self.claimed, *self.loopside.take_back()):
+            self._let_go(entry)
+            if entry.timer is not None:
+                entry.timer.cancel()
+            self.releases.append(entry)
+        self.claimed.clear()
+
+    def release_running(self) -> None:
+        """What runs goes back in line, whatever its handler still does."""
+        for entry in self.entries:
+            self._leave_behind(entry)
+            self.releases.append(entry)
+
+
+def _log_end(entry: Entry, exception: BaseException, outcome: Outcome) -> None:
+    if outcome is RELEASE:
+        return
+    log.warning(
+        "%r ended as %s: %s",
+        entry,
+        outcome.outcome,
+        mask(f"{type(exception).__name__}: {_text(exception)}"),
+        extra={"action": f"task_{outcome.outcome}", "task_id": entry.row.id},
+        exc_info=exception if log.isEnabledFor(logging.DEBUG) else None,
+    )
+
+
+def _text(exception: BaseException) -> str:
+    try:
+        return str(exception)[:500]
+    except Exception:
+        return "(no text)"

@@ -1,0 +1,170 @@
+"""`Worker`: what a program sees of it: a checked configuration, a loop, signals, and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from fairq.app import App
+from fairq.dsn import mask, resolve
+from fairq.errors import ConfigurationError, FairqError
+from fairq.worker.config import Settings, problems
+from fairq.worker.engine import UNWIND_SECONDS, Announce, Engine
+
+__all__ = ["Worker"]
+
+log = logging.getLogger("fairq.worker")
+
+
+class Worker:
+    """Runs the tasks of an app.
+
+        Worker(app, "postgresql://…", queues=["mail"], concurrency=20).run()
+
+    `options` are those of `Settings`. Everything that is wrong with them is raised at once, before anything
+    is connected.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        dsn: str | None = None,
+        *,
+        settings: Settings | None = None,
+        announce: Announce | None = None,
+        also_wrong: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        settings = _settings(settings, options)
+        self.app = app
+        self.settings = settings
+        self.queues: tuple[str, ...] = settings.queues or tuple(app.queues) or ("default",)
+        found = [*also_wrong, *problems(settings)]
+        if not tuple(app):
+            found.append("the app has no tasks: import the modules that declare them")
+        found += app.problems()
+        self.dsn = ""
+        try:
+            self.dsn = resolve(dsn)
+            if settings.listen_dsn:
+                resolve(settings.listen_dsn)
+        except FairqError as exc:
+            found.append(str(exc))
+        if found:
+            raise ConfigurationError(
+                "this worker cannot start:\n" + "\n".join(f"  - {mask(each)}" for each in found),
+                "Every option is explained by: fairq work --help",
+            )
+        self._announce = announce or (lambda line: log.info("%s", line))
+        self._engine: Engine | None = None
+        self._stop_level = 0
+        self._owns_process = False
+        self.left_behind = 0
+        """After the end: handlers that would not stop and are still running, in threads of this process."""
+
+    def stop(self, *, now: bool = False) -> None:
+        """End: let handlers finish within the grace time, or give back everything at once. From any
+        thread.
+        """
+        self._stop_level = max(self._stop_level, 2 if now else 1)
+        engine = self._engine
+        if engine is not None:
+            engine.request_stop(self._stop_level)
+
+    async def arun(self) -> None:
+        """Run on the loop that is running, until `stop`, or until the mode says that it is done."""
+        if self._engine is not None:
+            raise ConfigurationError("this worker is running already")
+        engine = self._engine = Engine(
+            self.app, self.dsn, self.settings, self.queues, self._announce, self._owns_process
+        )
+        if self._stop_level:
+            engine.request_stop(self._stop_level)
+        try:
+            await engine.run()
+        finally:
+            self.left_behind = engine.held.abandoned
+            self._engine = None
+
+    def run(self, *, handle_signals: bool = False) -> None:
+        """Run on a loop of its own, until it ends.
+
+        With `handle_signals`, which works in the main thread only: TERM and INT end it gracefully, a second
+        one or QUIT at once. The process then is the worker's: it is ended when a handler holds up the end
+        for good.
+        """
+        self._owns_process = handle_signals
+        with contextlib.ExitStack() as stack:
+            if handle_signals:
+                stack.enter_context(_signals(self._signalled))
+            loop = asyncio.new_event_loop()
+            try:
+                asyncio.set_event_loop(loop)
+                self._run_on(loop)
+            finally:
+                asyncio.set_event_loop(None)
+                loop.close()
+
+    def _run_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        main = loop.create_task(self.arun(), name="fairq-worker")
+        while True:
+            try:
+                loop.run_until_complete(main)
+                break
+            except (SystemExit, KeyboardInterrupt) as exc:
+                if main.done():
+                    raise
+                # asyncio lets these two fall through the loop when they come out of a task that a handler
+                # made.
+                if isinstance(exc, KeyboardInterrupt):
+                    self.stop(now=self._stop_level > 0)
+                else:
+                    log.error("a task of a handler called sys.exit(%s); it is ignored", exc.code)
+        leftover = asyncio.all_tasks(loop)
+        for each in leftover:
+            each.cancel()
+        if leftover:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_until_complete(asyncio.wait(leftover, timeout=UNWIND_SECONDS))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        now = number == signal.SIGQUIT or self._stop_level > 0
+        self.stop(now=now)
+
+
+def _settings(settings: Settings | None, options: dict[str, Any]) -> Settings:
+    if settings is not None:
+        if options:
+            raise ConfigurationError("a worker takes settings or options, not both")
+        return settings
+    if isinstance(options.get("queues"), list):
+        options = {**options, "queues": tuple(options["queues"])}
+    try:
+        return Settings(**options)
+    except TypeError:
+        known = set(Settings.__dataclass_fields__)
+        strange = ", ".join(sorted(set(options) - known))
+        raise ConfigurationError(
+            f"a worker has no option {strange}", f"Options: {', '.join(sorted(known))}"
+        ) from None
+
+
+@contextlib.contextmanager
+def _signals(handler: Callable[[int, FrameType | None], None]) -> Any:
+    """TERM, INT and QUIT go to `handler`, which also runs while a handler blocks the loop."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError("signals can be handled in the main thread only")
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
