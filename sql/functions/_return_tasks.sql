@@ -1,5 +1,7 @@
 -- Puts held tasks back in line: through promotion again, at their old place within the group, never at a stale address (I12).
--- p_burn keeps the attempt as used; otherwise it is given back. The caller has locked the tasks.
+-- p_burn: the attempt is used up. Otherwise the task may have one more, and its number is not given out again all the same: worker and attempt are the
+-- fencing token, and the same worker may take the task again while a message about the first time is still under way (I10).
+-- The caller has locked the tasks.
 -- By ctid and no other way, see _hold.
 -- Returns how many it put back.
 -- Locks: tasks, the rows named.
@@ -24,7 +26,7 @@ begin
   returned as (
     update fairq.tasks t
     set state = 'overflow', block = null, position = null, worker_id = null, started_at = null, lease_expires_at = null, counted = false, meters = 0,
-      attempt = t.attempt - case when p_burn then 0 else 1 end
+      max_attempts = t.max_attempts + case when p_burn then 0 else 1 end
     from held h
     where t.shard_no = p_shard_no
       and t.ctid = h.ctid

@@ -1,4 +1,5 @@
--- Gives tasks back unfinished, without burning an attempt: shutdown, or a worker that took too many.
+-- Gives tasks back unfinished, without burning an attempt: shutdown, or a worker that took too many. The next attempt has the next number all the same,
+-- and the task may have one more.
 -- Returns the ids that were accepted; a stale one is missing.
 -- Raises QF011 arrays of different length.
 -- Locks: tasks, the rows named.

@@ -185,7 +185,8 @@ comment on column fairq.tasks.position is 'Order inside the block: the lane''s p
 comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off.';
 comment on column fairq.tasks.expires_at is 'Past this time the task is not started any more.';
 comment on column fairq.tasks.lease_expires_at is 'End of the claim lease of a prefetched task.';
-comment on column fairq.tasks.attempt is 'Attempts begun. Together with worker_id the fencing token of a holder.';
+comment on column fairq.tasks.attempt is 'Attempts begun, those given back included. Together with worker_id the fencing token of a holder, so never given out twice.';
+comment on column fairq.tasks.max_attempts is 'Number of the last attempt it may have: as asked, and one more for each that was given back.';
 comment on column fairq.tasks.counted is 'The task holds one of its group''s places; its end is reported to the lane.';
 comment on column fairq.tasks.meters is 'The task holds a place of its queue (1), of the cluster (2).';
 comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';

@@ -285,7 +285,7 @@ class Safety(RuleBasedStateMachine):
             "select fairq.release_tasks(%s, %s, %s)", [task.worker, [id_], [task.attempts]]
         )
         self.check(rows == [(id_,)], "a holder may release")
-        task.state, task.attempts = "waiting", task.attempts - 1
+        task.state, task.max_attempts = "waiting", task.max_attempts + 1
 
     @precondition(lambda self: not self.pop_is_open)
     @rule(number=st.integers(0, 1), retire=st.booleans())
@@ -303,7 +303,7 @@ class Safety(RuleBasedStateMachine):
             if task.worker != lost:
                 continue
             if retire or task.state == "claimed":
-                task.state, task.attempts = "waiting", task.attempts - 1
+                task.state, task.max_attempts = "waiting", task.max_attempts + 1
             else:
                 task.state = "waiting" if task.attempts < task.max_attempts else "failed"
         self.unclaim()
@@ -313,7 +313,7 @@ class Safety(RuleBasedStateMachine):
         for id_ in self.in_state("claimed"):
             task = self.tasks[id_]
             if task.lease_until <= self.seconds:
-                task.state, task.attempts = "waiting", task.attempts - 1
+                task.state, task.max_attempts = "waiting", task.max_attempts + 1
 
     # Time and the house
 
@@ -435,7 +435,7 @@ class Safety(RuleBasedStateMachine):
                 self.engine.run(
                     "select fairq.release_tasks(%s, %s, %s)", [task.worker, [id_], [task.attempts]]
                 )
-                task.state, task.attempts = "waiting", task.attempts - 1
+                task.state, task.max_attempts = "waiting", task.max_attempts + 1
             if round_ == 0:
                 continue
             popped = self.engine.pop(self.workers[0], 3)

@@ -10,6 +10,7 @@ Interleavings (W: the holder, M: maintenance, V: another worker):
     W: begin; release       W': finish (waits)                    W: commit      W' gets nothing
     W: begin; finish        W': release (waits)                   W: commit      W' gets nothing
     W: begin; retire        W': finish (waits)                    W: commit      W' gets nothing
+    W: pop; release; pop    W: the first finish, release, start or report, late     W holds it the second time
     W: begin; finish        W': retire (waits)                    W: commit      nothing is left to give back
     W: claims; M: lease ran out; begin; give up   W: start (waits)   M: commit   W starts nothing
     W: begin; start         M: lease ran out (skips it)           W: commit      W runs it
@@ -267,6 +268,52 @@ def test_a_claim_that_is_being_started_is_not_given_up(database: Database, obser
     starting.commit()
     assert finish(observer, worker, tasks) == sorted(ids_of(tasks))
     assert_consistent(observer)
+
+
+REPORT = "select r.id from fairq.report_progress(%s, %s::bigint[], %s::int[], array[0.5, 0.5]) as r(id)"
+HELD = "select h.id from fairq.held_tasks(%s, %s::bigint[], %s::int[]) as h(id)"
+
+
+@pytest.mark.parametrize("given_back", ["released", "its lease ran out"])
+@pytest.mark.parametrize(
+    "late", [FINISH, RELEASE, START, REPORT, HELD], ids=["finish", "release", "start", "report", "ask"]
+)
+def test_a_message_about_a_task_given_back_says_nothing_about_the_next_time(
+    database: Database, observer: Conn, given_back: str, late: str
+) -> None:
+    """I10: the same worker takes the task again while a message about the first time is still under way.
+
+    A release whose answer was lost is sent again: it must not take the running task from its handler.
+    """
+    worker, first = claimed(observer)
+    if given_back == "released":
+        assert observer.execute(RELEASE, release_parameters(worker, first)).rowcount == 2
+    else:
+        assert maintain(later(database, autocommit=True))["unclaimed"] == 2
+    second = pop(observer, worker, claim_lease="1 minute" if late == START else None)
+    assert ids_of(second) == ids_of(first)
+    parameters = finish_parameters(worker, first) if late == FINISH else release_parameters(worker, first)
+    assert observer.execute(late, parameters).fetchall() == []
+    if late == START:
+        assert observer.execute(START, release_parameters(worker, second)).rowcount == 2
+    assert finish(observer, worker, second) == sorted(ids_of(second))
+    assert_consistent(observer)
+
+
+def test_a_task_given_back_has_as_many_attempts_left_as_before(observer: Conn) -> None:
+    (task,) = create(observer, "g", max_attempts=2)
+    worker = register(observer)
+    for _ in range(5):
+        assert observer.execute(RELEASE, release_parameters(worker, pop(observer, worker))).rowcount == 1
+    observer.execute(
+        "select fairq.finish_tasks(%s, array_agg(t.id), array_agg(t.attempt), array['retry'],"
+        " p_retry_delays => array[interval '0'])"
+        " from fairq.pop_tasks('default', 1, %s) t",
+        [worker, worker],
+    )
+    assert states(observer) == {task: "scheduled"}
+    assert len(finish(observer, worker, pop(observer, worker), "retry")) == 1
+    assert states(observer) == {task: "failed"}
 
 
 def test_one_maintenance_runs_at_a_time_and_the_other_returns_at_once(

@@ -133,7 +133,9 @@ def test_only_the_last_attempt_of_a_task_can_be_finished(db: Conn) -> None:
     assert release(db, worker, [id_]) == [id_]
     assert pop(db, other) == [id_]
     assert finish(db, worker, [id_], 1) == []
-    assert finish(db, other, [id_], 1) == [id_]
+    assert finish(db, worker, [id_], 2) == []
+    assert finish(db, other, [id_], 1) == []
+    assert finish(db, other, [id_], 2) == [id_]
 
 
 def test_a_claimed_task_that_never_started_cannot_be_finished(db: Conn) -> None:

@@ -293,6 +293,6 @@ def test_a_worker_whose_database_hangs_can_be_ended(own_server: embedded.Server)
         try:
             worker.send(signal.SIGTERM)
             assert worker.wait() == 1
-            assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
+            assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)]
         finally:
             os.kill(backend[0], signal.SIGCONT)

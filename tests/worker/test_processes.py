@@ -105,7 +105,7 @@ def test_what_does_not_end_within_the_grace_time_is_given_back(desk: Desk, kind:
         desk.wait_until(lambda: desk.effects("began") == 1, "the handler began")
         worker.send(signal.SIGTERM)
         assert worker.wait() == (1 if kind == "blocks" else 0)
-    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
+    assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)]
     assert desk.rows("select * from fairq.attempts") == []
     assert desk.workers == 0
 
@@ -121,7 +121,7 @@ def test_a_second_signal_gives_everything_back_now(desk: Desk, second: signal.Si
         assert desk.running == 2
         worker.send(second)
         assert worker.wait() == 0
-    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)] * 2
+    assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)] * 2
     assert desk.workers == 0
 
 
@@ -132,7 +132,7 @@ def test_quit_gives_everything_back_at_once(desk: Desk) -> None:
         desk.wait_until(lambda: desk.effects("began") == 1, "the handler began")
         worker.send(signal.SIGQUIT)
         assert worker.wait() == 0
-    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)]
+    assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)]
 
 
 def test_a_handler_that_starves_the_loop_is_not_taken_for_a_lost_worker(desk: Desk) -> None:
@@ -198,7 +198,7 @@ def test_the_supervisor_passes_signals_on_and_waits(desk: Desk) -> None:
         supervisor.send(signal.SIGINT)
         assert supervisor.wait() == 0
     assert not [pid for pid in children if is_alive(pid)]
-    assert desk.rows("select state, attempt from fairq.tasks") == [("overflow", 0)] * 2
+    assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)] * 2
     assert desk.workers == 0
 
 

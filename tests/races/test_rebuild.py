@@ -1,0 +1,127 @@
+"""A rebuild counts what it removes the rings of, no more and no less, while others go on (I7, I11).
+
+It is held up in the middle, by a row that it removes and that another session has locked; the other ones
+commit then. What they rang is for the tick after: counted twice, a cap would let one task too many run.
+
+Interleavings (P: promotion that rebuilds, W: a worker, A: an application, B: who holds a row P removes):
+
+    B: begin; lock a lane, tick, sweep or ring     P: promote (waits)     W: finish, commit     B: commit
+    the same with a concurrency key, whose places are counted in a domain of their own
+    the same with A: create, schedule and cancel, commit
+"""
+
+import pytest
+
+from tests.races.engine import (
+    Conn,
+    assert_consistent,
+    cap,
+    create,
+    drain,
+    finish,
+    in_flight,
+    maintain,
+    pop,
+    promote,
+    register,
+    states,
+)
+from tests.support.database import Database
+from tests.support.sessions import in_background, pid_of, result, wait_until_blocked
+
+# Whatever of it is there; one row of each is enough to hold a rebuild up.
+LOCK = {
+    "a lane": "select from fairq.lanes where queue = %s and group_key = %s for update",
+    "a tick": "select from fairq.ticks where queue = %s and %s <> '' for update",
+    "a ring": "select from fairq.rings where queue = %s and group_key = %s for update",
+}
+WHERE = pytest.mark.parametrize("where", LOCK)
+
+
+@pytest.fixture
+def observer(database: Database) -> Conn:
+    conn = database.connect(autocommit=True, application_name="observer")
+    promote(conn)
+    return conn
+
+
+class HeldUp:
+    """A promotion that has to rebuild the queue's domains, in the midst of it."""
+
+    def __init__(self, database: Database, observer: Conn, where: str, queue: str, group_key: str) -> None:
+        observer.execute("update fairq.ticks set written_by = '3' where queue = %s", [queue])
+        self.blocker, self.conn = database.connect(), database.connect()
+        assert self.blocker.execute(LOCK[where], [queue, group_key]).rowcount > 0
+        self.done = in_background(self.conn, "select fairq.promote_overflow()")
+        assert wait_until_blocked(observer, pid_of(self.conn)) == [pid_of(self.blocker)]
+
+    def goes_on(self) -> None:
+        self.blocker.commit()
+        result(self.done)
+        self.conn.commit()
+
+
+@WHERE
+@pytest.mark.parametrize("outcome", [None, "retry"])
+def test_places_freed_while_a_rebuild_counts_them_are_freed_once(
+    database: Database, observer: Conn, where: str, outcome: str | None
+) -> None:
+    cap(observer, "g", 3)
+    create(observer, *["g"] * 9)
+    worker = register(observer)
+    held = pop(observer, worker, 3)
+    finish(observer, worker, held[:1])  # rings
+
+    rebuild = HeldUp(database, observer, where, "default", "g")
+    assert len(finish(observer, worker, held[1:2], outcome)) == 1
+    rebuild.goes_on()
+
+    assert_consistent(observer)
+    assert in_flight(observer, "g") == 3
+    assert len(pop(observer, worker, 9)) == 2, "one of three still runs"
+
+
+@WHERE
+def test_places_of_a_key_freed_while_a_rebuild_counts_them_are_freed_once(
+    database: Database, observer: Conn, where: str
+) -> None:
+    observer.execute("select fairq.configure_key('k', p_max_running => 3)")
+    create(observer, *["g"] * 9, concurrency_key="k")
+    worker = register(observer)
+    held = pop(observer, worker, 3)
+    assert len(held) == 3
+    finish(observer, worker, held[:1])
+
+    rebuild = HeldUp(database, observer, where, "#keys", "k")
+    assert len(finish(observer, worker, held[1:2])) == 1
+    rebuild.goes_on()
+
+    assert len(pop(observer, worker, 9)) == 2, "one of three still runs"
+    assert in_flight(observer, "k", "#keys") == 3
+
+
+@WHERE
+def test_what_applications_commit_while_a_rebuild_looks_is_not_missed(
+    database: Database, observer: Conn, where: str
+) -> None:
+    app = database.connect()
+    (wished, first) = create(observer, "g", "g")
+    promote(observer)
+    create(observer, "g")  # rings
+    (pending,) = create(app, "g")
+
+    rebuild = HeldUp(database, observer, where, "default", "g")
+    (later,) = create(observer, "h")
+    (due,) = create(observer, "i", run_at="2000-01-01")
+    observer.execute("select set_config('fairq.now', '2001-01-01', false)")
+    (scheduled,) = create(observer, "i", run_at="2001-01-01 00:00:01")
+    observer.execute("reset fairq.now")
+    observer.execute("select fairq.cancel_task(%s)", [wished])
+    app.commit()
+    rebuild.goes_on()
+
+    maintain(observer)
+    served = drain(observer, register(observer))
+    assert {first, pending, later, due, scheduled} <= set(served)
+    assert states(observer)[wished] == "cancelled"
+    assert_consistent(observer)
