@@ -1,98 +1,352 @@
-"""`python -m benchmarks run`: measure, write JSON lines, show medians and ratios."""
+"""The command `fairq bench`: measure, write JSON lines, show medians and ratios; report; compare."""
 
+import contextlib
 import importlib
 import json
+import threading
 import time
-from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks import harness
+from benchmarks.results import Results, gather, load, median, pairs, reference, shown
 
 NAMES = {path.stem.removeprefix("bench_"): path.stem for path in sorted(harness.ROOT.glob("bench_*.py"))}
-# What the other subjects of a benchmark are compared with, first one that is there.
-REFERENCES = ("fifo", "plain insert", "by hand", "article: fifo")
+WIDTH = 160  # of a table that goes into a file
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Benchmarks of fairq. Compare ratios within one run, not absolute numbers of two."""
+    """Measure fairq on this machine, and show it.
+
+    Compare ratios within one run, not absolute numbers of two: `report` and `compare` do.
+
+    \b
+    Examples:
+      fairq bench run --scale quick
+      fairq bench explain --scale report
+      fairq bench report benchmarks/results/local/20300131-080000.jsonl
+
+    \b
+    Exit codes:
+      0  measured, written, nothing slower
+      1  `compare` found something slower
+      2  wrong usage
+    """
 
 
 @main.command("list")
 def list_benchmarks() -> None:
-    """Say which benchmarks there are."""
-    for name, module in NAMES.items():
-        doc = importlib.import_module(f"benchmarks.{module}").__doc__ or ""
-        click.echo(f"{name:20} {doc.strip().splitlines()[0]}")
+    """Say which benchmarks there are, and how long they take.
+
+    \b
+    Examples:
+      fairq bench list
+
+    \b
+    Exit codes:
+      0  always
+    """
+    table = _table("", "benchmark", "question", *(f">{name}" for name in harness.SCALES if name != "tiny"))
+    for name in NAMES:
+        module = _module(name)
+        times = [_span(module.estimate(scale)) for each, scale in harness.SCALES.items() if each != "tiny"]
+        table.add_row(name, _title(module), *times)
+    _console().print(table)
+
+
+scale_option = click.option(
+    "--scale",
+    type=click.Choice(list(harness.SCALES)),
+    default="quick",
+    show_default=True,
+    help="How large: tiny proves that all works, quick takes minutes, report half an hour, full a night.",
+)
+dsn_option = click.option(
+    "--dsn",
+    help="An existing server to measure on; a database is made and dropped there. Else a server is started.",
+)
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the JSON lines go; plans go into the folder plans beside them.",
+)
 
 
 @main.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(NAMES)))
-@click.option("--scale", type=click.Choice(list(harness.SCALES)), default="quick", show_default=True)
-@click.option("--dsn", help="An existing server to measure on (a database is made and dropped there).")
-@click.option("--out", type=click.Path(path_type=Path), help="Where the JSON lines go.")
-def run(names: tuple[str, ...], scale: str, dsn: str | None, out: Path | None) -> None:
-    """Run benchmarks (all, or those named) and show what they measured."""
-    console = Console()
+@scale_option
+@dsn_option
+@out_option
+@click.option("--without", "without", multiple=True, type=click.Choice(list(NAMES)), help="All but these.")
+def run(
+    names: tuple[str, ...], scale: str, dsn: str | None, out: Path | None, without: tuple[str, ...]
+) -> None:
+    """Run benchmarks, all or those named, and show what they measured.
+
+    \b
+    Examples:
+      fairq bench run
+      fairq bench run fairness endurance --scale report
+
+    \b
+    Exit codes:
+      0  all were run
+      1  one of them failed
+      2  wrong usage
+    """
+    chosen = [name for name in names or NAMES if name not in without]
     out = out or harness.ROOT / "results" / "local" / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    measure(chosen, harness.SCALES[scale], dsn, out)
+
+
+@main.command()
+@scale_option
+@dsn_option
+@out_option
+def explain(scale: str, dsn: str | None, out: Path | None) -> None:
+    """Show what a pop visits in five designs, as backlog and groups grow.
+
+    Plain FIFO, a window function, a lateral join per group, block ids given at creation, and fairq: each
+    under EXPLAIN (ANALYZE, BUFFERS, WAL) on the same tasks, one group holding half. The plans are kept as
+    text.
+
+    \b
+    Examples:
+      fairq bench explain
+      fairq bench explain --scale report
+
+    \b
+    Exit codes:
+      0  done
+      1  it failed
+      2  wrong usage
+    """
+    out = out or harness.ROOT / "results" / "local" / f"{time.strftime('%Y%m%d-%H%M%S')}-explain.jsonl"
+    measure(["explain"], harness.SCALES[scale], dsn, out)
+    click.echo(f"Plans are in {out.parent / 'plans' / out.stem}")
+
+
+@main.command()
+@click.argument(
+    "results", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page; its plots go beside it. Default: beside the first file of results.",
+)
+@click.option(
+    "--images", type=click.Path(path_type=Path, file_okay=False), help="Another folder for the plots."
+)
+def report(results: tuple[Path, ...], out: Path | None, images: Path | None) -> None:
+    """Make one Markdown page and its plots from results.
+
+    \b
+    Examples:
+      fairq bench report benchmarks/results/2026-11-18-report.jsonl --out page.md
+
+    \b
+    Exit codes:
+      0  written
+      2  wrong usage
+    """
+    try:
+        from benchmarks.page import write
+    except ModuleNotFoundError as exc:
+        raise click.ClickException(f"{exc.name} is missing: pip install 'fairq[demo]'") from exc
+    out = out or results[0].with_suffix(".md")
+    click.echo(f"Written: {', '.join(map(str, write(results, out, images or out.parent)))}")
+
+
+@main.command("compare")
+@click.argument("old", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("new", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=10,
+    show_default=True,
+    help="Percent that a value may be worse in any case; twice the spread of both runs, where that is more.",
+)
+@click.option("--all", "everything", is_flag=True, help="Show what did not change, too.")
+def compare_runs(old: Path, new: Path, tolerance: float, everything: bool) -> None:
+    """Say what is slower in a second run by more than the measurements vary.
+
+    \b
+    Examples:
+      fairq bench compare before.jsonl after.jsonl
+
+    \b
+    Exit codes:
+      0  nothing is slower
+      1  something is
+      2  wrong usage, or the runs have nothing in common
+    """
+    from benchmarks.compare import compare
+
+    changes = compare(load([old]), load([new]), tolerance / 100)
+    if not changes:
+        raise click.UsageError("the two runs have nothing in common")
+    slower = [change for change in changes if change.regressed]
+    table = _table(
+        "", "benchmark", "what", "scenario", "subject", ">old", ">new", ">worse by", ">tolerated", "against"
+    )
+    for change in changes if everything else slower:
+        table.add_row(
+            change.key.benchmark,
+            change.key.what,
+            change.key.text(),
+            change.subject,
+            shown(change.old),
+            shown(change.new),
+            f"{change.worse:.0%}",
+            f"{change.tolerance:.0%}",
+            change.against,
+        )
+    if table.row_count:
+        _console().print(table)
+    click.echo(f"{len(slower)} of {len(changes)} values are worse by more than the measurements vary.")
+    raise SystemExit(1 if slower else 0)
+
+
+# --- Running ---------------------------------------------------------------------------------------
+
+
+def measure(names: list[str], scale: harness.Scale, dsn: str | None, out: Path) -> None:
+    """Runs the benchmarks, one after the other, each in a database of its own."""
+    console = _console()
     out.parent.mkdir(parents=True, exist_ok=True)
-    with harness.server(dsn) as admin_dsn, out.open("w") as lines:
+    modules = {name: _module(name) for name in names}
+    with harness.server(dsn) as admin_dsn, out.open("w", encoding="utf-8") as lines:
         lines.write(json.dumps({"facts": harness.facts(admin_dsn)}) + "\n")
-        for name in names or NAMES:
-            module = importlib.import_module(f"benchmarks.{NAMES[name]}")
-            if not hasattr(module, "run"):
-                continue
-            with (
-                harness.database(admin_dsn, *module.BASELINES) as database_dsn,
-                console.status(f"{name}: {(module.__doc__ or '').strip().splitlines()[0]}"),
-            ):
-                session = harness.Session(name, database_dsn, harness.SCALES[scale], lines)
-                module.run(session)
-            console.print(summary(name, session.records))
-    console.print(f"Written to {out}")
+        with bar({name: module.estimate(scale) for name, module in modules.items()}) as progress:
+            for name, module in modules.items():
+                with harness.database(admin_dsn, *module.BASELINES) as database_dsn:
+                    plans = out.parent / "plans" / out.stem
+                    say = progress.begin(name)
+                    session = harness.Session(name, database_dsn, scale, lines, plans, say)
+                    module.run(session)
+                progress.end(name)
+                progress.print(summary(name, gather(session.records)))
+    console.print(f"Written to {out}", soft_wrap=True)
 
 
-def summary(name: str, records: list[dict[str, Any]]) -> Table:
+class Bar:
+    """How far the run is, by the estimates of the benchmarks: moves on while one of them runs."""
+
+    def __init__(self, progress: Progress, estimates: dict[str, float]) -> None:
+        self.progress = progress
+        self.estimates = estimates
+        self.done = 0.0
+        self.current: tuple[str, float] | None = None
+        self.text = ""
+        self.total = max(sum(estimates.values()), 0.001)
+        self.task = progress.add_task("", total=self.total, text="", left="")
+
+    def begin(self, name: str) -> harness.Stopwatch:
+        self.current, self.text = (name, time.monotonic()), name
+        self.progress.console.print(f"{name}: about {_span(self.estimates[name])}", style="dim")
+
+        def say(text: str) -> None:
+            self.text = f"{name}: {text}"
+
+        return say
+
+    def end(self, name: str) -> None:
+        self.current = None
+        self.done += self.estimates[name]
+        self.show()
+
+    def show(self) -> None:
+        running = 0.0
+        if current := self.current:
+            running = min(time.monotonic() - current[1], 0.98 * self.estimates[current[0]])
+        left = max(self.total - self.done - running, 0)
+        self.progress.update(
+            self.task, completed=self.done + running, text=self.text, left=f"{_span(left)} left"
+        )
+
+    def print(self, what: Table) -> None:
+        self.progress.console.print(what)
+
+
+@contextlib.contextmanager
+def bar(estimates: dict[str, float]) -> Iterator[Bar]:
+    columns = (
+        BarColumn(),
+        TextColumn("{task.fields[left]}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=_console()) as progress:
+        shown_bar = Bar(progress, estimates)
+        ended = threading.Event()
+
+        def move() -> None:
+            while not ended.wait(0.5):
+                shown_bar.show()
+
+        mover = threading.Thread(target=move, daemon=True)
+        mover.start()
+        try:
+            yield shown_bar
+        finally:
+            ended.set()
+            mover.join()
+
+
+# --- Showing ---------------------------------------------------------------------------------------
+
+
+def summary(name: str, results: Results) -> Table:
     """Medians over the repetitions, their spread, and the ratio to the reference of the same scenario."""
-    table = Table(title=name, title_justify="left")
-    for heading in ("what", "scenario", "subject", "median", "spread", "ratio"):
-        table.add_column(heading, justify="right" if heading in ("median", "spread", "ratio") else "left")
-    values: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    units: dict[str, str] = {}
-    for record in records:
-        scenario = " ".join(f"{key}={value}" for key, value in record["scenario"].items())
-        values[record["what"], scenario][record["subject"]].append(record["value"])
-        units[record["what"]] = record["unit"]
-    medians = {key: {s: harness.median(v) for s, v in by.items()} for key, by in values.items()}
-    for (what, scenario), by_subject in medians.items():
-        base = _base(medians, what, scenario)
-        for subject, value in by_subject.items():
-            spread = values[what, scenario][subject]
+    table = _table(name, "what", "scenario", "subject", ">median", ">spread", ">ratio")
+    for key, subjects in results.values.items():
+        base = reference(results, key)
+        for subject, values in subjects.items():
+            ratio = pairs(values, base[1]) if base else {}
             table.add_row(
-                what,
-                scenario,
+                key.what,
+                key.text(),
                 subject,
-                f"{value:,.4g} {units[what]}" if value < 1000 else f"{value:,.0f} {units[what]}",
-                f"{min(spread):,.4g} – {max(spread):,.4g}",
-                f"{value / base:.2f}" if base else "",
+                shown(median(values), key.unit),
+                f"{shown(min(values.values()))} – {shown(max(values.values()))}",
+                f"{median(ratio):.2f}" if ratio else "",
             )
     return table
 
 
-def _base(medians: dict[tuple[str, str], dict[str, float]], what: str, scenario: str) -> float | None:
-    """What a value is compared with: the reference of its own scenario, or else of the one most like it."""
-    alike = [
-        (len(set(scenario.split()) & set(other.split())), by_subject[reference])
-        for (other_what, other), by_subject in medians.items()
-        for reference in REFERENCES
-        if other_what == what and reference in by_subject
-    ]
-    return max(alike, default=(0, None), key=lambda each: each[0])[1]
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title or None, title_justify="left")
+    for heading in headings:
+        table.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left")
+    return table
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"benchmarks.{NAMES[name]}")
+
+
+def _title(module: ModuleType) -> str:
+    return (module.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+
+
+def _span(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 if __name__ == "__main__":

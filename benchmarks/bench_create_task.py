@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.types.array import ListBinaryDumper
 
-from benchmarks.harness import Session, clear, timed
+from benchmarks.harness import Scale, Session, clear, timed
 
 PAYLOAD = '{"file": "a.pdf", "note": "' + "x" * 60 + '"}'
 BASELINES = ("fifo", "article")
@@ -20,6 +20,10 @@ PLAIN = "insert into bench_fifo.tasks (group_key, payload) values (%s, %s::jsonb
 FAIRQ = "select fairq.create_task(%s, %s::jsonb)"
 ARTICLE = "select bench_article.create_task(%s, %s::jsonb)"
 SUBJECTS = {"plain insert": PLAIN, "fairq": FAIRQ, "article": ARTICLE}
+
+
+def estimate(scale: Scale) -> float:
+    return scale.repetitions * (6 * scale.seconds + 6) + 1
 
 
 def run(session: Session) -> None:

@@ -5,10 +5,14 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.harness import Session, clear
+from benchmarks.harness import Scale, Session, clear
 
 PAYLOAD = '{"file": "a.pdf", "note": "' + "x" * 60 + '"}'
 BASELINES = ("fifo",)
+
+
+def estimate(scale: Scale) -> float:
+    return 1 + scale.repetitions * min(scale.tasks, 100_000) * 6 * 60e-6
 
 
 def run(session: Session) -> None:

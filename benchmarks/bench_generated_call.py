@@ -10,12 +10,16 @@ from psycopg.adapt import AdaptersMap
 from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8
 
-from benchmarks.harness import Session, clear, median
+from benchmarks.harness import Scale, Session, clear, median
 from fairq.queries import client, tasks, workers
 
 BASELINES: tuple[str, ...] = ()
 BLOCK = 20  # calls of one kind before the other has its turn
 PAYLOAD = {"file": "a.pdf", "note": "x" * 60}
+
+
+def estimate(scale: Scale) -> float:
+    return 1 + scale.repetitions * 4 * scale.seconds
 
 
 def run(session: Session) -> None:

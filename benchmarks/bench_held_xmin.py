@@ -5,7 +5,7 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.harness import Session, clear, median
+from benchmarks.harness import Scale, Session, clear, median
 
 PAYLOAD = '{"file": "a.pdf"}'
 BASELINES = ()
@@ -14,8 +14,12 @@ BATCH = 100
 GROUPS = 50
 
 
+def estimate(scale: Scale) -> float:
+    return 1 + scale.repetitions * 2 * scale.held_seconds
+
+
 def run(session: Session) -> None:
-    seconds = 600.0 if session.scale.name == "full" else max(session.scale.seconds * 10, 1)
+    seconds = session.scale.held_seconds
     for _ in session.repetitions():
         for held in (False, True):
             with session.connect() as conn, psycopg.connect(session.dsn) as reader:

@@ -16,15 +16,18 @@ from typing import Any
 import psycopg
 
 import fairq
-from benchmarks.harness import ROOT, Session, clear
+from benchmarks.harness import ROOT, Scale, Session, clear
 
 BASELINES = ()
 PAYLOAD = {"file": "a.pdf", "note": "x" * 60}
 SLOTS = 500
 PATIENCE_SECONDS = 600.0
-CHURN_SECONDS = {"tiny": 1.0, "quick": 30.0, "full": 600.0}
 
 Conn = psycopg.Connection[Any]
+
+
+def estimate(scale: Scale) -> float:
+    return 3 + scale.repetitions * (6 + 4 * min(scale.tasks, 200_000) * 80e-6)
 
 
 def run(session: Session) -> None:
@@ -35,7 +38,7 @@ def run(session: Session) -> None:
         drain(session, "nothing_in_thread", min(tasks, 50_000), 1, 8)
         latency(session, max(20, min(2_000, int(session.scale.seconds * 100))))
         if not session.repetition:
-            churn(session, CHURN_SECONDS.get(session.scale.name, 10.0))
+            churn(session, session.scale.churn_seconds)
 
 
 def drain(session: Session, kind: str, tasks: int, processes: int, slots: int) -> None:

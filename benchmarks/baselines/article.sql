@@ -18,10 +18,31 @@ create table bench_article.tasks (
   id bigint primary key,
   state text not null default 'queued',
   group_no bigint not null,
+  created_at timestamptz not null default clock_timestamp(),
+  started_at timestamptz,
   payload jsonb not null
 );
 create index on bench_article.tasks (id) where state = 'queued';
-create index on bench_article.tasks (group_no, id) where state = 'queued';
+
+create table bench_article.finished_tasks (
+  id bigint not null,
+  group_no bigint not null,
+  created_at timestamptz not null,
+  started_at timestamptz not null,
+  finished_at timestamptz not null,
+  payload jsonb not null
+);
+create index on bench_article.finished_tasks (id);
+
+-- The same tasks in order of arrival: what the first three ways choose from.
+create table bench_article.arrivals (
+  id bigint generated always as identity primary key,
+  state text not null default 'queued',
+  group_no bigint not null,
+  payload jsonb not null
+);
+create index on bench_article.arrivals (id) where state = 'queued';
+create index on bench_article.arrivals (group_no, id) where state = 'queued';
 
 -- A group's next block is one past its last, but not before the block being served. The group's row stays locked until the caller commits.
 create function bench_article.create_task(p_group_key text, p_payload jsonb) returns bigint
@@ -59,7 +80,23 @@ as $$
     where exists (select from next)
   )
   update bench_article.tasks t
-  set state = 'running'
+  set state = 'running', started_at = clock_timestamp()
   where t.id = any(array(select n.id from next n))
   returning t.*
+$$;
+
+create function bench_article.finish_tasks(p_ids bigint[]) returns setof bigint
+language sql
+as $$
+  with ended as (
+    delete from bench_article.tasks t
+    where t.id = any(p_ids)
+    returning t.*
+  ),
+  history as (
+    insert into bench_article.finished_tasks (id, group_no, created_at, started_at, finished_at, payload)
+    select e.id, e.group_no, e.created_at, e.started_at, clock_timestamp(), e.payload
+    from ended e
+  )
+  select e.id from ended e
 $$;

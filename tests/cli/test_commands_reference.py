@@ -21,6 +21,7 @@ PAGES = {
     **dict.fromkeys(("enqueue", "cancel", "retry", "result", "explain"), "cli-tasks.md"),
     **dict.fromkeys(("stats", "top", "queues", "groups", "keys", "cluster"), "cli-queues.md"),
     **dict.fromkeys(("pause", "resume", "maintain"), "cli-queues.md"),
+    "bench": "cli-bench.md",
     "doctor": "cli-doctor.md",
     "completion": "cli.md",
 }
@@ -33,7 +34,13 @@ def commands() -> list[tuple[str, click.Command]]:
         if name not in ELSEWHERE:
             command = group.get_command(click.Context(main), name)
             found.append((name, command))
-            found += [(f"{name} {each}", sub) for each, sub in getattr(command, "commands", {}).items()]
+            if isinstance(command, click.Group):
+                context = click.Context(command)
+                subs = [
+                    (f"{name} {each}", command.get_command(context, each))
+                    for each in command.list_commands(context)
+                ]
+                found += [(full, sub) for full, sub in subs if sub is not None]
     return found
 
 

@@ -1,0 +1,437 @@
+"""The report: one Markdown page and its plots, from the results of a run."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots
+from benchmarks.results import Key, Results, Values, better, load, median, pairs, reference, shown
+
+__all__ = ["write"]
+
+MOST_COLUMNS = 6
+
+TITLES = {
+    "explain": "What a pop visits",
+    "create_task": "Creating tasks",
+    "cycle": "Promote, pop, finish",
+    "worker": "The worker",
+    "fairness": "Fairness",
+    "endurance": "Endurance",
+    "peers": "Beside other queues",
+    "generated_call": "Generated calls",
+}
+
+LEADS = {
+    "explain": (
+        "Tasks wait in groups, one of which holds half of them. Each way pops 100 of them, under `explain"
+        " (analyze, buffers, wal)`. FIFO is what a fair pop is measured against: it visits what it takes,"
+        " and serves one group. The window function numbers everything that waits, the lateral join looks"
+        " at every group; block ids and fairq visit what they take. fairq's pop and its promotion are two"
+        " rows, for promotion is paid once per thousand tasks or so, not by every pop."
+    ),
+    "create_task": (
+        "One task a call with autocommit; one within an application's transaction that goes on for 20 ms;"
+        " many in one call. Always beside an insert of the same payload into a plain table with one index."
+        " Inside transactions it shows who waits for whom: the article's way locks the group's row until"
+        " the application commits."
+    ),
+    "cycle": (
+        "All tasks of a backlog promoted, popped and finished on one connection, beside a FIFO queue with"
+        " the same durability and the same history. This is what fairness costs the database."
+    ),
+    "worker": "`fairq work` with handlers that do nothing: the rest is the way there and back.",
+    "fairness": (
+        "Tasks are sleeps, eight slots serve them, and the same arrivals go through a FIFO queue, the"
+        " article's block ids and fairq. One small loop of the benchmark works all three; *fairq work* is"
+        " fairq with its own worker."
+    ),
+    "endurance": (
+        "A thousand tasks a second arrive and are served. While one transaction holds an old snapshot,"
+        " vacuum may remove nothing, and dead rows pile up: *held*. Without it: *free*."
+    ),
+    "peers": "Each in its best documented configuration. What one lacks is said below the table.",
+    "generated_call": "The typed wrapper that `fairq gen` writes, beside the same call written by hand.",
+}
+
+# Why a value of fairq may be worse than its reference, by benchmark and the beginning of `what`.
+WHY = {
+    ("create_task", "single"): (
+        "a commit of its own for each task: fairq also checks its arguments, rings the group's bell (a"
+        " second insert) and sends a NOTIFY, whose commits go one after the other; `fairq queues set --no-"
+        "notify` does without"
+    ),
+    ("create_task", "in 20 ms"): "two inserts instead of one, and indexes on what is inserted",
+    ("create_task", "bulk"): "a wider row, and its entries in two indexes",
+    ("cycle", "cycle"): (
+        "a task moves twice (overflow to queued, queued to running) where a FIFO queue moves it once, and"
+        " a lane is written for each group of a pass"
+    ),
+    ("explain", "time"): "a function call that looks up its queue, its worker and its clock before it pops",
+    (
+        "explain",
+        "buffers",
+    ): "settings, worker and clock are looked up, and each task taken has entries in three indexes",
+    ("explain", "rows"): "look-ups of settings, worker and clock",
+    ("explain", "WAL"): "a wider row is written anew, with its index entries",
+    ("fairness", "throughput"): "see promote, pop, finish: fairness is paid for in the database",
+    ("fairness", "wait"): "who came first waits longer when others get their turn: that is the point",
+}
+
+
+def write(paths: Sequence[Path], out: Path, images: Path) -> list[Path]:
+    """Writes the page and the plots it shows; returns what was written."""
+    results = load(paths)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    images.mkdir(parents=True, exist_ok=True)
+    drawn = plots.draw_all(results, images)
+    parts = [
+        "# What fairness costs, and what it buys",
+        _written_by(paths),
+        _conditions(results),
+        _targets(results),
+        _slower(results),
+    ]
+    names = [*TITLES, *(name for name in results.benchmarks() if name not in TITLES)]
+    for name in names:
+        if results.of(name):
+            parts.append(_section(results, name, drawn.get(name, []), out.parent))
+    out.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    return [out, *(picture.path for pictures in drawn.values() for picture in pictures)]
+
+
+def _written_by(paths: Sequence[Path]) -> str:
+    files = ", ".join(f"`{path.name}`" for path in paths)
+    return (
+        f"Written by `fairq bench report` from {files}. [How to measure on your own machine, and how to read"
+        " it](../how-to/measure.md)"
+    )
+
+
+def _conditions(results: Results) -> str:
+    """Machine, versions, settings, noise: what a reader needs to judge the rest."""
+    lines = ["## The machine, and how quiet it was", ""]
+    for facts in results.facts:
+        machine, commit = facts["machine"], facts["commit"]
+        versions = f"PostgreSQL {facts['postgresql']}, Python {facts['python']}, psycopg {facts['psycopg']}"
+        system = f"{machine['cores']} cores, {machine['system']} {machine['arch']}"
+        lines.append(f"- {system}; {versions}; fairq at `{commit}`")
+        settings = ", ".join(f"{name} {value}" for name, value in sorted(facts["settings"].items()))
+        lines.append(f"- {settings}")
+    spins = sorted(1000 * each for many in results.spins.values() for each in many)
+    if spins:
+        middle, least, most = shown(spins[len(spins) // 2], "ms"), shown(spins[0]), shown(spins[-1])
+        noise = f"took {middle}, {least} to {most}: the closer, the quieter."
+        lines.append(f"- A fixed piece of work beside each repetition {noise}")
+    lines += [
+        "",
+        "Values are medians over the repetitions, with the least and the most. A ratio is the median of"
+        " the ratios within each repetition, so a busy moment counts on both sides.",
+    ]
+    return "\n".join(lines)
+
+
+# --- Targets ---------------------------------------------------------------------------------------
+
+
+def _targets(results: Results) -> str:
+    rows = []
+    for target in TARGETS:
+        found = target.measure(results)
+        if found is not None:
+            met = found <= target.bound if target.most else found >= target.bound
+            sign = "≤" if target.most else "≥"
+            rows.append(
+                (
+                    target.text,
+                    f"{sign} {shown(target.bound, target.unit)}",
+                    shown(found, target.unit),
+                    "yes" if met else "no",
+                )
+            )
+    if not rows:
+        return ""
+    return "## What it should reach\n\n" + _table(("", "target", "measured", "reached"), rows)
+
+
+class Target:
+    """A number that the design asks for: at most (`most`) or at least."""
+
+    def __init__(
+        self,
+        text: str,
+        bound: float,
+        unit: str,
+        where: tuple[str, str, str],
+        *,
+        most: bool = False,
+        ratio: bool = False,
+        growth: str | None = None,
+        scenario: dict[str, Any] | None = None,
+    ) -> None:
+        self.text, self.bound, self.unit, self.where = text, bound, unit, where
+        self.most, self.ratio, self.growth = most, ratio, growth
+        self.scenario = scenario or {}
+
+    def measure(self, results: Results) -> float | None:
+        """The worst of the scenarios that match; as a ratio to the reference, or as growth along one axis."""
+        benchmark, what, subject = self.where
+        keys = {
+            key: values[subject]
+            for key, values in results.of(benchmark, what).items()
+            if subject in values and self.scenario.items() <= dict(key.scenario).items()
+        }
+        if not keys:
+            return None
+        if self.growth:
+            ordered = sorted(keys, key=lambda key: dict(key.scenario)[self.growth or ""])
+            least = median(keys[ordered[0]])
+            return (
+                max(median(values) for values in keys.values()) / least if least and len(keys) > 1 else None
+            )
+        found = []
+        for key, values in keys.items():
+            if self.ratio:
+                base = reference(results, key)
+                both = pairs(values, base[1]) if base else {}
+                if both:
+                    found.append(median(both))
+            else:
+                found.append(median(values))
+        if not found:
+            return None
+        return max(found) if self.most else min(found)
+
+
+TARGETS = (
+    Target(
+        "one pop of 100: buffers at the most groups beside the fewest",
+        2,
+        "times",
+        ("explain", "buffers", "fairq pop"),
+        most=True,
+        growth="groups",
+        scenario={"tasks": 1_000_000},
+    ),
+    Target(
+        "enqueue inside transactions of 20 ms, one tenant, beside a plain insert",
+        0.9,
+        "",
+        ("create_task", "in 20 ms transactions", "fairq"),
+        ratio=True,
+        scenario={"tenants": 1},
+    ),
+    Target(
+        "one task a call, autocommit, beside a plain insert",
+        0.7,
+        "",
+        ("create_task", "single", "fairq"),
+        ratio=True,
+        scenario={"payload": "100 B"},
+    ),
+    Target(
+        "bulk, beside a plain bulk insert",
+        0.6,
+        "",
+        ("create_task", "bulk", "fairq"),
+        ratio=True,
+        scenario={"payload": "100 B"},
+    ),
+    Target("bulk", 80_000, "tasks/s", ("create_task", "bulk", "fairq"), scenario={"payload": "100 B"}),
+    Target("promote, pop, finish, beside FIFO", 0.45, "", ("cycle", "cycle", "fairq"), ratio=True),
+    Target("promote, pop, finish", 25_000, "tasks/s", ("cycle", "cycle", "fairq")),
+    Target(
+        "worker, no-op handlers, one process",
+        20_000,
+        "tasks/s",
+        ("worker", "drain", "fairq"),
+        scenario={"handler": "nothing", "processes": 1},
+    ),
+    Target(
+        "worker, no-op handlers, two processes",
+        30_000,
+        "tasks/s",
+        ("worker", "drain", "fairq"),
+        scenario={"handler": "nothing", "processes": 2},
+    ),
+    Target(
+        "enqueue to start on an idle worker, p50",
+        2,
+        "ms",
+        ("worker", "enqueue to start, p50", "fairq"),
+        most=True,
+    ),
+    Target(
+        "enqueue to start on an idle worker, p99",
+        8,
+        "ms",
+        ("worker", "enqueue to start, p99", "fairq"),
+        most=True,
+    ),
+    Target(
+        "newcomers' wait in a flood, p50",
+        20,
+        "ms",
+        ("fairness", "newcomers' wait, p50", "fairq work"),
+        most=True,
+    ),
+    Target(
+        "newcomers' wait in a flood, p99",
+        60,
+        "ms",
+        ("fairness", "newcomers' wait, p99", "fairq work"),
+        most=True,
+    ),
+    Target("throughput meanwhile", 1_500, "tasks/s", ("fairness", "throughput in a flood", "fairq work")),
+    Target(
+        "pop while a snapshot is held, beside without",
+        1.5,
+        "times",
+        ("endurance", "pop p50", "fairq held"),
+        most=True,
+        ratio=True,
+    ),
+    Target(
+        "promotion while a snapshot is held, beside without",
+        1.5,
+        "times",
+        ("endurance", "promote p50", "fairq held"),
+        most=True,
+        ratio=True,
+    ),
+)
+
+
+# --- Where fairq is slower -------------------------------------------------------------------------
+
+
+def _slower(results: Results) -> str:
+    """Every value of fairq that is worse than its reference by a tenth, and why."""
+    rows: dict[tuple[str, str], list[float]] = {}
+    for key, subjects in results.values.items():
+        base = reference(results, key)
+        direction = better(key.unit)
+        if not base or not direction:
+            continue
+        for subject, values in subjects.items():
+            if not subject.startswith("fairq") or subject in (base[0], "fairq promote"):
+                continue
+            ratios = pairs(values, base[1])
+            if not ratios:
+                continue
+            ratio = median(ratios)
+            if (ratio < 0.9) if direction > 0 else (ratio > 1.1):
+                rows.setdefault((key.benchmark, key.what), []).append(ratio)
+    if not rows:
+        return ""
+    shown_rows = []
+    for (benchmark, what), found in rows.items():
+        span = shown(min(found)) if len(found) == 1 else f"{shown(min(found))} to {shown(max(found))}"
+        shown_rows.append((TITLES.get(benchmark, benchmark), what, span, _why(benchmark, what)))
+    return "## Where fairq is slower, and why\n\n" + _table(
+        ("", "what", "ratio to the reference", "why"), shown_rows
+    )
+
+
+def _why(benchmark: str, what: str) -> str:
+    for (name, beginning), text in WHY.items():
+        if name == benchmark and what.startswith(beginning):
+            return text
+    return ""
+
+
+# --- A benchmark -----------------------------------------------------------------------------------
+
+
+def _section(results: Results, name: str, pictures: Sequence[plots.Picture], folder: Path) -> str:
+    parts = [f"## {TITLES.get(name, name)}"]
+    if lead := LEADS.get(name):
+        parts.append(lead)
+    for picture in pictures:
+        parts.append(f"![{picture.alt}]({_relative(picture.path, folder)})")
+    if name == "explain":
+        parts.append(_growth(results))
+    by_what: dict[str, dict[Key, Values]] = {}
+    for key, values in results.of(name).items():
+        by_what.setdefault(key.what, {})[key] = values
+    for what, keys in by_what.items():
+        unit, base = (
+            next(iter(keys)).unit,
+            next((b[0] for key in keys if (b := reference(results, key))), None),
+        )
+        heading = f"**{what}**{f', {unit}' if unit not in what else ''}{f'; × is to {base}' if base else ''}"
+        parts.append(f"{heading}\n\n{_values(results, keys)}")
+    if notes := results.notes.get(name):
+        parts.append("\n".join(f"- **{subject}**: {text}" for subject, text in notes.items()))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _values(results: Results, keys: dict[Key, Values]) -> str:
+    """A row per scenario and a column per subject; with many subjects, a row for each of them."""
+    subjects = [*dict.fromkeys(subject for values in keys.values() for subject in values)]
+    if len(subjects) > MOST_COLUMNS or len(keys) == 1:
+        long = [
+            (key.text() or "–", subject, _cell(results, key, values))
+            for key, of_subject in keys.items()
+            for subject, values in of_subject.items()
+        ]
+        return _table(("scenario", "subject", "median (least – most)"), long)
+    wide = [
+        (
+            key.text() or "–",
+            *(_cell(results, key, values[subject]) if subject in values else "" for subject in subjects),
+        )
+        for key, values in keys.items()
+    ]
+    return _table(("scenario", *subjects), wide)
+
+
+def _cell(results: Results, key: Key, values: dict[int, float]) -> str:
+    """A median, least and most, and the ratio to the reference, if it is not the reference itself."""
+    against = reference(results, key)
+    ratios = pairs(values, against[1]) if against and against[1] is not values else {}
+    ratio = f" **×{shown(median(ratios))}**" if ratios else ""
+    if len(values) == 1:
+        return shown(median(values)) + ratio
+    return f"{shown(median(values))} ({shown(min(values.values()))} – {shown(max(values.values()))}){ratio}"
+
+
+def _growth(results: Results) -> str:
+    """How many times more is visited at the largest than at the smallest: the argument in one table."""
+    rows = []
+    for what in ("rows visited", "buffers", "time"):
+        keys = results.of("explain", what)
+        subjects = dict.fromkeys(subject for values in keys.values() for subject in values)
+        for subject in subjects:
+            found = {
+                (dict(key.scenario)["tasks"], dict(key.scenario)["groups"]): median(values[subject])
+                for key, values in keys.items()
+                if subject in values
+            }
+            by_tasks, by_groups = _along(found, 0), _along(found, 1)
+            rows.append((what, subject, by_tasks, by_groups))
+    title = "**Growth**: the largest beside the smallest, the other number being the same"
+    return f"{title}\n\n{_table(('', 'way', 'more tasks', 'more groups'), rows)}"
+
+
+def _along(found: dict[tuple[int, int], float], axis: int) -> str:
+    """From the smallest to the largest along one axis, where the other has as many steps as possible."""
+    lines: dict[int, dict[int, float]] = {}
+    for at, value in found.items():
+        lines.setdefault(at[1 - axis], {})[at[axis]] = value
+    longest = max(lines.items(), key=lambda each: (len(each[1]), each[0]))[1]
+    first, last = min(longest), max(longest)
+    if first == last or not longest[first]:
+        return ""
+    return f"× {shown(longest[last] / longest[first])} ({first:,} to {last:,})"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()

@@ -1,0 +1,387 @@
+"""Plots of the report. Cards of their own, opaque: they read the same on a light page and on a dark one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from benchmarks.results import Key, Results, Values, median, shown
+
+__all__ = ["Picture", "draw_all"]
+
+PAPER = "#fbfaf7"
+INK = "#22262b"
+MUTED = "#6b7280"
+GRID = "#e3e1da"
+FONT: Any = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 11}
+COLOURS = {
+    "fifo": "#d1495b",
+    "plain insert": "#8d99ae",
+    "window": "#edae49",
+    "lateral": "#9a6324",
+    "block id": "#7b5ea7",
+    "article": "#7b5ea7",
+    "fairq": "#00798c",
+    "fairq pop": "#00798c",
+    "fairq promote": "#5fb3bf",
+    "fairq work": "#30638e",
+    "fairq by time": "#5fb3bf",
+    "fairq free": "#5fb3bf",
+    "fairq held": "#00798c",
+    "fifo free": "#e8a0a8",
+    "fifo held": "#d1495b",
+}
+OTHERS = ("#4c6a92", "#b56576", "#6a994e", "#bc6c25", "#5e548e", "#2a9d8f", "#9d8189", "#e07a5f")
+
+
+@dataclass(frozen=True)
+class Picture:
+    path: Path
+    alt: str
+
+
+def draw_all(results: Results, folder: Path) -> dict[str, list[Picture]]:
+    """Draws what the results have; returns the pictures of each benchmark."""
+    drawn: dict[str, list[Picture]] = {}
+    with matplotlib.rc_context(FONT):
+        for benchmark, name, draw, alt in PLOTS:
+            figure = draw(results)
+            if figure is not None:
+                path = folder / f"bench-{name}.png"
+                FigureCanvasAgg(figure)
+                figure.savefig(path, facecolor=PAPER)
+                drawn.setdefault(benchmark, []).append(Picture(path, alt))
+    return drawn
+
+
+# --- What a pop visits -----------------------------------------------------------------------------
+
+
+def visited(results: Results) -> Figure | None:
+    """Rows visited over the number of tasks, and over the number of groups; both axes logarithmic."""
+    keys = results.of("explain", "rows visited")
+    if not keys:
+        return None
+    sizes = {
+        (dict(key.scenario)["tasks"], dict(key.scenario)["groups"]): values for key, values in keys.items()
+    }
+    most_tasks = max(tasks for tasks, _ in sizes)
+    groups_of = {groups: sum(1 for _, g in sizes if g == groups) for _, groups in sizes}
+    usual_groups = max(groups_of, key=lambda groups: (groups_of[groups], groups))
+    figure, axes = _card(
+        "Rows visited by one pop of 100 tasks",
+        "One group holds half of what waits. Index entries and rows, as PostgreSQL's statistics count them.",
+        panels=2,
+        height=5.2,
+    )
+    along_tasks = {tasks: values for (tasks, groups), values in sizes.items() if groups == usual_groups}
+    along_groups = {groups: values for (tasks, groups), values in sizes.items() if tasks == most_tasks}
+    for axis, lines, label in (
+        (axes[0], along_tasks, f"tasks waiting, in {usual_groups:,} groups"),
+        (axes[1], along_groups, f"groups, {most_tasks:,} tasks waiting"),
+    ):
+        _lines(axis, lines)
+        axis.set_xlabel(label, color=MUTED, loc="left")
+    low = min(axis.get_ylim()[0] for axis in axes)
+    high = max(axis.get_ylim()[1] for axis in axes)
+    for axis in axes:
+        axis.set_ylim(max(low, 1), high)
+    _legend(figure, axes[0])
+    return figure
+
+
+def _lines(axis: Axes, lines: dict[int, Values]) -> None:
+    ats = sorted(lines)
+    for subject in dict.fromkeys(subject for values in lines.values() for subject in values):
+        values = [max(median(lines[at][subject]), 1) for at in ats]
+        axis.plot(
+            ats,
+            values,
+            marker="o",
+            color=_colour(subject),
+            label=subject,
+            linewidth=2.4 if "fairq" in subject else 1.8,
+        )
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks(ats)
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.0f}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{at:,.0f}"))
+
+
+# --- Bars ------------------------------------------------------------------------------------------
+
+
+def creating(results: Results) -> Figure | None:
+    return _bars(results, "create_task", None, "Creating tasks", "Tasks a second; more is better.")
+
+
+def cycling(results: Results) -> Figure | None:
+    return _bars(
+        results, "cycle", "cycle", "Promote, pop, finish on one connection", "Tasks a second; more is better."
+    )
+
+
+def waits(results: Results) -> Figure | None:
+    keys = {
+        key: values
+        for key, values in results.of("fairness").items()
+        if key.what in ("newcomers' wait, p50", "newcomers' wait, p99")
+    }
+    return _bar_card(
+        keys,
+        "Bob floods the queue, nine newcomers arrive",
+        "Milliseconds that the newcomers' tasks wait, logarithmic; less is better.",
+        label=lambda key: key.what.removeprefix("newcomers' "),
+        log=True,
+    )
+
+
+def peers(results: Results) -> Figure | None:
+    keys = {key: values for key, values in results.of("peers").items() if key.unit == "tasks/s"}
+    return _bar_card(keys, "Beside other queues", "Tasks a second; more is better.")
+
+
+def peers_waits(results: Results) -> Figure | None:
+    keys = {key: values for key, values in results.of("peers").items() if key.unit == "ms"}
+    return _bar_card(
+        keys, "Beside other queues: waits", "Milliseconds, logarithmic; less is better.", log=True
+    )
+
+
+def _bars(results: Results, benchmark: str, what: str | None, title: str, subtitle: str) -> Figure | None:
+    keys = {key: values for key, values in results.of(benchmark, what).items() if key.unit == "tasks/s"}
+    return _bar_card(keys, title, subtitle)
+
+
+def _bar_card(
+    keys: dict[Key, Values],
+    title: str,
+    subtitle: str,
+    *,
+    label: Callable[[Key], str] | None = None,
+    log: bool = False,
+) -> Figure | None:
+    """A group of bars per scenario, a bar per subject with its spread as a line."""
+    if not keys:
+        return None
+    rows = sum(len(values) for values in keys.values())
+    figure, axes = _card(title, subtitle, height=1.7 + 0.30 * rows + 0.34 * len(keys), left=0.30)
+    axis = axes[0]
+    at = 0.0
+    ticks, names = [], []
+    most = max(max(values.values()) for subjects in keys.values() for values in subjects.values())
+    for key, subjects in keys.items():
+        first = at
+        for subject, values in subjects.items():
+            middle = median(values)
+            axis.barh(at, middle, height=0.82, color=_colour(subject))
+            if len(values) > 1:
+                axis.plot(
+                    [min(values.values()), max(values.values())],
+                    [at, at],
+                    color=INK,
+                    linewidth=1.2,
+                    alpha=0.6,
+                )
+            text = f"{shown(middle)}  {subject}"
+            axis.annotate(
+                text,
+                (max(values.values()), at),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                color=INK,
+                fontsize=9.5,
+                fontweight="bold" if subject.startswith("fairq") else "normal",
+            )
+            at += 1
+        ticks.append((first + at - 1) / 2)
+        names.append(label(key) if label else _two_lines(key))
+        at += 0.9
+    axis.set_yticks(ticks, names)
+    axis.tick_params(axis="y", labelcolor=INK)
+    axis.set_ylim(at - 0.9, -0.9)
+    if log:
+        axis.set_xscale("log")
+        least = min(median(values) for subjects in keys.values() for values in subjects.values())
+        axis.set_xlim(max(least / 3, 1e-3), most * 12)
+    else:
+        axis.set_xlim(0, most * 1.32)
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
+    axis.grid(axis="y", visible=False)
+    return figure
+
+
+def _two_lines(key: Key) -> str:
+    text = key.text()
+    return f"{key.what}\n{text}" if text else key.what
+
+
+# --- Over time -------------------------------------------------------------------------------------
+
+
+def shares(results: Results) -> Figure | None:
+    """Jain's index per window: 1 is perfectly even, 1/n is one tenant having it all."""
+    by_count = results.series_of("fairness", "Jain index by tasks")
+    by_seconds = results.series_of("fairness", "Jain index by worker seconds")
+    if not by_count:
+        return None
+    figure, axes = _card(
+        "How evenly ten busy tenants are served",
+        "Jain's index over time: 1 when all get the same, 0.1 when one of ten gets everything."
+        " One tenant's tasks take ten times as long.",
+        panels=2,
+        height=4.6,
+    )
+    for axis, series, label in ((axes[0], by_count, "by tasks"), (axes[1], by_seconds, "by worker seconds")):
+        _over_time(axis, series)
+        axis.set_ylim(0, 1.06)
+        axis.set_title(label, loc="left", color=INK, fontsize=12)
+    _legend(figure, axes[0])
+    return figure
+
+
+def held(results: Results) -> Figure | None:
+    pops = results.series_of("endurance", "pop")
+    dead = results.series_of("endurance", "dead rows")
+    if not pops:
+        return None
+    figure, axes = _card(
+        "A snapshot is held open, then let go",
+        "A steady rate through one connection. The dotted line: the snapshot ends.",
+        panels=2,
+        height=4.6,
+        share=False,
+    )
+    for axis, series, label, unit in (
+        (axes[0], pops, "one pop, p50", "ms"),
+        (axes[1], dead, "dead rows", ""),
+    ):
+        _over_time(axis, series)
+        axis.set_title(f"{label}{', ' + unit if unit else ''}", loc="left", color=INK, fontsize=12)
+        axis.set_ylim(0, None)
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
+        for each in series:
+            if each["scenario"].get("seconds"):
+                axis.axvline(each["scenario"]["seconds"], color=MUTED, linestyle=":", linewidth=1)
+    _legend(figure, axes[0])
+    return figure
+
+
+def churned(results: Results) -> Figure | None:
+    memory = results.series_of("endurance", "memory of the worker")
+    sizes = results.series_of("endurance", "live tables and indexes")
+    if not memory or not sizes:
+        return None
+    figure, axes = _card(
+        "Churn: a worker and its tables over time",
+        "Tasks come and go as fast as the worker can. The history of ended tasks, which grows by design,"
+        " is not counted.",
+        panels=2,
+        height=4.4,
+        share=False,
+    )
+    for axis, series, label in (
+        (axes[0], memory, "memory of the worker"),
+        (axes[1], sizes, "live tables and indexes"),
+    ):
+        _over_time(axis, series)
+        axis.set_title(f"{label}, MB", loc="left", color=INK, fontsize=12)
+        axis.set_ylim(0, None)
+    return figure
+
+
+def _over_time(axis: Axes, series: Sequence[dict[str, Any]]) -> None:
+    """A line per subject, the first repetition strong, further ones faint."""
+    seen: set[str] = set()
+    for each in series:
+        subject = each["subject"]
+        axis.plot(
+            [at for at, _ in each["points"]],
+            [value for _, value in each["points"]],
+            color=_colour(subject),
+            linewidth=2 if subject not in seen else 1,
+            alpha=1 if subject not in seen else 0.35,
+            label=subject if subject not in seen else None,
+        )
+        seen.add(subject)
+    axis.set_xlabel("seconds", color=MUTED, loc="left")
+
+
+# --- A card ----------------------------------------------------------------------------------------
+
+
+def _card(
+    title: str,
+    subtitle: str,
+    *,
+    panels: int = 1,
+    height: float = 4.5,
+    left: float = 0.075,
+    share: bool = True,
+) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(12, height), dpi=120, facecolor=PAPER)
+    made = figure.subplots(1, panels, squeeze=False, sharey=share and panels > 1)
+    axes = list(made[0])
+    figure.subplots_adjust(
+        left=left,
+        right=0.975,
+        top=1 - (1.45 if panels > 1 else 1.0) / height,
+        bottom=0.65 / height,
+        wspace=0.10 if share else 0.16,
+    )
+    figure.text(0.025, 1 - 0.42 / height, title, fontsize=17, fontweight="bold", color=INK)
+    figure.text(0.025, 1 - 0.72 / height, subtitle, fontsize=10.5, color=MUTED)
+    for axis in axes:
+        axis.set_facecolor(PAPER)
+        axis.grid(color=GRID, linewidth=0.8)
+        axis.set_axisbelow(True)
+        axis.tick_params(length=0, colors=MUTED, which="both")
+        for side in axis.spines.values():
+            side.set_visible(False)
+    return figure, axes
+
+
+def _legend(figure: Figure, axis: Axes) -> None:
+    """In a line below the subtitle, where no line of a plot can cross it."""
+    handles, names = axis.get_legend_handles_labels()
+    height = figure.get_figheight()
+    figure.legend(
+        handles,
+        names,
+        loc="upper left",
+        bbox_to_anchor=(0.018, 1 - 0.80 / height),
+        ncols=len(names),
+        frameon=False,
+        labelcolor=INK,
+        fontsize=10,
+    )
+
+
+def _colour(subject: str) -> str:
+    if subject in COLOURS:
+        return COLOURS[subject]
+    if subject.startswith("fairq"):
+        return COLOURS["fairq"]
+    return OTHERS[sum(subject.encode()) % len(OTHERS)]
+
+
+PLOTS: Sequence[tuple[str, str, Callable[[Results], Figure | None], str]] = (
+    ("explain", "visited", visited, "Rows visited by one pop, over tasks and over groups"),
+    ("create_task", "creating", creating, "Tasks created a second"),
+    ("cycle", "cycle", cycling, "Promote, pop and finish, tasks a second"),
+    ("fairness", "waits", waits, "How long newcomers wait in a flood"),
+    ("fairness", "shares", shares, "Jain's index over time"),
+    ("endurance", "held", held, "Pops and dead rows while a snapshot is held"),
+    ("endurance", "churn", churned, "Memory and table sizes over time"),
+    ("peers", "peers", peers, "Tasks a second beside other queues"),
+    ("peers", "peers-waits", peers_waits, "Waits beside other queues"),
+)

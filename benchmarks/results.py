@@ -1,0 +1,151 @@
+"""Results read back: JSON lines of one run or several, grouped; what is compared with what."""
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Key", "Results", "Values", "better", "load", "median", "pairs", "shown", "spread"]
+
+# What the other subjects of a benchmark are compared with, first one that is there.
+REFERENCES = ("fifo", "plain insert", "by hand", "free", "count")
+MORE_IS_BETTER = frozenset({"tasks/s", "share", "index"})
+LESS_IS_BETTER = frozenset({"ms", "µs", "µs/task", "s", "buffers", "rows", "kB", "MB", "error"})
+COUNTED = frozenset({"buffers", "rows", "tasks", "groups"})  # the same on every machine
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """What was measured, but for the subject: values of the same key are compared."""
+
+    benchmark: str
+    what: str
+    scenario: tuple[tuple[str, Any], ...]
+    unit: str = field(compare=False)
+
+    def text(self) -> str:
+        return ", ".join(
+            f"{name} {value:,}" if _number(value) else f"{name} {value}" for name, value in self.scenario
+        )
+
+
+# Per subject the values of its repetitions, by number.
+Values = dict[str, dict[int, float]]
+
+
+@dataclass
+class Results:
+    """One run, or several that are read as one."""
+
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    values: dict[Key, Values] = field(default_factory=lambda: defaultdict(lambda: defaultdict(dict)))
+    series: list[dict[str, Any]] = field(default_factory=list)
+    notes: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    spins: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    repetitions: dict[tuple[Key, str], int] = field(default_factory=dict)
+
+    def benchmarks(self) -> list[str]:
+        return list(dict.fromkeys(key.benchmark for key in self.values))
+
+    def of(self, benchmark: str, what: str | None = None) -> dict[Key, Values]:
+        return {
+            key: values
+            for key, values in self.values.items()
+            if key.benchmark == benchmark and what in (None, key.what)
+        }
+
+    def series_of(self, benchmark: str, what: str) -> list[dict[str, Any]]:
+        return [each for each in self.series if each["benchmark"] == benchmark and each["what"] == what]
+
+    def add(self, record: dict[str, Any]) -> None:
+        if "facts" in record:
+            self.facts.append(record["facts"])
+        elif "note" in record:
+            self.notes[record["benchmark"]][record["subject"]] = record["note"]
+        elif "points" in record:
+            self.series.append(record)
+        elif record["subject"] == "machine":
+            self.spins[record["benchmark"]].append(record["value"])
+        else:
+            scenario = tuple((name, _hashable(value)) for name, value in record["scenario"].items())
+            key = Key(record["benchmark"], record["what"], scenario, record["unit"])
+            of_subject = self.values[key][record["subject"]]
+            # A second file repeats numbers; its repetitions are further ones.
+            number = record["repetition"]
+            while number in of_subject:
+                number += 1_000
+            of_subject[number] = record["value"]
+
+
+def load(paths: Iterable[Path]) -> Results:
+    results = Results()
+    for path in paths:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.strip():
+                    results.add(json.loads(line))
+    return results
+
+
+def gather(records: Iterable[dict[str, Any]]) -> Results:
+    results = Results()
+    for record in records:
+        results.add(record)
+    return results
+
+
+def median(values: dict[int, float]) -> float:
+    return statistics.median(values.values())
+
+
+def spread(values: dict[int, float]) -> float:
+    """Half of the range, as a share of the median: what the same measurement differed by within the run."""
+    middle = median(values)
+    return (max(values.values()) - min(values.values())) / 2 / abs(middle) if middle else 0.0
+
+
+def better(unit: str) -> int:
+    """1 when more is better, -1 when less is, 0 when it is neither."""
+    return 1 if unit in MORE_IS_BETTER else -1 if unit in LESS_IS_BETTER else 0
+
+
+def reference(results: Results, key: Key) -> tuple[str, dict[int, float]] | None:
+    """What a value is compared with: the reference of its own scenario, or else of the one most alike."""
+    found: tuple[int, str, dict[int, float]] | None = None
+    for other, values in results.values.items():
+        if (other.benchmark, other.what) != (key.benchmark, key.what):
+            continue
+        for name in REFERENCES:
+            if name in values:
+                alike = len({*other.scenario} & {*key.scenario}) + 100 * (other == key)
+                if found is None or alike > found[0]:
+                    found = (alike, name, values[name])
+                break
+    return None if found is None else (found[1], found[2])
+
+
+def pairs(values: dict[int, float], base: dict[int, float]) -> dict[int, float]:
+    """Ratios, repetition by repetition: what disturbed one of a pair disturbed the other."""
+    return {number: value / base[number] for number, value in values.items() if base.get(number)}
+
+
+def shown(value: float, unit: str = "") -> str:
+    """A number for people."""
+    if value == 0:
+        text = "0"
+    elif abs(value) >= 1000 or (abs(value) >= 100 and value == int(value)):
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.3g}"
+    return f"{text} {unit}".strip()
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _hashable(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value

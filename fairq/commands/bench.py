@@ -1,0 +1,73 @@
+"""`fairq bench`: the benchmarks of a clone. They are not part of the installed package; this finds them.
+
+Options and subcommands are those of `benchmarks/__main__.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+from fairq.cli import Exit, Failure
+
+__all__ = ["bench"]
+
+
+class Benchmarks(click.Group):
+    """The commands of the clone's `benchmarks`, when there is a clone."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        found = _commands()
+        return found.list_commands(ctx) if found else []
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = _commands()
+        if found is None:
+            raise Failure(
+                "the benchmarks are in fairq's repository, not in the package",
+                hint="Run this in a clone of it (the folder that holds benchmarks/).",
+                code="no_benchmarks",
+                exit_code=Exit.USAGE,
+            )
+        return found.get_command(ctx, cmd_name)
+
+
+def _commands() -> click.Group | None:
+    folder = find_benchmarks(Path.cwd())
+    if folder is None:
+        return None
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    found: click.Group = importlib.import_module("benchmarks.__main__").main
+    return found
+
+
+def find_benchmarks(here: Path) -> Path | None:
+    """The clone: the one this code runs from, or the one that somebody stands in."""
+    for folder in (Path(__file__).resolve().parents[2], here):
+        if (folder / "benchmarks" / "harness.py").is_file() and (folder / "sql" / "schema").is_dir():
+            return folder
+    return None
+
+
+@click.command("bench", cls=Benchmarks)
+def bench() -> None:
+    """Measure fairq on this machine, from a clone.
+
+    Options and results: docs/reference/cli-bench.md.
+
+    \b
+    Examples:
+      fairq bench run --scale quick
+      fairq bench explain
+      fairq bench report RESULTS --out page.md
+
+    \b
+    Exit codes:
+      0  done
+      1  `compare` found something slower, or a benchmark failed
+      2  wrong usage, or there is no clone here
+    """
