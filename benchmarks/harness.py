@@ -95,9 +95,9 @@ class Session:
     def connect(self, **kwargs: Any) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(self.dsn, autocommit=True, **kwargs)
 
-    def repetitions(self) -> Iterator[int]:
-        """Repetitions with the machine's noise measured beside each."""
-        for repetition in range(self.scale.repetitions):
+    def repetitions(self, count: int | None = None) -> Iterator[int]:
+        """Repetitions (as the scale has it unless told), with the machine's noise measured beside each."""
+        for repetition in range(count or self.scale.repetitions):
             self.repetition = repetition
             before = spin()
             yield repetition

@@ -13,7 +13,7 @@ __all__ = ["Key", "Results", "Values", "better", "load", "median", "pairs", "sho
 # What the other subjects of a benchmark are compared with, first one that is there.
 REFERENCES = ("fifo", "plain insert", "by hand", "free", "count")
 MORE_IS_BETTER = frozenset({"tasks/s", "share", "index"})
-LESS_IS_BETTER = frozenset({"ms", "µs", "µs/task", "s", "buffers", "rows", "kB", "MB", "error"})
+LESS_IS_BETTER = frozenset({"ms", "µs", "µs/task", "s", "buffers", "rows", "rows/task", "kB", "MB", "error"})
 COUNTED = frozenset({"buffers", "rows", "tasks", "groups"})  # the same on every machine
 
 

@@ -1,0 +1,1 @@
+"""Adapters of other PostgreSQL queues, one file each, and what installs them: see README.md."""
