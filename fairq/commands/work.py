@@ -12,7 +12,7 @@ import click
 
 from fairq.cli import Exit, dsn_option, json_option, wants_json
 from fairq.errors import ConfigurationError, UnknownQueue
-from fairq.worker.config import Settings
+from fairq.worker.config import Settings, queues_of
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -25,8 +25,9 @@ LEVELS = ("debug", "info", "warning", "error")
     "-q",
     "queues",
     multiple=True,
-    metavar="NAME",
-    help="Serve this queue; several in order of priority. Default: the queues of the app's tasks.",
+    metavar="NAME[=WEIGHT]",
+    help="Serve this queue; several in order of priority, or each with a weight for its share."
+    " Default: the queues of the app's tasks.",
 )
 @click.option(
     "--concurrency",
@@ -65,7 +66,8 @@ LEVELS = ("debug", "info", "warning", "error")
     type=int,
     default=0,
     metavar="N",
-    help="Most tasks taken from a queue at a time. 0: as many as there are slots, and the prefetch.",
+    help="Most tasks taken from a queue at a time, or with weights from all together."
+    " 0: as many as there are slots, and the prefetch.",
 )
 @click.option(
     "--max-claim-per-worker",
@@ -166,6 +168,7 @@ def work(
     \b
     fairq work myapp.tasks                                   all queues of the app
     fairq work myapp.tasks -q mail -q reports -c 20          mail first; 20 tasks at once
+    fairq work myapp.tasks -q mail=3 -q reports=1            three mails for each report
     fairq work myapp.tasks -p 4                              four processes
     fairq work myapp.tasks --drain                           until nothing is left
 
@@ -181,13 +184,13 @@ def work(
     from fairq.worker.supervisor import LIFELINE, supervise, watch_supervisor
 
     _log(log_level)
-    problems = []
+    served, problems = queues_of(queues)
     if once and drain:
         problems.append("--once and --drain contradict each other")
     if not 1 <= processes <= 1000:
         problems.append(f"--processes is {processes}; it must be 1 to 1000")
     settings = Settings(
-        queues=queues,
+        queues=served,
         mode="once" if once else "drain" if drain else "forever",
         listen=not no_listen,
         notify_poll_interval_ms=None if poll_interval is None else round(poll_interval * 1000),

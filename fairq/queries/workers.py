@@ -167,7 +167,7 @@ def pop_tasks_call(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PopTasksInOrderRow:
+class PopTasksInStepsRow:
     id: int
     attempt: int
     max_attempts: int
@@ -180,22 +180,33 @@ class PopTasksInOrderRow:
     payload: str
 
 
-POP_TASKS_IN_ORDER = driver.Statement[list[PopTasksInOrderRow]](
+POP_TASKS_IN_STEPS = driver.Statement[list[PopTasksInStepsRow]](
     "many",
-    """-- name: PopTasksInOrder :many
+    """-- name: PopTasksInSteps :many
 with recursive asked as (
-  select 0 as place, $1::integer as budget, null::fairq.tasks[] as popped
+  select 0 as place, $1::integer as budget, '{}'::text[] as emptied, null::fairq.tasks[] as popped
   union all
-  select a.place + 1, a.budget - coalesce(cardinality(p.popped), 0), p.popped
+  select a.place + 1, a.budget - p.popped_count, case when p.popped_count < s.most then a.emptied || s.queue else a.emptied end, p.popped
   from asked a
   cross join lateral (
-    select array_agg(t) as popped
-    from fairq.pop_tasks(
-      p_queue => ($2::text[])[a.place + 1],
-      p_limit => least(a.budget, $3::integer),
-      p_worker_id => $4::bigint,
-      p_claim_lease => $5::interval
-    ) t
+    select ($2::text[])[a.place + 1] as queue, least(a.budget, ($3::integer[])[a.place + 1]) as most
+  ) s
+  cross join lateral (
+    select n.popped, coalesce(cardinality(n.popped), 0) as popped_count
+    from (
+      select case
+        when s.queue <> all(a.emptied) then (
+          select array_agg(t)
+          from fairq.pop_tasks(
+            p_queue => s.queue,
+            p_limit => s.most,
+            p_worker_id => $4::bigint,
+            p_claim_lease => $5::interval
+          ) t
+        )
+      end as popped
+      offset 0
+    ) n
   ) p
   where a.budget > 0
     and a.place < cardinality($2::text[])
@@ -204,70 +215,76 @@ select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when 
   t.timeout, t.headers::text as headers, t.payload::text as payload
 from asked a
 cross join lateral unnest(a.popped) t""",
-    driver.row(PopTasksInOrderRow),
+    driver.row(PopTasksInStepsRow),
 )
 
 
-def pop_tasks_in_order(
+def pop_tasks_in_steps(
     conn: driver.Connection,
     *,
     max_tasks: int,
     queues: Sequence[str | None],
-    max_batch: int,
+    mosts: Sequence[int | None],
     worker_id: int,
     claim_lease: datetime.timedelta | None = None,
-) -> list[PopTasksInOrderRow]:
-    """The next tasks of several queues: a queue is asked for what the queues before it left of the budget, and for no more than a batch."""
+) -> list[PopTasksInStepsRow]:
+    """The next tasks of several queues, asked step by step: each step takes at most its own number, and what the steps before it left of the
+    budget. A queue may be asked again for what others left over, but not when it gave less than it was asked for: it has no more.
+    A case, for nothing else promises that a function is not called.
+    """
     return driver.run(
         conn,
-        POP_TASKS_IN_ORDER,
+        POP_TASKS_IN_STEPS,
         (
             driver.Int4(max_tasks),
             driver.Typed(queues, 1009),
-            driver.Int4(max_batch),
+            driver.Typed(mosts, 1007),
             driver.Int8(worker_id),
             claim_lease,
         ),
     )
 
 
-async def pop_tasks_in_order_async(
+async def pop_tasks_in_steps_async(
     conn: driver.AsyncConnection,
     *,
     max_tasks: int,
     queues: Sequence[str | None],
-    max_batch: int,
+    mosts: Sequence[int | None],
     worker_id: int,
     claim_lease: datetime.timedelta | None = None,
-) -> list[PopTasksInOrderRow]:
-    """The next tasks of several queues: a queue is asked for what the queues before it left of the budget, and for no more than a batch."""
+) -> list[PopTasksInStepsRow]:
+    """The next tasks of several queues, asked step by step: each step takes at most its own number, and what the steps before it left of the
+    budget. A queue may be asked again for what others left over, but not when it gave less than it was asked for: it has no more.
+    A case, for nothing else promises that a function is not called.
+    """
     return await driver.run_async(
         conn,
-        POP_TASKS_IN_ORDER,
+        POP_TASKS_IN_STEPS,
         (
             driver.Int4(max_tasks),
             driver.Typed(queues, 1009),
-            driver.Int4(max_batch),
+            driver.Typed(mosts, 1007),
             driver.Int8(worker_id),
             claim_lease,
         ),
     )
 
 
-def pop_tasks_in_order_call(
+def pop_tasks_in_steps_call(
     *,
     max_tasks: int,
     queues: Sequence[str | None],
-    max_batch: int,
+    mosts: Sequence[int | None],
     worker_id: int,
     claim_lease: datetime.timedelta | None = None,
-) -> driver.Call[list[PopTasksInOrderRow]]:
+) -> driver.Call[list[PopTasksInStepsRow]]:
     return driver.Call(
-        POP_TASKS_IN_ORDER,
+        POP_TASKS_IN_STEPS,
         (
             driver.Int4(max_tasks),
             driver.Typed(queues, 1009),
-            driver.Int4(max_batch),
+            driver.Typed(mosts, 1007),
             driver.Int8(worker_id),
             claim_lease,
         ),

@@ -11,7 +11,8 @@ keeper      a thread of its own: signs of life, cancellations, maintenance, a wa
 listen      LISTEN, which shortens the wait
 supervisor  several processes
 
-Decisions without I/O: config (what may be asked for), plan (how many, when), breaker (the circuit breaker).
+Decisions without I/O: config (what may be asked for), plan (how many, when), shares (several queues by
+weight), breaker (the circuit breaker).
 """
 
 from fairq.worker.config import Limits, Settings

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Limits", "Mode", "Settings", "banner", "limits", "problems"]
+__all__ = ["Limits", "Mode", "Settings", "banner", "limits", "problems", "queues_of"]
 
 Mode = Literal["forever", "drain", "once"]
 
@@ -21,9 +21,9 @@ class Settings:
     so.
     """
 
-    queues: tuple[str, ...] = ()
-    """In order of priority: the first is emptied before the next is asked. Empty: those of the app's
-    tasks.
+    queues: tuple[str, ...] | Mapping[str, float] = ()
+    """In order of priority: the first is emptied before the next is asked. Or with weights: each gets its
+    share. Empty: those of the app's tasks, in order.
     """
     concurrency: int = 0
     """Slots: how many tasks run at once. 0: as many as there are CPUs."""
@@ -32,7 +32,9 @@ class Settings:
     claim_lease: float | None = None
     """With prefetch, and only then: how long a claim holds before others may take the task."""
     max_claim_batch: int = 0
-    """Most tasks taken from a queue at a time. 0: the slots, with prefetch the slots and the prefetch."""
+    """Most tasks taken from a queue at a time, from all together if they have weights. 0: the slots, with
+    prefetch the slots and the prefetch.
+    """
     max_claim_per_worker: int = 0
     """Most tasks held that have not begun. 0: as for max_claim_batch."""
     lease: float = 60.0
@@ -98,6 +100,8 @@ SECONDS: dict[str, tuple[float, float]] = {
     "abandon_after": (0, 86_400),
     "claim_lease": (0.1, 86_400),
 }
+# Of a queue in a worker, as of a group in a queue.
+WEIGHTS = (0.001, 1000)
 OPTIONAL = ("notify_poll_interval_ms", "heartbeat_ms", "claim_lease")
 
 
@@ -115,13 +119,26 @@ def problems(settings: Settings) -> list[str]:
             unreadable = True
         elif not least <= value <= most:
             found.append(f"{name} is {value}; it must be {least:g} to {most:g}")
-    found += _name_problems("queue", settings.queues)
+    found += _queue_problems(settings.queues)
     if settings.name and len(settings.name.encode(errors="replace")) > 200:
         found.append("name has more than 200 bytes")
     if settings.mode not in ("forever", "drain", "once"):
         found.append(f"mode is {settings.mode!r}; it must be forever, drain or once")
     if not unreadable:
         found += _contradictions(settings)
+    return found
+
+
+def _queue_problems(queues: Sequence[str] | Mapping[str, float]) -> list[str]:
+    if not isinstance(queues, Mapping):
+        return _name_problems("queue", queues)
+    least, most = WEIGHTS
+    found = _name_problems("queue", list(queues))
+    for name, weight in queues.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            found.append(f"the weight of queue {name!r} is {weight!r}, which is no number")
+        elif not least <= weight <= most:
+            found.append(f"the weight of queue {name!r} is {weight:g}; it must be {least:g} to {most:g}")
     return found
 
 
@@ -135,6 +152,26 @@ def _name_problems(what: str, names: Sequence[str]) -> list[str]:
     ]
     twice = sorted({name for name in names if list(names).count(name) > 1})
     return [*found, *(f"{what} {name!r} is named twice" for name in twice)]
+
+
+def queues_of(texts: Sequence[str]) -> tuple[tuple[str, ...] | Mapping[str, float], list[str]]:
+    """Queues from the command line, and what is wrong with them: `a` and `b` in order, or `a=3` and `b=1` by
+    weight. Of a name with an equals sign in it the last one is followed by the weight.
+    """
+    parts = [text.rpartition("=") for text in texts]
+    if not any(sign for _, sign, _ in parts):
+        return tuple(texts), []
+    plain = [repr(name) for _, sign, name in parts if not sign]
+    if plain:
+        return (), [f"some queues have a weight and {', '.join(plain)} not: give one to all, or to none"]
+    found = _name_problems("queue", [name for name, _, _ in parts])
+    weights: dict[str, float] = {}
+    for name, _, text in parts:
+        try:
+            weights[name] = float(text)
+        except ValueError:
+            found.append(f"the weight of queue {name!r} is {text!r}, which is no number")
+    return ({} if found else weights), found
 
 
 def _contradictions(settings: Settings) -> list[str]:
@@ -188,8 +225,10 @@ def banner(
         caps = "hard caps (no prefetch)"
     ends = {"forever": "", "drain": ", until nothing is left", "once": ", once"}[settings.mode]
     most = f", at most {limits.claim_per_worker} waiting" if settings.max_claim_per_worker else ""
+    weights = settings.queues if isinstance(settings.queues, Mapping) else {}
+    names = [f"{name}={weights[name]:g}" if name in weights else name for name in queues]
     return (
-        f"worker {worker_id} on {','.join(queues)}: {_count(limits.slots, 'slot')}, {caps},"
+        f"worker {worker_id} on {','.join(names)}: {_count(limits.slots, 'slot')}, {caps},"
         f" claim batch {limits.claim_batch}{most}, lease {settings.lease:g}s,"
         f" {'listening' if listening else 'not listening'}, polling every"
         f" {poll_interval(settings, listening):g}s{ends}"

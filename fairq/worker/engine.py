@@ -14,10 +14,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
@@ -28,6 +29,7 @@ from fairq.dsn import resolve
 from fairq.errors import ConfigurationError, FairqError, sqlstate_of
 from fairq.queries import driver, workers
 from fairq.worker import plan
+from fairq.worker import shares as sharing
 from fairq.worker.config import Limits, Settings, banner, limits, poll_interval
 from fairq.worker.connect import (
     FAILURES,
@@ -95,6 +97,18 @@ def _nothing(about: Any, answer: Any) -> None:
     pass
 
 
+class Asked(NamedTuple):
+    """What a pop was for, to be compared with its answer."""
+
+    room: int
+    batch: int
+    steps: list[tuple[int, int]]
+    """Of several queues: which was asked for how many."""
+    worker_id: int
+    rings: int
+    """Notices that had come before."""
+
+
 class Engine:
     """The state of one run. Everything happens on the loop, but for what says otherwise."""
 
@@ -110,6 +124,7 @@ class Engine:
         self.settings = settings
         self.limits: Limits = limits(settings)
         self.queues = queues
+        self.shares = sharing.shares_of(settings.queues) if isinstance(settings.queues, Mapping) else None
         self.dsn = dsn
         self.announce = announce
         self.owns_process = owns_process
@@ -487,7 +502,7 @@ class Engine:
 
     async def _send(self, conn: psycopg.AsyncConnection[Any], turn: Turn) -> None:
         """One round trip, one transaction. Nothing here changes but by an answer."""
-        worker_id, rings = self.worker_id, self.lookout.rings
+        worker_id = self.worker_id
         answers: list[tuple[Callable[[Any, Any], None], Any, driver.Sent[Any]]] = []
 
         async def send(call: driver.Call[Any], about: Any, read: Callable[[Any, Any], None]) -> None:
@@ -505,7 +520,8 @@ class Engine:
             for holder, entries in by_worker(turn.starts):
                 await send(start_call(holder, entries), entries, self._started)
             if turn.pop and worker_id is not None:
-                await send(self._pop_call(turn.pop, worker_id), (turn.pop, worker_id, rings), self._popped)
+                call, asked = self._pop(turn.pop, worker_id)
+                await send(call, asked, self._popped)
                 if turn.ask_due:
                     await send(workers.next_due_in_call(queues=self.queues), None, self._due)
         if turn.reports:
@@ -514,19 +530,28 @@ class Engine:
             read(about, answer.result())
         self.held.loopside.go()
 
-    def _pop_call(self, room: int, worker_id: int) -> driver.Call[Any]:
+    def _pop(self, room: int, worker_id: int) -> tuple[driver.Call[Any], Asked]:
         batch = min(room, self.limits.claim_batch)
+        lease = self.claim_lease
+        steps: list[tuple[int, int]] = []
         if len(self.queues) == 1:
-            return workers.pop_tasks_call(
-                queue=self.queues[0], max_tasks=batch, worker_id=worker_id, claim_lease=self.claim_lease
+            call: driver.Call[Any] = workers.pop_tasks_call(
+                queue=self.queues[0], max_tasks=batch, worker_id=worker_id, claim_lease=lease
             )
-        return workers.pop_tasks_in_order_call(
-            max_tasks=room,
-            queues=self.queues,
-            max_batch=batch,
-            worker_id=worker_id,
-            claim_lease=self.claim_lease,
-        )
+        else:
+            if self.shares is None:  # in order of priority, each for as many as there is room for
+                steps = [(place, batch) for place in range(len(self.queues))]
+            else:
+                room = batch
+                steps = sharing.steps(self.shares, room)
+            call = workers.pop_tasks_in_steps_call(
+                max_tasks=room,
+                queues=[self.queues[place] for place, _ in steps],
+                mosts=[most for _, most in steps],
+                worker_id=worker_id,
+                claim_lease=lease,
+            )
+        return call, Asked(room, batch, steps, worker_id, self.lookout.rings)
 
     def _finished(self, ends: Sequence[End], accepted: list[int]) -> None:
         if len(accepted) == len(ends):
@@ -548,13 +573,16 @@ class Engine:
         for entry in entries:
             self.held.started(entry, ours=entry.row.id in there)
 
-    def _popped(self, about: tuple[int, int, int], rows: list[workers.PopTasksRow]) -> None:
-        asked, worker_id, rings = about
+    def _popped(self, asked: Asked, rows: list[workers.PopTasksRow]) -> None:
         now = time.monotonic()
-        # Several queues: one that gave a whole batch may have more.
-        full = len(rows) >= min(asked, self.limits.claim_batch)
+        if self.shares is not None and asked.steps:
+            counts = Counter(row.queue for row in rows)
+            by_place = [counts[queue] for queue in self.queues]
+            self.shares = sharing.served(self.shares, asked.steps, by_place, asked.room)
+        # Of several queues, one that gave a whole batch may have more.
+        full = len(rows) >= asked.batch
         lookout = self.lookout
-        lookout.found(len(rows), full=full, rings=rings, holds=self.held.taken > 0)
+        lookout.found(len(rows), full=full, rings=asked.rings, holds=self.held.taken > 0)
         listening = self._is_listening()
         lookout.look_at = now + plan.poll_delay(
             lookout.empties,
@@ -563,7 +591,7 @@ class Engine:
             due_in=None,
         )
         lease = self.claim_lease
-        self.held.take_in(rows, worker_id, None if lease is None else now + lease.total_seconds())
+        self.held.take_in(rows, asked.worker_id, None if lease is None else now + lease.total_seconds())
 
     def _due(self, about: None, seconds: float | None) -> None:
         if seconds is not None and seconds > 0:

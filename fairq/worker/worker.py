@@ -44,7 +44,7 @@ class Worker:
         settings = _settings(settings, options)
         self.app = app
         self.settings = settings
-        self.queues: tuple[str, ...] = settings.queues or tuple(app.queues) or ("default",)
+        self.queues: tuple[str, ...] = tuple(settings.queues) or tuple(app.queues) or ("default",)
         found = [*also_wrong, *problems(settings)]
         if not tuple(app):
             found.append("the app has no tasks: import the modules that declare them")

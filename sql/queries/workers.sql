@@ -33,22 +33,35 @@ from fairq.pop_tasks(
   p_claim_lease => sqlc.narg(claim_lease)::interval
 ) t;
 
--- name: PopTasksInOrder :many
--- The next tasks of several queues: a queue is asked for what the queues before it left of the budget, and for no more than a batch.
+-- name: PopTasksInSteps :many
+-- The next tasks of several queues, asked step by step: each step takes at most its own number, and what the steps before it left of the
+-- budget. A queue may be asked again for what others left over, but not when it gave less than it was asked for: it has no more.
 -- fairq: not null id, attempt, max_attempts, queue, group_key, kind, payload
 with recursive asked as (
-  select 0 as place, sqlc.arg(max_tasks)::integer as budget, null::fairq.tasks[] as popped
+  select 0 as place, sqlc.arg(max_tasks)::integer as budget, '{}'::text[] as emptied, null::fairq.tasks[] as popped
   union all
-  select a.place + 1, a.budget - coalesce(cardinality(p.popped), 0), p.popped
+  select a.place + 1, a.budget - p.popped_count, case when p.popped_count < s.most then a.emptied || s.queue else a.emptied end, p.popped
   from asked a
   cross join lateral (
-    select array_agg(t) as popped
-    from fairq.pop_tasks(
-      p_queue => (sqlc.arg(queues)::text[])[a.place + 1],
-      p_limit => least(a.budget, sqlc.arg(max_batch)::integer),
-      p_worker_id => sqlc.arg(worker_id)::bigint,
-      p_claim_lease => sqlc.narg(claim_lease)::interval
-    ) t
+    select (sqlc.arg(queues)::text[])[a.place + 1] as queue, least(a.budget, (sqlc.arg(mosts)::integer[])[a.place + 1]) as most
+  ) s
+  cross join lateral (
+    -- A case, for nothing else promises that a function is not called.
+    select n.popped, coalesce(cardinality(n.popped), 0) as popped_count
+    from (
+      select case
+        when s.queue <> all(a.emptied) then (
+          select array_agg(t)
+          from fairq.pop_tasks(
+            p_queue => s.queue,
+            p_limit => s.most,
+            p_worker_id => sqlc.arg(worker_id)::bigint,
+            p_claim_lease => sqlc.narg(claim_lease)::interval
+          ) t
+        )
+      end as popped
+      offset 0
+    ) n
   ) p
   where a.budget > 0
     and a.place < cardinality(sqlc.arg(queues)::text[])

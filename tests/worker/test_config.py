@@ -9,7 +9,7 @@ import pytest
 import fairq
 from fairq.errors import ConfigurationError
 from fairq.worker import Settings, Worker
-from fairq.worker.config import BOUNDS, banner, limits, problems
+from fairq.worker.config import BOUNDS, banner, limits, problems, queues_of
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
 
@@ -79,6 +79,43 @@ def test_everything_that_is_wrong_is_said_at_once(app: fairq.App) -> None:
     assert caught.value.exit_code == 2
 
 
+def test_queues_by_weight_are_checked_like_the_rest(app: fairq.App) -> None:
+    assert problems(Settings(queues={"a": 3, "b": 0.5})) == []
+    found = "\n".join(problems(Settings(queues={"a": 0, "b": float("inf"), "": 1, "c": True, "d": "2"})))  # type: ignore[dict-item]
+    for expected in ("'a' is 0; it must be 0.001 to 1000", "'b' is inf", "''", "'c' is True", "'d' is '2'"):
+        assert expected in found, found
+    with pytest.raises(ConfigurationError, match="'a' is -1"):
+        Worker(app, NOWHERE, queues={"a": -1, "b": 1})
+
+
+@pytest.mark.parametrize(
+    ("texts", "queues"),
+    [
+        ([], ()),
+        (["a", "b"], ("a", "b")),
+        (["a=3", "b=0.5"], {"a": 3.0, "b": 0.5}),
+        (["a=b=2"], {"a=b": 2.0}),
+    ],
+)
+def test_queues_of_the_command_line(texts: list[str], queues: Any) -> None:
+    assert queues_of(texts) == (queues, [])
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        (["a=3", "b", "c"], "'b', 'c' not"),
+        (["a=3", "a=2"], "'a' is named twice"),
+        (["a=three", "b=1"], "'a' is 'three'"),
+        (["=3"], "''"),
+    ],
+)
+def test_order_and_weights_are_not_mixed_and_no_weight_is_guessed(texts: list[str], problem: str) -> None:
+    queues, found = queues_of(texts)
+    assert not queues
+    assert problem in found[0]
+
+
 def test_prefetch_and_claim_lease_go_together() -> None:
     """H22"""
     assert "claim_lease" in problems(Settings(prefetch=4))[0]
@@ -118,6 +155,9 @@ def test_the_line_at_the_start_says_the_limits_in_force() -> None:
         "worker 7 on default,mail: 8 slots, hard caps (no prefetch), claim batch 8, lease 60s, listening,"
         " polling every 5s"
     )
+    shared = Settings(concurrency=8, queues={"default": 3, "mail": 0.5})
+    line = banner(7, ["default", "mail"], shared, limits(shared), listening=True)
+    assert line.startswith("worker 7 on default=3,mail=0.5: 8 slots")
     soft = Settings(concurrency=1, prefetch=3, claim_lease=5, max_claim_per_worker=2, mode="drain")
     assert banner(8, ["default"], soft, limits(soft), listening=False) == (
         "worker 8 on default: 1 slot, soft caps (prefetch 3, claim lease 5s), claim batch 4,"

@@ -300,6 +300,52 @@ def test_queues_are_served_in_their_order_within_one_budget(desk: Desk) -> None:
     assert order == ["high"] * 5 + ["middle"] * 5 + ["low"] * 5
 
 
+def test_queues_with_weights_are_served_by_their_shares(desk: Desk) -> None:
+    """One slot, so the order is seen. What is left when the first is empty runs as well, without a pause."""
+    order: list[str] = []
+    own = fairq.App()
+
+    @own.task
+    async def see(payload: Any, ctx: fairq.Context) -> None:
+        order.append(ctx.queue)
+
+    for name, count in (("mail", 6), ("reports", 4)):
+        desk.queue(name)
+        desk.enqueue_many("see", count, queue=name)
+    drain(own, desk.dsn, queues={"mail": 3, "reports": 1}, concurrency=1, maintain_interval_ms=0)
+    assert order == [*["mail"] * 3, "reports"] * 2 + ["reports"] * 2
+
+
+def test_weights_divide_the_slots_and_a_batch_is_one_of_all_queues(desk: Desk) -> None:
+    """H24: 8 slots, batches of 4 over all queues: still three to one, and no slot stays empty."""
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def hold(payload: Any) -> None:
+        release.wait(30)
+
+    for name in ("a", "b", "c"):
+        desk.queue(name)
+    for name in ("a", "b"):
+        desk.enqueue_many("hold", 8, queue=name)
+    with worker_thread(
+        own,
+        desk.dsn,
+        queues={"a": 3, "b": 1, "c": 4},
+        concurrency=8,
+        max_claim_batch=4,
+        maintain_interval_ms=0,
+    ):
+        desk.wait_until(lambda: desk.running >= 8, "every slot is taken")
+        taken = desk.rows(
+            "select queue, count(*) from fairq.tasks where state = 'running' group by 1 order by 1"
+        )
+        release.set()
+        desk.wait_until(lambda: desk.live == 0, "everything ran")
+    assert taken == [("a", 6), ("b", 2)]
+
+
 def test_a_budget_is_shared_by_the_queues_and_a_batch_bounds_each(desk: Desk) -> None:
     """H24, H35: 5 slots, batches of 2: two of each of the first queues, one of the third."""
     own = fairq.App()
