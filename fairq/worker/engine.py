@@ -273,6 +273,7 @@ class Engine:
                 longest_pause=min(settings.db_retry_max_ms / 1000, settings.lease / 6),
             ),
             worker_ids=lambda: [] if self.worker_id is None else [self.worker_id],
+            held=lambda: list(self.held.by_id),
             may_connect=self.database.may_connect,
             pulse=lambda: self.pulse,
             cancel=lambda ids: self._call(self.held.cancel, ids),

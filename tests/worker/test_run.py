@@ -508,6 +508,32 @@ def test_a_cancelled_task_is_told_and_ends_as_cancelled(desk: Desk, kind: str) -
     assert reasons == ["cancelled"]
 
 
+def test_the_sign_of_life_names_the_tasks_held(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the database looks up these, and does not read everybody's wishes to cancel."""
+    from fairq.worker import keeper
+
+    named: list[set[int]] = []
+    real = keeper.workers.heartbeat
+
+    def heartbeat(conn: Any, *, worker_id: int, ids: Any = None) -> list[int]:
+        named.append(set(ids))
+        return real(conn, worker_id=worker_id, ids=ids)
+
+    monkeypatch.setattr(keeper.workers, "heartbeat", heartbeat)
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def hold(payload: Any) -> None:
+        release.wait(30)
+
+    ids = set(desk.enqueue_many("hold", 3))
+    with worker_thread(own, desk.dsn, heartbeat_ms=50, concurrency=3):
+        desk.wait_until(lambda: named[-1:] == [ids], "a beat names all three")
+        release.set()
+        desk.wait_until(lambda: named[-1] == set(), "a beat names none, but comes")
+
+
 def test_an_async_handler_that_takes_too_long_times_out(desk: Desk) -> None:
     own = fairq.App()
 
