@@ -309,8 +309,8 @@ def summary(name: str, results: Results) -> Table:
     """Medians over the repetitions, their spread, and the ratio to the reference of the same scenario."""
     table = _table(name, "what", "scenario", "subject", ">median", ">spread", ">ratio")
     for key, subjects in results.values.items():
-        base = reference(results, key)
         for subject, values in subjects.items():
+            base = reference(results, key, subject)
             ratio = pairs(values, base[1]) if base else {}
             table.add_row(
                 key.what,

@@ -1,84 +1,192 @@
 """Creating tasks: one by one, inside transactions, and in bulk, beside plain inserts of the same payload."""
 
-import itertools
+import hashlib
 import multiprocessing
+import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.pool import Pool
 from typing import Any
 
 import psycopg
 from psycopg.types.array import ListBinaryDumper
 
 from benchmarks.harness import Scale, Session, clear, timed
+from benchmarks.measures import percentile
 
-PAYLOAD = '{"file": "a.pdf", "note": "' + "x" * 60 + '"}'
 BASELINES = ("fifo", "article")
+CONNECTIONS = 4
+CLIENTS = 16
+WORK_SECONDS = 0.02  # what an application's transaction does after it has enqueued
+TENANTS = 100
+BULK = 10_000
+SOME = 100  # tasks of a bulk call within an application's transaction
 
-PLAIN = "insert into bench_fifo.tasks (group_key, payload) values (%s, %s::jsonb)"
-FAIRQ = "select fairq.create_task(%s, %s::jsonb)"
-ARTICLE = "select bench_article.create_task(%s, %s::jsonb)"
-SUBJECTS = {"plain insert": PLAIN, "fairq": FAIRQ, "article": ARTICLE}
+SINGLE = {
+    "plain insert": "insert into bench_fifo.tasks (group_key, payload) values (%s, %s::jsonb)",
+    "fairq": "select fairq.create_task(%s, %s::jsonb)",
+    "article": "select bench_article.create_task(%s, %s::jsonb)",
+}
+MANY = {
+    "plain insert": "insert into bench_fifo.tasks (group_key, payload)"
+    " select * from unnest(%s::text[], %s::text[]::jsonb[])",
+    "fairq": "select count(*) from fairq.create_tasks(%s::text[], %s::text[]::jsonb[])",
+    "article": "select count(bench_article.create_task(u.group_key, u.payload::jsonb))"
+    " from unnest(%s::text[], %s::text[]) as u(group_key, payload)",
+}
+
+
+def payload(size: int) -> str:
+    """JSON of that many bytes that does not compress to nothing, as real payloads do not."""
+    blocks = (hashlib.sha256(number.to_bytes(4)).hexdigest() for number in range(size // 64 + 1))
+    head = '{"file": "a.pdf", "note": "'
+    return head + "".join(blocks)[: max(size - len(head) - 2, 0)] + '"}'
+
+
+PAYLOADS = {"100 B": payload(100), "2 KB": payload(2_000), "50 KB": payload(50_000)}
+PAYLOAD = PAYLOADS["100 B"]
 
 
 def estimate(scale: Scale) -> float:
-    return scale.repetitions * (6 * scale.seconds + 6) + 1
+    return 1 + scale.repetitions * (7 * (scale.seconds + 0.2) + 15 * (scale.seconds / 2 + 0.1) + 4)
 
 
 def run(session: Session) -> None:
-    with session.connect() as conn:
-        for _ in session.repetitions():
-            for subject, statement in SUBJECTS.items():
-                clear(conn)
-                rate = autocommit(session.dsn, statement, session.scale.seconds)
-                session.record(subject, "single", rate, "tasks/s", connections=4)
-            for subject, statement in SUBJECTS.items():
-                clear(conn)
-                rate = in_transactions(session, statement, session.scale.seconds)
-                session.record(subject, "in 20 ms transactions", rate, "tasks/s", clients=16, groups=1)
-            bulk(session, conn)
-
-
-def autocommit(dsn: str, statement: str, seconds: float) -> float:
-    """Four processes, each creating one task after the other."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(4) as pool:
-        counts = pool.starmap(_autocommit, [(dsn, statement, seconds, client) for client in range(4)])
-    return sum(counts) / seconds
+    with session.connect() as conn, context.Pool(CONNECTIONS) as pool:
+        for _ in session.repetitions():
+            for size, text in PAYLOADS.items():
+                for subject, statement in SINGLE.items():
+                    if size == "100 B" or subject != "article":
+                        session.say(f"single, {size}, {subject}")
+                        clear(conn)
+                        single(session, pool, subject, statement, size, text)
+            for tenants in (1, TENANTS):
+                for subject in SINGLE:
+                    session.say(f"in transactions, {tenants} tenants, {subject}")
+                    clear(conn)
+                    in_transactions(session, subject, SINGLE[subject], tenants)
+                    clear(conn)
+                    bulk_in_transactions(session, subject, MANY[subject], tenants)
+            for subject, statement in SINGLE.items():
+                session.say(f"two tenants in a transaction, {subject}")
+                clear(conn)
+                two_tenants(session, subject, statement)
+            for size, text in PAYLOADS.items():
+                session.say(f"bulk, {size}")
+                bulk(session, conn, size, text)
 
 
-def _autocommit(dsn: str, statement: str, seconds: float, client: int) -> int:
+# --- One a call ------------------------------------------------------------------------------------
+
+
+def single(session: Session, pool: Pool, subject: str, statement: str, size: str, text: str) -> None:
+    """Four processes, each creating one task after the other."""
+    seconds = session.scale.seconds
+    calls = [(session.dsn, statement, seconds, client, text) for client in range(CONNECTIONS)]
+    times = [each for found in pool.starmap(_autocommit, calls, 1) for each in found]
+    scenario = {"payload": size, "connections": CONNECTIONS}
+    session.record(subject, "single", len(times) / seconds, "tasks/s", **scenario)
+    session.record(subject, "single call, p50", percentile(times, 0.5) * 1000, "ms", **scenario)
+    session.record(subject, "single call, p99", percentile(times, 0.99) * 1000, "ms", **scenario)
+
+
+def _autocommit(dsn: str, statement: str, seconds: float, client: int, text: str) -> list[float]:
+    times: list[float] = []
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("select 1")
-        end = time.perf_counter() + seconds
-        for count in itertools.count():
-            if time.perf_counter() > end:
-                return count
-            conn.execute(statement, (f"group {client} {count % 25}", PAYLOAD))
-    raise AssertionError("unreachable")
+        at = time.perf_counter()
+        end = at + seconds
+        while at < end:
+            conn.execute(statement.encode(), (f"group {client} {len(times) % 25}", text))
+            before, at = at, time.perf_counter()
+            times.append(at - before)
+    return times
 
 
-def in_transactions(session: Session, statement: str, seconds: float) -> float:
-    """Sixteen clients, one tenant, transactions that last 20 ms after the insert."""
+# --- Inside an application's transaction -----------------------------------------------------------
+
+
+def in_transactions(session: Session, subject: str, statement: str, tenants: int) -> None:
+    """Sixteen clients; transactions that last 20 ms after the insert."""
+
+    def enqueue(conn: psycopg.Connection[Any], chance: random.Random) -> int:
+        conn.execute(statement.encode(), (tenant(chance, tenants), PAYLOAD))
+        return 1
+
+    rate, _ = at_once(session, enqueue)
+    session.record(subject, "in 20 ms transactions", rate, "tasks/s", clients=CLIENTS, tenants=tenants)
+
+
+def bulk_in_transactions(session: Session, subject: str, statement: str, tenants: int) -> None:
+    """The same with a hundred tasks in one call. Tenants in order, so that nobody deadlocks."""
+
+    def enqueue(conn: psycopg.Connection[Any], chance: random.Random) -> int:
+        keys = sorted(tenant(chance, tenants) for _ in range(SOME))
+        conn.execute(statement.encode(), (keys, [PAYLOAD] * SOME))
+        return SOME
+
+    rate, _ = at_once(session, enqueue)
+    session.record(
+        subject, "bulk in 20 ms transactions", rate, "tasks/s", clients=CLIENTS, tenants=tenants, tasks=SOME
+    )
+
+
+def two_tenants(session: Session, subject: str, statement: str) -> None:
+    """Transactions that enqueue for two tenants of four, in any order: who locks tenants meets deadlocks."""
+
+    def enqueue(conn: psycopg.Connection[Any], chance: random.Random) -> int:
+        for name in chance.sample(["alice", "bob", "carol", "dave"], 2):
+            conn.execute(statement.encode(), (name, PAYLOAD))
+        return 2
+
+    rate, deadlocks = at_once(session, enqueue)
+    scenario = {"clients": CLIENTS, "tenants": 4}
+    session.record(subject, "for two tenants in 20 ms transactions", rate, "tasks/s", **scenario)
+    session.record(subject, "deadlocks meanwhile", deadlocks, "deadlocks", **scenario)
+
+
+def tenant(chance: random.Random, tenants: int) -> str:
+    return f"tenant {chance.randrange(tenants)}"
+
+
+def at_once(
+    session: Session, enqueue: Callable[[psycopg.Connection[Any], random.Random], int]
+) -> tuple[float, int]:
+    """Tasks per second that sixteen clients committed, and how many transactions met a deadlock."""
+    seconds = session.scale.seconds / 2
     counts: list[int] = []
+    deadlocks: list[int] = []
 
-    def client() -> None:
+    def client(number: int) -> None:
+        chance = random.Random(number)
         with psycopg.connect(session.dsn) as conn:
-            end = time.perf_counter() + seconds
+            conn.adapters.register_dumper(list, ListBinaryDumper)
+            start = time.perf_counter()
+            end = start + seconds
             count = 0
             while time.perf_counter() < end:
-                conn.execute(statement, ("bob", PAYLOAD))
-                time.sleep(0.02)
-                conn.commit()
-                count += 1
+                try:
+                    number_of_tasks = enqueue(conn, chance)
+                    time.sleep(WORK_SECONDS)
+                    conn.commit()
+                    count += number_of_tasks
+                except psycopg.errors.DeadlockDetected:
+                    conn.rollback()
+                    deadlocks.append(number)
             counts.append(count)
 
-    _together([client] * 16)
-    return sum(counts) / seconds
+    start = time.perf_counter()
+    together([partial(client, number) for number in range(CLIENTS)])
+    if len(counts) < CLIENTS:
+        raise RuntimeError("a client failed")
+    # Who waits for a lock overruns the end; that time counts.
+    return sum(counts) / max(seconds, time.perf_counter() - start), len(deadlocks)
 
 
-def _together(work: list[Callable[[], None]]) -> None:
+def together(work: Sequence[Callable[[], None]]) -> None:
     threads = [threading.Thread(target=one) for one in work]
     for thread in threads:
         thread.start()
@@ -86,21 +194,19 @@ def _together(work: list[Callable[[], None]]) -> None:
         thread.join()
 
 
-def bulk(session: Session, conn: psycopg.Connection[Any]) -> None:
-    size = min(session.scale.tasks, 10_000)
-    keys = [f"group {number % 100}" for number in range(size)]
-    payloads = [PAYLOAD] * size
-    calls = {
-        "plain insert": "insert into bench_fifo.tasks (group_key, payload)"
-        " select * from unnest(%s::text[], %s::text[]::jsonb[])",
-        "fairq": "select count(*) from fairq.create_tasks(%s::text[], %s::text[]::jsonb[])",
-    }
-    rounds = max(1, min(10, session.scale.tasks // size))
-    for subject, statement in calls.items():
+# --- Many a call -----------------------------------------------------------------------------------
+
+
+def bulk(session: Session, conn: psycopg.Connection[Any], size: str, text: str) -> None:
+    """Calls of ten thousand tasks, fewer when they are large: ten megabytes a call at most."""
+    tasks = max(1, min(session.scale.tasks, BULK, 10_000_000 // len(text)))
+    keys, payloads = [f"group {number % TENANTS}" for number in range(tasks)], [text] * tasks
+    rounds = max(1, min(10, session.scale.tasks // BULK))
+    for subject in ("plain insert", "fairq"):
         clear(conn)
         with psycopg.connect(session.dsn, autocommit=True) as own:
             own.adapters.register_dumper(list, ListBinaryDumper)
             seconds = 0.0
             for _ in range(rounds):
-                seconds += timed(partial(own.execute, statement, (keys, payloads)))
-        session.record(subject, "bulk", size * rounds / seconds, "tasks/s", size=size)
+                seconds += timed(partial(own.execute, MANY[subject].encode(), (keys, payloads)))
+        session.record(subject, "bulk", tasks * rounds / seconds, "tasks/s", payload=size, tasks=tasks)

@@ -1,6 +1,4 @@
-"""`fairq work`: no-op tasks through one and two processes, the way from enqueue to handler, memory over
-churn.
-"""
+"""`fairq work`: no-op tasks through one and two processes, and the way from enqueue to handler."""
 
 import contextlib
 import os
@@ -37,8 +35,6 @@ def run(session: Session) -> None:
             drain(session, "nothing", tasks, processes, SLOTS)
         drain(session, "nothing_in_thread", min(tasks, 50_000), 1, 8)
         latency(session, max(20, min(2_000, int(session.scale.seconds * 100))))
-        if not session.repetition:
-            churn(session, session.scale.churn_seconds)
 
 
 def drain(session: Session, kind: str, tasks: int, processes: int, slots: int) -> None:
@@ -74,24 +70,6 @@ def latency(session: Session, count: int) -> None:
         )
     session.record("fairq", "enqueue to start, p50", statistics.median(delays), "ms", tasks=count)
     session.record("fairq", "enqueue to start, p99", delays[int(len(delays) * 0.99)], "ms", tasks=count)
-
-
-def churn(session: Session, seconds: float) -> None:
-    """Resident memory of a worker, after a warm-up and at the end of the churn."""
-    with session.connect() as conn:
-        clear(conn)
-        with workers(conn, session.dsn, 1, 50) as pids:
-            early, tasks, start = 0.0, 0, time.perf_counter()
-            while (elapsed := time.perf_counter() - start) < seconds:
-                for kind in ("nothing", "nothing_in_thread"):
-                    enqueue(conn, kind, 1_000)
-                    tasks += 1_000
-                wait_until_empty(conn)
-                if not early and elapsed > seconds / 4:
-                    early = memory(pids)
-            late = memory(pids)
-    session.record("fairq", "memory, early", early or late, "MB", tasks=tasks)
-    session.record("fairq", "memory, at the end", late, "MB", tasks=tasks)
 
 
 # --- Parts -----------------------------------------------------------------------------------------

@@ -60,8 +60,8 @@ def _sides(
     before, after = old.values[key][subject], new.values[key][subject]
     if key.unit in COUNTED or key.unit in ("share", "index", "error", "kB", "MB"):
         return before, after, "as counted"
-    bases = reference(old, key), reference(new, key)
-    if bases[0] and bases[1] and bases[0][0] == bases[1][0] != subject:
+    bases = reference(old, key, subject), reference(new, key, subject)
+    if bases[0] and bases[1] and bases[0][0] == bases[1][0]:
         return pairs(before, bases[0][1]), pairs(after, bases[1][1]), bases[0][0]
     speed = _spin(new, key) / _spin(old, key)
     factor = speed if better(key.unit) > 0 else 1 / speed

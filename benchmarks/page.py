@@ -193,7 +193,7 @@ class Target:
         found = []
         for key, values in keys.items():
             if self.ratio:
-                base = reference(results, key)
+                base = reference(results, key, subject)
                 both = pairs(values, base[1]) if base else {}
                 if both:
                     found.append(median(both))
@@ -310,12 +310,10 @@ def _slower(results: Results) -> str:
     """Every value of fairq that is worse than its reference by a tenth, and why."""
     rows: dict[tuple[str, str], list[float]] = {}
     for key, subjects in results.values.items():
-        base = reference(results, key)
         direction = better(key.unit)
-        if not base or not direction:
-            continue
         for subject, values in subjects.items():
-            if not subject.startswith("fairq") or subject in (base[0], "fairq promote"):
+            base = reference(results, key, subject)
+            if not base or not direction or not subject.startswith("fairq") or subject == "fairq promote":
                 continue
             ratios = pairs(values, base[1])
             if not ratios:
@@ -356,11 +354,12 @@ def _section(results: Results, name: str, pictures: Sequence[plots.Picture], fol
     for key, values in results.of(name).items():
         by_what.setdefault(key.what, {})[key] = values
     for what, keys in by_what.items():
-        unit, base = (
-            next(iter(keys)).unit,
-            next((b[0] for key in keys if (b := reference(results, key))), None),
-        )
-        heading = f"**{what}**{f', {unit}' if unit not in what else ''}{f'; × is to {base}' if base else ''}"
+        unit = next(iter(keys)).unit
+        found = (reference(results, key, subject) for key in keys for subject in keys[key])
+        bases = dict.fromkeys(base[0] for base in found if base)
+        heading = f"**{what}**" + (f", {unit}" if unit not in what else "")
+        if bases:
+            heading += f"; × is to {', '.join(bases)}"
         parts.append(f"{heading}\n\n{_values(results, keys)}")
     if notes := results.notes.get(name):
         parts.append("\n".join(f"- **{subject}**: {text}" for subject, text in notes.items()))
@@ -372,7 +371,7 @@ def _values(results: Results, keys: dict[Key, Values]) -> str:
     subjects = [*dict.fromkeys(subject for values in keys.values() for subject in values)]
     if len(subjects) > MOST_COLUMNS or len(keys) == 1:
         long = [
-            (key.text() or "–", subject, _cell(results, key, values))
+            (key.text() or "–", subject, _cell(results, key, subject, values))
             for key, of_subject in keys.items()
             for subject, values in of_subject.items()
         ]
@@ -380,17 +379,20 @@ def _values(results: Results, keys: dict[Key, Values]) -> str:
     wide = [
         (
             key.text() or "–",
-            *(_cell(results, key, values[subject]) if subject in values else "" for subject in subjects),
+            *(
+                _cell(results, key, subject, values[subject]) if subject in values else ""
+                for subject in subjects
+            ),
         )
         for key, values in keys.items()
     ]
     return _table(("scenario", *subjects), wide)
 
 
-def _cell(results: Results, key: Key, values: dict[int, float]) -> str:
+def _cell(results: Results, key: Key, subject: str, values: dict[int, float]) -> str:
     """A median, least and most, and the ratio to the reference, if it is not the reference itself."""
-    against = reference(results, key)
-    ratios = pairs(values, against[1]) if against and against[1] is not values else {}
+    against = reference(results, key, subject)
+    ratios = pairs(values, against[1]) if against else {}
     ratio = f" **×{shown(median(ratios))}**" if ratios else ""
     if len(values) == 1:
         return shown(median(values)) + ratio

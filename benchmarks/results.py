@@ -8,10 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Key", "Results", "Values", "better", "load", "median", "pairs", "shown", "spread"]
+__all__ = [
+    "Key",
+    "Results",
+    "Values",
+    "better",
+    "gather",
+    "load",
+    "median",
+    "pairs",
+    "reference",
+    "shown",
+    "spread",
+]
 
 # What the other subjects of a benchmark are compared with, first one that is there.
-REFERENCES = ("fifo", "plain insert", "by hand", "free", "count")
+REFERENCES = ("fifo", "plain insert", "by hand")
 MORE_IS_BETTER = frozenset({"tasks/s", "share", "index"})
 LESS_IS_BETTER = frozenset({"ms", "µs", "µs/task", "s", "buffers", "rows", "rows/task", "kB", "MB", "error"})
 COUNTED = frozenset({"buffers", "rows", "tasks", "groups"})  # the same on every machine
@@ -112,8 +124,16 @@ def better(unit: str) -> int:
     return 1 if unit in MORE_IS_BETTER else -1 if unit in LESS_IS_BETTER else 0
 
 
-def reference(results: Results, key: Key) -> tuple[str, dict[int, float]] | None:
-    """What a value is compared with: the reference of its own scenario, or else of the one most alike."""
+def reference(results: Results, key: Key, subject: str) -> tuple[str, dict[int, float]] | None:
+    """What a value is compared with: the reference of its own scenario, or else of the one most alike.
+
+    A queue while a snapshot is held is compared with itself without; a reference with nothing.
+    """
+    if subject.endswith(" held"):
+        free = f"{subject.removesuffix(' held')} free"
+        return (free, results.values[key][free]) if free in results.values[key] else None
+    if subject in REFERENCES or subject.endswith(" free"):
+        return None
     found: tuple[int, str, dict[int, float]] | None = None
     for other, values in results.values.items():
         if (other.benchmark, other.what) != (key.benchmark, key.what):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -22,3 +23,8 @@ def nothing_in_thread(payload: Any) -> None: ...
 async def delay(payload: float) -> float:
     """Seconds from before the enqueue to the first line of the handler."""
     return time.time() - payload
+
+
+@app.task
+async def nap(payload: dict[str, float]) -> None:
+    await asyncio.sleep(payload["ms"] / 1000)

@@ -85,7 +85,7 @@ as $$
   returning t.*
 $$;
 
-create function bench_article.finish_tasks(p_ids bigint[]) returns setof bigint
+create function bench_article.finish_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[]) returns setof bigint
 language sql
 as $$
   with ended as (

@@ -1,0 +1,218 @@
+"""Who waits, and for how long: a flood and newcomers, busy tenants, weights, tenants who come and go.
+
+The same arrivals go through a FIFO queue, the article's block ids and fairq, all worked by one small loop
+with eight slots, and through fairq with its own worker. Tasks are sleeps.
+"""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from benchmarks import engines, measures
+from benchmarks.bench_worker import workers
+from benchmarks.engines import ARTICLE, FAIRQ, FIFO, Engine, Record
+from benchmarks.harness import Scale, Session, clear
+
+BASELINES = ("fifo", "article")
+SLOTS = 8
+NEWCOMERS = 9
+TENANTS = 10
+WINDOWS = 20
+WEIGHTS = {"one": 1.0, "two": 2.0, "five": 5.0}
+SUBJECTS = {"fifo": FIFO, "article": ARTICLE, "fairq": FAIRQ, "fairq work": FAIRQ}
+PATIENCE_SECONDS = 600.0
+
+Conn = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at: float  # seconds after the first task may start
+    group: str
+    tasks: int
+    milliseconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What happened: every task, and between which moments tasks were served."""
+
+    records: list[Record]
+    start: float
+    end: float
+
+
+def estimate(scale: Scale) -> float:
+    each = 2.5 + scale.flood / 6_000 + 2 * (scale.seconds + 1.5)
+    return 2 + scale.repetitions * (len(SUBJECTS) * each + scale.flood / 2_000 + 4 * (scale.seconds + 1.5))
+
+
+def run(session: Session) -> None:
+    for repetition in session.repetitions():
+        for subject in SUBJECTS:
+            session.say(f"a flood through {subject}, {repetition + 1}")
+            flood(session, subject)
+        for subject in (*SUBJECTS, *(["fairq by time"] if can_share_time(session) else [])):
+            session.say(f"busy tenants, {subject}, {repetition + 1}")
+            busy(session, subject)
+        for subject in ("fifo", "fairq"):
+            session.say(f"weights, {subject}, {repetition + 1}")
+            weighted(session, subject)
+        for subject in SUBJECTS:
+            session.say(f"coming and going, {subject}, {repetition + 1}")
+            coming_and_going(session, subject)
+
+
+# --- Scenarios -------------------------------------------------------------------------------------
+
+
+def flood(session: Session, subject: str) -> None:
+    """Bob's tasks wait already; three times nine newcomers bring ten tasks each. Ends with their last."""
+    bob = session.scale.flood
+    waves = [share * bob / 2_000 for share in (0.15, 0.30, 0.45)]
+    later = [
+        Arrival(at, f"newcomer {wave}-{number}", 10)
+        for wave, at in enumerate(waves)
+        for number in range(NEWCOMERS)
+    ]
+    played = play(session, subject, [Arrival(0, "bob", bob)], later, until="newcomer %")
+    waits = measures.by_class(played.records, played.end)
+    scenario = {"tasks of Bob": bob, "slots": SLOTS}
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        wait = measures.percentile(waits["newcomer"], share)
+        session.record(subject, f"newcomers' wait, {name}", wait, "ms", **scenario)
+    ended = sorted(record.finished for record in played.records if record.finished is not None)
+    first = min(record.started for record in played.records if record.started is not None)
+    session.record(subject, "throughput in a flood", len(ended) / (ended[-1] - first), "tasks/s", **scenario)
+
+
+def busy(session: Session, subject: str) -> None:
+    """Ten tenants with work all the time; Bob came first with most. One has tasks ten times as long."""
+    seconds = session.scale.seconds
+    each = int(700 * seconds) + 20
+    tenants = [Arrival(0, "bob", 6 * each), *(Arrival(0, f"tenant {n}", each) for n in range(TENANTS - 2))]
+    tenants.append(Arrival(0, "slow", each, 10.0))
+    names = [arrival.group for arrival in tenants]
+    played = play(session, subject, tenants, [], seconds=seconds)
+    scenario = {"tenants": TENANTS, "slots": SLOTS}
+    for what, by_seconds in (("tasks", False), ("worker seconds", True)):
+        got = measures.service(played.records, names, played.start, played.end, by_seconds=by_seconds)
+        session.record(subject, f"Jain index by {what}", measures.jain(got.values()), "index", **scenario)
+        least = measures.evenness(got.values())
+        session.record(subject, f"least share beside the most, by {what}", least, "share", **scenario)
+        points = []
+        for start, end in measures.windows(played.start, played.end, WINDOWS):
+            now = measures.service(played.records, names, start, end, by_seconds=by_seconds)
+            points.append((end - played.start, measures.jain(now.values())))
+        session.series(subject, f"Jain index by {what}", points, "index", **scenario)
+
+
+def weighted(session: Session, subject: str) -> None:
+    """Three tenants with work all the time, weights 1, 2 and 5. A FIFO queue knows no weights."""
+    seconds = session.scale.seconds
+    each = int(2_000 * seconds) + 50
+
+    def configure(conn: Conn) -> None:
+        for name, weight in WEIGHTS.items():
+            conn.execute("select fairq.configure_group('default', %s, p_weight => %s)", (name, weight))
+
+    arrivals = [Arrival(0, name, each // 20) for _ in range(20) for name in WEIGHTS]
+    played = play(session, subject, arrivals, [], seconds=seconds, configure=configure)
+    got = measures.service(played.records, WEIGHTS, played.start, played.end, by_seconds=False)
+    session.record(
+        subject, "weights 1:2:5, worst share", measures.share_error(got, WEIGHTS), "error", slots=SLOTS
+    )
+
+
+def coming_and_going(session: Session, subject: str) -> None:
+    """Two heavy tenants all the time; fifty a second with one task each, two a second with fifty."""
+    seconds = session.scale.seconds
+    chance = random.Random(7 + session.repetition)
+    later: list[Arrival] = []
+    for rate, name, tasks in ((50.0, "small", 1), (2.0, "burst", 50)):
+        at = chance.expovariate(rate)
+        while at < seconds:
+            later.append(Arrival(at, f"{name} {len(later)}", tasks))
+            at += chance.expovariate(rate)
+    if not any(arrival.group.startswith("burst") for arrival in later):
+        later.append(Arrival(seconds / 2, "burst 0", 50))
+    heavy = [Arrival(0, f"heavy {number}", int(2_500 * seconds) + 50) for number in range(2)]
+    played = play(session, subject, heavy, sorted(later, key=lambda each: each.at), seconds=seconds)
+    for name, waits in measures.by_class(played.records, played.end).items():
+        for label, share in (("p50", 0.5), ("p99", 0.99)):
+            wait = measures.percentile(waits, share)
+            session.record(subject, f"wait when tenants come and go, {label}", wait, "ms", tenant=name)
+
+
+# --- Playing ---------------------------------------------------------------------------------------
+
+
+def play(
+    session: Session,
+    subject: str,
+    first: list[Arrival],
+    later: list[Arrival],
+    *,
+    seconds: float = 0,
+    until: str | None = None,
+    configure: Callable[[Conn], None] | None = None,
+) -> Run:
+    """Tasks that wait, then a worker, then arrivals; to the last task of some groups, or for so long."""
+    engine = SUBJECTS.get(subject, FAIRQ)
+    with session.connect() as conn:
+        clear(conn)
+        with configured(conn, subject, configure):
+            for arrival in first:
+                engines.create(conn, engine, arrival.group, arrival.tasks, arrival.milliseconds)
+            conn.execute("analyze")
+            with worker(session, conn, subject, engine):
+                start, begun = engines.now(conn), time.perf_counter()
+                for arrival in later:
+                    time.sleep(max(0, begun + arrival.at - time.perf_counter()))
+                    engines.create(conn, engine, arrival.group, arrival.tasks, arrival.milliseconds)
+                time.sleep(max(0, begun + seconds - time.perf_counter()))
+                while until and engines.left(conn, engine, until):
+                    if time.perf_counter() - begun > PATIENCE_SECONDS:
+                        raise RuntimeError("tasks are left")
+                    time.sleep(0.02)
+                end = engines.now(conn)
+            return Run(engines.records(conn, engine), start, end)
+
+
+@contextlib.contextmanager
+def worker(session: Session, conn: Conn, subject: str, engine: Engine) -> Iterator[None]:
+    if subject == "fairq work":
+        with workers(conn, session.dsn, 1, SLOTS):
+            yield
+    else:
+        with engines.served(session.dsn, engine, SLOTS):
+            yield
+
+
+@contextlib.contextmanager
+def configured(conn: Conn, subject: str, configure: Callable[[Conn], None] | None) -> Iterator[None]:
+    """Settings of fairq for one run; those of before afterwards."""
+    if subject == "fairq by time":
+        conn.execute("select fairq.configure_queue('default', p_fairness => 'time')")
+    if configure:
+        configure(conn)
+    try:
+        yield
+    finally:
+        clear(conn)
+        conn.execute("delete from fairq.groups where queue = 'default'")
+        if subject == "fairq by time":
+            conn.execute("select fairq.configure_queue('default', p_fairness => 'count')")
+
+
+def can_share_time(session: Session) -> bool:
+    with session.connect() as conn:
+        found = conn.execute(
+            "select 'p_fairness' = any(proargnames) from pg_proc where oid = 'fairq.configure_queue'::regproc"
+        ).fetchone()
+    return found == (True,)
