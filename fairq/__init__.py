@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         NotHeld,
         NotInstalled,
         OutOfRange,
+        QueueDraining,
         Refused,
         ResultTimeout,
         Retry,
@@ -50,6 +51,25 @@ if TYPE_CHECKING:
         UnsupportedConnection,
         is_retryable,
     )
+    from fairq.policies import (
+        ClusterSettings,
+        GroupSettings,
+        KeySettings,
+        QueueSettings,
+        RateUsage,
+        configure_cluster,
+        configure_group,
+        configure_key,
+        configure_queue,
+        drain_queue,
+        pause_group,
+        pause_queue,
+        purge_group,
+        rate_usage,
+        reset_rate,
+        resume_group,
+        resume_queue,
+    )
     from fairq.results import Progress, TaskResult, progress, result
 
 __all__ = [
@@ -57,12 +77,14 @@ __all__ = [
     "Backoff",
     "Cancellation",
     "Cancelled",
+    "ClusterSettings",
     "ConfigurationError",
     "Conflict",
     "Context",
     "DatabaseError",
     "Fail",
     "FairqError",
+    "GroupSettings",
     "IdempotencyConflict",
     "InTransaction",
     "InvalidCost",
@@ -71,6 +93,7 @@ __all__ = [
     "InvalidPayload",
     "InvalidTime",
     "Item",
+    "KeySettings",
     "NoSuchTask",
     "NotAllowed",
     "NotEncodable",
@@ -78,6 +101,9 @@ __all__ = [
     "NotInstalled",
     "OutOfRange",
     "Progress",
+    "QueueDraining",
+    "QueueSettings",
+    "RateUsage",
     "Refused",
     "ResultTimeout",
     "Retry",
@@ -91,14 +117,26 @@ __all__ = [
     "UnknownQueue",
     "UnsupportedConnection",
     "cancel",
+    "configure_cluster",
+    "configure_group",
+    "configure_key",
+    "configure_queue",
+    "drain_queue",
     "enqueue",
     "enqueue_many",
     "is_retryable",
+    "pause_group",
+    "pause_queue",
     "progress",
+    "purge_group",
+    "rate_usage",
+    "reset_rate",
     "result",
+    "resume_group",
+    "resume_queue",
 ]
 
-_MODULES = ("app", "client", "errors", "results")
+_MODULES = ("app", "client", "errors", "policies", "results")
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
 

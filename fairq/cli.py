@@ -89,6 +89,7 @@ COMMANDS = {
     ),
     "pause": Command("fairq.commands.queues:pause", "Stop serving a queue or a group.", "Queues"),
     "resume": Command("fairq.commands.queues:resume", "Serve a paused queue or group again.", "Queues"),
+    "drain": Command("fairq.commands.queues:drain", "Let a queue run empty.", "Queues"),
     "maintain": Command("fairq.commands.maintain:maintain", "Run one round of maintenance.", "Queues"),
     "bench": Command("fairq.commands.bench:bench", "Measure fairq on this machine, from a clone.", "Develop"),
     "gen": Command("fairq.codegen.command:gen", "Write typed Python for your SQL.", "Develop", "codegen"),

@@ -223,7 +223,7 @@ def create_call(
     concurrency_key: str | None = None,
 ) -> Call[int, int]:
     """`fairq.create_task` with a payload that is JSON text already."""
-    _check_group_key(group_key)
+    check_group_key(group_key)
     _check_key("idempotency key", idempotency_key, group_key)
     _check_key("concurrency key", concurrency_key, group_key)
     _check_options(options)
@@ -260,7 +260,7 @@ def create_many_call(
             _check_item(item)
         else:
             group_key, payload = _pair(item, position)
-        _check_group_key(group_key)
+        check_group_key(group_key)
         group_keys.append(group_key)
         try:
             payloads.append(encode_payload(payload, "payload"))
@@ -331,7 +331,7 @@ def _headers(headers: Mapping[str, Any] | None) -> str | None:
 # --- What can be judged without the database -------------------------------------------------------
 
 
-def _bytes(text: str) -> int:
+def stored_bytes(text: str) -> int:
     """Length as PostgreSQL counts it; too long for any limit where the text cannot be stored at all."""
     if text.isascii():
         return len(text) if "\0" not in text else 10**9
@@ -341,8 +341,8 @@ def _bytes(text: str) -> int:
         return 10**9
 
 
-def _check_group_key(group_key: object) -> None:
-    if not isinstance(group_key, str) or not 1 <= _bytes(group_key) <= 500:
+def check_group_key(group_key: object) -> None:
+    if not isinstance(group_key, str) or not 1 <= stored_bytes(group_key) <= 500:
         raise InvalidGroupKey(
             f"the group key is {group_key!r:.60}",
             "Name the tenant the task belongs to: a text of 1 to 500 bytes, without U+0000.",
@@ -350,7 +350,7 @@ def _check_group_key(group_key: object) -> None:
 
 
 def _check_key(what: str, key: object, group_key: str) -> None:
-    if key is not None and not (isinstance(key, str) and 1 <= _bytes(key) <= 500):
+    if key is not None and not (isinstance(key, str) and 1 <= stored_bytes(key) <= 500):
         raise InvalidName(
             f"the {what} of a task of group {group_key!r:.60} is {key!r:.60}",
             "Keys are texts of 1 to 500 bytes, without U+0000; None means none.",
@@ -368,12 +368,12 @@ def _check_item(item: Item) -> None:
 
 def _check_options(options: Options) -> None:
     for what, name in (("queue", options.queue), ("kind", options.kind)):
-        if not isinstance(name, str) or not 1 <= _bytes(name) <= 200:
+        if not isinstance(name, str) or not 1 <= stored_bytes(name) <= 200:
             raise InvalidName(f"the {what} is {name!r:.60}", "A text of 1 to 200 bytes, without U+0000.")
     _check_priority(options.priority)
     _check_cost(options.cost)
     attempts = options.max_attempts
-    if attempts is not None and not _is_int(attempts, 1, 1_000_000):
+    if attempts is not None and not is_int(attempts, 1, 1_000_000):
         raise OutOfRange(f"max_attempts is {attempts!r}", "1 to 1000000; None takes the queue's default.")
     for what, at in (("run_at", options.run_at), ("expires_at", options.expires_at)):
         if at is not None and (not isinstance(at, datetime) or at.utcoffset() is None):
@@ -391,7 +391,7 @@ def _check_options(options: Options) -> None:
 
 
 def _check_priority(priority: object) -> None:
-    if not _is_int(priority, -1_000_000, 1_000_000):
+    if not is_int(priority, -1_000_000, 1_000_000):
         raise OutOfRange(
             f"the priority is {priority!r}", "Higher runs first: -1000000 to 1000000, 0 by default."
         )
@@ -405,5 +405,5 @@ def _check_cost(cost: object) -> None:
         )
 
 
-def _is_int(value: object, least: int, most: int) -> bool:
+def is_int(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -1,7 +1,9 @@
-"""What there is and its settings: `fairq queues`, `groups`, `keys`, `cluster`, `pause`, `resume`."""
+"""What there is and its settings: `fairq queues`, `groups`, `keys`, `cluster`, `pause`, `resume`, `drain`."""
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,11 +13,11 @@ from psycopg.rows import dict_row
 from rich.console import RenderableType
 from rich.text import Text
 
-from fairq.cli import dsn_option, json_option, wants_json
-from fairq.commands.common import Connection, clean, count, session, show, span, table
+from fairq import policies
+from fairq.cli import Failure, dsn_option, json_option, wants_json
+from fairq.commands.common import DURATION, Connection, clean, count, server_time, session, show, span, table
 from fairq.commands.settings import given, reset_option, settings_options
 from fairq.commands.stats import Snapshot, group_table, take
-from fairq.queries import settings
 
 LIMITS = {
     "max_running": "Most tasks in flight at once.",
@@ -67,6 +69,7 @@ def queues(ctx: click.Context, /, dsn: str | None) -> None:
     fairq queues                                  all of them, with their settings
     fairq queues set docs --max-attempts 3        a new queue, or a change
     fairq queues set docs --retention 30d --no-notify
+    fairq queues usage mail                       how much of its rate is used
 
     \b
     Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
@@ -81,7 +84,18 @@ def queues(ctx: click.Context, /, dsn: str | None) -> None:
 
 
 def _queue_tables(rows: list[dict[str, Any]]) -> list[RenderableType]:
-    names = ("queue", ">attempts", ">back-off", ">up to", ">kept", ">ready", "notify", ">weight", "paused")
+    names = (
+        "queue",
+        ">attempts",
+        ">back-off",
+        ">up to",
+        ">kept",
+        ">ready",
+        "notify",
+        ">weight",
+        "paused",
+        "draining",
+    )
     cells = [
         (
             row["queue"],
@@ -93,6 +107,7 @@ def _queue_tables(rows: list[dict[str, Any]]) -> list[RenderableType]:
             "yes" if row["notify"] else "no",
             f"{row['weight']:g}",
             _since(row["paused_at"]),
+            _since(row["draining_at"]),
         )
         for row in rows
     ]
@@ -167,16 +182,13 @@ def group_settings(conn: Connection, queue: str, group_key: str | None = None) -
 
 @queues.command("set", short_help="Create a queue, or change its settings.")
 @click.argument("name")
-@settings_options(settings.configure_queue, QUEUE_HELP)
-@reset_option(
-    *("ready_target", "weight", "group_max_running", "group_rate", "group_breaker"),
-    *("max_running", "rate", "breaker"),
-)
+@settings_options(policies.QueueChanges, QUEUE_HELP)
+@reset_option(policies.QueueReset)
 @dsn_option
 @json_option
 @click.pass_context
 def set_queue(
-    ctx: click.Context, /, name: str, reset: tuple[str, ...], dsn: str | None, **options: Any
+    ctx: click.Context, /, name: str, reset: tuple[policies.QueueReset, ...], dsn: str | None, **options: Any
 ) -> None:
     """Create a queue, or change its settings.
 
@@ -196,10 +208,79 @@ def set_queue(
         is_new = not queue_settings(conn, name)
         named = {key: value for key, value in options.items() if value is not None}
         chosen = named if is_new else given(options, reset)
-        settings.configure_queue(conn, queue=name, reset=list(reset), **chosen)
+        policies.configure_queue(conn, name, reset=reset, **chosen)
         (row,) = queue_settings(conn, name)
     verb = "created" if is_new else "changed"
     show({"created": is_new, **row}, f"Queue {clean(name)} {verb}.", _facts(row, "queue"))
+
+
+@queues.command("usage", short_help="Show how much of a queue's rate is used.")
+@click.argument("name")
+@dsn_option
+@json_option
+@click.pass_context
+def queue_usage(ctx: click.Context, /, name: str, dsn: str | None) -> None:
+    """Show how much of a queue's rate is used, and when the next task may start.
+
+    \b
+    fairq queues usage mail
+
+    \b
+    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
+    Rights: fairq_observe
+    """
+    _show_usage(dsn or ctx.obj, name, None)
+
+
+@queues.command("reset-rate", short_help="Forget what was used of a queue's rate.")
+@click.argument("name")
+@dsn_option
+@json_option
+@click.pass_context
+def reset_queue_rate(ctx: click.Context, /, name: str, dsn: str | None) -> None:
+    """Forget what was used of a queue's rate. A full burst may start at once.
+
+    \b
+    fairq queues reset-rate mail
+
+    \b
+    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
+    Rights: fairq_admin
+    """
+    _reset_rate(dsn or ctx.obj, name, None)
+
+
+def _show_usage(dsn: str | None, queue: str, group_key: str | None) -> None:
+    with session(dsn) as conn:
+        found = policies.rate_usage(conn, queue, group_key)
+        now = server_time(conn)
+    document: dict[str, Any] = {"queue": queue, "group_key": group_key, "rate_limit": None}
+    if found is None:
+        show(document, f"{_name(queue, group_key)} has no rate.")
+        return
+    rate = f"{found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}"
+    until = [
+        f"the next task may start in {span(found.next_at - now)}" if found.next_at else "",
+        f"all of it is free in {span(found.full_at - now)}" if found.full_at else "",
+    ]
+    state = f"Of the burst {count(found.used, 'is', 'are')} used, {count(found.available, 'is', 'are')} free"
+    show(
+        dataclasses.asdict(found),
+        f"{_name(queue, group_key)} has a rate of {rate}.",
+        "; ".join([state, *filter(None, until)]) + ".",
+    )
+
+
+def _reset_rate(dsn: str | None, queue: str, group_key: str | None) -> None:
+    with session(dsn) as conn, conn.transaction():
+        policies.reset_rate(conn, queue, group_key)
+    _tell(queue, group_key, "rate reset", "may use its full burst.")
+
+
+def _name(queue: str, group_key: str | None) -> str:
+    if group_key is None:
+        return f"Queue {clean(queue)}"
+    return f"Group {clean(group_key)} of queue {clean(queue)}"
 
 
 def _facts(row: Mapping[str, Any], *hidden: str) -> RenderableType:
@@ -242,6 +323,7 @@ def groups(ctx: click.Context, /, queue: str, limit: int, dsn: str | None) -> No
     fairq groups
     fairq groups --queue docs --limit 5
     fairq groups set bob --weight 3 --max-running 5
+    fairq groups usage bob
     fairq groups purge bob
 
     \b
@@ -283,8 +365,8 @@ queue_after = click.option("--queue", metavar="NAME", help="The queue. Default: 
 @groups.command("set", short_help="Change a group's settings.")
 @click.argument("group_key", metavar="GROUP")
 @queue_after
-@settings_options(settings.configure_group, GROUP_HELP)
-@reset_option("weight", "max_running", "rate", "breaker")
+@settings_options(policies.GroupChanges, GROUP_HELP)
+@reset_option(policies.GroupReset)
 @dsn_option
 @json_option
 @click.pass_context
@@ -293,7 +375,7 @@ def set_group(
     /,
     group_key: str,
     queue: str | None,
-    reset: tuple[str, ...],
+    reset: tuple[policies.GroupReset, ...],
     dsn: str | None,
     **options: Any,
 ) -> None:
@@ -315,7 +397,7 @@ def set_group(
     where, name = _target(ctx, dsn, queue)
     chosen = given(options, reset)
     with session(where) as conn, conn.transaction():
-        settings.configure_group(conn, queue=name, group_key=group_key, reset=list(reset), **chosen)
+        policies.configure_group(conn, name, group_key, reset=reset, **chosen)
         row = group_settings(conn, name, group_key)[0]
     show({"queue": name, **row}, f"Group {clean(group_key)} changed.", _facts(row, "group_key"))
 
@@ -348,8 +430,50 @@ def purge_group(ctx: click.Context, /, group_key: str, queue: str | None, yes: b
             f"Cancel all that group {clean(group_key)} has waiting in queue {clean(name)}?", abort=True
         )
     with session(where) as conn, conn.transaction():
-        ended = settings.purge_group(conn, queue=name, group_key=group_key) or 0
+        ended = policies.purge_group(conn, name, group_key)
     show({"queue": name, "group_key": group_key, "cancelled": ended}, f"{count(ended, 'task')} cancelled.")
+
+
+@groups.command("usage", short_help="Show how much of a group's rate is used.")
+@click.argument("group_key", metavar="GROUP")
+@queue_after
+@dsn_option
+@json_option
+@click.pass_context
+def group_usage(ctx: click.Context, /, group_key: str, queue: str | None, dsn: str | None) -> None:
+    """Show how much of a group's rate is used, and when its next task may become ready.
+
+    \b
+    fairq groups usage bob
+    fairq groups usage bob --queue mail
+
+    \b
+    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
+    Rights: fairq_observe
+    """
+    where, name = _target(ctx, dsn, queue)
+    _show_usage(where, name, group_key)
+
+
+@groups.command("reset-rate", short_help="Forget what was used of a group's rate.")
+@click.argument("group_key", metavar="GROUP")
+@queue_after
+@dsn_option
+@json_option
+@click.pass_context
+def reset_group_rate(ctx: click.Context, /, group_key: str, queue: str | None, dsn: str | None) -> None:
+    """Forget what was used of a group's rate. A full burst may become ready at once.
+
+    \b
+    fairq groups reset-rate bob
+    fairq groups reset-rate bob --queue mail
+
+    \b
+    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
+    Rights: fairq_admin
+    """
+    where, name = _target(ctx, dsn, queue)
+    _reset_rate(where, name, group_key)
 
 
 # --- keys, cluster ---------------------------------------------------------------------------------
@@ -385,12 +509,14 @@ def keys(ctx: click.Context, /, dsn: str | None) -> None:
 
 @keys.command("set", short_help="Say how many tasks with a key may run at once.")
 @click.argument("key")
-@settings_options(settings.configure_key, KEY_HELP)
-@reset_option("max_running")
+@settings_options(policies.KeyChanges, KEY_HELP)
+@reset_option(policies.KeyReset)
 @dsn_option
 @json_option
 @click.pass_context
-def set_key(ctx: click.Context, /, key: str, reset: tuple[str, ...], dsn: str | None, **options: Any) -> None:
+def set_key(
+    ctx: click.Context, /, key: str, reset: tuple[policies.KeyReset, ...], dsn: str | None, **options: Any
+) -> None:
     """Say how many tasks with a key may run at once.
 
     \b
@@ -403,8 +529,8 @@ def set_key(ctx: click.Context, /, key: str, reset: tuple[str, ...], dsn: str | 
     """
     chosen = given(options, reset)
     with session(dsn or ctx.obj) as conn, conn.transaction():
-        row = settings.configure_key(conn, concurrency_key=key, reset=list(reset), **chosen)
-    most = 1 if row is None or row.max_running is None else row.max_running
+        row = policies.configure_key(conn, key, reset=reset, **chosen)
+    most = 1 if row.max_running is None else row.max_running
     show(
         {"concurrency_key": key, "max_running": most},
         f"Of the tasks with key {clean(key)}, {count(most, 'runs', 'run')} at once.",
@@ -442,12 +568,14 @@ def cluster_settings(conn: Connection) -> dict[str, Any]:
 
 
 @cluster.command("set", short_help="Change settings of the installation.")
-@settings_options(settings.configure_cluster, CLUSTER_HELP)
-@reset_option("max_running")
+@settings_options(policies.ClusterChanges, CLUSTER_HELP)
+@reset_option(policies.ClusterReset)
 @dsn_option
 @json_option
 @click.pass_context
-def set_cluster(ctx: click.Context, /, reset: tuple[str, ...], dsn: str | None, **options: Any) -> None:
+def set_cluster(
+    ctx: click.Context, /, reset: tuple[policies.ClusterReset, ...], dsn: str | None, **options: Any
+) -> None:
     """Change settings of the installation.
 
     A cap on the whole cluster excludes workers that prefetch.
@@ -463,12 +591,12 @@ def set_cluster(ctx: click.Context, /, reset: tuple[str, ...], dsn: str | None, 
     """
     chosen = given(options, reset)
     with session(dsn or ctx.obj) as conn, conn.transaction():
-        settings.configure_cluster(conn, reset=list(reset), **chosen)
+        policies.configure_cluster(conn, reset=reset, **chosen)
         row = cluster_settings(conn)
     show(row, "Changed.", _facts(row))
 
 
-# --- pause, resume ---------------------------------------------------------------------------------
+# --- pause, resume, drain --------------------------------------------------------------------------
 
 
 @click.command(short_help="Stop serving a queue or a group.")
@@ -492,9 +620,9 @@ def pause(queue: str, group_key: str | None, dsn: str | None) -> None:
     """
     with session(dsn) as conn, conn.transaction():
         if group_key is None:
-            settings.pause_queue(conn, queue=queue)
+            policies.pause_queue(conn, queue)
         else:
-            settings.pause_group(conn, queue=queue, group_key=group_key)
+            policies.pause_group(conn, queue, group_key)
     _tell(queue, group_key, "paused", "is paused. Running tasks go on.")
 
 
@@ -504,7 +632,7 @@ def pause(queue: str, group_key: str | None, dsn: str | None) -> None:
 @dsn_option
 @json_option
 def resume(queue: str, group_key: str | None, dsn: str | None) -> None:
-    """Serve a paused queue or group again.
+    """Serve a paused queue or group again; a queue that drains takes new tasks again.
 
     A queue and its groups are paused apart: to resume one leaves the other as it is.
 
@@ -518,14 +646,64 @@ def resume(queue: str, group_key: str | None, dsn: str | None) -> None:
     """
     with session(dsn) as conn, conn.transaction():
         if group_key is None:
-            settings.resume_queue(conn, queue=queue)
+            policies.resume_queue(conn, queue)
         else:
-            settings.resume_group(conn, queue=queue, group_key=group_key)
+            policies.resume_group(conn, queue, group_key)
     _tell(queue, group_key, "resumed", "is served again.")
 
 
-def _tell(queue: str, group_key: str | None, what: str, text: str) -> None:
-    name = (
-        f"Queue {clean(queue)}" if group_key is None else f"Group {clean(group_key)} of queue {clean(queue)}"
+@click.command(short_help="Let a queue run empty.")
+@click.argument("queue", default="default")
+@click.option("--wait", is_flag=True, help="Wait until the queue is empty.")
+@click.option("--timeout", type=DURATION, metavar="TIME", help="Wait no longer than this: 30s, 10m.")
+@dsn_option
+@json_option
+def drain(queue: str, wait: bool, timeout: timedelta | None, dsn: str | None) -> None:
+    """Let a queue run empty.
+
+    New tasks are refused; those that are there are served to the end, retries and scheduled ones included.
+    QUEUE is "default" when you name none. A transaction that began before may still bring tasks.
+
+    \b
+    fairq drain docs
+    fairq drain docs --wait --timeout 1h
+    fairq resume docs                    it takes new tasks again
+
+    \b
+    Exit codes: 0 done · 1 no such queue, or not empty in time · 2 wrong usage · 3 database
+    Rights: fairq_admin
+    """
+    if timeout is not None and not wait:
+        raise click.UsageError("--timeout belongs to --wait.")
+    with session(dsn) as conn:
+        with conn.transaction():
+            policies.drain_queue(conn, queue)
+        end = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        left = _live(conn, queue)
+        while wait and left:
+            pause = DRAIN_PAUSE if end is None else min(DRAIN_PAUSE, end - time.monotonic())
+            if pause <= 0:
+                raise Failure(
+                    f"queue {clean(queue)} still has {count(left, 'task')}",
+                    hint=f"It goes on draining. What is left: fairq stats --queue {clean(queue)}",
+                    code="not_empty",
+                )
+            time.sleep(pause)
+            left = _live(conn, queue)
+    rest = "It is empty." if not left else f"{count(left, 'task')} left, which are still served."
+    show(
+        {"queue": queue, "done": "draining", "left": left},
+        f"Queue {clean(queue)} takes no new tasks. {rest}",
     )
-    show({"queue": queue, "group_key": group_key, "done": what}, f"{name} {text}")
+
+
+DRAIN_PAUSE = 0.5  # seconds; each look counts the live tasks
+
+
+def _live(conn: Connection, queue: str) -> int:
+    (each,) = take(conn, queue, 0).queues
+    return each.scheduled + each.overflow + each.blocked + each.queued + each.claimed + each.running
+
+
+def _tell(queue: str, group_key: str | None, what: str, text: str) -> None:
+    show({"queue": queue, "group_key": group_key, "done": what}, f"{_name(queue, group_key)} {text}")

@@ -1,42 +1,26 @@
-"""Options of a command made from the parameters of a generated call, so that none is missing.
-
-`configure_queue` and its like take null for "leave it as it is". The generated wrapper has each of their
-parameters with its type; here it becomes an option of that type.
-"""
+"""Options of a command made from the settings that a function of `fairq.policies` takes: none is missing."""
 
 from __future__ import annotations
 
-import inspect
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from fairq.commands.common import DURATION
+from fairq.policies import kinds
 
-__all__ = ["given", "parameters", "reset_option", "settings_options"]
+__all__ = ["given", "reset_option", "settings_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def parameters(call: Callable[..., Any]) -> dict[str, type]:
-    """The optional parameters of a generated call, with their types, in the order of the function."""
-    hints = typing.get_type_hints(call)
-    found: dict[str, type] = {}
-    for name, parameter in inspect.signature(call).parameters.items():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is None:
-            (found[name],) = (each for each in typing.get_args(hints[name]) if each is not NoneType)
-    return found
-
-
-def settings_options(call: Callable[..., Any], helps: Mapping[str, str]) -> Callable[[F], F]:
+def settings_options(changes: type, helps: Mapping[str, str]) -> Callable[[F], F]:
     """One option per setting: --max-running N, --retention TIME, --notify / --no-notify."""
 
     def decorate(command: F) -> F:
-        for name, kind in reversed(parameters(call).items()):
+        for name, kind in reversed(kinds(changes).items()):
             flag = name.replace("_", "-")
             text = helps.get(name, name.replace("_", " ").capitalize() + ".")
             if kind is bool:
@@ -58,8 +42,9 @@ _TYPES: dict[type, tuple[str, Any]] = {
 }
 
 
-def reset_option(*names: str) -> Callable[[F], F]:
-    """--reset NAME, as often as one likes: a setting of one's own is taken away."""
+def reset_option(known: Any) -> Callable[[F], F]:
+    """--reset NAME, as often as one likes: a setting of one's own is taken away. `known` is a Literal."""
+    names = get_args(known)
     return click.option(
         "--reset",
         type=click.Choice(names),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from collections.abc import Sequence
 
 from fairq.queries import driver
@@ -14,39 +13,68 @@ class ConfigureQueueRow:
     queue: str
     ready_target: int | None
     max_attempts: int
-    retry_base: datetime.timedelta
-    retry_cap: datetime.timedelta
-    retention: datetime.timedelta
+    retry_base: float
+    retry_cap: float
+    retention: float
     notify: bool
+    weight: float
+    group_max_running: int | None
+    group_rate_limit: int | None
+    group_rate_period: float | None
+    group_rate_burst: int | None
+    group_breaker_threshold: int | None
+    group_breaker_cooldown: float | None
+    max_running: int | None
+    rate_limit: int | None
+    rate_period: float | None
+    rate_burst: int | None
+    breaker_threshold: int | None
+    breaker_cooldown: float | None
+    paused_at: str | None
+    draining_at: str | None
 
 
-CONFIGURE_QUEUE = driver.Statement[ConfigureQueueRow | None](
-    "one",
+CONFIGURE_QUEUE = driver.Statement[ConfigureQueueRow](
+    "the",
     """-- name: ConfigureQueue :one
-select q.queue, q.ready_target, q.max_attempts, q.retry_base, q.retry_cap, q.retention, q.notify
+select q.queue, q.ready_target, q.max_attempts,
+  extract(epoch from q.retry_base)::double precision as retry_base,
+  extract(epoch from q.retry_cap)::double precision as retry_cap,
+  extract(epoch from q.retention)::double precision as retention,
+  q.notify, q.weight, q.group_max_running, q.group_rate_limit,
+  extract(epoch from q.group_rate_period)::double precision as group_rate_period,
+  q.group_rate_burst, q.group_breaker_threshold,
+  extract(epoch from q.group_breaker_cooldown)::double precision as group_breaker_cooldown,
+  m.max_running, m.rate_limit,
+  extract(epoch from m.rate_period)::double precision as rate_period,
+  m.rate_burst, m.breaker_threshold,
+  extract(epoch from m.breaker_cooldown)::double precision as breaker_cooldown,
+  to_char(q.paused_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as paused_at,
+  to_char(q.draining_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as draining_at
 from fairq.configure_queue(
   p_queue => $1::text,
   p_ready_target => $2::integer,
   p_max_attempts => $3::integer,
-  p_retry_base => $4::interval,
-  p_retry_cap => $5::interval,
-  p_retention => $6::interval,
+  p_retry_base => $4::text::interval,
+  p_retry_cap => $5::text::interval,
+  p_retention => $6::text::interval,
   p_notify => $7::boolean,
   p_weight => $8::double precision,
   p_group_max_running => $9::integer,
   p_group_rate_limit => $10::integer,
-  p_group_rate_period => $11::interval,
+  p_group_rate_period => $11::text::interval,
   p_group_rate_burst => $12::integer,
   p_group_breaker_threshold => $13::integer,
-  p_group_breaker_cooldown => $14::interval,
+  p_group_breaker_cooldown => $14::text::interval,
   p_max_running => $15::integer,
   p_rate_limit => $16::integer,
-  p_rate_period => $17::interval,
+  p_rate_period => $17::text::interval,
   p_rate_burst => $18::integer,
   p_breaker_threshold => $19::integer,
-  p_breaker_cooldown => $20::interval,
+  p_breaker_cooldown => $20::text::interval,
   p_reset => $21::text[]
-) q""",
+) q
+cross join lateral fairq._meter_limits('queue ' || q.queue) m""",
     driver.row(ConfigureQueueRow),
 )
 
@@ -57,25 +85,25 @@ def configure_queue(
     queue: str,
     ready_target: int | None = None,
     max_attempts: int | None = None,
-    retry_base: datetime.timedelta | None = None,
-    retry_cap: datetime.timedelta | None = None,
-    retention: datetime.timedelta | None = None,
+    retry_base: str | None = None,
+    retry_cap: str | None = None,
+    retention: str | None = None,
     notify: bool | None = None,
     weight: float | None = None,
     group_max_running: int | None = None,
     group_rate_limit: int | None = None,
-    group_rate_period: datetime.timedelta | None = None,
+    group_rate_period: str | None = None,
     group_rate_burst: int | None = None,
     group_breaker_threshold: int | None = None,
-    group_breaker_cooldown: datetime.timedelta | None = None,
+    group_breaker_cooldown: str | None = None,
     max_running: int | None = None,
     rate_limit: int | None = None,
-    rate_period: datetime.timedelta | None = None,
+    rate_period: str | None = None,
     rate_burst: int | None = None,
     breaker_threshold: int | None = None,
-    breaker_cooldown: datetime.timedelta | None = None,
+    breaker_cooldown: str | None = None,
     reset: Sequence[str | None],
-) -> ConfigureQueueRow | None:
+) -> ConfigureQueueRow:
     """Creates a queue, or changes its settings; null leaves one as it is."""
     return driver.run(
         conn,
@@ -112,25 +140,25 @@ async def configure_queue_async(
     queue: str,
     ready_target: int | None = None,
     max_attempts: int | None = None,
-    retry_base: datetime.timedelta | None = None,
-    retry_cap: datetime.timedelta | None = None,
-    retention: datetime.timedelta | None = None,
+    retry_base: str | None = None,
+    retry_cap: str | None = None,
+    retention: str | None = None,
     notify: bool | None = None,
     weight: float | None = None,
     group_max_running: int | None = None,
     group_rate_limit: int | None = None,
-    group_rate_period: datetime.timedelta | None = None,
+    group_rate_period: str | None = None,
     group_rate_burst: int | None = None,
     group_breaker_threshold: int | None = None,
-    group_breaker_cooldown: datetime.timedelta | None = None,
+    group_breaker_cooldown: str | None = None,
     max_running: int | None = None,
     rate_limit: int | None = None,
-    rate_period: datetime.timedelta | None = None,
+    rate_period: str | None = None,
     rate_burst: int | None = None,
     breaker_threshold: int | None = None,
-    breaker_cooldown: datetime.timedelta | None = None,
+    breaker_cooldown: str | None = None,
     reset: Sequence[str | None],
-) -> ConfigureQueueRow | None:
+) -> ConfigureQueueRow:
     """Creates a queue, or changes its settings; null leaves one as it is."""
     return await driver.run_async(
         conn,
@@ -166,25 +194,25 @@ def configure_queue_call(
     queue: str,
     ready_target: int | None = None,
     max_attempts: int | None = None,
-    retry_base: datetime.timedelta | None = None,
-    retry_cap: datetime.timedelta | None = None,
-    retention: datetime.timedelta | None = None,
+    retry_base: str | None = None,
+    retry_cap: str | None = None,
+    retention: str | None = None,
     notify: bool | None = None,
     weight: float | None = None,
     group_max_running: int | None = None,
     group_rate_limit: int | None = None,
-    group_rate_period: datetime.timedelta | None = None,
+    group_rate_period: str | None = None,
     group_rate_burst: int | None = None,
     group_breaker_threshold: int | None = None,
-    group_breaker_cooldown: datetime.timedelta | None = None,
+    group_breaker_cooldown: str | None = None,
     max_running: int | None = None,
     rate_limit: int | None = None,
-    rate_period: datetime.timedelta | None = None,
+    rate_period: str | None = None,
     rate_burst: int | None = None,
     breaker_threshold: int | None = None,
-    breaker_cooldown: datetime.timedelta | None = None,
+    breaker_cooldown: str | None = None,
     reset: Sequence[str | None],
-) -> driver.Call[ConfigureQueueRow | None]:
+) -> driver.Call[ConfigureQueueRow]:
     return driver.Call(
         CONFIGURE_QUEUE,
         (
@@ -220,27 +248,31 @@ class ConfigureGroupRow:
     weight: float | None
     max_running: int | None
     rate_limit: int | None
-    rate_period: datetime.timedelta | None
+    rate_period: float | None
     rate_burst: int | None
     breaker_threshold: int | None
-    breaker_cooldown: datetime.timedelta | None
-    paused_at: datetime.datetime | None
+    breaker_cooldown: float | None
+    paused_at: str | None
 
 
-CONFIGURE_GROUP = driver.Statement[ConfigureGroupRow | None](
-    "one",
+CONFIGURE_GROUP = driver.Statement[ConfigureGroupRow](
+    "the",
     """-- name: ConfigureGroup :one
-select g.queue, g.group_key, g.weight, g.max_running, g.rate_limit, g.rate_period, g.rate_burst, g.breaker_threshold, g.breaker_cooldown, g.paused_at
+select g.queue, g.group_key, g.weight, g.max_running, g.rate_limit,
+  extract(epoch from g.rate_period)::double precision as rate_period,
+  g.rate_burst, g.breaker_threshold,
+  extract(epoch from g.breaker_cooldown)::double precision as breaker_cooldown,
+  to_char(g.paused_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as paused_at
 from fairq.configure_group(
   p_queue => $1::text,
   p_group_key => $2::text,
   p_weight => $3::double precision,
   p_max_running => $4::integer,
   p_rate_limit => $5::integer,
-  p_rate_period => $6::interval,
+  p_rate_period => $6::text::interval,
   p_rate_burst => $7::integer,
   p_breaker_threshold => $8::integer,
-  p_breaker_cooldown => $9::interval,
+  p_breaker_cooldown => $9::text::interval,
   p_reset => $10::text[]
 ) g""",
     driver.row(ConfigureGroupRow),
@@ -255,12 +287,12 @@ def configure_group(
     weight: float | None = None,
     max_running: int | None = None,
     rate_limit: int | None = None,
-    rate_period: datetime.timedelta | None = None,
+    rate_period: str | None = None,
     rate_burst: int | None = None,
     breaker_threshold: int | None = None,
-    breaker_cooldown: datetime.timedelta | None = None,
+    breaker_cooldown: str | None = None,
     reset: Sequence[str | None],
-) -> ConfigureGroupRow | None:
+) -> ConfigureGroupRow:
     """Changes settings of one group; null leaves one as it is, a name in reset takes the queue's default again."""
     return driver.run(
         conn,
@@ -288,12 +320,12 @@ async def configure_group_async(
     weight: float | None = None,
     max_running: int | None = None,
     rate_limit: int | None = None,
-    rate_period: datetime.timedelta | None = None,
+    rate_period: str | None = None,
     rate_burst: int | None = None,
     breaker_threshold: int | None = None,
-    breaker_cooldown: datetime.timedelta | None = None,
+    breaker_cooldown: str | None = None,
     reset: Sequence[str | None],
-) -> ConfigureGroupRow | None:
+) -> ConfigureGroupRow:
     """Changes settings of one group; null leaves one as it is, a name in reset takes the queue's default again."""
     return await driver.run_async(
         conn,
@@ -320,12 +352,12 @@ def configure_group_call(
     weight: float | None = None,
     max_running: int | None = None,
     rate_limit: int | None = None,
-    rate_period: datetime.timedelta | None = None,
+    rate_period: str | None = None,
     rate_burst: int | None = None,
     breaker_threshold: int | None = None,
-    breaker_cooldown: datetime.timedelta | None = None,
+    breaker_cooldown: str | None = None,
     reset: Sequence[str | None],
-) -> driver.Call[ConfigureGroupRow | None]:
+) -> driver.Call[ConfigureGroupRow]:
     return driver.Call(
         CONFIGURE_GROUP,
         (
@@ -349,8 +381,8 @@ class ConfigureKeyRow:
     max_running: int | None
 
 
-CONFIGURE_KEY = driver.Statement[ConfigureKeyRow | None](
-    "one",
+CONFIGURE_KEY = driver.Statement[ConfigureKeyRow](
+    "the",
     """-- name: ConfigureKey :one
 select k.group_key as concurrency_key, k.max_running
 from fairq.configure_key(
@@ -368,7 +400,7 @@ def configure_key(
     concurrency_key: str,
     max_running: int | None = None,
     reset: Sequence[str | None],
-) -> ConfigureKeyRow | None:
+) -> ConfigureKeyRow:
     """Changes how many tasks with a concurrency key may be in flight at once."""
     return driver.run(
         conn,
@@ -387,7 +419,7 @@ async def configure_key_async(
     concurrency_key: str,
     max_running: int | None = None,
     reset: Sequence[str | None],
-) -> ConfigureKeyRow | None:
+) -> ConfigureKeyRow:
     """Changes how many tasks with a concurrency key may be in flight at once."""
     return await driver.run_async(
         conn,
@@ -405,7 +437,7 @@ def configure_key_call(
     concurrency_key: str,
     max_running: int | None = None,
     reset: Sequence[str | None],
-) -> driver.Call[ConfigureKeyRow | None]:
+) -> driver.Call[ConfigureKeyRow]:
     return driver.Call(
         CONFIGURE_KEY,
         (
@@ -420,18 +452,20 @@ def configure_key_call(
 class ConfigureClusterRow:
     shard_count: int
     payload_limit: int
+    max_running: int | None
 
 
-CONFIGURE_CLUSTER = driver.Statement[ConfigureClusterRow | None](
-    "one",
+CONFIGURE_CLUSTER = driver.Statement[ConfigureClusterRow](
+    "the",
     """-- name: ConfigureCluster :one
-select c.shard_count, c.payload_limit
+select c.shard_count, c.payload_limit, m.max_running
 from fairq.configure_cluster(
   p_shard_count => $1::integer,
   p_payload_limit => $2::integer,
   p_max_running => $3::integer,
   p_reset => $4::text[]
-) c""",
+) c
+cross join lateral fairq._meter_limits(case when c.singleton then 'cluster' end) m""",
     driver.row(ConfigureClusterRow),
 )
 
@@ -443,7 +477,7 @@ def configure_cluster(
     payload_limit: int | None = None,
     max_running: int | None = None,
     reset: Sequence[str | None],
-) -> ConfigureClusterRow | None:
+) -> ConfigureClusterRow:
     """Changes settings of the installation; null leaves one as it is."""
     return driver.run(
         conn,
@@ -464,7 +498,7 @@ async def configure_cluster_async(
     payload_limit: int | None = None,
     max_running: int | None = None,
     reset: Sequence[str | None],
-) -> ConfigureClusterRow | None:
+) -> ConfigureClusterRow:
     """Changes settings of the installation; null leaves one as it is."""
     return await driver.run_async(
         conn,
@@ -484,7 +518,7 @@ def configure_cluster_call(
     payload_limit: int | None = None,
     max_running: int | None = None,
     reset: Sequence[str | None],
-) -> driver.Call[ConfigureClusterRow | None]:
+) -> driver.Call[ConfigureClusterRow]:
     return driver.Call(
         CONFIGURE_CLUSTER,
         (
@@ -496,56 +530,81 @@ def configure_cluster_call(
     )
 
 
-PAUSE_QUEUE = driver.Statement[None](
-    "exec",
-    """-- name: PauseQueue :exec
-select fairq.pause_queue(p_queue => $1::text)""",
+PAUSE_QUEUE = driver.Statement[str](
+    "the",
+    """-- name: PauseQueue :one
+select fairq.pause_queue(p_queue => $1::text)::text as done""",
+    driver.scalar(),
 )
 
 
-def pause_queue(conn: driver.Connection, *, queue: str) -> None:
+def pause_queue(conn: driver.Connection, *, queue: str) -> str:
     """Stops serving a queue until it is resumed."""
     return driver.run(conn, PAUSE_QUEUE, (queue,))
 
 
-async def pause_queue_async(conn: driver.AsyncConnection, *, queue: str) -> None:
+async def pause_queue_async(conn: driver.AsyncConnection, *, queue: str) -> str:
     """Stops serving a queue until it is resumed."""
     return await driver.run_async(conn, PAUSE_QUEUE, (queue,))
 
 
-def pause_queue_call(*, queue: str) -> driver.Call[None]:
+def pause_queue_call(*, queue: str) -> driver.Call[str]:
     return driver.Call(PAUSE_QUEUE, (queue,))
 
 
-RESUME_QUEUE = driver.Statement[None](
-    "exec",
-    """-- name: ResumeQueue :exec
-select fairq.resume_queue(p_queue => $1::text)""",
+RESUME_QUEUE = driver.Statement[str](
+    "the",
+    """-- name: ResumeQueue :one
+select fairq.resume_queue(p_queue => $1::text)::text as done""",
+    driver.scalar(),
 )
 
 
-def resume_queue(conn: driver.Connection, *, queue: str) -> None:
-    """Serves a paused queue again."""
+def resume_queue(conn: driver.Connection, *, queue: str) -> str:
+    """Serves a paused queue again, and takes new tasks where it was draining."""
     return driver.run(conn, RESUME_QUEUE, (queue,))
 
 
-async def resume_queue_async(conn: driver.AsyncConnection, *, queue: str) -> None:
-    """Serves a paused queue again."""
+async def resume_queue_async(conn: driver.AsyncConnection, *, queue: str) -> str:
+    """Serves a paused queue again, and takes new tasks where it was draining."""
     return await driver.run_async(conn, RESUME_QUEUE, (queue,))
 
 
-def resume_queue_call(*, queue: str) -> driver.Call[None]:
+def resume_queue_call(*, queue: str) -> driver.Call[str]:
     return driver.Call(RESUME_QUEUE, (queue,))
 
 
-PAUSE_GROUP = driver.Statement[None](
-    "exec",
-    """-- name: PauseGroup :exec
-select fairq.pause_group(p_queue => $1::text, p_group_key => $2::text)""",
+DRAIN_QUEUE = driver.Statement[str](
+    "the",
+    """-- name: DrainQueue :one
+select fairq.drain_queue(p_queue => $1::text)::text as done""",
+    driver.scalar(),
 )
 
 
-def pause_group(conn: driver.Connection, *, queue: str, group_key: str) -> None:
+def drain_queue(conn: driver.Connection, *, queue: str) -> str:
+    """Refuses new tasks of a queue and serves those that are there, until it is resumed."""
+    return driver.run(conn, DRAIN_QUEUE, (queue,))
+
+
+async def drain_queue_async(conn: driver.AsyncConnection, *, queue: str) -> str:
+    """Refuses new tasks of a queue and serves those that are there, until it is resumed."""
+    return await driver.run_async(conn, DRAIN_QUEUE, (queue,))
+
+
+def drain_queue_call(*, queue: str) -> driver.Call[str]:
+    return driver.Call(DRAIN_QUEUE, (queue,))
+
+
+PAUSE_GROUP = driver.Statement[str](
+    "the",
+    """-- name: PauseGroup :one
+select fairq.pause_group(p_queue => $1::text, p_group_key => $2::text)::text as done""",
+    driver.scalar(),
+)
+
+
+def pause_group(conn: driver.Connection, *, queue: str, group_key: str) -> str:
     """Stops serving a group until it is resumed."""
     return driver.run(conn, PAUSE_GROUP, (queue, group_key))
 
@@ -555,23 +614,24 @@ async def pause_group_async(
     *,
     queue: str,
     group_key: str,
-) -> None:
+) -> str:
     """Stops serving a group until it is resumed."""
     return await driver.run_async(conn, PAUSE_GROUP, (queue, group_key))
 
 
-def pause_group_call(*, queue: str, group_key: str) -> driver.Call[None]:
+def pause_group_call(*, queue: str, group_key: str) -> driver.Call[str]:
     return driver.Call(PAUSE_GROUP, (queue, group_key))
 
 
-RESUME_GROUP = driver.Statement[None](
-    "exec",
-    """-- name: ResumeGroup :exec
-select fairq.resume_group(p_queue => $1::text, p_group_key => $2::text)""",
+RESUME_GROUP = driver.Statement[str](
+    "the",
+    """-- name: ResumeGroup :one
+select fairq.resume_group(p_queue => $1::text, p_group_key => $2::text)::text as done""",
+    driver.scalar(),
 )
 
 
-def resume_group(conn: driver.Connection, *, queue: str, group_key: str) -> None:
+def resume_group(conn: driver.Connection, *, queue: str, group_key: str) -> str:
     """Serves a paused group again."""
     return driver.run(conn, RESUME_GROUP, (queue, group_key))
 
@@ -581,24 +641,24 @@ async def resume_group_async(
     *,
     queue: str,
     group_key: str,
-) -> None:
+) -> str:
     """Serves a paused group again."""
     return await driver.run_async(conn, RESUME_GROUP, (queue, group_key))
 
 
-def resume_group_call(*, queue: str, group_key: str) -> driver.Call[None]:
+def resume_group_call(*, queue: str, group_key: str) -> driver.Call[str]:
     return driver.Call(RESUME_GROUP, (queue, group_key))
 
 
-PURGE_GROUP = driver.Statement[int | None](
-    "one",
+PURGE_GROUP = driver.Statement[int](
+    "the",
     """-- name: PurgeGroup :one
 select fairq.purge_group(p_queue => $1::text, p_group_key => $2::text)::integer as ended""",
     driver.scalar(),
 )
 
 
-def purge_group(conn: driver.Connection, *, queue: str, group_key: str) -> int | None:
+def purge_group(conn: driver.Connection, *, queue: str, group_key: str) -> int:
     """Cancels everything a group has waiting; returns how many tasks that were."""
     return driver.run(conn, PURGE_GROUP, (queue, group_key))
 
@@ -608,10 +668,96 @@ async def purge_group_async(
     *,
     queue: str,
     group_key: str,
-) -> int | None:
+) -> int:
     """Cancels everything a group has waiting; returns how many tasks that were."""
     return await driver.run_async(conn, PURGE_GROUP, (queue, group_key))
 
 
-def purge_group_call(*, queue: str, group_key: str) -> driver.Call[int | None]:
+def purge_group_call(*, queue: str, group_key: str) -> driver.Call[int]:
     return driver.Call(PURGE_GROUP, (queue, group_key))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RateUsageRow:
+    queue: str
+    group_key: str | None
+    rate_limit: int
+    rate_period: float
+    rate_burst: int
+    used: int
+    available: int
+    next_at: str | None
+    full_at: str | None
+
+
+RATE_USAGE = driver.Statement[RateUsageRow | None](
+    "one",
+    """-- name: RateUsage :one
+select u.queue, u.group_key, u.rate_limit,
+  extract(epoch from u.rate_period)::double precision as rate_period,
+  u.rate_burst, u.used, u.available,
+  to_char(u.next_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as next_at,
+  to_char(u.full_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as full_at
+from fairq.rate_usage(p_queue => $1::text, p_group_key => $2::text) u""",
+    driver.row(RateUsageRow),
+)
+
+
+def rate_usage(
+    conn: driver.Connection,
+    *,
+    queue: str,
+    group_key: str | None = None,
+) -> RateUsageRow | None:
+    """How much of the rate of a group, or of a whole queue, is used; no row: there is no rate."""
+    return driver.run(conn, RATE_USAGE, (queue, group_key))
+
+
+async def rate_usage_async(
+    conn: driver.AsyncConnection,
+    *,
+    queue: str,
+    group_key: str | None = None,
+) -> RateUsageRow | None:
+    """How much of the rate of a group, or of a whole queue, is used; no row: there is no rate."""
+    return await driver.run_async(conn, RATE_USAGE, (queue, group_key))
+
+
+def rate_usage_call(
+    *,
+    queue: str,
+    group_key: str | None = None,
+) -> driver.Call[RateUsageRow | None]:
+    return driver.Call(RATE_USAGE, (queue, group_key))
+
+
+RESET_RATE = driver.Statement[str](
+    "the",
+    """-- name: ResetRate :one
+select fairq.reset_rate(p_queue => $1::text, p_group_key => $2::text)::text as done""",
+    driver.scalar(),
+)
+
+
+def reset_rate(
+    conn: driver.Connection,
+    *,
+    queue: str,
+    group_key: str | None = None,
+) -> str:
+    """Forgets what was used of the rate of a group, or of a whole queue."""
+    return driver.run(conn, RESET_RATE, (queue, group_key))
+
+
+async def reset_rate_async(
+    conn: driver.AsyncConnection,
+    *,
+    queue: str,
+    group_key: str | None = None,
+) -> str:
+    """Forgets what was used of the rate of a group, or of a whole queue."""
+    return await driver.run_async(conn, RESET_RATE, (queue, group_key))
+
+
+def reset_rate_call(*, queue: str, group_key: str | None = None) -> driver.Call[str]:
+    return driver.Call(RESET_RATE, (queue, group_key))

@@ -90,6 +90,7 @@ drop function fairq._place;
 drop function fairq._obstacles;
 drop function fairq._move_clock;
 drop function fairq._meters_of;
+drop function fairq._meter_limits;
 drop function fairq._meter;
 drop function fairq._lock_domain;
 drop function fairq._line_up;

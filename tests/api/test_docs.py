@@ -24,6 +24,7 @@ HOW_TO = [
     *(
         DOCS / "how-to" / f"{name}.md"
         for name in (
+            "change-policies-from-python",
             "end-a-task-with-its-effects",
             "retry-failed-tasks",
             "test-your-tasks",

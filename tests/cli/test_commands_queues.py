@@ -13,10 +13,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from fairq import policies
 from fairq.cli import COMMANDS, Exit, main
 from fairq.commands.queues import CLUSTER_HELP, GROUP_HELP, KEY_HELP, QUEUE_HELP
-from fairq.commands.settings import parameters
-from fairq.queries import settings
 from tests.cli.running import answer, as_role, fairq, ok, process, terminal
 from tests.support.database import Database
 
@@ -185,20 +184,22 @@ def test_a_wrong_setting_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("command", "call", "helps"),
+    ("command", "changes", "helps"),
     [
-        ("queues", settings.configure_queue, QUEUE_HELP),
-        ("groups", settings.configure_group, GROUP_HELP),
-        ("keys", settings.configure_key, KEY_HELP),
-        ("cluster", settings.configure_cluster, CLUSTER_HELP),
+        ("queues", policies.QueueChanges, QUEUE_HELP),
+        ("groups", policies.GroupChanges, GROUP_HELP),
+        ("keys", policies.KeyChanges, KEY_HELP),
+        ("cluster", policies.ClusterChanges, CLUSTER_HELP),
     ],
 )
-def test_every_setting_has_an_option_with_a_help_text(command: str, call: Any, helps: dict[str, str]) -> None:
-    """A parameter that the engine gains is an option at once, and this test asks for its text."""
+def test_every_setting_has_an_option_with_a_help_text(
+    command: str, changes: type, helps: dict[str, str]
+) -> None:
+    """A setting that Python gains is an option at once, and this test asks for its text."""
     group: Any = main
     found = group.get_command(click.Context(main), command).commands["set"]
     options = {option.name: option for option in found.params}
-    assert set(parameters(call)) == set(helps)
+    assert set(policies.kinds(changes)) == set(helps)
     for name, text in helps.items():
         assert options[name].help == text
 
@@ -303,6 +304,66 @@ def test_pause_stops_pops_and_resume_lets_them_go_on(database: Database, target:
     assert answer(database, "pause", "nope", *target, exit_code=1)["error"]["code"] == "unknown_queue"
 
 
+def test_drain_refuses_new_tasks_until_the_queue_is_resumed(database: Database) -> None:
+    ok(database, "enqueue", "bob")
+    assert "1 task left" in ok(database, "drain")
+    assert answer(database, "enqueue", "bob", exit_code=1)["error"]["code"] == "queue_draining"
+    assert "since" in ok(database, "queues")
+    assert answer(database, "drain")["left"] == 1
+    ok(database, "resume")
+    ok(database, "enqueue", "bob")
+    assert answer(database, "drain", "nope", exit_code=1)["error"]["code"] == "unknown_queue"
+    assert fairq(database, "drain", "--timeout", "1s").exit_code == Exit.USAGE
+
+
+def test_drain_waits_until_the_queue_is_empty_or_time_is_up(database: Database) -> None:
+    conn = database.connect(autocommit=True)
+    task_id = int(ok(database, "enqueue", "bob"))
+    error = answer(database, "drain", "--wait", "--timeout", "1ms", exit_code=1)["error"]
+    assert error["code"] == "not_empty"
+    assert "1 task" in error["message"]
+    with process(database, "drain", "--wait", "--timeout", "1m", "--json") as waiting:
+        conn.execute("select fairq.cancel_task(%s)", [task_id])
+        conn.execute("select fairq.promote_overflow()")
+        out, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == Exit.OK
+    assert json.loads(out)["left"] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "target"),
+    [("queues", "docs", ["docs"]), ("groups", "bob", ["bob", "--queue", "docs"])],
+)
+def test_usage_says_how_much_of_a_rate_is_used_and_reset_forgets_it(
+    database: Database, command: str, name: str, target: list[str]
+) -> None:
+    """D32."""
+    ok(database, "queues", "set", "docs")
+    assert "has no rate" in ok(database, command, "usage", *target)
+    assert answer(database, command, "usage", *target)["rate_limit"] is None
+    ok(database, command, "set", *target, "--rate-limit", "1", "--rate-period", "1h", "--rate-burst", "3")
+    found = answer(database, command, "usage", *target)
+    assert (found["used"], found["available"], found["next_at"]) == (0, 3, None)
+    for _ in range(5):
+        ok(database, "enqueue", "bob", "--queue", "docs")
+    conn = database.connect(autocommit=True)
+    row = conn.execute("select fairq.register_worker('tester', '{docs}', 9)").fetchone()
+    assert row
+    assert len(conn.execute("select id from fairq.pop_tasks('docs', 9, %s)", row).fetchall()) == 3
+    found = answer(database, command, "usage", *target)
+    assert (found["used"], found["available"], found["rate_period"]) == (3, 0, 3600)
+    assert found["next_at"] < found["full_at"]
+    text = ok(database, command, "usage", *target)
+    assert re.search(r"1 per 1 h, burst 3.*\n.*3 are used, 0 are free; the next .* in (1 h|59 min)", text), (
+        text
+    )
+    ok(database, command, "reset-rate", *target)
+    assert len(conn.execute("select id from fairq.pop_tasks('docs', 9, %s)", row).fetchall()) == 2
+    wrong = {"queues": ["nope"], "groups": [name, "--queue", "nope"]}[command]
+    for verb in ("usage", "reset-rate"):
+        assert answer(database, command, verb, *wrong, exit_code=1)["error"]["code"] == "unknown_queue"
+
+
 def test_keys_and_the_cluster_have_caps(database: Database) -> None:
     assert "one task runs at a time" in ok(database, "keys")
     assert answer(database, "keys", "set", "printer", "--max-running", "2")["max_running"] == 2
@@ -388,7 +449,11 @@ LEAST: dict[str, list[str]] = {
     "top": ["--count", "1"],
     "queues": [],
     "queues set": ["docs"],
+    "queues usage": ["default"],
+    "queues reset-rate": ["default"],
     "groups": [],
+    "groups usage": ["bob"],
+    "groups reset-rate": ["bob"],
     "groups set": ["bob", "--weight", "2"],
     "groups purge": ["bob", "--yes"],
     "keys": [],
@@ -397,6 +462,7 @@ LEAST: dict[str, list[str]] = {
     "cluster set": ["--max-running", "100"],
     "pause": ["default"],
     "resume": ["default", "--group", "bob"],
+    "drain": [],
     "maintain": [],
 }
 NOWHERE = "postgresql://bob:s3cr3t@127.0.0.1:1/shop?connect_timeout=2"
@@ -459,10 +525,12 @@ def test_a_connection_that_waits_for_ever_is_given_up() -> None:
 
 RIGHTS = {
     "fairq_enqueue": {"enqueue", "enqueue --from", "cancel", "result", "queues", "keys", "cluster"},
-    "fairq_observe": {"stats", "top", "explain", "groups", "queues", "keys", "cluster"},
+    "fairq_observe": {"stats", "top", "explain", "groups", "queues", "keys", "cluster"}
+    | {"queues usage", "groups usage"},
     "fairq_work": {
         *("enqueue", "enqueue --from", "cancel", "retry", "result"),
         *("explain", "stats", "top", "groups", "queues", "keys", "cluster", "maintain"),
+        *("queues usage", "groups usage"),
     },
     "fairq_admin": set(LEAST),
 }

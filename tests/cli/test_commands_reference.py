@@ -20,7 +20,7 @@ EVERYWHERE = {"--dsn", "--json", "--help"}
 PAGES = {
     **dict.fromkeys(("enqueue", "cancel", "retry", "result", "explain"), "cli-tasks.md"),
     **dict.fromkeys(("stats", "top", "queues", "groups", "keys", "cluster"), "cli-queues.md"),
-    **dict.fromkeys(("pause", "resume", "maintain"), "cli-queues.md"),
+    **dict.fromkeys(("pause", "resume", "drain", "maintain"), "cli-queues.md"),
     "bench": "cli-bench.md",
     "doctor": "cli-doctor.md",
     "completion": "cli.md",

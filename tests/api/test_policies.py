@@ -1,0 +1,286 @@
+"""Policies are changed by Python functions, on every kind of connection, in the caller's transaction."""
+
+import inspect
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+import psycopg
+import pytest
+
+import fairq
+from fairq import policies
+from fairq.queries import settings
+from tests.api.kinds import Opened
+
+Observer = psycopg.Connection[Any]
+
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def queue(group: str) -> str:
+    return group.replace("group", "queue")
+
+
+@pytest.fixture(autouse=True)
+def _clean_cluster(observer: Observer) -> Iterator[None]:
+    yield
+    observer.execute("select fairq.configure_cluster(p_max_running => null, p_reset => '{max_running}')")
+
+
+def do(opened: Opened, function: Any, *args: Any, **changes: Any) -> Any:
+    return opened.finish(function(opened.conn, *args, **changes))
+
+
+def pop(observer: Observer, queue: str, limit: int = 100) -> list[int]:
+    row = observer.execute("select fairq.register_worker('w', array[%s], 1)", [queue]).fetchone()
+    assert row
+    return [
+        each[0]
+        for each in observer.execute("select id from fairq.pop_tasks(%s, %s, %s)", [queue, limit, row[0]])
+    ]
+
+
+def test_a_queue_takes_every_setting_and_says_what_holds(
+    opened: Opened, observer: Observer, queue: str
+) -> None:
+    """The limits of the whole queue, too, which are kept elsewhere."""
+    everything: dict[str, Any] = {
+        "ready_target": 50,
+        "max_attempts": 3,
+        "retry_base": 2,
+        "retry_cap": timedelta(hours=1),
+        "retention": 2.5,
+        "notify": False,
+        "weight": 2,
+        "group_max_running": 4,
+        "group_rate_limit": 5,
+        "group_rate_period": MINUTE,
+        "group_rate_burst": 6,
+        "group_breaker_threshold": 7,
+        "group_breaker_cooldown": 8,
+        "max_running": 9,
+        "rate_limit": 10,
+        "rate_period": 11,
+        "rate_burst": 12,
+        "breaker_threshold": 13,
+        "breaker_cooldown": timedelta(milliseconds=1500),
+    }
+    assert everything.keys() == policies.kinds(policies.QueueChanges).keys()
+    found = do(opened, fairq.configure_queue, queue, **everything)
+    kinds = policies.kinds(policies.QueueChanges)
+    for name, value in everything.items():
+        as_span = kinds[name] is timedelta and not isinstance(value, timedelta)
+        assert getattr(found, name) == (timedelta(seconds=value) if as_span else value), name
+    assert (found.queue, found.paused_at, found.draining_at) == (queue, None, None)
+    assert observer.execute("select from fairq.queues where queue = %s", [queue]).fetchall() == []
+    opened.commit()
+
+    changed = do(opened, fairq.configure_queue, queue, max_attempts=None, reset=get_args(policies.QueueReset))
+    assert (changed.max_attempts, changed.retry_base) == (3, 2 * SECOND), "what is not named stays"
+    nothing = {name: getattr(changed, name) for name in everything if name not in ("weight", "max_attempts")}
+    kept = {"retry_base", "retry_cap", "retention", "notify"}
+    assert {name for name, value in nothing.items() if value is not None} == kept
+    assert changed.weight == 1
+    opened.rollback()
+    assert do(opened, fairq.configure_queue, queue) == found, "a rollback leaves nothing"
+
+
+def test_settings_of_a_group_hold_from_the_commit_on(
+    opened: Opened, observer: Observer, queue: str, group: str
+) -> None:
+    do(opened, fairq.configure_queue, queue)
+    found = do(
+        opened,
+        fairq.configure_group,
+        queue,
+        group,
+        weight=0.5,
+        max_running=2,
+        rate_limit=3,
+        rate_period=MINUTE,
+        rate_burst=3,
+        breaker_threshold=4,
+    )
+    assert found == fairq.GroupSettings(
+        queue=queue,
+        group_key=group,
+        weight=0.5,
+        max_running=2,
+        rate_limit=3,
+        rate_period=MINUTE,
+        rate_burst=3,
+        breaker_threshold=4,
+        breaker_cooldown=MINUTE,
+        paused_at=None,
+    )
+    ids = opened.finish(fairq.enqueue_many(opened.conn, [(group, n) for n in range(5)], queue=queue))
+    opened.commit()
+    assert pop(observer, queue) == ids[:2]
+    found = do(opened, fairq.configure_group, queue, group, reset=["weight", "breaker", "max_running"])
+    assert (found.weight, found.breaker_threshold, found.breaker_cooldown) == (None, None, None)
+    assert found.rate_limit == 3
+    opened.commit()
+    assert len(pop(observer, queue)) == 1
+
+
+def test_keys_and_the_cluster(opened: Opened, group: str) -> None:
+    assert do(opened, fairq.configure_key, group, max_running=3) == fairq.KeySettings(
+        concurrency_key=group, max_running=3
+    )
+    assert do(opened, fairq.configure_key, group, reset=["max_running"]).max_running is None
+    before = do(opened, fairq.configure_cluster)
+    assert before.shard_count >= 1
+    assert before.max_running is None
+    assert do(opened, fairq.configure_cluster, max_running=1000).max_running == 1000
+    assert do(opened, fairq.configure_cluster, payload_limit=2_000_000).payload_limit == 2_000_000
+    opened.rollback()
+    assert do(opened, fairq.configure_cluster) == before
+
+
+def test_pause_resume_drain_and_purge(opened: Opened, observer: Observer, queue: str, group: str) -> None:
+    do(opened, fairq.configure_queue, queue)
+    ids = opened.finish(fairq.enqueue_many(opened.conn, [(group, 1)] * 4, queue=queue))
+    assert do(opened, fairq.pause_queue, queue) is None
+    opened.commit()
+    assert pop(observer, queue) == []
+    paused_at = do(opened, fairq.configure_queue, queue).paused_at
+    assert abs(paused_at - datetime.now(UTC)) < timedelta(hours=1)
+    do(opened, fairq.resume_queue, queue)
+    do(opened, fairq.pause_group, queue, group)
+    opened.commit()
+    assert pop(observer, queue) == []
+    assert do(opened, fairq.configure_group, queue, group).paused_at is not None
+    do(opened, fairq.resume_group, queue, group)
+    do(opened, fairq.drain_queue, queue)
+    opened.commit()
+    with pytest.raises(fairq.QueueDraining):
+        opened.finish(fairq.enqueue(opened.conn, group, queue=queue))
+    opened.after_error()
+    opened.rollback()
+    assert pop(observer, queue, 1) == ids[:1]
+    assert do(opened, fairq.purge_group, queue, group) == 3
+    assert do(opened, fairq.configure_queue, queue).draining_at is not None
+    do(opened, fairq.resume_queue, queue)
+    opened.finish(fairq.enqueue(opened.conn, group, queue=queue))
+    opened.commit()
+    assert len(pop(observer, queue)) == 1
+
+
+def test_rates_are_seen_and_reset(opened: Opened, observer: Observer, queue: str, group: str) -> None:
+    """D32."""
+    do(opened, fairq.configure_queue, queue, rate_limit=5, rate_period=timedelta(days=1), rate_burst=3)
+    assert do(opened, fairq.rate_usage, queue, group) is None
+    do(opened, fairq.configure_group, queue, group, rate_limit=1, rate_period=timedelta(days=1), rate_burst=2)
+    opened.finish(fairq.enqueue_many(opened.conn, [(group, 1)] * 9, queue=queue))
+    opened.commit()
+    assert len(pop(observer, queue)) == 2
+    used = do(opened, fairq.rate_usage, queue, group)
+    assert (used.queue, used.group_key, used.rate_limit, used.rate_burst) == (queue, group, 1, 2)
+    assert (used.used, used.available, used.rate_period) == (2, 0, timedelta(days=1))
+    assert used.next_at < used.full_at
+    assert used.next_at.tzinfo is not None
+    whole = do(opened, fairq.rate_usage, queue)
+    assert (whole.group_key, whole.used, whole.available, whole.next_at) == (None, 2, 1, None)
+    do(opened, fairq.reset_rate, queue, group)
+    do(opened, fairq.reset_rate, queue)
+    opened.commit()
+    assert len(pop(observer, queue)) == 2
+    assert do(opened, fairq.rate_usage, queue).used == 2
+
+
+def test_errors_of_the_engine_are_ours(opened: Opened, queue: str) -> None:
+    for function, args, error in (
+        (fairq.configure_group, ("nowhere", "bob"), fairq.UnknownQueue),
+        (fairq.pause_queue, ("nowhere",), fairq.UnknownQueue),
+        (fairq.rate_usage, ("nowhere",), fairq.UnknownQueue),
+        (fairq.configure_queue, ("#keys",), fairq.InvalidName),
+    ):
+        with pytest.raises(error):
+            do(opened, function, *args)
+        opened.after_error()
+        opened.rollback()
+    with pytest.raises(fairq.OutOfRange):
+        do(opened, fairq.configure_queue, queue, weight=0)
+    opened.after_error()
+    opened.rollback()
+    opened.do("set transaction isolation level serializable")
+    with pytest.raises(fairq.FairqError) as caught:
+        do(opened, fairq.configure_group, "default", "bob", weight=2)
+    assert getattr(caught.value, "sqlstate", None) == "QF005"
+
+
+# --- Without the database ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"max_running": 2.5}, fairq.OutOfRange),
+        ({"max_running": True}, fairq.OutOfRange),
+        ({"max_running": 2**31}, fairq.OutOfRange),
+        ({"max_running": "2"}, fairq.OutOfRange),
+        ({"weight": "2"}, fairq.OutOfRange),
+        ({"weight": float("nan")}, fairq.OutOfRange),
+        ({"rate_period": "1 minute"}, fairq.InvalidTime),
+        ({"rate_period": float("inf")}, fairq.InvalidTime),
+        ({"rate_period": float("nan")}, fairq.InvalidTime),
+        ({"notify": 1}, fairq.ConfigurationError),
+        ({"reset": "rate"}, fairq.ConfigurationError),
+        ({"reset": [1]}, fairq.ConfigurationError),
+        ({"reset": None}, fairq.ConfigurationError),
+        ({"max_runing": 2}, TypeError),
+    ],
+)
+def test_what_is_wrong_in_any_case_leaves_the_transaction_usable(
+    observer: Observer, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    with observer.transaction():
+        with pytest.raises(error) as caught:
+            fairq.configure_queue(observer, "default", **changes)
+        assert next(iter(changes)) in str(caught.value)
+        assert observer.execute("select 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("name", [None, "", 5, "x" * 501, "nul\0", "half \ud800"])
+def test_names_are_looked_at_first(observer: Observer, name: Any) -> None:
+    with observer.transaction():
+        of_queues: list[Any] = [fairq.configure_queue, fairq.pause_queue, fairq.drain_queue, fairq.rate_usage]
+        for function in of_queues:
+            with pytest.raises(fairq.InvalidName):
+                function(observer, name)
+        with pytest.raises(fairq.InvalidName):
+            fairq.configure_key(observer, name)
+        of_groups: list[Any] = [fairq.configure_group, fairq.purge_group, fairq.pause_group]
+        for function in of_groups:
+            with pytest.raises(fairq.InvalidGroupKey):
+                function(observer, "default", name)
+        assert observer.execute("select 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "resets", "answer", "function"),
+    [
+        (policies.QueueChanges, policies.QueueReset, fairq.QueueSettings, settings.configure_queue),
+        (policies.GroupChanges, policies.GroupReset, fairq.GroupSettings, settings.configure_group),
+        (policies.KeyChanges, policies.KeyReset, fairq.KeySettings, settings.configure_key),
+        (policies.ClusterChanges, policies.ClusterReset, fairq.ClusterSettings, settings.configure_cluster),
+    ],
+)
+def test_python_knows_every_setting_that_the_engine_has(
+    observer: Observer, changes: type, resets: Any, answer: Any, function: Any
+) -> None:
+    """And every one that can be reset, as the engine's own hint lists them."""
+    parameters = {
+        name for name, each in inspect.signature(function).parameters.items() if each.default is None
+    }
+    assert policies.kinds(changes).keys() == parameters
+    assert parameters <= set(answer.__dataclass_fields__)
+    target = {"configure_queue": "'q', ", "configure_group": "'default', 'g', ", "configure_key": "'k', "}
+    name = function.__name__
+    with pytest.raises(psycopg.Error) as caught:
+        observer.execute(f"select fairq.{name}({target.get(name, '')}p_reset => '{{nonsense}}')".encode())
+    hint = caught.value.diag.message_hint
+    assert hint == f"There are: {', '.join(get_args(resets))}."
