@@ -54,7 +54,7 @@ grant usage on sequence fairq.task_ids, fairq.ring_ids to fairq_enqueue, fairq_w
 grant execute on all functions in schema fairq to fairq_work;
 revoke execute on function
   fairq.configure_cluster(integer, integer, integer, text[]),
-  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]),
+  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, text, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]),
   fairq.configure_group(text, text, double precision, integer, integer, interval, integer, integer, interval, text[]),
   fairq.configure_key(text, integer, text[]),
   fairq.pause_queue(text),
@@ -79,7 +79,7 @@ grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fa
   fairq.rate_usage(text, text), fairq._rate_scope(text, text), fairq._check_group(text, text), fairq._refuse_queue(text), fairq._shard_of(text, integer),
   fairq._policy(fairq.queues, fairq.groups), fairq._settle(fairq.policy, fairq.gate, integer, integer, boolean, timestamptz)
 to fairq_observe;
-grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
+grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats, fairq.estimates to fairq_observe, fairq_work;
 grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups, fairq.progress to fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, state, priority, block, position, worker_id, created_at, run_at, expires_at,
   started_at, lease_expires_at, cost, attempt, max_attempts, counted, concurrency_key) on fairq.tasks to fairq_observe;

@@ -37,6 +37,7 @@ QUEUE_HELP = {
     "retention": "How long ended tasks and attempts are kept.",
     "notify": "Announce new work by NOTIFY. It takes a database-wide lock at commit; polling works without.",
     "weight": "Weight of groups that have none of their own.",
+    "fairness": "What groups share: count (as many tasks for each) or time (as many worker seconds).",
     "group_max_running": "The same for each group that has no cap of its own.",
     "group_rate_limit": "For each group without a rate of its own: most tasks begun per period.",
     "group_rate_period": "The time that --group-rate-limit counts in. Default: 1s.",

@@ -122,6 +122,7 @@ create table fairq.queues (
   retention interval not null default '7 days',
   notify boolean not null default true,
   weight double precision not null default 1,
+  fairness text collate "C" not null default 'count',
   group_max_running integer,
   group_rate_limit integer,
   group_rate_period interval,
@@ -139,18 +140,21 @@ create table fairq.queues (
   constraint retry_cap_not_negative check (retry_cap >= interval '0'),
   constraint retention_not_negative check (retention >= interval '0'),
   constraint weight_in_range check (weight between 0.001 and 1000),
+  constraint fairness_is_known check (fairness in ('count', 'time')),
   constraint group_max_running_not_negative check (group_max_running >= 0),
   constraint group_rate_is_whole check ((group_rate_limit is null) = (group_rate_period is null)),
   constraint group_breaker_is_whole check ((group_breaker_threshold is null) = (group_breaker_cooldown is null))
 );
 comment on table fairq.queues is 'Queues and their settings. Change them with fairq.configure_queue().';
-comment on column fairq.queues.ready_target is 'How many tasks are kept queued, ready to be popped; null: four times the slots of the live workers, at least 1000.';
+comment on column fairq.queues.ready_target is 'How many tasks are kept queued, ready to be popped; null: four times the slots of the live workers, at least 1000 (50 where groups share time).';
 comment on column fairq.queues.max_attempts is 'Attempts of a task that names no number of its own.';
 comment on column fairq.queues.retry_base is 'Back-off before the second attempt; doubled for every further one.';
 comment on column fairq.queues.retry_cap is 'Longest back-off.';
 comment on column fairq.queues.retention is 'How long ended tasks and attempts are kept.';
 comment on column fairq.queues.notify is 'Whether new work is announced by NOTIFY. NOTIFY takes a database-wide lock at commit; polling works without.';
 comment on column fairq.queues.weight is 'Weight of groups that have none of their own.';
+comment on column fairq.queues.fairness is
+  'What groups share: count, so that each gets as many tasks (costs, rather) as the others; time, so that each gets as many worker seconds.';
 comment on column fairq.queues.group_max_running is 'Most tasks in flight at once for each group that has no cap of its own; null: no cap.';
 comment on column fairq.queues.group_rate_limit is 'With group_rate_period: rate of each group that has none of its own; null: no limit.';
 comment on column fairq.queues.group_rate_period is 'The period of group_rate_limit.';
@@ -210,6 +214,20 @@ create type fairq.gate as (
 );
 comment on type fairq.gate is 'Where a group stands with its limits: places taken, rate used, breaker.';
 
+create type fairq.estimate as (
+  kind text,
+  tasks integer,
+  seconds double precision
+);
+comment on type fairq.estimate is 'How long the tasks of a kind ran: how many were measured, and the mean of the last ones.';
+
+create type fairq.pace as (
+  last_block bigint,
+  credit bigint,
+  estimates fairq.estimate[]
+);
+comment on type fairq.pace is 'What the tasks of a group take, where groups share time: its estimates; the block of its last address, which no correction goes behind; and what could not be given back yet for that reason.';
+
 create type fairq.allowance as (
   tasks integer,
   look_at timestamptz,
@@ -239,6 +257,7 @@ create table fairq.tasks (
   started_at timestamptz,
   lease_expires_at timestamptz,
   cost double precision not null,
+  charge double precision,
   attempt integer not null default 0,
   max_attempts integer not null,
   meters integer not null default 0,
@@ -270,6 +289,7 @@ comment on column fairq.tasks.attempt is 'Attempts begun, those given back inclu
 comment on column fairq.tasks.max_attempts is 'Number of the last attempt it may have: as asked, and one more for each that was given back.';
 comment on column fairq.tasks.counted is 'The task holds one of its group''s places; its end is reported to the lane.';
 comment on column fairq.tasks.meters is 'The task holds a place of its queue (1), of the cluster (2).';
+comment on column fairq.tasks.charge is 'Seconds charged to its group when it was promoted, where groups share time; the end of the attempt reports the difference.';
 comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';
 
 create table fairq.finished_tasks (
@@ -330,7 +350,9 @@ create table fairq.rings (
   succeeded boolean not null default false,
   keyed boolean not null default false,
   queue text collate "C" not null,
-  group_key text collate "C" not null
+  group_key text collate "C" not null,
+  correction double precision,
+  ran fairq.estimate
 );
 comment on table fairq.rings is
   'Doorbells: "look at this group". Append-only; promotion consumes each exactly once, by transaction id, without touching it; fairq.maintain() sweeps them.';
@@ -341,6 +363,8 @@ comment on column fairq.rings.due_at is 'A scheduled task was added: look again 
 comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
 comment on column fairq.rings.failures is 'Attempts of a group with limits that failed, after the last that succeeded.';
 comment on column fairq.rings.succeeded is 'An attempt of a group with limits succeeded.';
+comment on column fairq.rings.correction is 'Seconds that attempts took beyond what their group was charged for them; less than nothing: it was charged too much.';
+comment on column fairq.rings.ran is 'How long the attempts of a kind ran.';
 comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
 comment on column fairq.rings.cancelled_id is 'The task to cancel, while it is waiting.';
 
@@ -363,6 +387,7 @@ create table fairq.lanes (
   cursors fairq.cursor[] not null,
   policy fairq.policy,
   gate fairq.gate,
+  pace fairq.pace,
   constraint lanes_pkey primary key (shard_no, queue, group_key, version)
 );
 comment on table fairq.lanes is
@@ -372,6 +397,7 @@ comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the g
 comment on column fairq.lanes.position is 'Position of the group''s next task.';
 comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
 comment on column fairq.lanes.gate is 'Where it stands with its limits; in_flight counts its tasks that are queued, claimed or running.';
+comment on column fairq.lanes.pace is 'How long its tasks take; null: groups of the queue share by count.';
 comment on column fairq.lanes.look_at is 'It has overflow that may not be promoted before this time.';
 comment on column fairq.lanes.keyed is 'Some of its tasks have a concurrency key.';
 comment on column fairq.lanes.admissible is 'Has overflow that may be promoted now.';
@@ -592,6 +618,12 @@ from fairq.workers w
 where w.shard_no = 0;
 comment on view fairq.worker_stats is 'Workers, their last sign of life and how many tasks they hold.';
 
+create view fairq.estimates as
+select l.queue, l.group_key, e.kind, e.seconds, e.tasks
+from fairq.lanes l
+cross join lateral unnest((l.pace).estimates) e;
+comment on view fairq.estimates is 'How long the tasks of a group and kind take, where groups share time: the mean of the last ones, and how many have been measured, up to 16.';
+
 -- sql/functions/_admit.sql
 
 -- Gives addresses to waiting tasks: overflow -> queued.
@@ -636,11 +668,12 @@ declare
   v_blocks bigint[];
   v_positions bigint[];
   v_counted boolean[];
+  v_charges double precision[];
   v_replaced tid[];
 begin
   with waiting as (
     select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.last_priority, l.look_at,
-      l.admissible, l.keyed, l.group_key, l.cursors, l.policy, l.gate
+      l.admissible, l.keyed, l.group_key, l.cursors, l.policy, l.gate, l.pace
     from fairq.lanes l
     where l.shard_no = p_tick.shard_no
       and l.queue = p_tick.queue
@@ -654,18 +687,19 @@ begin
       row_number() over (order by c.admissible desc, c.finish, c.position) as nth
     from (
       select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.last_priority, r.look_at,
-        r.admissible, r.keyed, r.group_key, r.cursors, r.policy, r.gate
+        r.admissible, r.keyed, r.group_key, r.cursors, r.policy, r.gate, r.pace
       from unnest(p_lanes) r
       union all
       select w.* from waiting w
     ) c
   ),
   fence as materialized (
-    -- The first lane that has to wait for another pass, and with it whatever comes after.
+    -- The first lane that has to wait for another pass, and with it whatever comes after. Without a refill that is whoever stands at the
+    -- horizon or behind it, lanes just rung as well: otherwise groups that ring all the time would be promoted ever further ahead.
     select c.nth, c.tag
     from candidate c
     where c.admissible
-      and (c.nth > p_budget or (c.replaces is not null and not p_refill))
+      and (c.nth > p_budget or (not p_refill and (c.replaces is not null or (c.finish, c.position) >= (p_tick.horizon, p_tick.horizon_position))))
     order by c.nth
     limit 1
   ),
@@ -698,44 +732,31 @@ begin
     select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.last_priority, s.look_at, s.admissible,
       s.keyed, s.group_key, s.cursors, s.quota, s.policy,
       case when s.policy is distinct from null then fairq._charge(s.policy, s.gate, coalesce(k.taken, 0)::integer, p_now) else s.gate end as gate,
-      k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
+      fairq._last_block(s.pace, s.finish + k.last_start) as pace,
+      k.ctids, k.starts, k.charges, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
     from share s
     left join lateral (
       select
         array_agg(n.ctid) filter (where n.rank <= s.quota and not n.is_expired) as ctids,
         array_agg(n.start) filter (where n.rank <= s.quota and not n.is_expired) as starts,
+        array_agg(n.charge) filter (where n.rank <= s.quota and not n.is_expired and n.charge is not null) as charges,
+        max(n.start) filter (where n.rank <= s.quota and not n.is_expired) as last_start,
         sum(n.step) filter (where n.rank <= s.quota) as served,
         count(*) filter (where n.rank <= s.quota and not n.is_expired) as taken,
         min(n.priority) filter (where n.rank <= s.quota and not n.is_expired) as lowest_priority,
         array_agg(n.ctid) filter (where n.rank <= s.quota and n.is_expired) as expired,
         (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.rank > s.quota))[1] as next
       from (
-        select t.ctid, t.priority, t.sequence, t.is_expired, t.step,
+        select t.ctid, t.priority, t.sequence, t.is_expired, t.charge, t.step,
           row_number() over line as rank,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
         from (
-          select o.ctid, o.priority, o.sequence, o.is_expired, o.step
-          from unnest(s.cursors) c
-          cross join lateral (
-            select i.ctid, i.priority, i.sequence, i.expires_at is not null and i.expires_at <= p_now as is_expired,
-              case
-                when i.expires_at is not null and i.expires_at <= p_now then 0
-                else fairq._step(i.cost, s.weight)
-              end as step
-            from fairq.tasks i
-            where i.shard_no = p_tick.shard_no
-              and i.queue = p_tick.queue
-              and i.group_key = s.group_key
-              and i.state = 'overflow'
-              and i.priority = c.priority
-              and i.sequence >= c.sequence
-            order by i.sequence
-            limit s.quota + 1
-          ) o
+          select y.*
+          from fairq._next_tasks(p_tick.shard_no, p_tick.queue, s.group_key, s.cursors, s.weight, s.pace, s.quota + 1, p_now) y
           where not s.keyed
           union all
-          select y.ctid, y.priority, y.sequence, y.is_expired, y.step
-          from fairq._take_keys(p_tick, s.group_key, s.cursors, s.weight, s.quota, p_now) y
+          select y.*
+          from fairq._take_keys(p_tick, s.group_key, s.cursors, s.weight, s.pace, s.quota, p_now) y
           where s.keyed
         ) t
         window line as (order by t.priority desc, t.sequence)
@@ -744,11 +765,11 @@ begin
     ) k on s.quota > 0
   ),
   written as (
-    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority,
+    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority,
       cursors, look_at, admissible)
     select p_tick.shard_no, p_tick.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
       case when c.taken > 0 then fairq._lane_position(c.lane_no) else c.position end,
-      c.weight, c.keyed, c.policy, c.gate,
+      c.weight, c.keyed, c.policy, c.gate, c.pace,
       coalesce(c.lowest_priority, c.last_priority),
       -- Higher priorities are used up, the level of the next task begins with it, lower ones are untouched. Written out here:
       -- a function with a subquery would cost an executor start for every lane.
@@ -781,18 +802,19 @@ begin
     order by h.finish, h.position
     limit 1
   )
-  select p.ctids, p.blocks, p.positions, p.counted, (select greatest(p_tick.top, max(c.finish + c.served)) from chunk c where c.quota > 0),
+  select p.ctids, p.blocks, p.positions, p.counted, p.charges, (select greatest(p_tick.top, max(c.finish + c.served)) from chunk c),
     (select h.finish from horizon h), (select h.position from horizon h),
     (select array_agg(e.ctid) from chunk c cross join lateral unnest(c.expired) e(ctid)),
     (select array_agg(c.replaces) from chunk c where c.replaces is not null and c.quota > 0)
-  into v_ctids, v_blocks, v_positions, v_counted, o_top, o_horizon, o_horizon_position, o_expired, v_replaced
+  into v_ctids, v_blocks, v_positions, v_counted, v_charges, o_top, o_horizon, o_horizon_position, o_expired, v_replaced
   from (
-    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted
+    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted,
+      array_agg(m.charge) as charges
     from (
-      select u.ctid, c.finish + u.start as block, fairq._counts(c.policy) as counted,
+      select u.ctid, c.finish + u.start as block, fairq._counts(c.policy) as counted, u.charge,
         case when u.start = 0 then c.position else fairq._lane_position(c.lane_no) end as position
       from chunk c
-      cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)
+      cross join lateral unnest(c.ctids, c.starts, c.charges) as u(ctid, start, charge)
     ) m
   ) p;
 
@@ -803,7 +825,7 @@ begin
   limit 1;
 
   o_top := coalesce(o_top, p_tick.top);
-  o_promoted := case when v_ctids is null then 0 else fairq._place(p_tick.shard_no, v_ctids, v_blocks, v_positions, v_counted) end;
+  o_promoted := case when v_ctids is null then 0 else fairq._place(p_tick.shard_no, v_ctids, v_blocks, v_positions, v_counted, v_charges) end;
   if v_replaced is not null then
     perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
   end if;
@@ -1418,6 +1440,45 @@ $$;
 comment on function fairq._configure_meter(text, text, integer, integer, interval, integer, integer, interval, text[]) is
   'Writes the limits of a whole queue or of the cluster.';
 
+-- sql/functions/_correct.sql
+
+-- Where a lane of a queue that shares time goes on after its attempts took p_correction seconds more than was charged for them, or less.
+-- What was charged too much is given back as far as p_clock and the last address given out: tasks of a group keep their order. The rest is credit, for the
+-- next correction; without it a group whose tasks differ in length would lose a little each time. Credit is worth sixteen tasks at most, and is lost when the group
+-- has nothing waiting, or a group whose estimate was far too high would come with a flood.
+create function fairq._correct(
+  p_finish bigint,
+  p_pace fairq.pace,
+  p_correction double precision,
+  p_ran fairq.estimate[],
+  p_weight double precision,
+  p_clock bigint,
+  p_was_idle boolean
+) returns table (finish bigint, pace fairq.pace)
+language plpgsql
+immutable
+rows 1
+set search_path = ''
+as $$
+declare
+  v_due bigint := coalesce(p_finish, p_clock) - coalesce(p_pace.credit, 0)
+    + sign(coalesce(p_correction, 0))::bigint * fairq._step(abs(coalesce(p_correction, 0)), p_weight);
+  v_finish bigint;
+  v_pace fairq.pace;
+begin
+  v_pace.last_block := coalesce(p_pace.last_block, p_finish - 1, -1);
+  v_pace.estimates := fairq._learn(p_pace.estimates, p_ran);
+  v_finish := greatest(v_due, v_pace.last_block + 1, p_clock);
+  v_pace.credit := case
+    when p_was_idle then 0
+    else least(v_finish - v_due, fairq._step(16 * (select coalesce(max(e.seconds), 1) from unnest(v_pace.estimates) e), p_weight))
+  end;
+  return query select v_finish, v_pace;
+end;
+$$;
+comment on function fairq._correct(bigint, fairq.pace, double precision, fairq.estimate[], double precision, bigint, boolean) is
+  'Finish tag and pace of a lane after its attempts took more or less than was charged.';
+
 -- sql/functions/_counts.sql
 
 create function fairq._counts(p_policy fairq.policy) returns boolean
@@ -1430,7 +1491,7 @@ comment on function fairq._counts(fairq.policy) is 'Whether the tasks of a group
 -- sql/functions/_end_tasks.sql
 
 -- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
--- Rings for the places that come free.
+-- Rings for the places that come free, and what they were charged but did not use.
 -- By ctid and no other way, see _hold.
 -- Returns how many it ended.
 -- Locks: tasks, the rows named.
@@ -1458,6 +1519,14 @@ begin
       e.started_at, p_now, e.cost, e.attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, p_error
     from ended e
   ),
+  timed as (
+    insert into fairq.rings (shard_no, queue, group_key, correction)
+    select e.shard_no, e.queue, e.group_key, sum(fairq._ran(e.started_at, p_now) - e.charge)
+    from ended e
+    where e.block is not null
+      and e.charge is not null
+    group by e.shard_no, e.queue, e.group_key
+  ),
   freed as (
     insert into fairq.rings (shard_no, queue, group_key, freed)
     select s.shard_no, s.queue, s.group_key, count(*)
@@ -1471,6 +1540,16 @@ begin
 end;
 $$;
 comment on function fairq._end_tasks(integer, tid[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';
+
+-- sql/functions/_expected.sql
+
+create function fairq._expected(p_pace fairq.pace, p_kind text, p_cost double precision) returns double precision
+language sql
+immutable
+parallel safe
+as $$ select coalesce((select e.seconds from unnest(p_pace.estimates) e where e.kind = p_kind), p_cost) $$;
+comment on function fairq._expected(fairq.pace, text, double precision) is
+  'Seconds that a task is expected to take: the estimate of its group and kind; the cost it was created with while there is none.';
 
 -- sql/functions/_expire_waiting.sql
 
@@ -1580,13 +1659,19 @@ begin
     cross join lateral (
       -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
       select t.ctid, t.counted, t.meters, t.started_at,
-        case when i.outcome = 'retry' and t.attempt >= t.max_attempts then 'failed' else coalesce(i.outcome, 'succeeded') end as outcome,
-        case
+        -- No attempt is left, or the next one would come after the deadline.
+        case when i.outcome = 'retry' and (t.attempt >= t.max_attempts or r.run_at >= t.expires_at) then 'failed' else coalesce(i.outcome, 'succeeded') end
+          as outcome,
+        r.run_at
+      from fairq.tasks t
+      cross join lateral (
+        select case
           when i.outcome = 'retry' then v_now + coalesce(i.retry_delay, (
             select fairq._backoff(q.retry_base, q.retry_cap, t.attempt) from fairq.queues q where q.queue = t.queue
           ))
         end as run_at
-      from fairq.tasks t
+        offset 0
+      ) r
       where t.shard_no = p_shard_no
         and t.id = i.id
         and t.attempt = i.attempt
@@ -1791,14 +1876,14 @@ begin
   limit 1;
 
   with ring as materialized (
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id, r.correction, r.ran
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
       and r.xid >= p_tick.next_xid
       and r.xid < p_tick.heard_xid
     union all
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id, r.correction, r.ran
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
@@ -1806,18 +1891,18 @@ begin
       and r.xid > p_tick.heard_xid
       and r.xid <= coalesce(v_last, '18446744073709551615')
     union all
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id, r.correction, r.ran
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
       and r.xid = p_tick.heard_xid
       and r.ring_id > p_tick.heard_ring
     union all
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id, r.correction, r.ran
     from unnest(p_tick.pending) p(xid)
     cross join lateral (
       -- One look-up per transaction: the planner takes "= any" for a filter, and reads all rings there are. "offset 0" keeps it from joining.
-      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.failures, w.succeeded, w.keyed, w.due_at, w.cancelled_id
+      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.failures, w.succeeded, w.keyed, w.due_at, w.cancelled_id, w.correction, w.ran
       from fairq.rings w
       where w.shard_no = p_tick.shard_no
         and w.queue = p_tick.queue
@@ -1829,7 +1914,8 @@ begin
   news as materialized (
     select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence, bool_or(r.keyed) as keyed,
       bool_or(r.succeeded) as succeeded, coalesce(sum(r.failures) filter (where r.ring_id >= r.last_success), 0)::integer as failures,
-      array_agg((r.priority, r.sequence)::fairq.cursor) filter (where r.sequence is not null) as heard
+      array_agg((r.priority, r.sequence)::fairq.cursor) filter (where r.sequence is not null) as heard,
+      sum(r.correction) as correction, array_agg(r.ran) filter (where (r.ran).kind is not null) as ran
     from (
       select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
       from ring g
@@ -1839,7 +1925,10 @@ begin
   ),
   lane as materialized (
     select n.group_key, n.first_sequence, n.heard, n.keyed or coalesce(l.keyed, false) as keyed,
-      l.ctid as replaces, l.version, l.lane_no, l.finish, l.position, l.last_priority,
+      l.ctid as replaces, l.version, l.lane_no, l.position, l.last_priority,
+      coalesce(c.finish, l.finish) as finish,
+      c.pace as pace,
+      n.correction is not null as is_corrected,
       l.cursors is null or l.cursors = '{}' as was_idle,
       -- Per priority the smaller sequence, highest priority first.
       case
@@ -1860,7 +1949,7 @@ begin
       end as gate
     from news n
     left join lateral (
-      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.last_priority, v.cursors
+      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.pace, v.last_priority, v.cursors
       from fairq.lanes v
       where v.shard_no = p_tick.shard_no
         and v.queue = p_tick.queue
@@ -1881,9 +1970,15 @@ begin
       ) s on true
       offset 0
     ) g
+    left join lateral (
+      select x.finish, x.pace
+      from fairq._correct(l.finish, l.pace, n.correction, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
+        coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
+      where p_queue.fairness = 'time'
+    ) c on true
   ),
   numbered as (
-    select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.keyed, l.policy, l.gate,
+    select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.keyed, l.policy, l.gate, l.pace, l.is_corrected,
       case when l.policy is distinct from null then fairq._allowance(l.policy, l.gate, p_now) end as allowance,
       coalesce(l.version, 0) as version,
       coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as lane_no,
@@ -1909,14 +2004,14 @@ begin
       (p_tick.shard_no, n.last_priority, n.lane_no, n.version, greatest(n.finish, p_tick.clock),
        case
          when n.newcomer_position is not null then n.newcomer_position
-         when (n.finish, n.position) >= (p_tick.clock, p_tick.clock_position) and not n.was_idle then n.position
+         when (n.finish, n.position) >= (p_tick.clock, p_tick.clock_position) and not n.was_idle and not n.is_corrected then n.position
          when n.finish > p_tick.clock then fairq._lane_position(n.lane_no)
          else greatest(fairq._lane_position(n.lane_no), p_tick.clock_position)
        end,
        n.weight,
        case when n.cursors <> '{}' then (n.allowance).look_at end,
        n.cursors <> '{}' and (n.policy is null or (n.allowance).tasks > 0),
-       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy, n.gate)::fairq.lanes as lane
+       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy, n.gate, n.pace)::fairq.lanes as lane
     from numbered n
   )
   select pg_current_snapshot(),
@@ -2049,6 +2144,56 @@ end;
 $$;
 comment on function fairq._lane(integer, text, text) is 'The lane of a group, newest version.';
 
+-- sql/functions/_last_block.sql
+
+create function fairq._last_block(p_pace fairq.pace, p_block bigint) returns fairq.pace
+language sql
+immutable
+parallel safe
+as $$ select case when p_pace is distinct from null then (coalesce(p_block, p_pace.last_block), p_pace.credit, p_pace.estimates)::fairq.pace end $$;
+comment on function fairq._last_block(fairq.pace, bigint) is 'The pace of a lane whose last address is in this block; null: where it was.';
+
+-- sql/functions/_learn.sql
+
+-- The estimates of a lane, kept up: per kind the mean of the first 16 attempts, then a moving one. One attempt counts as four times the estimate at most, and as a quarter
+-- at least: a hang among quick tasks would make the next ones dear. What it really took is charged all the same, by the correction.
+-- The 32 kinds seen last are kept.
+create function fairq._learn(p_known fairq.estimate[], p_ran fairq.estimate[]) returns fairq.estimate[]
+language plpgsql
+immutable
+set search_path = ''
+as $$
+declare
+  v_ran fairq.estimate;
+  v_known fairq.estimate;
+  v_estimates fairq.estimate[] := coalesce(p_known, '{}');
+begin
+  for v_ran in
+    select r.kind, sum(r.tasks)::integer, sum(r.seconds) / sum(r.tasks)
+    from unnest(p_ran) r
+    group by r.kind
+    order by r.kind
+  loop
+    select e.* into v_known from unnest(v_estimates) e where e.kind = v_ran.kind;
+    if found then
+      v_ran.seconds := greatest(v_known.seconds / 4, least(v_known.seconds * 4, v_ran.seconds));
+      v_ran.seconds := v_known.seconds + (v_ran.seconds - v_known.seconds) * least(1, v_ran.tasks::double precision / least(16, v_known.tasks + v_ran.tasks));
+      v_ran.tasks := v_known.tasks + v_ran.tasks;
+    end if;
+    v_ran.tasks := least(16, v_ran.tasks);
+    v_ran.seconds := greatest(0.0001, v_ran.seconds);
+    v_estimates := (v_ran || array(
+      select (e.kind, e.tasks, e.seconds)::fairq.estimate
+      from unnest(v_estimates) with ordinality as e(kind, tasks, seconds, nth)
+      where e.kind <> v_ran.kind
+      order by e.nth
+    ))[1:32];
+  end loop;
+  return v_estimates;
+end;
+$$;
+comment on function fairq._learn(fairq.estimate[], fairq.estimate[]) is 'The estimates of a lane after attempts were measured.';
+
 -- sql/functions/_leave.sql
 
 -- Ends attempts that _finish looked up: one delete or update, whose conditions are the fencing token, because recovery may have taken a task since.
@@ -2115,7 +2260,7 @@ begin
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
         and (t.counted, t.meters) = (i.counted, i.meters)
-      returning t.id, t.queue, t.group_key, t.concurrency_key, t.attempt, t.run_at, i.error, i.counted, i.meters, i.started_at, i.nth
+      returning t.id, t.queue, t.group_key, t.concurrency_key, t.attempt, t.run_at, t.kind, t.charge, i.error, i.counted, i.meters, i.started_at, i.nth
     ),
     attempted as (
       insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
@@ -2127,6 +2272,18 @@ begin
       select p_shard_no, r.queue, min(r.group_key), min(r.run_at)
       from retried r
       group by r.queue
+    ),
+    timed as (
+      -- Where groups share time: what the attempts took beyond what was charged for them.
+      insert into fairq.rings (shard_no, queue, group_key, correction, ran)
+      select p_shard_no, a.queue, a.group_key, sum(x.seconds - a.charge), (a.kind, count(*), sum(x.seconds))::fairq.estimate
+      from (
+        select e.queue, e.group_key, e.kind, e.charge, e.started_at from ended e where e.charge is not null
+        union all
+        select r.queue, r.group_key, r.kind, r.charge, r.started_at from retried r where r.charge is not null
+      ) a
+      cross join lateral (select fairq._ran(a.started_at, p_now) as seconds) x
+      group by a.queue, a.group_key, a.kind
     ),
     limited as (
       select e.queue, e.group_key, e.counted, e.meters, e.concurrency_key, e.outcome, e.nth
@@ -2322,6 +2479,44 @@ end;
 $$;
 comment on function fairq._move_clock(fairq.ticks, bigint, bigint) is 'Moves the clock to the first task that is queued or waits.';
 
+-- sql/functions/_next_tasks.sql
+
+-- The next tasks of a lane without concurrency keys, in order of priority and of becoming runnable; of each priority p_limit at most.
+-- One statement, stable, without "set search_path": so it is inlined into _admit, and costs no executor start for every lane.
+-- Cost: tasks_overflow_idx from the cursors.
+create function fairq._next_tasks(
+  p_shard_no integer,
+  p_queue text,
+  p_group_key text,
+  p_cursors fairq.cursor[],
+  p_weight double precision,
+  p_pace fairq.pace,
+  p_limit integer,
+  p_now timestamptz
+) returns table (ctid tid, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint)
+language sql
+stable
+as $$
+  select o.ctid, o.priority, o.sequence, o.is_expired, o.charge,
+    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end
+  from unnest(p_cursors) c
+  cross join lateral (
+    select t.ctid, t.priority, t.sequence, t.cost, t.expires_at is not null and t.expires_at <= p_now as is_expired,
+      case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge
+    from fairq.tasks t
+    where t.shard_no = p_shard_no
+      and t.queue = p_queue
+      and t.group_key = p_group_key
+      and t.state = 'overflow'
+      and t.priority = c.priority
+      and t.sequence >= c.sequence
+    order by t.sequence
+    limit p_limit
+  ) o
+$$;
+comment on function fairq._next_tasks(integer, text, text, fairq.cursor[], double precision, fairq.pace, integer, timestamptz) is
+  'The next tasks of a lane without concurrency keys.';
+
 -- sql/functions/_obstacles.sql
 
 -- What keeps a waiting task from being served now, beside its turn: a paused queue, the limits of its group, key, queue and of the cluster, in the order in
@@ -2391,7 +2586,7 @@ comment on function fairq._obstacles(integer, text, text, text, text, timestampt
 
 -- Gives waiting tasks their addresses: overflow -> queued. By ctid and no other way, see _hold.
 -- Locks: tasks, the rows named; the caller holds the domain.
-create function fairq._place(p_shard_no integer, p_ctids tid[], p_blocks bigint[], p_positions bigint[], p_counted boolean[]) returns integer
+create function fairq._place(p_shard_no integer, p_ctids tid[], p_blocks bigint[], p_positions bigint[], p_counted boolean[], p_charges double precision[]) returns integer
 language plpgsql
 volatile
 set search_path = ''
@@ -2403,15 +2598,15 @@ declare
   v_count integer;
 begin
   update fairq.tasks t
-  set state = 'queued', block = m.block, position = m.position, counted = m.counted
-  from unnest(p_ctids, p_blocks, p_positions, p_counted) as m(ctid, block, position, counted)
+  set state = 'queued', block = m.block, position = m.position, counted = m.counted, charge = m.charge
+  from unnest(p_ctids, p_blocks, p_positions, p_counted, p_charges) as m(ctid, block, position, counted, charge)
   where t.shard_no = p_shard_no
     and t.ctid = m.ctid;
   get diagnostics v_count = row_count;
   return v_count;
 end;
 $$;
-comment on function fairq._place(integer, tid[], bigint[], bigint[], boolean[]) is 'Gives waiting tasks their addresses.';
+comment on function fairq._place(integer, tid[], bigint[], bigint[], boolean[], double precision[]) is 'Gives waiting tasks their addresses.';
 
 -- sql/functions/_policy.sql
 
@@ -2694,6 +2889,16 @@ end;
 $$;
 comment on function fairq._promote(integer, text, integer, boolean, boolean) is 'Promotes one domain.';
 
+-- sql/functions/_ran.sql
+
+create function fairq._ran(p_started_at timestamptz, p_now timestamptz) returns double precision
+language sql
+immutable
+parallel safe
+as $$ select least(3600, greatest(0, coalesce(extract(epoch from p_now - p_started_at)::double precision, 0))) $$;
+comment on function fairq._ran(timestamptz, timestamptz) is
+  'Seconds of worker time that an attempt counts for: from its start to now, an hour at most, so that one that hangs does not banish its group; nothing when it never started.';
+
 -- sql/functions/_rate_scope.sql
 
 -- The lane that a rate is charged to: of a group, or, with p_group_key null, of the queue as a whole.
@@ -2722,13 +2927,14 @@ comment on function fairq._rate_scope(text, text) is 'The lane that a rate of a 
 -- sql/functions/_ready_target.sql
 
 -- Four times the slots of the workers that serve the queue, and at least 1000: small enough to stay in cache, large enough that a refill is rare.
+-- Where groups share time, at least 50: what is queued was charged by an estimate that may be wrong.
 create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues) returns integer
 language plpgsql
 stable
 set search_path = ''
 as $$
 begin
-  return coalesce(p_queue.ready_target, greatest(1000, (
+  return coalesce(p_queue.ready_target, greatest(case when p_queue.fairness = 'time' then 50 else 1000 end, (
     select 4 * least(coalesce(sum(w.slots), 0), 250000)
     from fairq.workers w
     where w.shard_no = p_shard_no
@@ -2758,7 +2964,8 @@ begin
     and t.queue = p_tick.queue
     and t.state = 'queued';
   update fairq.lanes l
-  set finish = greatest(0, l.finish - p_clock)
+  set finish = greatest(0, l.finish - p_clock),
+    pace = case when l.pace is distinct from null then ((l.pace).last_block - p_clock, (l.pace).credit, (l.pace).estimates)::fairq.pace end
   where l.shard_no = p_tick.shard_no
     and l.queue = p_tick.queue;
   delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;
@@ -2822,7 +3029,8 @@ begin
     select t.group_key, t.priority,
       min(t.sequence) as first_sequence,
       min(t.sequence) filter (where t.state = 'overflow') as waiting_from,
-      max(t.block + fairq._step(t.cost, coalesce(g.weight, p_queue.weight))) as finish,
+      max(t.block + fairq._step(coalesce(t.charge, t.cost), coalesce(g.weight, p_queue.weight))) as finish,
+      max(t.block) as last_block,
       count(*) filter (where t.counted) as in_flight,
       bool_or(t.concurrency_key is not null) as keyed,
       min(t.priority) filter (where t.state = 'queued') as last_priority
@@ -2836,6 +3044,7 @@ begin
     select l.group_key,
       row_number() over (order by min(l.first_sequence)) as lane_no,
       greatest(v_tick.clock, max(l.finish)) as finish,
+      max(l.last_block) as last_block,
       sum(l.in_flight)::integer as in_flight,
       bool_or(l.keyed) as keyed,
       coalesce(min(l.last_priority), 0) as last_priority,
@@ -2845,10 +3054,10 @@ begin
     group by l.group_key
   ),
   written as (
-    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority, cursors,
+    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority, cursors,
       look_at, admissible)
     select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, fairq._lane_position(l.lane_no), coalesce(g.weight, p_queue.weight),
-      l.keyed, x.policy, x.gate, l.last_priority, l.cursors, null,
+      l.keyed, x.policy, x.gate, case when p_queue.fairness = 'time' then (coalesce(l.last_block, -1), 0, '{}')::fairq.pace end, l.last_priority, l.cursors, null,
       l.cursors <> '{}' and (x.policy is null or (fairq._allowance(x.policy, x.gate, p_now)).tasks > 0)
     from lane l
     left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key
@@ -2983,7 +3192,7 @@ begin
           from unnest(l.cursors || f.cursors) u
           group by u.priority
           order by u.priority desc
-        ), l.policy, f.gate)::fairq.lanes
+        ), l.policy, f.gate, fairq._last_block(l.pace, f.block - 1))::fairq.lanes
     end), '{}')
   into v_ctids, v_lanes
   from unnest(p_lanes) l
@@ -3152,7 +3361,7 @@ declare
   v_ids bigint[];
 begin
   with held as materialized (
-    select t.ctid, t.counted, t.meters
+    select t.ctid, t.counted, t.meters, t.started_at
     from fairq.tasks t
     where t.shard_no = p_shard_no
       and t.ctid = any(p_ctids)
@@ -3165,13 +3374,20 @@ begin
     from held h
     where t.shard_no = p_shard_no
       and t.ctid = h.ctid
-    returning t.id, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, h.counted, h.meters
+    returning t.id, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, t.charge, h.counted, h.meters, h.started_at
   ),
   rung as (
     insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
     select p_shard_no, r.queue, r.group_key, r.priority, min(r.sequence), bool_or(r.concurrency_key is not null)
     from returned r
     group by r.queue, r.group_key, r.priority
+  ),
+  timed as (
+    insert into fairq.rings (shard_no, queue, group_key, correction)
+    select p_shard_no, r.queue, r.group_key, sum(fairq._ran(r.started_at, fairq._now()) - r.charge)
+    from returned r
+    where r.charge is not null
+    group by r.queue, r.group_key
   ),
   freed as (
     insert into fairq.rings (shard_no, queue, group_key, freed)
@@ -3770,9 +3986,10 @@ create function fairq._take_keys(
   p_group_key text,
   p_cursors fairq.cursor[],
   p_weight double precision,
+  p_pace fairq.pace,
   p_quota integer,
   p_now timestamptz
-) returns table (ctid tid, priority integer, sequence bigint, is_expired boolean, step bigint)
+) returns table (ctid tid, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint)
 language plpgsql
 volatile
 rows 10
@@ -3786,7 +4003,7 @@ declare
 begin
   foreach v_cursor in array p_cursors loop
     for v_task in
-      select t.ctid, t.priority, t.sequence, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
+      select t.ctid, t.priority, t.sequence, t.kind, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
       from fairq.tasks t
       where t.shard_no = p_tick.shard_no
         and t.queue = p_tick.queue
@@ -3807,7 +4024,8 @@ begin
       priority := v_task.priority;
       sequence := v_task.sequence;
       is_expired := v_task.is_expired;
-      step := case when v_task.is_expired then 0 else fairq._step(v_task.cost, p_weight) end;
+      charge := case when p_pace is distinct from null then fairq._expected(p_pace, v_task.kind, v_task.cost) end;
+      step := case when v_task.is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_weight) end;
       return next;
       exit when v_found > p_quota;
     end loop;
@@ -3816,7 +4034,7 @@ begin
   perform fairq._block(p_tick.shard_no, v_blocked);
 end;
 $$;
-comment on function fairq._take_keys(fairq.ticks, text, fairq.cursor[], double precision, integer, timestamptz) is
+comment on function fairq._take_keys(fairq.ticks, text, fairq.cursor[], double precision, fairq.pace, integer, timestamptz) is
   'The next tasks of a lane whose tasks have concurrency keys.';
 
 -- sql/functions/_take_place.sql
@@ -4291,7 +4509,7 @@ comment on function fairq.configure_key(text, integer, text[]) is 'Changes how m
 -- Creates a queue, or changes its settings; null leaves one as it is, a name in p_reset removes it: ready_target; group_max_running, group_rate, group_breaker
 -- (defaults of its groups); max_running, rate, breaker (limits of the queue as a whole). Takes effect with the next promotion and pop.
 -- Returns the settings in force; the limits of the whole queue are in fairq.groups, queue '#meters'.
--- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown name in p_reset.
+-- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown name in p_reset or p_fairness.
 -- Locks: queues, one row; where limits change, the domains of the queue, or #meters, and tasks in flight.
 create function fairq.configure_queue(
   p_queue text,
@@ -4302,6 +4520,7 @@ create function fairq.configure_queue(
   p_retention interval default null,
   p_notify boolean default null,
   p_weight double precision default null,
+  p_fairness text default null,
   p_group_max_running integer default null,
   p_group_rate_limit integer default null,
   p_group_rate_period interval default null,
@@ -4324,7 +4543,7 @@ declare
   v_queue fairq.queues;
   v_shard_no integer;
   v_is_new boolean;
-  v_groups_change boolean := num_nonnulls(p_weight, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
+  v_groups_change boolean := num_nonnulls(p_weight, p_fairness, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
     p_group_breaker_threshold, p_group_breaker_cooldown) > 0 or p_reset && array['weight', 'group_max_running', 'group_rate', 'group_breaker'];
   v_meter_changes boolean := num_nonnulls(p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown) > 0
     or p_reset && array['max_running', 'rate', 'breaker'];
@@ -4339,6 +4558,10 @@ begin
   if p_retry_base < interval '0' or p_retry_cap < interval '0' or p_retention < interval '0' then
     raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, p_retry_base, p_retry_cap, p_retention
       using errcode = 'QF009', hint = 'Zero or more.';
+  end if;
+  if p_fairness not in ('count', 'time') then
+    raise exception 'groups of queue "%" cannot share by %', p_queue, p_fairness
+      using errcode = 'QF014', hint = 'p_fairness is count (as many tasks for each) or time (as many worker seconds).';
   end if;
   perform fairq._check_policy(p_queue, p_weight, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
     p_group_breaker_threshold, p_group_breaker_cooldown);
@@ -4372,6 +4595,7 @@ begin
     retry_cap = coalesce(p_retry_cap, q.retry_cap),
     retention = coalesce(p_retention, q.retention),
     notify = coalesce(p_notify, q.notify),
+    fairness = coalesce(p_fairness, q.fairness),
     weight = coalesce(p_weight, case when 'weight' = any(p_reset) then 1 else q.weight end),
     group_max_running = coalesce(p_group_max_running, case when not 'group_max_running' = any(p_reset) then q.group_max_running end),
     group_rate_limit = coalesce(p_group_rate_limit, case when not 'group_rate' = any(p_reset) then q.group_rate_limit end),
@@ -4417,7 +4641,7 @@ begin
   return v_queue;
 end;
 $$;
-comment on function fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]) is
+comment on function fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, text, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]) is
   'Creates a queue, or changes its settings; null leaves one as it is.';
 
 -- sql/functions/create_task.sql
@@ -5743,7 +5967,7 @@ grant usage on sequence fairq.task_ids, fairq.ring_ids to fairq_enqueue, fairq_w
 grant execute on all functions in schema fairq to fairq_work;
 revoke execute on function
   fairq.configure_cluster(integer, integer, integer, text[]),
-  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]),
+  fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, text, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]),
   fairq.configure_group(text, text, double precision, integer, integer, interval, integer, integer, interval, text[]),
   fairq.configure_key(text, integer, text[]),
   fairq.pause_queue(text),
@@ -5768,7 +5992,7 @@ grant execute on function fairq.explain_task(bigint), fairq._shards(integer), fa
   fairq.rate_usage(text, text), fairq._rate_scope(text, text), fairq._check_group(text, text), fairq._refuse_queue(text), fairq._shard_of(text, integer),
   fairq._policy(fairq.queues, fairq.groups), fairq._settle(fairq.policy, fairq.gate, integer, integer, boolean, timestamptz)
 to fairq_observe;
-grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats to fairq_observe, fairq_work;
+grant select on fairq.queue_stats, fairq.group_stats, fairq.worker_stats, fairq.estimates to fairq_observe, fairq_work;
 grant select on fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.attempts, fairq.groups, fairq.progress to fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, state, priority, block, position, worker_id, created_at, run_at, expires_at,
   started_at, lease_expires_at, cost, attempt, max_attempts, counted, concurrency_key) on fairq.tasks to fairq_observe;

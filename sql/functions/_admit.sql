@@ -40,11 +40,12 @@ declare
   v_blocks bigint[];
   v_positions bigint[];
   v_counted boolean[];
+  v_charges double precision[];
   v_replaced tid[];
 begin
   with waiting as (
     select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.last_priority, l.look_at,
-      l.admissible, l.keyed, l.group_key, l.cursors, l.policy, l.gate
+      l.admissible, l.keyed, l.group_key, l.cursors, l.policy, l.gate, l.pace
     from fairq.lanes l
     where l.shard_no = p_tick.shard_no
       and l.queue = p_tick.queue
@@ -58,18 +59,19 @@ begin
       row_number() over (order by c.admissible desc, c.finish, c.position) as nth
     from (
       select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.last_priority, r.look_at,
-        r.admissible, r.keyed, r.group_key, r.cursors, r.policy, r.gate
+        r.admissible, r.keyed, r.group_key, r.cursors, r.policy, r.gate, r.pace
       from unnest(p_lanes) r
       union all
       select w.* from waiting w
     ) c
   ),
   fence as materialized (
-    -- The first lane that has to wait for another pass, and with it whatever comes after.
+    -- The first lane that has to wait for another pass, and with it whatever comes after. Without a refill that is whoever stands at the
+    -- horizon or behind it, lanes just rung as well: otherwise groups that ring all the time would be promoted ever further ahead.
     select c.nth, c.tag
     from candidate c
     where c.admissible
-      and (c.nth > p_budget or (c.replaces is not null and not p_refill))
+      and (c.nth > p_budget or (not p_refill and (c.replaces is not null or (c.finish, c.position) >= (p_tick.horizon, p_tick.horizon_position))))
     order by c.nth
     limit 1
   ),
@@ -102,44 +104,31 @@ begin
     select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.last_priority, s.look_at, s.admissible,
       s.keyed, s.group_key, s.cursors, s.quota, s.policy,
       case when s.policy is distinct from null then fairq._charge(s.policy, s.gate, coalesce(k.taken, 0)::integer, p_now) else s.gate end as gate,
-      k.ctids, k.starts, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
+      fairq._last_block(s.pace, s.finish + k.last_start) as pace,
+      k.ctids, k.starts, k.charges, coalesce(k.served, 0)::bigint as served, coalesce(k.taken, 0)::integer as taken, k.lowest_priority, k.expired, k.next
     from share s
     left join lateral (
       select
         array_agg(n.ctid) filter (where n.rank <= s.quota and not n.is_expired) as ctids,
         array_agg(n.start) filter (where n.rank <= s.quota and not n.is_expired) as starts,
+        array_agg(n.charge) filter (where n.rank <= s.quota and not n.is_expired and n.charge is not null) as charges,
+        max(n.start) filter (where n.rank <= s.quota and not n.is_expired) as last_start,
         sum(n.step) filter (where n.rank <= s.quota) as served,
         count(*) filter (where n.rank <= s.quota and not n.is_expired) as taken,
         min(n.priority) filter (where n.rank <= s.quota and not n.is_expired) as lowest_priority,
         array_agg(n.ctid) filter (where n.rank <= s.quota and n.is_expired) as expired,
         (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.rank > s.quota))[1] as next
       from (
-        select t.ctid, t.priority, t.sequence, t.is_expired, t.step,
+        select t.ctid, t.priority, t.sequence, t.is_expired, t.charge, t.step,
           row_number() over line as rank,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
         from (
-          select o.ctid, o.priority, o.sequence, o.is_expired, o.step
-          from unnest(s.cursors) c
-          cross join lateral (
-            select i.ctid, i.priority, i.sequence, i.expires_at is not null and i.expires_at <= p_now as is_expired,
-              case
-                when i.expires_at is not null and i.expires_at <= p_now then 0
-                else fairq._step(i.cost, s.weight)
-              end as step
-            from fairq.tasks i
-            where i.shard_no = p_tick.shard_no
-              and i.queue = p_tick.queue
-              and i.group_key = s.group_key
-              and i.state = 'overflow'
-              and i.priority = c.priority
-              and i.sequence >= c.sequence
-            order by i.sequence
-            limit s.quota + 1
-          ) o
+          select y.*
+          from fairq._next_tasks(p_tick.shard_no, p_tick.queue, s.group_key, s.cursors, s.weight, s.pace, s.quota + 1, p_now) y
           where not s.keyed
           union all
-          select y.ctid, y.priority, y.sequence, y.is_expired, y.step
-          from fairq._take_keys(p_tick, s.group_key, s.cursors, s.weight, s.quota, p_now) y
+          select y.*
+          from fairq._take_keys(p_tick, s.group_key, s.cursors, s.weight, s.pace, s.quota, p_now) y
           where s.keyed
         ) t
         window line as (order by t.priority desc, t.sequence)
@@ -148,11 +137,11 @@ begin
     ) k on s.quota > 0
   ),
   written as (
-    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority,
+    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority,
       cursors, look_at, admissible)
     select p_tick.shard_no, p_tick.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
       case when c.taken > 0 then fairq._lane_position(c.lane_no) else c.position end,
-      c.weight, c.keyed, c.policy, c.gate,
+      c.weight, c.keyed, c.policy, c.gate, c.pace,
       coalesce(c.lowest_priority, c.last_priority),
       -- Higher priorities are used up, the level of the next task begins with it, lower ones are untouched. Written out here:
       -- a function with a subquery would cost an executor start for every lane.
@@ -185,18 +174,19 @@ begin
     order by h.finish, h.position
     limit 1
   )
-  select p.ctids, p.blocks, p.positions, p.counted, (select greatest(p_tick.top, max(c.finish + c.served)) from chunk c where c.quota > 0),
+  select p.ctids, p.blocks, p.positions, p.counted, p.charges, (select greatest(p_tick.top, max(c.finish + c.served)) from chunk c),
     (select h.finish from horizon h), (select h.position from horizon h),
     (select array_agg(e.ctid) from chunk c cross join lateral unnest(c.expired) e(ctid)),
     (select array_agg(c.replaces) from chunk c where c.replaces is not null and c.quota > 0)
-  into v_ctids, v_blocks, v_positions, v_counted, o_top, o_horizon, o_horizon_position, o_expired, v_replaced
+  into v_ctids, v_blocks, v_positions, v_counted, v_charges, o_top, o_horizon, o_horizon_position, o_expired, v_replaced
   from (
-    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted
+    select array_agg(m.ctid) as ctids, array_agg(m.block) as blocks, array_agg(m.position) as positions, array_agg(m.counted) as counted,
+      array_agg(m.charge) as charges
     from (
-      select u.ctid, c.finish + u.start as block, fairq._counts(c.policy) as counted,
+      select u.ctid, c.finish + u.start as block, fairq._counts(c.policy) as counted, u.charge,
         case when u.start = 0 then c.position else fairq._lane_position(c.lane_no) end as position
       from chunk c
-      cross join lateral unnest(c.ctids, c.starts) as u(ctid, start)
+      cross join lateral unnest(c.ctids, c.starts, c.charges) as u(ctid, start, charge)
     ) m
   ) p;
 
@@ -207,7 +197,7 @@ begin
   limit 1;
 
   o_top := coalesce(o_top, p_tick.top);
-  o_promoted := case when v_ctids is null then 0 else fairq._place(p_tick.shard_no, v_ctids, v_blocks, v_positions, v_counted) end;
+  o_promoted := case when v_ctids is null then 0 else fairq._place(p_tick.shard_no, v_ctids, v_blocks, v_positions, v_counted, v_charges) end;
   if v_replaced is not null then
     perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
   end if;

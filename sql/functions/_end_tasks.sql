@@ -1,5 +1,5 @@
 -- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
--- Rings for the places that come free.
+-- Rings for the places that come free, and what they were charged but did not use.
 -- By ctid and no other way, see _hold.
 -- Returns how many it ended.
 -- Locks: tasks, the rows named.
@@ -26,6 +26,14 @@ begin
     select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, p_outcome, e.worker_id, e.created_at, e.run_at, e.expires_at,
       e.started_at, p_now, e.cost, e.attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, p_error
     from ended e
+  ),
+  timed as (
+    insert into fairq.rings (shard_no, queue, group_key, correction)
+    select e.shard_no, e.queue, e.group_key, sum(fairq._ran(e.started_at, p_now) - e.charge)
+    from ended e
+    where e.block is not null
+      and e.charge is not null
+    group by e.shard_no, e.queue, e.group_key
   ),
   freed as (
     insert into fairq.rings (shard_no, queue, group_key, freed)

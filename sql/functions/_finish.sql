@@ -34,13 +34,19 @@ begin
     cross join lateral (
       -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
       select t.ctid, t.counted, t.meters, t.started_at,
-        case when i.outcome = 'retry' and t.attempt >= t.max_attempts then 'failed' else coalesce(i.outcome, 'succeeded') end as outcome,
-        case
+        -- No attempt is left, or the next one would come after the deadline.
+        case when i.outcome = 'retry' and (t.attempt >= t.max_attempts or r.run_at >= t.expires_at) then 'failed' else coalesce(i.outcome, 'succeeded') end
+          as outcome,
+        r.run_at
+      from fairq.tasks t
+      cross join lateral (
+        select case
           when i.outcome = 'retry' then v_now + coalesce(i.retry_delay, (
             select fairq._backoff(q.retry_base, q.retry_cap, t.attempt) from fairq.queues q where q.queue = t.queue
           ))
         end as run_at
-      from fairq.tasks t
+        offset 0
+      ) r
       where t.shard_no = p_shard_no
         and t.id = i.id
         and t.attempt = i.attempt

@@ -49,14 +49,14 @@ begin
   limit 1;
 
   with ring as materialized (
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id, r.correction, r.ran
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
       and r.xid >= p_tick.next_xid
       and r.xid < p_tick.heard_xid
     union all
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id, r.correction, r.ran
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
@@ -64,18 +64,18 @@ begin
       and r.xid > p_tick.heard_xid
       and r.xid <= coalesce(v_last, '18446744073709551615')
     union all
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id, r.correction, r.ran
     from fairq.rings r
     where r.shard_no = p_tick.shard_no
       and r.queue = p_tick.queue
       and r.xid = p_tick.heard_xid
       and r.ring_id > p_tick.heard_ring
     union all
-    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id
+    select r.xid, r.ring_id, r.group_key, r.priority, r.sequence, r.freed, r.failures, r.succeeded, r.keyed, r.due_at, r.cancelled_id, r.correction, r.ran
     from unnest(p_tick.pending) p(xid)
     cross join lateral (
       -- One look-up per transaction: the planner takes "= any" for a filter, and reads all rings there are. "offset 0" keeps it from joining.
-      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.failures, w.succeeded, w.keyed, w.due_at, w.cancelled_id
+      select w.xid, w.ring_id, w.group_key, w.priority, w.sequence, w.freed, w.failures, w.succeeded, w.keyed, w.due_at, w.cancelled_id, w.correction, w.ran
       from fairq.rings w
       where w.shard_no = p_tick.shard_no
         and w.queue = p_tick.queue
@@ -87,7 +87,8 @@ begin
   news as materialized (
     select r.group_key, sum(r.freed)::integer as freed, min(r.sequence) as first_sequence, bool_or(r.keyed) as keyed,
       bool_or(r.succeeded) as succeeded, coalesce(sum(r.failures) filter (where r.ring_id >= r.last_success), 0)::integer as failures,
-      array_agg((r.priority, r.sequence)::fairq.cursor) filter (where r.sequence is not null) as heard
+      array_agg((r.priority, r.sequence)::fairq.cursor) filter (where r.sequence is not null) as heard,
+      sum(r.correction) as correction, array_agg(r.ran) filter (where (r.ran).kind is not null) as ran
     from (
       select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
       from ring g
@@ -97,7 +98,10 @@ begin
   ),
   lane as materialized (
     select n.group_key, n.first_sequence, n.heard, n.keyed or coalesce(l.keyed, false) as keyed,
-      l.ctid as replaces, l.version, l.lane_no, l.finish, l.position, l.last_priority,
+      l.ctid as replaces, l.version, l.lane_no, l.position, l.last_priority,
+      coalesce(c.finish, l.finish) as finish,
+      c.pace as pace,
+      n.correction is not null as is_corrected,
       l.cursors is null or l.cursors = '{}' as was_idle,
       -- Per priority the smaller sequence, highest priority first.
       case
@@ -118,7 +122,7 @@ begin
       end as gate
     from news n
     left join lateral (
-      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.last_priority, v.cursors
+      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.pace, v.last_priority, v.cursors
       from fairq.lanes v
       where v.shard_no = p_tick.shard_no
         and v.queue = p_tick.queue
@@ -139,9 +143,15 @@ begin
       ) s on true
       offset 0
     ) g
+    left join lateral (
+      select x.finish, x.pace
+      from fairq._correct(l.finish, l.pace, n.correction, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
+        coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
+      where p_queue.fairness = 'time'
+    ) c on true
   ),
   numbered as (
-    select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.keyed, l.policy, l.gate,
+    select l.group_key, l.replaces, l.heard, l.first_sequence, l.cursors, l.weight, l.keyed, l.policy, l.gate, l.pace, l.is_corrected,
       case when l.policy is distinct from null then fairq._allowance(l.policy, l.gate, p_now) end as allowance,
       coalesce(l.version, 0) as version,
       coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as lane_no,
@@ -167,14 +177,14 @@ begin
       (p_tick.shard_no, n.last_priority, n.lane_no, n.version, greatest(n.finish, p_tick.clock),
        case
          when n.newcomer_position is not null then n.newcomer_position
-         when (n.finish, n.position) >= (p_tick.clock, p_tick.clock_position) and not n.was_idle then n.position
+         when (n.finish, n.position) >= (p_tick.clock, p_tick.clock_position) and not n.was_idle and not n.is_corrected then n.position
          when n.finish > p_tick.clock then fairq._lane_position(n.lane_no)
          else greatest(fairq._lane_position(n.lane_no), p_tick.clock_position)
        end,
        n.weight,
        case when n.cursors <> '{}' then (n.allowance).look_at end,
        n.cursors <> '{}' and (n.policy is null or (n.allowance).tasks > 0),
-       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy, n.gate)::fairq.lanes as lane
+       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy, n.gate, n.pace)::fairq.lanes as lane
     from numbered n
   )
   select pg_current_snapshot(),

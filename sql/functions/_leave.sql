@@ -62,7 +62,7 @@ begin
         and t.attempt = i.attempt
         and t.worker_id = p_worker_id
         and (t.counted, t.meters) = (i.counted, i.meters)
-      returning t.id, t.queue, t.group_key, t.concurrency_key, t.attempt, t.run_at, i.error, i.counted, i.meters, i.started_at, i.nth
+      returning t.id, t.queue, t.group_key, t.concurrency_key, t.attempt, t.run_at, t.kind, t.charge, i.error, i.counted, i.meters, i.started_at, i.nth
     ),
     attempted as (
       insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
@@ -74,6 +74,18 @@ begin
       select p_shard_no, r.queue, min(r.group_key), min(r.run_at)
       from retried r
       group by r.queue
+    ),
+    timed as (
+      -- Where groups share time: what the attempts took beyond what was charged for them.
+      insert into fairq.rings (shard_no, queue, group_key, correction, ran)
+      select p_shard_no, a.queue, a.group_key, sum(x.seconds - a.charge), (a.kind, count(*), sum(x.seconds))::fairq.estimate
+      from (
+        select e.queue, e.group_key, e.kind, e.charge, e.started_at from ended e where e.charge is not null
+        union all
+        select r.queue, r.group_key, r.kind, r.charge, r.started_at from retried r where r.charge is not null
+      ) a
+      cross join lateral (select fairq._ran(a.started_at, p_now) as seconds) x
+      group by a.queue, a.group_key, a.kind
     ),
     limited as (
       select e.queue, e.group_key, e.counted, e.meters, e.concurrency_key, e.outcome, e.nth

@@ -16,7 +16,8 @@ begin
     and t.queue = p_tick.queue
     and t.state = 'queued';
   update fairq.lanes l
-  set finish = greatest(0, l.finish - p_clock)
+  set finish = greatest(0, l.finish - p_clock),
+    pace = case when l.pace is distinct from null then ((l.pace).last_block - p_clock, (l.pace).credit, (l.pace).estimates)::fairq.pace end
   where l.shard_no = p_tick.shard_no
     and l.queue = p_tick.queue;
   delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;

@@ -46,7 +46,8 @@ begin
     select t.group_key, t.priority,
       min(t.sequence) as first_sequence,
       min(t.sequence) filter (where t.state = 'overflow') as waiting_from,
-      max(t.block + fairq._step(t.cost, coalesce(g.weight, p_queue.weight))) as finish,
+      max(t.block + fairq._step(coalesce(t.charge, t.cost), coalesce(g.weight, p_queue.weight))) as finish,
+      max(t.block) as last_block,
       count(*) filter (where t.counted) as in_flight,
       bool_or(t.concurrency_key is not null) as keyed,
       min(t.priority) filter (where t.state = 'queued') as last_priority
@@ -60,6 +61,7 @@ begin
     select l.group_key,
       row_number() over (order by min(l.first_sequence)) as lane_no,
       greatest(v_tick.clock, max(l.finish)) as finish,
+      max(l.last_block) as last_block,
       sum(l.in_flight)::integer as in_flight,
       bool_or(l.keyed) as keyed,
       coalesce(min(l.last_priority), 0) as last_priority,
@@ -69,10 +71,10 @@ begin
     group by l.group_key
   ),
   written as (
-    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, last_priority, cursors,
+    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority, cursors,
       look_at, admissible)
     select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, fairq._lane_position(l.lane_no), coalesce(g.weight, p_queue.weight),
-      l.keyed, x.policy, x.gate, l.last_priority, l.cursors, null,
+      l.keyed, x.policy, x.gate, case when p_queue.fairness = 'time' then (coalesce(l.last_block, -1), 0, '{}')::fairq.pace end, l.last_priority, l.cursors, null,
       l.cursors <> '{}' and (x.policy is null or (fairq._allowance(x.policy, x.gate, p_now)).tasks > 0)
     from lane l
     left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key

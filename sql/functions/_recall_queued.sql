@@ -48,7 +48,7 @@ begin
           from unnest(l.cursors || f.cursors) u
           group by u.priority
           order by u.priority desc
-        ), l.policy, f.gate)::fairq.lanes
+        ), l.policy, f.gate, fairq._last_block(l.pace, f.block - 1))::fairq.lanes
     end), '{}')
   into v_ctids, v_lanes
   from unnest(p_lanes) l

@@ -17,7 +17,7 @@ declare
   v_ids bigint[];
 begin
   with held as materialized (
-    select t.ctid, t.counted, t.meters
+    select t.ctid, t.counted, t.meters, t.started_at
     from fairq.tasks t
     where t.shard_no = p_shard_no
       and t.ctid = any(p_ctids)
@@ -30,13 +30,20 @@ begin
     from held h
     where t.shard_no = p_shard_no
       and t.ctid = h.ctid
-    returning t.id, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, h.counted, h.meters
+    returning t.id, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key, t.charge, h.counted, h.meters, h.started_at
   ),
   rung as (
     insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
     select p_shard_no, r.queue, r.group_key, r.priority, min(r.sequence), bool_or(r.concurrency_key is not null)
     from returned r
     group by r.queue, r.group_key, r.priority
+  ),
+  timed as (
+    insert into fairq.rings (shard_no, queue, group_key, correction)
+    select p_shard_no, r.queue, r.group_key, sum(fairq._ran(r.started_at, fairq._now()) - r.charge)
+    from returned r
+    where r.charge is not null
+    group by r.queue, r.group_key
   ),
   freed as (
     insert into fairq.rings (shard_no, queue, group_key, freed)

@@ -8,9 +8,10 @@ create function fairq._take_keys(
   p_group_key text,
   p_cursors fairq.cursor[],
   p_weight double precision,
+  p_pace fairq.pace,
   p_quota integer,
   p_now timestamptz
-) returns table (ctid tid, priority integer, sequence bigint, is_expired boolean, step bigint)
+) returns table (ctid tid, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint)
 language plpgsql
 volatile
 rows 10
@@ -24,7 +25,7 @@ declare
 begin
   foreach v_cursor in array p_cursors loop
     for v_task in
-      select t.ctid, t.priority, t.sequence, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
+      select t.ctid, t.priority, t.sequence, t.kind, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
       from fairq.tasks t
       where t.shard_no = p_tick.shard_no
         and t.queue = p_tick.queue
@@ -45,7 +46,8 @@ begin
       priority := v_task.priority;
       sequence := v_task.sequence;
       is_expired := v_task.is_expired;
-      step := case when v_task.is_expired then 0 else fairq._step(v_task.cost, p_weight) end;
+      charge := case when p_pace is distinct from null then fairq._expected(p_pace, v_task.kind, v_task.cost) end;
+      step := case when v_task.is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_weight) end;
       return next;
       exit when v_found > p_quota;
     end loop;
@@ -54,5 +56,5 @@ begin
   perform fairq._block(p_tick.shard_no, v_blocked);
 end;
 $$;
-comment on function fairq._take_keys(fairq.ticks, text, fairq.cursor[], double precision, integer, timestamptz) is
+comment on function fairq._take_keys(fairq.ticks, text, fairq.cursor[], double precision, fairq.pace, integer, timestamptz) is
   'The next tasks of a lane whose tasks have concurrency keys.';

@@ -1,7 +1,7 @@
 -- Creates a queue, or changes its settings; null leaves one as it is, a name in p_reset removes it: ready_target; group_max_running, group_rate, group_breaker
 -- (defaults of its groups); max_running, rate, breaker (limits of the queue as a whole). Takes effect with the next promotion and pop.
 -- Returns the settings in force; the limits of the whole queue are in fairq.groups, queue '#meters'.
--- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown name in p_reset.
+-- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown name in p_reset or p_fairness.
 -- Locks: queues, one row; where limits change, the domains of the queue, or #meters, and tasks in flight.
 create function fairq.configure_queue(
   p_queue text,
@@ -12,6 +12,7 @@ create function fairq.configure_queue(
   p_retention interval default null,
   p_notify boolean default null,
   p_weight double precision default null,
+  p_fairness text default null,
   p_group_max_running integer default null,
   p_group_rate_limit integer default null,
   p_group_rate_period interval default null,
@@ -34,7 +35,7 @@ declare
   v_queue fairq.queues;
   v_shard_no integer;
   v_is_new boolean;
-  v_groups_change boolean := num_nonnulls(p_weight, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
+  v_groups_change boolean := num_nonnulls(p_weight, p_fairness, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
     p_group_breaker_threshold, p_group_breaker_cooldown) > 0 or p_reset && array['weight', 'group_max_running', 'group_rate', 'group_breaker'];
   v_meter_changes boolean := num_nonnulls(p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown) > 0
     or p_reset && array['max_running', 'rate', 'breaker'];
@@ -49,6 +50,10 @@ begin
   if p_retry_base < interval '0' or p_retry_cap < interval '0' or p_retention < interval '0' then
     raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, p_retry_base, p_retry_cap, p_retention
       using errcode = 'QF009', hint = 'Zero or more.';
+  end if;
+  if p_fairness not in ('count', 'time') then
+    raise exception 'groups of queue "%" cannot share by %', p_queue, p_fairness
+      using errcode = 'QF014', hint = 'p_fairness is count (as many tasks for each) or time (as many worker seconds).';
   end if;
   perform fairq._check_policy(p_queue, p_weight, p_group_max_running, p_group_rate_limit, p_group_rate_period, p_group_rate_burst,
     p_group_breaker_threshold, p_group_breaker_cooldown);
@@ -82,6 +87,7 @@ begin
     retry_cap = coalesce(p_retry_cap, q.retry_cap),
     retention = coalesce(p_retention, q.retention),
     notify = coalesce(p_notify, q.notify),
+    fairness = coalesce(p_fairness, q.fairness),
     weight = coalesce(p_weight, case when 'weight' = any(p_reset) then 1 else q.weight end),
     group_max_running = coalesce(p_group_max_running, case when not 'group_max_running' = any(p_reset) then q.group_max_running end),
     group_rate_limit = coalesce(p_group_rate_limit, case when not 'group_rate' = any(p_reset) then q.group_rate_limit end),
@@ -127,5 +133,5 @@ begin
   return v_queue;
 end;
 $$;
-comment on function fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]) is
+comment on function fairq.configure_queue(text, integer, integer, interval, interval, interval, boolean, double precision, text, integer, integer, interval, integer, integer, interval, integer, integer, interval, integer, integer, interval, text[]) is
   'Creates a queue, or changes its settings; null leaves one as it is.';

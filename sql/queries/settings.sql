@@ -30,6 +30,7 @@ from fairq.configure_queue(
   p_retention => sqlc.narg(retention)::text::interval,
   p_notify => sqlc.narg(notify)::boolean,
   p_weight => sqlc.narg(weight)::double precision,
+  p_fairness => sqlc.narg(fairness)::text,
   p_group_max_running => sqlc.narg(group_max_running)::integer,
   p_group_rate_limit => sqlc.narg(group_rate_limit)::integer,
   p_group_rate_period => sqlc.narg(group_rate_period)::text::interval,

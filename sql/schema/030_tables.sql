@@ -41,6 +41,7 @@ create table fairq.queues (
   retention interval not null default '7 days',
   notify boolean not null default true,
   weight double precision not null default 1,
+  fairness text collate "C" not null default 'count',
   group_max_running integer,
   group_rate_limit integer,
   group_rate_period interval,
@@ -58,18 +59,21 @@ create table fairq.queues (
   constraint retry_cap_not_negative check (retry_cap >= interval '0'),
   constraint retention_not_negative check (retention >= interval '0'),
   constraint weight_in_range check (weight between 0.001 and 1000),
+  constraint fairness_is_known check (fairness in ('count', 'time')),
   constraint group_max_running_not_negative check (group_max_running >= 0),
   constraint group_rate_is_whole check ((group_rate_limit is null) = (group_rate_period is null)),
   constraint group_breaker_is_whole check ((group_breaker_threshold is null) = (group_breaker_cooldown is null))
 );
 comment on table fairq.queues is 'Queues and their settings. Change them with fairq.configure_queue().';
-comment on column fairq.queues.ready_target is 'How many tasks are kept queued, ready to be popped; null: four times the slots of the live workers, at least 1000.';
+comment on column fairq.queues.ready_target is 'How many tasks are kept queued, ready to be popped; null: four times the slots of the live workers, at least 1000 (50 where groups share time).';
 comment on column fairq.queues.max_attempts is 'Attempts of a task that names no number of its own.';
 comment on column fairq.queues.retry_base is 'Back-off before the second attempt; doubled for every further one.';
 comment on column fairq.queues.retry_cap is 'Longest back-off.';
 comment on column fairq.queues.retention is 'How long ended tasks and attempts are kept.';
 comment on column fairq.queues.notify is 'Whether new work is announced by NOTIFY. NOTIFY takes a database-wide lock at commit; polling works without.';
 comment on column fairq.queues.weight is 'Weight of groups that have none of their own.';
+comment on column fairq.queues.fairness is
+  'What groups share: count, so that each gets as many tasks (costs, rather) as the others; time, so that each gets as many worker seconds.';
 comment on column fairq.queues.group_max_running is 'Most tasks in flight at once for each group that has no cap of its own; null: no cap.';
 comment on column fairq.queues.group_rate_limit is 'With group_rate_period: rate of each group that has none of its own; null: no limit.';
 comment on column fairq.queues.group_rate_period is 'The period of group_rate_limit.';
@@ -129,6 +133,20 @@ create type fairq.gate as (
 );
 comment on type fairq.gate is 'Where a group stands with its limits: places taken, rate used, breaker.';
 
+create type fairq.estimate as (
+  kind text,
+  tasks integer,
+  seconds double precision
+);
+comment on type fairq.estimate is 'How long the tasks of a kind ran: how many were measured, and the mean of the last ones.';
+
+create type fairq.pace as (
+  last_block bigint,
+  credit bigint,
+  estimates fairq.estimate[]
+);
+comment on type fairq.pace is 'What the tasks of a group take, where groups share time: its estimates; the block of its last address, which no correction goes behind; and what could not be given back yet for that reason.';
+
 create type fairq.allowance as (
   tasks integer,
   look_at timestamptz,
@@ -158,6 +176,7 @@ create table fairq.tasks (
   started_at timestamptz,
   lease_expires_at timestamptz,
   cost double precision not null,
+  charge double precision,
   attempt integer not null default 0,
   max_attempts integer not null,
   meters integer not null default 0,
@@ -189,6 +208,7 @@ comment on column fairq.tasks.attempt is 'Attempts begun, those given back inclu
 comment on column fairq.tasks.max_attempts is 'Number of the last attempt it may have: as asked, and one more for each that was given back.';
 comment on column fairq.tasks.counted is 'The task holds one of its group''s places; its end is reported to the lane.';
 comment on column fairq.tasks.meters is 'The task holds a place of its queue (1), of the cluster (2).';
+comment on column fairq.tasks.charge is 'Seconds charged to its group when it was promoted, where groups share time; the end of the attempt reports the difference.';
 comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';
 
 create table fairq.finished_tasks (
@@ -249,7 +269,9 @@ create table fairq.rings (
   succeeded boolean not null default false,
   keyed boolean not null default false,
   queue text collate "C" not null,
-  group_key text collate "C" not null
+  group_key text collate "C" not null,
+  correction double precision,
+  ran fairq.estimate
 );
 comment on table fairq.rings is
   'Doorbells: "look at this group". Append-only; promotion consumes each exactly once, by transaction id, without touching it; fairq.maintain() sweeps them.';
@@ -260,6 +282,8 @@ comment on column fairq.rings.due_at is 'A scheduled task was added: look again 
 comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
 comment on column fairq.rings.failures is 'Attempts of a group with limits that failed, after the last that succeeded.';
 comment on column fairq.rings.succeeded is 'An attempt of a group with limits succeeded.';
+comment on column fairq.rings.correction is 'Seconds that attempts took beyond what their group was charged for them; less than nothing: it was charged too much.';
+comment on column fairq.rings.ran is 'How long the attempts of a kind ran.';
 comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
 comment on column fairq.rings.cancelled_id is 'The task to cancel, while it is waiting.';
 
@@ -282,6 +306,7 @@ create table fairq.lanes (
   cursors fairq.cursor[] not null,
   policy fairq.policy,
   gate fairq.gate,
+  pace fairq.pace,
   constraint lanes_pkey primary key (shard_no, queue, group_key, version)
 );
 comment on table fairq.lanes is
@@ -291,6 +316,7 @@ comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the g
 comment on column fairq.lanes.position is 'Position of the group''s next task.';
 comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
 comment on column fairq.lanes.gate is 'Where it stands with its limits; in_flight counts its tasks that are queued, claimed or running.';
+comment on column fairq.lanes.pace is 'How long its tasks take; null: groups of the queue share by count.';
 comment on column fairq.lanes.look_at is 'It has overflow that may not be promoted before this time.';
 comment on column fairq.lanes.keyed is 'Some of its tasks have a concurrency key.';
 comment on column fairq.lanes.admissible is 'Has overflow that may be promoted now.';

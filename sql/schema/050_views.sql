@@ -34,3 +34,9 @@ select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease,
 from fairq.workers w
 where w.shard_no = 0;
 comment on view fairq.worker_stats is 'Workers, their last sign of life and how many tasks they hold.';
+
+create view fairq.estimates as
+select l.queue, l.group_key, e.kind, e.seconds, e.tasks
+from fairq.lanes l
+cross join lateral unnest((l.pace).estimates) e;
+comment on view fairq.estimates is 'How long the tasks of a group and kind take, where groups share time: the mean of the last ones, and how many have been measured, up to 16.';

@@ -192,6 +192,15 @@ def test_back_off_doubles_within_its_jitter_up_to_the_cap(db: Conn) -> None:
     assert max(seen) <= 125
 
 
+@pytest.mark.parametrize(("delay", "outcome"), [("29 seconds", "scheduled"), ("30 seconds", "failed")])
+def test_a_retry_that_would_come_after_the_deadline_is_refused(db: Conn, delay: str, outcome: str) -> None:
+    """HR11: it fails at once, with its error, instead of waiting for a start that cannot come."""
+    at(db, "12:00:00")
+    worker, id_ = held(db, expires_at="2030-01-01 12:00:30+00")
+    assert finish(db, worker, [id_], 1, "retry", retry_delays=[delay]) == [id_]
+    assert state(db, id_) == outcome
+
+
 def test_the_last_attempt_that_asks_for_a_retry_fails(db: Conn) -> None:
     """D11."""
     at(db, "12:00:00")

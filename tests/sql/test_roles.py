@@ -173,7 +173,7 @@ def test_tables_are_closed_where_no_need_is(db: Conn, ids: dict[str, Any], role:
     assert call_as(db, role, query, ids) == "42501"
 
 
-@pytest.mark.parametrize("view", ["queue_stats", "group_stats", "worker_stats"])
+@pytest.mark.parametrize("view", ["queue_stats", "group_stats", "worker_stats", "estimates"])
 @pytest.mark.parametrize("role", [OBSERVE, WORK, ADMIN])
 def test_the_views_are_for_those_who_watch(db: Conn, ids: dict[str, Any], role: str, view: str) -> None:
     assert call_as(db, role, f"select * from fairq.{view}", ids) is None  # noqa: S608

@@ -1,0 +1,311 @@
+"""Groups that share worker seconds: fairness = 'time'. The engine's test clock makes the seconds exact."""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.policies.calls import (
+    Conn,
+    Held,
+    call,
+    create,
+    finish,
+    maintain,
+    one,
+    pop,
+    promote,
+    refused,
+    release,
+    run,
+    settle,
+    tasks,
+    worker,
+)
+
+NOON = datetime(2030, 1, 1, 12)
+SLOTS = 4
+
+pytestmark = pytest.mark.usefixtures("one_shard")
+
+
+def share_time(conn: Conn, **options: Any) -> None:
+    call(conn, "configure_queue", "default", fairness="time", **options)
+
+
+def set_time(conn: Conn, seconds: float) -> None:
+    moment = NOON + timedelta(seconds=seconds)
+    run(conn, "select set_config('fairq.now', %s, false)", moment.isoformat(sep=" ") + "+00")
+
+
+def simulate(
+    conn: Conn,
+    duration: Callable[[str, int], float],
+    until: float,
+    *,
+    slots: int = SLOTS,
+    watch: Callable[[Mapping[str, float]], None] = lambda used: None,
+) -> dict[str, float]:
+    """One worker; tasks take what `duration(group, id)` says. Returns the seconds of each group."""
+    set_time(conn, 0)
+    worker_id = worker(conn, slots=slots)
+    running: list[tuple[float, Held]] = []
+    used: defaultdict[str, float] = defaultdict(float)
+    now = 0.0
+    while now < until:
+        for held in pop(conn, worker_id, slots - len(running)):
+            heapq.heappush(running, (now + duration(held[2], held[0]), held))
+        if not running:
+            break
+        ends, _ = running[0]
+        for _, held in running:
+            used[held[2]] += min(ends, until) - now
+        now = ends
+        set_time(conn, now)
+        done = []
+        while running and running[0][0] <= now:
+            done.append(heapq.heappop(running)[1])
+        finish(conn, worker_id, done)
+        watch(used)
+    return dict(used)
+
+
+def estimates(conn: Conn) -> dict[tuple[str, str], tuple[float, int]]:
+    settle(conn)
+    rows = run(conn, "select group_key, kind, seconds, tasks from fairq.estimates")
+    return {(group, kind): (seconds, count) for group, kind, seconds, count in rows}
+
+
+def finish_of(conn: Conn, group: str) -> float:
+    """How many rounds of the lane lie ahead of the clock."""
+    query = "select fairq._rounds((fairq._lane(0, 'default', %s)).finish - (fairq._tick(0, 'default')).clock)"
+    return float(one(conn, query, group))
+
+
+def test_a_minute_and_a_second_get_the_same_worker_seconds(conn: Conn) -> None:
+    """F1, I4 in seconds: by count, the tenant of long tasks would have 98 % of the workers."""
+    share_time(conn, ready_target=20)
+    tasks(conn, "long", 100)
+    tasks(conn, "short", 1500)
+    used = simulate(conn, lambda group, _: 60.0 if group == "long" else 1.0, until=600)
+    assert sum(used.values()) == pytest.approx(600 * SLOTS)
+    # The longest task of each, per slot, and what was promoted before its length was known.
+    assert abs(used["long"] - used["short"]) <= 2 * SLOTS * 60
+
+
+def test_by_count_they_do_not(conn: Conn) -> None:
+    """The same load in a queue that counts, which shows what the setting does."""
+    call(conn, "configure_queue", "default", ready_target=20)
+    tasks(conn, "long", 100)
+    tasks(conn, "short", 1500)
+    used = simulate(conn, lambda group, _: 60.0 if group == "long" else 1.0, until=600)
+    assert used["long"] > 20 * used["short"]
+
+
+def test_weights_are_shares_of_the_time(conn: Conn) -> None:
+    share_time(conn, ready_target=20)
+    for group, weight in (("one", 1), ("two", 2), ("five", 5)):
+        call(conn, "configure_group", "default", group, weight=weight)
+        tasks(conn, group, 800)
+    lengths = {"one": 1.0, "two": 10.0, "five": 3.0}
+    used = simulate(conn, lambda group, _: lengths[group], until=300)
+    assert used["one"] == pytest.approx(300 * SLOTS / 8, rel=0.1)
+    assert used["two"] == pytest.approx(300 * SLOTS / 4, rel=0.1)
+    assert used["five"] == pytest.approx(300 * SLOTS * 5 / 8, rel=0.1)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.lists(st.floats(0.01, 30), min_size=1, max_size=5), min_size=2, max_size=4))
+def test_nobody_is_apart_by_more_than_the_bound(conn: Conn, lengths: list[list[float]]) -> None:
+    """I4 in seconds: whatever the tasks of each group take, in whatever pattern."""
+    run(conn, "truncate fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers")
+    share_time(conn, ready_target=8)
+    groups = [f"g{n}" for n in range(len(lengths))]
+    for group in groups:
+        tasks(conn, group, 150)
+    longest = max(max(each) for each in lengths)
+    shortest_total = min(sum(each) / len(each) for each in lengths) * 150
+
+    def duration(group: str, task: int) -> float:
+        pattern = lengths[int(group[1:])]
+        return pattern[task % len(pattern)]
+
+    worst = 0.0
+
+    def watch(used: Mapping[str, float]) -> None:
+        nonlocal worst
+        seconds = [used.get(group, 0.0) for group in groups]
+        worst = max(worst, max(seconds) - min(seconds))
+
+    simulate(conn, duration, until=min(15 * longest, shortest_total / SLOTS), watch=watch)
+    # One task of each, and those in flight and ready (up to twice the target), which were charged by the estimate.
+    assert worst <= 2 * longest + (SLOTS + 2 * 8) * max(longest, 1)
+
+
+def test_the_estimate_is_the_mean_and_follows(conn: Conn) -> None:
+    share_time(conn)
+    simple = {"short": 2.0, "long": 50.0}
+    for kind in simple:
+        tasks(conn, "bob", 20, kind=kind)
+    kinds = dict(run(conn, "select id, kind from fairq.tasks"))
+    simulate(conn, lambda _, task: simple[kinds[task]], until=10_000)
+    known = estimates(conn)
+    assert known["bob", "short"] == (pytest.approx(2.0), 16)
+    assert known["bob", "long"] == (pytest.approx(50.0), 16)
+
+
+def test_before_anything_is_known_the_cost_is_the_guess(conn: Conn) -> None:
+    share_time(conn)
+    create(conn, "bob", cost=30)
+    create(conn, "bob")
+    promote(conn)
+    assert run(conn, "select charge from fairq.tasks order by id") == [(30.0,), (1.0,)]
+    assert finish_of(conn, "bob") == pytest.approx(31)
+
+
+def test_a_hang_makes_the_next_tasks_little_dearer_but_is_paid_for(conn: Conn) -> None:
+    """Without a clamp the estimate winds up: a task that hung would banish its group for days."""
+    share_time(conn, ready_target=1)
+    tasks(conn, "alice", 50)
+    tasks(conn, "bob", 200)
+    calm = simulate(conn, lambda *_: 1.0, until=20)
+    assert calm["bob"] == pytest.approx(calm["alice"], abs=SLOTS + 1)
+    before = next(seconds for (group, _), (seconds, _) in estimates(conn).items() if group == "bob")
+    worker_id = worker(conn)
+    hung = next(held for held in iter(lambda: pop(conn, worker_id, 1)[0], None) if held[2] == "bob")
+    set_time(conn, 20 + 1800)
+    finish(conn, worker_id, [hung])
+    settle(conn)
+    after = next(seconds for (group, _), (seconds, _) in estimates(conn).items() if group == "bob")
+    assert after <= before * 1.25
+    assert finish_of(conn, "bob") > 1700
+
+
+def test_an_attempt_counts_for_an_hour_at_most(conn: Conn) -> None:
+    share_time(conn)
+    tasks(conn, "bob", 2)
+    set_time(conn, 0)
+    worker_id = worker(conn)
+    held = pop(conn, worker_id, 1)
+    set_time(conn, 10 * 86400)
+    finish(conn, worker_id, held)
+    assert next(iter(estimates(conn).values())) == (3600.0, 1)
+
+
+def test_what_was_charged_too_much_comes_back(conn: Conn) -> None:
+    """Down to the last address given out, and no further: tasks of a group keep their order."""
+    share_time(conn)
+    create(conn, "bob", cost=100)
+    create(conn, "alice", cost=100)
+    set_time(conn, 0)
+    worker_id = worker(conn)
+    (held,) = pop(conn, worker_id, 1)
+    set_time(conn, 2)
+    before = one(conn, "select (fairq._lane(0, 'default', 'bob')).finish")
+    finish(conn, worker_id, [held])
+    settle(conn)
+    lane = one(conn, "select fairq._rounds(%s - (fairq._lane(0, 'default', 'bob')).finish)", before)
+    assert lane == pytest.approx(98, abs=0.01)
+
+
+@pytest.mark.parametrize("leave", ["release", "lost", "cancel", "expired"])
+def test_who_did_not_run_is_not_charged(conn: Conn, leave: str) -> None:
+    """The ways out of flight but a finish: nothing of the charge of 50 stays, and nothing is learned."""
+    share_time(conn)
+    set_time(conn, 0)
+    deadline = {"expires_at": f"{NOON + timedelta(seconds=30)}+00"} if leave == "expired" else {}
+    create(conn, "bob", cost=50, **deadline)
+    keeper = worker(conn, lease="1 minute")
+    tasks(conn, "alice", 2)
+    if leave in {"release", "lost"}:
+        held = [each for each in pop(conn, keeper, 2) if each[2] == "bob"]
+        assert held
+        if leave == "release":
+            release(conn, keeper, held)
+        else:
+            set_time(conn, 0.001)
+            run(conn, "select fairq.retire_worker(%s)", keeper)
+    else:
+        promote(conn)
+        bob = one(conn, "select id from fairq.tasks where group_key = 'bob'")
+        if leave == "cancel":
+            run(conn, "select fairq.cancel_task(%s)", bob)
+        else:
+            set_time(conn, 31)
+            maintain(conn)
+    settle(conn)
+    assert finish_of(conn, "bob") <= 50.01
+    assert not any(group == "bob" for group, _ in estimates(conn))
+
+
+def test_a_lone_groups_long_past_costs_nothing(conn: Conn) -> None:
+    """I5: an hour of worker time that nobody else asked for is not held against it."""
+    share_time(conn)
+    create(conn, "bob")
+    simulate(conn, lambda *_: 3600.0, until=10_000)
+    settle(conn)
+    assert finish_of(conn, "bob") <= 0
+    tasks(conn, "bob", 3)
+    tasks(conn, "alice", 3)
+    worker_id = worker(conn)
+    assert {held[2] for held in pop(conn, worker_id, 2)} == {"alice", "bob"}
+
+
+def test_the_setting_changes_at_run_time(conn: Conn) -> None:
+    """Tasks queued before are not measured; with the setting gone, charges and estimates mean nothing."""
+    call(conn, "configure_queue", "default", ready_target=3)
+    tasks(conn, "bob", 40)
+    worker_id = worker(conn)
+    set_time(conn, 0)
+    held = pop(conn, worker_id, 3)
+    share_time(conn)
+    held += pop(conn, worker_id, 20)
+    held += pop(conn, worker_id, 7)
+    set_time(conn, 9)
+    charged = one(conn, "select count(charge) from fairq.tasks where worker_id is not null")
+    assert 0 < charged < len(held)
+    finish(conn, worker_id, held)
+    assert estimates(conn) == {("bob", "default"): (9.0, min(charged, 16))}
+    held = pop(conn, worker_id, 5)
+    call(conn, "configure_queue", "default", fairness="count")
+    assert len(finish(conn, worker_id, held)) == 5
+    assert estimates(conn) == {}
+    assert len(finish(conn, worker_id, pop(conn, worker_id, 10))) == 5
+
+
+def test_order_within_the_group_survives_every_correction(conn: Conn) -> None:
+    share_time(conn, ready_target=5)
+    ids = [create(conn, "bob", cost=[0.01, 300, 5][n % 3]) for n in range(60)]
+    tasks(conn, "alice", 60)
+    seen: list[int] = []
+
+    def duration(group: str, task: int) -> float:
+        if group == "bob":
+            seen.append(task)
+        return 0.5 + task % 7
+
+    simulate(conn, duration, until=2000)
+    assert seen == ids
+
+
+def test_a_rebuild_keeps_the_charges_of_what_is_in_flight(conn: Conn) -> None:
+    """I11: estimates are learned anew, charges are in the tasks."""
+    share_time(conn)
+    create(conn, "bob", cost=7)
+    create(conn, "bob", cost=7)
+    promote(conn)
+    before = finish_of(conn, "bob")
+    run(conn, "update fairq.ticks set written_by = '3'")
+    settle(conn)
+    assert finish_of(conn, "bob") == pytest.approx(before)
+
+
+def test_another_word_is_refused(conn: Conn) -> None:
+    with refused(conn, "QF014"):
+        call(conn, "configure_queue", "default", fairness="luck")
+    assert one(conn, "select fairness from fairq.queues where queue = 'default'") == "count"
