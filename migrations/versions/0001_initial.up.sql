@@ -2642,14 +2642,21 @@ comment on function fairq._policy(fairq.queues, fairq.groups) is 'What limits a 
 -- A row that another session pops is skipped; one that another session popped after our snapshot fails the recheck of its state and is
 -- skipped too; one whose popper rolls back becomes visible again at the same address.
 -- Promotes when there is news, when the ready set runs short, and, for the next caller, when this pop passed the middle of it.
--- Another session that holds the domain's lock is promoting already; it is waited for only when there is nothing else to do, and not for long.
+-- Another session that holds the domain's lock is promoting already; it is waited for only when there is nothing else to do, and not for long. p_may_wait
+-- says that this call holds nothing in another shard yet: who promotes all shards in their order may be waiting for just that.
 -- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
 -- cancelled, or a schedule that it hears of when it is due already. The bound on rounds is a matter of cost only; the next pop goes on.
 -- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
 -- Locks: the worker's row, shared; #meters where there are any; tasks, the rows it returns; the domain while promoting.
 -- Cost: p_limit entries of tasks_ready_idx plus those popped since the last tick.
-create function fairq._pop(p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval)
-returns setof fairq.tasks
+create function fairq._pop(
+  p_shard_no integer,
+  p_queue text,
+  p_limit integer,
+  p_worker_id bigint,
+  p_claim_lease interval,
+  p_may_wait boolean
+) returns setof fairq.tasks
 language plpgsql
 volatile
 set search_path = ''
@@ -2713,7 +2720,7 @@ begin
     end if;
 
     exit when v_left = 0;
-    if v_promoted is null and v_left = p_limit and v_picked.expired is null and not v_waited
+    if v_promoted is null and v_left = p_limit and v_picked.expired is null and p_may_wait and not v_waited
       and (v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick))
     then
       -- Somebody else promotes, and there is nothing else to do: that takes milliseconds. Then look again. Not with tasks in hand: who holds
@@ -2736,7 +2743,7 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._pop(integer, text, integer, bigint, interval) is 'Pops from one domain.';
+comment on function fairq._pop(integer, text, integer, bigint, interval, boolean) is 'Pops from one domain.';
 
 -- sql/functions/_promote.sql
 
@@ -5345,6 +5352,7 @@ declare
   v_left integer := p_limit;
   v_popped integer;
   v_first integer := floor(random() * 4096)::integer;
+  v_may_wait boolean := true;
 begin
   perform fairq._check_limit(p_limit);
   perform fairq._check_isolation(p_queue);
@@ -5356,7 +5364,7 @@ begin
     perform fairq._refuse_queue(p_queue);
   end if;
 
-  -- With several shards, each pop begins with another one.
+  -- With several shards, each pop begins with another one. Only there it may have to wait, so it never waits with a domain or tasks of another in hand.
   for v_shard_no in
     select ((s.shard_no + v_first) % s.shard_count)::integer
     from (select h.shard_no, count(*) over () as shard_count from fairq._shards(null) h(shard_no)) s
@@ -5364,8 +5372,9 @@ begin
     union all
     select p_shard_no where p_shard_no is not null
   loop
-    return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease) t;
+    return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease, v_may_wait) t;
     get diagnostics v_popped = row_count;
+    v_may_wait := false;
     v_left := v_left - v_popped;
     exit when v_left = 0;
   end loop;

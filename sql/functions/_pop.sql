@@ -2,14 +2,21 @@
 -- A row that another session pops is skipped; one that another session popped after our snapshot fails the recheck of its state and is
 -- skipped too; one whose popper rolls back becomes visible again at the same address.
 -- Promotes when there is news, when the ready set runs short, and, for the next caller, when this pop passed the middle of it.
--- Another session that holds the domain's lock is promoting already; it is waited for only when there is nothing else to do, and not for long.
+-- Another session that holds the domain's lock is promoting already; it is waited for only when there is nothing else to do, and not for long. p_may_wait
+-- says that this call holds nothing in another shard yet: who promotes all shards in their order may be waiting for just that.
 -- Goes on until it has what was asked for, or a round changed nothing: a round may meet only tasks that expired, lanes whose tasks were
 -- cancelled, or a schedule that it hears of when it is due already. The bound on rounds is a matter of cost only; the next pop goes on.
 -- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
 -- Locks: the worker's row, shared; #meters where there are any; tasks, the rows it returns; the domain while promoting.
 -- Cost: p_limit entries of tasks_ready_idx plus those popped since the last tick.
-create function fairq._pop(p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval)
-returns setof fairq.tasks
+create function fairq._pop(
+  p_shard_no integer,
+  p_queue text,
+  p_limit integer,
+  p_worker_id bigint,
+  p_claim_lease interval,
+  p_may_wait boolean
+) returns setof fairq.tasks
 language plpgsql
 volatile
 set search_path = ''
@@ -73,7 +80,7 @@ begin
     end if;
 
     exit when v_left = 0;
-    if v_promoted is null and v_left = p_limit and v_picked.expired is null and not v_waited
+    if v_promoted is null and v_left = p_limit and v_picked.expired is null and p_may_wait and not v_waited
       and (v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick))
     then
       -- Somebody else promotes, and there is nothing else to do: that takes milliseconds. Then look again. Not with tasks in hand: who holds
@@ -96,4 +103,4 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._pop(integer, text, integer, bigint, interval) is 'Pops from one domain.';
+comment on function fairq._pop(integer, text, integer, bigint, interval, boolean) is 'Pops from one domain.';

@@ -25,6 +25,7 @@ declare
   v_left integer := p_limit;
   v_popped integer;
   v_first integer := floor(random() * 4096)::integer;
+  v_may_wait boolean := true;
 begin
   perform fairq._check_limit(p_limit);
   perform fairq._check_isolation(p_queue);
@@ -36,7 +37,7 @@ begin
     perform fairq._refuse_queue(p_queue);
   end if;
 
-  -- With several shards, each pop begins with another one.
+  -- With several shards, each pop begins with another one. Only there it may have to wait, so it never waits with a domain or tasks of another in hand.
   for v_shard_no in
     select ((s.shard_no + v_first) % s.shard_count)::integer
     from (select h.shard_no, count(*) over () as shard_count from fairq._shards(null) h(shard_no)) s
@@ -44,8 +45,9 @@ begin
     union all
     select p_shard_no where p_shard_no is not null
   loop
-    return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease) t;
+    return query select t.* from fairq._pop(v_shard_no, p_queue, v_left, p_worker_id, p_claim_lease, v_may_wait) t;
     get diagnostics v_popped = row_count;
+    v_may_wait := false;
     v_left := v_left - v_popped;
     exit when v_left = 0;
   end loop;

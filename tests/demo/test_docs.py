@@ -13,6 +13,7 @@ from fairq import embedded
 from fairq.demo.command import demo
 from tests.support.database import Database
 from tests.support.processes import ROOT
+from tests.support.shards import shows_one_shard
 
 TUTORIAL = ROOT / "docs" / "tutorials" / "first-steps-sql.md"
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -41,6 +42,7 @@ def run_psql(psql: str, dsn: str, text: str) -> str:
     return done.stdout
 
 
+@shows_one_shard
 def test_the_sql_tutorial_runs_in_psql_and_answers_what_it_says(psql: str, database: Database) -> None:
     """A consumer needs nothing but psql."""
     answers = run_psql(psql, database.dsn, "\n".join(blocks(TUTORIAL, "sql")))
@@ -54,6 +56,7 @@ def test_the_sql_tutorial_runs_in_psql_and_answers_what_it_says(psql: str, datab
     assert outcomes.fetchone() == (2, 0)
 
 
+@shows_one_shard
 def test_the_shell_consumer_of_the_tutorial_serves_everybody_in_turn(
     psql: str, database: Database, tmp_path: Path
 ) -> None:
@@ -76,6 +79,7 @@ def test_the_shell_consumer_of_the_tutorial_serves_everybody_in_turn(
     assert row.fetchone() == (4,)
 
 
+@shows_one_shard
 def test_the_sql_of_the_readme_runs(psql: str, database: Database) -> None:
     answers = run_psql(psql, database.dsn, "\n".join(blocks(ROOT / "README.md", "sql")))
     assert "letter.pdf" in answers
@@ -95,6 +99,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@shows_one_shard
 def test_the_python_of_the_readme_runs(database: Database, tmp_path: Path) -> None:
     """Three programs: enqueue, declare, enqueue what was declared. Then the worker that is named there."""
     env = {**os.environ, "FAIRQ_DSN": database.dsn, "PYTHONPATH": f"{tmp_path}:{ROOT}"}

@@ -8,6 +8,7 @@ import pytest
 
 from fairq.demo.engines import KIND, QUEUE, Engine, set_up, strangers, take_away
 from tests.support.database import Database
+from tests.support.shards import neighbours
 
 
 @pytest.fixture
@@ -40,17 +41,18 @@ def test_every_task_is_served_once_and_written_to_the_history(
 def test_fifo_serves_alice_after_all_of_bob_and_fairq_serves_her_next(conn: psycopg.Connection[Any]) -> None:
     """I6: what the demo shows, without a clock."""
     order: dict[str, list[str]] = {}
+    bob, alice = neighbours(conn, "bob", "alice")
     for engine in set_up(conn, 1):
-        engine.enqueue(conn, "bob", 50)
+        engine.enqueue(conn, bob, 50)
         held = engine.turn(conn, [], 1)
-        engine.enqueue(conn, "alice", 3)
+        engine.enqueue(conn, alice, 3)
         order[engine.name] = []
         while held:
             held = engine.turn(conn, held, 1)
             order[engine.name] += [task.tenant for task in held]
-    assert order["FIFO"] == ["bob"] * 49 + ["alice"] * 3
-    assert order["fairq"][0] == "alice"
-    assert order["fairq"][:6].count("alice") == 3
+    assert order["FIFO"] == [bob] * 49 + [alice] * 3
+    assert order["fairq"][0] == alice
+    assert order["fairq"][:6].count(alice) == 3
 
 
 def test_setting_up_again_starts_empty(conn: psycopg.Connection[Any]) -> None:

@@ -1,17 +1,17 @@
 """The SQL on the pages about policies was really run, and what it answers is what they show."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.support.database import Database
+from tests.support.shards import shows_one_shard
 from tests.support.sql_pages import blocks, run
 
 HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 
 
-@pytest.mark.skipif("FAIRQ_TEST_SHARDS" in os.environ, reason="a page shows the order of one shard")
+@shows_one_shard
 @pytest.mark.parametrize("page", ["limit-a-tenant", "share-a-resource", "pause-and-resume"])
 def test_examples_answer_what_the_page_says(database: Database, page: str) -> None:
     conn = database.connect(autocommit=True)

@@ -61,7 +61,7 @@ def test_what_is_there_is_served_to_the_end(conn: Conn) -> None:
     keyed = [create(conn, "carol", concurrency_key="k") for _ in range(2)]
     bob = worker(conn)
     held = pop(conn, bob, 3)
-    assert ids_of(held)[0] == ids[0]
+    assert ids[0] in ids_of(held)
     call(conn, "drain_queue", "default")
     finish(conn, bob, held[:1], "retry", "10 minutes")
     call(conn, "release_tasks", bob, ids_of(held[1:2]), [1])

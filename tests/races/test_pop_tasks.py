@@ -12,6 +12,7 @@ Interleavings (W, V: workers, P: a promoter, C: who cancels, A: an application):
     C: begin; cancel                  W: pop         C: commit          W holds it, and is told
     C: begin; cancel  P: promote      C: commit      P: promote         cancelled by the second
     C: cancel; commit                 W: pop                            never handed out
+    P: holds shard 1                  W: pop, from shard 0 on           W has shard 0's, does not wait for 1
     a backend is killed after create, promote, pop, start, finish       as if that transaction never was
 """
 
@@ -21,8 +22,10 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
+from tests.properties.model import shard_of
 from tests.races.engine import (
     LOCK_DOMAIN,
+    POP,
     Conn,
     assert_consistent,
     cap,
@@ -36,16 +39,18 @@ from tests.races.engine import (
     states,
 )
 from tests.support.database import Database
-from tests.support.sessions import call_in_background, pid_of, result, wait_until
+from tests.support.sessions import call_in_background, in_background, pid_of, result, wait_until
+from tests.support.shards import neighbours
 
 
-def fill(conn: Conn, tasks: int, groups: int) -> list[int]:
+def fill(conn: Conn, tasks: int, groups: int, *, one_order: bool = False) -> list[int]:
+    names = [f"g{number} " for number in range(groups)]
     rows = conn.execute(
         """
-        select fairq.create_tasks(array_agg('g' || n %% %s::int), array_agg('{}'::jsonb))
+        select fairq.create_tasks(array_agg((%s::text[])[1 + n %% %s::int]), array_agg('{}'::jsonb))
         from generate_series(1, %s) n
         """,
-        [groups, tasks],
+        [neighbours(conn, *names) if one_order else names, groups, tasks],
     ).fetchall()
     return [row[0] for row in rows]
 
@@ -63,7 +68,7 @@ def test_eight_poppers_in_open_transactions_get_disjoint_full_batches(
 ) -> None:
     """I1, F4, F10, F27, H29: none waits for another, and together they have the first 800 in order."""
     observer = database.connect(autocommit=True)
-    fill(observer, 1000, groups)
+    fill(observer, 1000, groups, one_order=True)
     promote(observer, limit=1000)
     order = [
         row[0]
@@ -111,7 +116,7 @@ def test_eight_poppers_at_once_serve_each_task_once(database: Database) -> None:
 def test_a_pop_that_is_rolled_back_gives_the_tasks_back_at_their_addresses(database: Database) -> None:
     """I1: not lost, not moved; and meanwhile another popper gets the next ones."""
     observer = database.connect(autocommit=True)
-    fill(observer, 10, 5)
+    fill(observer, 10, 5, one_order=True)
     promote(observer)
     first, second = impatient(database), impatient(database)
     worker = register(observer)
@@ -138,6 +143,33 @@ def test_a_popper_does_not_wait_for_whoever_holds_the_domain(database: Database)
     popper.commit()
     holder.commit()
     assert [row[0] for row in pop(popper, worker)] == [waiting]
+
+
+def test_a_pop_waits_for_no_shard_with_another_in_hand(database: Database) -> None:
+    """I8: who promotes all shards has the next one already, and waits for the one in hand."""
+    observer = database.connect(autocommit=True)
+    observer.execute("select fairq.configure_cluster(p_shard_count => 2)")
+    # Were it to wait, it would wait for ever.
+    observer.execute("alter function fairq._await_domain set lock_timeout = 0")
+    promote(observer)
+    worker = register(observer)
+    by_shard = [next(f"g{n}" for n in range(99) if shard_of(f"g{n}", 2) == shard) for shard in (0, 1)]
+    first, second = create(observer, *by_shard)
+    # A pop begins with a shard by chance: a chance that begins with shard 0.
+    popper = database.connect(autocommit=True)
+    for seed in range(99):
+        popper.execute("select setseed(%s)", [seed / 100])
+        if popper.execute("select floor(random() * 4096)::integer % 2").fetchone() == (0,):
+            break
+    popper.execute("select setseed(%s)", [seed / 100])
+
+    promoter = database.connect()
+    promoter.execute("select from fairq.domains where queue = 'default' and shard_no = 1 for update")
+    popped = in_background(popper, POP, ["default", 10, worker, None])
+    assert result(popped) == [(first, 1)]
+    promoter.commit()
+    assert [row[0] for row in pop(popper, worker)] == [second]
+    assert_consistent(observer)
 
 
 def told(conn: Conn, worker: int) -> list[int]:

@@ -642,9 +642,9 @@ def test_stop_lets_handlers_end_within_the_grace_time(desk: Desk) -> None:
         assert not ctx.cancelled
 
     id = desk.enqueue("patient")
-    waiting = desk.enqueue_many("patient", 3)
     with worker_thread(own, desk.dsn, concurrency=1, grace=60.0) as worker:
         desk.wait_until(lambda: desk.running == 1, "it runs")
+        waiting = desk.enqueue_many("patient", 3)
         worker.stop()
         release.set()
         desk.wait_until(lambda: desk.workers == 0, "the worker ended")
