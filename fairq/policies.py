@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 Seconds = float | timedelta
+Fairness = Literal["count", "time"]
 
 # --- What can be set -------------------------------------------------------------------------------
 # None is the same as not to name a setting. `docs/reference/python.md` says what each means.
@@ -71,6 +72,7 @@ class QueueChanges(TypedDict, total=False):
     retention: Seconds | None
     notify: bool | None
     weight: float | None
+    fairness: Fairness | None
     group_max_running: int | None
     group_rate_limit: int | None
     group_rate_period: Seconds | None
@@ -124,6 +126,7 @@ class QueueSettings:
     retention: timedelta
     notify: bool
     weight: float
+    fairness: str
     group_max_running: int | None
     group_rate_limit: int | None
     group_rate_period: timedelta | None
@@ -375,7 +378,7 @@ def kinds(changes: type) -> dict[str, type]:
     for name, hint in get_type_hints(changes).items():
         types = {*get_args(hint)} - {NoneType}
         if name != "reset":
-            found[name] = timedelta if timedelta in types else types.pop()
+            found[name] = timedelta if timedelta in types else str if Fairness in types else types.pop()
     return found
 
 
@@ -407,6 +410,10 @@ def _value(name: str, value: Any, kind: type) -> Any:
     if kind is bool:
         if not isinstance(value, bool):
             raise ConfigurationError(f"{name} is {value!r:.60}: pass True or False")
+        return value
+    if kind is str:
+        if not isinstance(value, str):
+            raise ConfigurationError(f"{name} is {value!r:.60}: pass a string")
         return value
     if kind is int:
         if not is_int(value, -(2**31), 2**31 - 1):

@@ -18,6 +18,7 @@ class ConfigureQueueRow:
     retention: float
     notify: bool
     weight: float
+    fairness: str
     group_max_running: int | None
     group_rate_limit: int | None
     group_rate_period: float | None
@@ -41,7 +42,7 @@ select q.queue, q.ready_target, q.max_attempts,
   extract(epoch from q.retry_base)::double precision as retry_base,
   extract(epoch from q.retry_cap)::double precision as retry_cap,
   extract(epoch from q.retention)::double precision as retention,
-  q.notify, q.weight, q.group_max_running, q.group_rate_limit,
+  q.notify, q.weight, q.fairness, q.group_max_running, q.group_rate_limit,
   extract(epoch from q.group_rate_period)::double precision as group_rate_period,
   q.group_rate_burst, q.group_breaker_threshold,
   extract(epoch from q.group_breaker_cooldown)::double precision as group_breaker_cooldown,

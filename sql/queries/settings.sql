@@ -4,14 +4,14 @@
 -- name: ConfigureQueue :one
 -- Creates a queue, or changes its settings; null leaves one as it is.
 -- fairq: always
--- fairq: not null queue, max_attempts, retry_base, retry_cap, retention, notify, weight
+-- fairq: not null queue, max_attempts, retry_base, retry_cap, retention, notify, weight, fairness
 -- fairq: nullable ready_target, group_max_running, group_rate_limit, group_rate_period, group_rate_burst, group_breaker_threshold, group_breaker_cooldown
 -- fairq: nullable max_running, rate_limit, rate_period, rate_burst, breaker_threshold, breaker_cooldown, paused_at, draining_at
 select q.queue, q.ready_target, q.max_attempts,
   extract(epoch from q.retry_base)::double precision as retry_base,
   extract(epoch from q.retry_cap)::double precision as retry_cap,
   extract(epoch from q.retention)::double precision as retention,
-  q.notify, q.weight, q.group_max_running, q.group_rate_limit,
+  q.notify, q.weight, q.fairness, q.group_max_running, q.group_rate_limit,
   extract(epoch from q.group_rate_period)::double precision as group_rate_period,
   q.group_rate_burst, q.group_breaker_threshold,
   extract(epoch from q.group_breaker_cooldown)::double precision as group_breaker_cooldown,

@@ -55,6 +55,7 @@ def test_a_queue_takes_every_setting_and_says_what_holds(
         "retention": 2.5,
         "notify": False,
         "weight": 2,
+        "fairness": "time",
         "group_max_running": 4,
         "group_rate_limit": 5,
         "group_rate_period": MINUTE,
@@ -81,7 +82,7 @@ def test_a_queue_takes_every_setting_and_says_what_holds(
     changed = do(opened, fairq.configure_queue, queue, max_attempts=None, reset=get_args(policies.QueueReset))
     assert (changed.max_attempts, changed.retry_base) == (3, 2 * SECOND), "what is not named stays"
     nothing = {name: getattr(changed, name) for name in everything if name not in ("weight", "max_attempts")}
-    kept = {"retry_base", "retry_cap", "retention", "notify"}
+    kept = {"retry_base", "retry_cap", "retention", "notify", "fairness"}
     assert {name for name, value in nothing.items() if value is not None} == kept
     assert changed.weight == 1
     opened.rollback()

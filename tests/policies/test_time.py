@@ -143,7 +143,7 @@ def test_nobody_is_apart_by_more_than_the_bound(conn: Conn, lengths: list[list[f
         worst = max(worst, max(seconds) - min(seconds))
 
     simulate(conn, duration, until=min(15 * longest, shortest_total / SLOTS), watch=watch)
-    # One task of each, and those in flight and ready (up to twice the target), which were charged by the estimate.
+    # One task of each; those in flight and ready (up to twice the target) were charged by the estimate.
     assert worst <= 2 * longest + (SLOTS + 2 * 8) * max(longest, 1)
 
 
