@@ -51,11 +51,11 @@ test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs 
 test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 	@FAIRQ_TEST_SHARDS=16 .venv/bin/python -m pytest $(PYTEST)
 
-bench: .venv/.dev ## Measure everything at full size, for publishing (hours)
-	@.venv/bin/python -m benchmarks run --scale full $(ARGS)
+bench: .venv/.dev ## Measure everything at full size (a night)
+	@.venv/bin/python -m fairq bench run --scale full $(ARGS)
 
-bench-quick: .venv/.dev ## Measure everything at a small size (minutes)
-	@.venv/bin/python -m benchmarks run --scale quick $(ARGS)
+bench-quick: .venv/.dev ## Measure everything at a small size (five minutes)
+	@.venv/bin/python -m fairq bench run --scale quick $(ARGS)
 
 ci: ## Run what every change must pass
 	@.ci/run

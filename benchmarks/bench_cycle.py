@@ -12,7 +12,7 @@ BASELINES = ("fifo",)
 
 
 def estimate(scale: Scale) -> float:
-    return 1 + scale.repetitions * min(scale.tasks, 100_000) * 6 * 60e-6
+    return 1 + scale.repetitions * min(scale.tasks, 100_000) * 6 * 70e-6
 
 
 def run(session: Session) -> None:

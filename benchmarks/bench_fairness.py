@@ -48,8 +48,8 @@ class Run:
 
 
 def estimate(scale: Scale) -> float:
-    each = 2.5 + scale.flood / 6_000 + 2 * (scale.seconds + 1.5)
-    return 2 + scale.repetitions * (len(SUBJECTS) * each + scale.flood / 2_000 + 4 * (scale.seconds + 1.5))
+    plays = len(SUBJECTS) + 4 + 2 + 3
+    return 2 + scale.repetitions * (plays * (1.6 + scale.seconds * 1.7) + scale.flood / 2_500 * 5)
 
 
 def run(session: Session) -> None:
@@ -57,13 +57,13 @@ def run(session: Session) -> None:
         for subject in SUBJECTS:
             session.say(f"a flood through {subject}, {repetition + 1}")
             flood(session, subject)
-        for subject in (*SUBJECTS, *(["fairq by time"] if can_share_time(session) else [])):
+        for subject in ("fifo", "article", "fairq", *(["fairq by time"] if can_share_time(session) else [])):
             session.say(f"busy tenants, {subject}, {repetition + 1}")
             busy(session, subject)
         for subject in ("fifo", "fairq"):
             session.say(f"weights, {subject}, {repetition + 1}")
             weighted(session, subject)
-        for subject in SUBJECTS:
+        for subject in ("fifo", "fairq", "fairq work"):
             session.say(f"coming and going, {subject}, {repetition + 1}")
             coming_and_going(session, subject)
 

@@ -75,6 +75,16 @@ WHY = {
     ): "settings, worker and clock are looked up, and each task taken has entries in three indexes",
     ("explain", "rows"): "look-ups of settings, worker and clock",
     ("explain", "WAL"): "a wider row is written anew, with its index entries",
+    ("explain", "slowest"): "one of the ten promotes for all; the others wait for it, a few milliseconds",
+    ("create_task", "for two"): "as with one tenant",
+    ("endurance", "dead rows"): "while the snapshot is held nothing may be removed, in any queue",
+    ("endurance", "buffers"): "what is dead but not removed has to be passed over once",
+    ("endurance", "a hundred"): "see promote, pop, finish",
+    ("endurance", "pop and finish"): "see promote, pop, finish",
+    (
+        "endurance",
+        "",
+    ): "more pages to pass over while nothing is removed; the ratio is to fairq without the snapshot",
     ("fairness", "throughput"): "see promote, pop, finish: fairness is paid for in the database",
     ("fairness", "wait"): "who came first waits longer when others get their turn: that is the point",
 }
@@ -152,7 +162,10 @@ def _targets(results: Results) -> str:
             )
     if not rows:
         return ""
-    return "## What it should reach\n\n" + _table(("", "target", "measured", "reached"), rows)
+    lead = (
+        "They were set before the first line was written, for a machine of two cores with nothing else to do."
+    )
+    return f"## What it should reach\n\n{lead}\n\n" + _table(("", "target", "measured", "reached"), rows)
 
 
 class Target:
@@ -205,6 +218,13 @@ class Target:
 
 
 TARGETS = (
+    Target(
+        "one pop of 100: rows visited, at the most groups and tasks",
+        110,
+        "rows",
+        ("explain", "rows visited", "fairq pop"),
+        most=True,
+    ),
     Target(
         "one pop of 100: buffers at the most groups beside the fewest",
         2,
@@ -307,7 +327,7 @@ TARGETS = (
 
 
 def _slower(results: Results) -> str:
-    """Every value of fairq that is worse than its reference by a tenth, and why."""
+    """Every value of fairq that is worse than its reference by a tenth, in every repetition; and why."""
     rows: dict[tuple[str, str], list[float]] = {}
     for key, subjects in results.values.items():
         direction = better(key.unit)
@@ -319,7 +339,8 @@ def _slower(results: Results) -> str:
             if not ratios:
                 continue
             ratio = median(ratios)
-            if (ratio < 0.9) if direction > 0 else (ratio > 1.1):
+            always = all((each < 1) if direction > 0 else (each > 1) for each in ratios.values())
+            if always and ((ratio < 0.9) if direction > 0 else (ratio > 1.1)):
                 rows.setdefault((key.benchmark, key.what), []).append(ratio)
     if not rows:
         return ""

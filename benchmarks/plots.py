@@ -1,5 +1,6 @@
 """Plots of the report. Cards of their own, opaque: they read the same on a light page and on a dark one."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from benchmarks.results import Key, Results, Values, median, shown
+from benchmarks.results import Key, Results, Values, median, pairs, reference, shown
 
 __all__ = ["Picture", "draw_all"]
 
@@ -120,7 +121,14 @@ def _lines(axis: Axes, lines: dict[int, Values]) -> None:
 
 
 def creating(results: Results) -> Figure | None:
-    return _bars(results, "create_task", None, "Creating tasks", "Tasks a second; more is better.")
+    """Beside a plain insert, for the rates differ by a factor of a hundred."""
+    keys = {key: values for key, values in results.of("create_task").items() if key.unit == "tasks/s"}
+    return _ratio_card(
+        results,
+        keys,
+        "Creating tasks",
+        "Rate beside a plain insert of the same payload (the line); more is better.",
+    )
 
 
 def cycling(results: Results) -> Figure | None:
@@ -167,16 +175,19 @@ def _bar_card(
     subtitle: str,
     *,
     label: Callable[[Key], str] | None = None,
+    beside: Callable[[Key, str, float], str] | None = None,
     log: bool = False,
 ) -> Figure | None:
     """A group of bars per scenario, a bar per subject with its spread as a line."""
     if not keys:
         return None
     rows = sum(len(values) for values in keys.values())
-    figure, axes = _card(title, subtitle, height=1.7 + 0.30 * rows + 0.34 * len(keys), left=0.30)
+    labels = [label(key) if label else _two_lines(key) for key in keys]
+    left = 0.04 + 0.0072 * max(len(line) for text in labels for line in text.splitlines())
+    figure, axes = _card(title, subtitle, height=1.7 + 0.30 * rows + 0.34 * len(keys), left=left)
     axis = axes[0]
     at = 0.0
-    ticks, names = [], []
+    ticks = []
     most = max(max(values.values()) for subjects in keys.values() for values in subjects.values())
     for key, subjects in keys.items():
         first = at
@@ -191,7 +202,7 @@ def _bar_card(
                     linewidth=1.2,
                     alpha=0.6,
                 )
-            text = f"{shown(middle)}  {subject}"
+            text = beside(key, subject, middle) if beside else f"{shown(middle)}  {subject}"
             axis.annotate(
                 text,
                 (max(values.values()), at),
@@ -204,9 +215,8 @@ def _bar_card(
             )
             at += 1
         ticks.append((first + at - 1) / 2)
-        names.append(label(key) if label else _two_lines(key))
         at += 0.9
-    axis.set_yticks(ticks, names)
+    axis.set_yticks(ticks, labels)
     axis.tick_params(axis="y", labelcolor=INK)
     axis.set_ylim(at - 0.9, -0.9)
     if log:
@@ -214,9 +224,30 @@ def _bar_card(
         least = min(median(values) for subjects in keys.values() for values in subjects.values())
         axis.set_xlim(max(least / 3, 1e-3), most * 12)
     else:
-        axis.set_xlim(0, most * 1.32)
+        axis.set_xlim(0, max(most * 1.32, 1.1 if beside else 0))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
     axis.grid(axis="y", visible=False)
+    return figure
+
+
+def _ratio_card(results: Results, keys: dict[Key, Values], title: str, subtitle: str) -> Figure | None:
+    """Bars of the ratios to the reference; the reference is a line at 1. What is measured stands beside."""
+    ratios: dict[Key, Values] = {}
+    rates: dict[tuple[Key, str], float] = {}
+    for key, subjects in keys.items():
+        for subject, values in subjects.items():
+            base = reference(results, key, subject)
+            found = pairs(values, base[1]) if base else {}
+            if found:
+                ratios.setdefault(key, {})[subject] = found
+                rates[key, subject] = median(values)
+
+    def beside(key: Key, subject: str, ratio: float) -> str:
+        return f"{ratio:.2f}  {subject}, {shown(rates[key, subject], key.unit)}"
+
+    figure = _bar_card(ratios, title, subtitle, beside=beside)
+    if figure is not None:
+        figure.axes[0].axvline(1, color=INK, linewidth=1.2)
     return figure
 
 
@@ -300,19 +331,19 @@ def churned(results: Results) -> Figure | None:
 
 
 def _over_time(axis: Axes, series: Sequence[dict[str, Any]]) -> None:
-    """A line per subject, the first repetition strong, further ones faint."""
-    seen: set[str] = set()
+    """A line per subject, the median of its repetitions; each of them faint behind it."""
+    of_subject: dict[str, list[list[list[float]]]] = {}
     for each in series:
-        subject = each["subject"]
-        axis.plot(
-            [at for at, _ in each["points"]],
-            [value for _, value in each["points"]],
-            color=_colour(subject),
-            linewidth=2 if subject not in seen else 1,
-            alpha=1 if subject not in seen else 0.35,
-            label=subject if subject not in seen else None,
-        )
-        seen.add(subject)
+        of_subject.setdefault(each["subject"], []).append(each["points"])
+    for subject, runs in of_subject.items():
+        colour = _colour(subject)
+        for points in runs:
+            axis.plot(*zip(*points, strict=True), color=colour, linewidth=0.9, alpha=0.35)
+        middle = [
+            (statistics.median(at for at, _ in together), statistics.median(value for _, value in together))
+            for together in zip(*runs, strict=False)
+        ]
+        axis.plot(*zip(*middle, strict=True), color=colour, linewidth=2.2, label=subject)
     axis.set_xlabel("seconds", color=MUTED, loc="left")
 
 
