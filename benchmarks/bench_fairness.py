@@ -23,6 +23,7 @@ SLOTS = 8
 NEWCOMERS = 9
 TENANTS = 10
 WINDOWS = 20
+QUICK, SLOW = 5.0, 50.0  # milliseconds
 WEIGHTS = {"one": 1.0, "two": 2.0, "five": 5.0}
 SUBJECTS = {"fifo": FIFO, "article": ARTICLE, "fairq": FAIRQ, "fairq work": FAIRQ}
 PATIENCE_SECONDS = 600.0
@@ -49,7 +50,7 @@ class Run:
 
 def estimate(scale: Scale) -> float:
     plays = len(SUBJECTS) + 4 + 2 + 3
-    return 2 + scale.repetitions * (plays * (1.6 + scale.seconds * 1.7) + scale.flood / 2_500 * 5)
+    return 2 + scale.repetitions * (plays * (1.6 + scale.seconds * 2.2) + scale.flood / 2_500 * 5)
 
 
 def run(session: Session) -> None:
@@ -92,11 +93,15 @@ def flood(session: Session, subject: str) -> None:
 
 
 def busy(session: Session, subject: str) -> None:
-    """Ten tenants with work all the time; Bob came first with most. One has tasks ten times as long."""
-    seconds = session.scale.seconds
-    each = int(700 * seconds) + 20
-    tenants = [Arrival(0, "bob", 6 * each), *(Arrival(0, f"tenant {n}", each) for n in range(TENANTS - 2))]
-    tenants.append(Arrival(0, "slow", each, 10.0))
+    """Ten tenants with work all the time; Bob came first with most. One has tasks ten times as long.
+
+    The tasks are long enough to keep all slots busy, so worker seconds are what there is to share.
+    """
+    seconds = 3 * session.scale.seconds
+    each = int(300 * seconds) + 20
+    tenants = [Arrival(0, "bob", int(1_800 * seconds) + 20, QUICK)]
+    tenants += [Arrival(0, f"tenant {number}", each, QUICK) for number in range(TENANTS - 2)]
+    tenants.append(Arrival(0, "slow", each, SLOW))
     names = [arrival.group for arrival in tenants]
     played = play(session, subject, tenants, [], seconds=seconds)
     scenario = {"tenants": TENANTS, "slots": SLOTS}

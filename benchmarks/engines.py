@@ -136,8 +136,9 @@ def served(dsn: str, engine: Engine, slots: int) -> Iterator[None]:
     process = context.Process(target=_serve, args=(dsn, engine.name, slots, ready, stop), daemon=True)
     process.start()
     try:
-        if not ready.wait(60):
-            raise RuntimeError("the worker does not start")
+        while not ready.wait(0.1):
+            if process.exitcode is not None:
+                raise RuntimeError("the worker does not start")
         yield
     finally:
         stop.set()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.engines import Record
 
-__all__ = ["evenness", "jain", "percentile", "service", "share_error", "windows"]
+__all__ = ["by_class", "evenness", "jain", "percentile", "service", "share_error", "windows"]
 
 
 def jain(service: Iterable[float]) -> float:

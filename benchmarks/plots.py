@@ -212,6 +212,7 @@ def _bar_card(
                 color=INK,
                 fontsize=9.5,
                 fontweight="bold" if subject.startswith("fairq") else "normal",
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5},
             )
             at += 1
         ticks.append((first + at - 1) / 2)
@@ -247,7 +248,7 @@ def _ratio_card(results: Results, keys: dict[Key, Values], title: str, subtitle:
 
     figure = _bar_card(ratios, title, subtitle, beside=beside)
     if figure is not None:
-        figure.axes[0].axvline(1, color=INK, linewidth=1.2)
+        figure.axes[0].axvline(1, color=INK, linewidth=1.2, zorder=0.5)
     return figure
 
 

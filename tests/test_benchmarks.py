@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import compare, page, plots
+from benchmarks import compare, measures, page, plots
 from benchmarks.__main__ import NAMES, main
-from benchmarks.results import Results, gather
+from benchmarks.engines import Record
+from benchmarks.results import Results, gather, reference
 from fairq.commands.bench import find_benchmarks
 from tests.support.database import Database
 from tests.support.processes import ROOT
@@ -48,6 +49,45 @@ def test_explain_keeps_the_plans(empty_database: Database, tmp_path: Path) -> No
     plans = {path.name: path.read_text() for path in (tmp_path / "plans" / "out").iterdir()}
     assert "WindowAgg" in plans["window-300-tasks-10-groups.txt"]
     assert "tasks_ready_idx" in plans["fairq-pop-300-tasks-10-groups.txt"] or "auto_explain" in str(plans)
+
+
+# --- Fairness as numbers ----------------------------------------------------------------------------
+
+
+def test_jain_is_one_for_equal_service_and_one_nth_for_a_monopoly() -> None:
+    assert measures.jain([5, 5, 5, 5]) == 1
+    assert measures.jain([8, 0, 0, 0]) == 0.25
+    assert measures.jain([0, 0]) == 1
+
+
+def test_shares_are_judged_by_the_weights() -> None:
+    weights = {"one": 1.0, "two": 2.0, "five": 5.0}
+    assert measures.share_error({"one": 10, "two": 20, "five": 50}, weights) == 0
+    assert measures.share_error({"one": 20, "two": 20, "five": 40}, weights) == 1
+    assert measures.share_error({"five": 50}, weights) == 1
+
+
+def test_service_is_counted_where_tasks_start_and_measured_while_they_run() -> None:
+    history = [
+        Record("bob", created=0, started=1, finished=3),
+        Record("bob", created=0, started=3, finished=None),
+        Record("alice", created=0, started=None, finished=None),
+    ]
+    counted = measures.service(history, ["bob", "alice"], 0, 2, by_seconds=False)
+    assert counted == {"bob": 1, "alice": 0}
+    timed = measures.service(history, ["bob", "alice"], 2, 10, by_seconds=True)
+    assert timed == {"bob": 1 + 7, "alice": 0}
+
+
+def test_who_still_waits_has_waited_until_the_end() -> None:
+    history = [Record("newcomer 1", created=1, started=3, finished=4), Record("newcomer 2", 2, None, None)]
+    assert measures.by_class(history, end=10) == {"newcomer": [2_000, 8_000]}
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    assert measures.percentile([4, 1, 3, 2], 0.5) == 2
+    assert measures.percentile([4, 1, 3, 2], 0.99) == 4
+    assert measures.percentile([7], 0.5) == 7
 
 
 # --- Compare ---------------------------------------------------------------------------------------
@@ -100,6 +140,16 @@ def test_times_are_worse_when_they_are_longer() -> None:
     old = a_run([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], unit="ms")
     new = a_run([2.0, 2.0, 2.0], [1.0, 1.0, 1.0], unit="ms")
     assert slower(old, new) == ["fairq"]
+
+
+def test_a_held_snapshot_is_compared_with_the_same_queue_without() -> None:
+    rows = [("fairq free", 1.0), ("fairq held", 3.0), ("fifo free", 0.5), ("fifo held", 5.0)]
+    base = {"benchmark": "endurance", "what": "pop p50", "unit": "ms", "scenario": {}, "repetition": 0}
+    found = gather({**base, "subject": subject, "value": value} for subject, value in rows)
+    key = next(iter(found.values))
+    assert reference(found, key, "fairq held") == ("fairq free", {0: 1.0})
+    assert reference(found, key, "fifo held") == ("fifo free", {0: 0.5})
+    assert reference(found, key, "fairq free") is None
 
 
 def test_counts_are_compared_as_they_are() -> None:
