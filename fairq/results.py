@@ -5,7 +5,8 @@
     fairq.result(conn, id, timeout=30).value()
 
 Polling is the truth: it works on every connection and behind every pooler. On a psycopg connection in
-autocommit that listens to nothing else a notification (channel `fairq_done`) cuts the wait short.
+autocommit that listens to nothing else a notification (channel `fairq_done`) cuts the wait short, however the
+task ends. It is asked for, task by task: who waits for nobody's end costs those who finish tasks nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from psycopg.pq import TransactionStatus
 
 from fairq.client import identity
 from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
-from fairq.errors import InTransaction, NoSuchTask, ResultTimeout, TaskFailed, translating
+from fairq.errors import DatabaseError, InTransaction, NoSuchTask, ResultTimeout, TaskFailed, translating
 from fairq.queries import client as queries
 from fairq.queries import driver
 
@@ -32,6 +33,8 @@ __all__ = ["Progress", "TaskResult", "progress", "result"]
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
+# A watch holds for a minute, and is renewed well before.
+RENEW_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +166,20 @@ def _drive(conn: SyncConnection, id: int, steps: _Steps) -> TaskResult:
     # None: it is not known yet whether we may listen; False: we may not.
     listener: psycopg.Connection[Any] | Literal[False] | None = None
     step = next(steps)
+    watched_at = 0.0
     try:
         while True:
             look: _Look | None = None
             if step is None:
                 look = run(conn, call)
-            elif listener is None and isinstance(conn, psycopg.Connection) and _listens(conn):
-                listener = conn
+            elif listener is None and isinstance(conn, psycopg.Connection) and _listens(conn, id):
+                listener, watched_at = conn, time.monotonic()
                 step = steps.send(None)
                 look = run(conn, call)  # it may have ended before we listened
             elif listener:
+                if time.monotonic() - watched_at > RENEW_SECONDS:
+                    run(listener, _watch_call(id))
+                    watched_at = time.monotonic()
                 _hear(listener, id, step)
             else:
                 listener = False
@@ -190,18 +197,24 @@ async def _drive_async(conn: AsyncConnection, id: int, steps: _Steps) -> TaskRes
     # None: it is not known yet whether we may listen; False: we may not.
     listener: psycopg.AsyncConnection[Any] | Literal[False] | None = None
     step = next(steps)
+    watched_at = 0.0
     try:
         while True:
             look: _Look | None = None
             if step is None:
                 look = await run(conn, call)
             elif (
-                listener is None and isinstance(conn, psycopg.AsyncConnection) and await _listens_async(conn)
+                listener is None
+                and isinstance(conn, psycopg.AsyncConnection)
+                and await _listens_async(conn, id)
             ):
-                listener = conn
+                listener, watched_at = conn, time.monotonic()
                 step = steps.send(None)
                 look = await run(conn, call)  # it may have ended before we listened
             elif listener:
+                if time.monotonic() - watched_at > RENEW_SECONDS:
+                    await run(listener, _watch_call(id))
+                    watched_at = time.monotonic()
                 await _hear_async(listener, id, step)
             else:
                 listener = False
@@ -214,6 +227,8 @@ async def _drive_async(conn: AsyncConnection, id: int, steps: _Steps) -> TaskRes
             await run(listener, _UNLISTEN)
 
 
+# A role that may only read, or a standby: then it is polling alone.
+_NOT_ALLOWED = ("42501", "25006")
 _LISTENS = Call(queries.is_listening_call(), identity)
 _LISTEN = Call(driver.Call(driver.Statement[None]("exec", "listen fairq_done"), ()), lambda _: True)
 _UNLISTEN = Call(driver.Call(driver.Statement[None]("exec", "unlisten fairq_done"), ()), identity)
@@ -226,12 +241,37 @@ def _may_listen(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) ->
     return conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
 
 
-def _listens(conn: psycopg.Connection[Any]) -> bool:
-    return _may_listen(conn) and not run(conn, _LISTENS) and run(conn, _LISTEN)
+def _watch_call(id: int) -> Call[bool, bool]:
+    return Call(queries.watch_task_call(id=id), identity)
 
 
-async def _listens_async(conn: psycopg.AsyncConnection[Any]) -> bool:
-    return _may_listen(conn) and not await run(conn, _LISTENS) and await run(conn, _LISTEN)
+def _listens(conn: psycopg.Connection[Any], id: int) -> bool:
+    """Listen, then watch: an end in between is found by the look that follows."""
+    if not _may_listen(conn) or run(conn, _LISTENS):
+        return False
+    try:
+        run(conn, _LISTEN)
+        run(conn, _watch_call(id))
+    except DatabaseError as exc:
+        if exc.sqlstate not in _NOT_ALLOWED:
+            raise
+        run(conn, _UNLISTEN)
+        return False
+    return True
+
+
+async def _listens_async(conn: psycopg.AsyncConnection[Any], id: int) -> bool:
+    if not _may_listen(conn) or await run(conn, _LISTENS):
+        return False
+    try:
+        await run(conn, _LISTEN)
+        await run(conn, _watch_call(id))
+    except DatabaseError as exc:
+        if exc.sqlstate not in _NOT_ALLOWED:
+            raise
+        await run(conn, _UNLISTEN)
+        return False
+    return True
 
 
 def _hear(conn: psycopg.Connection[Any], id: int, seconds: float) -> None:

@@ -34,6 +34,7 @@ grant execute on function
   fairq.create_task(text, jsonb, text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text, jsonb, boolean),
   fairq.create_tasks(text[], jsonb[], text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text[], text[], jsonb, integer[], double precision[], boolean),
   fairq.cancel_task(bigint),
+  fairq.watch_task(bigint, interval),
   fairq._check_task(text, jsonb, integer, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text),
   fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint),
   fairq._refuse_queue(text),
@@ -44,7 +45,7 @@ grant execute on function
 to fairq_enqueue, fairq_work;
 grant select on fairq.settings, fairq.queues to fairq_enqueue, fairq_work, fairq_observe;
 grant select on fairq.schema_version to fairq_enqueue, fairq_work, fairq_observe;
-grant insert on fairq.tasks, fairq.rings, fairq.cancellations to fairq_enqueue;
+grant insert on fairq.tasks, fairq.rings, fairq.cancellations, fairq.watches to fairq_enqueue;
 grant select (shard_no, id, queue, group_key, state, worker_id) on fairq.tasks to fairq_enqueue;
 grant select (shard_no, id, outcome, finished_at, result, error) on fairq.finished_tasks to fairq_enqueue;
 grant select, insert on fairq.idempotency_keys to fairq_enqueue;
@@ -66,7 +67,7 @@ revoke execute on function
   fairq.reset_rate(text, text)
 from fairq_work;
 grant select, insert, update, delete on
-  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
+  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.watches, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
   fairq.finished_tasks, fairq.finished_tasks_default, fairq.attempts, fairq.attempts_default
 to fairq_work;
 -- A row lock asks for the right to update; these rows are never updated.

@@ -506,6 +506,28 @@ def latest_progress_call(*, id: int) -> driver.Call[LatestProgressRow | None]:
     return driver.Call(LATEST_PROGRESS, (driver.Int8(id),))
 
 
+WATCH_TASK = driver.Statement[bool](
+    "the",
+    """-- name: WatchTask :one
+select fairq.watch_task($1::bigint)::boolean as live""",
+    driver.scalar(),
+)
+
+
+def watch_task(conn: driver.Connection, *, id: int) -> bool:
+    """Asks for a notice on fairq_done when the task ends, for a minute; false: it is not live."""
+    return driver.run(conn, WATCH_TASK, (driver.Int8(id),))
+
+
+async def watch_task_async(conn: driver.AsyncConnection, *, id: int) -> bool:
+    """Asks for a notice on fairq_done when the task ends, for a minute; false: it is not live."""
+    return await driver.run_async(conn, WATCH_TASK, (driver.Int8(id),))
+
+
+def watch_task_call(*, id: int) -> driver.Call[bool]:
+    return driver.Call(WATCH_TASK, (driver.Int8(id),))
+
+
 IS_LISTENING = driver.Statement[bool](
     "the",
     """-- name: IsListening :one

@@ -22,6 +22,7 @@ begin
 end
 $$;
 
+drop function fairq.watch_task;
 drop function fairq.start_tasks;
 drop function fairq.retry_task;
 drop function fairq.retire_worker;
@@ -58,6 +59,7 @@ drop function fairq._unplace;
 drop function fairq._unblock;
 drop function fairq._touch_worker;
 drop function fairq._tick;
+drop function fairq._tell_watchers;
 drop function fairq._take_place;
 drop function fairq._take_keys;
 drop function fairq._sweep_late_rings;
@@ -140,6 +142,7 @@ drop table fairq.sweeps;
 drop table fairq.progress;
 drop table fairq.heartbeats;
 drop table fairq.workers;
+drop table fairq.watches;
 drop table fairq.cancellations;
 drop table fairq.idempotency_keys;
 drop table fairq.ticks;

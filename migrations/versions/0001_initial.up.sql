@@ -468,6 +468,14 @@ create table fairq.cancellations (
 );
 comment on table fairq.cancellations is 'Wishes to cancel, append-only: promotion ends waiting tasks, holders learn of theirs with the heartbeat.';
 
+create table fairq.watches (
+  shard_no integer not null,
+  task_id bigint not null,
+  until timestamptz not null
+);
+comment on table fairq.watches is 'Tasks whose end somebody waits for, append-only: only these are announced when they end.';
+comment on column fairq.watches.until is 'When the watch runs out, unless it is renewed: who waits may be gone.';
+
 create table fairq.workers (
   shard_no integer not null,
   slots integer not null,
@@ -570,6 +578,9 @@ create index attempts_task_idx on fairq.attempts (shard_no, task_id);
 
 -- heartbeat: is this task to be cancelled?
 create index cancellations_task_idx on fairq.cancellations (shard_no, task_id);
+
+-- finish, cancel, expire, recover: does anybody wait for the end of a task? Read from now on, so what was swept behind costs nothing.
+create index watches_until_idx on fairq.watches (shard_no, until, task_id);
 
 -- maintain: idempotency keys past their retention.
 create index idempotency_keys_age_idx on fairq.idempotency_keys (shard_no, created_at);
@@ -1491,7 +1502,7 @@ comment on function fairq._counts(fairq.policy) is 'Whether the tasks of a group
 -- sql/functions/_end_tasks.sql
 
 -- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
--- Rings for the places that come free, and what they were charged but did not use.
+-- Rings for the places that come free, and what they were charged but did not use; tells those who wait for one of these tasks.
 -- By ctid and no other way, see _hold.
 -- Returns how many it ended.
 -- Locks: tasks, the rows named.
@@ -1504,7 +1515,7 @@ set enable_bitmapscan = off
 set enable_indexscan = off
 as $$
 declare
-  v_count integer;
+  v_ids bigint[];
 begin
   with ended as (
     delete from fairq.tasks t
@@ -1535,8 +1546,12 @@ begin
     where e.block is not null
     group by s.shard_no, s.queue, s.group_key
   )
-  select count(*)::integer into v_count from ended;
-  return v_count;
+  select array_agg(e.id) into v_ids from ended e;
+  if v_ids is null then
+    return 0;
+  end if;
+  perform fairq._tell_watchers(p_shard_no, v_ids, p_now);
+  return cardinality(v_ids);
 end;
 $$;
 comment on function fairq._end_tasks(integer, tid[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';
@@ -1647,9 +1662,9 @@ declare
   v_held record;
   v_left integer;
 begin
-  -- Those who wait for results are woken, if there are any to read: NOTIFY takes a database-wide lock at commit.
-  if p_results is not null and array_remove(p_results, null) <> '{}' then
-    perform pg_notify('fairq_done', case when cardinality(p_ids) <= 200 then array_to_string(p_ids, ',') else '' end);
+  -- Nearly always nobody waits, and this look into an index is all.
+  if exists (select from fairq.watches w where w.shard_no = p_shard_no and w.until > v_now) then
+    perform fairq._tell_watchers(p_shard_no, p_ids, v_now);
   end if;
   loop
     select array_agg(h.ctid) as ctids, array_agg(i.attempt) as attempts, array_agg(h.outcome) as outcomes, array_agg(i.result) as results,
@@ -3338,6 +3353,7 @@ begin
     when 'rings' then delete from fairq.rings r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
     when 'ticks' then delete from fairq.ticks r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
     when 'cancellations' then delete from fairq.cancellations r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
+    when 'watches' then delete from fairq.watches r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
     when 'progress' then delete from fairq.progress r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
     when 'idempotency_keys' then delete from fairq.idempotency_keys r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
   end case;
@@ -3847,7 +3863,7 @@ comment on function fairq._sweep_floor(integer, text) is 'Where the next sweep o
 
 -- sql/functions/_sweep_keys.sql
 
--- Removes wishes to cancel and progress whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
+-- Removes wishes to cancel and progress whose task is gone, watches that ran out, idempotency keys whose task is gone for longer than the retention, and rows of the
 -- history's default partitions past every queue's. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_keys(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
@@ -3865,6 +3881,14 @@ begin
     from fairq.cancellations n
     where n.shard_no = p_shard_no
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+    limit p_limit
+  ));
+
+  v_swept := v_swept + fairq._remove(p_shard_no, 'watches', array(
+    select n.ctid
+    from fairq.watches n
+    where n.shard_no = p_shard_no
+      and n.until < p_now
     limit p_limit
   ));
 
@@ -4083,6 +4107,36 @@ begin
 end;
 $$;
 comment on function fairq._take_place(integer, text, text, timestamptz, integer) is 'Takes places of a key or meter; false: there is none.';
+
+-- sql/functions/_tell_watchers.sql
+
+-- Announces the ends of those of these tasks that somebody watches; where nobody does, no NOTIFY, which takes a database-wide lock at commit.
+-- The callers have settings of their own for their plans; this one has its own, too.
+-- Cost: the watches that have not run out, never those behind them.
+create function fairq._tell_watchers(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = on
+as $$
+declare
+  v_watched bigint[];
+begin
+  select array_agg(distinct w.task_id) into v_watched
+  from fairq.watches w
+  where w.shard_no = p_shard_no
+    and w.until > p_now
+    and w.task_id = any(p_ids);
+  if v_watched is not null then
+    -- A notice has its limits: of many it names none, and everybody looks.
+    perform pg_notify('fairq_done', case when cardinality(v_watched) <= 200 then array_to_string(v_watched, ',') else '' end);
+  end if;
+end;
+$$;
+comment on function fairq._tell_watchers(integer, bigint[], timestamptz) is 'Announces the ends of tasks that somebody watches.';
 
 -- sql/functions/_tick.sql
 
@@ -5918,6 +5972,42 @@ $$;
 comment on function fairq.start_tasks(bigint, bigint[], integer[], integer) is
   'Prefetch: claimed tasks begin to run. Returns the ids that the worker still holds.';
 
+-- sql/functions/watch_task.sql
+
+-- Asks for a notice on the channel fairq_done when a task ends, in whatever way. LISTEN first, then call this, then look whether the task is
+-- live still: between a look and a watch it might end unheard. Whoever waits for longer than p_for calls it again in time.
+-- It holds from the commit of this transaction on; call it in one of its own, and wait outside of any.
+-- Returns true when the task was live.
+-- Raises QF009 a time that is not positive, or longer than an hour.
+-- Locks: none; one insert.
+create function fairq.watch_task(p_id bigint, p_for interval default '1 minute') returns boolean
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_shard_no integer;
+begin
+  if p_for is null or p_for <= interval '0' or p_for > interval '1 hour' then
+    raise exception 'task % cannot be watched for %', coalesce(p_id::text, 'null'), coalesce(p_for::text, 'null')
+      using errcode = 'QF009', hint = 'More than nothing, at most an hour; call it again for more.';
+  end if;
+  select k.shard_no into v_shard_no
+  from fairq._shards(null) s(shard_no)
+  cross join lateral (select t.shard_no from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_id offset 0) k;
+  if not found then
+    return false;
+  end if;
+  insert into fairq.watches (shard_no, task_id, until) values (v_shard_no, p_id, fairq._now() + p_for);
+  return true;
+end;
+$$;
+comment on function fairq.watch_task(bigint, interval) is 'Asks for a notice on the channel fairq_done when a task ends. False: it is not live.';
+
 -- sql/grants.sql
 
 -- Four roles, none of which can log in: grant them to the users that do. Nothing is granted to PUBLIC.
@@ -5956,6 +6046,7 @@ grant execute on function
   fairq.create_task(text, jsonb, text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text, jsonb, boolean),
   fairq.create_tasks(text[], jsonb[], text, text, integer, timestamptz, timestamptz, integer, double precision, interval, text[], text[], jsonb, integer[], double precision[], boolean),
   fairq.cancel_task(bigint),
+  fairq.watch_task(bigint, interval),
   fairq._check_task(text, jsonb, integer, text, integer, timestamptz, timestamptz, integer, double precision, interval, text, text),
   fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint),
   fairq._refuse_queue(text),
@@ -5966,7 +6057,7 @@ grant execute on function
 to fairq_enqueue, fairq_work;
 grant select on fairq.settings, fairq.queues to fairq_enqueue, fairq_work, fairq_observe;
 grant select on fairq.schema_version to fairq_enqueue, fairq_work, fairq_observe;
-grant insert on fairq.tasks, fairq.rings, fairq.cancellations to fairq_enqueue;
+grant insert on fairq.tasks, fairq.rings, fairq.cancellations, fairq.watches to fairq_enqueue;
 grant select (shard_no, id, queue, group_key, state, worker_id) on fairq.tasks to fairq_enqueue;
 grant select (shard_no, id, outcome, finished_at, result, error) on fairq.finished_tasks to fairq_enqueue;
 grant select, insert on fairq.idempotency_keys to fairq_enqueue;
@@ -5988,7 +6079,7 @@ revoke execute on function
   fairq.reset_rate(text, text)
 from fairq_work;
 grant select, insert, update, delete on
-  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
+  fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers, fairq.heartbeats, fairq.cancellations, fairq.watches, fairq.idempotency_keys, fairq.sweeps, fairq.progress,
   fairq.finished_tasks, fairq.finished_tasks_default, fairq.attempts, fairq.attempts_default
 to fairq_work;
 -- A row lock asks for the right to update; these rows are never updated.

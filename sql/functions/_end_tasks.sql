@@ -1,5 +1,5 @@
 -- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
--- Rings for the places that come free, and what they were charged but did not use.
+-- Rings for the places that come free, and what they were charged but did not use; tells those who wait for one of these tasks.
 -- By ctid and no other way, see _hold.
 -- Returns how many it ended.
 -- Locks: tasks, the rows named.
@@ -12,7 +12,7 @@ set enable_bitmapscan = off
 set enable_indexscan = off
 as $$
 declare
-  v_count integer;
+  v_ids bigint[];
 begin
   with ended as (
     delete from fairq.tasks t
@@ -43,8 +43,12 @@ begin
     where e.block is not null
     group by s.shard_no, s.queue, s.group_key
   )
-  select count(*)::integer into v_count from ended;
-  return v_count;
+  select array_agg(e.id) into v_ids from ended e;
+  if v_ids is null then
+    return 0;
+  end if;
+  perform fairq._tell_watchers(p_shard_no, v_ids, p_now);
+  return cardinality(v_ids);
 end;
 $$;
 comment on function fairq._end_tasks(integer, tid[], text, jsonb, timestamptz) is 'Ends tasks that no worker finishes.';

@@ -22,9 +22,9 @@ declare
   v_held record;
   v_left integer;
 begin
-  -- Those who wait for results are woken, if there are any to read: NOTIFY takes a database-wide lock at commit.
-  if p_results is not null and array_remove(p_results, null) <> '{}' then
-    perform pg_notify('fairq_done', case when cardinality(p_ids) <= 200 then array_to_string(p_ids, ',') else '' end);
+  -- Nearly always nobody waits, and this look into an index is all.
+  if exists (select from fairq.watches w where w.shard_no = p_shard_no and w.until > v_now) then
+    perform fairq._tell_watchers(p_shard_no, p_ids, v_now);
   end if;
   loop
     select array_agg(h.ctid) as ctids, array_agg(i.attempt) as attempts, array_agg(h.outcome) as outcomes, array_agg(i.result) as results,

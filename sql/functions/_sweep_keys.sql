@@ -1,4 +1,4 @@
--- Removes wishes to cancel and progress whose task is gone, idempotency keys whose task is gone for longer than the retention, and rows of the
+-- Removes wishes to cancel and progress whose task is gone, watches that ran out, idempotency keys whose task is gone for longer than the retention, and rows of the
 -- history's default partitions past every queue's. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_keys(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
@@ -16,6 +16,14 @@ begin
     from fairq.cancellations n
     where n.shard_no = p_shard_no
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+    limit p_limit
+  ));
+
+  v_swept := v_swept + fairq._remove(p_shard_no, 'watches', array(
+    select n.ctid
+    from fairq.watches n
+    where n.shard_no = p_shard_no
+      and n.until < p_now
     limit p_limit
   ));
 

@@ -99,6 +99,12 @@ where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_
 order by g.reported_at desc
 limit 1;
 
+-- name: WatchTask :one
+-- Asks for a notice on fairq_done when the task ends, for a minute; false: it is not live.
+-- fairq: always
+-- fairq: not null live
+select fairq.watch_task(sqlc.arg(id)::bigint)::boolean as live;
+
 -- name: IsListening :one
 -- Whether the session listens to anything.
 -- fairq: always

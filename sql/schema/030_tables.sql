@@ -387,6 +387,14 @@ create table fairq.cancellations (
 );
 comment on table fairq.cancellations is 'Wishes to cancel, append-only: promotion ends waiting tasks, holders learn of theirs with the heartbeat.';
 
+create table fairq.watches (
+  shard_no integer not null,
+  task_id bigint not null,
+  until timestamptz not null
+);
+comment on table fairq.watches is 'Tasks whose end somebody waits for, append-only: only these are announced when they end.';
+comment on column fairq.watches.until is 'When the watch runs out, unless it is renewed: who waits may be gone.';
+
 create table fairq.workers (
   shard_no integer not null,
   slots integer not null,

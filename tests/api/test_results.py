@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
@@ -16,7 +16,7 @@ from fairq.results import TaskResult
 from tests.api.kinds import Opened
 from tests.support import plans
 from tests.support.database import Database
-from tests.support.sessions import call_in_background
+from tests.support.sessions import call_in_background, wait_until
 from tests.support.sessions import result as finished
 
 
@@ -145,6 +145,101 @@ def test_a_notification_ends_the_wait_of_a_coroutine(
             return await asyncio.wait_for(waiting, 20)
 
     assert asyncio.run(work()).result == 3
+
+
+def end_by_worker(taker: Worker, id: int) -> None:
+    taker.finish(id)
+
+
+def end_by_failing(taker: Worker, id: int) -> None:
+    taker.finish(id, "failed", error='{"message": "no"}')
+
+
+def end_by_cancelling(taker: Worker, id: int) -> None:
+    taker._value("select fairq.cancel_task(%s)", id)
+    taker._value("select fairq.maintain()")
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (end_by_worker, "succeeded"),
+        (end_by_failing, "failed"),
+        (end_by_cancelling, "cancelled"),
+    ],
+)
+def test_any_end_is_announced_with_or_without_a_result(
+    shared: Database,
+    taker: Worker,
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[Worker, int], None],
+    outcome: str,
+) -> None:
+    """With pauses of an hour nothing else could end the wait."""
+    monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(results, "LONGEST_PAUSE", 3600.0)
+    listening = threading.Event()
+    hear = results._hear
+
+    def spy(*args: Any) -> None:
+        listening.set()
+        hear(*args)
+
+    monkeypatch.setattr(results, "_hear", spy)
+    conn = shared.connect(autocommit=True)
+    id = fairq.enqueue(conn, group)
+    waiting = call_in_background(lambda: fairq.result(conn, id))
+    assert listening.wait(20)
+    end(taker, id)
+    found = finished(waiting)
+    assert (found.outcome, found.result) == (outcome, None)
+
+
+def test_a_long_wait_renews_its_watch(
+    shared: Database, taker: Worker, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "RENEW_SECONDS", 0.0)
+    conn = shared.connect(autocommit=True)
+    id = fairq.enqueue(conn, group)
+    waiting = call_in_background(lambda: fairq.result(conn, id))
+    watches: LiteralString = "select count(*) from fairq.watches where task_id = %s"
+    wait_until(lambda: taker._value(watches, id) >= 3, "the watch is renewed")
+    taker.finish(id)
+    assert finished(waiting).outcome == "succeeded"
+
+
+def test_ends_that_nobody_watches_are_not_announced(shared: Database, taker: Worker, group: str) -> None:
+    """NOTIFY takes a lock that every commit of the database with a NOTIFY waits for."""
+    conn = shared.connect(autocommit=True)
+    conn.execute("listen fairq_done")
+    quiet, late, watched = (fairq.enqueue(conn, group) for _ in range(3))
+    assert conn.execute("select fairq.watch_task(%s)", [watched]).fetchone() == (True,)
+    conn.execute("insert into fairq.watches values (0, %s, fairq._now() - interval '1 second')", [late])
+    for id in (quiet, late, watched):
+        taker.finish(id, result="1")
+    heard = list(conn.notifies(timeout=20, stop_after=1))
+    assert [notice.payload for notice in heard] == [str(watched)]
+    assert conn.execute("select fairq.watch_task(%s)", [watched]).fetchone() == (False,)
+
+
+def test_who_may_not_watch_polls(shared: Database, taker: Worker, group: str) -> None:
+    admin = shared.connect(autocommit=True)
+    id = fairq.enqueue(admin, group)
+    conn = shared.connect(autocommit=True)
+    conn.execute("create role no_watcher nologin")
+    try:
+        conn.execute("grant fairq_enqueue to no_watcher")
+        conn.execute("set role no_watcher")
+        admin.execute("revoke execute on function fairq.watch_task from fairq_enqueue")
+        waiting = call_in_background(lambda: fairq.result(conn, id))
+        taker.finish(id, result="5")
+        assert finished(waiting).result == 5
+        assert conn.execute("select count(*) from pg_listening_channels()").fetchone() == (0,)
+    finally:
+        admin.execute("grant execute on function fairq.watch_task to fairq_enqueue")
+        conn.execute("reset role")
+        conn.execute("drop role no_watcher")
 
 
 def test_an_application_that_listens_keeps_its_notifications(

@@ -53,6 +53,7 @@ GROWING = {
     "ticks",
     "heartbeats",
     "cancellations",
+    "watches",
     "workers",
     "groups",
     "progress",
@@ -232,6 +233,7 @@ PROMOTE = {*NEWS, "tasks_ready_idx", "tasks_overflow_idx", "lanes_order_idx", "l
 PROMOTE |= {"lanes_look_at_idx", "tasks_blocked_idx"}
 ALIVE = {"workers_pkey", "heartbeats_pkey"}
 BEAT = {*ALIVE, "cancellations_task_idx", "tasks_pkey"}
+FINISH = {"tasks_pkey", "watches_until_idx"}
 # One id or name at a time, in any call.
 LOOK_UPS = {"tasks_pkey", "cancellations_task_idx", "groups_pkey", "workers_pkey"}
 # A promotion looks at its budget of lanes and tasks and one more of each, and hears what rang.
@@ -258,9 +260,21 @@ STEPS = [
     ),
     Step("pop_tasks", Session.pop, frozenset(PROMOTE | ALIVE), PROMOTED, 60_000),
     Step("heartbeat", lambda s: s.run("select fairq.heartbeat(%s)", s.worker), frozenset(BEAT), 5, 60),
-    Step("finish_tasks", lambda s: s.finish("succeeded"), frozenset({"tasks_pkey"}), BATCH + 5, 6000),
+    Step(
+        "finish_tasks",
+        lambda s: s.finish("succeeded"),
+        frozenset(FINISH),
+        BATCH + 5,
+        6000,
+    ),
     Step("pop_tasks again", Session.pop, frozenset(PROMOTE | ALIVE), PROMOTED, 60_000),
-    Step("finish_tasks: retry", lambda s: s.finish("retry"), frozenset({"tasks_pkey"}), BATCH + 5, 6000),
+    Step(
+        "finish_tasks: retry",
+        lambda s: s.finish("retry"),
+        frozenset(FINISH),
+        BATCH + 5,
+        6000,
+    ),
     Step(
         "due tasks",
         Session.promote_later,
@@ -307,6 +321,7 @@ STEPS = [
                 "tasks_pkey",
                 "sweeps_pkey",
                 "cancellations_task_idx",
+                "watches_until_idx",
                 "idempotency_keys_pkey",
                 "idempotency_keys_age_idx",
                 "progress_pkey",

@@ -15,6 +15,7 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "create_task": ({ENQUEUE, WORK, ADMIN}, "select fairq.create_task('g', '{}', p_idempotency_key => 'k')"),
     "create_tasks": ({ENQUEUE, WORK, ADMIN}, "select fairq.create_tasks('{a,b}', array['1', '2']::jsonb[])"),
     "cancel_task": ({ENQUEUE, WORK, ADMIN}, "select fairq.cancel_task(%(waiting)s)"),
+    "watch_task": ({ENQUEUE, WORK, ADMIN}, "select fairq.watch_task(%(waiting)s)"),
     "promote_overflow": ({WORK, ADMIN}, "select fairq.promote_overflow()"),
     "pop_tasks": ({WORK, ADMIN}, "select id from fairq.pop_tasks('default', 1, %(worker)s)"),
     "register_worker": ({WORK, ADMIN}, "select fairq.register_worker('w', '{default}', 1)"),

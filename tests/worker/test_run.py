@@ -510,16 +510,16 @@ def test_a_cancelled_task_is_told_and_ends_as_cancelled(desk: Desk, kind: str) -
 
 def test_the_sign_of_life_names_the_tasks_held(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the database looks up these, and does not read everybody's wishes to cancel."""
-    from fairq.worker import keeper
+    from fairq.queries import workers
 
     named: list[set[int]] = []
-    real = keeper.workers.heartbeat
+    real = workers.heartbeat
 
     def heartbeat(conn: Any, *, worker_id: int, ids: Any = None) -> list[int]:
         named.append(set(ids))
         return real(conn, worker_id=worker_id, ids=ids)
 
-    monkeypatch.setattr(keeper.workers, "heartbeat", heartbeat)
+    monkeypatch.setattr(workers, "heartbeat", heartbeat)
     own = fairq.App()
     release = threading.Event()
 
