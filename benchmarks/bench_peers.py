@@ -148,9 +148,10 @@ def drain(session: Session, sizes: Sizes, subject: Subject, processes: int = 1) 
         wait(workers, lambda: starts(workers) > 0, 30, "no handler starts")
         with contextlib.suppress(Failed):
             wait(workers, lambda: starts(workers) >= enqueued, sizes.drain_seconds, "")
-        rate = drain_rate(workers)
+        end = None
         if starts(workers) >= enqueued:
-            wait_until_finished(dsn, subject, workers)
+            end = wait_until_finished(dsn, subject, workers)
+        rate = drain_rate(workers, end)
     session.record(subject.name, "drain, no-op handlers", rate, "tasks/s", processes=processes)
 
 
@@ -158,10 +159,12 @@ def drain_by_two(session: Session, sizes: Sizes, subject: Subject) -> None:
     drain(session, sizes, subject, processes=2)
 
 
-def drain_rate(workers: list[Adapter]) -> float:
-    """Starts a second since all workers were running, or since the first when one had nothing to do."""
+def drain_rate(workers: list[Adapter], finished: float | None) -> float:
+    """Tasks a second since all workers were running, or since the first when one had nothing to do: until
+    all were finished in the database, or until the last start when time was up before.
+    """
     reports = [worker.report for worker in workers if worker.report.count]
-    end = max(report.last for report in reports)
+    end = finished or max(report.last for report in reports)
     begin = max(report.first for report in reports)
     count = sum(report.count - report.count_at(begin) for report in reports)
     if len(reports) < len(workers) or end - begin < 0.2:
@@ -348,15 +351,16 @@ def wait(workers: list[Adapter], is_so: Callable[[], bool], seconds: float, othe
         time.sleep(0.005)
 
 
-def wait_until_finished(dsn: str, subject: Subject, workers: list[Adapter]) -> None:
-    """What has started must end in the database as well."""
+def wait_until_finished(dsn: str, subject: Subject, workers: list[Adapter]) -> float:
+    """What has started must end in the database as well; the time when it had."""
     with psycopg.connect(dsn, autocommit=True) as conn:
 
         def is_empty() -> bool:
-            time.sleep(0.02)
+            time.sleep(0.01)
             return conn.execute(subject.about["left"].encode()).fetchone() == (0,)
 
-        wait(workers, is_empty, 15, "tasks are left that were started: not finished")
+        wait(workers, is_empty, 15, "what has started is not finished")
+    return time.time()
 
 
 def percentile(values: list[float], share: float) -> float:

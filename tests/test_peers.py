@@ -80,11 +80,15 @@ def test_every_pinned_peer_has_an_adapter_and_ours_speak_for_themselves() -> Non
 def test_the_rate_of_two_workers_counts_from_when_both_were_running() -> None:
     first = report([(1.0, 1), (2.0, 1001), (3.0, 2001)])
     second = report([(2.0, 1), (3.0, 1001)])
-    assert drain_rate([first, second]) == pytest.approx(2000)
+    assert drain_rate([first, second], None) == pytest.approx(2000)
 
 
 def test_the_rate_of_a_drain_that_one_worker_did_alone_counts_all() -> None:
-    assert drain_rate([report([(1.0, 1), (2.0, 1000)]), report([])]) == pytest.approx(1000)
+    assert drain_rate([report([(1.0, 1), (2.0, 1000)]), report([])], None) == pytest.approx(1000)
+
+
+def test_the_rate_of_a_drain_counts_until_all_is_finished() -> None:
+    assert drain_rate([report([(1.0, 1), (2.0, 1001)])], 3.0) == pytest.approx(500)
 
 
 def test_quarters_of_a_span() -> None:

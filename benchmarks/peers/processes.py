@@ -99,8 +99,8 @@ class Adapter:
 
     def _last_words(self) -> str:
         self.errors.seek(0)
-        lines = [line.strip() for line in self.errors if line.strip()]
-        return " | ".join(lines[-3:])[-400:] or "no message"
+        lines = [line.strip() for line in self.errors if line.strip(" ^~|\n")]
+        return lines[-1][-300:] if lines else "no message"
 
     def close(self) -> None:
         self.process.kill()
