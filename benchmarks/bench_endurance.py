@@ -107,6 +107,9 @@ class Times:
     def of(self, name: str) -> Iterator[None]:
         begun = time.perf_counter()
         yield
+        self.add(name, begun)
+
+    def add(self, name: str, begun: float) -> None:
         now = time.perf_counter()
         self.calls.setdefault(name, []).append((now - self.start, (now - begun) * 1000))
 
@@ -134,16 +137,19 @@ def steady(session: Session, conn: Conn, queue: Queue, name: str, held: bool) ->
                 reader.rollback()
             with times.of("create"):
                 conn.execute(queue.create.encode(), {"groups": GROUPS, "tasks": BATCH, "payload": PAYLOAD})
+            created = time.perf_counter()
             if queue.promote:
                 with times.of("promote"):
                     conn.execute(queue.promote.encode())
             now = time.perf_counter() - times.start
-            if now >= next_look:
+            if looks := now >= next_look:
                 buffers.append((now, pop_buffers(conn, queue, worker)))
                 dead.append((now, dead_rows(conn, queue)))
                 next_look = now + seconds / WINDOWS
             with times.of("pop"):
                 popped = conn.execute(queue.pop.encode(), (BATCH, worker)).fetchall()
+            if not looks:
+                times.add("wait", created)
             ids, attempts = [task[0] for task in popped], [task[1] for task in popped]
             with times.of("finish"):
                 conn.execute(queue.finish.encode(), (worker, ids, attempts))

@@ -1,7 +1,7 @@
 """The report: one Markdown page and its plots, from the results of a run."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +313,14 @@ TARGETS = (
         ratio=True,
     ),
     Target(
+        "wait (creation to pop) while a snapshot is held, beside without",
+        1.5,
+        "times",
+        ("endurance", "wait p50", "fairq held"),
+        most=True,
+        ratio=True,
+    ),
+    Target(
         "promotion while a snapshot is held, beside without",
         1.5,
         "times",
@@ -374,22 +382,75 @@ def _section(results: Results, name: str, pictures: Sequence[plots.Picture], fol
     by_what: dict[str, dict[Key, Values]] = {}
     for key, values in results.of(name).items():
         by_what.setdefault(key.what, {})[key] = values
-    for what, keys in by_what.items():
-        unit = next(iter(keys)).unit
-        found = (reference(results, key, subject) for key in keys for subject in keys[key])
-        bases = dict.fromkeys(base[0] for base in found if base)
-        heading = f"**{what}**" + (f", {unit}" if unit not in what else "")
-        if bases:
-            heading += f"; × is to {', '.join(bases)}"
+    together = _together(by_what)
+    for scenario, whats in together.items():
+        parts.append(_one_table(results, scenario, {what: by_what[what] for what in whats}))
+    apart = [what for what in by_what if not any(what in whats for whats in together.values())]
+    for what in apart:
+        keys = by_what[what]
+        heading = f"**{what}**" + _unit(what, keys)
+        if bases := _bases(results, keys):
+            heading += f"; × is to {bases}"
         parts.append(f"{heading}\n\n{_values(results, keys)}")
     if notes := results.notes.get(name):
         parts.append("\n".join(f"- **{subject}**: {text}" for subject, text in notes.items()))
     return "\n\n".join(part for part in parts if part)
 
 
+def _together(by_what: dict[str, dict[Key, Values]]) -> dict[tuple[tuple[str, Any], ...], list[str]]:
+    """What was measured in one scenario only, where several things were: they go into one table."""
+    found: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+    for what, keys in by_what.items():
+        if len(keys) == 1:
+            found.setdefault(next(iter(keys)).scenario, []).append(what)
+    return {
+        scenario: whats
+        for scenario, whats in found.items()
+        if len(whats) > 1
+        and len(_subjects(key for what in whats for key in by_what[what].items())) <= MOST_COLUMNS
+    }
+
+
+def _one_table(
+    results: Results, scenario: tuple[tuple[str, Any], ...], by_what: dict[str, dict[Key, Values]]
+) -> str:
+    """A row per thing measured, a column per subject; above it the scenario."""
+    every = {key: values for keys in by_what.values() for key, values in keys.items()}
+    subjects = _subjects(every.items())
+    rows = [
+        (
+            f"**{key.what}**{_unit(key.what, {key: values})}",
+            *(
+                _cell(results, key, subject, values[subject]) if subject in values else ""
+                for subject in subjects
+            ),
+        )
+        for key, values in every.items()
+    ]
+    about = [next(iter(every)).text()] if scenario else []
+    if bases := _bases(results, every):
+        about.append(f"× is to {bases}")
+    heading = "; ".join(about)
+    return f"{heading[:1].upper()}{heading[1:]}\n\n{_table(('', *subjects), rows)}".strip()
+
+
+def _subjects(items: Iterable[tuple[Key, Values]]) -> list[str]:
+    return [*dict.fromkeys(subject for _, values in items for subject in values)]
+
+
+def _unit(what: str, keys: dict[Key, Values]) -> str:
+    unit = next(iter(keys)).unit
+    return f", {unit}" if unit and unit not in what else ""
+
+
+def _bases(results: Results, keys: dict[Key, Values]) -> str:
+    found = (reference(results, key, subject) for key in keys for subject in keys[key])
+    return ", ".join(dict.fromkeys(base[0] for base in found if base))
+
+
 def _values(results: Results, keys: dict[Key, Values]) -> str:
     """A row per scenario and a column per subject; with many subjects, a row for each of them."""
-    subjects = [*dict.fromkeys(subject for values in keys.values() for subject in values)]
+    subjects = _subjects(keys.items())
     if len(subjects) > MOST_COLUMNS or len(keys) == 1:
         long = [
             (key.text() or "–", subject, _cell(results, key, subject, values))
