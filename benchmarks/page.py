@@ -449,15 +449,21 @@ def _bases(results: Results, keys: dict[Key, Values]) -> str:
 
 
 def _values(results: Results, keys: dict[Key, Values]) -> str:
-    """A row per scenario and a column per subject; with many subjects, a row for each of them."""
+    """A row per scenario and a column per subject; the other way round when there are many subjects."""
     subjects = _subjects(keys.items())
     if len(subjects) > MOST_COLUMNS or len(keys) == 1:
-        long = [
-            (key.text() or "–", subject, _cell(results, key, subject, values))
-            for key, of_subject in keys.items()
-            for subject, values in of_subject.items()
+        headings = [key.text() or "median (least – most)" for key in keys]
+        rows = [
+            (
+                subject,
+                *(
+                    _cell(results, key, subject, values[subject]) if subject in values else ""
+                    for key, values in keys.items()
+                ),
+            )
+            for subject in subjects
         ]
-        return _table(("scenario", "subject", "median (least – most)"), long)
+        return _table(("", *headings), rows)
     wide = [
         (
             key.text() or "–",

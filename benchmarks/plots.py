@@ -283,27 +283,23 @@ def shares(results: Results) -> Figure | None:
 
 def held(results: Results) -> Figure | None:
     pops = results.series_of("endurance", "pop")
-    dead = results.series_of("endurance", "dead rows")
     if not pops:
         return None
     figure, axes = _card(
         "A snapshot is held open, then let go",
-        "A steady rate through one connection. The dotted line: the snapshot ends.",
-        panels=2,
+        "A steady rate through one connection. Dotted: the snapshot ends, vacuum may remove what is dead.",
+        panels=3,
         height=4.6,
         share=False,
     )
-    for axis, series, label, unit in (
-        (axes[0], pops, "one pop, p50", "ms"),
-        (axes[1], dead, "dead rows", ""),
-    ):
+    buffers = results.series_of("endurance", "buffers of a pop")
+    dead = results.series_of("endurance", "dead rows")
+    titles = ("one pop, p50, ms", "buffers of one pop", "dead rows")
+    for axis, series, title in zip(axes, (pops, buffers, dead), titles, strict=True):
         _over_time(axis, series)
-        axis.set_title(f"{label}{', ' + unit if unit else ''}", loc="left", color=INK, fontsize=12)
-        axis.set_ylim(0, None)
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
-        for each in series:
-            if each["scenario"].get("seconds"):
-                axis.axvline(each["scenario"]["seconds"], color=MUTED, linestyle=":", linewidth=1)
+        _from_zero(axis, title)
+        for end in {each["scenario"]["seconds"] for each in series}:
+            axis.axvline(end, color=MUTED, linestyle=":", linewidth=1)
     _legend(figure, axes[0])
     return figure
 
@@ -326,8 +322,7 @@ def churned(results: Results) -> Figure | None:
         (axes[1], sizes, "live tables and indexes"),
     ):
         _over_time(axis, series)
-        axis.set_title(f"{label}, MB", loc="left", color=INK, fontsize=12)
-        axis.set_ylim(0, None)
+        _from_zero(axis, f"{label}, MB")
     return figure
 
 
@@ -346,6 +341,12 @@ def _over_time(axis: Axes, series: Sequence[dict[str, Any]]) -> None:
         ]
         axis.plot(*zip(*middle, strict=True), color=colour, linewidth=2.2, label=subject)
     axis.set_xlabel("seconds", color=MUTED, loc="left")
+
+
+def _from_zero(axis: Axes, title: str) -> None:
+    axis.set_title(title, loc="left", color=INK, fontsize=12)
+    axis.set_ylim(0, axis.get_ylim()[1] * 1.08)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
 
 
 # --- A card ----------------------------------------------------------------------------------------
@@ -368,7 +369,7 @@ def _card(
         right=0.975,
         top=1 - (1.45 if panels > 1 else 1.0) / height,
         bottom=0.65 / height,
-        wspace=0.10 if share else 0.16,
+        wspace=0.10 if share else 0.22,
     )
     figure.text(0.025, 1 - 0.42 / height, title, fontsize=17, fontweight="bold", color=INK)
     figure.text(0.025, 1 - 0.72 / height, subtitle, fontsize=10.5, color=MUTED)

@@ -42,13 +42,22 @@ def test_benchmark_runs_and_is_reported(name: str, empty_database: Database, tmp
             assert (tmp_path / f"bench-{picture[1]}.png").stat().st_size > 10_000
 
 
-def test_explain_keeps_the_plans(empty_database: Database, tmp_path: Path) -> None:
+def test_explain_keeps_the_plans_and_tells_who_got_what(empty_database: Database, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     arguments = ["explain", "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)]
     assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
     plans = {path.name: path.read_text() for path in (tmp_path / "plans" / "out").iterdir()}
     assert "WindowAgg" in plans["window-300-tasks-10-groups.txt"]
     assert "tasks_ready_idx" in plans["fairq-pop-300-tasks-10-groups.txt"] or "auto_explain" in str(plans)
+
+    values = gather(map(json.loads, out.read_text().splitlines()))
+    got = {key.what: subjects for key, subjects in values.of("explain").items() if "got" in key.what}
+    for subject in ("fifo", "block id", "fairq pop"):
+        assert got["got by ten workers"][subject] == {0: 150}
+        assert got["got by the worker with least"][subject] == {0: 15}
+        assert got["got by more than one"][subject] == {0: 0}
+    visited = next(iter(values.of("explain", "rows visited").values()))
+    assert visited["fairq pop"][0] < 15 + 15 < 300 <= visited["window"][0]
 
 
 # --- Fairness as numbers ----------------------------------------------------------------------------
