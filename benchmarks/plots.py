@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from benchmarks.results import Key, Results, Values, median, pairs, reference, shown
+from benchmarks.results import Key, Results, Values, better, median, pairs, reference, shown
 
 __all__ = ["Picture", "draw_all"]
 
@@ -38,7 +38,7 @@ COLOURS = {
     "fifo free": "#e8a0a8",
     "fifo held": "#d1495b",
 }
-OTHERS = ("#4c6a92", "#b56576", "#6a994e", "#bc6c25", "#5e548e", "#2a9d8f", "#9d8189", "#e07a5f")
+OTHERS = "#8d99ae"  # queues of others: they have their names beside the bars
 
 
 @dataclass(frozen=True)
@@ -154,14 +154,21 @@ def waits(results: Results) -> Figure | None:
 
 def peers(results: Results) -> Figure | None:
     keys = {key: values for key, values in results.of("peers").items() if key.unit == "tasks/s"}
-    return _bar_card(keys, "Beside other queues", "Tasks a second; more is better.")
+    subtitle = "Tasks a second; more is better."
+    return _bar_card(_best_first(keys), "Beside other queues", subtitle)
 
 
 def peers_waits(results: Results) -> Figure | None:
     keys = {key: values for key, values in results.of("peers").items() if key.unit == "ms"}
-    return _bar_card(
-        keys, "Beside other queues: waits", "Milliseconds, logarithmic; less is better.", log=True
-    )
+    subtitle = "Milliseconds, logarithmic; less is better. After a comma: the queue's own fairness option."
+    return _bar_card(_best_first(keys), "Beside other queues: waits", subtitle, log=True)
+
+
+def _best_first(keys: dict[Key, Values]) -> dict[Key, Values]:
+    def rank(key: Key, values: Values) -> list[str]:
+        return sorted(values, key=lambda subject: -better(key.unit) * median(values[subject]))
+
+    return {key: {subject: values[subject] for subject in rank(key, values)} for key, values in keys.items()}
 
 
 def _bars(results: Results, benchmark: str, what: str | None, title: str, subtitle: str) -> Figure | None:
@@ -400,11 +407,12 @@ def _legend(figure: Figure, axis: Axes) -> None:
 
 
 def _colour(subject: str) -> str:
+    subject = subject.split(", ")[0]
     if subject in COLOURS:
         return COLOURS[subject]
     if subject.startswith("fairq"):
         return COLOURS["fairq"]
-    return OTHERS[sum(subject.encode()) % len(OTHERS)]
+    return OTHERS
 
 
 PLOTS: Sequence[tuple[str, str, Callable[[Results], Figure | None], str]] = (

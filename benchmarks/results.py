@@ -82,9 +82,13 @@ class Results:
         elif record["subject"] == "machine":
             self.spins[record["benchmark"]].append(record["value"])
         else:
-            scenario = tuple((name, _hashable(value)) for name, value in record["scenario"].items())
+            conditions, subject = dict(record["scenario"]), record["subject"]
+            # A queue with a fairness option of its own is a subject of its own: all stand in one table.
+            if (option := conditions.pop("option", None)) not in (None, "none", "always on"):
+                subject = f"{subject}, {option}"
+            scenario = tuple((name, _hashable(value)) for name, value in conditions.items())
             key = Key(record["benchmark"], record["what"], scenario, record["unit"])
-            of_subject = self.values[key][record["subject"]]
+            of_subject = self.values[key][subject]
             # A second file repeats numbers; its repetitions are further ones.
             number = record["repetition"]
             while number in of_subject:
