@@ -16,6 +16,7 @@ TITLES = {
     "explain": "What a pop visits",
     "create_task": "Creating tasks",
     "cycle": "Promote, pop, finish",
+    "policies": "What policies cost those who use none",
     "worker": "The worker",
     "fairness": "Fairness",
     "endurance": "Endurance",
@@ -40,6 +41,11 @@ LEADS = {
     "cycle": (
         "All tasks of a backlog promoted, popped and finished on one connection, beside a FIFO queue with"
         " the same durability and the same history. This is what fairness costs the database."
+    ),
+    "policies": (
+        "The same cycle of a queue that has no limits, in a database where nobody has any, where ten thousand"
+        " groups of another queue have caps, rates, breakers and keys, and where as many groups of the same"
+        " queue have them, with tasks that wait."
     ),
     "worker": "`fairq work` with handlers that do nothing: the rest is the way there and back.",
     "fairness": (

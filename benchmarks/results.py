@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 # What the other subjects of a benchmark are compared with, first one that is there.
-REFERENCES = ("fifo", "plain insert", "by hand")
+REFERENCES = ("fifo", "plain insert", "by hand", "without policies")
 MORE_IS_BETTER = frozenset({"tasks/s", "share", "index"})
 LESS_IS_BETTER = frozenset({"ms", "µs", "µs/task", "s", "buffers", "rows", "rows/task", "kB", "MB", "error"})
 COUNTED = frozenset({"buffers", "rows", "tasks", "groups"})  # the same on every machine
