@@ -49,8 +49,9 @@ class Run:
 
 
 def estimate(scale: Scale) -> float:
-    plays = len(SUBJECTS) + 4 + 2 + 3
-    return 2 + scale.repetitions * (plays * (1.6 + scale.seconds * 2.2) + scale.flood / 2_500 * 5)
+    plays, long, short = len(SUBJECTS) + 4 + 2 + 3, 4 + 3, 2
+    running = 3 * long * scale.seconds + short * scale.seconds + scale.flood / 2_500 * 5
+    return 2 + scale.repetitions * (1.6 * plays + running)
 
 
 def run(session: Session) -> None:
@@ -110,11 +111,13 @@ def busy(session: Session, subject: str) -> None:
         session.record(subject, f"Jain index by {what}", measures.jain(got.values()), "index", **scenario)
         least = measures.evenness(got.values())
         session.record(subject, f"least share beside the most, by {what}", least, "share", **scenario)
-        points = []
+        index, share = [], []
         for start, end in measures.windows(played.start, played.end, WINDOWS):
-            now = measures.service(played.records, names, start, end, by_seconds=by_seconds)
-            points.append((end - played.start, measures.jain(now.values())))
-        session.series(subject, f"Jain index by {what}", points, "index", **scenario)
+            now = measures.service(played.records, names, start, end, by_seconds=by_seconds).values()
+            index.append((end - played.start, measures.jain(now)))
+            share.append((end - played.start, measures.evenness(now)))
+        session.series(subject, f"Jain index by {what}", index, "index", **scenario)
+        session.series(subject, f"least share beside the most, by {what}", share, "share", **scenario)
 
 
 def weighted(session: Session, subject: str) -> None:
@@ -136,7 +139,7 @@ def weighted(session: Session, subject: str) -> None:
 
 def coming_and_going(session: Session, subject: str) -> None:
     """Two heavy tenants all the time; fifty a second with one task each, two a second with fifty."""
-    seconds = session.scale.seconds
+    seconds = 3 * session.scale.seconds
     chance = random.Random(7 + session.repetition)
     later: list[Arrival] = []
     for rate, name, tasks in ((50.0, "small", 1), (2.0, "burst", 50)):

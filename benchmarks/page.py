@@ -51,7 +51,8 @@ LEADS = {
     "fairness": (
         "Tasks are sleeps, eight slots serve them, and the same arrivals go through a FIFO queue, the"
         " article's block ids and fairq. One small loop of the benchmark works all three; *fairq work* is"
-        " fairq with its own worker."
+        " fairq with its own worker. A task that still waits at the end counts with its age, so the waits"
+        " of a FIFO queue grow with the length of the run."
     ),
     "endurance": (
         "A thousand tasks a second arrive and are served. While one transaction holds an old snapshot,"
@@ -128,7 +129,11 @@ def _written_by(paths: Sequence[Path]) -> str:
 def _conditions(results: Results) -> str:
     """Machine, versions, settings, noise: what a reader needs to judge the rest."""
     lines = ["## The machine, and how quiet it was", ""]
+    seen = []
     for facts in results.facts:
+        if facts in seen:
+            continue
+        seen.append(facts)
         machine, commit = facts["machine"], facts["commit"]
         versions = f"PostgreSQL {facts['postgresql']}, Python {facts['python']}, psycopg {facts['psycopg']}"
         system = f"{machine['cores']} cores, {machine['system']} {machine['arch']}"

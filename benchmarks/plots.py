@@ -152,6 +152,18 @@ def waits(results: Results) -> Figure | None:
     )
 
 
+def turnover(results: Results) -> Figure | None:
+    what = "wait when tenants come and go, "
+    keys = {key: values for key, values in results.of("fairness").items() if key.what.startswith(what)}
+    return _bar_card(
+        keys,
+        "Tenants come and go",
+        "Milliseconds that tasks wait, logarithmic. Two heavy tenants, bursts of fifty, single tasks.",
+        label=lambda key: f"{dict(key.scenario)['tenant']}, {key.what.removeprefix(what)}",
+        log=True,
+    )
+
+
 def peers(results: Results) -> Figure | None:
     keys = {key: values for key, values in results.of("peers").items() if key.unit == "tasks/s"}
     subtitle = "Tasks a second; more is better."
@@ -421,6 +433,7 @@ PLOTS: Sequence[tuple[str, str, Callable[[Results], Figure | None], str]] = (
     ("cycle", "cycle", cycling, "Promote, pop and finish, tasks a second"),
     ("fairness", "waits", waits, "How long newcomers wait in a flood"),
     ("fairness", "shares", shares, "Jain's index over time"),
+    ("fairness", "turnover", turnover, "How long tasks wait when tenants come and go"),
     ("endurance", "held", held, "Pops and dead rows while a snapshot is held"),
     ("endurance", "churn", churned, "Memory and table sizes over time"),
     ("peers", "peers", peers, "Tasks a second beside other queues"),
