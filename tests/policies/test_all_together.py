@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -94,7 +95,8 @@ class Policies(RuleBasedStateMachine):
         self.caps = Caps()
         self.doomed: set[int] = set()
         self.served_slowly: Counter[str] = Counter()
-        self.rebuilt = 1
+        # What may have started beside the rate: a burst, and one more whenever its state was lost.
+        self.bursts = Counter(dict.fromkeys(QUEUES, 1))
         self.started_at = START
         self.tell_time()
         run(conn, "truncate " + ", ".join(f"fairq.{table}" for table in TABLES.split()))
@@ -136,9 +138,21 @@ class Policies(RuleBasedStateMachine):
 
     # Applications
 
-    @initialize(ready=st.sampled_from([None, 1, 3]))
-    def ready_target(self, ready: int | None) -> None:
+    @initialize(ready=st.sampled_from([None, 1, 3]), cap=st.sampled_from([None, 2, 3]), busy=st.booleans())
+    def begin(self, ready: int | None, cap: int | None, busy: bool) -> None:
+        """Often in the middle of things: else most steps of a run would find nothing to end."""
         run(self.conn, "update fairq.queues set ready_target = %s where not internal", ready)
+        if cap is not None:
+            for queue in QUEUES:
+                self.cap_every_group(queue, cap)
+        if not busy:
+            return
+        for queue in QUEUES:
+            for group in GROUPS:
+                self.create(queue, group, 8 if group == "slow" else 2, None, 0, None, None)
+                self.create(queue, group, 1, "two", 0, None, None if group == "slow" else 10)
+            self.pop(0, queue, 5, False)
+            self.pop(1, queue, 2, True)
 
     @rule(
         queue=st.sampled_from(QUEUES),
@@ -182,6 +196,25 @@ class Policies(RuleBasedStateMachine):
             self.doomed.add(id_)
 
     # Operators
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def drain_a_queue(self, queue: str) -> None:
+        """Nothing comes in; nothing else changes. Resumed at once, or the rest of the run would be empty."""
+        before = self.tasks()
+        call(self.conn, "drain_queue", queue)
+        with pytest.raises(psycopg.Error) as caught:
+            self.create(queue, "a", 1, None, 0, None, None)
+        assert caught.value.sqlstate == "QF016"
+        assert self.tasks() == before
+        call(self.conn, "resume_queue", queue)
+        self.caps.paused_queues.discard(queue)
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def forget_a_rate(self, queue: str) -> None:
+        call(self.conn, "reset_rate", queue, "slow")
+        ((free,),) = run(self.conn, "select available from fairq.rate_usage(%s, 'slow')", queue)
+        assert 0 <= free <= BURST
+        self.bursts[queue] += 1
 
     @rule(
         queue=st.sampled_from(QUEUES), group=st.sampled_from(GROUPS), cap=st.sampled_from([None, 0, 1, 2, 4])
@@ -308,9 +341,7 @@ class Policies(RuleBasedStateMachine):
     def leave(self, data: st.DataObject, how: str, again: bool) -> None:
         """I10: each way out once, and a second message of the same holder changes nothing."""
         held = [t for t in self.tasks() if t.held]
-        chosen = data.draw(
-            st.lists(st.sampled_from(held), min_size=1, max_size=4, unique_by=lambda t: t.worker)
-        )
+        chosen = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=4, unique_by=lambda t: t.id))
         for task in chosen:
             said = self.say(task, how)
             before = self.tasks()
@@ -318,6 +349,29 @@ class Policies(RuleBasedStateMachine):
                 assert how == "start" or self.say(task, how) == []
                 assert self.say(task, "succeeded" if how == "release" else "release") == [] or how == "start"
                 assert self.tasks() == before or how == "start"
+
+    @precondition(lambda self: any(t.held for t in self.tasks()))
+    @rule(
+        number=st.integers(0, 1),
+        how=st.sampled_from(["succeeded", "failed", "retry", "cancelled", "expired"]),
+    )
+    def leave_together(self, number: int, how: str) -> None:
+        """All that a worker runs ends by one call, and again, and by a call of somebody else: once."""
+        worker, other = self.workers[number], self.workers[1 - number]
+        ids = [(t.id, t.attempt) for t in self.tasks() if t.worker == worker and t.state == "running"]
+        query = (
+            "select fairq.finish_tasks(%s, %s, %s, array_fill(%s::text, array[%s]),"
+            " p_retry_delays => array_fill('3 s'::interval, array[%s]))"
+        )
+
+        def said(who: int, attempt: int = 0) -> set[int]:
+            attempts = [each + attempt for _, each in ids]
+            rows = run(self.conn, query, who, [id_ for id_, _ in ids], attempts, how, len(ids), len(ids))
+            return {row[0] for row in rows}
+
+        assert said(other) == said(worker, attempt=-1) == said(worker, attempt=1) == set()
+        assert said(worker) == {id_ for id_, _ in ids}
+        assert said(worker) == set()
 
     def say(self, task: Task, how: str) -> list[Any]:
         held = [task.worker, [task.id], [task.attempt]]
@@ -367,7 +421,7 @@ class Policies(RuleBasedStateMachine):
         """I11."""
         for table in ("ticks", "lanes", "rings"):
             run(self.conn, f"delete from fairq.{table}")  # noqa: S608
-        self.rebuilt += 1
+        self.bursts.update(QUEUES)
 
     # What must always hold
 
@@ -382,7 +436,7 @@ class Policies(RuleBasedStateMachine):
         """What was ready in time may be popped late, so up to two bursts meet; never more."""
         elapsed = (self.now - self.started_at).total_seconds()
         for queue, served in self.served_slowly.items():
-            assert served <= (1 + self.rebuilt) * BURST + elapsed / RATE_SECONDS, queue
+            assert served <= (1 + self.bursts[queue]) * BURST + elapsed / RATE_SECONDS, queue
 
     @invariant()
     def every_lane_counts_the_tasks_in_flight(self) -> None:

@@ -14,6 +14,7 @@ HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 @shows_one_shard
 @pytest.mark.parametrize("page", ["limit-a-tenant", "share-a-resource", "pause-and-resume"])
 def test_examples_answer_what_the_page_says(database: Database, page: str) -> None:
+    """H12, H15: what each limit is for, shown with calls that were made."""
     conn = database.connect(autocommit=True)
     shown = 0
     for block in blocks((HOW_TO / f"{page}.md").read_text("utf-8")):

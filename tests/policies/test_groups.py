@@ -198,7 +198,7 @@ def test_capped_groups_hold_nobody_up(conn: Conn) -> None:
 
 @pytest.mark.usefixtures("one_shard")
 def test_priority_is_strict_in_its_group_also_against_queued_tasks_and_nothing_outside(conn: Conn) -> None:
-    """S16, I3, I12."""
+    """H30, S16, I3, I12: the higher number first."""
     low = tasks(conn, "bob", 6)
     tasks(conn, "alice", 6)
     promote(conn)

@@ -45,7 +45,7 @@ def test_a_burst_and_then_one_by_one(conn: Conn) -> None:
 
 @pytest.mark.parametrize("seconds", [1, 5, 60])
 def test_over_a_long_time_the_rate_is_exact(conn: Conn, seconds: int) -> None:
-    """D31: however workers poll, n per period plus one burst, and not one more."""
+    """D29, D31: however workers poll, n per period plus one burst, and not one more."""
     call(conn, "configure_group", "default", "bob", rate_limit=7, rate_period="10 seconds", rate_burst=5)
     bob = worker(conn)
     tasks(conn, "bob", 600)

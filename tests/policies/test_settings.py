@@ -191,7 +191,7 @@ def test_operators_may_and_workers_serve_under_every_policy(conn: Conn) -> None:
 
 @pytest.mark.usefixtures("one_shard")
 def test_explain_names_each_reason(conn: Conn) -> None:
-    """H40: the first obstacle that the task would meet, with what is needed to act on it."""
+    """H40, D33: the first obstacle that the task would meet, with what is needed to act on it."""
     bob = worker(conn)
     holder = create(conn, "holder", concurrency_key="crane")
     pop(conn, bob)

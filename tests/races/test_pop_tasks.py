@@ -88,7 +88,7 @@ def test_eight_poppers_in_open_transactions_get_disjoint_full_batches(
 
 
 def test_eight_poppers_at_once_serve_each_task_once(database: Database) -> None:
-    """I1, HR31: pop and finish as fast as they can, creators at work meanwhile; no errors, nothing twice."""
+    """I1, HR31, S20: pop and finish as fast as they can beside creators; no errors, nothing twice."""
     observer = database.connect(autocommit=True)
     created = fill(observer, 1200, 13)
     barrier = threading.Barrier(9)

@@ -99,7 +99,7 @@ def test_an_unknown_outcome_is_refused(db: Conn, outcome: str | None) -> None:
 
 
 def test_a_stale_call_changes_nothing_and_says_so(db: Conn) -> None:
-    """I10, D3, D7: another worker, another attempt, an unknown task, a task that waits."""
+    """I10, D3, D6, D7: another worker, another attempt, an unknown task, a task that waits."""
     worker, id_ = held(db)
     other = register(db)
     waiting = create(db)

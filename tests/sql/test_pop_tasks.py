@@ -77,7 +77,7 @@ def test_a_pop_that_would_promote_is_refused_outside_read_committed(database: Da
 
 
 def test_the_limit_bounds_what_is_returned_and_the_order_is_the_served_one(db: Conn) -> None:
-    """F8, H32: one task of each group per round."""
+    """F8, H28, H32: one task of each group per round."""
     needs_one_order(db)
     worker = register(db)
     promote(db)

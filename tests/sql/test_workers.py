@@ -140,6 +140,7 @@ def test_late_messages_of_a_lost_worker_change_nothing(db: Conn) -> None:
 
 
 def test_working_is_a_sign_of_life(db: Conn) -> None:
+    """D14: who works needs no heartbeat to keep what it holds."""
     at(db, "12:00:00")
     worker = register(db, lease="30 seconds")
     at(db, "12:00:25")

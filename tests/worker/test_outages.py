@@ -141,7 +141,7 @@ def test_a_worker_gives_up_after_as_many_failures_as_it_was_told() -> None:
 def test_an_open_breaker_leaves_the_database_alone_and_lets_one_probe_through(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """D17, D20, D21, D22: connections are counted at a door that nobody opens."""
+    """D17, D20, D21, D22, D23: connections are counted at a door that nobody opens."""
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         door.listen(50)

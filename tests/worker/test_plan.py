@@ -26,7 +26,7 @@ def some_limits(draw: st.DrawFn) -> Limits:
 
 @given(some_limits(), counts, counts)
 def test_a_worker_never_asks_for_more_than_it_has_room_for(limits: Limits, held: int, waiting: int) -> None:
-    """H33: slots and prefetch, less what it holds. H25: and no more than may wait."""
+    """H18, H33: slots and prefetch, less what it holds. H25: and no more than may wait."""
     room = plan.pop_limit(limits, held=held, waiting=waiting)
     assert 0 <= room <= max(0, limits.slots + limits.prefetch - held)
     assert room <= max(0, limits.claim_per_worker - waiting)
@@ -83,6 +83,7 @@ def test_a_worker_sleeps_no_longer_than_the_interval_nor_past_what_is_due(
 
 
 def test_polling_slows_down_while_nothing_comes() -> None:
+    """D34: whatever the reason is that nothing came."""
     pauses = [
         plan.poll_delay(empties, listening=False, interval=5, due_in=None, draw=lambda: 0.5)
         for empties in range(1, 12)

@@ -251,7 +251,7 @@ def test_an_await_that_is_cancelled_by_somebody_else_is_an_error_not_a_cancellat
 
 
 def test_no_more_handlers_run_than_there_are_slots(desk: Desk) -> None:
-    """H8, HR2"""
+    """H8, H9, HR2"""
     running, most = 0, 0
     own = fairq.App()
 
@@ -534,6 +534,33 @@ def test_the_sign_of_life_names_the_tasks_held(desk: Desk, monkeypatch: pytest.M
         desk.wait_until(lambda: named[-1] == set(), "a beat names none, but comes")
 
 
+@pytest.mark.parametrize("interval", [0, 100])
+def test_maintenance_runs_as_often_as_was_said_and_never_with_zero(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, interval: int
+) -> None:
+    """S25: long after the lease, which it waits for first."""
+    from fairq.queries import workers
+
+    beats, rounds = [0], [0]
+    beat, maintain = workers.heartbeat, workers.maintain
+
+    def heartbeat(conn: Any, **options: Any) -> Any:
+        beats[0] += 1
+        return beat(conn, **options)
+
+    def maintained(conn: Any) -> Any:
+        rounds[0] += 1
+        return maintain(conn)
+
+    monkeypatch.setattr(workers, "heartbeat", heartbeat)
+    monkeypatch.setattr(workers, "maintain", maintained)
+    own = fairq.App()
+    own.task(kind="nothing")(lambda payload: None)
+    with worker_thread(own, desk.dsn, heartbeat_ms=50, lease=1.0, maintain_interval_ms=interval):
+        desk.wait_until(lambda: beats[0] >= 60 and (rounds[0] >= 3 or not interval), "three seconds of beats")
+    assert (rounds[0] > 0) == (interval > 0)
+
+
 def test_an_async_handler_that_takes_too_long_times_out(desk: Desk) -> None:
     own = fairq.App()
 
@@ -715,7 +742,7 @@ def test_finish_in_that_rolls_back_gets_another_attempt(desk: Desk) -> None:
 
 
 def test_prefetch_claims_ahead_and_starts_only_what_has_a_slot(desk: Desk) -> None:
-    """H20, H25"""
+    """H19, H20, H25"""
     own = fairq.App()
     release = threading.Event()
 
