@@ -26,7 +26,7 @@ class Awa(protocol.Peer):
     about = protocol.About(
         package="awa-pg",
         configuration="asyncio handlers, 200 workers, queue storage by default, polls every 20 ms",
-        fairness=f"{PARTITIONS} partitions by group: a worker of its own for each, the rest shared by weight",
+        fairness=f"{PARTITIONS} partitions by group: the workers are shared by weight",
         lacks=("groups (a partition holds many)", "fair order within a partition"),
         docs=(
             "https://pypi.org/project/awa-pg/ (COPY ingestion, Partitioned queues)",
@@ -37,7 +37,7 @@ class Awa(protocol.Peer):
 
     def __init__(self, dsn: str, fair: bool) -> None:
         super().__init__(dsn, fair)
-        self.client = awa.AsyncClient(dsn.replace("@/", "@localhost/"))  # wants a host beside the socket
+        self.client = awa.AsyncClient(dsn.replace("@/", "@localhost/"), max_connections=20)
         self.partitions = awa.PartitionedQueue("work", PARTITIONS)
 
     async def setup(self) -> None:
@@ -58,7 +58,7 @@ class Awa(protocol.Peer):
         queues: list[Any] = [("work", slots or 200)]
         options: dict[str, Any] = {"poll_interval_ms": 20}
         if self.fair:
-            queues = self.partitions.queue_configs(min_workers_per_partition=1, weight=1)
+            queues = self.partitions.queue_configs(min_workers_per_partition=0, weight=1)
             options["global_max_workers"] = slots or 200
         name = queues[0]["name"] if self.fair else "work"
 

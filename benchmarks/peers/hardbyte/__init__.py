@@ -1,0 +1,1 @@
+"""fairq in the open harness: see README.md."""
