@@ -19,6 +19,9 @@ __all__ = ["Database"]
 
 log = logging.getLogger("fairq.worker")
 
+# A statement is prepared when it was sent so often.
+PREPARE_AFTER = 3
+
 
 class Database:
     """Tell it of each try: `succeeded`, or `failed`. It says when the next one may be made."""
@@ -27,6 +30,7 @@ class Database:
         self.conn: psycopg.AsyncConnection[Any] | None = None
         self.asks_for_isolation = False
         """The engine needs READ COMMITTED. Where a role or a database says otherwise, each turn says so."""
+        self._prepares = False
         self._settings = settings
         self._conninfo = conninfo(dsn, "fairq worker")
         self._failures = 0
@@ -41,9 +45,19 @@ class Database:
                 self._conninfo, autocommit=True, prepare_threshold=None
             )
             self.conn = conn
+            if self._prepares:
+                conn.prepare_threshold = PREPARE_AFTER
             found = await (await conn.execute("show default_transaction_isolation")).fetchone()
             self.asks_for_isolation = found is not None and found[0] != "read committed"
         return conn
+
+    def prepare_statements(self) -> None:
+        """From now on. Only where a connection is a session: behind a pooler that hands out connections by
+        transaction, a prepared statement may be somewhere else.
+        """
+        self._prepares = True
+        if self.conn is not None:
+            self.conn.prepare_threshold = PREPARE_AFTER
 
     async def disconnect(self) -> None:
         conn, self.conn = self.conn, None

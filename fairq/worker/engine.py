@@ -325,6 +325,9 @@ class Engine:
             )
             await listener.close()
             self.listener = None
+        elif not settings.listen_dsn:
+            # A notice that arrives proves that the DSN leads to sessions, not to a pooler by transaction.
+            self.database.prepare_statements()
 
     async def _sleep(self, seconds: float) -> None:
         """Until woken, at most so long."""

@@ -888,6 +888,43 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
     assert {id: desk.end(id)[:2] for id in ids} == {id: ("succeeded", 1 + (id in broken)) for id in ids}
 
 
+@pytest.mark.parametrize(
+    ("options", "prepares"), [({}, True), ({"listen": False}, False), ({"listen_dsn": "own"}, False)]
+)
+def test_statements_are_prepared_where_a_connection_is_known_to_be_a_session(
+    desk: Desk, options: dict[str, Any], prepares: bool
+) -> None:
+    """What proves it is a notice that arrived on the same DSN. A connection made anew prepares as well."""
+    own = fairq.App()
+    own.include(app)
+    seen: list[int] = []
+
+    @own.task
+    async def count_prepared(payload: Any) -> None:
+        assert worker._engine is not None
+        conn = worker._engine.database.conn
+        assert conn is not None
+        seen.append(len(conn._prepared._names))
+
+    if "listen_dsn" in options:
+        options = {"listen_dsn": desk.dsn}
+    announced = threading.Event()
+    with worker_thread(
+        own, desk.dsn, concurrency=1, announce=lambda _: announced.set(), db_retry_initial_ms=100, **options
+    ) as worker:
+        assert announced.wait(20)
+        desk.enqueue_many("count_prepared", 10)
+        desk.wait_until(lambda: desk.live == 0, "all ran")
+        assert (seen[-1] > 0) is prepares
+        desk.rows(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'fairq worker'"
+        )
+        desk.enqueue_many("count_prepared", 10)
+        desk.wait_until(lambda: desk.live == 0, "all ran")
+        assert (seen[-1] > 0) is prepares
+    assert set(desk.outcomes()) == {"succeeded"}
+
+
 def test_an_unknown_queue_is_refused_at_the_start(desk: Desk) -> None:
     with pytest.raises(UnknownQueue):
         Worker(app, desk.dsn, queues=["nowhere"]).run()
