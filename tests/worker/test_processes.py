@@ -44,6 +44,8 @@ def test_with_json_every_line_is_json(desk: Desk) -> None:
         (("--once", "--drain"), ("--once and --drain",)),
         (("--prefetch", "3"), ("claim_lease",)),
         (("--processes", "0"), ("--processes is 0",)),
+        (("-q", "a=3", "-q", "b", "-c", "-1"), ("'b' not", "concurrency is -1")),
+        (("-q", "a=0", "-q", "b=many"), ("'b' is 'many'",)),
     ],
 )
 def test_a_bad_configuration_is_refused_with_everything_that_is_wrong(
