@@ -93,7 +93,7 @@ ARTICLE_WAYS = {"fifo": FIFO, "window": WINDOW, "lateral": LATERAL, "block id": 
 def estimate(scale: Scale) -> float:
     """Seconds on a small machine: filling, and window functions over everything."""
     return 2.0 + sum(
-        len(scale.groups) * tasks * (6 + 3 * scale.repetitions) * 1e-6 * 6 for tasks in scale.waiting
+        len(scale.groups) * tasks * (6 + 3 * scale.repetitions) * 4e-6 for tasks in scale.waiting
     )
 
 

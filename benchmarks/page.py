@@ -64,6 +64,7 @@ LEADS = {
 
 # Why a value of fairq may be worse than its reference, by benchmark and the beginning of `what`.
 WHY = {
+    ("create_task", "single call"): "as above",
     ("create_task", "single"): (
         "a commit of its own for each task: fairq also checks its arguments, rings the group's bell (a"
         " second insert) and sends a NOTIFY, whose commits go one after the other; `fairq queues set --no-"
@@ -493,7 +494,7 @@ def _cell(results: Results, key: Key, subject: str, values: dict[int, float]) ->
     against = reference(results, key, subject)
     ratios = pairs(values, against[1]) if against else {}
     ratio = f" **×{shown(median(ratios))}**" if ratios else ""
-    if len(values) == 1:
+    if min(values.values()) == max(values.values()):
         return shown(median(values)) + ratio
     return f"{shown(median(values))} ({shown(min(values.values()))} – {shown(max(values.values()))}){ratio}"
 

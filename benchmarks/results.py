@@ -158,12 +158,9 @@ def pairs(values: dict[int, float], base: dict[int, float]) -> dict[int, float]:
 
 def shown(value: float, unit: str = "") -> str:
     """A number for people."""
-    if value == 0:
-        text = "0"
-    elif abs(value) >= 1000 or (abs(value) >= 100 and value == int(value)):
-        text = f"{value:,.0f}"
-    else:
-        text = f"{value:.3g}"
+    rounded = float(f"{value:.3g}")
+    whole = abs(rounded) >= 1000 or value == int(value)
+    text = f"{value:,.0f}" if whole else f"{rounded:.3g}"
     return f"{text} {unit}".strip()
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from benchmarks import compare, measures, page, plots
 from benchmarks.__main__ import NAMES, main
 from benchmarks.engines import Record
-from benchmarks.results import Results, gather, reference
+from benchmarks.results import Results, gather, reference, shown
 from fairq.commands.bench import find_benchmarks
 from tests.support.database import Database
 from tests.support.processes import ROOT
@@ -58,6 +58,22 @@ def test_explain_keeps_the_plans_and_tells_who_got_what(empty_database: Database
         assert got["got by more than one"][subject] == {0: 0}
     visited = next(iter(values.of("explain", "rows visited").values()))
     assert visited["fairq pop"][0] < 15 + 15 < 300 <= visited["window"][0]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.00412, "0.00412"),
+        (12.345, "12.3"),
+        (107, "107"),
+        (999.7, "1,000"),
+        (1234567.8, "1,234,568"),
+    ],
+)
+def test_numbers_are_shown_with_three_digits_or_whole(value: float, text: str) -> None:
+    assert shown(value) == text
+    assert shown(value, "ms") == f"{text} ms"
 
 
 # --- Fairness as numbers ----------------------------------------------------------------------------
