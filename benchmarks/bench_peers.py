@@ -192,14 +192,15 @@ def newcomers(session: Session, sizes: Sizes, subject: Subject) -> None:
     default, and with its own fairness option if it has one.
     """
     option = subject.about["fairness"].split(":")[0]
-    if not subject.about["always_fair"]:
-        flood(session, sizes, subject, "none")
+    if subject.about["always_fair"]:
+        flood(session, sizes, subject, subject.name, fair=True)
+        return
+    flood(session, sizes, subject, subject.name, fair=False)
     if option:
-        flood(session, sizes, subject, option)
+        flood(session, sizes, subject, f"{subject.name}, {option}", fair=True)
 
 
-def flood(session: Session, sizes: Sizes, subject: Subject, option: str) -> None:
-    fair = option != "none"
+def flood(session: Session, sizes: Sizes, subject: Subject, name: str, *, fair: bool) -> None:
     with fresh(session, subject) as dsn, enqueuer(subject, dsn, fair=fair) as producer:
         enqueue(producer, sizes.flood, group="bob", ms=1, seconds=sizes.enqueue_seconds * 2)
         analyze(dsn)
@@ -219,9 +220,9 @@ def flood(session: Session, sizes: Sizes, subject: Subject, option: str) -> None
             rate = (worker.report.count - before) / max(worker.report.last - begin, 1e-3)
     # Tasks that have not started by then have waited at least so long.
     waits += [sizes.flood_seconds * 1e3] * (expected - len(waits))
-    session.record(subject.name, "newcomers' wait, p50", percentile(waits, 0.50), "ms", option=option)
-    session.record(subject.name, "newcomers' wait, p99", percentile(waits, 0.99), "ms", option=option)
-    session.record(subject.name, "tasks a second in the flood", rate, "tasks/s", option=option)
+    session.record(name, "newcomers' wait, p50", percentile(waits, 0.50), "ms")
+    session.record(name, "newcomers' wait, p99", percentile(waits, 0.99), "ms")
+    session.record(name, "tasks a second in the flood", rate, "tasks/s")
 
 
 def held_snapshot(session: Session, sizes: Sizes, subject: Subject) -> None:

@@ -29,8 +29,8 @@ class Awa(protocol.Peer):
         fairness=f"{PARTITIONS} partitions by group: the workers are shared by weight",
         lacks=("groups (a partition holds many)", "fair order within a partition"),
         docs=(
-            "https://pypi.org/project/awa-pg/ (COPY ingestion, Partitioned queues)",
-            "https://github.com/hardbyte/awa/blob/main/docs (queue configuration)",
+            "https://github.com/hardbyte/awa#readme",
+            "the README of the Python package (COPY ingestion, Partitioned queues)",
         ),
     )
     left = "select count(*) from awa.jobs where state in ('available', 'running', 'retryable', 'scheduled')"
