@@ -2,19 +2,23 @@
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import bench_peers
-from benchmarks.bench_peers import drain_rate, first_and_last_quarter, measure, url
+from benchmarks.bench_peers import drain_rate, first_and_last_quarter, measure, url, wait
 from benchmarks.harness import SCALES, Session
 from benchmarks.peers import places
 from benchmarks.peers.places import Missing, Place
 from benchmarks.peers.processes import Adapter, Failed, Report, running, said_once
 from benchmarks.results import gather
 from tests.support.database import Database
+
+PEERS = Path(places.__file__).parent
+needs_node = pytest.mark.skipif(not shutil.which("node"), reason="no node here")
 
 
 def session(dsn: str) -> Session:
@@ -68,13 +72,42 @@ def test_another_pin_asks_for_a_new_installation(tmp_path: Path) -> None:
 
 
 def test_every_pinned_peer_has_an_adapter_and_ours_speak_for_themselves() -> None:
-    folder = Path(places.__file__).parent
+    readme = (PEERS / "README.md").read_text()
     for name, place in places.places().items():
-        assert (folder / f"{name}{'.mjs' if place.node else '.py'}").exists()
+        file = f"{name}{'.mjs' if place.node else '.py'}"
+        assert (PEERS / file).exists()
+        assert f"[{name}]({file})" in readme
         if place.is_ours:
             about = said_once(place, "about")
             assert about["configuration"]
             assert about["docs"]
+
+
+@needs_node
+def test_javascript_adapters_say_what_they_are() -> None:
+    for place in places.places().values():
+        if place.node:
+            about = said_once(Here(place.name, place.packages, node=True), "about")
+            assert about.keys() == said_once(places.places()["fifo"], "about").keys()
+            assert about["configuration"]
+            assert about["docs"]
+
+
+@needs_node
+def test_the_javascript_half_of_the_protocol_speaks_as_the_python_half(tmp_path: Path) -> None:
+    adapter = tmp_path / "peer.mjs"
+    adapter.write_text(IN_MEMORY.replace("PROTOCOL", (PEERS / "protocol.mjs").as_uri()))
+    place = NodeScript(str(adapter))
+    request = {"count": 25, "batch": 10, "watched": True, "group": "", "ms": 0, "pause": 0, "seconds": 9}
+    with running(place, "enqueue", "") as producer:
+        assert producer.answer() == {"ready": True}
+        answer = producer.ask(request, 30)
+        assert answer["enqueued"] == 25
+        assert 0 <= answer["seconds"] < 9
+    with running(place, "work", "", slots=3) as worker:
+        wait([worker], lambda: worker.report.count == 3, 30, "no handler starts")
+        assert worker.report.watched[0][:2] == ("bob", 1.5)
+        assert worker.report.first <= worker.report.last == worker.report.steps[-1][0]
 
 
 def test_the_rate_of_two_workers_counts_from_when_both_were_running() -> None:
@@ -108,6 +141,36 @@ def test_the_dsn_for_adapters_is_a_url(dsn: str, expected: str) -> None:
 
 
 # --- Parts -----------------------------------------------------------------------------------------
+
+
+IN_MEMORY = """
+import { handle, main } from "PROTOCOL";
+await main({
+  about: { package: "none" },
+  left: "select 0",
+  open: async () => {},
+  enqueue: async (payloads) => {
+    console.log("chatter");
+    if (payloads.some((each) => !each.sent || !each.group.startsWith("group "))) throw new Error("wrong");
+  },
+  work: async (slots) => {
+    for (let slot = 0; slot < slots; slot++) await handle({ group: "bob", sent: 1.5, ms: 0 });
+  },
+});
+"""
+
+
+class Here(Place):
+    """An adapter that may start without its packages."""
+
+    is_here = True
+
+
+class NodeScript(Place):
+    """An adapter in a file of its own; its name is its path."""
+
+    def command(self, role: str) -> list[str]:
+        return ["node", self.name, role]
 
 
 class OursBreaks(Place):
