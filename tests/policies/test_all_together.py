@@ -36,6 +36,7 @@ TABLES = (
     "tasks finished_tasks attempts rings lanes ticks groups idempotency_keys cancellations workers heartbeats"
     " sweeps"
 )
+ENDS = ["failed", "retry", "cancelled", "expired", "succeeded"]
 IN_FLIGHT = ("queued", "claimed", "running")
 
 THOROUGH = os.environ.get("FAIRQ_HYPOTHESIS_PROFILE", "quick") != "quick"
@@ -151,8 +152,11 @@ class Policies(RuleBasedStateMachine):
             for group in GROUPS:
                 self.create(queue, group, 8 if group == "slow" else 2, None, 0, None, None)
                 self.create(queue, group, 1, "two", 0, None, None if group == "slow" else 10)
-            self.pop(0, queue, 5, False)
+            self.pop(0, queue, 7, False)
             self.pop(1, queue, 2, True)
+            running = [t for t in self.tasks() if t.state == "running" and t.queue == queue]
+            for task, how in zip(running, ENDS, strict=False):
+                self.say(task, how)
 
     @rule(
         queue=st.sampled_from(QUEUES),
@@ -276,7 +280,15 @@ class Policies(RuleBasedStateMachine):
         queue=st.sampled_from(QUEUES),
         limit=st.sampled_from([1, 2, 5, 100]),
         claim=st.sampled_from([False, False, True]),
+        then=st.sampled_from([None, *ENDS]),
     )
+    def pop_and_work(self, number: int, queue: str, limit: int, claim: bool, then: str | None) -> None:
+        before = {t.id for t in self.tasks() if t.held}
+        self.pop(number, queue, limit, claim)
+        for task in self.tasks():
+            if then and task.state == "running" and task.id not in before:
+                assert self.say(task, then)
+
     def pop(self, number: int, queue: str, limit: int, claim: bool) -> None:
         lease = "20 s" if claim and self.caps.cluster is None else None
         query = "select id, group_key from fairq.pop_tasks(%s, %s, %s, %s::interval)"
@@ -353,7 +365,7 @@ class Policies(RuleBasedStateMachine):
     @precondition(lambda self: any(t.held for t in self.tasks()))
     @rule(
         number=st.integers(0, 1),
-        how=st.sampled_from(["succeeded", "failed", "retry", "cancelled", "expired"]),
+        how=st.sampled_from(ENDS),
     )
     def leave_together(self, number: int, how: str) -> None:
         """All that a worker runs ends by one call, and again, and by a call of somebody else: once."""
