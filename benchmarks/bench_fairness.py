@@ -22,7 +22,7 @@ BASELINES = ("fifo", "article")
 SLOTS = 8
 NEWCOMERS = 9
 TENANTS = 10
-WINDOWS = 20
+WINDOW_SECONDS = 0.5  # a window shorter than a few of the slow tasks shows chance only
 QUICK, SLOW = 5.0, 50.0  # milliseconds
 WEIGHTS = {"one": 1.0, "two": 2.0, "five": 5.0}
 SUBJECTS = {"fifo": FIFO, "article": ARTICLE, "fairq": FAIRQ, "fairq work": FAIRQ}
@@ -51,7 +51,7 @@ class Run:
 def estimate(scale: Scale) -> float:
     plays, long, short = len(SUBJECTS) + 4 + 2 + 3, 4 + 3, 2
     running = 3 * long * scale.seconds + short * scale.seconds + scale.flood / 2_500 * 5
-    return 2 + scale.repetitions * (1.6 * plays + running)
+    return 2 + scale.repetitions * (2.2 * plays + running)
 
 
 def run(session: Session) -> None:
@@ -112,7 +112,7 @@ def busy(session: Session, subject: str) -> None:
         least = measures.evenness(got.values())
         session.record(subject, f"least share beside the most, by {what}", least, "share", **scenario)
         index, share = [], []
-        for start, end in measures.windows(played.start, played.end, WINDOWS):
+        for start, end in measures.windows(played.start, played.end, max(2, int(seconds / WINDOW_SECONDS))):
             now = measures.service(played.records, names, start, end, by_seconds=by_seconds).values()
             index.append((end - played.start, measures.jain(now)))
             share.append((end - played.start, measures.evenness(now)))
