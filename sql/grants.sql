@@ -39,6 +39,7 @@ grant execute on function
   fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint),
   fairq._refuse_queue(text),
   fairq._refuse_draining(text),
+  fairq._announced(integer, text),
   fairq._shard_of(text, integer),
   fairq._shards(integer),
   fairq._now()
@@ -47,6 +48,8 @@ grant select on fairq.settings, fairq.queues to fairq_enqueue, fairq_work, fairq
 grant select on fairq.schema_version to fairq_enqueue, fairq_work, fairq_observe;
 grant insert on fairq.tasks, fairq.rings, fairq.cancellations, fairq.watches to fairq_enqueue;
 grant select (shard_no, id, queue, group_key, state, worker_id) on fairq.tasks to fairq_enqueue;
+grant select (shard_no, queue, tick, next_xid, heard_xid) on fairq.ticks to fairq_enqueue;
+grant select (shard_no, queue, xid, announced) on fairq.rings to fairq_enqueue;
 grant select (shard_no, id, outcome, finished_at, result, error) on fairq.finished_tasks to fairq_enqueue;
 grant select, insert on fairq.idempotency_keys to fairq_enqueue;
 grant select on fairq.progress to fairq_enqueue;

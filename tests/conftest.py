@@ -140,6 +140,13 @@ def database(server: TestServer, template: str) -> Iterator[Database]:
 
 
 @pytest.fixture
+def one_shard(database: Database) -> None:
+    """For what holds within a shard: the order of groups, and their keys. `make test-shards` has many."""
+    with psycopg.connect(database.dsn) as conn:
+        conn.execute("select fairq.configure_cluster(p_shard_count => 1)")
+
+
+@pytest.fixture
 def empty_database(server: TestServer) -> Iterator[Database]:
     """An empty database of its own: for migrations."""
     yield from _database(server, "template0")

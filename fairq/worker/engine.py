@@ -589,7 +589,7 @@ class Engine:
         lookout.found(len(rows), full=full, rings=asked.rings, holds=self.held.taken > 0)
         listening = self._is_listening()
         lookout.look_at = now + plan.poll_delay(
-            lookout.empties,
+            lookout.quiet,
             listening=listening,
             interval=poll_interval(self.settings, listening),
             due_in=None,

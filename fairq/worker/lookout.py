@@ -19,6 +19,10 @@ class Lookout:
     """When to look again although nothing rings."""
     empties: int = 0
     """Looks in a row that found nothing."""
+    quiet: int = 0
+    """Those of them since the last notice."""
+    heeded: int = 0
+    """Notices before the last look."""
     was_full: bool = False
     looked: bool = False
     nothing_left: bool = False
@@ -33,6 +37,8 @@ class Lookout:
         self.was_full = full
         self.hungry = full or rings != self.rings
         self.empties = 0 if count else self.empties + 1
+        self.quiet = 0 if count or rings != self.heeded else self.quiet + 1
+        self.heeded = rings
         # Three times in a row: an empty answer may mean that somebody else is promoting right now.
         self.nothing_left = self.empties >= 3 and not holds
 

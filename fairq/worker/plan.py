@@ -27,9 +27,10 @@ Draw = Callable[[], float]
 # whole.
 MOST_ENDS: Final = 2_000
 MOST_BYTES: Final = 8 * 1024 * 1024
-# The first pauses after work was found; doubled while nothing is. With LISTEN polling is only the safety net.
+# The first pauses after work was found, or a notice came; doubled while nothing is found. Also with LISTEN:
+# who enqueues while an earlier notice is not heeded yet sends none; a look soon after finds what committed.
 FIRST_PAUSE: Final = 0.05
-FIRST_PAUSE_LISTENING: Final = 0.5
+FIRST_PAUSE_LISTENING: Final = 0.01
 JITTER: Final = 0.25
 
 
@@ -61,11 +62,11 @@ def retry_delay(failures: int, initial: float, cap: float, draw: Draw = random.r
 
 
 def poll_delay(
-    empties: int, *, listening: bool, interval: float, due_in: float | None, draw: Draw = random.random
+    quiet: int, *, listening: bool, interval: float, due_in: float | None, draw: Draw = random.random
 ) -> float:
-    """Pause after so many looks in a row that found nothing; never past the moment a task is due."""
+    """Pause after so many looks in a row without a notice or work; never past the moment a task is due."""
     first = FIRST_PAUSE_LISTENING if listening else FIRST_PAUSE
-    pause = min(first * 2.0 ** min(max(empties, 1) - 1, 40), interval) * (1 + JITTER * (2 * draw() - 1))
+    pause = min(first * 2.0 ** min(max(quiet, 1) - 1, 40), interval) * (1 + JITTER * (2 * draw() - 1))
     return pause if due_in is None else max(0.0, min(pause, due_in))
 
 

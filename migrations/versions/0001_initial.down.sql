@@ -130,6 +130,7 @@ drop function fairq._block;
 drop function fairq._beat;
 drop function fairq._backoff;
 drop function fairq._await_domain;
+drop function fairq._announced;
 drop function fairq._allowance;
 drop function fairq._adopt;
 drop function fairq._admit;

@@ -243,6 +243,8 @@ create table fairq.domains (
 comment on table fairq.domains is
   'One row per shard and queue, never updated: its row lock makes promotion one at a time. Unlike an advisory lock it is held on the node where the data is.';
 
+-- The tables of the hot path have no check constraints: PostgreSQL parses each of them anew for every statement that writes, which was a third of
+-- create_task. Nothing but the functions of this schema writes here, and the tests add the checks (tests/support/checks.sql).
 create table fairq.tasks (
   shard_no integer not null,
   priority integer not null,
@@ -271,12 +273,7 @@ create table fairq.tasks (
   concurrency_key text collate "C",
   headers jsonb,
   payload jsonb not null,
-  constraint tasks_pkey primary key (shard_no, id),
-  constraint state_is_known check (state in ('scheduled', 'overflow', 'blocked', 'queued', 'claimed', 'running')),
-  constraint address_iff_queued check ((block is not null and position is not null) = (state in ('queued', 'claimed', 'running'))),
-  constraint worker_iff_held check ((worker_id is not null) = (state in ('claimed', 'running'))),
-  constraint cost_positive check (cost > 0 and cost < 'infinity'),
-  constraint attempt_in_range check (attempt between 0 and max_attempts)
+  constraint tasks_pkey primary key (shard_no, id)
 );
 comment on table fairq.tasks is 'Live tasks. The truth: lanes, rings and ticks can be rebuilt from it.';
 comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable.';
@@ -315,8 +312,7 @@ create table fairq.finished_tasks (
   headers jsonb,
   payload jsonb not null,
   result jsonb,
-  error jsonb,
-  constraint outcome_is_known check (outcome in ('succeeded', 'failed', 'cancelled', 'expired'))
+  error jsonb
 ) partition by range (finished_at);
 comment on table fairq.finished_tasks is 'Ended tasks, partitioned by day; days beyond the retention are dropped by fairq.maintain().';
 create table fairq.finished_tasks_default partition of fairq.finished_tasks default;
@@ -330,8 +326,7 @@ create table fairq.attempts (
   ended_at timestamptz not null,
   attempt integer not null,
   outcome text collate "C" not null,
-  error jsonb,
-  constraint outcome_is_known check (outcome in ('retry', 'worker_lost', 'released', 'lease_expired'))
+  error jsonb
 ) partition by range (ended_at);
 comment on table fairq.attempts is 'Attempts that did not end their task: append-only, partitioned by day.';
 create table fairq.attempts_default partition of fairq.attempts default;
@@ -349,6 +344,7 @@ create table fairq.rings (
   failures integer not null default 0,
   succeeded boolean not null default false,
   keyed boolean not null default false,
+  announced boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
   correction double precision,
@@ -365,6 +361,7 @@ comment on column fairq.rings.failures is 'Attempts of a group with limits that 
 comment on column fairq.rings.succeeded is 'An attempt of a group with limits succeeded.';
 comment on column fairq.rings.correction is 'Seconds that attempts took beyond what their group was charged for them; less than nothing: it was charged too much.';
 comment on column fairq.rings.ran is 'How long the attempts of a kind ran.';
+comment on column fairq.rings.announced is 'A NOTIFY goes with it. Until it is heard, no other one is needed.';
 comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
 comment on column fairq.rings.cancelled_id is 'The task to cancel, while it is waiting.';
 
@@ -560,6 +557,9 @@ create index tasks_claim_lease_idx on fairq.tasks (shard_no, lease_expires_at) w
 
 -- promotion: new rings, by transaction; within the transaction that promoted last, those it rang since.
 create index rings_xid_idx on fairq.rings (shard_no, queue, xid, ring_id);
+
+-- create_task: whether a NOTIFY is on its way, or not yet heeded.
+create index rings_announced_idx on fairq.rings (shard_no, queue, xid) where announced;
 
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
@@ -953,6 +953,48 @@ end;
 $$;
 comment on function fairq._allowance(fairq.policy, fairq.gate, timestamptz) is
   'How many more tasks may be promoted now, when to look again, and why not more.';
+
+-- sql/functions/_announced.sql
+
+-- Whether workers have been told by NOTIFY of something in this domain that no promotion has heard yet. Another NOTIFY would tell them nothing, and it is dear: it
+-- takes a database-wide lock that is held until the commit is on disk, so all who notify commit one after the other.
+-- A promotion that is under way may hear that ring and not the caller's. So NOTIFY is a hint: whoever sleeps looks again a few milliseconds
+-- after it last found something, then after pauses that double (see the worker). Of a transaction open for as long it learns about as much later.
+-- Only in READ COMMITTED: an older snapshot knows nothing of what was heard since, and what SERIALIZABLE reads here would make enqueuers fail for each other.
+-- One look-up each in ticks and rings: of an open transaction one ring is announced at most, however many it has.
+-- Stable, without "set search_path": inlined into the statement that asks.
+create function fairq._announced(p_shard_no integer, p_queue text) returns table (is_announced boolean)
+language sql
+stable
+rows 1
+as $$
+  select case
+    when current_setting('transaction_isolation') <> 'read committed' then false
+    else exists (
+      select
+      from (values (1)) one
+      left join lateral (
+        select t.next_xid, t.heard_xid
+        from fairq.ticks t
+        where t.shard_no = p_shard_no
+          and t.queue = p_queue
+        order by t.tick desc
+        limit 1
+      ) k on true
+      cross join lateral (
+        select
+        from fairq.rings r
+        where r.shard_no = p_shard_no
+          and r.queue = p_queue
+          and r.announced
+          and r.xid >= coalesce(k.next_xid, '0')
+          and r.xid <> coalesce(k.heard_xid, '0')
+        limit 1
+      ) r
+    )
+  end
+$$;
+comment on function fairq._announced(integer, text) is 'Whether a NOTIFY has been sent that no promotion has heeded yet.';
 
 -- sql/functions/_await_domain.sql
 
@@ -4745,9 +4787,11 @@ declare
   v_known_id bigint;
   v_scheduled boolean := coalesce(p_run_at > v_now, false);
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
+  select s.payload_limit, q.max_attempts, q.draining_at, x.shard_no, q.notify and not a.is_announced as announce into v_settings
   from fairq.settings s
   cross join fairq.queues q
+  cross join lateral (select fairq._shard_of(p_group_key, s.shard_count) as shard_no offset 0) x
+  cross join lateral fairq._announced(x.shard_no, p_queue) a
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -4756,7 +4800,7 @@ begin
   perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, p_priority, p_run_at, p_expires_at, p_max_attempts,
     p_cost, p_timeout, p_idempotency_key, p_concurrency_key);
 
-  v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
+  v_shard_no := v_settings.shard_no;
   v_id := nextval('fairq.task_ids');
   if p_idempotency_key is not null then
     v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_kind, p_payload, v_id);
@@ -4774,15 +4818,15 @@ begin
     v_now, coalesce(p_run_at, v_now), p_expires_at, p_cost, coalesce(p_max_attempts, v_settings.max_attempts), p_timeout,
     p_idempotency_key, p_concurrency_key, p_headers, p_payload);
 
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed)
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed, announced)
   values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
-    case when v_scheduled then p_run_at end, p_concurrency_key is not null);
+    case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_settings.announce);
 
   if p_promote then
     perform fairq._promote(v_shard_no, p_queue, 1000, true);
   end if;
   -- Also for a scheduled task: a worker that sleeps learns when to wake up.
-  if v_settings.notify then
+  if v_settings.announce then
     perform pg_notify('fairq', p_queue);
   end if;
   return v_id;
@@ -4830,9 +4874,13 @@ declare
   v_wrong record;
   v_shard_no integer;
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
+  -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
+  select s.shard_count, s.payload_limit, q.max_attempts, q.draining_at,
+    q.notify and v_count > 0 and not (s.shard_count = 1 and a.is_announced) as announce
+  into v_settings
   from fairq.settings s
   cross join fairq.queues q
+  cross join fairq._announced(0, p_queue) a
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -4907,15 +4955,16 @@ begin
         from input i
       ),
       rung as (
-        insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null)
+        insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed, announced)
+        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null),
+          v_settings.announce and bool_or(i.ordinal = 1)
         from input i
         where p_run_at is null or p_run_at <= v_now
         group by i.shard_no, i.group_key, i.task_priority
       ),
       announced as (
-        insert into fairq.rings (shard_no, queue, group_key, due_at)
-        select i.shard_no, p_queue, min(i.group_key), p_run_at
+        insert into fairq.rings (shard_no, queue, group_key, due_at, announced)
+        select i.shard_no, p_queue, min(i.group_key), p_run_at, v_settings.announce and bool_or(i.ordinal = 1)
         from input i
         where p_run_at > v_now
         group by i.shard_no
@@ -4930,7 +4979,7 @@ begin
       perform fairq._promote(v_shard_no, p_queue, 1000, true);
     end loop;
   end if;
-  if v_settings.notify and v_count > 0 then
+  if v_settings.announce then
     perform pg_notify('fairq', p_queue);
   end if;
 end;
@@ -6051,6 +6100,7 @@ grant execute on function
   fairq._claim_idempotency_key(integer, text, text, text, text, jsonb, bigint),
   fairq._refuse_queue(text),
   fairq._refuse_draining(text),
+  fairq._announced(integer, text),
   fairq._shard_of(text, integer),
   fairq._shards(integer),
   fairq._now()
@@ -6059,6 +6109,8 @@ grant select on fairq.settings, fairq.queues to fairq_enqueue, fairq_work, fairq
 grant select on fairq.schema_version to fairq_enqueue, fairq_work, fairq_observe;
 grant insert on fairq.tasks, fairq.rings, fairq.cancellations, fairq.watches to fairq_enqueue;
 grant select (shard_no, id, queue, group_key, state, worker_id) on fairq.tasks to fairq_enqueue;
+grant select (shard_no, queue, tick, next_xid, heard_xid) on fairq.ticks to fairq_enqueue;
+grant select (shard_no, queue, xid, announced) on fairq.rings to fairq_enqueue;
 grant select (shard_no, id, outcome, finished_at, result, error) on fairq.finished_tasks to fairq_enqueue;
 grant select, insert on fairq.idempotency_keys to fairq_enqueue;
 grant select on fairq.progress to fairq_enqueue;

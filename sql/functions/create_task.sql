@@ -36,9 +36,11 @@ declare
   v_known_id bigint;
   v_scheduled boolean := coalesce(p_run_at > v_now, false);
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
+  select s.payload_limit, q.max_attempts, q.draining_at, x.shard_no, q.notify and not a.is_announced as announce into v_settings
   from fairq.settings s
   cross join fairq.queues q
+  cross join lateral (select fairq._shard_of(p_group_key, s.shard_count) as shard_no offset 0) x
+  cross join lateral fairq._announced(x.shard_no, p_queue) a
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -47,7 +49,7 @@ begin
   perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, p_priority, p_run_at, p_expires_at, p_max_attempts,
     p_cost, p_timeout, p_idempotency_key, p_concurrency_key);
 
-  v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
+  v_shard_no := v_settings.shard_no;
   v_id := nextval('fairq.task_ids');
   if p_idempotency_key is not null then
     v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_kind, p_payload, v_id);
@@ -65,15 +67,15 @@ begin
     v_now, coalesce(p_run_at, v_now), p_expires_at, p_cost, coalesce(p_max_attempts, v_settings.max_attempts), p_timeout,
     p_idempotency_key, p_concurrency_key, p_headers, p_payload);
 
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed)
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed, announced)
   values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
-    case when v_scheduled then p_run_at end, p_concurrency_key is not null);
+    case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_settings.announce);
 
   if p_promote then
     perform fairq._promote(v_shard_no, p_queue, 1000, true);
   end if;
   -- Also for a scheduled task: a worker that sleeps learns when to wake up.
-  if v_settings.notify then
+  if v_settings.announce then
     perform pg_notify('fairq', p_queue);
   end if;
   return v_id;

@@ -35,9 +35,13 @@ declare
   v_wrong record;
   v_shard_no integer;
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
+  -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
+  select s.shard_count, s.payload_limit, q.max_attempts, q.draining_at,
+    q.notify and v_count > 0 and not (s.shard_count = 1 and a.is_announced) as announce
+  into v_settings
   from fairq.settings s
   cross join fairq.queues q
+  cross join fairq._announced(0, p_queue) a
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -112,15 +116,16 @@ begin
         from input i
       ),
       rung as (
-        insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null)
+        insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed, announced)
+        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null),
+          v_settings.announce and bool_or(i.ordinal = 1)
         from input i
         where p_run_at is null or p_run_at <= v_now
         group by i.shard_no, i.group_key, i.task_priority
       ),
       announced as (
-        insert into fairq.rings (shard_no, queue, group_key, due_at)
-        select i.shard_no, p_queue, min(i.group_key), p_run_at
+        insert into fairq.rings (shard_no, queue, group_key, due_at, announced)
+        select i.shard_no, p_queue, min(i.group_key), p_run_at, v_settings.announce and bool_or(i.ordinal = 1)
         from input i
         where p_run_at > v_now
         group by i.shard_no
@@ -135,7 +140,7 @@ begin
       perform fairq._promote(v_shard_no, p_queue, 1000, true);
     end loop;
   end if;
-  if v_settings.notify and v_count > 0 then
+  if v_settings.announce then
     perform pg_notify('fairq', p_queue);
   end if;
 end;

@@ -22,6 +22,9 @@ create index tasks_claim_lease_idx on fairq.tasks (shard_no, lease_expires_at) w
 -- promotion: new rings, by transaction; within the transaction that promoted last, those it rang since.
 create index rings_xid_idx on fairq.rings (shard_no, queue, xid, ring_id);
 
+-- create_task: whether a NOTIFY is on its way, or not yet heeded.
+create index rings_announced_idx on fairq.rings (shard_no, queue, xid) where announced;
+
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
 

@@ -1,4 +1,3 @@
-import psycopg
 import pytest
 
 from tests.policies.calls import Conn, at
@@ -20,10 +19,3 @@ def conn(database: Database) -> Conn:
     conn = database.connect(autocommit=True)
     at(conn, "12:00:00")
     return conn
-
-
-@pytest.fixture
-def one_shard(database: Database) -> None:
-    """For what holds within a shard: the order of groups, and their keys. `make test-shards` has many."""
-    with psycopg.connect(database.dsn) as conn:
-        conn.execute("select fairq.configure_cluster(p_shard_count => 1)")

@@ -1,6 +1,7 @@
 """Load the engine as it is in `sql/` into an empty database, set up as this test run wants it."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -9,8 +10,9 @@ from fairq.install import load_sql
 
 
 def load_schema(conn: psycopg.Connection[Any]) -> None:
-    """`fairq.install.load_sql`, and as many shards as FAIRQ_TEST_SHARDS says (`make test-shards`)."""
+    """`load_sql`, checks of the rows, and as many shards as FAIRQ_TEST_SHARDS says (`make test-shards`)."""
     load_sql(conn)
+    conn.execute((Path(__file__).parent / "checks.sql").read_text())
     shards = os.environ.get("FAIRQ_TEST_SHARDS")
     if shards:
         conn.execute("select fairq.configure_cluster(p_shard_count => %s::int)", [int(shards)])

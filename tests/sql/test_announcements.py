@@ -1,0 +1,182 @@
+"""When creating a task sends a NOTIFY: unless one is on its way that no promotion has heeded yet.
+
+NOTIFY takes a database-wide lock until its transaction is on disk. A thousand enqueues a second would commit
+one by one, to tell workers what the first of them already told.
+"""
+
+import threading
+import time
+
+import psycopg
+import pytest
+
+from tests.sql.calls import Conn, create, create_many, one, pop, register, run
+from tests.support.database import Database
+
+pytestmark = pytest.mark.usefixtures("one_shard")
+
+
+@pytest.fixture
+def db(database: Database) -> Conn:
+    return database.connect(autocommit=True)
+
+
+@pytest.fixture
+def ear(database: Database) -> Conn:
+    """A session that listens, as a worker does."""
+    conn = database.connect(autocommit=True)
+    conn.execute("listen fairq")
+    return conn
+
+
+def heard(db: Conn, ear: Conn) -> int:
+    """Notices since last asked. One of our own marks the end: notices come in the order of the commits."""
+    run(db, "notify fairq, 'that is all'")
+    for count, notice in enumerate(ear.notifies(timeout=10)):
+        if notice.payload == "that is all":
+            return count
+    raise AssertionError("the notice sent last did not come")
+
+
+def test_the_first_is_announced_and_the_next_when_it_was_heeded(db: Conn, ear: Conn) -> None:
+    create(db)
+    assert heard(db, ear) == 1
+    create(db, "alice")
+    create_many(db, "bob", 3)
+    create(db, run_at="2100-01-01")
+    assert heard(db, ear) == 0, "the first one is still to be heeded"
+    worker = register(db)
+    assert len(pop(db, worker, 100)) == 5
+    create(db)
+    assert heard(db, ear) == 1
+    create(db)
+    assert heard(db, ear) == 0
+
+
+def test_a_call_for_many_announces_them_once(db: Conn, ear: Conn) -> None:
+    create_many(db, "bob", 3)
+    assert heard(db, ear) == 1
+    assert run(db, "select count(*) from fairq.rings where announced") == [(1,)]
+    create_many(db, "bob", 3)
+    create(db)
+    assert heard(db, ear) == 0
+
+
+def test_scheduled_tasks_are_announced_as_well(db: Conn, ear: Conn) -> None:
+    """A worker that sleeps learns when to wake up."""
+    create(db, run_at="2100-01-01")
+    assert heard(db, ear) == 1
+
+
+def test_what_rolls_back_silences_nobody(db: Conn, ear: Conn) -> None:
+    with db.transaction(force_rollback=True):
+        create(db)
+    assert heard(db, ear) == 0
+    create(db)
+    assert heard(db, ear) == 1
+
+
+def test_an_open_transaction_silences_nobody_but_itself(db: Conn, ear: Conn, database: Database) -> None:
+    """What is not committed may never be: it has told nobody yet."""
+    other = database.connect()
+    create(other)
+    create(db)
+    assert heard(db, ear) == 1
+    create(other)
+    other.commit()
+    assert heard(db, ear) == 1
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_older_snapshots_announce_in_any_case(db: Conn, ear: Conn, database: Database, level: str) -> None:
+    """They cannot know whether a notice was heeded since they began; and to look would make them fail."""
+    create(db)
+    assert heard(db, ear) == 1
+    other = database.connect()
+    other.execute(f"set transaction isolation level {level}")
+    create(other)
+    other.commit()
+    assert heard(db, ear) == 1
+
+
+def test_a_promotion_by_the_creator_leaves_the_next_to_be_announced(db: Conn, ear: Conn) -> None:
+    """Its own promotion heard the ring: whoever comes next may not take it for one still to be heeded."""
+    create(db, promote=True)
+    assert heard(db, ear) == 1
+    create(db)
+    assert heard(db, ear) == 1
+
+
+def test_places_that_come_free_silence_nobody(db: Conn, ear: Conn) -> None:
+    """Rings that no NOTIFY went with tell no sleeping worker anything."""
+    run(db, "select fairq.configure_group('default', 'bob', p_max_running => 5)")
+    worker = register(db)
+    create(db)
+    (task,) = pop(db, worker)
+    heard(db, ear)
+    run(db, "select fairq.finish_tasks(%s, array[%s]::bigint[], array[1])", worker, task)
+    create(db, "alice")
+    assert heard(db, ear) == 1
+
+
+def test_a_queue_without_notify_says_nothing(db: Conn, ear: Conn) -> None:
+    run(db, "select fairq.configure_queue('default', p_notify => false)")
+    heard(db, ear)
+    create(db)
+    create_many(db, "bob", 2)
+    assert heard(db, ear) == 0
+    assert one(db, "select count(*) from fairq.rings where announced") == 0
+
+
+def test_to_ask_costs_the_same_beside_a_huge_open_transaction(db: Conn, database: Database) -> None:
+    """I9: 20,000 rings of a transaction that is still open are not stepped over by those who enqueue."""
+
+    def pages() -> int:
+        plan = one(db, "explain (analyze, buffers, format json) select fairq.create_task('alice', '{}')")
+        return int(plan[0]["Plan"]["Shared Hit Blocks"]) + int(plan[0]["Plan"]["Shared Read Blocks"])
+
+    for _ in range(8):
+        create(db)
+    pop(db, register(db))
+    before = pages()
+    other = database.connect()
+    groups = [f"g{n}" for n in range(20_000)]
+    run(other, "select count(*) from fairq.create_tasks(%s, array_fill('{}'::jsonb, array[20000]))", groups)
+    assert pages() <= before + 20
+    other.rollback()
+
+
+def test_who_listens_and_looks_again_misses_nothing(database: Database) -> None:
+    """The promise to whoever sleeps by it: each task was announced, or a look that came later found it.
+
+    A consumer looks at each notice, then after 10, 20, 40 ... ms, and gets every task of two enqueuers.
+    """
+    count = 150
+    seen: set[int] = set()
+    consumer = database.connect(autocommit=True)
+    ear = database.connect(autocommit=True)
+    ear.execute("listen fairq")
+    worker = register(consumer)
+
+    def enqueue(group: str) -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as conn:
+            for n in range(count):
+                create(conn, group)
+                if n % 10 == 9:
+                    time.sleep(0.02)
+
+    threads = [threading.Thread(target=enqueue, args=(group,)) for group in ("alice", "bob")]
+    for thread in threads:
+        thread.start()
+    pause = 0.01
+    looks = 0
+    while len(seen) < 2 * count and looks < 5_000:
+        found = pop(consumer, worker, 100)
+        looks += 1
+        assert seen.isdisjoint(found)
+        seen.update(found)
+        woken = next(ear.notifies(timeout=pause, stop_after=1), None) if not found else None
+        pause = 0.01 if found or woken else min(pause * 2, 5)
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 2 * count
