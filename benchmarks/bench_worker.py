@@ -25,7 +25,8 @@ Conn = psycopg.Connection[Any]
 
 
 def estimate(scale: Scale) -> float:
-    return 3 + scale.repetitions * (6 + 4 * min(scale.tasks, 200_000) * 80e-6)
+    drains = 4 * min(scale.tasks, 200_000) * 80e-6 + 2 * scale.seconds
+    return 3 + scale.backlog * 15e-6 + scale.repetitions * (8 + drains + scale.seconds * 3)
 
 
 def run(session: Session) -> None:
@@ -34,7 +35,8 @@ def run(session: Session) -> None:
         for processes in (1, 2):
             drain(session, "nothing", tasks, processes, SLOTS)
         drain(session, "nothing_in_thread", min(tasks, 50_000), 1, 8)
-        latency(session, max(20, min(2_000, int(session.scale.seconds * 100))))
+        latency(session, max(20, min(2_000, int(session.scale.seconds * 200))))
+    large_backlog(session)
 
 
 def drain(session: Session, kind: str, tasks: int, processes: int, slots: int) -> None:
@@ -54,6 +56,28 @@ def drain(session: Session, kind: str, tasks: int, processes: int, slots: int) -
     scenario = {"handler": kind, "processes": processes, "slots": slots}
     session.record("fairq", "drain", tasks / seconds, "tasks/s", **scenario)
     session.record("fairq", "processor time of the worker", used / tasks * 1e6, "µs/task", **scenario)
+
+
+def large_backlog(session: Session) -> None:
+    """For a while, with many tasks waiting: the rate between the first and the last end."""
+    with session.connect() as conn:
+        clear(conn)
+        enqueue(conn, "nothing", session.scale.backlog)
+        for _ in session.repetitions():
+            begin = scalar(conn, "select clock_timestamp()")
+            with workers(conn, session.dsn, 1, SLOTS):
+                time.sleep(2 * session.scale.seconds)
+            found = conn.execute(
+                "select count(*), extract(epoch from max(finished_at) - min(finished_at))::float8"
+                " from fairq.finished_tasks where finished_at > %s",
+                (begin,),
+            ).fetchone()
+            if not found or not found[1]:
+                break  # so few that the worker was through before
+            rate = found[0] / found[1]
+            session.record(
+                "fairq", "drain of a large backlog", rate, "tasks/s", waiting=session.scale.backlog
+            )
 
 
 def latency(session: Session, count: int) -> None:

@@ -294,6 +294,13 @@ TARGETS = (
         scenario={"handler": "nothing", "processes": 2},
     ),
     Target(
+        "worker, no-op handlers, one process, 1,000,000 tasks waiting",
+        20_000,
+        "tasks/s",
+        ("worker", "drain of a large backlog", "fairq"),
+        scenario={"waiting": 1_000_000},
+    ),
+    Target(
         "enqueue to start on an idle worker, p50",
         2,
         "ms",
