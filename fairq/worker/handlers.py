@@ -138,10 +138,11 @@ def _checked(result: Any) -> Any:
 
 
 class Loopside:
-    """Async handlers. `add` entries, then `go`."""
+    """Async handlers. `add` entries, then `go`. `drained` is called when the last one in line begins."""
 
-    def __init__(self, ended: Ended) -> None:
+    def __init__(self, ended: Ended, drained: Callable[[], None]) -> None:
         self._ended = ended
+        self._drained = drained
         self._ready: deque[Entry] = deque()
         self._coming = False
         self._alive: set[asyncio.Task[None]] = set()
@@ -179,7 +180,9 @@ class Loopside:
         until = clock() + SLICE_SECONDS
         while ready:
             entry = ready.popleft()
-            if ready and not self._coming:
+            if not ready:
+                self._drained()
+            elif not self._coming:
                 self.go()
             result: Any = None
             error: BaseException | None = None

@@ -64,7 +64,8 @@ class Held:
         wake: Callable[[], None],
         stuck: Callable[[], None],
     ) -> None:
-        self.loopside = Loopside(self._ended)
+        # Ends may be kept back while handlers wait for the processor: when none does any more, they are due.
+        self.loopside = Loopside(self._ended, wake)
         self.threads = Threads(loop, self._ended)
         # Popped and not ended, by id; `doubles` were popped again while an older attempt still runs here.
         self.by_id: dict[int, Entry] = {}

@@ -561,6 +561,37 @@ def test_maintenance_runs_as_often_as_was_said_and_never_with_zero(
     assert (rounds[0] > 0) == (interval > 0)
 
 
+def test_ends_are_not_kept_back_when_the_other_handlers_wait(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I8: five ends are too few for a turn while others are in line for the processor, but these all wait.
+    With pauses of minutes nothing else would make the turn due.
+    """
+    monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE", 300.0)
+    monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
+    own = fairq.App()
+    done = threading.Event()
+
+    @own.task
+    async def quick(payload: Any) -> None: ...
+
+    @own.task
+    async def waits(payload: Any) -> None:
+        await asyncio.to_thread(done.wait, 60)
+
+    with desk.conn.transaction():
+        for _ in range(5):
+            desk.enqueue("quick")
+        for _ in range(45):
+            desk.enqueue("waits")
+    with worker_thread(
+        own, desk.dsn, concurrency=50, notify_poll_interval_ms=300_000, maintain_interval_ms=0
+    ):
+        desk.wait_until(lambda: desk.outcomes() == {"succeeded": 5}, "the quick ones are written")
+        done.set()
+        desk.wait_until(lambda: desk.live == 0, "all ran")
+
+
 def test_an_async_handler_that_takes_too_long_times_out(desk: Desk) -> None:
     own = fairq.App()
 
