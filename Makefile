@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See docs/how-to/run-the-tests.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format freeze test-long test-matrix test-shards bench bench-quick ci clean
+.PHONY: help demo test check format freeze test-long test-matrix test-shards test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -50,6 +50,9 @@ test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs 
 
 test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 	@FAIRQ_TEST_SHARDS=16 .venv/bin/python -m pytest $(PYTEST)
+
+test-ground: ## Prove that `make demo` and `make test` work in a clean clone and leave nothing behind (root, Linux)
+	@ARGS='$(ARGS)' .ci/prove
 
 bench: .venv/.dev ## Measure everything at full size (a night)
 	@.venv/bin/python -m fairq bench run --scale full $(ARGS)

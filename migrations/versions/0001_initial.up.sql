@@ -1088,6 +1088,7 @@ comment on function fairq._block(integer, tid[]) is 'Takes tasks whose concurren
 
 -- Ends the waiting tasks among those somebody wished to cancel. Held ones are left: their wish stays, and their holder learns of
 -- it with its heartbeat. A queued task that is being popped right now is locked and counts as held.
+-- "offset 0": as joins, each of these look-ups could become a walk through all wishes there ever were.
 -- Locks: tasks (overflow rows, which the caller's domain lock protects; queued rows with "skip locked"), cancellations.
 create function fairq._cancel_waiting(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns integer
 language plpgsql
@@ -1109,7 +1110,7 @@ begin
         and n.id = i.id
         and n.worker_id is null
         -- retry_task withdraws the wish, not the ring.
-        and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id)
+        and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = n.id offset 0)
       for update skip locked
       offset 0
     ) t
@@ -1120,9 +1121,17 @@ begin
     return 0;
   end if;
 
-  delete from fairq.cancellations c
-  where c.shard_no = p_shard_no
-    and c.task_id = any(v_ids);
+  perform fairq._remove(p_shard_no, 'cancellations', array(
+    select w.ctid
+    from unnest(v_ids) i(id)
+    cross join lateral (
+      select c.ctid
+      from fairq.cancellations c
+      where c.shard_no = p_shard_no
+        and c.task_id = i.id
+      offset 0
+    ) w
+  ));
   return fairq._end_tasks(p_shard_no, v_ctids, 'cancelled', null, p_now);
 end;
 $$;
@@ -1798,6 +1807,8 @@ comment on function fairq._give_up_claims(integer, integer, timestamptz) is 'Put
 
 -- sql/functions/_groups_of_queued.sql
 
+-- The groups of those tasks that are queued. The state is looked at after the task was found by its id: within the look-up the planner takes the ready
+-- index for the shorter way, and reads all of it, dead entries included, for every id.
 create function fairq._groups_of_queued(p_shard_no integer, p_ids bigint[]) returns text[]
 language plpgsql
 stable
@@ -1808,13 +1819,13 @@ begin
     select distinct t.group_key
     from unnest(p_ids) i(id)
     cross join lateral (
-      select k.group_key
+      select k.group_key, k.state
       from fairq.tasks k
       where k.shard_no = p_shard_no
         and k.id = i.id
-        and k.state = 'queued'
       offset 0
     ) t
+    where t.state = 'queued'
   );
 end;
 $$;
@@ -3505,7 +3516,7 @@ begin
     where k.shard_no = p_shard_no
       and k.id = i.id
       and k.worker_id is null
-      and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id)
+      and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id offset 0)
     offset 0
   ) t;
 end;

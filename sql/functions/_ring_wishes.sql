@@ -18,7 +18,7 @@ begin
     where k.shard_no = p_shard_no
       and k.id = i.id
       and k.worker_id is null
-      and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id)
+      and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id offset 0)
     offset 0
   ) t;
 end;

@@ -21,6 +21,7 @@ from tests.support.server import TestServer, create_database, drop_database
 
 TASKS = 200_000 if LONG else 20_000
 BATCH = 500
+WISHES = 10  # one of so many tasks is cancelled, under that load
 
 Conn = psycopg.Connection[Any]
 Groups = Callable[[Random], str]
@@ -28,6 +29,7 @@ Groups = Callable[[Random], str]
 CREATE = (
     "select fairq.create_tasks(%s::text[], array_fill('{}'::jsonb, array[%s]), p_priorities => %s::int[])"
 )
+WISH = "select fairq.cancel_task(w.id) from unnest(%s::bigint[]) w(id)"
 
 
 @dataclass
@@ -43,8 +45,8 @@ class Queue:
         assert row is not None
         self.worker = row[0]
 
-    def create(self, groups: list[str], priorities: list[int] | None = None) -> None:
-        self.conn.execute(CREATE, [groups, len(groups), priorities])
+    def create(self, groups: list[str], priorities: list[int] | None = None) -> list[int]:
+        return [row[0] for row in self.conn.execute(CREATE, [groups, len(groups), priorities])]
 
     def pop(self, limit: int) -> tuple[list[int], list[int]]:
         rows = self.conn.execute(
@@ -87,12 +89,13 @@ LOADS = {
 
 def turn(queue: Queue, load: Load, size: int) -> None:
     """As many tasks in as out."""
-    queue.create(
+    created = queue.create(
         [load.group(queue.random) for _ in range(size)],
         [queue.random.choice(load.priorities) for _ in range(size)],
     )
     if load.cancels:
-        queue.conn.execute("select fairq.cancel_task(id) from fairq.tasks where state = 'overflow' limit 50")
+        wished = created[: size // WISHES]
+        queue.conn.execute(WISH, [wished])
     queue.conn.execute("select fairq.promote_overflow()")
     ids, attempts = queue.pop(size)
     if load.retries:
@@ -142,6 +145,13 @@ def measure(queue: Queue) -> dict[str, int]:
         "select t.id from fairq.pop_tasks('default', 10, %s) t", queue.worker
     )
     costs["an idle promote_overflow"] = queue.buffers("select fairq.promote_overflow()")
+    wished = queue.create(groups[:40])
+    queue.conn.execute("select fairq.promote_overflow()")
+    queue.conn.execute(WISH, [wished])
+    costs["promote_overflow of 40 wishes to cancel"] = queue.buffers("select fairq.promote_overflow()")
+    costs["heartbeat that names tasks"] = queue.buffers(
+        "select fairq.heartbeat(%s, %s::bigint[])", queue.worker, ids[:8]
+    )
     costs["heartbeat"] = queue.buffers("select fairq.heartbeat(%s)", queue.worker)
     settle(queue)
     costs["maintain"] = queue.buffers("select fairq.maintain()")
@@ -185,19 +195,7 @@ def fresh(server: TestServer, template: str) -> Iterator[Callable[[Load], dict[s
         drop_database(server, name)
 
 
-# Bounded by the number of groups, not by what ever ran; and maintain() is not on the hot path.
-KNOWN = {
-    "10,000 groups": "maintain looks again at the lanes it swept last, all that have the same finish tag",
-}
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.xfail(reason=KNOWN[kind])] if kind in KNOWN else [])
-        for kind in LOADS
-    ],
-)
+@pytest.mark.parametrize("kind", LOADS)
 def test_dead_rows_under_a_held_snapshot_cost_the_hot_calls_nothing(
     database: Database, fresh: Callable[[Load], dict[str, int]], kind: str
 ) -> None:
@@ -219,7 +217,13 @@ def test_dead_rows_under_a_held_snapshot_cost_the_hot_calls_nothing(
     costs = measure(queue)
 
     assert report.execute("select count(*) from fairq.tasks").fetchone() == (0,), "the snapshot was held"
+    # Who reads all open wishes to cancel reads the dead ones, too: the house, and a heartbeat that names no
+    # tasks. That is a buffer for many of them, and no worker of ours sends such a heartbeat.
+    allowed = {what: 2 * count for what, count in usual.items()}
+    if load.cancels:
+        for what in ("heartbeat", "maintain"):
+            allowed[what] += TASKS // WISHES // 20
     dear = {
-        what: f"{count} instead of {usual[what]}" for what, count in costs.items() if count > 2 * usual[what]
+        what: f"{count} instead of {usual[what]}" for what, count in costs.items() if count > allowed[what]
     }
     assert not dear, f"of {costs}"
