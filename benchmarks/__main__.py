@@ -224,18 +224,27 @@ def measure(names: list[str], scale: harness.Scale, dsn: str | None, out: Path) 
     console = _console()
     out.parent.mkdir(parents=True, exist_ok=True)
     modules = {name: _module(name) for name in names}
+    failed: list[str] = []
     with harness.server(dsn) as admin_dsn, out.open("w", encoding="utf-8") as lines:
         lines.write(json.dumps({"facts": harness.facts(admin_dsn)}) + "\n")
         with bar({name: module.estimate(scale) for name, module in modules.items()}) as progress:
             for name, module in modules.items():
-                with harness.database(admin_dsn, *module.BASELINES) as database_dsn:
-                    plans = out.parent / "plans" / out.stem
-                    say = progress.begin(name)
-                    session = harness.Session(name, database_dsn, scale, lines, plans, say)
-                    module.run(session)
+                try:
+                    with harness.database(admin_dsn, *module.BASELINES) as database_dsn:
+                        plans = out.parent / "plans" / out.stem
+                        session = harness.Session(
+                            name, database_dsn, scale, lines, plans, progress.begin(name)
+                        )
+                        module.run(session)
+                    progress.print(summary(name, gather(session.records)))
+                except Exception:
+                    # What was measured is written; hours of the others are not given up for one.
+                    failed.append(name)
+                    progress.progress.console.print_exception()
                 progress.end(name)
-                progress.print(summary(name, gather(session.records)))
     console.print(f"Written to {out}", soft_wrap=True)
+    if failed:
+        raise click.ClickException(f"failed: {', '.join(failed)}")
 
 
 class Bar:

@@ -42,6 +42,22 @@ def test_benchmark_runs_and_is_reported(name: str, empty_database: Database, tmp
             assert (tmp_path / f"bench-{picture[1]}.png").stat().st_size > 10_000
 
 
+def test_one_that_fails_does_not_stop_the_others(
+    empty_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(session: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("benchmarks.bench_cycle.run", fail)
+    out = tmp_path / "out.jsonl"
+    arguments = ["--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)]
+    ran = CliRunner().invoke(main, ["run", "cycle", "generated_call", *arguments])
+    assert ran.exit_code == 1
+    assert "out of luck" in ran.output
+    assert "failed: cycle" in ran.output
+    assert '"generated_call"' in out.read_text()
+
+
 def test_explain_keeps_the_plans_and_tells_who_got_what(empty_database: Database, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     arguments = ["explain", "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)]
