@@ -139,19 +139,26 @@ class Policies(RuleBasedStateMachine):
 
     # Applications
 
-    @initialize(ready=st.sampled_from([None, 1, 3]), cap=st.sampled_from([None, 2, 3]), busy=st.booleans())
-    def begin(self, ready: int | None, cap: int | None, busy: bool) -> None:
+    @initialize(
+        ready=st.sampled_from([None, 1, 3]),
+        cap=st.sampled_from([None, 2, 3]),
+        busy=st.sampled_from([None, 0, 12]),
+    )
+    def begin(self, ready: int | None, cap: int | None, busy: int | None) -> None:
         """Often in the middle of things: else most steps of a run would find nothing to end."""
         run(self.conn, "update fairq.queues set ready_target = %s where not internal", ready)
         if cap is not None:
             for queue in QUEUES:
                 self.cap_every_group(queue, cap)
-        if not busy:
+        if busy is None:
             return
         for queue in QUEUES:
             for group in GROUPS:
                 self.create(queue, group, 8 if group == "slow" else 2, None, 0, None, None)
                 self.create(queue, group, 1, "two", 0, None, None if group == "slow" else 10)
+            if busy:  # some are ready when their deadline passes
+                call(self.conn, "promote_overflow", queue)
+                self.pass_time(busy)
             self.pop(0, queue, 7, False)
             self.pop(1, queue, 2, True)
             running = [t for t in self.tasks() if t.state == "running" and t.queue == queue]

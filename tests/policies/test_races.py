@@ -162,6 +162,38 @@ def test_eight_workers_and_a_cap_that_comes_goes_and_changes(database: Database)
     assert run(conn, "select queue, group_key from fairq.lanes where (gate).in_flight <> 0") == []
 
 
+def test_a_rate_that_is_reset_beside_six_workers_gives_one_burst_each_time(database: Database) -> None:
+    """D32, I7: lanes are written by nobody else meanwhile, so no reset is lost, and no place with it."""
+    conn = database.connect(autocommit=True)
+    burst, total = 5, 60
+    call(
+        conn,
+        "configure_group",
+        "default",
+        "bob",
+        rate_limit=1,
+        rate_period="100 days",
+        rate_burst=burst,
+        max_running=3,
+    )
+    tasks(conn, "bob", total, max_attempts=1000)
+    ended: list[int] = []
+    resets = [0]
+    stop = threading.Event()
+
+    def reset() -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as other:
+            while not stop.is_set():
+                assert len(ended) <= burst * (1 + resets[0])
+                resets[0] += 1  # before it is so: a worker may be ahead of us
+                call(other, "reset_rate", "default", "bob")
+
+    together(reset, after(stop, *(serve(database, seed, ended, total=total) for seed in range(6))))
+    assert len(ended) == len(set(ended)) == total
+    assert total <= burst * (1 + resets[0])
+    assert_counted(conn)
+
+
 def test_two_sets_of_workers_share_the_cap_of_the_cluster(database: Database) -> None:
     """I7, H6, H13, H14, H36: four sessions serve one queue, four another; together never more than five."""
     conn = database.connect(autocommit=True)
