@@ -233,7 +233,7 @@ def test_an_asyncpg_connection_runs_the_files_as_well(
     expected = by_migrate(conn, empty_database.dsn)
 
     async def migrate() -> None:
-        import asyncpg  # type: ignore[import-untyped]
+        import asyncpg
 
         engine = create_async_engine(
             "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(**parts), poolclass=NullPool
