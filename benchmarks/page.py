@@ -62,7 +62,7 @@ LEADS = {
         "Each queue is a process of its own with its own worker, in a configuration that its documentation"
         " recommends for throughput. In the flood, Bob's 20,000 tasks of 1 ms keep eight slots busy, and nine"
         " newcomers come with ten tasks each: a queue that has an option for keeping tenants apart is there"
-        " twice, with the option behind its name. A wait of exactly 8,000 ms (40,000 in a longer run) means"
+        " twice, with the option behind its name. A wait of exactly 6,000 ms (40,000 in a longer run) means"
         " that the time was up. What a queue lacks is said below the table."
     ),
     "generated_call": "The typed wrapper that `fairq gen` writes, beside the same call written by hand.",
@@ -82,6 +82,13 @@ WHY = {
         "a task moves twice (overflow to queued, queued to running) where a FIFO queue moves it once, and"
         " a lane is written for each group of a pass"
     ),
+    ("peers", "drain"): "a task moves twice where a FIFO queue moves it once",
+    (
+        "peers",
+        "enqueue to start",
+    ): "a worker promotes before it pops, and a NOTIFY wakes it; FIFO polls every 2 ms",
+    ("peers", "held snapshot: dead rows"): "a task moves twice, which leaves one more row behind",
+    ("peers", "held snapshot"): "a task moves twice where a FIFO queue moves it once",
     ("explain", "time"): "a function call that looks up its queue, its worker and its clock before it pops",
     (
         "explain",
