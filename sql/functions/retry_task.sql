@@ -42,7 +42,8 @@ begin
     set state = 'overflow', sequence = v_sequence, run_at = v_now
     where t.shard_no = v_shard_no
       and t.id = p_id
-      and t.state = 'scheduled'
+      -- Not "=": with that the planner of a new installation takes the index of due tasks, and reads all of it.
+      and t.state is not distinct from 'scheduled'
     returning t.shard_no, t.queue, t.group_key, t.priority, t.concurrency_key into v_task;
     exit when found;
   end loop;

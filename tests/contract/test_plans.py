@@ -236,18 +236,23 @@ BEAT = {*ALIVE, "cancellations_task_idx", "tasks_pkey"}
 FINISH = {"tasks_pkey", "watches_until_idx"}
 # One id or name at a time, in any call.
 LOOK_UPS = {"tasks_pkey", "cancellations_task_idx", "groups_pkey", "workers_pkey"}
+# Who waits for a result: entries that are not over yet, whatever ended.
+LOOK_UPS |= {"watches_until_idx"}
 # A promotion looks at its budget of lanes and tasks and one more of each, and hears what rang.
 PROMOTED = 2 * (TARGET + 2 * BATCH) + 10
 
+# Whether a ring that nobody heard yet has been announced by NOTIFY.
+ANNOUNCED = {*TICK, "rings_announced_idx"}
+
 STEPS = [
-    Step("create_task", lambda s: s.run("select fairq.create_task('x', '{}')"), frozenset(), 3, 60),
+    Step("create_task", lambda s: s.run("select fairq.create_task('x', '{}')"), frozenset(ANNOUNCED), 3, 60),
     Step(
         "create_tasks",
         lambda s: s.run(
             "select fairq.create_tasks(array_fill('y'::text, array[100]),"
             " array_fill('{}'::jsonb, array[100]))"
         ),
-        frozenset(),
+        frozenset(ANNOUNCED),
         3,
         1500,
     ),
@@ -274,6 +279,13 @@ STEPS = [
         frozenset(FINISH),
         BATCH + 5,
         6000,
+    ),
+    Step(
+        "retry_task, before its back-off is over",
+        lambda s: s.run("select fairq.retry_task(%s)", s.held[0][0]),
+        frozenset({"tasks_pkey"}),
+        3,
+        60,
     ),
     Step(
         "due tasks",
