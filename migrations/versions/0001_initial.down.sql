@@ -81,6 +81,8 @@ drop function fairq._refuse_queue;
 drop function fairq._refuse_draining;
 drop function fairq._recover_worker;
 drop function fairq._recall_queued;
+drop function fairq._rebuild_places;
+drop function fairq._rebuild_lanes;
 drop function fairq._rebuild;
 drop function fairq._rebase;
 drop function fairq._ready_target;

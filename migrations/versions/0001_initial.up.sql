@@ -3058,8 +3058,7 @@ comment on function fairq._rebase(fairq.ticks, bigint) is 'Takes the clock of a 
 
 -- Makes lanes, rings and ticks anew from fairq.tasks, which is the truth (I11). Runs by itself when a domain has no tick it can trust: in a
 -- new installation, and after a dump was restored.
--- One statement counts the tasks and their places, removes the rings that these cover, and gives the snapshot that the new tick stores. Taken a
--- moment apart, a task that ended in between would be off the count already, and its ring, which the tick holds for pending, would take it off again.
+-- What tasks and places there are, which rings that covers, and the snapshot that the new tick stores come from one statement: see _rebuild_lanes, _rebuild_places.
 -- Rings of transactions still running are pending and will be heard.
 -- Wishes to cancel waiting tasks are rung again.
 -- Returns the tick it wrote.
@@ -3097,79 +3096,10 @@ begin
   where t.shard_no = p_shard_no
     and t.queue = p_queue.queue;
 
-  with forgotten as (
-    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue.queue
-  ),
-  level as (
-    select t.group_key, t.priority,
-      min(t.sequence) as first_sequence,
-      min(t.sequence) filter (where t.state = 'overflow') as waiting_from,
-      max(t.block + fairq._step(coalesce(t.charge, t.cost), coalesce(g.weight, p_queue.weight))) as finish,
-      max(t.block) as last_block,
-      count(*) filter (where t.counted) as in_flight,
-      bool_or(t.concurrency_key is not null) as keyed,
-      min(t.priority) filter (where t.state = 'queued') as last_priority
-    from fairq.tasks t
-    left join fairq.groups g on g.shard_no = t.shard_no and g.queue = t.queue and g.group_key = t.group_key
-    where t.shard_no = p_shard_no
-      and t.queue = p_queue.queue
-    group by t.group_key, t.priority
-  ),
-  lane as (
-    select l.group_key,
-      row_number() over (order by min(l.first_sequence)) as lane_no,
-      greatest(v_tick.clock, max(l.finish)) as finish,
-      max(l.last_block) as last_block,
-      sum(l.in_flight)::integer as in_flight,
-      bool_or(l.keyed) as keyed,
-      coalesce(min(l.last_priority), 0) as last_priority,
-      coalesce(array_agg((l.priority, l.waiting_from)::fairq.cursor order by l.priority desc)
-        filter (where l.waiting_from is not null), '{}') as cursors
-    from level l
-    group by l.group_key
-  ),
-  written as (
-    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority, cursors,
-      look_at, admissible)
-    select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, fairq._lane_position(l.lane_no), coalesce(g.weight, p_queue.weight),
-      l.keyed, x.policy, x.gate, case when p_queue.fairness = 'time' then (coalesce(l.last_block, -1), 0, '{}')::fairq.pace end, l.last_priority, l.cursors, null,
-      l.cursors <> '{}' and (x.policy is null or (fairq._allowance(x.policy, x.gate, p_now)).tasks > 0)
-    from lane l
-    left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key
-    cross join lateral (
-      select y.policy, case when y.policy is distinct from null then fairq._settle(y.policy, null, -l.in_flight, 0, false, p_now) end as gate
-      from (select fairq._policy(p_queue, g) as policy offset 0) y
-      offset 0
-    ) x
-  ),
-  -- Keys and meters have no tasks of their own: their places are those of the tasks in flight. Those with settings have a lane in any case.
-  configured as (
-    insert into fairq.rings (shard_no, queue, group_key)
-    select g.shard_no, g.queue, g.group_key
-    from fairq.groups g
-    where p_queue.internal
-      and g.shard_no = p_shard_no
-      and g.queue = p_queue.queue
-  ),
-  taken as (
-    insert into fairq.rings (shard_no, queue, group_key, freed)
-    select s.shard_no, s.queue, s.group_key, -count(*)
-    from fairq._shards(case when p_queue.queue = '#keys' then p_shard_no end) x(shard_no)
-    cross join lateral (
-      select t.shard_no, t.queue, t.group_key, t.counted, t.meters, t.concurrency_key
-      from fairq.tasks t
-      where t.shard_no = x.shard_no
-        and t.block is not null
-        and (t.meters <> 0 or t.concurrency_key is not null)
-      offset 0
-    ) t
-    cross join lateral fairq._scopes(t.shard_no, t.queue, t.group_key, t.counted, t.meters, t.concurrency_key) s
-    where p_queue.internal
-      and s.shard_no = p_shard_no
-      and s.queue = p_queue.queue
-    group by s.shard_no, s.queue, s.group_key
-  )
-  select pg_current_snapshot() into v_snapshot;
+  v_snapshot := case
+    when p_queue.internal then fairq._rebuild_places(p_shard_no, p_queue.queue)
+    else fairq._rebuild_lanes(p_shard_no, p_queue, v_tick.clock, p_now)
+  end;
   v_tick.next_xid := pg_snapshot_xmax(v_snapshot);
   v_tick.pending := array(
     select p.xid
@@ -3214,6 +3144,120 @@ begin
 end;
 $$;
 comment on function fairq._rebuild(integer, fairq.queues, timestamptz) is 'Makes the derived state of a domain anew from its tasks.';
+
+-- sql/functions/_rebuild_lanes.sql
+
+-- The lanes of a queue anew from its tasks. One statement counts the tasks, removes the rings that these cover, and gives the snapshot. Taken a
+-- moment apart, a task that ended in between would be off the count already, and its ring, which the tick holds for pending, would take it off again.
+-- Returns the snapshot.
+-- Locks: lanes, rings of the domain; the caller holds the domain.
+-- Cost: all live tasks of the domain.
+create function fairq._rebuild_lanes(p_shard_no integer, p_queue fairq.queues, p_clock bigint, p_now timestamptz) returns pg_snapshot
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_snapshot pg_snapshot;
+begin
+  with forgotten as (
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue.queue
+  ),
+  level as (
+    select t.group_key, t.priority,
+      min(t.sequence) as first_sequence,
+      min(t.sequence) filter (where t.state = 'overflow') as waiting_from,
+      max(t.block + fairq._step(coalesce(t.charge, t.cost), coalesce(g.weight, p_queue.weight))) as finish,
+      max(t.block) as last_block,
+      count(*) filter (where t.counted) as in_flight,
+      bool_or(t.concurrency_key is not null) as keyed,
+      min(t.priority) filter (where t.state = 'queued') as last_priority
+    from fairq.tasks t
+    left join fairq.groups g on g.shard_no = t.shard_no and g.queue = t.queue and g.group_key = t.group_key
+    where t.shard_no = p_shard_no
+      and t.queue = p_queue.queue
+    group by t.group_key, t.priority
+  ),
+  lane as (
+    select l.group_key,
+      row_number() over (order by min(l.first_sequence)) as lane_no,
+      greatest(p_clock, max(l.finish)) as finish,
+      max(l.last_block) as last_block,
+      sum(l.in_flight)::integer as in_flight,
+      bool_or(l.keyed) as keyed,
+      coalesce(min(l.last_priority), 0) as last_priority,
+      coalesce(array_agg((l.priority, l.waiting_from)::fairq.cursor order by l.priority desc)
+        filter (where l.waiting_from is not null), '{}') as cursors
+    from level l
+    group by l.group_key
+  ),
+  written as (
+    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority, cursors,
+      look_at, admissible)
+    select p_shard_no, p_queue.queue, l.group_key, 1, l.lane_no, l.finish, fairq._lane_position(l.lane_no), coalesce(g.weight, p_queue.weight),
+      l.keyed, x.policy, x.gate, case when p_queue.fairness = 'time' then (coalesce(l.last_block, -1), 0, '{}')::fairq.pace end, l.last_priority, l.cursors, null,
+      l.cursors <> '{}' and (x.policy is null or (fairq._allowance(x.policy, x.gate, p_now)).tasks > 0)
+    from lane l
+    left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = l.group_key
+    cross join lateral (
+      select y.policy, case when y.policy is distinct from null then fairq._settle(y.policy, null, -l.in_flight, 0, false, p_now) end as gate
+      from (select fairq._policy(p_queue, g) as policy offset 0) y
+      offset 0
+    ) x
+  )
+  select pg_current_snapshot() into v_snapshot;
+  return v_snapshot;
+end;
+$$;
+comment on function fairq._rebuild_lanes(integer, fairq.queues, bigint, timestamptz) is 'Makes the lanes of a queue anew from its tasks.';
+
+-- sql/functions/_rebuild_places.sql
+
+-- Keys and meters have no tasks of their own: their places are those of the tasks in flight, which ring here. Those with settings have a lane in any case.
+-- One statement, as in _rebuild_lanes.
+-- Returns the snapshot.
+-- Locks: rings of the domain; the caller holds the domain.
+-- Cost: all tasks in flight; of all shards for the meters.
+create function fairq._rebuild_places(p_shard_no integer, p_queue text) returns pg_snapshot
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_snapshot pg_snapshot;
+begin
+  with forgotten as (
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue
+  ),
+  configured as (
+    insert into fairq.rings (shard_no, queue, group_key)
+    select g.shard_no, g.queue, g.group_key
+    from fairq.groups g
+    where g.shard_no = p_shard_no
+      and g.queue = p_queue
+  ),
+  taken as (
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select s.shard_no, s.queue, s.group_key, -count(*)
+    from fairq._shards(case when p_queue = '#keys' then p_shard_no end) x(shard_no)
+    cross join lateral (
+      select t.shard_no, t.queue, t.group_key, t.counted, t.meters, t.concurrency_key
+      from fairq.tasks t
+      where t.shard_no = x.shard_no
+        and t.block is not null
+        and (t.meters <> 0 or t.concurrency_key is not null)
+      offset 0
+    ) t
+    cross join lateral fairq._scopes(t.shard_no, t.queue, t.group_key, t.counted, t.meters, t.concurrency_key) s
+    where s.shard_no = p_shard_no
+      and s.queue = p_queue
+    group by s.shard_no, s.queue, s.group_key
+  )
+  select pg_current_snapshot() into v_snapshot;
+  return v_snapshot;
+end;
+$$;
+comment on function fairq._rebuild_places(integer, text) is 'Makes the places of keys or meters anew from the tasks in flight.';
 
 -- sql/functions/_recall_queued.sql
 
@@ -4797,12 +4841,11 @@ declare
   v_id bigint;
   v_known_id bigint;
   v_scheduled boolean := coalesce(p_run_at > v_now, false);
+  v_announce boolean := false;
 begin
-  select s.payload_limit, q.max_attempts, q.draining_at, x.shard_no, q.notify and not a.is_announced as announce into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
   from fairq.settings s
   cross join fairq.queues q
-  cross join lateral (select fairq._shard_of(p_group_key, s.shard_count) as shard_no offset 0) x
-  cross join lateral fairq._announced(x.shard_no, p_queue) a
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -4811,7 +4854,7 @@ begin
   perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, p_priority, p_run_at, p_expires_at, p_max_attempts,
     p_cost, p_timeout, p_idempotency_key, p_concurrency_key);
 
-  v_shard_no := v_settings.shard_no;
+  v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
   v_id := nextval('fairq.task_ids');
   if p_idempotency_key is not null then
     v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_kind, p_payload, v_id);
@@ -4823,6 +4866,10 @@ begin
     perform fairq._refuse_draining(p_queue);
   end if;
 
+  if v_settings.notify then
+    select not a.is_announced into v_announce from fairq._announced(v_shard_no, p_queue) a;
+  end if;
+
   insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, expires_at, cost,
     max_attempts, timeout, idempotency_key, concurrency_key, headers, payload)
   values (v_shard_no, v_id, v_id, p_queue, p_group_key, p_kind, case when v_scheduled then 'scheduled' else 'overflow' end, p_priority,
@@ -4831,13 +4878,13 @@ begin
 
   insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed, announced)
   values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
-    case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_settings.announce);
+    case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_announce);
 
   if p_promote then
     perform fairq._promote(v_shard_no, p_queue, 1000, true);
   end if;
   -- Also for a scheduled task: a worker that sleeps learns when to wake up.
-  if v_settings.announce then
+  if v_announce then
     perform pg_notify('fairq', p_queue);
   end if;
   return v_id;
@@ -4884,14 +4931,11 @@ declare
   v_count integer := coalesce(cardinality(p_group_keys), 0);
   v_wrong record;
   v_shard_no integer;
+  v_announce boolean;
 begin
-  -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
-  select s.shard_count, s.payload_limit, q.max_attempts, q.draining_at,
-    q.notify and v_count > 0 and not (s.shard_count = 1 and a.is_announced) as announce
-  into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
   from fairq.settings s
   cross join fairq.queues q
-  cross join fairq._announced(0, p_queue) a
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -4909,6 +4953,12 @@ begin
   then
     raise exception 'the arrays have different lengths: % group keys, % payloads', v_count, coalesce(cardinality(p_payloads), 0)
       using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
+  end if;
+
+  -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
+  v_announce := v_settings.notify and v_count > 0;
+  if v_announce and v_settings.shard_count = 1 then
+    select not a.is_announced into v_announce from fairq._announced(0, p_queue) a;
   end if;
 
   -- The first task is always looked at, for what holds for all; the others only when one scan finds something odd about them.
@@ -4968,14 +5018,14 @@ begin
       rung as (
         insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed, announced)
         select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null),
-          v_settings.announce and bool_or(i.ordinal = 1)
+          v_announce and bool_or(i.ordinal = 1)
         from input i
         where p_run_at is null or p_run_at <= v_now
         group by i.shard_no, i.group_key, i.task_priority
       ),
       announced as (
         insert into fairq.rings (shard_no, queue, group_key, due_at, announced)
-        select i.shard_no, p_queue, min(i.group_key), p_run_at, v_settings.announce and bool_or(i.ordinal = 1)
+        select i.shard_no, p_queue, min(i.group_key), p_run_at, v_announce and bool_or(i.ordinal = 1)
         from input i
         where p_run_at > v_now
         group by i.shard_no
@@ -4990,7 +5040,7 @@ begin
       perform fairq._promote(v_shard_no, p_queue, 1000, true);
     end loop;
   end if;
-  if v_settings.announce then
+  if v_announce then
     perform pg_notify('fairq', p_queue);
   end if;
 end;

@@ -35,12 +35,11 @@ declare
   v_id bigint;
   v_known_id bigint;
   v_scheduled boolean := coalesce(p_run_at > v_now, false);
+  v_announce boolean := false;
 begin
-  select s.payload_limit, q.max_attempts, q.draining_at, x.shard_no, q.notify and not a.is_announced as announce into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
   from fairq.settings s
   cross join fairq.queues q
-  cross join lateral (select fairq._shard_of(p_group_key, s.shard_count) as shard_no offset 0) x
-  cross join lateral fairq._announced(x.shard_no, p_queue) a
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -49,7 +48,7 @@ begin
   perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, p_priority, p_run_at, p_expires_at, p_max_attempts,
     p_cost, p_timeout, p_idempotency_key, p_concurrency_key);
 
-  v_shard_no := v_settings.shard_no;
+  v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
   v_id := nextval('fairq.task_ids');
   if p_idempotency_key is not null then
     v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_kind, p_payload, v_id);
@@ -61,6 +60,10 @@ begin
     perform fairq._refuse_draining(p_queue);
   end if;
 
+  if v_settings.notify then
+    select not a.is_announced into v_announce from fairq._announced(v_shard_no, p_queue) a;
+  end if;
+
   insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority, created_at, run_at, expires_at, cost,
     max_attempts, timeout, idempotency_key, concurrency_key, headers, payload)
   values (v_shard_no, v_id, v_id, p_queue, p_group_key, p_kind, case when v_scheduled then 'scheduled' else 'overflow' end, p_priority,
@@ -69,13 +72,13 @@ begin
 
   insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed, announced)
   values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
-    case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_settings.announce);
+    case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_announce);
 
   if p_promote then
     perform fairq._promote(v_shard_no, p_queue, 1000, true);
   end if;
   -- Also for a scheduled task: a worker that sleeps learns when to wake up.
-  if v_settings.announce then
+  if v_announce then
     perform pg_notify('fairq', p_queue);
   end if;
   return v_id;

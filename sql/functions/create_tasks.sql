@@ -34,14 +34,11 @@ declare
   v_count integer := coalesce(cardinality(p_group_keys), 0);
   v_wrong record;
   v_shard_no integer;
+  v_announce boolean;
 begin
-  -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
-  select s.shard_count, s.payload_limit, q.max_attempts, q.draining_at,
-    q.notify and v_count > 0 and not (s.shard_count = 1 and a.is_announced) as announce
-  into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
   from fairq.settings s
   cross join fairq.queues q
-  cross join fairq._announced(0, p_queue) a
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -59,6 +56,12 @@ begin
   then
     raise exception 'the arrays have different lengths: % group keys, % payloads', v_count, coalesce(cardinality(p_payloads), 0)
       using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
+  end if;
+
+  -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
+  v_announce := v_settings.notify and v_count > 0;
+  if v_announce and v_settings.shard_count = 1 then
+    select not a.is_announced into v_announce from fairq._announced(0, p_queue) a;
   end if;
 
   -- The first task is always looked at, for what holds for all; the others only when one scan finds something odd about them.
@@ -118,14 +121,14 @@ begin
       rung as (
         insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed, announced)
         select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null),
-          v_settings.announce and bool_or(i.ordinal = 1)
+          v_announce and bool_or(i.ordinal = 1)
         from input i
         where p_run_at is null or p_run_at <= v_now
         group by i.shard_no, i.group_key, i.task_priority
       ),
       announced as (
         insert into fairq.rings (shard_no, queue, group_key, due_at, announced)
-        select i.shard_no, p_queue, min(i.group_key), p_run_at, v_settings.announce and bool_or(i.ordinal = 1)
+        select i.shard_no, p_queue, min(i.group_key), p_run_at, v_announce and bool_or(i.ordinal = 1)
         from input i
         where p_run_at > v_now
         group by i.shard_no
@@ -140,7 +143,7 @@ begin
       perform fairq._promote(v_shard_no, p_queue, 1000, true);
     end loop;
   end if;
-  if v_settings.announce then
+  if v_announce then
     perform pg_notify('fairq', p_queue);
   end if;
 end;
