@@ -19,6 +19,7 @@ from tests.sql.calls import (
     state,
 )
 from tests.support.database import Database
+from tests.support.shards import neighbours
 
 
 def cancel(conn: Conn, id_: int) -> bool:
@@ -133,14 +134,15 @@ def test_cancelled_tasks_that_were_queued_cost_their_group_nothing(db: Conn) -> 
     """I5: the clock does not move, and the group is served where its first cancelled task would have been."""
     worker = register(db)
     promote(db)
-    create(db, "alice")
-    bob = create_many(db, "bob", 100)
+    alice_key, bob_key = neighbours(db, "alice", "bob")
+    create(db, alice_key)
+    bob = create_many(db, bob_key, 100)
     promote(db)
     for id_ in bob:
         cancel(db, id_)
     promote(db)
-    create_many(db, "alice", 50)
-    again = create(db, "bob")
+    create_many(db, alice_key, 50)
+    again = create(db, bob_key)
     served = pop(db, worker, 100)
     assert served.index(again) <= 2
 
