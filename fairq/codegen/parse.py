@@ -192,8 +192,8 @@ def _statement(body: str, name_line: str, path: str, line: int) -> Statement:
 
 
 def _without_comment_lines(body: str, name_line: int) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
-    """The text without lines that are a comment only, the file's line of each line left, and those
-    comments.
+    """The text without lines that begin with a comment, the file's line of each line left, and those
+    comments. An indented comment belongs to the statement, as sqlc sees it.
     """
     inside_string: set[int] = set()
     for token in tokens(body):
@@ -203,11 +203,10 @@ def _without_comment_lines(body: str, name_line: int) -> tuple[str, tuple[int, .
     kept: list[tuple[int, str]] = []
     comments: list[str] = []
     for number, written in enumerate(body.split("\n")):
-        stripped = written.strip()
-        if number in inside_string or not stripped.startswith("--"):
+        if number in inside_string or not written.startswith("--"):
             kept.append((name_line + number, written.rstrip() if number not in inside_string else written))
         else:
-            comments.append(stripped.removeprefix("--"))
+            comments.append(written.rstrip().removeprefix("--"))
     while kept and not kept[0][1].strip():
         kept.pop(0)
     while kept and not kept[-1][1].strip():

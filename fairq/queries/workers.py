@@ -192,6 +192,7 @@ with recursive asked as (
     select ($2::text[])[a.place + 1] as queue, least(a.budget, ($3::integer[])[a.place + 1]) as most
   ) s
   cross join lateral (
+    -- A case, for nothing else promises that a function is not called.
     select n.popped, coalesce(cardinality(n.popped), 0) as popped_count
     from (
       select case
@@ -230,7 +231,6 @@ def pop_tasks_in_steps(
 ) -> list[PopTasksInStepsRow]:
     """The next tasks of several queues, asked step by step: each step takes at most its own number, and what the steps before it left of the
     budget. A queue may be asked again for what others left over, but not when it gave less than it was asked for: it has no more.
-    A case, for nothing else promises that a function is not called.
     """
     return driver.run(
         conn,
@@ -256,7 +256,6 @@ async def pop_tasks_in_steps_async(
 ) -> list[PopTasksInStepsRow]:
     """The next tasks of several queues, asked step by step: each step takes at most its own number, and what the steps before it left of the
     budget. A queue may be asked again for what others left over, but not when it gave less than it was asked for: it has no more.
-    A case, for nothing else promises that a function is not called.
     """
     return await driver.run_async(
         conn,

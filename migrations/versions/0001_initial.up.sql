@@ -632,7 +632,7 @@ comment on view fairq.worker_stats is 'Workers, their last sign of life and how 
 create view fairq.estimates as
 select l.queue, l.group_key, e.kind, e.seconds, e.tasks
 from fairq.lanes l
-cross join lateral unnest((l.pace).estimates) e;
+cross join lateral unnest((l.pace).estimates) as e(kind, tasks, seconds);
 comment on view fairq.estimates is 'How long the tasks of a group and kind take, where groups share time: the mean of the last ones, and how many have been measured, up to 16.';
 
 -- sql/functions/_admit.sql
