@@ -225,7 +225,10 @@ def measure(names: list[str], scale: harness.Scale, dsn: str | None, out: Path) 
     out.parent.mkdir(parents=True, exist_ok=True)
     modules = {name: _module(name) for name in names}
     failed: list[str] = []
-    with harness.server(dsn) as admin_dsn, out.open("w", encoding="utf-8") as lines:
+    with (
+        harness.server(dsn, to_explain=names == ["explain"]) as admin_dsn,
+        out.open("w", encoding="utf-8") as lines,
+    ):
         lines.write(json.dumps({"facts": harness.facts(admin_dsn)}) + "\n")
         with bar({name: module.estimate(scale) for name, module in modules.items()}) as progress:
             for name, module in modules.items():

@@ -176,12 +176,16 @@ def _commit() -> str | None:
 
 
 @contextlib.contextmanager
-def server(dsn: str | None = None) -> Iterator[str]:
-    """A DSN to measure on: the one given, or an embedded PostgreSQL with fsync on, kept in the clone."""
+def server(dsn: str | None = None, *, to_explain: bool = False) -> Iterator[str]:
+    """A DSN to measure on: the one given, or an embedded PostgreSQL with fsync on, kept in the clone.
+
+    `to_explain`: nothing but plans is wanted. Only then the programs may be others than those of the wheel, which
+    were built for speed.
+    """
     if dsn:
         yield dsn
         return
-    if explaining := server_that_explains():
+    if to_explain and (explaining := server_that_explains()):
         os.environ.setdefault("FAIRQ_PG_BIN", str(explaining))
     folder = ROOT.parent / ".cache" / "benchmarks"
     with embedded.start(folder, settings=SETTINGS) as own:
