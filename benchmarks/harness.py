@@ -179,8 +179,8 @@ def _commit() -> str | None:
 def server(dsn: str | None = None, *, to_explain: bool = False) -> Iterator[str]:
     """A DSN to measure on: the one given, or an embedded PostgreSQL with fsync on, kept in the clone.
 
-    `to_explain`: nothing but plans is wanted. Only then the programs may be others than those of the wheel, which
-    were built for speed.
+    `to_explain`: nothing but plans is wanted. Only then the programs may be others than those of the wheel,
+    which were built for speed.
     """
     if dsn:
         yield dsn
