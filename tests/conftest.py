@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,9 @@ LOG_LINES = 40
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses its folder for temporary files
 def pytest_configure(config: pytest.Config) -> None:
     """The controller, or the only process, starts the server; workers of pytest-xdist are told about it."""
+    # A run in the background of a script ignores Ctrl-C, and so would every process that the tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
     if workerinput is not None:
         config.stash[SERVER] = TestServer(**workerinput["fairq_server"])
