@@ -50,7 +50,8 @@ def as_role(database: Database, role: str) -> str:
 @contextlib.contextmanager
 def process(database: Database, *arguments: str, **kwargs: Any) -> Iterator["subprocess.Popen[str]"]:
     """The command in a process of its own; killed at the end if it still runs."""
-    env = {**os.environ, "FAIRQ_DSN": database.dsn, "PYTHONPATH": str(ROOT)}
+    # Whatever the run itself is shown on: a terminal of a test moves its cursor.
+    env = {**os.environ, "FAIRQ_DSN": database.dsn, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     started = subprocess.Popen(
         [sys.executable, "-m", "fairq", *arguments],
         env=env,
