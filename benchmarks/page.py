@@ -72,8 +72,9 @@ LEADS = {
 WHY = {
     ("create_task", "single call"): "as above",
     ("create_task", "single"): (
-        "a function call for each task: it looks up the queue, checks its arguments, asks whether workers have"
-        " been told, and rings the group's bell, a second insert; the plain insert is one prepared statement"
+        "a function call for each task: it looks up the queue, checks its arguments, asks whether workers"
+        " have been told, and rings the group's bell, a second insert; the plain insert is one prepared"
+        " statement"
     ),
     ("create_task", "in 20 ms"): "two inserts instead of one, and indexes on what is inserted",
     ("create_task", "bulk"): "a wider row, and its entries in two indexes",

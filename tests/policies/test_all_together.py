@@ -88,6 +88,22 @@ class Caps:
         return self.group.get((queue, group), self.every_group.get(queue, 10**9))
 
 
+OUT_OF_ORDER = """
+with lane as (
+  select distinct on (l.shard_no, l.queue, l.group_key) l.shard_no, l.queue, l.group_key, l.finish, l.pace
+  from fairq.lanes l
+  order by l.shard_no, l.queue, l.group_key, l.version desc
+)
+select l.queue, l.group_key, l.finish, l.pace, max(t.block)
+from lane l
+left join fairq.tasks t on (t.shard_no, t.queue, t.group_key) = (l.shard_no, l.queue, l.group_key)
+  and t.state = 'queued'
+where l.pace is distinct from null
+group by l.queue, l.group_key, l.finish, l.pace
+having max(t.block) >= l.finish or (l.pace).last_block >= l.finish or (l.pace).credit < 0
+"""
+
+
 class Policies(RuleBasedStateMachine):
     def __init__(self, conn: Conn) -> None:
         super().__init__()
@@ -106,7 +122,7 @@ class Policies(RuleBasedStateMachine):
         run(
             conn,
             "update fairq.queues set ready_target = null, group_max_running = null, metered = false,"
-            " paused_at = null where not internal",
+            " fairness = 'count', paused_at = null where not internal",
         )
         for key, places in KEYS.items():
             if places > 1:
@@ -219,6 +235,10 @@ class Policies(RuleBasedStateMachine):
         assert self.tasks() == before
         call(self.conn, "resume_queue", queue)
         self.caps.paused_queues.discard(queue)
+
+    @rule(queue=st.sampled_from(QUEUES), fairness=st.sampled_from(["count", "time"]))
+    def share(self, queue: str, fairness: str) -> None:
+        call(self.conn, "configure_queue", queue, fairness=fairness)
 
     @rule(queue=st.sampled_from(QUEUES))
     def forget_a_rate(self, queue: str) -> None:
@@ -467,6 +487,12 @@ class Policies(RuleBasedStateMachine):
         finally:
             run(self.conn, "rollback")
         assert not wrong, f"queue, lane, places by the lane, by the tasks: {wrong}"
+
+    @invariant()
+    def corrections_go_behind_nothing(self) -> None:
+        """Where groups share time: the next address lies behind all the group has; credit is no debt."""
+        wrong = run(self.conn, OUT_OF_ORDER)
+        assert not wrong, f"queue, group, finish, pace, last queued block: {wrong}"
 
     def teardown(self) -> None:
         """No starvation: with caps that let anything through, and time, everything that was created ends."""
