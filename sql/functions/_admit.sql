@@ -67,11 +67,15 @@ begin
   ),
   fence as materialized (
     -- The first lane that has to wait for another pass, and with it whatever comes after. Without a refill that is whoever stands at the
-    -- horizon or behind it, lanes just rung as well: otherwise groups that ring all the time would be promoted ever further ahead.
+    -- horizon or behind it, lanes just rung as well, and who shares time and still has something ready: groups that ring all the time would
+    -- be promoted ever further ahead, and pay for it by old estimates.
     select c.nth, c.tag
     from candidate c
     where c.admissible
-      and (c.nth > p_budget or (not p_refill and (c.replaces is not null or (c.finish, c.position) >= (p_tick.horizon, p_tick.horizon_position))))
+      and (c.nth > p_budget
+        or (not p_refill and (c.replaces is not null
+          or (c.finish, c.position) >= (p_tick.horizon, p_tick.horizon_position)
+          or (c.pace).last_block >= p_tick.clock)))
     order by c.nth
     limit 1
   ),

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.policies.calls import (
@@ -121,6 +121,7 @@ def test_weights_are_shares_of_the_time(conn: Conn) -> None:
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.lists(st.floats(0.01, 30), min_size=1, max_size=5), min_size=2, max_size=4))
+@example(lengths=[[10.0], [0.125, 0.25, 9.0]])
 def test_nobody_is_apart_by_more_than_the_bound(conn: Conn, lengths: list[list[float]]) -> None:
     """I4 in seconds: whatever the tasks of each group take, in whatever pattern."""
     run(conn, "truncate fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers")
