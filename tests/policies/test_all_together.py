@@ -31,6 +31,7 @@ QUEUES = ["default", "mail"]
 GROUPS = ["a", "b", "c", "slow", "broken"]
 KEYS = {"one": 1, "two": 2}
 RATE_SECONDS, BURST = 5, 3
+THRESHOLD, COOLDOWN = 2, timedelta(seconds=10)
 START = datetime(2030, 1, 1, tzinfo=UTC)
 TABLES = (
     "tasks finished_tasks attempts rings lanes ticks groups idempotency_keys cancellations workers heartbeats"
@@ -115,6 +116,9 @@ class Policies(RuleBasedStateMachine):
         # What may have started beside the rate: a burst, and one more whenever its state was lost.
         self.bursts = Counter(dict.fromkeys(QUEUES, 1))
         self.started_at = START
+        # Failures of "broken" since its last success, and until when its breaker is open then.
+        self.failures: Counter[str] = Counter()
+        self.open_until = dict.fromkeys(QUEUES, START)
         self.tell_time()
         run(conn, "truncate " + ", ".join(f"fairq.{table}" for table in TABLES.split()))
         for queue in QUEUES:
@@ -137,7 +141,14 @@ class Policies(RuleBasedStateMachine):
                 rate_period=f"{RATE_SECONDS} s",
                 rate_burst=BURST,
             )
-            call(conn, "configure_group", queue, "broken", breaker_threshold=2, breaker_cooldown="10 s")
+            call(
+                conn,
+                "configure_group",
+                queue,
+                "broken",
+                breaker_threshold=THRESHOLD,
+                breaker_cooldown=COOLDOWN,
+            )
         self.workers = [self.worker(), self.worker()]
 
     def tell_time(self) -> None:
@@ -328,6 +339,9 @@ class Policies(RuleBasedStateMachine):
             if group == "slow":
                 self.served_slowly[queue] += 1
         assert not popped or queue not in self.caps.paused_queues
+        if self.failures[queue] >= THRESHOLD:
+            probes = sum(group == "broken" for _, group in popped)
+            assert probes <= (self.now >= self.open_until[queue]), "the breaker is open"
         self.caps_hold(queue, {group for _, group in popped}, held)
         room = min(
             limit,
@@ -397,7 +411,8 @@ class Policies(RuleBasedStateMachine):
     def leave_together(self, number: int, how: str) -> None:
         """All that a worker runs ends by one call, and again, and by a call of somebody else: once."""
         worker, other = self.workers[number], self.workers[1 - number]
-        ids = [(t.id, t.attempt) for t in self.tasks() if t.worker == worker and t.state == "running"]
+        running = [t for t in self.tasks() if t.worker == worker and t.state == "running"]
+        ids = [(t.id, t.attempt) for t in running]
         query = (
             "select fairq.finish_tasks(%s, %s, %s, array_fill(%s::text, array[%s]),"
             " p_retry_delays => array_fill('3 s'::interval, array[%s]))"
@@ -411,17 +426,43 @@ class Policies(RuleBasedStateMachine):
         assert said(other) == said(worker, attempt=-1) == said(worker, attempt=1) == set()
         assert said(worker) == {id_ for id_, _ in ids}
         assert said(worker) == set()
+        self.heed(running, how)
 
     def say(self, task: Task, how: str) -> list[Any]:
         held = [task.worker, [task.id], [task.attempt]]
         if how in ("release", "start"):
             return run(self.conn, f"select fairq.{how}_tasks(%s, %s, %s)", *held)
-        return run(
+        ended = run(
             self.conn,
             "select fairq.finish_tasks(%s, %s, %s, %s, p_retry_delays => array['3 s'::interval])",
             *held,
             [how],
         )
+        self.heed([task] if ended else [], how)
+        return ended
+
+    def heed(self, ended: list[Task], how: str) -> None:
+        """What the breaker of "broken" makes of it. Failures are heard at once: its cooldown begins then."""
+        for queue in {t.queue for t in ended if t.group == "broken"}:
+            if how == "succeeded":
+                self.failures[queue] = 0
+                self.open_until[queue] = self.now
+            elif how in ("failed", "retry"):
+                call(self.conn, "promote_overflow", queue)
+                self.failures[queue] += sum((t.queue, t.group) == (queue, "broken") for t in ended)
+                if self.failures[queue] >= THRESHOLD and self.open_until[queue] <= self.now:
+                    self.open_until[queue] = self.now + COOLDOWN
+
+    @rule(queue=st.sampled_from(QUEUES), limit=st.sampled_from([5, 100]), seconds=st.sampled_from([0, 9, 10]))
+    def fail_in_a_row(self, queue: str, limit: int, seconds: int) -> None:
+        """A credential has expired: what "broken" runs fails, and more of it stands ready."""
+        self.create(queue, "broken", 6, None, 5, None, None)
+        self.pop(0, queue, limit, False)
+        for task in self.tasks():
+            if (task.queue, task.group, task.state) == (queue, "broken", "running"):
+                self.say(task, "failed")
+        self.pass_time(seconds)
+        self.pop(1, queue, 100, False)
 
     @rule(number=st.integers(0, 1), retire=st.booleans())
     def lose_a_worker(self, number: int, retire: bool) -> None:
@@ -461,6 +502,8 @@ class Policies(RuleBasedStateMachine):
         for table in ("ticks", "lanes", "rings"):
             run(self.conn, f"delete from fairq.{table}")  # noqa: S608
         self.bursts.update(QUEUES)
+        self.failures.clear()
+        self.open_until = dict.fromkeys(QUEUES, START)
 
     # What must always hold
 
