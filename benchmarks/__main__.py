@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -85,15 +86,21 @@ out_option = click.option(
 @dsn_option
 @out_option
 @click.option("--without", "without", multiple=True, type=click.Choice(list(NAMES)), help="All but these.")
+@click.option("--repetitions", type=click.IntRange(1), help="How often, instead of what the scale says.")
 def run(
-    names: tuple[str, ...], scale: str, dsn: str | None, out: Path | None, without: tuple[str, ...]
+    names: tuple[str, ...],
+    scale: str,
+    dsn: str | None,
+    out: Path | None,
+    without: tuple[str, ...],
+    repetitions: int | None,
 ) -> None:
     """Run benchmarks, all or those named, and show what they measured.
 
     \b
     Examples:
       fairq bench run
-      fairq bench run fairness endurance --scale report
+      fairq bench run fairness held --scale report
 
     \b
     Exit codes:
@@ -103,7 +110,8 @@ def run(
     """
     chosen = [name for name in names or NAMES if name not in without]
     out = out or harness.ROOT / "results" / "local" / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-    measure(chosen, harness.SCALES[scale], dsn, out)
+    size = harness.SCALES[scale]
+    measure(chosen, replace(size, repetitions=repetitions or size.repetitions), dsn, out)
 
 
 @main.command()

@@ -213,9 +213,9 @@ def _major(bin_dir: Path) -> int:
 
 
 @contextlib.contextmanager
-def database(admin_dsn: str, *baselines: str) -> Iterator[str]:
+def database(admin_dsn: str, *baselines: str, name: str = "") -> Iterator[str]:
     """A fresh database with fairq as it is in sql/ and the baselines named; dropped at the end."""
-    name = f"fairq_bench_{os.getpid()}"
+    name = "_".join(filter(None, ("fairq_bench", str(os.getpid()), name)))
     with psycopg.connect(admin_dsn, autocommit=True) as admin:
         drop = sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
         admin.execute(drop)

@@ -301,7 +301,7 @@ def shares(results: Results) -> Figure | None:
 
 
 def held(results: Results) -> Figure | None:
-    pops = results.series_of("endurance", "pop")
+    pops = results.series_of("held", "pop")
     if not pops:
         return None
     figure, axes = _card(
@@ -311,8 +311,8 @@ def held(results: Results) -> Figure | None:
         height=4.6,
         share=False,
     )
-    buffers = results.series_of("endurance", "buffers of a pop")
-    dead = results.series_of("endurance", "dead rows")
+    buffers = results.series_of("held", "buffers of a pop")
+    dead = results.series_of("held", "dead rows")
     titles = ("one pop, p50, ms", "buffers of one pop", "dead rows")
     for axis, series, title in zip(axes, (pops, buffers, dead), titles, strict=True):
         _over_time(axis, series)
@@ -324,8 +324,8 @@ def held(results: Results) -> Figure | None:
 
 
 def churned(results: Results) -> Figure | None:
-    memory = results.series_of("endurance", "memory of the worker")
-    sizes = results.series_of("endurance", "live tables and indexes")
+    memory = results.series_of("churn", "memory of the worker")
+    sizes = results.series_of("churn", "live tables and indexes")
     if not memory or not sizes:
         return None
     figure, axes = _card(
@@ -434,8 +434,8 @@ PLOTS: Sequence[tuple[str, str, Callable[[Results], Figure | None], str]] = (
     ("fairness", "waits", waits, "How long newcomers wait in a flood"),
     ("fairness", "shares", shares, "Jain's index over time"),
     ("fairness", "turnover", turnover, "How long tasks wait when tenants come and go"),
-    ("endurance", "held", held, "Pops and dead rows while a snapshot is held"),
-    ("endurance", "churn", churned, "Memory and table sizes over time"),
+    ("held", "held", held, "Pops and dead rows while a snapshot is held"),
+    ("churn", "churn", churned, "Memory and table sizes over time"),
     ("peers", "peers", peers, "Tasks a second beside other queues"),
     ("peers", "peers-waits", peers_waits, "Waits beside other queues"),
 )

@@ -185,7 +185,7 @@ def test_times_are_worse_when_they_are_longer() -> None:
 
 def test_a_held_snapshot_is_compared_with_the_same_queue_without() -> None:
     rows = [("fairq free", 1.0), ("fairq held", 3.0), ("fifo free", 0.5), ("fifo held", 5.0)]
-    base = {"benchmark": "endurance", "what": "pop p50", "unit": "ms", "scenario": {}, "repetition": 0}
+    base = {"benchmark": "held", "what": "pop p50", "unit": "ms", "scenario": {}, "repetition": 0}
     found = gather({**base, "subject": subject, "value": value} for subject, value in rows)
     key = next(iter(found.values))
     assert reference(found, key, "fairq held") == ("fairq free", {0: 1.0})
