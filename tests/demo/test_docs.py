@@ -101,7 +101,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 @shows_one_shard
 def test_the_python_of_the_readme_runs(database: Database, tmp_path: Path) -> None:
-    """Three programs: enqueue, declare, enqueue what was declared. Then the worker that is named there."""
+    """Three programs: enqueue, declare, enqueue what was declared. Then the worker that is named there runs all of it."""
     env = {**os.environ, "FAIRQ_DSN": database.dsn, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
     def run(*arguments: str) -> str:
@@ -115,17 +115,16 @@ def test_the_python_of_the_readme_runs(database: Database, tmp_path: Path) -> No
     run("-c", plain)
     rows = database.connect().execute("select group_key, kind, payload from fairq.tasks order by id")
     assert rows.fetchall() == [
-        ("bob", "default", {"file": "a.pdf"}),
-        ("bob", "default", {"file": "b.pdf"}),
-        ("alice", "default", {"file": "letter.pdf"}),
+        ("bob", "parse", {"file": "a.pdf"}),
+        ("bob", "parse", {"file": "b.pdf"}),
+        ("alice", "parse", {"file": "letter.pdf"}),
     ]
-    with database.connect(autocommit=True) as conn:
-        conn.execute("delete from fairq.tasks")
 
     (tmp_path / "tasks.py").write_text(declared, "utf-8")
     run("-c", typed)
     assert "fairq work tasks:app --concurrency 4\n" in (ROOT / "README.md").read_text("utf-8")
     said = run("-m", "fairq", "work", "tasks:app", "--concurrency", "1", "--drain").splitlines()
     parsed = [line for line in said if line.startswith("parsing")]
-    assert sorted(parsed[:2]) == ["parsing 0.pdf for bob", "parsing letter.pdf for alice"]
-    assert parsed[2:] == [f"parsing {n}.pdf for bob" for n in range(1, 10)]
+    assert sorted(parsed[:2]) == ["parsing a.pdf for bob", "parsing letter.pdf for alice"]
+    assert sorted(parsed[2:4]) == ["parsing b.pdf for bob", "parsing letter.pdf for alice"]
+    assert parsed[4:] == [f"parsing {n}.pdf for bob" for n in range(10)]
