@@ -95,7 +95,7 @@ def test_links_of_the_pages_lead_somewhere() -> None:
 OPERATING = (
     "watch-a-queue",
     "find-out-why-a-task-waits",
-    "bulk-enqueue",
+    "enqueue-in-bulk",
     "create-queues",
     "maintain-without-workers",
 )

@@ -24,6 +24,17 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
+def without_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What links within a page may name: its headings as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
+    bare = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in bare}
+
+
 @pytest.fixture(scope="module")
 def psql() -> str:
     """The psql beside the server's programs, or the one of the system."""
@@ -93,15 +104,28 @@ def test_the_reference_of_the_demo_names_every_option() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-        if not re.match(r"[a-z]+:", target):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", without_code(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        leads_to = page.parent / target if target else page
+        assert leads_to.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(leads_to), f"{page.name} links to {target}#{anchor}"
+
+
+def test_the_index_lists_every_page_once() -> None:
+    docs = ROOT / "docs"
+    listed = re.findall(r"\]\(([^)#]+\.md)\)", (docs / "README.md").read_text("utf-8"))
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+    # These have lists of their own: the changelog, and the overview of the functions.
+    elsewhere = {
+        each for each in pages if re.match(r"unreleased/|reference/sql/(?!README|roles|tables)", each)
+    }
+    assert sorted(listed) == sorted(pages - elsewhere - {"README.md"})
 
 
 @shows_one_shard
 def test_the_python_of_the_readme_runs(database: Database, tmp_path: Path) -> None:
-    """Three programs: enqueue, declare, enqueue what was declared. Then the worker that is named there runs all of it."""
+    """Three programs: enqueue, declare, enqueue what was declared. Then the worker runs all of it."""
     env = {**os.environ, "FAIRQ_DSN": database.dsn, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
     def run(*arguments: str) -> str:
