@@ -496,6 +496,8 @@ class Engine:
             held.ends = turn.ends + held.ends
             held.releases = turn.releases + held.releases
             held.checks = turn.checks + held.checks
+            if not is_about_data(exc):
+                held.report_again(turn.reports)
             if isinstance(exc, (*FAILURES, UnicodeError)):
                 await self._turn_failed(exc, turn)
                 return

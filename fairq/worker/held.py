@@ -181,11 +181,17 @@ class Held:
             float(progress.done), driver.maybe(float, progress.total)
         entry = self.by_id.get(ctx.id)
         if entry is not None and entry.ctx is ctx:
-            first = not self.reports
             self.reports[ctx.id] = entry
-            if first:
+            # Looked at afterwards: between the two, the loop may take what there was.
+            if len(self.reports) == 1:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody needs it any more
                     self._loop.call_soon_threadsafe(self._wake)
+
+    def report_again(self, entries: Iterable[Entry]) -> None:
+        """Reports that were not written, of those that still run."""
+        for entry in entries:
+            if self.by_id.get(entry.row.id) is entry:
+                self.reports[entry.row.id] = entry
 
     # --- How it ends ---
 

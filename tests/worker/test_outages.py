@@ -260,6 +260,32 @@ def test_a_failing_write_of_ends_is_made_again(desk: Desk, caplog: pytest.LogCap
     assert desk.outcomes() == {"succeeded": 20}
 
 
+def test_a_report_whose_turn_failed_is_sent_again(desk: Desk) -> None:
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def works(payload: Any, ctx: fairq.Context) -> None:
+        ctx.progress(3, 10)
+        release.wait(60)
+
+    blocked = "select count(*) from pg_locks where relation = %s::regclass and not granted"
+    options = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500, "breaker_threshold": 0}
+    with psycopg.connect(desk.dsn) as other, worker_thread(own, desk.dsn, **options):
+        other.execute("lock table fairq.progress in access exclusive mode")
+        id = desk.enqueue("works")
+        desk.wait_until(lambda: desk.one(blocked, "fairq.progress") == 1, "the report waits")
+        assert kill_sessions(desk, "fairq worker") == 1
+        desk.wait_until(lambda: desk.one(blocked, "fairq.progress") == 1, "it was sent again")
+        other.rollback()
+        desk.wait_until(
+            lambda: desk.rows("select done from fairq.progress where task_id = %s", id) == [(3.0,)],
+            "it is there",
+        )
+        release.set()
+        desk.wait_until(lambda: desk.live == 0, "the task ended")
+
+
 def test_a_standby_is_not_taken_for_a_primary(own_server: embedded.Server) -> None:
     """target_session_attrs: a server that takes no writes is as good as none."""
     with own_desk(own_server) as desk:

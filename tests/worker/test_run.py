@@ -948,7 +948,8 @@ def test_statements_are_prepared_where_a_connection_is_known_to_be_a_session(
         desk.wait_until(lambda: desk.live == 0, "all ran")
         assert (seen[-1] > 0) is prepares
         desk.rows(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'fairq worker'"
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where application_name = 'fairq worker' and datname = current_database()"
         )
         desk.enqueue_many("count_prepared", 10)
         desk.wait_until(lambda: desk.live == 0, "all ran")
