@@ -249,7 +249,7 @@ def json_option(command: F) -> F:
         expose_value=False,
         is_eager=True,
         callback=remember,
-        help="Answer with one JSON object.",
+        help="Answer in JSON.",
     )(command)
 
 

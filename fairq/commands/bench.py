@@ -60,14 +60,10 @@ def bench() -> None:
     Options and results: docs/reference/cli-bench.md.
 
     \b
-    Examples:
-      fairq bench run --scale quick
-      fairq bench explain
-      fairq bench report RESULTS --out page.md
+    fairq bench run --scale quick              all of them, small
+    fairq bench explain                        what a pop visits in five designs
+    fairq bench report RESULTS --out page.md   a page with plots
 
     \b
-    Exit codes:
-      0  done
-      1  `compare` found something slower, or a benchmark failed
-      2  wrong usage, or there is no clone here
+    Exit codes: 0 done · 1 something is slower, or a benchmark failed · 2 wrong usage, or no clone here
     """

@@ -33,9 +33,9 @@ DONE = {
 def maintain(every: timedelta | None, dsn: str | None) -> None:
     """Run one round of maintenance.
 
-    It takes tasks from lost workers, ends what expired, promotes what is due, sweeps, and turns the pages of
-    the history. Workers do the same by the way: you need this only where none run, or from cron. Any number
-    may run at once; one works, the others return at once.
+    It takes tasks from lost workers, ends what expired, promotes what is due, sweeps old rows, and makes and
+    drops the history's partitions. Workers do the same by the way: you need this only where none run, or from
+    cron. Any number may run at once; one works, the others return at once.
 
     \b
     fairq maintain

@@ -159,5 +159,8 @@ def sql(start: str, to: str) -> None:
     fairq sql | psql -v ON_ERROR_STOP=1 "$FAIRQ_DSN"
     fairq sql --from 0001 --to 0003 > V42__fairq.sql
     fairq sql --from 0003 --to 0002            the way back
+
+    \b
+    Exit codes: 0 done · 2 wrong usage, or no such revision
     """
     click.echo(install.script(start, to), nl=False)

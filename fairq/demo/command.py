@@ -64,6 +64,14 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
     through a socket only, and stops it at the end. FAIRQ_DSN and DATABASE_URL are not looked at; a database
     of yours is used only when --dsn names it. There the demo works in the queue "demo" and in the schema
     "fairq_demo_fifo", and removes both at the end.
+
+    \b
+    fairq demo                                      about 20 seconds
+    fairq demo --tasks 3000 --tenants 4 --slots 8   smaller
+
+    \b
+    Exit codes: 0 it ran · 1 it could not start · 2 wrong usage, or matplotlib is missing · 3 database
+                5 another demo runs in that database · 6 the queue "demo" belongs to somebody else
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise Failure(

@@ -61,6 +61,13 @@ def test_every_listed_command_has_help_that_says_the_same() -> None:
         assert command.get_short_help_str(200) == COMMANDS[name].help, name
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_an_example_on_its_own_line_and_the_exit_codes(name: str) -> None:
+    lines = [line.strip() for line in fairq(name, "--help").output.splitlines()]
+    assert [line for line in lines if line.startswith((f"fairq {name}", "bash:"))], lines
+    assert [line for line in lines if line.startswith("Exit codes: 0 ")], lines
+
+
 def test_an_unknown_command_is_a_usage_error_with_a_suggestion() -> None:
     done = fairq("migrat")
     assert done.exit_code == Exit.USAGE
