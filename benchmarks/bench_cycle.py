@@ -5,14 +5,15 @@ from typing import Any
 
 import psycopg
 
+from benchmarks.bench_create_task import PAYLOAD, PAYLOADS
 from benchmarks.harness import Scale, Session, clear
 
-PAYLOAD = '{"file": "a.pdf", "note": "' + "x" * 60 + '"}'
 BASELINES = ("fifo",)
+LARGER = {"2 KB": 5, "50 KB": 50}  # payloads, and how many times fewer tasks
 
 
 def estimate(scale: Scale) -> float:
-    return 1 + scale.repetitions * min(scale.tasks, 100_000) * 6 * 70e-6
+    return 1 + scale.repetitions * min(scale.tasks, 100_000) * 7 * 70e-6
 
 
 def run(session: Session) -> None:
@@ -20,14 +21,27 @@ def run(session: Session) -> None:
     for _ in session.repetitions():
         with session.connect() as conn:
             for batch in (200, 500):
+                session.say(f"batches of {batch}")
                 seconds = fifo(conn, tasks, batch)
                 session.record("fifo", "cycle", tasks / seconds, "tasks/s", batch=batch, groups=100)
                 for groups in (100, 100_000):
                     seconds = fairq(conn, tasks, batch, groups)
                     session.record("fairq", "cycle", tasks / seconds, "tasks/s", batch=batch, groups=groups)
+            for size, fewer in LARGER.items():
+                session.say(f"payloads of {size}")
+                some = max(tasks // fewer, 200)
+                for subject, seconds in (
+                    ("fifo", fifo(conn, some, 200, PAYLOADS[size])),
+                    ("fairq", fairq(conn, some, 200, 100, PAYLOADS[size])),
+                ):
+                    session.record(
+                        subject, "cycle of larger payloads", some / seconds, "tasks/s", payload=size
+                    )
 
 
-def fairq(conn: psycopg.Connection[Any], tasks: int, batch: int, groups: int) -> float:
+def fairq(
+    conn: psycopg.Connection[Any], tasks: int, batch: int, groups: int, payload: str = PAYLOAD
+) -> float:
     clear(conn)
     worker_id = scalar(conn, "select fairq.register_worker('bench', '{default}', 100, '1 hour')")
     for start in range(0, tasks, 10_000):
@@ -35,7 +49,7 @@ def fairq(conn: psycopg.Connection[Any], tasks: int, batch: int, groups: int) ->
             "select count(*) from fairq.create_tasks("
             " array(select 'group ' || i %% %s::int from generate_series(%s::int, %s::int) i),"
             " array_fill(%s::jsonb, array[%s::int]))",
-            (groups, start, min(start + 10_000, tasks) - 1, PAYLOAD, min(10_000, tasks - start)),
+            (groups, start, min(start + 10_000, tasks) - 1, payload, min(10_000, tasks - start)),
         )
     return drain(
         conn,
@@ -46,12 +60,12 @@ def fairq(conn: psycopg.Connection[Any], tasks: int, batch: int, groups: int) ->
     )
 
 
-def fifo(conn: psycopg.Connection[Any], tasks: int, batch: int) -> float:
+def fifo(conn: psycopg.Connection[Any], tasks: int, batch: int, payload: str = PAYLOAD) -> float:
     clear(conn)
     conn.execute(
         "insert into bench_fifo.tasks (group_key, payload)"
         " select 'group ' || i %% 100, %s::jsonb from generate_series(1, %s::int) i",
-        (PAYLOAD, tasks),
+        (payload, tasks),
     )
     return drain(
         conn,

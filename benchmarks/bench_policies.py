@@ -4,7 +4,8 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.bench_cycle import PAYLOAD, drain, scalar
+from benchmarks.bench_create_task import PAYLOAD
+from benchmarks.bench_cycle import drain, scalar
 from benchmarks.harness import Scale, Session, clear
 
 BASELINES = ()
