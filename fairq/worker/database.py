@@ -77,6 +77,9 @@ class Database:
 
     def pause(self, now: float) -> float:
         """Seconds until the next try; not positive: now."""
+        if self._breaker.state == "half_open":
+            # Turns follow each other, so no probe is out: who was let through had nothing to send after all.
+            return self._not_before - now
         return max(self._not_before - now, circuit.wait(self._breaker, now))
 
     def pause_at_the_end(self, now: float) -> float:
@@ -86,7 +89,7 @@ class Database:
     def may_pass(self, now: float) -> bool:
         """Ask right before a try: it may be the breaker's one probe."""
         self._breaker, passes = circuit.may_pass(self._breaker, now)
-        return passes
+        return passes or self._breaker.state == "half_open"
 
     def succeeded(self) -> None:
         if self._failures:

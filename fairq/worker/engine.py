@@ -607,6 +607,7 @@ class Engine:
 
     async def _turn_failed(self, exc: BaseException, turn: Turn) -> None:
         if is_unknown_worker(exc) and self.worker_id is not None:
+            self.database.succeeded()  # it answers; this may have been the breaker's probe
             self._lost(self.worker_id)
             return
         broken = self.database.is_broken
@@ -619,6 +620,7 @@ class Engine:
                 "a cluster cap was set: the worker goes on without prefetch",
                 extra={"action": "prefetch_off"},
             )
+            self.database.succeeded()
             self.claim_lease = None
             self.limits = limits(replace(self.settings, prefetch=0, claim_lease=None))
             return

@@ -322,3 +322,46 @@ def test_a_worker_whose_database_hangs_can_be_ended(own_server: embedded.Server)
             assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)]
         finally:
             os.kill(backend[0], signal.SIGCONT)
+
+
+def test_a_worker_struck_off_while_its_breaker_was_open_goes_on_under_a_new_number(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D20, D21: the probe's answer is that nobody knows this worker. That is an answer: the database is back."""
+    own = fairq.App()
+    report, end = threading.Event(), threading.Event()
+
+    @own.task
+    def hold(payload: Any, ctx: fairq.Context) -> None:
+        report.wait(60)
+        ctx.progress(1)
+        end.wait(60)
+
+    @own.task
+    async def nothing(payload: Any) -> None: ...
+
+    desk.enqueue("hold")
+    with (
+        caplog.at_level(logging.WARNING, "fairq.worker"),
+        worker_thread(
+            own,
+            desk.dsn,
+            concurrency=1,
+            listen=False,
+            heartbeat_ms=20_000,
+            breaker_threshold=1,
+            breaker_cooldown_ms=1_000,
+            db_retry_initial_ms=100,
+        ),
+    ):
+        # The only slot is taken: the turn that fails holds nothing but a report.
+        desk.wait_until(lambda: desk.running == 1, "it runs")
+        worker_id = desk.one("select worker_id from fairq.workers")
+        kill_sessions(desk, "fairq worker")
+        desk.conn.execute("select fairq.retire_worker(%s)", [worker_id])
+        report.set()
+        desk.wait_until(lambda: "[circuit open]" in caplog.text, "the breaker opens")
+        end.set()
+        desk.enqueue("nothing")
+        desk.wait_until(lambda: desk.live == 0, "both are done")
+    assert desk.outcomes() == {"succeeded": 2}
