@@ -91,8 +91,7 @@ def supervise(argv: Sequence[str], processes: int, grace: float) -> int:
     try:
         with _signals(state, grace, wake_write):
             while _tend(state, argv, lifeline):
-                with contextlib.suppress(InterruptedError):
-                    select.select([wake_read], [], [], LOOK_SECONDS)
+                _rest(wake_read)
     finally:
         for child in state.children:
             if child.process is not None and child.process.poll() is None:
@@ -101,6 +100,13 @@ def supervise(argv: Sequence[str], processes: int, grace: float) -> int:
         for descriptor in (lifeline, held, wake_read, wake_write):
             os.close(descriptor)
     return state.exit_code
+
+
+def _rest(wake: int) -> None:
+    """Until a signal comes, at most until the next look. Its byte is taken out, or nobody ever rests again."""
+    with contextlib.suppress(InterruptedError):
+        if select.select([wake], [], [], LOOK_SECONDS)[0]:
+            os.read(wake, 4096)
 
 
 @contextlib.contextmanager

@@ -6,9 +6,13 @@ import contextlib
 import json
 import os
 import signal
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fairq.worker import supervisor
 from tests.support.processes import is_alive
 from tests.worker.running import Desk, children_of, lines_of, work_process
 
@@ -227,3 +231,26 @@ def test_children_that_cannot_start_are_not_started_for_ever(desk: Desk) -> None
     with work_process(desk.dsn, "-p", "2", "-q", "nowhere") as supervisor:
         assert supervisor.wait() == 2, supervisor.output
     assert desk.workers == 0
+
+
+def test_a_supervisor_rests_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S6: the byte that woke it is taken out, or it would look after its children without a pause ever after."""
+    looks = 0
+    tend = supervisor._tend
+
+    def counting(*args: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return tend(*args)
+
+    monkeypatch.setattr(supervisor, "_tend", counting)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.1)
+    mark = tmp_path / "crashed"
+    child = (
+        f"import pathlib, sys, time; mark = pathlib.Path({str(mark)!r})\\n"
+        "if mark.exists(): time.sleep(1)\\n"
+        "else: mark.touch(); sys.exit(9)"
+    )
+    assert supervisor.supervise([sys.executable, "-c", child], 1, 1.0) == 0
+    assert mark.exists()
+    assert looks < 50
