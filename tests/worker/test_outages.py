@@ -327,7 +327,7 @@ def test_a_worker_whose_database_hangs_can_be_ended(own_server: embedded.Server)
 def test_a_worker_struck_off_while_its_breaker_was_open_goes_on_under_a_new_number(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D20, D21: the probe's answer is that nobody knows this worker. That is an answer: the database is back."""
+    """D20, D21: the probe's answer is that nobody knows this worker. So the database is back."""
     own = fairq.App()
     report, end = threading.Event(), threading.Event()
 

@@ -234,7 +234,7 @@ def test_children_that_cannot_start_are_not_started_for_ever(desk: Desk) -> None
 
 
 def test_a_supervisor_rests_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S6: the byte that woke it is taken out, or it would look after its children without a pause ever after."""
+    """S6: the byte that woke it is taken out, or it would never pause again."""
     looks = 0
     tend = supervisor._tend
 
