@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 from datetime import timedelta
 from typing import Any
@@ -47,6 +48,9 @@ def maintain(every: timedelta | None, dsn: str | None) -> None:
     """
     if every is not None and every.total_seconds() < 0.1:
         raise click.UsageError("--every needs at least 100ms.")
+    if every is not None:
+        # As for Ctrl-C: the first process of a container is not ended by a TERM that nobody handles.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     with session(dsn) as conn, contextlib.suppress(KeyboardInterrupt):
         while True:
             done = _round(conn)

@@ -394,12 +394,13 @@ def test_maintain_works_where_the_role_defaults_to_serializable(database: Databa
     assert fairq(strict, "enqueue", "bob").exit_code == 0
 
 
-def test_maintain_goes_on_until_it_is_told_to_end(database: Database) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_maintain_goes_on_until_it_is_told_to_end(database: Database, number: signal.Signals) -> None:
     with process(database, "maintain", "--every", "100ms", "--json") as running:
         assert running.stdout
         for _ in range(3):
             assert "done" in json.loads(running.stdout.readline())
-        os.kill(running.pid, signal.SIGINT)
+        os.kill(running.pid, number)
         assert running.wait() == 0
         assert running.stderr
         assert running.stderr.read() == ""
