@@ -193,7 +193,8 @@ def set_queue(
 ) -> None:
     """Create a queue, or change its settings.
 
-    What you do not name stays as it is. The next promotion heeds the change, which the next pop makes.
+    What you do not name stays as it is. The change takes effect with the next promotion, which the next pop
+    makes.
 
     \b
     fairq queues set docs --max-attempts 3 --retry-base 5s --retry-cap 1h
@@ -382,8 +383,8 @@ def set_group(
 ) -> None:
     """Change a group's settings.
 
-    What you do not name stays as it is; what a group has none of, its queue says. The next promotion heeds
-    the change.
+    What you do not name stays as it is; what a group has none of, its queue says. The change takes
+    effect with the next promotion.
 
     \b
     fairq groups set bob --weight 3                      three tasks in every round instead of one
