@@ -1277,15 +1277,17 @@ begin
       using errcode = 'QF007', hint = 'Relative to an ordinary group of weight 1: 0.001 to 1000.';
   end if;
   if p_max_running < 0 or p_rate_limit < 1 or p_rate_burst not between 1 and 100000 or p_breaker_threshold < 1 then
-    raise exception 'a limit of % is out of range: max running %, rate limit %, rate burst %, breaker threshold %', p_of, p_max_running, p_rate_limit,
-      p_rate_burst, p_breaker_threshold
+    raise exception 'a limit of % is out of range: max running %, rate limit %, rate burst %, breaker threshold %', p_of,
+      coalesce(p_max_running::text, 'not given'), coalesce(p_rate_limit::text, 'not given'), coalesce(p_rate_burst::text, 'not given'),
+      coalesce(p_breaker_threshold::text, 'not given')
       using errcode = 'QF007', hint = 'A cap is 0 or more, a burst 1 to 100000, the others 1 or more. To lift a limit, name it in p_reset.';
   end if;
   -- A full burst at the slowest rate has to be paid for before the end of time, or promotion of the whole queue fails.
   if p_rate_period <= interval '0' or p_rate_period > interval '366 days' or p_breaker_cooldown <= interval '0'
     or p_breaker_cooldown > interval '366 days'
   then
-    raise exception 'a time of % is out of range: rate period %, breaker cooldown %', p_of, p_rate_period, p_breaker_cooldown
+    raise exception 'a time of % is out of range: rate period %, breaker cooldown %', p_of, coalesce(p_rate_period::text, 'not given'),
+      coalesce(p_breaker_cooldown::text, 'not given')
       using errcode = 'QF009', hint = 'More than nothing, at most 366 days; for example: interval ''1 minute''.';
   end if;
 end;
@@ -3425,6 +3427,9 @@ stable
 set search_path = ''
 as $$
 begin
+  if p_queue is null then
+    raise exception 'no queue is named' using errcode = 'QF003', hint = 'For example: default. A null names none.';
+  end if;
   raise exception 'there is no queue "%"', p_queue
     using errcode = 'QF003',
       hint = format('Create it with: select fairq.configure_queue(%L);', p_queue);
@@ -4560,7 +4565,7 @@ declare
   v_settings fairq.settings;
 begin
   if p_shard_count not between 1 and 4096 or p_payload_limit not between 1 and 268435456 then
-    raise exception 'shard count % or payload limit % is out of range', p_shard_count, p_payload_limit
+    raise exception 'shard count % or payload limit % is out of range', coalesce(p_shard_count::text, 'not given'), coalesce(p_payload_limit::text, 'not given')
       using errcode = 'QF007', hint = 'Shards: 1 to 4096. Payload limit: 1 byte to 256 MiB.';
   end if;
   perform fairq._check_policy('the cluster', null, p_max_running, null, null, null, null, null);
@@ -4714,11 +4719,13 @@ begin
     raise exception 'the name of a queue has 1 to 200 bytes and does not begin with #' using errcode = 'QF006', hint = 'For example: documents.';
   end if;
   if p_ready_target not between 1 and 1000000 or p_max_attempts not between 1 and 1000000 then
-    raise exception 'a setting of queue "%" is out of range: ready target %, max attempts %', p_queue, p_ready_target, p_max_attempts
+    raise exception 'a setting of queue "%" is out of range: ready target %, max attempts %', p_queue, coalesce(p_ready_target::text, 'not given'),
+      coalesce(p_max_attempts::text, 'not given')
       using errcode = 'QF007', hint = 'Both are 1 to 1000000.';
   end if;
   if p_retry_base < interval '0' or p_retry_cap < interval '0' or p_retention < interval '0' then
-    raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, p_retry_base, p_retry_cap, p_retention
+    raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, coalesce(p_retry_base::text, 'not given'),
+      coalesce(p_retry_cap::text, 'not given'), coalesce(p_retention::text, 'not given')
       using errcode = 'QF009', hint = 'Zero or more.';
   end if;
   if p_fairness not in ('count', 'time') then
@@ -5497,7 +5504,8 @@ comment on function fairq.pause_queue(text) is 'Stops serving a queue until it i
 -- consumer in any language: it promotes by itself when it has to.
 -- With p_claim_lease the tasks are claimed, not running: they must be started (start_tasks) before the lease ends, or others get them.
 -- Returns the tasks, at most p_limit, in served order; no row when there is nothing to do.
--- Raises QF003 unknown queue, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease.
+-- Raises QF003 unknown queue, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease, QF015 claim leases under a cap of
+-- the cluster.
 -- Locks: the tasks it returns; the domain when it promotes. Commit before working on the tasks.
 create function fairq.pop_tasks(
   p_queue text,

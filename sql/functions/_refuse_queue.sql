@@ -4,6 +4,9 @@ stable
 set search_path = ''
 as $$
 begin
+  if p_queue is null then
+    raise exception 'no queue is named' using errcode = 'QF003', hint = 'For example: default. A null names none.';
+  end if;
   raise exception 'there is no queue "%"', p_queue
     using errcode = 'QF003',
       hint = format('Create it with: select fairq.configure_queue(%L);', p_queue);

@@ -17,7 +17,7 @@ declare
   v_settings fairq.settings;
 begin
   if p_shard_count not between 1 and 4096 or p_payload_limit not between 1 and 268435456 then
-    raise exception 'shard count % or payload limit % is out of range', p_shard_count, p_payload_limit
+    raise exception 'shard count % or payload limit % is out of range', coalesce(p_shard_count::text, 'not given'), coalesce(p_payload_limit::text, 'not given')
       using errcode = 'QF007', hint = 'Shards: 1 to 4096. Payload limit: 1 byte to 256 MiB.';
   end if;
   perform fairq._check_policy('the cluster', null, p_max_running, null, null, null, null, null);

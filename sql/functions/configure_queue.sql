@@ -44,11 +44,13 @@ begin
     raise exception 'the name of a queue has 1 to 200 bytes and does not begin with #' using errcode = 'QF006', hint = 'For example: documents.';
   end if;
   if p_ready_target not between 1 and 1000000 or p_max_attempts not between 1 and 1000000 then
-    raise exception 'a setting of queue "%" is out of range: ready target %, max attempts %', p_queue, p_ready_target, p_max_attempts
+    raise exception 'a setting of queue "%" is out of range: ready target %, max attempts %', p_queue, coalesce(p_ready_target::text, 'not given'),
+      coalesce(p_max_attempts::text, 'not given')
       using errcode = 'QF007', hint = 'Both are 1 to 1000000.';
   end if;
   if p_retry_base < interval '0' or p_retry_cap < interval '0' or p_retention < interval '0' then
-    raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, p_retry_base, p_retry_cap, p_retention
+    raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, coalesce(p_retry_base::text, 'not given'),
+      coalesce(p_retry_cap::text, 'not given'), coalesce(p_retention::text, 'not given')
       using errcode = 'QF009', hint = 'Zero or more.';
   end if;
   if p_fairness not in ('count', 'time') then

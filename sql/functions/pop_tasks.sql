@@ -2,7 +2,8 @@
 -- consumer in any language: it promotes by itself when it has to.
 -- With p_claim_lease the tasks are claimed, not running: they must be started (start_tasks) before the lease ends, or others get them.
 -- Returns the tasks, at most p_limit, in served order; no row when there is nothing to do.
--- Raises QF003 unknown queue, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease.
+-- Raises QF003 unknown queue, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease, QF015 claim leases under a cap of
+-- the cluster.
 -- Locks: the tasks it returns; the domain when it promotes. Commit before working on the tasks.
 create function fairq.pop_tasks(
   p_queue text,

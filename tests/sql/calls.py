@@ -131,5 +131,6 @@ def refused(conn: Conn, code: str) -> Iterator[None]:
     assert caught.value.sqlstate == code, caught.value
     if code.startswith("QF"):
         assert caught.value.diag.message_primary
+        assert "<NULL>" not in caught.value.diag.message_primary, "what people read of a missing value"
         assert caught.value.diag.message_hint
     assert contents(conn) == before
