@@ -103,7 +103,7 @@ def supervise(argv: Sequence[str], processes: int, grace: float) -> int:
 
 
 def _rest(wake: int) -> None:
-    """Until a signal comes, at most until the next look. Its byte is taken out, or nobody ever rests again."""
+    """Until a signal comes, at most until the next look. Its byte is taken out, or nobody rests again."""
     with contextlib.suppress(InterruptedError):
         if select.select([wake], [], [], LOOK_SECONDS)[0]:
             os.read(wake, 4096)
