@@ -19,7 +19,7 @@ VENV_INPUTS = pyproject.toml constraints.txt .ci/venv
 help: ## Say what can be made (this text)
 	@echo "fairq: a multi-tenant fair queue that lives in PostgreSQL"
 	@echo
-	@echo "Nothing needs to be installed but Python 3.11, git and make. Start with:"
+	@echo "Nothing needs to be installed but Python 3.11 or newer, git and make. Start with:"
 	@echo "  make demo"
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-16s%s\n", $$1, $$2}'

@@ -220,15 +220,15 @@ def banner(
 ) -> str:
     """The line that a worker prints when it starts: the limits in force."""
     if settings.prefetch:
-        caps = f"soft caps (prefetch {limits.prefetch}, claim lease {settings.claim_lease:g}s)"
+        ahead = f"prefetch {limits.prefetch} with claim lease {settings.claim_lease:g}s"
     else:
-        caps = "hard caps (no prefetch)"
+        ahead = "no prefetch"
     ends = {"forever": "", "drain": ", until nothing is left", "once": ", once"}[settings.mode]
     most = f", at most {limits.claim_per_worker} waiting" if settings.max_claim_per_worker else ""
     weights = settings.queues if isinstance(settings.queues, Mapping) else {}
     names = [f"{name}={weights[name]:g}" if name in weights else name for name in queues]
     return (
-        f"worker {worker_id} on {','.join(names)}: {_count(limits.slots, 'slot')}, {caps},"
+        f"worker {worker_id} on {','.join(names)}: {_count(limits.slots, 'slot')}, {ahead},"
         f" claim batch {limits.claim_batch}{most}, lease {settings.lease:g}s,"
         f" {'listening' if listening else 'not listening'}, polling every"
         f" {poll_interval(settings, listening):g}s{ends}"

@@ -152,7 +152,7 @@ def test_the_line_at_the_start_says_the_limits_in_force() -> None:
     """H39, H10"""
     settings = Settings(concurrency=8)
     assert banner(7, ["default", "mail"], settings, limits(settings), listening=True) == (
-        "worker 7 on default,mail: 8 slots, hard caps (no prefetch), claim batch 8, lease 60s, listening,"
+        "worker 7 on default,mail: 8 slots, no prefetch, claim batch 8, lease 60s, listening,"
         " polling every 5s"
     )
     shared = Settings(concurrency=8, queues={"default": 3, "mail": 0.5})
@@ -160,6 +160,6 @@ def test_the_line_at_the_start_says_the_limits_in_force() -> None:
     assert line.startswith("worker 7 on default=3,mail=0.5: 8 slots")
     soft = Settings(concurrency=1, prefetch=3, claim_lease=5, max_claim_per_worker=2, mode="drain")
     assert banner(8, ["default"], soft, limits(soft), listening=False) == (
-        "worker 8 on default: 1 slot, soft caps (prefetch 3, claim lease 5s), claim batch 4,"
+        "worker 8 on default: 1 slot, prefetch 3 with claim lease 5s, claim batch 4,"
         " at most 2 waiting, lease 60s, not listening, polling every 1s, until nothing is left"
     )

@@ -84,6 +84,6 @@ def test_the_first_example_of_the_how_to_runs_as_shown(
         timeout=60,
         check=True,
     )
-    assert re.match(r"worker \d+ on default: \d+ slots?, hard caps \(no prefetch\)", done.stdout)
+    assert re.match(r"worker \d+ on default: \d+ slots?, no prefetch,", done.stdout)
     assert "bob a.pdf" in done.stdout
     assert desk.outcomes() == {"succeeded": 1}

@@ -22,9 +22,7 @@ SHORT = ("--lease", "1.5", "--maintain-interval", "0.3")
 def test_it_says_its_limits_at_the_start_and_ends_with_zero_when_told(desk: Desk) -> None:
     """H39, HR7"""
     with work_process(desk.dsn, "-c", "3") as worker:
-        worker.wait_for(
-            "3 slots, hard caps (no prefetch), claim batch 3, lease 60s, listening, polling every 5s"
-        )
+        worker.wait_for("3 slots, no prefetch, claim batch 3, lease 60s, listening, polling every 5s")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
     assert desk.workers == 0
