@@ -15,6 +15,7 @@ import psycopg
 
 import fairq
 from benchmarks.harness import ROOT, Scale, Session, clear
+from fairq.worker.supervisor import LIFELINE
 
 BASELINES = ()
 PAYLOAD = {"file": "a.pdf", "note": "x" * 60}
@@ -113,12 +114,17 @@ def workers(conn: Conn, dsn: str, processes: int, slots: int) -> Iterator[list[i
         "--log-level",
         "error",
     ]
-    env = {**os.environ, "FAIRQ_DSN": dsn, "PYTHONPATH": str(ROOT.parent)}
-    started = [
-        subprocess.Popen(command, env=env, cwd=ROOT.parent, stdout=subprocess.DEVNULL)
-        for _ in range(processes)
-    ]
+    # Only this process has the other end of the pipe: however it goes, the workers notice, and end.
+    lifeline, held = os.pipe()
+    env = {**os.environ, "FAIRQ_DSN": dsn, "PYTHONPATH": str(ROOT.parent), LIFELINE: str(lifeline)}
+    started: list[subprocess.Popen[bytes]] = []
     try:
+        for _ in range(processes):
+            started.append(
+                subprocess.Popen(
+                    command, env=env, cwd=ROOT.parent, stdout=subprocess.DEVNULL, pass_fds=(lifeline,)
+                )
+            )
         ready = "select count(*) from pg_stat_activity where application_name = 'fairq listen'"
         deadline = time.perf_counter() + PATIENCE_SECONDS
         while (
@@ -134,6 +140,8 @@ def workers(conn: Conn, dsn: str, processes: int, slots: int) -> Iterator[list[i
             each.send_signal(signal.SIGTERM)
         for each in started:
             each.wait()
+        os.close(held)
+        os.close(lifeline)
 
 
 def enqueue(conn: Conn, kind: str, tasks: int) -> None:

@@ -1,6 +1,9 @@
 """Each benchmark runs once, tiny, so that none rots; what is made of the results is right."""
 
+import contextlib
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,8 @@ from benchmarks.engines import Record
 from benchmarks.results import Results, gather, reference, shown
 from fairq.commands.bench import find_benchmarks
 from tests.support.database import Database
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, is_alive, program, read_json
+from tests.support.sessions import wait_until
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,3 +233,24 @@ def test_without_a_clone_the_command_says_where_the_benchmarks_are(monkeypatch: 
     done = CliRunner().invoke(cli.main, ["bench", "run"])
     assert done.exit_code == cli.Exit.USAGE
     assert "repository" in done.stderr
+
+
+def test_workers_of_a_benchmark_that_is_killed_end(database: Database) -> None:
+    code = (
+        "import json, sys, time, psycopg\n"
+        "from benchmarks.bench_worker import workers\n"
+        "dsn = sys.argv[1]\n"
+        "with psycopg.connect(dsn, autocommit=True) as conn, workers(conn, dsn, 1, 1) as pids:\n"
+        "    print(json.dumps(pids), flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with program(code, database.dsn) as bench:
+        (pid,) = read_json(bench)
+        assert is_alive(pid)
+        bench.kill()
+        bench.wait()
+        try:
+            wait_until(lambda: not is_alive(pid), "the worker ends, too", 40)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -76,6 +76,8 @@ export async function main(peer) {
     process.exit(0);
   } else if (role === "work") {
     process.on("SIGTERM", () => process.exit(0));
+    // Ends when whoever started us is gone, however that went.
+    process.stdin.on("end", () => process.exit(0)).resume();
     report();
     await peer.work(Number(process.env.PEER_SLOTS ?? 0));
   }

@@ -178,7 +178,12 @@ def _report(out: TextIO) -> None:
                 say(out, {"count": count, "first": first, "last": last, "starts": watched})
                 said = count
 
+    def watch() -> None:
+        sys.stdin.read()  # ends when whoever started us is gone, however that went
+        os._exit(0)
+
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    threading.Thread(target=watch, daemon=True).start()
     threading.Thread(target=run, daemon=True).start()
 
 
