@@ -2,7 +2,6 @@
 # ruff: noqa
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from collections.abc import Sequence
 
@@ -351,61 +350,3 @@ async def retry_task_async(conn: driver.AsyncConnection, *, id: int) -> bool | N
 
 def retry_task_call(*, id: int) -> driver.Call[bool | None]:
     return driver.Call(RETRY_TASK, (driver.Int8(id),))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TaskResultRow:
-    id: int
-    outcome: str
-    finished_at: datetime.datetime
-    result: driver.JsonValue | None
-    error: driver.JsonValue | None
-
-
-TASK_RESULT = driver.Statement[TaskResultRow | None](
-    "one",
-    """-- name: TaskResult :one
-select f.id, f.outcome, f.finished_at, f.result, f.error
-from fairq.finished_tasks f
-where f.shard_no = any($1::integer[])
-  and f.id = $2::bigint
-order by f.finished_at desc
-limit 1""",
-    driver.row(TaskResultRow),
-)
-
-
-def task_result(
-    conn: driver.Connection,
-    *,
-    shard_nos: Sequence[int | None],
-    id: int,
-) -> TaskResultRow | None:
-    """How a task ended; no row while it is live, or when it is unknown."""
-    return driver.run(
-        conn,
-        TASK_RESULT,
-        (driver.Typed(shard_nos, 1007), driver.Int8(id)),
-    )
-
-
-async def task_result_async(
-    conn: driver.AsyncConnection,
-    *,
-    shard_nos: Sequence[int | None],
-    id: int,
-) -> TaskResultRow | None:
-    """How a task ended; no row while it is live, or when it is unknown."""
-    return await driver.run_async(
-        conn,
-        TASK_RESULT,
-        (driver.Typed(shard_nos, 1007), driver.Int8(id)),
-    )
-
-
-def task_result_call(
-    *,
-    shard_nos: Sequence[int | None],
-    id: int,
-) -> driver.Call[TaskResultRow | None]:
-    return driver.Call(TASK_RESULT, (driver.Typed(shard_nos, 1007), driver.Int8(id)))

@@ -50,12 +50,3 @@ select fairq.cancel_task(sqlc.arg(id)::bigint)::boolean as accepted;
 -- Runs an ended task again, or a scheduled one now; false: there is no such task.
 -- fairq: not null accepted
 select fairq.retry_task(sqlc.arg(id)::bigint)::boolean as accepted;
-
--- name: TaskResult :one
--- How a task ended; no row while it is live, or when it is unknown.
-select f.id, f.outcome, f.finished_at, f.result, f.error
-from fairq.finished_tasks f
-where f.shard_no = any(sqlc.arg(shard_nos)::integer[])
-  and f.id = sqlc.arg(id)::bigint
-order by f.finished_at desc
-limit 1;
