@@ -19,6 +19,7 @@ import contextlib
 import functools
 import inspect
 import json
+import math
 import random
 import threading
 import traceback
@@ -39,7 +40,7 @@ from fairq.client import (
     create_many_call,
     interval,
 )
-from fairq.codec import Decoder, decoder, encode, encode_for
+from fairq.codec import Decoder, decoder, encode, encode_for, simplify
 from fairq.connections import AsyncConnection, Call, SyncConnection, run
 from fairq.dsn import mask
 from fairq.errors import (
@@ -56,6 +57,7 @@ from fairq.errors import (
     Retry,
     TaskError,
     UnknownTask,
+    is_within,
 )
 from fairq.queries import client as queries
 from fairq.results import Progress
@@ -86,11 +88,12 @@ class Backoff:
 
     def __post_init__(self) -> None:
         numbers = {"base": self.base, "cap": self.cap, "factor": self.factor, "jitter": self.jitter}
-        wrong = [name for name, value in numbers.items() if not 0 <= value <= LONGEST_PAUSE]
-        if self.factor < 1 and "factor" not in wrong:
-            wrong.append("factor")
-        if self.jitter > 1 and "jitter" not in wrong:
-            wrong.append("jitter")
+        bounds = {"factor": (1, LONGEST_PAUSE), "jitter": (0, 1)}
+        wrong = [
+            name
+            for name, value in numbers.items()
+            if not is_within(value, *bounds.get(name, (0, LONGEST_PAUSE)))
+        ]
         if wrong:
             shown = ", ".join(f"{name}={numbers[name]!r}" for name in wrong)
             raise ConfigurationError(
@@ -253,9 +256,11 @@ class Context:
 
     def progress(self, done: float, total: float | None = None, note: Any = None) -> None:
         """Report how far the work is. Cheap: only the newest report is sent, with the worker's next turn."""
-        if note is not None:
-            encode(note, "note")
-        self.last_progress = Progress(done, total, note)
+        # A copy: the handler may go on with its note while the report waits for the next turn.
+        note = simplify(note, "note")
+        self.last_progress = Progress(
+            _amount("done", done), None if total is None else _amount("total", total), note
+        )
         if self.on_progress is not None:
             self.on_progress(self)
 
@@ -277,11 +282,27 @@ class Context:
 
     def _finished(self, accepted: list[int]) -> None:
         if not accepted:
+            hint = "Let the exception pass, so that your transaction rolls back: somebody else does the work."
+            if self.finished_in:
+                hint = "ctx.finish_in() ended it before. Call it once, as the last thing before the commit."
             raise NotHeld(
                 f"attempt {self.attempt} of task {self.id} is not held by worker {self.worker_id} any more",
-                "Let the exception pass, so that your transaction rolls back: somebody else does the work.",
+                hint,
             )
         self.finished_in = True
+
+
+def _amount(what: str, value: Any) -> float:
+    try:
+        amount = float(value)
+    except (TypeError, ValueError, OverflowError):
+        amount = math.nan
+    if not math.isfinite(amount):
+        raise ConfigurationError(
+            f"the progress is reported with {what}={value!r:.60}, which is no number",
+            "ctx.progress(pages_read, pages): how much is done, and of how much, if that is known.",
+        )
+    return amount
 
 
 # --- A task ----------------------------------------------------------------------------------------
@@ -311,6 +332,11 @@ class Task(Generic[T, P, R]):
             queue=queue, kind=kind, priority=priority, cost=cost, max_attempts=max_attempts, timeout=timeout
         )
         _check_options(self.options)
+        if retry is not None and not isinstance(retry, Backoff):
+            raise ConfigurationError(
+                f"task {kind!r} has retry={retry!r:.80}",
+                "Pass a policy: retry=fairq.Backoff(base=2, cap=600). How often is said by max_attempts=5.",
+            )
         self.retry = retry
         self.store_result = store_result
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
@@ -536,7 +562,13 @@ class Task(Generic[T, P, R]):
             raise ConfigurationError(
                 f"the handler of task {self.kind!r} is a generator; calling it does nothing"
             )
-        parameters = list(inspect.signature(self.handler).parameters.values())
+        try:
+            parameters = list(inspect.signature(self.handler).parameters.values())
+        except ValueError as exc:  # some that are written in C
+            raise ConfigurationError(
+                f"the handler of task {self.kind!r} says nothing about its parameters",
+                "Declare a plain function that calls it.",
+            ) from exc
         positional = [
             each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
         ]
@@ -570,7 +602,7 @@ class Task(Generic[T, P, R]):
         target = self.handler if inspect.isroutine(self.handler) else type(self.handler).__call__
         try:
             hints = typing.get_type_hints(target, include_extras=True)
-        except NameError as exc:
+        except Exception as exc:  # they are code: any error is possible
             raise ConfigurationError(
                 f"the annotations of task {self.kind!r} cannot be resolved: {exc}"
             ) from exc
@@ -660,7 +692,14 @@ class App:
             self._add(task)
             return task
 
-        return declare if handler is None else declare(handler)
+        if handler is None:
+            return declare
+        if not callable(handler):
+            raise ConfigurationError(
+                f"app.task({handler!r:.60}) declares no function",
+                "Name a kind like this: @app.task(kind='parse')",
+            )
+        return declare(handler)
 
     def include(self, other: App) -> None:
         """Take over the tasks of another app: one app per module, one for the worker."""
@@ -735,6 +774,7 @@ class Outcome:
 
 LONGEST_MESSAGE = 2_000
 LONGEST_TRACEBACK = 8_000
+LONGEST_CHAIN = 20
 
 # Another attempt cannot help: the payload and the code are what they are.
 _FINAL = (NotDecodable, ResultNotEncodable, Fail)
@@ -810,11 +850,23 @@ def describe(exception: BaseException) -> str:
 
 def _frames(exception: BaseException) -> list[str]:
     """Where it was raised, after where its causes were; long messages and deep recursion cut short."""
-    cause = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)
-    before = [] if cause is None or cause is exception else [*_frames(cause), ""]
-    last = traceback.format_tb(exception.__traceback__, limit=-20)
-    name = type(exception).__qualname__
-    return [*before, "".join(last).rstrip("\n"), f"{name}: {_clean(_message(exception), 500)}"]
+    found: list[str] = []
+    for each in reversed(_causes(exception)):
+        last = traceback.format_tb(each.__traceback__, limit=-20)
+        name = type(each).__qualname__
+        found += [""] * bool(found)
+        found += ["".join(last).rstrip("\n"), f"{name}: {_clean(_message(each), 500)}"]
+    return found
+
+
+def _causes(exception: BaseException) -> list[BaseException]:
+    """The exception and what led to it, the newest ones: a chain may be long, and may lead back to itself."""
+    chain: list[BaseException] = []
+    current: BaseException | None = exception
+    while current is not None and len(chain) < LONGEST_CHAIN and not any(current is each for each in chain):
+        chain.append(current)
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return chain
 
 
 def _message(exception: BaseException) -> str:

@@ -12,7 +12,6 @@ aborts the transaction like every error of PostgreSQL; put the call in a savepoi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -28,6 +27,7 @@ from fairq.errors import (
     InvalidTime,
     NotEncodable,
     OutOfRange,
+    is_within,
 )
 from fairq.queries import client as queries
 
@@ -384,7 +384,7 @@ def _check_options(options: Options) -> None:
     timeout = options.timeout
     if timeout is not None:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds <= 1e9:
+        if not is_within(seconds, 1e-6, 1e9):
             raise InvalidTime(
                 f"the timeout is {timeout!r}", "Seconds or a timedelta, more than 0; None: no limit."
             )
@@ -398,8 +398,7 @@ def _check_priority(priority: object) -> None:
 
 
 def _check_cost(cost: object) -> None:
-    fits = isinstance(cost, int | float) and not isinstance(cost, bool) and math.isfinite(cost)
-    if not fits or not 0.001 <= float(cost) <= 1_000_000:  # type: ignore[arg-type]
+    if not is_within(cost, 0.001, 1_000_000):
         raise InvalidCost(
             f"the cost is {cost!r}", "Relative to an ordinary task of cost 1: 0.001 to 1000000."
         )

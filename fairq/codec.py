@@ -189,7 +189,7 @@ def _simplify_other(value: Any) -> Any:
     if hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__"):
         return _from_msgspec(value)
     if dataclasses.is_dataclass(cls):
-        return _object({field.name: getattr(value, field.name) for field in dataclasses.fields(cls)})
+        return _fields_to_object(value, dataclasses.fields(cls))
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, bool | int):
@@ -204,6 +204,14 @@ def _simplify_other(value: Any) -> Any:
         return sorted(_array(value), key=_write)
     hint = " (base64 makes text of it)" if isinstance(value, bytes | bytearray | memoryview) else ""
     raise _Refusal(f"is of type {_name(cls)}, which has no JSON form{hint}")
+
+
+def _fields_to_object(value: Any, fields: Iterable[dataclasses.Field[Any]]) -> dict[str, Any]:
+    try:
+        found = {field.name: getattr(value, field.name) for field in fields}
+    except AttributeError as exc:  # init=False, and nobody has set it
+        raise _Refusal(f"is a {_name(type(value))} with a field that has no value: {exc.name}") from exc
+    return _object(found)
 
 
 def _seconds(value: timedelta) -> int | float:
@@ -267,6 +275,8 @@ class Decoder:
             value = _loads(text)
         except ValueError as exc:
             raise NotDecodable(root, f"is not JSON: {exc}") from exc
+        except RecursionError:
+            raise NotDecodable(root, "is nested too deeply") from None
         return self.plain(value, root)
 
     def plain(self, value: Any, root: str = "payload") -> Any:
@@ -401,7 +411,10 @@ def _an_int(value: Any) -> int:
 def _a_float(value: Any) -> float:
     # 1.0 is written as 1 by many, and by jsonb it is not changed: 1.0 stays 1.0.
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            pass
     raise _wanted("a number", value)
 
 
@@ -426,7 +439,7 @@ def _a_timedelta(value: Any) -> timedelta:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return timedelta(seconds=value)
-        except OverflowError:
+        except (OverflowError, ValueError):
             pass
     raise _wanted("a number of seconds", value)
 
@@ -607,7 +620,7 @@ def _lazily(build: Callable[[], Sequence[_Field]]) -> Callable[[], Sequence[_Fie
 def _hints(cls: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(cls, include_extras=True)
-    except NameError as exc:
+    except Exception as exc:  # they are code: any error is possible
         raise ConfigurationError(f"the annotations of {_name(cls)} cannot be resolved: {exc}") from exc
 
 

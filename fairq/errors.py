@@ -305,6 +305,11 @@ class Cancelled(TaskError):
     code = "cancelled"
 
 
+def is_within(value: object, least: float, most: float) -> bool:
+    """A number between these. Neither true nor NaN is one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
 class Fail(TaskError):
     """Raise it in a handler: the task ends as failed now, whatever attempts are left. `code` is your own."""
 
@@ -331,7 +336,7 @@ class Retry(TaskError):
     ) -> None:
         super().__init__(message)
         self.delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
-        if self.delay is not None and not 0 <= self.delay <= LONGEST_PAUSE:
+        if self.delay is not None and not is_within(self.delay, 0, LONGEST_PAUSE):
             raise ConfigurationError(f"Retry(delay={delay!r}) is out of range", "Seconds: 0 to ten years.")
         self.code = code
 

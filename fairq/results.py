@@ -21,11 +21,19 @@ from datetime import datetime
 from typing import Any, Literal, overload
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from fairq.client import identity
 from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
-from fairq.errors import DatabaseError, InTransaction, NoSuchTask, ResultTimeout, TaskFailed, translating
+from fairq.errors import (
+    DatabaseError,
+    InTransaction,
+    InvalidTime,
+    NoSuchTask,
+    ResultTimeout,
+    TaskFailed,
+    translating,
+)
 from fairq.queries import client as queries
 from fairq.queries import driver
 
@@ -71,6 +79,10 @@ def result(
     Raises ResultTimeout, NoSuchTask (also for one whose retention is over), and InTransaction where the wait
     could never end: commit before you wait.
     """
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise InvalidTime(
+            f"the timeout of a wait is {timeout!r:.60}", "Seconds: 0 only looks, None waits for ever."
+        )
     steps = _steps(id, timeout)
     return _drive_async(conn, id, steps) if is_async(conn) else _drive(conn, id, steps)
 
@@ -235,10 +247,13 @@ _UNLISTEN = Call(driver.Call(driver.Statement[None]("exec", "unlisten fairq_done
 
 
 def _may_listen(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    """LISTEN takes effect at a commit. And where the application listens itself, its notifications are its
-    own.
-    """
-    return conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE
+    """LISTEN takes effect at a commit, which in a pipeline is for the application to say."""
+    info = conn.info
+    return (
+        conn.autocommit
+        and info.transaction_status == TransactionStatus.IDLE
+        and info.pipeline_status == PipelineStatus.OFF
+    )
 
 
 def _watch_call(id: int) -> Call[bool, bool]:
@@ -246,17 +261,20 @@ def _watch_call(id: int) -> Call[bool, bool]:
 
 
 def _listens(conn: psycopg.Connection[Any], id: int) -> bool:
-    """Listen, then watch: an end in between is found by the look that follows."""
+    """Listen, then watch: an end in between is found by the look that follows. Where the application listens
+    itself, its notifications are its own.
+    """
     if not _may_listen(conn) or run(conn, _LISTENS):
         return False
     try:
         run(conn, _LISTEN)
         run(conn, _watch_call(id))
-    except DatabaseError as exc:
-        if exc.sqlstate not in _NOT_ALLOWED:
-            raise
-        run(conn, _UNLISTEN)
-        return False
+    except BaseException as exc:
+        if not conn.closed:
+            run(conn, _UNLISTEN)
+        if isinstance(exc, DatabaseError) and exc.sqlstate in _NOT_ALLOWED:
+            return False
+        raise
     return True
 
 
@@ -266,11 +284,12 @@ async def _listens_async(conn: psycopg.AsyncConnection[Any], id: int) -> bool:
     try:
         await run(conn, _LISTEN)
         await run(conn, _watch_call(id))
-    except DatabaseError as exc:
-        if exc.sqlstate not in _NOT_ALLOWED:
-            raise
-        await run(conn, _UNLISTEN)
-        return False
+    except BaseException as exc:
+        if not conn.closed:
+            await run(conn, _UNLISTEN)
+        if isinstance(exc, DatabaseError) and exc.sqlstate in _NOT_ALLOWED:
+            return False
+        raise
     return True
 
 

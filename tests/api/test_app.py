@@ -111,7 +111,7 @@ class Service:
     def method(self, payload: int) -> None: ...
 
 
-HANDLERS = [no_payload, third, only_keywords, generator, async_generator, Service.method]
+HANDLERS = [no_payload, third, only_keywords, generator, async_generator, Service.method, int, "parse", 5]
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
@@ -157,6 +157,24 @@ def test_a_lambda_needs_a_kind() -> None:
 def test_options_out_of_range_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(fairq.Refused):
         fairq.App().task(**options)(lambda payload: None)
+
+
+def test_what_is_no_policy_is_refused_at_once() -> None:
+    """Else nobody would know before the first handler fails."""
+    with pytest.raises(fairq.ConfigurationError, match="has retry=5"):
+        fairq.App().task(retry=5)(lambda payload: None)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("annotation", ["Nowhere", "typing.Nowhere", "1 +", "1 / 0"])
+def test_an_annotation_that_is_no_type_is_told_with_the_other_problems(annotation: str) -> None:
+    app = fairq.App()
+
+    @app.task
+    def parse(payload: Any) -> None: ...
+
+    parse.handler.__annotations__["payload"] = annotation
+    (problem,) = app.problems()
+    assert "the annotations of task 'parse' cannot be resolved" in problem
 
 
 def by_keyword(payload: int, *, ctx: fairq.Context) -> int:
@@ -337,6 +355,9 @@ def test_pauses_double_up_to_the_cap() -> None:
         {"factor": 0.5},
         {"jitter": 1.5},
         {"base": float("nan")},
+        {"base": "2"},
+        {"cap": None},
+        {"jitter": True},
         {"on": ValueError},
         {"never": ("x",)},
     ],
@@ -346,7 +367,7 @@ def test_a_policy_out_of_range_is_refused(options: dict[str, Any]) -> None:
         fairq.Backoff(**options)
 
 
-@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), timedelta(days=-1), 1e12])
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), timedelta(days=-1), 1e12, "5"])
 def test_a_pause_that_cannot_be_is_refused(delay: Any) -> None:
     with pytest.raises(fairq.ConfigurationError):
         fairq.Retry(delay=delay)
@@ -444,6 +465,16 @@ def test_an_exception_that_cannot_be_shown_is_stored_all_the_same() -> None:
             raise RuntimeError
 
     assert json.loads(describe(Broken()))["message"] == "Broken"
+
+
+def test_causes_that_lead_in_a_circle_are_each_told_once() -> None:
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__, second.__cause__ = second, first
+    with pytest.raises(ValueError, match="first") as caught:
+        raise first
+    told = json.loads(describe(caught.value))["traceback"]
+    assert (told.count("ValueError: first"), told.count("KeyError: 'second'")) == (1, 1)
+    assert told.index("KeyError") < told.index("ValueError: first")
 
 
 def test_a_misfit_payload_stores_no_traceback_and_a_handlers_own_error_does() -> None:

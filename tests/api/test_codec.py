@@ -52,6 +52,12 @@ class Page:
 
 
 @dataclasses.dataclass
+class Half:
+    number: int
+    rest: int = dataclasses.field(init=False)
+
+
+@dataclasses.dataclass
 class Document:
     file: str
     pages: list[Page] = dataclasses.field(default_factory=list)
@@ -294,6 +300,7 @@ LOOP.append(LOOP)
         ({"a": Page}, "payload.a", "type"),
         ({"a": Color}, "payload.a", "EnumType"),
         ({"a": Struct("a", MOMENT, Decimal(1), timedelta(0), [Unknown()])}, "payload.a", "msgspec"),  # type: ignore[list-item]
+        ({"a": Half(1)}, "payload.a", "no value: rest"),
         ({"a": Model.model_construct(file=Unknown(), at=MOMENT)}, "payload.a", "pydantic"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -316,6 +323,9 @@ def test_what_has_no_json_form_is_refused_with_the_way_to_it(value: Any, path: s
         (Document, '{"file": "a", "at": "yesterday"}', "payload.at"),
         (Document, '{"file": "a", "parent": {"file": 1}}', "payload.parent.file"),
         (Document, "[]", "payload"),
+        (float, "1" + "0" * 400, "payload"),
+        (list[timedelta], "[NaN]", "payload[0]"),
+        (Any, "[" * 200_000 + "]" * 200_000, "payload"),
         (int, "1.0", "payload"),
         (int, "true", "payload"),
         (float, "true", "payload"),

@@ -130,6 +130,8 @@ def test_a_savepoint_survives_an_error_of_the_engine(
         ({"cost": 0}, fairq.InvalidCost),
         ({"cost": float("nan")}, fairq.InvalidCost),
         ({"cost": "1"}, fairq.InvalidCost),
+        ({"cost": 10**400}, fairq.InvalidCost),
+        ({"timeout": 10**400}, fairq.InvalidTime),
         ({"run_at": datetime(2030, 1, 1)}, fairq.InvalidTime),
         ({"expires_at": "tomorrow"}, fairq.InvalidTime),
         ({"timeout": 0}, fairq.InvalidTime),

@@ -90,6 +90,16 @@ def test_a_rollback_takes_back_effects_and_end(opened: Opened, taker: Taker, gro
     assert effects.fetchone() == (0,)
 
 
+def test_who_ends_a_task_twice_is_told_so(opened: Opened, taker: Taker, group: str) -> None:
+    fairq.enqueue(taker.conn, group)
+    ctx = taker.pop(group)
+    opened.finish(ctx.finish_in(opened.conn))
+    with pytest.raises(fairq.NotHeld) as caught:
+        opened.finish(ctx.finish_in(opened.conn))
+    assert "Call it once" in str(caught.value.hint)
+    opened.rollback()
+
+
 def test_who_lost_the_task_cannot_end_it_and_is_made_to_roll_back(
     opened: Opened, taker: Taker, group: str
 ) -> None:

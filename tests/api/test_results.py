@@ -11,7 +11,7 @@ import pytest
 
 import fairq
 from fairq import results
-from fairq.queries import client
+from fairq.queries import client, driver
 from fairq.results import TaskResult
 from tests.api.kinds import Opened
 from tests.support import plans
@@ -83,6 +83,39 @@ def test_a_wait_that_is_too_long_ends_on_every_kind_of_connection(opened: Opened
         opened.finish(fairq.result(opened.conn, id, timeout=0.05))
     assert isinstance(caught.value, TimeoutError)
     opened.rollback()
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "5", timedelta(seconds=5)])
+def test_a_timeout_that_is_none_is_refused(db: psycopg.Connection[Any], timeout: Any) -> None:
+    """A wait for NaN seconds would never end."""
+    with pytest.raises(fairq.InvalidTime, match="timeout of a wait"):
+        fairq.result(db, 1, timeout=timeout)
+
+
+def test_a_wait_in_a_pipeline_in_autocommit_ends_too(shared: Database, taker: Worker, group: str) -> None:
+    with psycopg.connect(shared.dsn, autocommit=True) as conn, conn.pipeline() as pipeline:
+        id = fairq.enqueue(conn, group)
+        with pytest.raises(fairq.InTransaction):
+            fairq.result(conn, id, timeout=5)
+        pipeline.sync()
+        with pytest.raises(fairq.ResultTimeout):
+            fairq.result(conn, id, timeout=0.05)
+        waiting = call_in_background(lambda: fairq.result(conn, id, timeout=60))
+        taker.finish(id)
+        assert finished(waiting).outcome == "succeeded"
+
+
+def test_a_wait_that_cannot_watch_leaves_nothing_listened_to(
+    shared: Database, taker: Worker, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(shared.dsn, autocommit=True) as conn:
+        id = fairq.enqueue(conn, group)
+        broken = driver.Call(driver.Statement[Any]("one", "select 1 / 0"), ())
+        monkeypatch.setattr(client, "watch_task_call", lambda id: broken)
+        with pytest.raises(fairq.DatabaseError):
+            fairq.result(conn, id, timeout=5)
+        assert conn.execute("select * from pg_listening_channels()").fetchall() == []
+        assert fairq.cancel(conn, id)
 
 
 @pytest.mark.parametrize("autocommit", [True, False], ids=["listening", "polling"])
