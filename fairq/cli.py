@@ -26,6 +26,7 @@ __all__ = [
     "Failure",
     "answer",
     "dsn_option",
+    "failure_of",
     "json_option",
     "main",
     "wants_json",
@@ -188,8 +189,10 @@ class Commands(click.Group):
             ctx.exit(Exit.OK)
         except Exception as exc:
             if os.environ.get("FAIRQ_TRACEBACK"):
-                traceback.print_exc()
-            raise _failure(exc) from exc
+                from fairq.dsn import mask
+
+                click.echo(mask(traceback.format_exc()), err=True)
+            raise failure_of(exc) from exc
 
 
 def _usage_failure(exc: click.UsageError) -> Failure:
@@ -209,7 +212,7 @@ def _there(command: Command) -> bool:
         return False
 
 
-def _failure(exc: Exception) -> Failure:
+def failure_of(exc: Exception) -> Failure:
     """How an exception ends the command. Ours say themselves; texts from elsewhere may hold a password."""
     from fairq.dsn import mask
     from fairq.errors import FairqError

@@ -6,14 +6,17 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from fairq.cli import Exit, dsn_option, json_option, wants_json
-from fairq.errors import ConfigurationError, UnknownQueue
+from fairq.cli import Exit, dsn_option, failure_of, json_option, wants_json
+from fairq.dsn import VARIABLES, mask
+from fairq.errors import ConfigurationError, FairqError, UnknownQueue
 from fairq.worker.config import Settings, queues_of
 
+LISTEN_DSN = "FAIRQ_LISTEN_DSN"
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -99,7 +102,10 @@ LEVELS = ("debug", "info", "warning", "error")
     help="Longest pause between two looks for work. Default: 5, or 1 without LISTEN.",
 )
 @click.option(
-    "--listen-dsn", metavar="DSN", help="Where to LISTEN, if --dsn leads through a pooler by transaction."
+    "--listen-dsn",
+    metavar="DSN",
+    envvar=LISTEN_DSN,
+    help="Where to LISTEN, if --dsn leads through a pooler by transaction. Default: FAIRQ_LISTEN_DSN.",
 )
 @click.option("--no-listen", is_flag=True, help="Only poll.")
 @click.option(
@@ -201,27 +207,52 @@ def work(
 
     worker = Worker(load_app(app), dsn, settings=settings, announce=_announce, also_wrong=problems)
     if processes > 1 and LIFELINE not in os.environ:
-        sys.exit(supervise([sys.executable, "-m", "fairq", *sys.argv[1:]], processes, settings.grace))
+        args, secrets = hide_dsns(sys.argv[1:])
+        sys.exit(supervise([sys.executable, "-m", "fairq", *args], processes, settings.grace, secrets))
     watch_supervisor(worker.stop)
+    code: int = Exit.OK
     try:
         worker.run(handle_signals=True)
     except UnknownQueue as exc:
         raise ConfigurationError(str(exc), exc.hint) from exc  # wrong usage: no restart helps
-    finally:
-        _end_for_good(worker.left_behind)
-
-
-def _end_for_good(left_behind: int) -> None:
-    """Threads of handlers that hang must not keep the process: Python would wait for some kinds of them."""
-    if left_behind and sys.exc_info()[0] is None:
+    except FairqError as exc:
+        if not worker.left_behind:
+            raise
+        failure = failure_of(exc)
+        failure.show()
+        code = failure.exit_code
+    if worker.left_behind:
+        # Threads of handlers that hang must not keep the process: Python would wait for some kinds of them.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(Exit.OK)
+        os._exit(code)
+
+
+def hide_dsns(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Arguments without connection strings, and these for the environment: everybody may see arguments."""
+    names = {"--dsn": VARIABLES[0], "--listen-dsn": LISTEN_DSN}
+    kept: list[str] = []
+    secrets: dict[str, str] = {}
+    rest = iter(args)
+    for arg in rest:
+        option, sign, value = arg.partition("=")
+        if option in names:
+            secrets[names[option]] = value if sign else next(rest, "")
+        else:
+            kept.append(arg)
+    return kept, secrets
 
 
 def _announce(line: str) -> None:
     click.echo(json.dumps({"started": line}) if wants_json() else line)
     sys.stdout.flush()
+
+
+class _Lines(logging.Formatter):
+    """Also tracebacks, and what libraries log, show no password."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return mask(super().format(record))
 
 
 class _JsonLines(logging.Formatter):
@@ -230,17 +261,15 @@ class _JsonLines(logging.Formatter):
             "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "action": getattr(record, "action", None),
-            "message": record.getMessage(),
+            "message": mask(record.getMessage()),
         }
         if record.exc_info:
-            document["traceback"] = self.formatException(record.exc_info)
+            document["traceback"] = mask(self.formatException(record.exc_info))
         return json.dumps({key: value for key, value in document.items() if value is not None})
 
 
 def _log(level: str) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        _JsonLines() if wants_json() else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
-    )
+    handler.setFormatter(_JsonLines() if wants_json() else _Lines("%(asctime)s %(levelname)-7s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("fairq").setLevel(level.upper())

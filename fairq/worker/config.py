@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = ["Limits", "Mode", "Settings", "banner", "limits", "problems", "queues_of"]
@@ -46,7 +46,7 @@ class Settings:
     name: str = ""
     """Shown in fairq.worker_stats. Empty: host and process id."""
     listen: bool = True
-    listen_dsn: str | None = None
+    listen_dsn: str | None = field(default=None, repr=False)
     """Where to LISTEN, when `dsn` leads through a pooler that hands out connections by transaction."""
     notify_poll_interval_ms: int | None = None
     """Longest pause between two looks at the queues. None: 5000, or 1000 without LISTEN."""

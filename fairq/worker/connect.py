@@ -7,7 +7,15 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fairq.errors import FairqError, UnknownWorker, is_retryable, sqlstate_of, translate
 
-__all__ = ["FAILURES", "conninfo", "explain", "is_about_data", "is_unknown_worker", "is_worth_a_try"]
+__all__ = [
+    "FAILURES",
+    "conninfo",
+    "explain",
+    "is_about_data",
+    "is_read_only",
+    "is_unknown_worker",
+    "is_worth_a_try",
+]
 
 # What a database, or the way to it, can raise.
 FAILURES = (psycopg.Error, OSError)
@@ -50,6 +58,11 @@ def is_about_data(exc: BaseException) -> bool:
 def is_worth_a_try(exc: BaseException) -> bool:
     """Whether the statement itself is in order, and only the moment is not."""
     return isinstance(exc, OSError) or is_retryable(exc)
+
+
+def is_read_only(exc: BaseException) -> bool:
+    """The primary is none any more: the connection holds, a new one leads to where one may write."""
+    return sqlstate_of(exc) == "25006"
 
 
 def explain(exc: BaseException) -> FairqError:

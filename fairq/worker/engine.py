@@ -36,6 +36,7 @@ from fairq.worker.connect import (
     conninfo,
     explain,
     is_about_data,
+    is_read_only,
     is_unknown_worker,
     is_worth_a_try,
 )
@@ -198,8 +199,13 @@ class Engine:
             # give back what we can, quickly.
             self.stop_level = 2
             self.stop_at = time.monotonic()
-            with contextlib.suppress(Exception):
-                await asyncio.shield(self._wind_down())
+            ending = self.loop.create_task(self._wind_down(), name="fairq-end")
+            try:
+                with contextlib.suppress(Exception):
+                    await asyncio.shield(ending)
+            finally:  # cancelled once more: nothing of ours goes on behind the caller's back
+                ending.cancel()
+                await asyncio.wait([ending])
             raise
         finally:
             await self._close(pulse)
@@ -496,11 +502,13 @@ class Engine:
             held.ends = turn.ends + held.ends
             held.releases = turn.releases + held.releases
             held.checks = turn.checks + held.checks
-            if not is_about_data(exc):
-                held.report_again(turn.reports)
             if isinstance(exc, (*FAILURES, UnicodeError)):
+                if is_worth_a_try(exc):
+                    held.report_again(turn.reports)
                 await self._turn_failed(exc, turn)
                 return
+            # Cancelled, perhaps with half of a turn on its way: what ends the worker gets a new connection.
+            await self.database.disconnect()
             raise
         self.database.succeeded()
         if self.apart and not turn.ends and turn.pop:
@@ -629,7 +637,7 @@ class Engine:
             return
         if not is_worth_a_try(exc):
             self.apart = True
-        if broken or not is_worth_a_try(exc):
+        if broken or is_read_only(exc) or not is_worth_a_try(exc):
             await self.database.disconnect()
         self.database.failed(exc, "to take a turn")
 

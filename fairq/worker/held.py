@@ -17,7 +17,6 @@ from typing import Any, Final
 from fairq.app import App, Context, Outcome, describe, outcome_of
 from fairq.dsn import mask
 from fairq.errors import FairqError, FinishLost, ResultNotEncodable
-from fairq.queries import driver
 from fairq.queries.workers import PopTasksRow
 from fairq.worker.connect import explain
 from fairq.worker.handlers import RELEASE, Entry, Loopside, Threads, conclude, seconds_of, timed_out
@@ -175,10 +174,7 @@ class Held:
             self.threads.add(entry)
 
     def progressed(self, ctx: Context) -> None:
-        """In the handler's thread, so that what cannot be written is its own error."""
-        progress = ctx.last_progress
-        if progress is not None:
-            float(progress.done), driver.maybe(float, progress.total)
+        """In the handler's thread."""
         entry = self.by_id.get(ctx.id)
         if entry is not None and entry.ctx is ctx:
             self.reports[ctx.id] = entry
@@ -188,10 +184,10 @@ class Held:
                     self._loop.call_soon_threadsafe(self._wake)
 
     def report_again(self, entries: Iterable[Entry]) -> None:
-        """Reports that were not written, of those that still run."""
+        """Reports that were not sent after all, but for those of tasks that ended meanwhile."""
         for entry in entries:
             if self.by_id.get(entry.row.id) is entry:
-                self.reports[entry.row.id] = entry
+                self.reports.setdefault(entry.row.id, entry)
 
     # --- How it ends ---
 
@@ -210,14 +206,7 @@ class Held:
             self.checks.append(entry)
             self._wake()
             return
-        try:
-            outcome = conclude(entry, exception, result)
-            if outcome.retry_delay is not None:
-                timedelta_of(outcome.retry_delay)
-        except Exception as exc:  # its own text cannot be had, its delay is no number, or something like that
-            outcome = Outcome(
-                "retry", error=describe(RuntimeError(f"no account of it: {type(exc).__name__}"))
-            )
+        outcome = _account(lambda: conclude(entry, exception, result))
         if exception is not None:
             _log_end(entry, exception, outcome)
         self._write_down(entry, outcome)
@@ -292,7 +281,7 @@ class Held:
             self.abandoned,
             extra={"action": "abandoned", "task_id": entry.row.id},
         )
-        self._write_down(entry, outcome_of(timed_out(entry), entry.task, entry.row.attempt))
+        self._write_down(entry, _account(lambda: outcome_of(timed_out(entry), entry.task, entry.row.attempt)))
         if self.abandoned >= self._slots:
             self._stuck()
 
@@ -317,6 +306,17 @@ class Held:
         for entry in self.entries:
             self._leave_behind(entry)
             self.releases.append(entry)
+
+
+def _account(judge: Callable[[], Outcome]) -> Outcome:
+    """What `judge` says. An end is written also where it fails."""
+    try:
+        outcome = judge()
+        if outcome.retry_delay is not None:
+            timedelta_of(outcome.retry_delay)
+    except Exception as exc:  # the error's text cannot be had, its delay is no number, or something like that
+        return Outcome("retry", error=describe(RuntimeError(f"no account of it: {type(exc).__name__}")))
+    return outcome
 
 
 def _log_end(entry: Entry, exception: BaseException, outcome: Outcome) -> None:

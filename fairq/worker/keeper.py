@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ LAST_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class KeeperPlan:
-    conninfo: str
+    conninfo: str = field(repr=False)
     heartbeat: float
     lease: float
     maintain_every: float

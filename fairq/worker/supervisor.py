@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
@@ -82,15 +82,18 @@ class _State:
     children: list[Child] = field(default_factory=list)
 
 
-def supervise(argv: Sequence[str], processes: int, grace: float) -> int:
-    """Run `argv` so many times until all are done or a signal ends them. Returns the exit code."""
+def supervise(argv: Sequence[str], processes: int, grace: float, env: Mapping[str, str] | None = None) -> int:
+    """Run `argv` so many times until all are done or a signal ends them. Returns the exit code.
+
+    `env` is added to the environment of each.
+    """
     state = _State(children=[Child(number) for number in range(1, processes + 1)])
     lifeline, held = os.pipe()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     try:
         with _signals(state, grace, wake_write):
-            while _tend(state, argv, lifeline):
+            while _tend(state, argv, env or {}, lifeline):
                 _rest(wake_read)
     finally:
         for child in state.children:
@@ -136,7 +139,7 @@ def _pass_on(state: _State, number: signal.Signals) -> None:
             child.process.send_signal(number)
 
 
-def _tend(state: _State, argv: Sequence[str], lifeline: int) -> bool:
+def _tend(state: _State, argv: Sequence[str], env: Mapping[str, str], lifeline: int) -> bool:
     """Look after every child once. False: there is nothing left to look after."""
     now = time.monotonic()
     if state.stop_level > state.told_level:
@@ -147,7 +150,7 @@ def _tend(state: _State, argv: Sequence[str], lifeline: int) -> bool:
         if child.process is not None and child.process.poll() is not None:
             _bury(state, child, now)
         if child.process is None and not child.done and not state.stop_level and now >= child.start_at:
-            _start(state, child, argv, lifeline)
+            _start(state, child, argv, env, lifeline)
     alive = [child for child in state.children if child.process is not None]
     if state.kill_at is not None and now > state.kill_at:
         for child in alive:
@@ -158,15 +161,19 @@ def _tend(state: _State, argv: Sequence[str], lifeline: int) -> bool:
     return bool(alive) or waiting
 
 
-def _start(state: _State, child: Child, argv: Sequence[str], lifeline: int) -> None:
-    child.process = subprocess.Popen(
-        list(argv),
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, LIFELINE: str(lifeline)},
-        pass_fds=(lifeline,),
-        start_new_session=True,
-    )
+def _start(state: _State, child: Child, argv: Sequence[str], env: Mapping[str, str], lifeline: int) -> None:
     child.started_at = time.monotonic()
+    try:
+        child.process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **env, LIFELINE: str(lifeline)},
+            pass_fds=(lifeline,),
+            start_new_session=True,
+        )
+    except OSError as exc:  # no memory, no process to be had, the program being replaced: the others go on
+        _start_later(child, child.started_at, f"cannot be started: {exc}")
+        return
     if state.stop_level:  # the signal came while it was being made
         child.process.send_signal(signal.SIGTERM if state.stop_level == 1 else signal.SIGQUIT)
 
@@ -189,13 +196,23 @@ def _bury(state: _State, child: Child, now: float) -> None:
         state.kill_at = now + PATIENCE_SECONDS
         _pass_on(state, signal.SIGTERM)
         return
+    how = f"signal {_name(-code)}" if code < 0 else f"exit code {code}"
+    _start_later(child, now, f"ended with {how}", code)
+
+
+def _name(number: int) -> str:
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, str(number))  # real-time signals have no names
+
+
+def _start_later(child: Child, now: float, what: str, code: int | None = None) -> None:
     child.crashes = 1 if now - child.started_at >= STEADY_SECONDS else child.crashes + 1
     pause = restart_pause(child.crashes)
     child.start_at = now + pause
     log.warning(
-        "process %d ended with %s; starting it again in %.1f s",
+        "process %d %s; starting it again in %.1f s",
         child.number,
-        f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}",
+        what,
         pause,
         extra={"action": "restart", "exit_code": code},
     )

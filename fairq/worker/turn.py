@@ -127,8 +127,8 @@ def report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[in
         worker_id=worker_id,
         ids=[id for id, _, _ in told],
         attempts=[attempt for _, attempt, _ in told],
-        done=[float(progress.done) for _, _, progress in told],
-        totals=_unless_empty([driver.maybe(float, progress.total) for _, _, progress in told]),
+        done=[progress.done for _, _, progress in told],
+        totals=_unless_empty([progress.total for _, _, progress in told]),
         notes=_unless_empty([driver.maybe(_note, progress.note) for _, _, progress in told]),
     )
 

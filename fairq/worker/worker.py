@@ -7,7 +7,9 @@ import contextlib
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -66,7 +68,9 @@ class Worker:
         self._stop_level = 0
         self._owns_process = False
         self.left_behind = 0
-        """After the end: handlers that would not stop and are still running, in threads of this process."""
+        """After the end: handlers that would not stop and are still running, in threads of this process, and
+        what they had asyncio run in threads.
+        """
 
     def stop(self, *, now: bool = False) -> None:
         """End: let handlers finish within the grace time, or give back everything at once. From any
@@ -104,39 +108,60 @@ class Worker:
             if handle_signals:
                 stack.enter_context(_signals(self._signalled))
             loop = asyncio.new_event_loop()
+            # What asyncio.to_thread() takes. Python waits for its threads when the process ends, for ever if
+            # a call hangs that an async handler has long given up: so they are counted.
+            threads = ThreadPoolExecutor(thread_name_prefix=f"fairq-to-thread-{id(loop)}")
+            loop.set_default_executor(threads)
             try:
                 asyncio.set_event_loop(loop)
                 self._run_on(loop)
             finally:
                 asyncio.set_event_loop(None)
+                self.left_behind += _still_busy(threads, f"fairq-to-thread-{id(loop)}")
                 loop.close()
 
     def _run_on(self, loop: asyncio.AbstractEventLoop) -> None:
         main = loop.create_task(self.arun(), name="fairq-worker")
-        while True:
-            try:
-                loop.run_until_complete(main)
-                break
-            except (SystemExit, KeyboardInterrupt) as exc:
-                if main.done():
-                    raise
-                # asyncio lets these two fall through the loop when they come out of a task that a handler
-                # made.
-                if isinstance(exc, KeyboardInterrupt):
-                    self.stop(now=self._stop_level > 0)
-                else:
-                    log.error("a task of a handler called sys.exit(%s); it is ignored", exc.code)
-        leftover = asyncio.all_tasks(loop)
-        for each in leftover:
-            each.cancel()
-        if leftover:
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                loop.run_until_complete(asyncio.wait(leftover, timeout=UNWIND_SECONDS))
-        loop.run_until_complete(loop.shutdown_asyncgens())
+        try:
+            while not main.done():
+                try:
+                    loop.run_until_complete(main)
+                except (SystemExit, KeyboardInterrupt) as exc:
+                    if main.done():
+                        raise
+                    # asyncio lets these two fall through the loop when they come out of a task that a handler
+                    # made.
+                    if isinstance(exc, KeyboardInterrupt):
+                        self.stop(now=self._stop_level > 0)
+                    else:
+                        log.error("a task of a handler called sys.exit(%s); it is ignored", exc.code)
+        finally:
+            _tidy(loop)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         now = number == signal.SIGQUIT or self._stop_level > 0
         self.stop(now=now)
+
+
+def _tidy(loop: asyncio.AbstractEventLoop) -> None:
+    """What handlers left on the loop is told to end, and gets a moment for it."""
+    leftover = asyncio.all_tasks(loop)
+    for each in leftover:
+        each.cancel()
+    if leftover:
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_until_complete(asyncio.wait(leftover, timeout=UNWIND_SECONDS))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def _still_busy(threads: ThreadPoolExecutor, prefix: str) -> int:
+    """End the idle ones; how many are not."""
+    threads.shutdown(wait=False, cancel_futures=True)
+    mine = [thread for thread in threading.enumerate() if thread.name.startswith(prefix)]
+    until = time.monotonic() + UNWIND_SECONDS
+    for thread in mine:
+        thread.join(max(0.0, until - time.monotonic()))
+    return sum(thread.is_alive() for thread in mine)
 
 
 def _settings(settings: Settings | None, options: dict[str, Any]) -> Settings:

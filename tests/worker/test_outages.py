@@ -365,3 +365,24 @@ def test_a_worker_struck_off_while_its_breaker_was_open_goes_on_under_a_new_numb
         desk.enqueue("nothing")
         desk.wait_until(lambda: desk.live == 0, "both are done")
     assert desk.outcomes() == {"succeeded": 2}
+
+
+def test_a_primary_that_may_not_be_written_any_more_is_left_for_one_that_may(
+    own_server: embedded.Server,
+) -> None:
+    """HR19: the connection holds, so it would be used for ever; a new one is asked first."""
+    with own_desk(own_server) as desk:
+        with worker_thread(
+            app, desk.dsn, db_retry_initial_ms=100, db_retry_max_ms=500, breaker_threshold=0, listen=False
+        ):
+            sessions = "select count(*) from pg_stat_activity where application_name = 'fairq worker'"
+            desk.wait_until(lambda: bool(desk.one(sessions)), "the worker is there")
+            desk.conn.execute("alter system set default_transaction_read_only = on")
+            desk.conn.execute("select pg_reload_conf()")
+            desk.wait_until(lambda: not desk.one(sessions), "it has let go of the connection")
+            desk.conn.execute("set default_transaction_read_only = off")
+            desk.conn.execute("alter system reset default_transaction_read_only")
+            desk.conn.execute("select pg_reload_conf()")
+            desk.enqueue("nothing")
+            desk.wait_until(lambda: desk.live == 0, "it works again")
+        assert desk.outcomes() == {"succeeded": 1}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
+from fairq.commands.work import hide_dsns
 from fairq.worker import supervisor
 from tests.support.processes import is_alive
 from tests.worker.running import Desk, children_of, lines_of, work_process
@@ -252,3 +256,62 @@ def test_a_supervisor_rests_after_a_signal(tmp_path: Path, monkeypatch: pytest.M
     assert supervisor.supervise([sys.executable, "-c", child], 1, 1.0) == 0
     assert mark.exists()
     assert looks < 50
+
+
+def test_a_call_that_hangs_in_a_thread_of_asyncio_does_not_keep_the_process(desk: Desk) -> None:
+    """HR7: the handler has ended, cancelled; Python would wait for its thread for ever."""
+    desk.enqueue("waits_for_a_thread", 3600)
+    with work_process(desk.dsn, "--grace", "0") as worker:
+        desk.wait_until(lambda: desk.effects("began") == 1, "the handler waits")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0, worker.output
+    assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)]
+    assert desk.workers == 0
+
+
+def test_no_password_is_among_the_arguments_of_a_child(desk: Desk) -> None:
+    """S6: everybody on the machine may read them."""
+    dsn = make_conninfo(desk.dsn, password="hunter2")
+    with work_process(desk.dsn, "-p", "2", "--dsn", dsn, f"--listen-dsn={dsn}") as parent:
+        desk.wait_until(lambda: len(lines_of(parent, ", listening")) == 2, "both children listen")
+        shown = subprocess.run(
+            ["ps", "-A", "-ww", "-o", "ppid=,args="], capture_output=True, text=True, check=True
+        )
+        children = [line for line in shown.stdout.splitlines() if line.split()[0] == str(parent.pid)]
+        assert len(children) == 2
+        assert all("work effects -p 2" in line and "hunter2" not in line for line in children)
+        parent.send(signal.SIGTERM)
+        assert parent.wait() == 0
+    assert "hunter2" not in parent.output
+
+
+@pytest.mark.parametrize(
+    ("args", "kept", "secrets"),
+    [
+        (["work", "app", "-p", "2"], ["work", "app", "-p", "2"], {}),
+        (["work", "--dsn", "a=b", "app"], ["work", "app"], {"FAIRQ_DSN": "a=b"}),
+        (["work", "--dsn=a=b", "app"], ["work", "app"], {"FAIRQ_DSN": "a=b"}),
+        (["work", "app", "--listen-dsn", "c"], ["work", "app"], {"FAIRQ_LISTEN_DSN": "c"}),
+    ],
+)
+def test_connection_strings_reach_children_by_the_environment(
+    args: list[str], kept: list[str], secrets: dict[str, str]
+) -> None:
+    assert hide_dsns(args) == (kept, secrets)
+
+
+def test_a_child_that_cannot_be_made_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S6: the program is being replaced, or the system is short of processes. The other children go on."""
+    program = tmp_path / "program"
+
+    def install(*args: Any) -> float:
+        program.write_text("#!/bin/sh\nexit 0\n")
+        program.chmod(0o700)
+        return 0.1
+
+    monkeypatch.setattr(supervisor, "restart_pause", install)
+    with caplog.at_level(logging.WARNING, "fairq.worker"):
+        assert supervisor.supervise([str(program)], 1, 1.0) == 0
+    assert "cannot be started" in caplog.text

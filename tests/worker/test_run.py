@@ -18,6 +18,7 @@ import pytest
 import fairq
 from fairq.errors import ConfigurationError, UnknownQueue
 from fairq.worker import Stuck, Worker
+from tests.support.database import Database
 from tests.worker.running import Desk, drain, worker_thread
 
 app = fairq.App()
@@ -1100,3 +1101,83 @@ def test_a_mistake_of_ours_gives_everything_back(desk: Desk, monkeypatch: pytest
         Worker(app, desk.dsn, concurrency=2).run()
     assert desk.rows("select distinct state from fairq.tasks where state in ('claimed', 'running')") == []
     assert desk.workers == 0
+
+
+def test_a_report_is_what_the_handler_said_when_it_said_it(desk: Desk) -> None:
+    """The note is a copy, and a refused report leaves the one before it: neither can harm the worker."""
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    def reports(payload: Any, ctx: fairq.Context) -> None:
+        note: dict[str, Any] = {"page": 1}
+        ctx.progress(1, None, note)
+        note["page"] = object()
+        for done, total in ((float("inf"), None), ("x", None), (10**400, None), (1, "x"), (1, float("nan"))):
+            with pytest.raises(fairq.ConfigurationError, match="which is no number"):
+                ctx.progress(done, total)  # type: ignore[arg-type]
+        release.wait(60)
+
+    id = desk.enqueue("reports")
+    with worker_thread(own, desk.dsn, grace=30.0):
+        query = "select done, total, note from fairq.progress where task_id = %s"
+        desk.wait_until(lambda: desk.rows(query, id) == [(1.0, None, {"page": 1})], "the report is there")
+        release.set()
+        desk.wait_until(lambda: desk.live == 0, "it ends")
+    assert desk.end(id)[0] == "succeeded", desk.end(id)
+
+
+def test_arun_cancelled_twice_leaves_nothing_behind(desk: Desk, database: Database) -> None:
+    """First in the middle of a turn, then while it signs off and the database is silent."""
+    own = fairq.App()
+
+    @own.task
+    async def nothing(payload: Any) -> None: ...
+
+    stuck = (
+        "select count(*) from pg_stat_activity where application_name = 'fairq worker'"
+        " and wait_event_type = 'Lock' and query like %s"
+    )
+    blocker = database.connect()
+
+    def wait_in(query: str) -> None:
+        desk.wait_until(lambda: bool(desk.one(stuck, f"%{query}%")), f"it waits in {query}")
+
+    async def main() -> None:
+        running = asyncio.create_task(Worker(own, desk.dsn, listen=False).arun())
+        await asyncio.to_thread(desk.wait_until, lambda: desk.workers == 1, "it is registered")
+        blocker.execute("lock table fairq.tasks in access exclusive mode")
+        for query in ("pop_tasks", "retire_worker"):
+            await asyncio.to_thread(wait_in, query)
+            running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+    blocker.rollback()
+    gone = "select count(*) from pg_stat_activity where application_name = 'fairq worker'"
+    desk.wait_until(lambda: desk.one(gone + " and datname = current_database()") == 0, "its session ends")
+
+
+def test_a_policy_that_fails_itself_does_not_keep_an_attempt_from_ending(desk: Desk) -> None:
+    own = fairq.App()
+    release = threading.Event()
+
+    class Broken(fairq.Backoff):
+        def retries(self, exception: BaseException) -> bool:
+            raise RuntimeError("a mistake in the policy")
+
+    @own.task(timeout=0.2, max_attempts=1, retry=Broken())
+    def hangs(payload: Any) -> None:
+        release.wait(60)
+
+    @own.task(max_attempts=1, retry=Broken())
+    def fails(payload: Any) -> None:
+        raise ValueError
+
+    ids = [desk.enqueue("hangs", max_attempts=1), desk.enqueue("fails", max_attempts=1)]
+    drain(own, desk.dsn, concurrency=2, abandon_after=0.2)
+    release.set()
+    assert [desk.end(id)[0] for id in ids] == ["failed", "failed"]
+    assert ["no account of it: RuntimeError" in desk.end(id)[3]["message"] for id in ids] == [True, True]

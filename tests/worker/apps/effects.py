@@ -66,6 +66,13 @@ async def blocks(payload: float, ctx: fairq.Context) -> None:
 
 
 @app.task
+async def waits_for_a_thread(payload: float, ctx: fairq.Context) -> None:
+    """Its coroutine can be cancelled, the call that it waits for cannot."""
+    await asyncio.to_thread(note, "began", ctx)
+    await asyncio.to_thread(time.sleep, payload)
+
+
+@app.task
 async def crashes(payload: Any, ctx: fairq.Context) -> None:
     """Takes its process along, at the first attempt."""
     note("ran", ctx)
