@@ -1373,9 +1373,10 @@ begin
     raise exception 'run_at or expires_at of a task of group "%" is infinite', p_group_key
       using errcode = 'QF009', hint = 'Leave it null instead.';
   end if;
-  if p_timeout is not null and p_timeout <= interval '0' then
-    raise exception 'the timeout % of a task of group "%" is not positive', p_timeout, p_group_key
-      using errcode = 'QF009', hint = 'Leave it null for no limit.';
+  -- Workers keep a length of time in types that end somewhere: one task that none of them can read would stop them all.
+  if p_timeout is not null and (p_timeout <= interval '0' or p_timeout > interval '1000000000 seconds') then
+    raise exception 'the timeout % of a task of group "%" is out of range', p_timeout, p_group_key
+      using errcode = 'QF009', hint = 'More than 0, at most 1000000000 seconds; null for no limit.';
   end if;
 end;
 $$;

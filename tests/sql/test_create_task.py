@@ -53,6 +53,8 @@ BAD_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("QF009", {"expires_at": "-infinity"}),
     ("QF009", {"timeout": "0"}),
     ("QF009", {"timeout": "-1 second"}),
+    ("QF009", {"timeout": "1000000001 seconds"}),
+    ("QF009", {"timeout": "3000000 years"}),
 ]
 
 
