@@ -28,14 +28,17 @@ _DEFAULTS: dict[str, str] = {
     "keepalives_idle": "20",
     "keepalives_interval": "5",
     "keepalives_count": "4",
-    "tcp_user_timeout": "60000",
 }
 
 
-def conninfo(dsn: str, application_name: str) -> str:
-    """The DSN with what a worker needs. Only options of the client, which no pooler refuses."""
+def conninfo(dsn: str, application_name: str, patience: float = 60.0) -> str:
+    """The DSN with what a worker needs. Only options of the client, which no pooler refuses.
+
+    `patience`: a peer whose machine acknowledges nothing for so many seconds is dead.
+    """
     given = {key for key, value in conninfo_to_dict(dsn).items() if value is not None}
-    more = {key: value for key, value in _DEFAULTS.items() if key not in given}
+    wanted = {**_DEFAULTS, "tcp_user_timeout": str(round(patience * 1000))}
+    more = {key: value for key, value in wanted.items() if key not in given}
     if "application_name" not in given:
         more["application_name"] = application_name
     return make_conninfo(dsn, **more, client_encoding="UTF8")

@@ -270,7 +270,8 @@ class Engine:
         settings = self.settings
         self.keeper = Keeper(
             KeeperPlan(
-                conninfo=conninfo(self.dsn, "fairq keeper"),
+                # Notices a dead peer, and is back on another connection, while the lease still holds.
+                conninfo=conninfo(self.dsn, "fairq keeper", min(60.0, settings.lease / 3)),
                 heartbeat=self.limits.heartbeat,
                 lease=settings.lease,
                 maintain_every=settings.maintain_interval_ms / 1000,

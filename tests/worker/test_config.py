@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 import fairq
 from fairq.errors import ConfigurationError
 from fairq.worker import Settings, Worker
 from fairq.worker.config import BOUNDS, banner, limits, problems, queues_of
+from fairq.worker.connect import conninfo
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
 
@@ -163,3 +165,10 @@ def test_the_line_at_the_start_says_the_limits_in_force() -> None:
         "worker 8 on default: 1 slot, prefetch 3 with claim lease 5s, claim batch 4,"
         " at most 2 waiting, lease 60s, not listening, polling every 1s, until nothing is left"
     )
+
+
+def test_the_keeper_notices_a_dead_peer_while_its_lease_still_holds() -> None:
+    given = conninfo_to_dict(conninfo("postgresql://db/shop", "fairq keeper", 20.0))
+    assert given["tcp_user_timeout"] == "20000"
+    own = conninfo_to_dict(conninfo("postgresql://db/shop?tcp_user_timeout=7000", "fairq keeper", 20.0))
+    assert own["tcp_user_timeout"] == "7000"
