@@ -8,7 +8,6 @@ hear it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Collection
@@ -61,8 +60,7 @@ class Listener:
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])  # whatever became of it: others have to be closed, too
             self._task = None
 
     async def _run(self) -> None:
