@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fairq.cli import Exit, dsn_option, failure_of, json_option, wants_json
 from fairq.dsn import VARIABLES, mask
-from fairq.errors import ConfigurationError, FairqError, UnknownQueue
+from fairq.errors import ConfigurationError, UnknownQueue
 from fairq.worker.config import Settings, queues_of
 
 LISTEN_DSN = "FAIRQ_LISTEN_DSN"
@@ -195,6 +196,11 @@ def work(
         problems.append("--once and --drain contradict each other")
     if not 1 <= processes <= 1000:
         problems.append(f"--processes is {processes}; it must be 1 to 1000")
+    source = click.get_current_context().get_parameter_source("listen_dsn")
+    if no_listen and source is ParameterSource.ENVIRONMENT:
+        options["listen_dsn"] = (
+            None  # it is for the workers that listen; only who types both contradicts himself
+        )
     settings = Settings(
         queues=served,
         mode="once" if once else "drain" if drain else "forever",
@@ -215,7 +221,7 @@ def work(
         worker.run(handle_signals=True)
     except UnknownQueue as exc:
         raise ConfigurationError(str(exc), exc.hint) from exc  # wrong usage: no restart helps
-    except FairqError as exc:
+    except Exception as exc:
         if not worker.left_behind:
             raise
         failure = failure_of(exc)

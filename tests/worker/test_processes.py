@@ -315,3 +315,8 @@ def test_a_child_that_cannot_be_made_is_tried_again(
     with caplog.at_level(logging.WARNING, "fairq.worker"):
         assert supervisor.supervise([str(program)], 1, 1.0) == 0
     assert "cannot be started" in caplog.text
+
+
+def test_a_worker_that_does_not_listen_minds_no_address_for_listening(desk: Desk) -> None:
+    with work_process(desk.dsn, "--no-listen", "--once", env={"FAIRQ_LISTEN_DSN": desk.dsn}) as worker:
+        assert worker.wait() == 0, worker.output
