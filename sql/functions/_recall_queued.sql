@@ -2,6 +2,8 @@
 -- to the earliest address that came free, so admission hands out the same addresses again, in order of priority.
 -- The same move takes the queued tasks of a paused group out of the order (p_below = null: all of them).
 -- A task that is being popped right now is locked, and keeps its address.
+-- Where groups share time, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
+-- a group would be forgiven an hour by cancelling one task.
 -- Returns the lanes as they are afterwards.
 -- Locks: tasks, queued rows with "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
@@ -16,7 +18,7 @@ declare
   v_lanes fairq.lanes[];
 begin
   with queued as materialized (
-    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position
+    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, coalesce(t.charge, t.cost) as charge
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no
       and t.queue = p_tick.queue
@@ -28,12 +30,12 @@ begin
   ),
   level as (
     select q.group_key, q.priority, min(q.sequence) as sequence, min(q.block) as block,
-      min(array[q.block, q.position]) as address, count(*) as tasks
+      min(array[q.block, q.position]) as address, count(*) as tasks, sum(q.charge) as charge
     from queued q
     group by q.group_key, q.priority
   ),
   freed as materialized (
-    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.tasks)::integer as tasks,
+    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.tasks)::integer as tasks, sum(l.charge) as charge,
       array_agg((l.priority, l.sequence)::fairq.cursor) as cursors
     from level l
     group by l.group_key
@@ -41,19 +43,24 @@ begin
   select (select array_agg(q.ctid) from queued q), coalesce(array_agg(
     case
       when f.group_key is null then l
-      else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, (f.allowance).look_at,
+      else (l.shard_no, l.last_priority, l.lane_no, l.version, greatest(f.block, f.due),
+        case when f.due > f.block then fairq._lane_position(l.lane_no) else f.position end, l.weight, (f.allowance).look_at,
         l.policy is null or (f.allowance).tasks > 0, l.keyed, l.queue, l.group_key,
         array(
           select (u.priority, min(u.sequence))::fairq.cursor
           from unnest(l.cursors || f.cursors) u
           group by u.priority
           order by u.priority desc
-        ), l.policy, f.gate, fairq._last_block(l.pace, f.block - 1))::fairq.lanes
+        ), l.policy, f.gate,
+        case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates)::fairq.pace end
+      )::fairq.lanes
     end), '{}')
   into v_ctids, v_lanes
   from unnest(p_lanes) l
   left join lateral (
     select d.group_key, d.block, d.position, d.cursors, x.gate,
+      -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
+      case when l.pace is distinct from null then l.finish - d.tasks - least(fairq._round() * d.charge / l.weight, 4e18)::bigint else d.block end as due,
       case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now) end as allowance
     from freed d
     cross join lateral (
