@@ -2746,6 +2746,7 @@ declare
   v_before fairq.ticks;
   v_promoted integer;
   v_waited boolean := false;
+  v_used_up bigint;
 begin
   perform fairq._touch_worker(p_shard_no, p_worker_id, v_now, true);
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
@@ -2766,7 +2767,7 @@ begin
     v_before := v_tick;
     v_promoted := null;
     if v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick) then
-      v_promoted := fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, v_queue)), false, v_round > 1);
+      v_promoted := fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, v_queue)), false, v_used_up);
       select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
     end if;
 
@@ -2795,6 +2796,7 @@ begin
     end if;
 
     exit when v_left = 0;
+    v_used_up := v_tick.tick;
     if v_promoted is null and v_left = p_limit and v_picked.expired is null and p_may_wait and not v_waited
       and (v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick))
     then
@@ -2813,7 +2815,7 @@ begin
     perform fairq._charge_meters(p_queue, p_limit - v_left, v_now);
   end if;
 
-  if v_left = 0 and v_picked.last_address >= array[v_tick.refill_block, v_tick.refill_position] then
+  if v_left = 0 and v_tick.horizon is not null and v_picked.last_address >= array[v_tick.refill_block, v_tick.refill_position] then
     perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, v_queue), false);
   end if;
 end;
@@ -2824,12 +2826,13 @@ comment on function fairq._pop(integer, text, integer, bigint, interval, boolean
 
 -- Promotion of one domain, top to bottom: due tasks, keys, rings, recalls, cancellations, admission, tick.
 -- Returns the number of tasks promoted, null when another session is at it and p_wait is false.
--- p_short says that the caller found the ready set used up: what is still queued before the horizon is being popped by others, and a pop
--- in flight, or one whose client hangs, must not keep the rest waiting.
+-- p_used_up is the tick whose ready set the caller found used up: what is still queued before the horizon is being popped by others, and a pop
+-- in flight, or one whose client hangs, must not keep the rest waiting. Who promoted since has seen to it: callers that waited for the lock
+-- would each add another ready set.
 -- Raises QF003, QF005 (see _lock_domain).
 -- Locks: domains, then tasks and lanes as the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
-create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_short boolean default false)
+create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_used_up bigint default null)
 returns integer
 language plpgsql
 volatile
@@ -2926,9 +2929,9 @@ begin
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
   -- as many tasks as the others and comes less far. Otherwise only the lanes just rung are looked at, and only for what comes before
   -- the horizon.
-  v_refill := p_short or v_tick.horizon is null or v_first.block is null
+  v_refill := coalesce(p_used_up = v_tick.tick, false) or v_first.block is null or v_tick.refill_block is null
     or (v_first.block, v_first.position) >= (v_tick.refill_block, v_tick.refill_position)
-    or (v_first.block, v_first.position) >= (v_tick.horizon, v_tick.horizon_position);
+    or coalesce((v_first.block, v_first.position) >= (v_tick.horizon, v_tick.horizon_position), false);
   select a.* into v_done
   from fairq._admit(v_tick, v_heard.o_lanes, v_refill, p_limit, v_now) a;
 
@@ -2936,12 +2939,29 @@ begin
     perform fairq._end_tasks(p_shard_no, v_done.o_expired, 'expired', null, v_now);
   end if;
 
-  if v_done.o_horizon is null then
+  -- With nothing left waiting there is nothing to refill. Where groups share time the middle counts all the same: tasks that come one by one would
+  -- all be promoted as they come, and charged by old estimates.
+  if v_done.o_horizon is null and v_queue.fairness = 'count' then
     v_tick.refill_block := null;
     v_tick.refill_position := null;
   elsif v_refill or (v_done.o_promoted > 0 and v_done.o_horizon < v_tick.horizon) then
     v_tick.refill_block := coalesce(v_done.o_middle, v_done.o_horizon);
     v_tick.refill_position := coalesce(v_done.o_middle_position, v_done.o_horizon_position);
+  end if;
+
+  -- A refill that did not get past the first lane: the server's clock was set back, and who had room by a rate or a breaker has none now. Those lanes
+  -- look again, or everyone behind would wait with them.
+  if v_refill and (v_done.o_horizon, v_done.o_horizon_position) = (v_tick.horizon, v_tick.horizon_position) then
+    insert into fairq.rings (shard_no, queue, group_key)
+    select p_shard_no, p_queue, l.group_key
+    from fairq.lanes l
+    where l.shard_no = p_shard_no
+      and l.queue = p_queue
+      and l.admissible
+      and l.policy is distinct from null
+      and (l.finish, l.position) >= (v_tick.horizon, v_tick.horizon_position)
+    order by l.finish, l.position
+    limit p_limit;
   end if;
 
   -- From where this pass began: of the lanes that are due it may have taken p_limit only.
@@ -2969,7 +2989,7 @@ begin
   return v_done.o_promoted;
 end;
 $$;
-comment on function fairq._promote(integer, text, integer, boolean, boolean) is 'Promotes one domain.';
+comment on function fairq._promote(integer, text, integer, boolean, bigint) is 'Promotes one domain.';
 
 -- sql/functions/_ran.sql
 
@@ -3272,6 +3292,8 @@ comment on function fairq._rebuild_places(integer, text) is 'Makes the places of
 -- to the earliest address that came free, so admission hands out the same addresses again, in order of priority.
 -- The same move takes the queued tasks of a paused group out of the order (p_below = null: all of them).
 -- A task that is being popped right now is locked, and keeps its address.
+-- Where groups share time, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
+-- a group would be forgiven an hour by cancelling one task.
 -- Returns the lanes as they are afterwards.
 -- Locks: tasks, queued rows with "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
@@ -3286,7 +3308,7 @@ declare
   v_lanes fairq.lanes[];
 begin
   with queued as materialized (
-    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position
+    select t.ctid, t.group_key, t.priority, t.sequence, t.block, t.position, coalesce(t.charge, t.cost) as charge
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no
       and t.queue = p_tick.queue
@@ -3298,12 +3320,12 @@ begin
   ),
   level as (
     select q.group_key, q.priority, min(q.sequence) as sequence, min(q.block) as block,
-      min(array[q.block, q.position]) as address, count(*) as tasks
+      min(array[q.block, q.position]) as address, count(*) as tasks, sum(q.charge) as charge
     from queued q
     group by q.group_key, q.priority
   ),
   freed as materialized (
-    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.tasks)::integer as tasks,
+    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.tasks)::integer as tasks, sum(l.charge) as charge,
       array_agg((l.priority, l.sequence)::fairq.cursor) as cursors
     from level l
     group by l.group_key
@@ -3311,19 +3333,24 @@ begin
   select (select array_agg(q.ctid) from queued q), coalesce(array_agg(
     case
       when f.group_key is null then l
-      else (l.shard_no, l.last_priority, l.lane_no, l.version, f.block, f.position, l.weight, (f.allowance).look_at,
+      else (l.shard_no, l.last_priority, l.lane_no, l.version, greatest(f.block, f.due),
+        case when f.due > f.block then fairq._lane_position(l.lane_no) else f.position end, l.weight, (f.allowance).look_at,
         l.policy is null or (f.allowance).tasks > 0, l.keyed, l.queue, l.group_key,
         array(
           select (u.priority, min(u.sequence))::fairq.cursor
           from unnest(l.cursors || f.cursors) u
           group by u.priority
           order by u.priority desc
-        ), l.policy, f.gate, fairq._last_block(l.pace, f.block - 1))::fairq.lanes
+        ), l.policy, f.gate,
+        case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates)::fairq.pace end
+      )::fairq.lanes
     end), '{}')
   into v_ctids, v_lanes
   from unnest(p_lanes) l
   left join lateral (
     select d.group_key, d.block, d.position, d.cursors, x.gate,
+      -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
+      case when l.pace is distinct from null then l.finish - d.tasks - least(fairq._round() * d.charge / l.weight, 4e18)::bigint else d.block end as due,
       case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now) end as allowance
     from freed d
     cross join lateral (

@@ -31,6 +31,7 @@ declare
   v_before fairq.ticks;
   v_promoted integer;
   v_waited boolean := false;
+  v_used_up bigint;
 begin
   perform fairq._touch_worker(p_shard_no, p_worker_id, v_now, true);
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
@@ -51,7 +52,7 @@ begin
     v_before := v_tick;
     v_promoted := null;
     if v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick) then
-      v_promoted := fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, v_queue)), false, v_round > 1);
+      v_promoted := fairq._promote(p_shard_no, p_queue, greatest(p_limit, fairq._ready_target(p_shard_no, v_queue)), false, v_used_up);
       select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
     end if;
 
@@ -80,6 +81,7 @@ begin
     end if;
 
     exit when v_left = 0;
+    v_used_up := v_tick.tick;
     if v_promoted is null and v_left = p_limit and v_picked.expired is null and p_may_wait and not v_waited
       and (v_round > 1 or v_tick.tick is null or fairq._has_news(v_tick))
     then
@@ -98,7 +100,7 @@ begin
     perform fairq._charge_meters(p_queue, p_limit - v_left, v_now);
   end if;
 
-  if v_left = 0 and v_picked.last_address >= array[v_tick.refill_block, v_tick.refill_position] then
+  if v_left = 0 and v_tick.horizon is not null and v_picked.last_address >= array[v_tick.refill_block, v_tick.refill_position] then
     perform fairq._promote(p_shard_no, p_queue, fairq._ready_target(p_shard_no, v_queue), false);
   end if;
 end;

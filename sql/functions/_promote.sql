@@ -1,11 +1,12 @@
 -- Promotion of one domain, top to bottom: due tasks, keys, rings, recalls, cancellations, admission, tick.
 -- Returns the number of tasks promoted, null when another session is at it and p_wait is false.
--- p_short says that the caller found the ready set used up: what is still queued before the horizon is being popped by others, and a pop
--- in flight, or one whose client hangs, must not keep the rest waiting.
+-- p_used_up is the tick whose ready set the caller found used up: what is still queued before the horizon is being popped by others, and a pop
+-- in flight, or one whose client hangs, must not keep the rest waiting. Who promoted since has seen to it: callers that waited for the lock
+-- would each add another ready set.
 -- Raises QF003, QF005 (see _lock_domain).
 -- Locks: domains, then tasks and lanes as the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
-create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_short boolean default false)
+create function fairq._promote(p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_used_up bigint default null)
 returns integer
 language plpgsql
 volatile
@@ -102,9 +103,9 @@ begin
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
   -- as many tasks as the others and comes less far. Otherwise only the lanes just rung are looked at, and only for what comes before
   -- the horizon.
-  v_refill := p_short or v_tick.horizon is null or v_first.block is null
+  v_refill := coalesce(p_used_up = v_tick.tick, false) or v_first.block is null or v_tick.refill_block is null
     or (v_first.block, v_first.position) >= (v_tick.refill_block, v_tick.refill_position)
-    or (v_first.block, v_first.position) >= (v_tick.horizon, v_tick.horizon_position);
+    or coalesce((v_first.block, v_first.position) >= (v_tick.horizon, v_tick.horizon_position), false);
   select a.* into v_done
   from fairq._admit(v_tick, v_heard.o_lanes, v_refill, p_limit, v_now) a;
 
@@ -112,12 +113,29 @@ begin
     perform fairq._end_tasks(p_shard_no, v_done.o_expired, 'expired', null, v_now);
   end if;
 
-  if v_done.o_horizon is null then
+  -- With nothing left waiting there is nothing to refill. Where groups share time the middle counts all the same: tasks that come one by one would
+  -- all be promoted as they come, and charged by old estimates.
+  if v_done.o_horizon is null and v_queue.fairness = 'count' then
     v_tick.refill_block := null;
     v_tick.refill_position := null;
   elsif v_refill or (v_done.o_promoted > 0 and v_done.o_horizon < v_tick.horizon) then
     v_tick.refill_block := coalesce(v_done.o_middle, v_done.o_horizon);
     v_tick.refill_position := coalesce(v_done.o_middle_position, v_done.o_horizon_position);
+  end if;
+
+  -- A refill that did not get past the first lane: the server's clock was set back, and who had room by a rate or a breaker has none now. Those lanes
+  -- look again, or everyone behind would wait with them.
+  if v_refill and (v_done.o_horizon, v_done.o_horizon_position) = (v_tick.horizon, v_tick.horizon_position) then
+    insert into fairq.rings (shard_no, queue, group_key)
+    select p_shard_no, p_queue, l.group_key
+    from fairq.lanes l
+    where l.shard_no = p_shard_no
+      and l.queue = p_queue
+      and l.admissible
+      and l.policy is distinct from null
+      and (l.finish, l.position) >= (v_tick.horizon, v_tick.horizon_position)
+    order by l.finish, l.position
+    limit p_limit;
   end if;
 
   -- From where this pass began: of the lanes that are due it may have taken p_limit only.
@@ -145,4 +163,4 @@ begin
   return v_done.o_promoted;
 end;
 $$;
-comment on function fairq._promote(integer, text, integer, boolean, boolean) is 'Promotes one domain.';
+comment on function fairq._promote(integer, text, integer, boolean, bigint) is 'Promotes one domain.';

@@ -142,6 +142,23 @@ def test_recalled_tasks_are_not_charged_twice(conn: Conn) -> None:
     assert_counted(conn)
 
 
+def test_a_clock_that_is_set_back_does_not_stop_the_queue(conn: Conn) -> None:
+    """I8: bob's turn was due, and waits behind the horizon; then it is no longer due."""
+    call(conn, "configure_queue", "default", ready_target=2)
+    call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="10 s", rate_burst=1)
+    tasks(conn, "bob", 3, costs=[5.0] * 3)
+    tasks(conn, "alice", 10)
+    bob = worker(conn)
+    assert sorted(groups_of(pop(conn, bob, 2))) == ["alice", "bob"]
+    at(conn, "12:00:10")
+    promote(conn)
+    at(conn, "12:00:05")
+    assert groups_of(pop(conn, bob)) == ["alice"] * 9
+    assert due(conn) == "12:00:10"
+    at(conn, "12:00:10")
+    assert groups_of(pop(conn, bob)) == ["bob"]
+
+
 def test_extreme_rates_do_not_stop_the_queue(conn: Conn) -> None:
     """The fastest and the slowest that is accepted, with all they may have ahead."""
     call(conn, "configure_group", "default", "fast", rate_limit=2147483647, rate_period="1 microsecond")

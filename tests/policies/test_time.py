@@ -258,6 +258,59 @@ def test_a_lone_groups_long_past_costs_nothing(conn: Conn) -> None:
     assert {held[2] for held in pop(conn, worker_id, 2)} == {"alice", "bob"}
 
 
+def test_tasks_that_come_one_by_one_are_not_all_charged_as_they_come(conn: Conn) -> None:
+    """F1: more come than are served, so the backlog grows; then tasks of one group grow long."""
+    share_time(conn, ready_target=8)
+    lengths = {"long": 0.5, "short": 0.5}
+    come = 4
+
+    def duration(group: str, _: int) -> float:
+        for each in lengths:
+            tasks(conn, each, come)
+        ready = one(conn, "select count(*) from fairq.tasks where state = 'queued'")
+        assert ready <= 2 * 8 + 2 * come
+        return lengths[group]
+
+    for group in lengths:
+        tasks(conn, group, 1)
+    simulate(conn, duration, until=10)
+    lengths["long"] = 5.0
+    come = 0
+    used = simulate(conn, duration, until=60)
+    assert sum(used.values()) == pytest.approx(60 * SLOTS)
+    assert abs(used["long"] - used["short"]) <= 2 * SLOTS * 5 + 2 * 8 * 5
+
+
+@pytest.mark.parametrize("how", ["cancel", "priority", "pause"])
+def test_what_a_group_owes_is_not_forgotten_by_a_recall(conn: Conn, how: str) -> None:
+    """F1: an hour of debt is not worth one task to cancel; nor is credit lost."""
+    share_time(conn, ready_target=8)
+    tasks(conn, "bob", 60)
+    tasks(conn, "alice", 60)
+    simulate(conn, lambda *_: 1.0, until=10)
+    worker_id = worker(conn)
+    hung = next(held for held in iter(lambda: pop(conn, worker_id, 1)[0], None) if held[2] == "bob")
+    set_time(conn, 10 + 1000)
+    finish(conn, worker_id, [hung])
+    settle(conn)
+    assert finish_of(conn, "bob") > 990
+    if how == "cancel":
+        call(
+            conn,
+            "cancel_task",
+            one(conn, "select max(id) from fairq.tasks where group_key = 'bob' and state = 'queued'"),
+        )
+    elif how == "priority":
+        create(conn, "bob", priority=5)
+    else:
+        call(conn, "pause_group", "default", "bob")
+    settle(conn)
+    call(conn, "resume_group", "default", "bob")
+    settle(conn)
+    assert finish_of(conn, "bob") > 990
+    assert [each[2] for each in pop(conn, worker_id, 30)].count("bob") <= 1
+
+
 def test_the_setting_changes_at_run_time(conn: Conn) -> None:
     """Tasks queued before are not measured; with the setting gone, charges and estimates mean nothing."""
     call(conn, "configure_queue", "default", ready_target=3)

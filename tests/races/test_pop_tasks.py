@@ -13,6 +13,7 @@ Interleavings (W, V: workers, P: a promoter, C: who cancels, A: an application):
     C: begin; cancel  P: promote      C: commit      P: promote         cancelled by the second
     C: cancel; commit                 W: pop                            never handed out
     P: holds shard 1                  W: pop, from shard 0 on           W has shard 0's, does not wait for 1
+    P: begin; refills                 W1..W4: pop (wait)                P: commit: it is filled once
     a backend is killed after create, promote, pop, start, finish       as if that transaction never was
 """
 
@@ -39,7 +40,14 @@ from tests.races.engine import (
     states,
 )
 from tests.support.database import Database
-from tests.support.sessions import call_in_background, in_background, pid_of, result, wait_until
+from tests.support.sessions import (
+    call_in_background,
+    in_background,
+    pid_of,
+    result,
+    wait_until,
+    wait_until_blocked,
+)
 from tests.support.shards import neighbours
 
 
@@ -322,4 +330,30 @@ def test_a_backend_killed_in_an_open_transaction_leaves_no_trace(database: Datab
     assert sorted(states(observer)) == created
     served = finish(observer, worker, running)
     assert sorted(served + drain(observer, worker)) == created
+    assert_consistent(observer)
+
+
+@pytest.mark.usefixtures("one_shard")
+@pytest.mark.parametrize("fairness", ["count", "time"])
+def test_pops_that_waited_for_a_promoter_do_not_each_fill_the_ready_set_again(
+    database: Database, fairness: str
+) -> None:
+    """I9: they saw it empty, but who went before has seen to that."""
+    observer = database.connect(autocommit=True, application_name="observer")
+    observer.execute("alter function fairq._await_domain set lock_timeout = 0")
+    observer.execute(
+        "select fairq.configure_queue('default', p_ready_target => 20, p_fairness => %s)", [fairness]
+    )
+    fill(observer, 500, 1)
+    worker = register(observer)
+    promoter = database.connect()
+    assert len(pop(promoter, worker, 4)) == 4
+    waiting = []
+    for _ in range(4):
+        conn = database.connect(autocommit=True)
+        waiting.append(in_background(conn, POP, ["default", 1, worker, None]))
+        wait_until_blocked(observer, pid_of(conn))
+    promoter.commit()
+    assert [len(result(each)) for each in waiting] == [1] * 4
+    assert [*states(observer).values()].count("queued") == 20 - 4 - 4
     assert_consistent(observer)
