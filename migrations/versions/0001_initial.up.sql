@@ -752,18 +752,18 @@ begin
     from share s
     left join lateral (
       select
-        array_agg(n.ctid) filter (where n.rank <= s.quota and not n.is_expired) as ctids,
-        array_agg(n.start) filter (where n.rank <= s.quota and not n.is_expired) as starts,
-        array_agg(n.charge) filter (where n.rank <= s.quota and not n.is_expired and n.charge is not null) as charges,
-        max(n.start) filter (where n.rank <= s.quota and not n.is_expired) as last_start,
-        sum(n.step) filter (where n.rank <= s.quota) as served,
-        count(*) filter (where n.rank <= s.quota and not n.is_expired) as taken,
-        min(n.priority) filter (where n.rank <= s.quota and not n.is_expired) as lowest_priority,
-        array_agg(n.ctid) filter (where n.rank <= s.quota and n.is_expired) as expired,
-        (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.rank > s.quota))[1] as next
+        array_agg(n.ctid) filter (where n.is_taken) as ctids,
+        array_agg(n.start) filter (where n.is_taken) as starts,
+        array_agg(n.charge) filter (where n.is_taken and n.charge is not null) as charges,
+        max(n.start) filter (where n.is_taken) as last_start,
+        sum(n.step) filter (where not n.is_next) as served,
+        count(*) filter (where n.is_taken) as taken,
+        min(n.priority) filter (where n.is_taken) as lowest_priority,
+        array_agg(n.ctid) filter (where n.is_expired and not n.is_next) as expired,
+        (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.is_next))[1] as next
       from (
         select t.ctid, t.priority, t.sequence, t.is_expired, t.charge, t.step,
-          row_number() over line as rank,
+          row_number() over line > s.quota as is_next, not t.is_expired and row_number() over line <= s.quota as is_taken,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
         from (
           select y.*
@@ -2047,9 +2047,10 @@ begin
     ) g
     left join lateral (
       select x.finish, x.pace
-      from fairq._correct(l.finish, l.pace, n.correction, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
+      -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing.
+      from (select where p_queue.fairness = 'time' offset 0) gate
+      cross join lateral fairq._correct(l.finish, l.pace, n.correction, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
         coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
-      where p_queue.fairness = 'time'
     ) c on true
   ),
   numbered as (
@@ -2909,7 +2910,7 @@ begin
 
   -- Lanes that may have tasks queued which should not be there: those whose waiting tasks now begin with a higher priority than the last one
   -- promoted, those that were paused, whose breaker opened or whose cap was lowered, and those of queued tasks to be cancelled, whose addresses the group gets back.
-  v_cancelled := fairq._groups_of_queued(p_shard_no, v_heard.o_cancelled);
+  v_cancelled := case when v_heard.o_cancelled is null then '{}' else fairq._groups_of_queued(p_shard_no, v_heard.o_cancelled) end;
   select array_agg(l.group_key) as groups, array_agg(case when not w.is_recalled then (l.cursors[1]).priority end) as priorities into v_recall
   from unnest(v_heard.o_lanes) l
   cross join lateral (

@@ -113,18 +113,18 @@ begin
     from share s
     left join lateral (
       select
-        array_agg(n.ctid) filter (where n.rank <= s.quota and not n.is_expired) as ctids,
-        array_agg(n.start) filter (where n.rank <= s.quota and not n.is_expired) as starts,
-        array_agg(n.charge) filter (where n.rank <= s.quota and not n.is_expired and n.charge is not null) as charges,
-        max(n.start) filter (where n.rank <= s.quota and not n.is_expired) as last_start,
-        sum(n.step) filter (where n.rank <= s.quota) as served,
-        count(*) filter (where n.rank <= s.quota and not n.is_expired) as taken,
-        min(n.priority) filter (where n.rank <= s.quota and not n.is_expired) as lowest_priority,
-        array_agg(n.ctid) filter (where n.rank <= s.quota and n.is_expired) as expired,
-        (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.rank > s.quota))[1] as next
+        array_agg(n.ctid) filter (where n.is_taken) as ctids,
+        array_agg(n.start) filter (where n.is_taken) as starts,
+        array_agg(n.charge) filter (where n.is_taken and n.charge is not null) as charges,
+        max(n.start) filter (where n.is_taken) as last_start,
+        sum(n.step) filter (where not n.is_next) as served,
+        count(*) filter (where n.is_taken) as taken,
+        min(n.priority) filter (where n.is_taken) as lowest_priority,
+        array_agg(n.ctid) filter (where n.is_expired and not n.is_next) as expired,
+        (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.is_next))[1] as next
       from (
         select t.ctid, t.priority, t.sequence, t.is_expired, t.charge, t.step,
-          row_number() over line as rank,
+          row_number() over line > s.quota as is_next, not t.is_expired and row_number() over line <= s.quota as is_taken,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
         from (
           select y.*

@@ -145,9 +145,10 @@ begin
     ) g
     left join lateral (
       select x.finish, x.pace
-      from fairq._correct(l.finish, l.pace, n.correction, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
+      -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing.
+      from (select where p_queue.fairness = 'time' offset 0) gate
+      cross join lateral fairq._correct(l.finish, l.pace, n.correction, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
         coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
-      where p_queue.fairness = 'time'
     ) c on true
   ),
   numbered as (

@@ -83,7 +83,7 @@ begin
 
   -- Lanes that may have tasks queued which should not be there: those whose waiting tasks now begin with a higher priority than the last one
   -- promoted, those that were paused, whose breaker opened or whose cap was lowered, and those of queued tasks to be cancelled, whose addresses the group gets back.
-  v_cancelled := fairq._groups_of_queued(p_shard_no, v_heard.o_cancelled);
+  v_cancelled := case when v_heard.o_cancelled is null then '{}' else fairq._groups_of_queued(p_shard_no, v_heard.o_cancelled) end;
   select array_agg(l.group_key) as groups, array_agg(case when not w.is_recalled then (l.cursors[1]).priority end) as priorities into v_recall
   from unnest(v_heard.o_lanes) l
   cross join lateral (
