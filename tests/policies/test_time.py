@@ -311,6 +311,22 @@ def test_what_a_group_owes_is_not_forgotten_by_a_recall(conn: Conn, how: str) ->
     assert [each[2] for each in pop(conn, worker_id, 30)].count("bob") <= 1
 
 
+def test_what_recalled_tasks_were_charged_too_much_is_credit(conn: Conn) -> None:
+    """F1: three at ten seconds each, of which one took a second; then the other two go back in line."""
+    share_time(conn, ready_target=3)
+    set_time(conn, 0)
+    tasks(conn, "bob", 6, costs=[10.0] * 6)
+    worker_id = worker(conn)
+    held = pop(conn, worker_id, 1)
+    set_time(conn, 1)
+    finish(conn, worker_id, held)
+    settle(conn)
+    create(conn, "bob", priority=5)
+    settle(conn)
+    credit = one(conn, "select fairq._rounds(((fairq._lane(0, 'default', 'bob')).pace).credit)")
+    assert credit == pytest.approx(9, abs=0.01)
+
+
 def test_the_setting_changes_at_run_time(conn: Conn) -> None:
     """Tasks queued before are not measured; with the setting gone, charges and estimates mean nothing."""
     call(conn, "configure_queue", "default", ready_target=3)
