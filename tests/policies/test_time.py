@@ -327,6 +327,19 @@ def test_what_recalled_tasks_were_charged_too_much_is_credit(conn: Conn) -> None
     assert credit == pytest.approx(9, abs=0.01)
 
 
+def test_a_group_with_nothing_waiting_keeps_no_credit(conn: Conn) -> None:
+    """I5: what was charged too much for its last tasks is not saved up for the next time."""
+    share_time(conn)
+    set_time(conn, 0)
+    tasks(conn, "bob", 2, costs=[100.0] * 2)
+    worker_id = worker(conn)
+    held = pop(conn, worker_id, 2)
+    set_time(conn, 2)
+    finish(conn, worker_id, held)
+    settle(conn)
+    assert one(conn, "select ((fairq._lane(0, 'default', 'bob')).pace).credit") == 0
+
+
 def test_the_setting_changes_at_run_time(conn: Conn) -> None:
     """Tasks queued before are not measured; with the setting gone, charges and estimates mean nothing."""
     call(conn, "configure_queue", "default", ready_target=3)
