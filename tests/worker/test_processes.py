@@ -249,8 +249,9 @@ def test_a_supervisor_rests_after_a_signal(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.1)
     mark = tmp_path / "crashed"
     child = (
-        f"import pathlib, sys, time; mark = pathlib.Path({str(mark)!r})\\n"
-        "if mark.exists(): time.sleep(1)\\n"
+        f"import pathlib, sys, time; mark = pathlib.Path({str(mark)!r})\n"
+        "if mark.exists(): time.sleep(1)\n"
+        "elif not mark.parent.exists(): sys.exit(2)\n"
         "else: mark.touch(); sys.exit(9)"
     )
     assert supervisor.supervise([sys.executable, "-c", child], 1, 1.0) == 0
