@@ -262,7 +262,7 @@ def test_tasks_that_come_one_by_one_are_not_all_charged_as_they_come(conn: Conn)
     """F1: more come than are served, so the backlog grows; then tasks of one group grow long."""
     share_time(conn, ready_target=8)
     lengths = {"long": 0.5, "short": 0.5}
-    come = 4
+    come = 1  # of each group with every task that starts: as many as a pass promotes
 
     def duration(group: str, _: int) -> float:
         for each in lengths:
@@ -273,7 +273,7 @@ def test_tasks_that_come_one_by_one_are_not_all_charged_as_they_come(conn: Conn)
 
     for group in lengths:
         tasks(conn, group, 1)
-    simulate(conn, duration, until=10)
+    simulate(conn, duration, until=80)
     lengths["long"] = 5.0
     come = 0
     used = simulate(conn, duration, until=60)
