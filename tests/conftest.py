@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 from fairq.embedded import EmbeddedError
 from tests.support.database import Database
@@ -22,6 +23,11 @@ from tests.support.server import (
     drop_database,
     running_server,
 )
+
+# The same examples each time: a red run means a change. FAIRQ_HYPOTHESIS_PROFILE=thorough looks elsewhere.
+settings.register_profile("same", derandomize=True, database=None, deadline=None, print_blob=True)
+if os.environ.get("FAIRQ_HYPOTHESIS_PROFILE", "quick") == "quick":
+    settings.load_profile("same")
 
 SERVER = pytest.StashKey[TestServer]()
 CHOICE = pytest.StashKey[Choice]()

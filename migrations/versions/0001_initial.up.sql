@@ -419,6 +419,7 @@ create table fairq.ticks (
   heard_ring bigint not null,
   next_due_at timestamptz,
   lane_count bigint not null,
+  filled integer not null,
   keyed boolean not null default false,
   queue text collate "C" not null,
   pending xid8[] not null,
@@ -434,6 +435,7 @@ comment on column fairq.ticks.top is 'Highest finish tag ever given: where the c
 comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
 comment on column fairq.ticks.horizon_position is 'Position of that address.';
 comment on column fairq.ticks.clock_position is 'Position that goes with the clock: right after the lane served last in that block, or a newcomer''s.';
+comment on column fairq.ticks.filled is 'Tasks promoted since pops passed the middle of the ready set.';
 comment on column fairq.ticks.refill_position is 'Position that goes with refill_block.';
 comment on column fairq.ticks.newcomer_position is 'The position last given to a newcomer in the block of the clock.';
 comment on column fairq.ticks.refill_block is 'With refill_position: when pops get here the ready set is half empty.';
@@ -2847,6 +2849,7 @@ declare
   v_heard record;
   v_recall record;
   v_cancelled text[];
+  v_short boolean;
   v_refill boolean;
   v_done record;
   v_look_at timestamptz;
@@ -2928,24 +2931,25 @@ begin
   end if;
 
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
-  -- as many tasks as the others and comes less far. Otherwise only the lanes just rung are looked at, and only for what comes before
-  -- the horizon.
-  v_refill := coalesce(p_used_up = v_tick.tick, false) or v_first.block is null or v_tick.refill_block is null
+  -- as many tasks as the others and comes less far. Then it gets p_limit more; when nothing waits for that many, what comes later goes on filling it.
+  -- Otherwise only the lanes just rung are looked at, and only for what comes before the horizon, or before the end of a ready set that is full.
+  v_short := coalesce(p_used_up = v_tick.tick, false) or v_first.block is null or v_tick.refill_block is null
     or (v_first.block, v_first.position) >= (v_tick.refill_block, v_tick.refill_position)
     or coalesce((v_first.block, v_first.position) >= (v_tick.horizon, v_tick.horizon_position), false);
+  v_tick.filled := case when v_short then 0 else v_tick.filled end;
+  v_refill := v_short or (v_tick.horizon is null and v_tick.filled < p_limit);
+  if v_tick.horizon is null and not v_refill then
+    v_tick.horizon := v_tick.top;
+    v_tick.horizon_position := -9223372036854775808;
+  end if;
   select a.* into v_done
-  from fairq._admit(v_tick, v_heard.o_lanes, v_refill, p_limit, v_now) a;
+  from fairq._admit(v_tick, v_heard.o_lanes, v_refill, case when v_refill then p_limit - v_tick.filled else p_limit end, v_now) a;
 
   if v_done.o_expired is not null then
     perform fairq._end_tasks(p_shard_no, v_done.o_expired, 'expired', null, v_now);
   end if;
 
-  -- With nothing left waiting there is nothing to refill. Where groups share time the middle counts all the same: tasks that come one by one would
-  -- all be promoted as they come, and charged by old estimates.
-  if v_done.o_horizon is null and v_queue.fairness = 'count' then
-    v_tick.refill_block := null;
-    v_tick.refill_position := null;
-  elsif v_refill or (v_done.o_promoted > 0 and v_done.o_horizon < v_tick.horizon) then
+  if v_short or (v_done.o_promoted > 0 and v_done.o_horizon < v_tick.horizon) then
     v_tick.refill_block := coalesce(v_done.o_middle, v_done.o_horizon);
     v_tick.refill_position := coalesce(v_done.o_middle_position, v_done.o_horizon_position);
   end if;
@@ -2977,6 +2981,7 @@ begin
   v_tick.tick := v_tick.tick + 1;
   v_tick.created_at := v_now;
   v_tick.top := v_done.o_top;
+  v_tick.filled := v_tick.filled + v_done.o_promoted;
   v_tick.horizon := v_done.o_horizon;
   v_tick.horizon_position := v_done.o_horizon_position;
   v_tick.next_xid := v_heard.o_next_xid;
@@ -3114,6 +3119,7 @@ begin
   v_tick.newcomer_position := 0::bigint;
   v_tick.heard_xid := pg_current_xact_id();
   v_tick.heard_ring := 0::bigint;
+  v_tick.filled := 0;
   delete from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue.queue;
   -- Transaction ids, ticks and the clock may start lower than the sweeps have come.
   delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what in ('rings ' || p_queue.queue, 'ticks ' || p_queue.queue, 'lanes ' || p_queue.queue);
@@ -4284,7 +4290,7 @@ stable
 as $$
   select n.shard_no, n.written_by, n.tick, n.created_at, n.clock, n.clock_position, n.newcomer_position, n.top, n.horizon, n.horizon_position,
     n.refill_block, n.refill_position,
-    n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.keyed, n.queue, n.pending
+    n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.filled, n.keyed, n.queue, n.pending
   from (
     select t.*, t.xmin as row_xmin
     from fairq.ticks t
@@ -4528,10 +4534,10 @@ as $$
 begin
   insert into fairq.ticks as t (shard_no, queue, tick, created_at, clock, clock_position, newcomer_position, top, horizon, horizon_position,
     refill_block, refill_position,
-    next_xid, pending, heard_xid, heard_ring, next_due_at, lane_count, keyed)
+    next_xid, pending, heard_xid, heard_ring, next_due_at, lane_count, filled, keyed)
   values (p_tick.shard_no, p_tick.queue, p_tick.tick, p_tick.created_at, p_tick.clock, p_tick.clock_position, p_tick.newcomer_position, p_tick.top,
     p_tick.horizon, p_tick.horizon_position, p_tick.refill_block, p_tick.refill_position, p_tick.next_xid, p_tick.pending, p_tick.heard_xid,
-    p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count, p_tick.keyed);
+    p_tick.heard_ring, p_tick.next_due_at, p_tick.lane_count, p_tick.filled, p_tick.keyed);
 
   update fairq.ticks t
   set written_by = t.xmin

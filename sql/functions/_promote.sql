@@ -20,6 +20,7 @@ declare
   v_heard record;
   v_recall record;
   v_cancelled text[];
+  v_short boolean;
   v_refill boolean;
   v_done record;
   v_look_at timestamptz;
@@ -101,24 +102,25 @@ begin
   end if;
 
   -- The ready set is short when pops have passed its middle, or stand at the horizon, which may lie before it: a lane of cheap tasks gets
-  -- as many tasks as the others and comes less far. Otherwise only the lanes just rung are looked at, and only for what comes before
-  -- the horizon.
-  v_refill := coalesce(p_used_up = v_tick.tick, false) or v_first.block is null or v_tick.refill_block is null
+  -- as many tasks as the others and comes less far. Then it gets p_limit more; when nothing waits for that many, what comes later goes on filling it.
+  -- Otherwise only the lanes just rung are looked at, and only for what comes before the horizon, or before the end of a ready set that is full.
+  v_short := coalesce(p_used_up = v_tick.tick, false) or v_first.block is null or v_tick.refill_block is null
     or (v_first.block, v_first.position) >= (v_tick.refill_block, v_tick.refill_position)
     or coalesce((v_first.block, v_first.position) >= (v_tick.horizon, v_tick.horizon_position), false);
+  v_tick.filled := case when v_short then 0 else v_tick.filled end;
+  v_refill := v_short or (v_tick.horizon is null and v_tick.filled < p_limit);
+  if v_tick.horizon is null and not v_refill then
+    v_tick.horizon := v_tick.top;
+    v_tick.horizon_position := -9223372036854775808;
+  end if;
   select a.* into v_done
-  from fairq._admit(v_tick, v_heard.o_lanes, v_refill, p_limit, v_now) a;
+  from fairq._admit(v_tick, v_heard.o_lanes, v_refill, case when v_refill then p_limit - v_tick.filled else p_limit end, v_now) a;
 
   if v_done.o_expired is not null then
     perform fairq._end_tasks(p_shard_no, v_done.o_expired, 'expired', null, v_now);
   end if;
 
-  -- With nothing left waiting there is nothing to refill. Where groups share time the middle counts all the same: tasks that come one by one would
-  -- all be promoted as they come, and charged by old estimates.
-  if v_done.o_horizon is null and v_queue.fairness = 'count' then
-    v_tick.refill_block := null;
-    v_tick.refill_position := null;
-  elsif v_refill or (v_done.o_promoted > 0 and v_done.o_horizon < v_tick.horizon) then
+  if v_short or (v_done.o_promoted > 0 and v_done.o_horizon < v_tick.horizon) then
     v_tick.refill_block := coalesce(v_done.o_middle, v_done.o_horizon);
     v_tick.refill_position := coalesce(v_done.o_middle_position, v_done.o_horizon_position);
   end if;
@@ -150,6 +152,7 @@ begin
   v_tick.tick := v_tick.tick + 1;
   v_tick.created_at := v_now;
   v_tick.top := v_done.o_top;
+  v_tick.filled := v_tick.filled + v_done.o_promoted;
   v_tick.horizon := v_done.o_horizon;
   v_tick.horizon_position := v_done.o_horizon_position;
   v_tick.next_xid := v_heard.o_next_xid;

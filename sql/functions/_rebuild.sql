@@ -28,6 +28,7 @@ begin
   v_tick.newcomer_position := 0::bigint;
   v_tick.heard_xid := pg_current_xact_id();
   v_tick.heard_ring := 0::bigint;
+  v_tick.filled := 0;
   delete from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue.queue;
   -- Transaction ids, ticks and the clock may start lower than the sweeps have come.
   delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what in ('rings ' || p_queue.queue, 'ticks ' || p_queue.queue, 'lanes ' || p_queue.queue);

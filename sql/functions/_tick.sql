@@ -7,7 +7,7 @@ stable
 as $$
   select n.shard_no, n.written_by, n.tick, n.created_at, n.clock, n.clock_position, n.newcomer_position, n.top, n.horizon, n.horizon_position,
     n.refill_block, n.refill_position,
-    n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.keyed, n.queue, n.pending
+    n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.filled, n.keyed, n.queue, n.pending
   from (
     select t.*, t.xmin as row_xmin
     from fairq.ticks t

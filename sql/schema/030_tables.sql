@@ -338,6 +338,7 @@ create table fairq.ticks (
   heard_ring bigint not null,
   next_due_at timestamptz,
   lane_count bigint not null,
+  filled integer not null,
   keyed boolean not null default false,
   queue text collate "C" not null,
   pending xid8[] not null,
@@ -353,6 +354,7 @@ comment on column fairq.ticks.top is 'Highest finish tag ever given: where the c
 comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
 comment on column fairq.ticks.horizon_position is 'Position of that address.';
 comment on column fairq.ticks.clock_position is 'Position that goes with the clock: right after the lane served last in that block, or a newcomer''s.';
+comment on column fairq.ticks.filled is 'Tasks promoted since pops passed the middle of the ready set.';
 comment on column fairq.ticks.refill_position is 'Position that goes with refill_block.';
 comment on column fairq.ticks.newcomer_position is 'The position last given to a newcomer in the block of the clock.';
 comment on column fairq.ticks.refill_block is 'With refill_position: when pops get here the ready set is half empty.';

@@ -1,5 +1,7 @@
 """promote_overflow, and rings: every one is heard, exactly once."""
 
+from collections import Counter
+
 import psycopg
 import pytest
 
@@ -56,6 +58,33 @@ def test_it_says_how_many_tasks_it_promoted_and_the_limit_bounds_them(db: Conn) 
     for _ in range(10):
         pop(db, worker, 1)
         assert one(db, "select count(*) from fairq.tasks where state = 'queued'") <= 30
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("portion", [1, 3, 10])
+def test_tasks_that_come_in_portions_wait_like_those_that_come_at_once(
+    db: Conn, portion: int, groups: int
+) -> None:
+    """F13, I4: more come than are popped. As many rounds are ready as one group alone would fill, at most."""
+    needs_one_order(db)
+    run(db, "update fairq.queues set ready_target = 10")
+    worker = register(db)
+    most = groups * (2 * 10 + portion)
+    for number in range(60):
+        create_many(db, f"group {number % groups}" if number % 2 else "group 0", portion)
+        promote(db, 10)
+        if number > 30:
+            pop(db, worker, 1)
+        assert one(db, "select count(*) from fairq.tasks where state = 'queued'") <= most
+    left = Counter(group for (group,) in run(db, "select group_key from fairq.tasks where attempt = 0"))
+    served: Counter[str] = Counter()
+    for ids in iter(lambda: pop(db, worker, 7), []):
+        for id_ in ids:
+            served[one(db, "select group_key from fairq.tasks where id = %s", id_)] += 1
+            busy = [served[group] for group in left if served[group] < left[group]]
+            assert max(busy, default=0) - min(busy, default=0) <= 2
+        assert one(db, "select count(*) from fairq.tasks where state = 'queued'") <= most
+    assert served == left
 
 
 def test_promoting_again_finds_nothing_new(db: Conn) -> None:
