@@ -57,9 +57,11 @@ begin
   perform fairq._remove(p_shard_no, 'ticks', v_ticks.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_ticks.last);
 
+  -- A rate that is not paid for keeps its lane for now, and the floor before it: the lane does not ring when it is. One whose breaker has
+  -- counted failures stays until the group succeeds; that rings.
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
   with idle as materialized (
-    select l.ctid, l.finish
+    select l.ctid, l.finish, coalesce((l.gate).rate_at, '-infinity') <= fairq._now() as is_paid
     from fairq.lanes l
     where l.shard_no = p_shard_no
       and l.queue = p_queue
@@ -69,12 +71,14 @@ begin
       and l.finish >= v_floor
       and l.finish <= v_tick.clock
       and l.cursors = '{}'
-      and (l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0
-        and coalesce((l.gate).rate_at, '-infinity') <= fairq._now())
+      and (l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0)
     order by l.finish
     limit p_limit
   )
-  select count(*)::integer as swept, array_agg(i.ctid) as ctids, max(i.finish) as last into v_lanes from idle i;
+  select count(*) filter (where i.is_paid)::integer as swept, array_agg(i.ctid) filter (where i.is_paid) as ctids,
+    coalesce(min(i.finish) filter (where not i.is_paid), max(i.finish)) as last
+  into v_lanes
+  from idle i;
   perform fairq._remove(p_shard_no, 'lanes', v_lanes.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_lanes.last);
 

@@ -354,3 +354,29 @@ def test_observers_may_look_at_rates(conn: Conn) -> None:
     run(conn, "set role fairq_observe")
     assert usage(conn, "default", "bob") == (0, 5, None, None)
     assert usage(conn, "default") == (0, 7, None, None)
+
+
+def test_a_group_that_came_once_leaves_no_lane_when_its_rate_is_paid_for(conn: Conn) -> None:
+    """I9: a sweep that passes by in between comes back for it."""
+    call(conn, "configure_queue", "default", group_rate_limit=1, group_rate_period="1 minute")
+    bob = worker(conn)
+    for number in range(10):
+        create(conn, f"once {number}")
+    create(conn, "alice")
+    finish(conn, bob, pop(conn, bob))
+    call(conn, "configure_group", "default", "carol", rate_limit=1000)
+    for second in (10, 20, 30):  # the clock goes on, and carol's lane is swept
+        tasks(conn, "carol", 2)
+        finish(conn, bob, pop(conn, bob))
+        at(conn, f"12:00:{second}")
+        promote(conn)
+        call(conn, "maintain")
+    assert one(conn, "select count(*) from fairq.lanes where group_key = 'carol'") == 0
+    lanes = "select count(*) from fairq.lanes where queue = 'default' and starts_with(group_key, 'once')"
+    assert one(conn, lanes) == 10, "else it could come again at once"
+    at(conn, "12:02:00")
+    tasks(conn, "carol", 2)
+    finish(conn, bob, pop(conn, bob))
+    promote(conn)
+    call(conn, "maintain")
+    assert one(conn, lanes) == 0
