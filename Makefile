@@ -42,8 +42,8 @@ format: .venv/.dev ## Lay out the Python code
 freeze: .venv/.dev ## Write the initial migration anew from sql/ (until it is released)
 	@.venv/bin/python -m tools.freeze initial
 
-test-long: .venv/.dev ## Run the plan and held-snapshot contracts with 1,000,000 tasks
-	@FAIRQ_TEST_ROWS=1000000 .venv/bin/python -m pytest $(PYTEST) tests/contract/test_plans.py tests/contract/test_held_xmin.py
+test-long: .venv/.dev ## Run the contracts of plans, held snapshots and policies with 1,000,000 tasks (needs npm)
+	@FAIRQ_TEST_ROWS=1000000 .ci/matrix $(lastword $(POSTGRES)) -- $(PYTEST) tests/contract/test_plans.py tests/contract/test_held_xmin.py tests/policies/test_adversaries.py tests/policies/test_cost.py
 
 test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs npm)
 	@.ci/matrix $(POSTGRES) -- $(PYTEST)
