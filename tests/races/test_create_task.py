@@ -51,7 +51,9 @@ def impatient(database: Database, level: IsolationLevel, name: str = "app") -> C
 
 def waiting(observer: Conn) -> list[tuple[int, ...]]:
     return observer.execute(
-        "select pid, locktype::text, relation::regclass::text from pg_locks where not granted"
+        "select l.pid, l.locktype::text, l.relation::regclass::text"
+        " from pg_locks l join pg_stat_activity a using (pid)"
+        " where not l.granted and a.datname = current_database()"
     ).fetchall()
 
 

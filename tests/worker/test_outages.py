@@ -269,7 +269,10 @@ def test_a_report_whose_turn_failed_is_sent_again(desk: Desk) -> None:
         ctx.progress(3, 10)
         release.wait(60)
 
-    blocked = "select count(*) from pg_locks where relation = %s::regclass and not granted"
+    blocked = (
+        "select count(*) from pg_locks l join pg_stat_activity a using (pid)"
+        " where l.relation = %s::regclass and not l.granted and a.datname = current_database()"
+    )
     options = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500, "breaker_threshold": 0}
     with psycopg.connect(desk.dsn) as other, worker_thread(own, desk.dsn, **options):
         other.execute("lock table fairq.progress in access exclusive mode")
