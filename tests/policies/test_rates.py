@@ -142,6 +142,7 @@ def test_recalled_tasks_are_not_charged_twice(conn: Conn) -> None:
     assert_counted(conn)
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_a_clock_that_is_set_back_does_not_stop_the_queue(conn: Conn) -> None:
     """I8: bob's turn was due, and waits behind the horizon; then it is no longer due."""
     call(conn, "configure_queue", "default", ready_target=2)
