@@ -123,7 +123,7 @@ def busy(session: Session, subject: str) -> None:
 def weighted(session: Session, subject: str) -> None:
     """Three tenants with work all the time, weights 1, 2 and 5. A FIFO queue knows no weights."""
     seconds = session.scale.seconds
-    each = int(2_000 * seconds) + 50
+    each = int(6_000 * seconds) + 50  # more than the heaviest can get: 1 ms each, on eight slots
 
     def configure(conn: Conn) -> None:
         for name, weight in WEIGHTS.items():

@@ -644,7 +644,9 @@ comment on view fairq.estimates is 'How long the tasks of a group and kind take,
 -- Candidates are the lanes just rung (p_lanes, not stored) and, when the ready set is short (p_refill), the waiting lanes from the last
 -- tick's horizon on. They are filled like connected vessels: the level is the virtual time up to which all of them together have
 -- p_budget tasks; a lane below it gets as many as fit, at least one. The prefix sums below give that level without a loop: for lanes in order of
--- their tags, (budget + sum(weight * tag)) / sum(weight) is smallest at the prefix that the water covers.
+-- their tags, (budget + sum(width * tag)) / sum(width) is smallest at the prefix that the water covers. The width of a lane is how many of its
+-- tasks fit into a round: its weight; where groups share time, by the seconds that its last task was expected to take. Counted as a second each, a
+-- refill of quick tasks would raise the level by minutes, and promote groups of slow ones as far ahead by their first guess.
 --
 -- A lane may get fewer tasks than others already have, and then the new horizon is its next task: pops stop there until the next
 -- refill. So the served order is exact whatever the level was; the level only decides how much work a pass does.
@@ -697,6 +699,7 @@ begin
   ),
   candidate as materialized (
     select c.*, fairq._rounds(c.finish - p_tick.clock) as tag,
+      c.weight / coalesce(((c.pace).estimates[1]).seconds, 1) as width,
       row_number() over (order by c.admissible desc, c.finish, c.position) as nth
     from (
       select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.last_priority, r.look_at,
@@ -723,7 +726,7 @@ begin
   water as materialized (
     select min(x.level) as level, least(min(x.level), min(x.fence)) as fenced, min(x.fence_nth) as fence_nth
     from (
-      select (p_budget + sum(c.weight * c.tag) over by_tag) / sum(c.weight) over by_tag as level, f.tag as fence, f.nth as fence_nth
+      select (p_budget + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as level, f.tag as fence, f.nth as fence_nth
       from candidate c
       left join fence f on true
       where c.admissible
@@ -738,7 +741,7 @@ begin
           then least(
             case when c.policy is distinct from null then (fairq._allowance(c.policy, c.gate, p_now)).tasks end,
             p_budget,
-            greatest(1, ceil((w.fenced - c.tag) * c.weight))
+            greatest(1, ceil((w.fenced - c.tag) * c.width))
           )::integer
         else 0
       end as quota

@@ -393,3 +393,16 @@ def test_another_word_is_refused(conn: Conn) -> None:
     with refused(conn, "QF014"):
         call(conn, "configure_queue", "default", fairness="luck")
     assert one(conn, "select fairness from fairq.queues where queue = 'default'") == "count"
+
+
+@pytest.mark.parametrize("slow", [0.05, 2.0])
+def test_a_guess_that_was_too_dear_does_not_leave_anyone_behind(conn: Conn, slow: float) -> None:
+    """F1: before anything is known a task is charged a second; nine tenants learn soon that it was 5 ms."""
+    share_time(conn)
+    for number in range(9):
+        tasks(conn, f"quick {number}", 700)
+    tasks(conn, "slow", 100)
+    used = simulate(conn, lambda group, _: slow if group == "slow" else 0.005, until=2, slots=8)
+    quick = [used[f"quick {number}"] for number in range(9)]
+    assert max(quick) - min(quick) <= 0.2
+    assert used["slow"] >= 1.2  # of 1.6; what it had before anything was known counts for it
