@@ -37,7 +37,6 @@ ENV_NAMES = "FAIRQ_BENCH_PEERS"
 class Sizes:
     """How much each scenario does, and when it stops for a peer that is slower."""
 
-    repetitions: int
     tasks: int  # to enqueue in bulk and to drain
     enqueue_seconds: float
     drain_seconds: float
@@ -48,10 +47,10 @@ class Sizes:
 
 
 SIZES = {
-    "tiny": Sizes(1, 300, 5, 10, 10, 300, 10, 0.6),
-    "quick": Sizes(1, 30_000, 2.5, 3, 150, 20_000, 6, 6),
-    "report": Sizes(3, 50_000, 6, 8, 500, 20_000, 40, 20),
-    "full": Sizes(5, 200_000, 20, 20, 1_000, 20_000, 90, 60),
+    "tiny": Sizes(300, 5, 10, 10, 300, 10, 0.6),
+    "quick": Sizes(30_000, 2.5, 3, 150, 20_000, 6, 6),
+    "report": Sizes(50_000, 6, 8, 500, 20_000, 40, 20),
+    "full": Sizes(200_000, 20, 20, 1_000, 20_000, 90, 60),
 }
 
 
@@ -87,13 +86,13 @@ def estimate(scale: Scale) -> float:
     drains = 2 * (sizes.enqueue_seconds + sizes.drain_seconds)
     floods = 1.5 * (sizes.enqueue_seconds + sizes.flood_seconds / 2)
     each = 15 + drains / 2 + sizes.latency_tasks * 0.02 + floods + sizes.held_seconds
-    return sizes.repetitions * queues * each
+    return scale.repetitions * queues * each
 
 
 def run(session: Session) -> None:
     sizes = SIZES[session.scale.name]
     chosen = list(_chosen(session.scale.name))
-    for _ in session.repetitions(sizes.repetitions):
+    for _ in session.repetitions():
         measure(session, sizes, chosen)
 
 

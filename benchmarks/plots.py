@@ -242,7 +242,7 @@ def _bar_card(
     if log:
         axis.set_xscale("log")
         least = min(median(values) for subjects in keys.values() for values in subjects.values())
-        axis.set_xlim(max(least / 3, 1e-3), most * 12)
+        axis.set_xlim(max(least / 3, 1e-3), most * 40)
     else:
         axis.set_xlim(0, max(most * 1.32, 1.1 if beside else 0))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
