@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.engine import Engine
+from tests.properties.profile import PROFILE
 from tests.support.database import Database
 
 BLOCK_LENGTH = 1024 * 1024
@@ -52,6 +53,7 @@ def engine(database: Database) -> Engine:
     return engine
 
 
+@PROFILE
 @given(
     order=st.permutations(GROUPS),
     sizes=st.lists(st.integers(1, 8), min_size=6, max_size=6),

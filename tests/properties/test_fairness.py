@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties.engine import Engine
+from tests.properties.profile import PROFILE
 from tests.support.database import Database
 
 weights = st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0])
@@ -36,6 +37,7 @@ def drain(engine: Engine, worker: int, size: int) -> list[tuple[int, str]]:
     return served
 
 
+@PROFILE
 @given(
     tenants=st.lists(st.tuples(weights, st.lists(costs, min_size=5, max_size=25)), min_size=2, max_size=4),
     target=ready,
@@ -68,6 +70,7 @@ def test_service_by_weight_differs_by_at_most_one_task_each(
         assert highest - lowest <= bound + 1e-3
 
 
+@PROFILE
 @given(
     backlog=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     before=st.integers(0, 20),
@@ -96,6 +99,7 @@ def test_a_newcomer_is_next_whatever_the_backlog_and_then_takes_turns(
         assert abs(while_both_wait.count("new") - while_both_wait.count(name)) <= 1
 
 
+@PROFILE
 @given(
     busy=st.integers(1, 40),
     other=st.integers(1, 30),

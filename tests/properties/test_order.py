@@ -3,7 +3,6 @@
 from typing import Any, cast
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -15,6 +14,7 @@ from hypothesis.stateful import (
 
 from tests.properties.engine import Engine
 from tests.properties.model import Domain, Waiting, shard_of
+from tests.properties.profile import PROFILE
 from tests.support.database import Database
 
 GROUPS = [f"g{i}" for i in range(8)]
@@ -239,4 +239,4 @@ def engine(database: Database) -> Engine:
 
 def test_pops_follow_the_model_of_start_time_fair_queueing(engine: Engine) -> None:
     """I3, I4, I5, I6, I8, I12, F8, F18, F19, F32: weights, costs, priorities, newcomers, schedules."""
-    run_state_machine_as_test(cast(Any, lambda: ServedOrder(engine)), settings=settings())
+    run_state_machine_as_test(cast(Any, lambda: ServedOrder(engine)), settings=PROFILE)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,6 +16,7 @@ from hypothesis.stateful import (
 
 from tests.properties.engine import Engine
 from tests.properties.model import shard_of
+from tests.properties.profile import PROFILE
 from tests.support.database import Database
 
 CAPPED = "capped"
@@ -476,4 +476,4 @@ def engine(database: Database) -> Engine:
 
 def test_no_task_is_lost_or_handed_out_twice_whatever_happens(engine: Engine) -> None:
     """I1, I7, I8, I10, I11, I12, S13, D7, HR11, HR12."""
-    run_state_machine_as_test(cast(Any, lambda: Safety(engine)), settings=settings())
+    run_state_machine_as_test(cast(Any, lambda: Safety(engine)), settings=PROFILE)

@@ -1,0 +1,32 @@
+"""How long the property tests run: `quick` by default, FAIRQ_HYPOTHESIS_PROFILE=thorough for long runs."""
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+_COMMON = settings(
+    deadline=None,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+        HealthCheck.function_scoped_fixture,
+    ],
+    print_blob=True,
+)
+
+_PROFILES = {
+    # Quick runs are the same every time: a red one means a change. Thorough ones look elsewhere each time.
+    "quick": settings(_COMMON, max_examples=25, stateful_step_count=30, derandomize=True, database=None),
+    "thorough": settings(_COMMON, derandomize=False, max_examples=1000, stateful_step_count=60),
+    # What a bug hunt wants: the first failure, made small.
+    "hunt": settings(
+        _COMMON,
+        derandomize=False,
+        max_examples=300,
+        stateful_step_count=40,
+        phases=[Phase.generate, Phase.shrink],
+        database=None,
+    ),
+}
+PROFILE = _PROFILES[os.environ.get("FAIRQ_HYPOTHESIS_PROFILE", "quick")]
