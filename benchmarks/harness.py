@@ -1,8 +1,8 @@
 """What every benchmark shares: a server, repetitions, noise, JSON lines.
 
 A benchmark is a function that takes a `Session` and records values. Numbers of one run are compared with
-numbers of the same run only: each repetition measures every subject, one after the other, so what disturbs
-one disturbs the others.
+numbers of the same run only: each repetition measures every subject, one after the other or at the same time,
+so what disturbs one disturbs the others.
 """
 
 import contextlib

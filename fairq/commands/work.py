@@ -198,9 +198,8 @@ def work(
         problems.append(f"--processes is {processes}; it must be 1 to 1000")
     source = click.get_current_context().get_parameter_source("listen_dsn")
     if no_listen and source is ParameterSource.ENVIRONMENT:
-        options["listen_dsn"] = (
-            None  # it is for the workers that listen; only who types both contradicts himself
-        )
+        # The variable is for workers that listen; only who types both contradicts himself.
+        options["listen_dsn"] = None
     settings = Settings(
         queues=served,
         mode="once" if once else "drain" if drain else "forever",
