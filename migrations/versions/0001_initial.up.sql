@@ -657,6 +657,8 @@ comment on view fairq.estimates is 'How long the tasks of a group and kind take,
 --
 -- How many tasks a lane with limits may have, says _allowance, what they use up, _charge. In a lane whose tasks have concurrency keys,
 -- _take_keys says which are next, and passes over those whose key is taken.
+-- Which lanes these are was heard before; tasks are read now, and may have committed since. So a lane not known for keys ends before the first task that
+-- has one, as if its share were used up: that task's ring is still to be heard. Placed without its key it would give back what it never took.
 -- p_lanes are all written again. Expired tasks get no address; their ctids are returned for the caller to end.
 -- Locks: tasks (overflow rows, which only the holder of the domain changes), lanes; the caller holds the domain.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_overflow_idx from each lane's cursor, tasks by ctid.
@@ -768,18 +770,20 @@ begin
         (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.is_next))[1] as next
       from (
         select t.ctid, t.priority, t.sequence, t.is_expired, t.charge, t.step,
-          row_number() over line > s.quota as is_next, not t.is_expired and row_number() over line <= s.quota as is_taken,
+          row_number() over line > s.quota or bool_or(t.has_key) over line as is_next,
+          not t.is_expired and row_number() over line <= s.quota and not bool_or(t.has_key) over line as is_taken,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
         from (
           select y.*
           from fairq._next_tasks(p_tick.shard_no, p_tick.queue, s.group_key, s.cursors, s.weight, s.pace, s.quota + 1, p_now) y
           where not s.keyed
           union all
-          select y.*
+          select y.*, false
           from fairq._take_keys(p_tick, s.group_key, s.cursors, s.weight, s.pace, s.quota, p_now) y
           where s.keyed
         ) t
         window line as (order by t.priority desc, t.sequence)
+        order by t.priority desc, t.sequence
         limit s.quota + 1
       ) n
     ) k on s.quota > 0
@@ -2563,6 +2567,7 @@ comment on function fairq._move_clock(fairq.ticks, bigint, bigint) is 'Moves the
 -- sql/functions/_next_tasks.sql
 
 -- The next tasks of a lane without concurrency keys, in order of priority and of becoming runnable; of each priority p_limit at most.
+-- One with a key may be among them all the same, when it committed after the rings were heard: the lane has to stop there until its ring is.
 -- One statement, stable, without "set search_path": so it is inlined into _admit, and costs no executor start for every lane.
 -- Cost: tasks_overflow_idx from the cursors.
 create function fairq._next_tasks(
@@ -2574,15 +2579,17 @@ create function fairq._next_tasks(
   p_pace fairq.pace,
   p_limit integer,
   p_now timestamptz
-) returns table (ctid tid, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint)
+) returns table (ctid tid, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, has_key boolean)
 language sql
 stable
 as $$
   select o.ctid, o.priority, o.sequence, o.is_expired, o.charge,
-    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end
+    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end,
+    o.has_key
   from unnest(p_cursors) c
   cross join lateral (
     select t.ctid, t.priority, t.sequence, t.cost, t.expires_at is not null and t.expires_at <= p_now as is_expired,
+      t.concurrency_key is not null as has_key,
       case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge
     from fairq.tasks t
     where t.shard_no = p_shard_no

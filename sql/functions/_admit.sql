@@ -16,6 +16,8 @@
 --
 -- How many tasks a lane with limits may have, says _allowance, what they use up, _charge. In a lane whose tasks have concurrency keys,
 -- _take_keys says which are next, and passes over those whose key is taken.
+-- Which lanes these are was heard before; tasks are read now, and may have committed since. So a lane not known for keys ends before the first task that
+-- has one, as if its share were used up: that task's ring is still to be heard. Placed without its key it would give back what it never took.
 -- p_lanes are all written again. Expired tasks get no address; their ctids are returned for the caller to end.
 -- Locks: tasks (overflow rows, which only the holder of the domain changes), lanes; the caller holds the domain.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_overflow_idx from each lane's cursor, tasks by ctid.
@@ -127,18 +129,20 @@ begin
         (array_agg((n.priority, n.sequence)::fairq.cursor) filter (where n.is_next))[1] as next
       from (
         select t.ctid, t.priority, t.sequence, t.is_expired, t.charge, t.step,
-          row_number() over line > s.quota as is_next, not t.is_expired and row_number() over line <= s.quota as is_taken,
+          row_number() over line > s.quota or bool_or(t.has_key) over line as is_next,
+          not t.is_expired and row_number() over line <= s.quota and not bool_or(t.has_key) over line as is_taken,
           coalesce(sum(t.step) over (line rows between unbounded preceding and 1 preceding), 0)::bigint as start
         from (
           select y.*
           from fairq._next_tasks(p_tick.shard_no, p_tick.queue, s.group_key, s.cursors, s.weight, s.pace, s.quota + 1, p_now) y
           where not s.keyed
           union all
-          select y.*
+          select y.*, false
           from fairq._take_keys(p_tick, s.group_key, s.cursors, s.weight, s.pace, s.quota, p_now) y
           where s.keyed
         ) t
         window line as (order by t.priority desc, t.sequence)
+        order by t.priority desc, t.sequence
         limit s.quota + 1
       ) n
     ) k on s.quota > 0

@@ -30,7 +30,15 @@ from tests.policies.calls import (
     worker,
 )
 from tests.support.database import Database
-from tests.support.sessions import call_in_background, in_background, pid_of, result, wait_until_blocked
+from tests.support.sessions import (
+    call_in_background,
+    in_background,
+    is_blocked,
+    pid_of,
+    result,
+    wait_until,
+    wait_until_blocked,
+)
 
 PATIENCE = 120.0
 
@@ -470,4 +478,92 @@ def test_pops_of_several_queues_in_one_transaction_do_not_block_each_other_for_g
     second.commit()
     assert result(asking) == []
     first.commit()
+    assert_counted(conn)
+
+
+@pytest.mark.usefixtures("one_shard")
+def test_a_keyed_task_that_commits_in_the_midst_of_a_promotion_waits_for_its_key(database: Database) -> None:
+    """I7: its group had no keys when the promotion began. It may be served later, never without its key."""
+    conn, admin = database.connect(autocommit=True), database.connect()
+    promoter = database.connect(autocommit=True)
+    call(conn, "configure_queue", "mail")
+    bob = worker(conn, "default", "mail")
+    create(conn, "zed", concurrency_key="k")
+    holder = pop(conn, bob)
+    assert groups_of(holder) == ["zed"]
+    promote(conn, "mail")
+    low = create(conn, "bob", queue="mail", priority=-1)
+    first = create(conn, "bob", queue="mail")
+    other = create(conn, "ann", queue="mail", concurrency_key="another")
+
+    # Keys are being changed: a promotion that meets the first key of its queue may have to wait for that.
+    call(admin, "configure_key", "unrelated", 3)
+    promotion = in_background(promoter, "select fairq.promote_overflow('mail')")
+    wait_until(lambda: promotion.done() or is_blocked(conn, pid_of(promoter)), "it is done or waits")
+    keyed = create(conn, "bob", queue="mail", concurrency_key="k")
+    behind = create(conn, "bob", queue="mail")
+    admin.commit()
+    result(promotion)
+
+    held = pop(conn, bob, queue="mail")
+    assert sorted(ids_of(held)) == [low, first, other, behind], "all but the one whose key is taken"
+    finish(conn, bob, held + holder)
+    held = pop(conn, bob, queue="mail")
+    assert ids_of(held) == [keyed]
+    finish(conn, bob, held)
+
+    # Nothing is left of it: the key has one place, as before.
+    for number in range(4):
+        create(conn, f"x{number}", concurrency_key="k")
+    for number in range(4):
+        held = pop(conn, bob)
+        assert groups_of(held) == [f"x{number}"]
+        finish(conn, bob, held)
+    assert_counted(conn)
+
+
+@pytest.mark.usefixtures("one_shard")
+def test_keys_come_up_while_their_groups_are_being_promoted(database: Database) -> None:
+    """I7: group after group has a first task without a key and a second one with one, while workers pop."""
+    conn = database.connect(autocommit=True)
+    keys, groups = 5, 100
+    total = 4 * groups
+    held_keys: set[str] = set()
+    twice: list[str] = []
+    ended: list[int] = []
+    guard = threading.Lock()
+
+    def produce(number: int) -> Callable[[], None]:
+        def create_them() -> None:
+            with psycopg.connect(database.dsn, autocommit=True) as app:
+                for n in range(groups):
+                    create(app, f"g{number}-{n}")
+                    create(app, f"g{number}-{n}", concurrency_key=f"k{n % keys}")
+
+        return create_them
+
+    def consume() -> None:
+        query = "select id, attempt, concurrency_key from fairq.pop_tasks('default', 20, %s)"
+        with psycopg.connect(database.dsn, autocommit=True) as mine:
+            me = worker(mine)
+            before: list[tuple[Any, ...]] = []
+            while len(ended) < total and not twice:
+                rows = run(mine, query, me)
+                with guard:
+                    for key in (key for _, _, key in rows if key):
+                        if key in held_keys:
+                            twice.append(key)
+                        held_keys.add(key)
+                    # Off this list before it is off the engine's: whoever pops it next adds it again.
+                    held_keys.difference_update(key for _, _, key in before)
+                ended.extend(finish(mine, me, [(id_, attempt, "") for id_, attempt, _ in before]))
+                before = rows
+
+    together(produce(0), produce(1), consume, consume)
+    assert not twice, f"{twice} given to two tasks at once"
+    assert len(ended) == len(set(ended)) == total
+    bob = worker(conn)
+    for number in range(3 * keys):
+        create(conn, f"x{number}", concurrency_key=f"k{number % keys}")
+    assert len(pop(conn, bob)) == keys, "one place each"
     assert_counted(conn)
