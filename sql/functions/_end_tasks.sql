@@ -1,5 +1,6 @@
 -- Ends tasks that nobody finishes: cancelled, expired, lost with no attempts left. The caller has locked them, or holds what protects them.
 -- Rings for the places that come free, and what they were charged but did not use; tells those who wait for one of these tasks.
+-- One that waited for a concurrency key may have been the one whose turn it was: the key is rung, or those behind it would wait for a ring that never comes.
 -- By ctid and no other way, see _hold.
 -- Returns how many it ended.
 -- Locks: tasks, the rows named.
@@ -42,6 +43,14 @@ begin
     cross join lateral fairq._scopes(e.shard_no, e.queue, e.group_key, e.counted, e.meters, e.concurrency_key) s
     where e.block is not null
     group by s.shard_no, s.queue, s.group_key
+  ),
+  passed_on as (
+    insert into fairq.rings (shard_no, queue, group_key)
+    select distinct e.shard_no, '#keys', e.concurrency_key
+    from ended e
+    where e.block is null
+      and e.state in ('overflow', 'blocked')
+      and e.concurrency_key is not null
   )
   select array_agg(e.id) into v_ids from ended e;
   if v_ids is null then

@@ -255,3 +255,50 @@ def test_a_key_nobody_uses_leaves_nothing_behind(conn: Conn) -> None:
         promote(conn)
         maintain(conn)
     assert one(conn, "select count(*) from fairq.lanes where queue = '#keys'") == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "others"),
+    [(how, others) for how in ("cancel", "expire", "expire unseen") for others in ("next", "rest")]
+    + [("purge", "rest")],
+)
+@pytest.mark.parametrize("when", ["blocked", "next in line"])
+def test_the_key_goes_on_when_the_next_in_line_ends_without_it(
+    conn: Conn, how: str, others: str, when: str
+) -> None:
+    """I7, I8: whoever waits behind a task that was cancelled, purged or too late is served all the same."""
+    bob = worker(conn)
+    create(conn, "holder", concurrency_key="k")
+    held = pop(conn, bob)
+    gone = create(conn, "next", concurrency_key="k", expires_at="2030-01-01 12:00:10+00")
+    rest = [create(conn, others, concurrency_key="k") for _ in range(2)]
+    assert pop(conn, bob) == []
+    if when == "next in line":
+        # The key is free, and nobody has taken it yet: those who wait for it are paused.
+        call(conn, "pause_group", "default", "next")
+        call(conn, "pause_group", "default", "rest")
+        finish(conn, bob, held)
+        assert pop(conn, bob) == []
+
+    if how == "cancel":
+        call(conn, "cancel_task", gone)
+    elif how == "purge":
+        call(conn, "purge_group", "default", "next")
+    else:
+        at(conn, "12:00:11")
+        if how == "expire":
+            maintain(conn)
+
+    if when == "next in line":
+        call(conn, "resume_group", "default", "next")
+        call(conn, "resume_group", "default", "rest")
+    else:
+        finish(conn, bob, held)
+    for expected in rest:
+        held = pop(conn, bob)
+        assert ids_of(held) == [expected]
+        assert pop(conn, bob) == []
+        finish(conn, bob, held)
+    maintain(conn)
+    assert state(conn, gone) == ("expired" if "expire" in how else "cancelled")
+    assert_counted(conn)
