@@ -1,8 +1,9 @@
 -- Keys and meters have no tasks of their own: their places are those of the tasks in flight, which ring here. Those with settings have a lane in any case.
+-- A key that tasks wait for rings, too: it may have come free, and the ring that told of it is among those forgotten.
 -- One statement, as in _rebuild_lanes.
 -- Returns the snapshot.
 -- Locks: rings of the domain; the caller holds the domain.
--- Cost: all tasks in flight; of all shards for the meters.
+-- Cost: all tasks in flight, of all shards for the meters; for the keys all blocked tasks.
 create function fairq._rebuild_places(p_shard_no integer, p_queue text) returns pg_snapshot
 language plpgsql
 volatile
@@ -20,6 +21,14 @@ begin
     from fairq.groups g
     where g.shard_no = p_shard_no
       and g.queue = p_queue
+  ),
+  waited_for as (
+    insert into fairq.rings (shard_no, queue, group_key)
+    select distinct t.shard_no, '#keys', t.concurrency_key
+    from fairq.tasks t
+    where p_queue = '#keys'
+      and t.shard_no = p_shard_no
+      and t.state = 'blocked'
   ),
   taken as (
     insert into fairq.rings (shard_no, queue, group_key, freed)

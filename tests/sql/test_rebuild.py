@@ -179,3 +179,35 @@ def test_a_dump_restored_where_transaction_ids_are_lower_works_by_itself() -> No
                 assert one(conn, "select count(*) from fairq.ticks where queue = 'default'") == one(
                     conn, "select shard_count from fairq.settings"
                 )
+
+
+def test_a_dump_taken_between_the_end_of_a_task_and_the_next_promotion_keeps_what_waits_for_its_key() -> None:
+    """I11: the ring that tells of the free key is in the dump, and means nothing where it is restored."""
+    pg_dump, psql = program("pg_dump"), program("psql")
+    with private_server() as server:
+        with psycopg.connect(server.dsn("fairq"), autocommit=True) as conn:
+            run(conn, "select fairq.configure_cluster(p_shard_count => 1)")
+            worker = register(conn, lease="1 day")
+            first, held = create(conn, concurrency_key="free"), create(conn, concurrency_key="held")
+            assert pop(conn, worker, 10) == [first, held]
+            behind = [create(conn, group, concurrency_key="free") for group in ("bob", "bob", "alice")]
+            behind_held = create(conn, concurrency_key="held")
+            assert pop(conn, worker, 10) == []
+            assert finish(conn, worker, [first]) == [first]
+        dump = subprocess.run(
+            [pg_dump, "--no-owner", server.dsn("fairq")], capture_output=True, text=True, check=True
+        ).stdout
+        with psycopg.connect(server.dsn(), autocommit=True) as conn:
+            conn.execute("create database restored template template0")
+        restore = [psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", server.dsn("restored")]
+        subprocess.run(restore, input=dump, capture_output=True, text=True, check=True)
+        with psycopg.connect(server.dsn("restored"), autocommit=True) as conn:
+            served: list[int] = []
+            for _ in behind:
+                popped = pop(conn, worker, 10)
+                assert len(popped) == 1, "one at a time, as ever"
+                served += finish(conn, worker, popped)
+            assert sorted(served) == behind
+            assert pop(conn, worker, 10) == []
+            assert finish(conn, worker, [held]) == [held]
+            assert pop(conn, worker, 10) == [behind_held]
