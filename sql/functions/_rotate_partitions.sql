@@ -36,6 +36,8 @@ begin
       begin
         execute format('create table fairq.%I partition of fairq.%I for values from (%L) to (%L)', v_name, v_parent,
           v_day::timestamptz, (v_day + 1)::timestamptz);
+        -- Not inherited. See 030_tables.sql.
+        execute format('alter table fairq.%I replica identity full', v_name);
         v_changed := v_changed + 1;
       exception when lock_not_available or duplicate_table or check_violation then
         null;

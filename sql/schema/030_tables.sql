@@ -8,6 +8,9 @@
 --   4. lanes, ticks         written under the domain's lock only
 -- Everything an application's transaction touches (tasks, rings, cancellations) it only inserts.
 --
+-- Tables without a primary key have "replica identity full": where somebody publishes all tables of the database, a row without an identity could not
+-- be deleted any more. Unlike a key it costs nothing, unless wal_level is logical; then a deleted row is logged as it was.
+--
 -- shard_no is the first column of every key and every index, and every hot statement names it: no call touches two shards.
 -- settings and queues are the same everywhere (reference tables, should the shards ever live on several machines).
 
@@ -235,6 +238,7 @@ create table fairq.finished_tasks (
 ) partition by range (finished_at);
 comment on table fairq.finished_tasks is 'Ended tasks, partitioned by day; days beyond the retention are dropped by fairq.maintain().';
 create table fairq.finished_tasks_default partition of fairq.finished_tasks default;
+alter table fairq.finished_tasks_default replica identity full;
 comment on table fairq.finished_tasks_default is 'Catches what has no day of its own yet.';
 
 create table fairq.attempts (
@@ -249,6 +253,7 @@ create table fairq.attempts (
 ) partition by range (ended_at);
 comment on table fairq.attempts is 'Attempts that did not end their task: append-only, partitioned by day.';
 create table fairq.attempts_default partition of fairq.attempts default;
+alter table fairq.attempts_default replica identity full;
 comment on table fairq.attempts_default is 'Catches what has no day of its own yet.';
 
 create table fairq.rings (
@@ -269,6 +274,7 @@ create table fairq.rings (
   correction double precision,
   ran fairq.estimate
 );
+alter table fairq.rings replica identity full;
 comment on table fairq.rings is
   'Doorbells: "look at this group". Append-only; promotion consumes each exactly once, by transaction id, without touching it; fairq.maintain() sweeps them.';
 comment on column fairq.rings.xid is 'The transaction that rings: visible to a promotion''s snapshot or still pending.';
@@ -384,6 +390,7 @@ create table fairq.cancellations (
   task_id bigint not null,
   requested_at timestamptz not null
 );
+alter table fairq.cancellations replica identity full;
 comment on table fairq.cancellations is 'Wishes to cancel, append-only: promotion ends waiting tasks, holders learn of theirs with the heartbeat.';
 
 create table fairq.watches (
@@ -391,6 +398,7 @@ create table fairq.watches (
   task_id bigint not null,
   until timestamptz not null
 );
+alter table fairq.watches replica identity full;
 comment on table fairq.watches is 'Tasks whose end somebody waits for, append-only: only these are announced when they end.';
 comment on column fairq.watches.until is 'When the watch runs out, unless it is renewed: who waits may be gone.';
 

@@ -33,6 +33,7 @@ def partitioned(text: str) -> str:
     # The history is partitioned by day already; here by shard instead.
     text = re.sub(r"\) partition by range \(\w+\);", ");", text)
     text = re.sub(r"(?m)^create table fairq\.\w+_default partition of [^;]*;\n", "", text)
+    text = re.sub(r"(?m)^alter table fairq\.\w+_default [^;]*;\n", "", text)
     text = re.sub(r"(?m)^comment on table fairq\.\w+_default [^;]*;\n", "", text)
     text = re.sub(r"(?m)^create index \w+ on fairq\.\w+_default [^;]*;\n", "", text)
     text = re.sub(r"create table fairq\.(\w+) \(\n  shard_no(.*?)\n\);\n", rewrite, text, flags=re.DOTALL)
