@@ -4792,6 +4792,8 @@ declare
   v_meter_changes boolean := num_nonnulls(p_max_running, p_rate_limit, p_rate_period, p_rate_burst, p_breaker_threshold, p_breaker_cooldown) > 0
     or p_reset && array['max_running', 'rate', 'breaker'];
 begin
+  -- No names: "not 'x' = any(null)" would be null, and take the setting away.
+  p_reset := coalesce(p_reset, '{}');
   if p_queue is null or p_queue = '' or octet_length(p_queue) > 200 or p_queue like '#%' then
     raise exception 'the name of a queue has 1 to 200 bytes and does not begin with #' using errcode = 'QF006', hint = 'For example: documents.';
   end if;

@@ -133,6 +133,28 @@ def test_only_what_a_function_sets_can_be_reset_by_it(conn: Conn, function: str)
     call(conn, function, *args, reset=list(known))
 
 
+@pytest.mark.parametrize("function", RESETTABLE)
+def test_no_names_reset_nothing(conn: Conn, function: str) -> None:
+    """Null leaves everything as it is, as an empty list does and as null does for each other setting."""
+    args, known = RESETTABLE[function]
+    values = {"ready_target": 7, "weight": 2.5, "breaker": 8, "group_breaker": 9, "rate": 4, "group_rate": 5}
+    suffixes = {"rate": "_limit", "breaker": "_threshold"}
+    settings = {name + suffixes.get(name.split("_")[-1], ""): values.get(name, 3) for name in known}
+    call(conn, function, *args, **settings)
+    in_force = call(conn, function, *args, reset=[])
+    assert call(conn, function, *args, reset=None) == in_force
+    assert call(conn, function, *args, max_running=2, reset=None) == call(
+        conn, function, *args, max_running=2
+    )
+    if function == "configure_queue":
+        limits = "max_running, rate_limit, rate_period::text, breaker_threshold, breaker_cooldown::text"
+        query = f"select {limits} from fairq.groups where group_key = 'queue default'"  # noqa: S608
+        assert run(conn, query) == [(2, 4, "00:00:01", 8, "00:01:00")]
+        # What it says is also what it does.
+        tasks(conn, "bob", 9)
+        assert len(pop(conn, worker(conn))) == 2
+
+
 def test_settings_answer_with_what_is_in_force(conn: Conn) -> None:
     names = (
         "max_running, rate_limit, rate_period::text, rate_burst, breaker_threshold, breaker_cooldown::text"
