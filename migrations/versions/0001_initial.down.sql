@@ -170,6 +170,7 @@ drop sequence fairq.ring_ids;
 drop sequence fairq.worker_ids;
 drop sequence fairq.task_ids;
 drop function fairq._now;
+drop function fairq._is_span;
 drop function fairq._shard_of;
 drop function fairq._gap_end;
 drop function fairq._lane_position;

@@ -69,6 +69,16 @@ $$;
 comment on function fairq._shard_of(text, integer) is
   'The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.';
 
+create function fairq._is_span(p_time interval, p_longest interval) returns boolean
+language sql
+immutable
+parallel safe
+as $$
+  select p_time between interval '0' and p_longest and abs(extract(year from p_time)) <= 100 and abs(extract(day from p_time)) <= 36525
+$$;
+comment on function fairq._is_span(interval, interval) is
+  'Whether an interval is neither negative nor longer than another one. Its parts are looked at, too: a thousand years less so many days may be short, and is out of range as soon as it is added to a time.';
+
 create function fairq._now() returns timestamptz
 language sql
 volatile
@@ -1044,8 +1054,9 @@ create function fairq._backoff(p_base interval, p_cap interval, p_attempt intege
 language sql
 volatile
 as $$
-  -- 2^30 times any base is past every cap; more would overflow the interval.
-  select least(p_cap, p_base * power(2, least(p_attempt - 1, 30))) * (0.75 + random() / 2)
+  -- In seconds: 2^30 times a base of days would overflow an interval. It is past every cap that matters, and more would overflow in the end, too.
+  select least(extract(epoch from p_cap), extract(epoch from p_base) * power(2, least(p_attempt - 1, 30)))::double precision
+    * (0.75 + random() / 2) * interval '1 second'
 $$;
 comment on function fairq._backoff(interval, interval, integer) is
   'Pause before the next attempt: doubled each time, capped, 25 percent of jitter both ways.';
@@ -1300,8 +1311,8 @@ begin
       using errcode = 'QF007', hint = 'A cap is 0 or more, a burst 1 to 100000, the others 1 or more. To lift a limit, name it in p_reset.';
   end if;
   -- A full burst at the slowest rate has to be paid for before the end of time, or promotion of the whole queue fails.
-  if p_rate_period <= interval '0' or p_rate_period > interval '366 days' or p_breaker_cooldown <= interval '0'
-    or p_breaker_cooldown > interval '366 days'
+  if p_rate_period <= interval '0' or not fairq._is_span(p_rate_period, '366 days') or p_breaker_cooldown <= interval '0'
+    or not fairq._is_span(p_breaker_cooldown, '366 days')
   then
     raise exception 'a time of % is out of range: rate period %, breaker cooldown %', p_of, coalesce(p_rate_period::text, 'not given'),
       coalesce(p_breaker_cooldown::text, 'not given')
@@ -4802,10 +4813,11 @@ begin
       coalesce(p_max_attempts::text, 'not given')
       using errcode = 'QF007', hint = 'Both are 1 to 1000000.';
   end if;
-  if p_retry_base < interval '0' or p_retry_cap < interval '0' or p_retention < interval '0' then
-    raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, coalesce(p_retry_base::text, 'not given'),
+  -- A time that cannot be taken from today, or added to it, would fail every later maintain() and finish.
+  if not fairq._is_span(p_retry_base, '366 days') or not fairq._is_span(p_retry_cap, '366 days') or not fairq._is_span(p_retention, '36525 days') then
+    raise exception 'a time of queue "%" is out of range: retry base %, retry cap %, retention %', p_queue, coalesce(p_retry_base::text, 'not given'),
       coalesce(p_retry_cap::text, 'not given'), coalesce(p_retention::text, 'not given')
-      using errcode = 'QF009', hint = 'Zero or more.';
+      using errcode = 'QF009', hint = 'Zero or more; a back-off at most 366 days, the retention at most 36525.';
   end if;
   if p_fairness not in ('count', 'time') then
     raise exception 'groups of queue "%" cannot share by %', p_queue, p_fairness
@@ -5611,9 +5623,9 @@ declare
 begin
   perform fairq._check_limit(p_limit);
   perform fairq._check_isolation(p_queue);
-  if p_claim_lease <= interval '0' then
-    raise exception 'the claim lease % is not positive', p_claim_lease
-      using errcode = 'QF009', hint = 'Leave it null to start the tasks at once.';
+  if p_claim_lease <= interval '0' or not fairq._is_span(p_claim_lease, '366 days') then
+    raise exception 'the claim lease % is out of range', p_claim_lease
+      using errcode = 'QF009', hint = 'More than nothing, at most 366 days; leave it null to start the tasks at once.';
   end if;
   if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
     perform fairq._refuse_queue(p_queue);
@@ -5823,8 +5835,10 @@ begin
     raise exception 'worker "%" has % slots', p_name, coalesce(p_slots::text, 'null')
       using errcode = 'QF007', hint = 'Slots say how many tasks it runs at once, at least 1.';
   end if;
-  if p_lease is null or p_lease <= interval '0' then
-    raise exception 'the lease of worker "%" is not positive', p_name using errcode = 'QF009', hint = 'Take a few times the heartbeat interval.';
+  -- One lease that cannot be added to a time would fail every later maintain(), for all workers.
+  if p_lease is null or p_lease <= interval '0' or not fairq._is_span(p_lease, '366 days') then
+    raise exception 'the lease % of worker "%" is out of range', coalesce(p_lease::text, 'null'), p_name
+      using errcode = 'QF009', hint = 'More than nothing, at most 366 days; take a few times the heartbeat interval.';
   end if;
   if coalesce(cardinality(p_queues), 0) = 0 then
     raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';

@@ -26,8 +26,8 @@ begin
       using errcode = 'QF007', hint = 'A cap is 0 or more, a burst 1 to 100000, the others 1 or more. To lift a limit, name it in p_reset.';
   end if;
   -- A full burst at the slowest rate has to be paid for before the end of time, or promotion of the whole queue fails.
-  if p_rate_period <= interval '0' or p_rate_period > interval '366 days' or p_breaker_cooldown <= interval '0'
-    or p_breaker_cooldown > interval '366 days'
+  if p_rate_period <= interval '0' or not fairq._is_span(p_rate_period, '366 days') or p_breaker_cooldown <= interval '0'
+    or not fairq._is_span(p_breaker_cooldown, '366 days')
   then
     raise exception 'a time of % is out of range: rate period %, breaker cooldown %', p_of, coalesce(p_rate_period::text, 'not given'),
       coalesce(p_breaker_cooldown::text, 'not given')

@@ -50,10 +50,11 @@ begin
       coalesce(p_max_attempts::text, 'not given')
       using errcode = 'QF007', hint = 'Both are 1 to 1000000.';
   end if;
-  if p_retry_base < interval '0' or p_retry_cap < interval '0' or p_retention < interval '0' then
-    raise exception 'a time of queue "%" is negative: retry base %, retry cap %, retention %', p_queue, coalesce(p_retry_base::text, 'not given'),
+  -- A time that cannot be taken from today, or added to it, would fail every later maintain() and finish.
+  if not fairq._is_span(p_retry_base, '366 days') or not fairq._is_span(p_retry_cap, '366 days') or not fairq._is_span(p_retention, '36525 days') then
+    raise exception 'a time of queue "%" is out of range: retry base %, retry cap %, retention %', p_queue, coalesce(p_retry_base::text, 'not given'),
       coalesce(p_retry_cap::text, 'not given'), coalesce(p_retention::text, 'not given')
-      using errcode = 'QF009', hint = 'Zero or more.';
+      using errcode = 'QF009', hint = 'Zero or more; a back-off at most 366 days, the retention at most 36525.';
   end if;
   if p_fairness not in ('count', 'time') then
     raise exception 'groups of queue "%" cannot share by %', p_queue, p_fairness

@@ -30,9 +30,9 @@ declare
 begin
   perform fairq._check_limit(p_limit);
   perform fairq._check_isolation(p_queue);
-  if p_claim_lease <= interval '0' then
-    raise exception 'the claim lease % is not positive', p_claim_lease
-      using errcode = 'QF009', hint = 'Leave it null to start the tasks at once.';
+  if p_claim_lease <= interval '0' or not fairq._is_span(p_claim_lease, '366 days') then
+    raise exception 'the claim lease % is out of range', p_claim_lease
+      using errcode = 'QF009', hint = 'More than nothing, at most 366 days; leave it null to start the tasks at once.';
   end if;
   if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
     perform fairq._refuse_queue(p_queue);

@@ -18,8 +18,10 @@ begin
     raise exception 'worker "%" has % slots', p_name, coalesce(p_slots::text, 'null')
       using errcode = 'QF007', hint = 'Slots say how many tasks it runs at once, at least 1.';
   end if;
-  if p_lease is null or p_lease <= interval '0' then
-    raise exception 'the lease of worker "%" is not positive', p_name using errcode = 'QF009', hint = 'Take a few times the heartbeat interval.';
+  -- One lease that cannot be added to a time would fail every later maintain(), for all workers.
+  if p_lease is null or p_lease <= interval '0' or not fairq._is_span(p_lease, '366 days') then
+    raise exception 'the lease % of worker "%" is out of range', coalesce(p_lease::text, 'null'), p_name
+      using errcode = 'QF009', hint = 'More than nothing, at most 366 days; take a few times the heartbeat interval.';
   end if;
   if coalesce(cardinality(p_queues), 0) = 0 then
     raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';

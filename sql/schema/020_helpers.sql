@@ -51,6 +51,16 @@ $$;
 comment on function fairq._shard_of(text, integer) is
   'The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.';
 
+create function fairq._is_span(p_time interval, p_longest interval) returns boolean
+language sql
+immutable
+parallel safe
+as $$
+  select p_time between interval '0' and p_longest and abs(extract(year from p_time)) <= 100 and abs(extract(day from p_time)) <= 36525
+$$;
+comment on function fairq._is_span(interval, interval) is
+  'Whether an interval is neither negative nor longer than another one. Its parts are looked at, too: a thousand years less so many days may be short, and is out of range as soon as it is added to a time.';
+
 create function fairq._now() returns timestamptz
 language sql
 volatile
