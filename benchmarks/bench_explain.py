@@ -171,7 +171,7 @@ def fill_fairq(conn: Conn, tasks: int, groups: int) -> int:
                 "last": min(start + 50_000, tasks) - 1,
             },
         )
-    conn.execute("vacuum analyze fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks")
+    conn.execute("vacuum analyze fairq.tasks, fairq.ready, fairq.held, fairq.rings, fairq.lanes, fairq.ticks")
     return register(conn)
 
 
@@ -185,11 +185,12 @@ def half_empty(conn: Conn, worker_id: int) -> None:
     """Pops until a promotion has a ready set to fill up, without promoting."""
     conn.execute(
         "with next as ("
-        " select t.ctid from fairq.tasks t where t.state = 'queued' order by t.block, t.position"
-        " limit (select count(*) * 3 / 4 from fairq.tasks q where q.state = 'queued'))"
-        " update fairq.tasks t"
-        " set state = 'running', worker_id = %s, attempt = 1, started_at = clock_timestamp()"
-        " where t.ctid = any(array(select n.ctid from next n))",
+        " select r.ctid from fairq.ready r order by r.block, r.position"
+        " limit (select count(*) * 3 / 4 from fairq.ready)"
+        "), popped as ("
+        " delete from fairq.ready r where r.ctid = any(array(select n.ctid from next n)) returning r.*)"
+        " insert into fairq.held (shard_no, attempt, id, worker_id, started_at, meters, counted, keyed)"
+        " select p.shard_no, 1, p.id, %s, clock_timestamp(), 0, p.counted, p.keyed from popped p",
         (worker_id,),
     )
 

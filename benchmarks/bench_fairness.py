@@ -127,7 +127,10 @@ def weighted(session: Session, subject: str) -> None:
 
     def configure(conn: Conn) -> None:
         for name, weight in WEIGHTS.items():
-            conn.execute("select fairq.configure_group('default', %s, p_weight => %s)", (name, weight))
+            conn.execute(
+                "select fairq.configure_group('default', %s, jsonb_build_object('weight', %s::float8))",
+                (name, weight),
+            )
 
     arrivals = [Arrival(0, name, each // 20) for _ in range(20) for name in WEIGHTS]
     played = play(session, subject, arrivals, [], seconds=seconds, configure=configure)
@@ -206,7 +209,7 @@ def worker(session: Session, conn: Conn, subject: str, engine: Engine) -> Iterat
 def configured(conn: Conn, subject: str, configure: Callable[[Conn], None] | None) -> Iterator[None]:
     """Settings of fairq for one run; those of before afterwards."""
     if subject == "fairq by time":
-        conn.execute("select fairq.configure_queue('default', p_fairness => 'time')")
+        conn.execute("""select fairq.configure_queue('default', '{"fairness": "time"}')""")
     if configure:
         configure(conn)
     try:
@@ -215,12 +218,13 @@ def configured(conn: Conn, subject: str, configure: Callable[[Conn], None] | Non
         clear(conn)
         conn.execute("delete from fairq.groups where queue = 'default'")
         if subject == "fairq by time":
-            conn.execute("select fairq.configure_queue('default', p_fairness => 'count')")
+            conn.execute("""select fairq.configure_queue('default', '{"fairness": "count"}')""")
 
 
 def can_share_time(session: Session) -> bool:
     with session.connect() as conn:
         found = conn.execute(
-            "select 'p_fairness' = any(proargnames) from pg_proc where oid = 'fairq.configure_queue'::regproc"
+            "select exists (select from pg_attribute"
+            " where attrelid = 'fairq.queues'::regclass and attname = 'fairness')"
         ).fetchone()
     return found == (True,)

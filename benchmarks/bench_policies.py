@@ -82,7 +82,8 @@ def forget(conn: psycopg.Connection[Any]) -> None:
 def limit_another_queue(conn: psycopg.Connection[Any], count: int) -> None:
     """Limited groups with tasks ready and waiting, some with keys; a cap and a rate of the whole queue."""
     conn.execute(
-        "select fairq.configure_queue(%s, p_group_max_running => 1, p_max_running => 99, p_rate_limit => 99)",
+        """select fairq.configure_queue(%s,
+          '{"group_max_running": 1, "max_running": 99, "rate_limit": 99}')""",
         (OTHER,),
     )
     conn.execute(LIMITED, {"queue": OTHER, "cap": 1, "count": count})

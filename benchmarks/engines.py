@@ -79,8 +79,9 @@ select group_key, extract(epoch from created_at)::float8, extract(epoch from sta
   extract(epoch from finished_at)::float8
 from fairq.finished_tasks
 union all
-select group_key, extract(epoch from created_at)::float8, extract(epoch from started_at)::float8, null
-from fairq.tasks""",
+select t.group_key, extract(epoch from t.created_at)::float8, extract(epoch from h.started_at)::float8, null
+from fairq.tasks t
+left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id""",
     "select count(*) from fairq.tasks where group_key like %s",
 )
 

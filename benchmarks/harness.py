@@ -235,9 +235,9 @@ def database(admin_dsn: str, *baselines: str, name: str = "") -> Iterator[str]:
 def clear(conn: psycopg.Connection[Any]) -> None:
     """Empties fairq and the baselines, and makes the next measurement start on tables without dead rows."""
     conn.execute(
-        "truncate fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.finished_tasks, fairq.attempts,"
-        " fairq.workers, fairq.heartbeats, fairq.sweeps, fairq.cancellations, fairq.watches,"
-        " fairq.idempotency_keys"
+        "truncate fairq.tasks, fairq.ready, fairq.held, fairq.parked, fairq.rings, fairq.lanes, fairq.ticks,"
+        " fairq.finished_tasks, fairq.attempts, fairq.workers, fairq.heartbeats, fairq.sweeps,"
+        " fairq.cancellations, fairq.watches, fairq.progress, fairq.upkeep_failures, fairq.idempotency_keys"
     )
     for (table,) in conn.execute(
         "select format('%I.%I', n.nspname, c.relname)"

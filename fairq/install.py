@@ -75,6 +75,10 @@ __all__ = [
 
 SCHEMA = "fairq"
 VERSION_TABLE = "schema_version"
+
+# Where the engine's files are, in the order in which they are loaded; sql/README.md says what is where.
+ROOMS = ("schema", "create", "promote", "pop", "leave", "policies", "control", "upkeep", "views")
+LAST = ("first_rows.sql", "grants.sql")
 BASE = "base"
 HEAD = "head"
 
@@ -245,14 +249,10 @@ def version_location() -> str:
 
 
 def sql_files(root: Path | None = None) -> list[Path]:
-    """The engine's files in loading order: structure by number, functions by name, grants last."""
+    """The engine's files in loading order: tables, then the rooms in the order of a task's life."""
     root = root or sql_dir()
-    grants = root / "grants.sql"
-    return [
-        *sorted((root / "schema").glob("*.sql")),
-        *sorted((root / "functions").glob("*.sql")),
-        *([grants] if grants.exists() else []),
-    ]
+    found = [file for room in ROOMS for file in sorted((root / room).glob("*.sql"))]
+    return [*found, *(root / name for name in LAST if (root / name).exists())]
 
 
 @cache

@@ -1,22 +1,35 @@
 """Change the policies of queues, groups, keys and the cluster, on whatever connection an application has.
 
 One name each, as in `fairq.client`: an async connection gets a coroutine. The functions are those of the
-public SQL with the same names and settings; what is not named stays as it is, a name in `reset` takes a
-setting away. A change is part of the caller's transaction, and the next promotion after its commit heeds it.
+public SQL with the same names and settings; what is not named stays as it is, None takes a setting away. A
+change is part of the caller's transaction, and the next promotion after its commit heeds it.
 
-The settings of a function are a typed dict, and the options of the command line are made from the same: a
-new setting is one line here.
+The settings of a function are a typed dict: its arguments, its answer, the options of the command line and
+their help are made from the same line.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from functools import lru_cache
 from types import NoneType
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, get_type_hints, overload
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from fairq.client import check_group_key, identity, interval, is_int, stored_bytes
 from fairq.connections import AsyncConnection, Call, SyncConnection, run
@@ -26,8 +39,10 @@ from fairq.queries import settings as queries
 __all__ = [
     "ClusterSettings",
     "GroupSettings",
+    "GroupState",
     "KeySettings",
     "QueueSettings",
+    "QueueState",
     "RateUsage",
     "configure_cluster",
     "configure_group",
@@ -45,135 +60,96 @@ __all__ = [
 
 Seconds = float | timedelta
 Fairness = Literal["count", "time"]
+Time = TypeVar("Time")  # Seconds where it is set, timedelta where it is answered
 
 # --- What can be set -------------------------------------------------------------------------------
-# None is the same as not to name a setting. `docs/reference/python.md` says what each means.
-
-QueueReset = Literal[
-    "ready_target",
-    "weight",
-    "group_max_running",
-    "group_rate",
-    "group_breaker",
-    "max_running",
-    "rate",
-    "breaker",
-]
-GroupReset = Literal["weight", "max_running", "rate", "breaker"]
-KeyReset = Literal["max_running"]
-ClusterReset = Literal["max_running"]
+# One line is one setting: its name, its type, what it is for. What may be None in an answer the engine says:
+# a setting that has a default is never.
 
 
-class QueueChanges(TypedDict, total=False):
-    ready_target: int | None
-    max_attempts: int | None
-    retry_base: Seconds | None
-    retry_cap: Seconds | None
-    retention: Seconds | None
-    notify: bool | None
-    weight: float | None
-    fairness: Fairness | None
-    group_max_running: int | None
-    group_rate_limit: int | None
-    group_rate_period: Seconds | None
-    group_rate_burst: int | None
-    group_breaker_threshold: int | None
-    group_breaker_cooldown: Seconds | None
-    max_running: int | None
-    rate_limit: int | None
-    rate_period: Seconds | None
-    rate_burst: int | None
-    breaker_threshold: int | None
-    breaker_cooldown: Seconds | None
-    reset: Iterable[QueueReset]
+class GroupSettings(TypedDict, Generic[Time], total=False):
+    """The settings of a group's own; None: its queue's hold."""
+
+    weight: Annotated[float | None, "Its share beside groups of weight 1: 0.001 to 1000."]
+    max_running: Annotated[int | None, "Most tasks in flight at once."]
+    rate_limit: Annotated[int | None, "Most tasks begun per --rate-period."]
+    rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
+    rate_burst: Annotated[int | None, "How many tasks may go ahead of the rate. Default: a second's worth."]
+    breaker_threshold: Annotated[int | None, "Failures in a row after which nothing is started for a while."]
+    breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
 
 
-class GroupChanges(TypedDict, total=False):
-    weight: float | None
-    max_running: int | None
-    rate_limit: int | None
-    rate_period: Seconds | None
-    rate_burst: int | None
-    breaker_threshold: int | None
-    breaker_cooldown: Seconds | None
-    reset: Iterable[GroupReset]
+class QueueSettings(TypedDict, Generic[Time], total=False):
+    """The settings of a queue. `weight` and `group_…` are those of its groups that have none of their own."""
+
+    ready_target: Annotated[
+        int | None, "How many tasks are kept ready. Default: four per worker slot, at least 1000."
+    ]
+    max_attempts: Annotated[int | None, "Attempts of a task that names no number of its own."]
+    retry_base: Annotated[Time | None, "Back-off before the second attempt; doubled for every further one."]
+    retry_cap: Annotated[Time | None, "Longest back-off."]
+    retention: Annotated[Time | None, "How long ended tasks and attempts are kept."]
+    notify: Annotated[
+        bool | None,
+        "Announce new work by NOTIFY. It takes a database-wide lock at commit; polling works without.",
+    ]
+    weight: Annotated[float | None, "Weight of groups that have none of their own."]
+    fairness: Annotated[
+        Fairness | None, "What groups share: count (as many tasks for each) or time (as many worker seconds)."
+    ]
+    group_max_running: Annotated[int | None, "The same for each group that has no cap of its own."]
+    group_rate_limit: Annotated[
+        int | None, "For each group without a rate of its own: most tasks begun per period."
+    ]
+    group_rate_period: Annotated[Time | None, "The time that --group-rate-limit counts in. Default: 1s."]
+    group_rate_burst: Annotated[
+        int | None, "How many tasks of a group may go ahead of that rate. Default: a second's worth."
+    ]
+    group_breaker_threshold: Annotated[
+        int | None, "For each group without its own: failures in a row that stop it for a while."
+    ]
+    group_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+    max_running: Annotated[int | None, "Most tasks in flight at once in the whole queue."]
+    rate_limit: Annotated[int | None, "Most tasks begun per --rate-period in the whole queue."]
+    rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
+    rate_burst: Annotated[int | None, "How many tasks may go ahead of the rate. Default: a second's worth."]
+    breaker_threshold: Annotated[
+        int | None, "Failures in a row, of any group, after which the whole queue stops for a while."
+    ]
+    breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
 
 
-class KeyChanges(TypedDict, total=False):
-    max_running: int | None
-    reset: Iterable[KeyReset]
+class KeySettings(TypedDict, total=False):
+    """How many tasks with a concurrency key are in flight at once; None: one."""
+
+    max_running: Annotated[int | None, "Most tasks with this key in flight at once. Default: 1."]
 
 
-class ClusterChanges(TypedDict, total=False):
-    shard_count: int | None
-    payload_limit: int | None
-    max_running: int | None
-    reset: Iterable[ClusterReset]
+class ClusterSettings(TypedDict, total=False):
+    """The settings of the installation."""
+
+    shard_count: Annotated[int | None, "Number of shards. Fixed once there are tasks."]
+    payload_limit: Annotated[int | None, "Largest payload, in bytes of its text."]
+    max_running: Annotated[int | None, "Most tasks in flight at once over all queues and workers."]
 
 
-# --- What is answered ------------------------------------------------------------------------------
+# --- What is answered beside settings --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSettings:
-    """The settings of a queue. `group_…` hold for each of its groups that has none of its own."""
+class QueueState(QueueSettings[timedelta]):
+    """A queue as it is."""
 
     queue: str
-    ready_target: int | None
-    max_attempts: int
-    retry_base: timedelta
-    retry_cap: timedelta
-    retention: timedelta
-    notify: bool
-    weight: float
-    fairness: str
-    group_max_running: int | None
-    group_rate_limit: int | None
-    group_rate_period: timedelta | None
-    group_rate_burst: int | None
-    group_breaker_threshold: int | None
-    group_breaker_cooldown: timedelta | None
-    max_running: int | None
-    rate_limit: int | None
-    rate_period: timedelta | None
-    rate_burst: int | None
-    breaker_threshold: int | None
-    breaker_cooldown: timedelta | None
     paused_at: datetime | None
     draining_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSettings:
-    """The settings of a group's own; None: its queue's hold."""
+class GroupState(GroupSettings[timedelta]):
+    """A group as it is."""
 
     queue: str
     group_key: str
-    weight: float | None
-    max_running: int | None
-    rate_limit: int | None
-    rate_period: timedelta | None
-    rate_burst: int | None
-    breaker_threshold: int | None
-    breaker_cooldown: timedelta | None
     paused_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeySettings:
-    """How many tasks with a concurrency key are in flight at once; None: one."""
-
-    concurrency_key: str
-    max_running: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSettings:
-    """The settings of the installation."""
-
-    shard_count: int
-    payload_limit: int
-    max_running: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,71 +171,72 @@ class RateUsage:
 
 
 @overload
-def configure_queue(conn: SyncConnection, queue: str, **changes: Unpack[QueueChanges]) -> QueueSettings: ...
+def configure_queue(
+    conn: SyncConnection, queue: str, **settings: Unpack[QueueSettings[Seconds]]
+) -> QueueState: ...
 @overload
 def configure_queue(
-    conn: AsyncConnection, queue: str, **changes: Unpack[QueueChanges]
-) -> Coroutine[Any, Any, QueueSettings]: ...
+    conn: AsyncConnection, queue: str, **settings: Unpack[QueueSettings[Seconds]]
+) -> Coroutine[Any, Any, QueueState]: ...
 def configure_queue(
-    conn: Any, queue: str, **changes: Unpack[QueueChanges]
-) -> QueueSettings | Coroutine[Any, Any, QueueSettings]:
+    conn: Any, queue: str, **settings: Unpack[QueueSettings[Seconds]]
+) -> QueueState | Coroutine[Any, Any, QueueState]:
     """Create a queue, or change its settings."""
     _check_text("queue", queue)
-    given = _given("configure_queue", changes, QueueChanges)
-    call = queries.configure_queue_call(queue=queue, **given)
-    return run(conn, Call(call, _reader(QueueSettings)))  # type: ignore[no-any-return]
+    given = _given("configure_queue", settings, QueueSettings)
+    call = queries.configure_queue_call(queue=queue, settings=given)
+    return run(conn, Call(call, _settings(QueueState)))  # type: ignore[no-any-return]
 
 
 @overload
 def configure_group(
-    conn: SyncConnection, queue: str, group_key: str, **changes: Unpack[GroupChanges]
-) -> GroupSettings: ...
+    conn: SyncConnection, queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
+) -> GroupState: ...
 @overload
 def configure_group(
-    conn: AsyncConnection, queue: str, group_key: str, **changes: Unpack[GroupChanges]
-) -> Coroutine[Any, Any, GroupSettings]: ...
+    conn: AsyncConnection, queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
+) -> Coroutine[Any, Any, GroupState]: ...
 def configure_group(
-    conn: Any, queue: str, group_key: str, **changes: Unpack[GroupChanges]
-) -> GroupSettings | Coroutine[Any, Any, GroupSettings]:
+    conn: Any, queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
+) -> GroupState | Coroutine[Any, Any, GroupState]:
     """Change settings of one group of a queue. Groups need none: unknown ones have those of their queue."""
     _check_text("queue", queue)
     check_group_key(group_key)
-    given = _given("configure_group", changes, GroupChanges)
-    call = queries.configure_group_call(queue=queue, group_key=group_key, **given)
-    return run(conn, Call(call, _reader(GroupSettings)))  # type: ignore[no-any-return]
+    given = _given("configure_group", settings, GroupSettings)
+    call = queries.configure_group_call(queue=queue, group_key=group_key, settings=given)
+    return run(conn, Call(call, _settings(GroupState)))  # type: ignore[no-any-return]
 
 
 @overload
 def configure_key(
-    conn: SyncConnection, concurrency_key: str, **changes: Unpack[KeyChanges]
+    conn: SyncConnection, concurrency_key: str, **settings: Unpack[KeySettings]
 ) -> KeySettings: ...
 @overload
 def configure_key(
-    conn: AsyncConnection, concurrency_key: str, **changes: Unpack[KeyChanges]
+    conn: AsyncConnection, concurrency_key: str, **settings: Unpack[KeySettings]
 ) -> Coroutine[Any, Any, KeySettings]: ...
 def configure_key(
-    conn: Any, concurrency_key: str, **changes: Unpack[KeyChanges]
+    conn: Any, concurrency_key: str, **settings: Unpack[KeySettings]
 ) -> KeySettings | Coroutine[Any, Any, KeySettings]:
     """Say how many tasks with a concurrency key may be in flight at once, over all queues and groups."""
     _check_text("concurrency key", concurrency_key)
-    given = _given("configure_key", changes, KeyChanges)
-    call = queries.configure_key_call(concurrency_key=concurrency_key, **given)
-    return run(conn, Call(call, _reader(KeySettings)))  # type: ignore[no-any-return]
+    given = _given("configure_key", settings, KeySettings)
+    call = queries.configure_key_call(concurrency_key=concurrency_key, settings=given)
+    return run(conn, Call(call, _settings(KeySettings)))  # type: ignore[no-any-return]
 
 
 @overload
-def configure_cluster(conn: SyncConnection, **changes: Unpack[ClusterChanges]) -> ClusterSettings: ...
+def configure_cluster(conn: SyncConnection, **settings: Unpack[ClusterSettings]) -> ClusterSettings: ...
 @overload
 def configure_cluster(
-    conn: AsyncConnection, **changes: Unpack[ClusterChanges]
+    conn: AsyncConnection, **settings: Unpack[ClusterSettings]
 ) -> Coroutine[Any, Any, ClusterSettings]: ...
 def configure_cluster(
-    conn: Any, **changes: Unpack[ClusterChanges]
+    conn: Any, **settings: Unpack[ClusterSettings]
 ) -> ClusterSettings | Coroutine[Any, Any, ClusterSettings]:
     """Change settings of the installation."""
-    given = _given("configure_cluster", changes, ClusterChanges)
-    call = queries.configure_cluster_call(**given)
-    return run(conn, Call(call, _reader(ClusterSettings)))  # type: ignore[no-any-return]
+    call = queries.configure_cluster_call(settings=_given("configure_cluster", settings, ClusterSettings))
+    return run(conn, Call(call, _settings(ClusterSettings)))  # type: ignore[no-any-return]
 
 
 # --- Stop and go on --------------------------------------------------------------------------------
@@ -372,65 +349,55 @@ def reset_rate(conn: Any, queue: str, group_key: str | None = None) -> Coroutine
 # --- What can be judged without the database -------------------------------------------------------
 
 
-def kinds(changes: type) -> dict[str, type]:
-    """The settings of a typed dict, each with its type; timedelta for any length of time."""
+@lru_cache
+def kinds(settings: Any) -> dict[str, tuple[type, str]]:
+    """The settings of a typed dict, each with its type (timedelta: a length of time) and what it is for."""
     found = {}
-    for name, hint in get_type_hints(changes).items():
-        types = {*get_args(hint)} - {NoneType}
-        if name != "reset":
-            found[name] = timedelta if timedelta in types else str if Fairness in types else types.pop()
+    for name, hint in get_type_hints(settings, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            hint, text = get_args(hint)
+            (kind,) = {*get_args(hint)} - {NoneType}
+            found[name] = (
+                timedelta if kind is Time else str if get_origin(kind) is Literal else kind,
+                text,
+            )
     return found
 
 
-_kinds = lru_cache(kinds)
-
-
-def _given(function: str, changes: Mapping[str, Any], known: type) -> dict[str, Any]:
-    """The changes as the statement takes them. Ranges the engine judges; it knows them better."""
-    found: dict[str, Any] = {"reset": _reset(changes.get("reset", ()))}
-    for name, value in changes.items():
-        if name == "reset":
-            continue
-        kind = _kinds(known).get(name)
-        if kind is None:
+def _given(function: str, settings: Mapping[str, Any], known: Any) -> str:
+    """The settings as the statement takes them. Ranges the engine judges; it knows them better."""
+    for name in settings:
+        if name not in kinds(known):
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-        if value is not None:
-            found[name] = _value(name, value, kind)
-    return found
-
-
-def _reset(names: Any) -> list[str]:
-    found = None if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
-    if found is None or not all(isinstance(name, str) for name in found):
-        raise ConfigurationError(f"reset is {names!r:.60}: pass a list of names, such as ['rate']")
-    return found
+    return json.dumps({name: _value(name, value, kinds(known)[name][0]) for name, value in settings.items()})
 
 
 def _value(name: str, value: Any, kind: type) -> Any:
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise ConfigurationError(f"{name} is {value!r:.60}: pass True or False")
-        return value
-    if kind is str:
-        if not isinstance(value, str):
-            raise ConfigurationError(f"{name} is {value!r:.60}: pass a string")
+    if value is None:
+        return None
+    if kind in (bool, str):
+        if not isinstance(value, kind):
+            raise ConfigurationError(f"{name} is {value!r:.60}: pass {_EXAMPLES[kind]}")
         return value
     if kind is int:
         if not is_int(value, -(2**31), 2**31 - 1):
-            raise OutOfRange(f"{name} is {value!r:.60}", "An integer; None leaves it as it is.")
+            raise OutOfRange(f"{name} is {value!r:.60}", "An integer; None takes the setting away.")
         return value
     if kind is timedelta:
         seconds = value.total_seconds() if isinstance(value, timedelta) else value
         if not _is_number(seconds) or not abs(seconds) <= 1e10:
-            raise InvalidTime(f"{name} is {value!r:.60}", "Seconds or a timedelta; None leaves it as it is.")
+            raise InvalidTime(f"{name} is {value!r:.60}", "Seconds or a timedelta; None takes it away.")
         return interval(value)
     if not _is_number(value):
-        raise OutOfRange(f"{name} is {value!r:.60}", "A number; None leaves it as it is.")
+        raise OutOfRange(f"{name} is {value!r:.60}", "A number; None takes the setting away.")
     return float(value)
 
 
+_EXAMPLES = {bool: "True or False", str: "a string"}
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_text(what: str, name: object) -> None:
@@ -439,32 +406,40 @@ def _check_text(what: str, name: object) -> None:
 
 
 # --- Reading answers -------------------------------------------------------------------------------
+# Lengths of time come in seconds, and moments as texts: drivers agree on those.
 
 S = TypeVar("S")
 
 
-def _reader(answer: type[S]) -> Any:
-    """Rows hold lengths of time in seconds, and moments as texts: drivers agree on those."""
+def _settings(answer: Callable[..., S]) -> Callable[[str], S]:
+    """Of what the engine answers, what the typed dict names."""
     hints = get_type_hints(answer)
-    spans = {name for name, hint in hints.items() if timedelta in (hint, *get_args(hint))}
-    moments = {name for name, hint in hints.items() if datetime in get_args(hint)}
 
-    def made(name: str, value: Any) -> Any:
-        if value is None:
-            return None
-        if name in spans:
-            return timedelta(seconds=value)
-        return datetime.fromisoformat(value) if name in moments else value
-
-    def read(row: Any) -> S:
-        return answer(**{field.name: made(field.name, getattr(row, field.name)) for field in fields(answer)})  # type: ignore[arg-type]
+    def read(text: str) -> S:
+        row = json.loads(text)
+        return answer(**{name: _read(hint, row[name]) for name, hint in hints.items() if name in row})
 
     return read
 
 
 def _usage(row: queries.RateUsageRow | None) -> RateUsage | None:
-    found: RateUsage | None = None if row is None else _reader(RateUsage)(row)
-    return found
+    if row is None:
+        return None
+    hints = get_type_hints(RateUsage)
+    return RateUsage(
+        **{each.name: _read(hints[each.name], getattr(row, each.name)) for each in fields(RateUsage)}
+    )
+
+
+def _read(hint: Any, value: Any) -> Any:
+    types = {hint, *get_args(hint)}
+    if value is None:
+        return None
+    if types & {timedelta, Time}:
+        return timedelta(seconds=value)
+    if float in types:
+        return float(value)
+    return datetime.fromisoformat(value) if datetime in types else value
 
 
 def _nothing(answer: str) -> None:

@@ -153,7 +153,7 @@ def database(server: TestServer, template: str) -> Iterator[Database]:
 def one_shard(database: Database) -> None:
     """For what holds within a shard: the order of groups, and their keys. `make test-shards` has many."""
     with psycopg.connect(database.dsn) as conn:
-        conn.execute("select fairq.configure_cluster(p_shard_count => 1)")
+        conn.execute("""select fairq.configure_cluster('{"shard_count": 1}')""")
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def examine(conn: Connection, dsn: str, max_wait: timedelta | None) -> Iterator[
             ("rights", lambda: judge_rights(_one(conn, RIGHTS))),
             ("workers", lambda: judge_workers(_all(conn, QUEUES), _all(conn, WORKERS))),
             ("waiting", lambda: judge_waiting(_all(conn, QUEUES), max_wait)),
-            ("maintenance", lambda: judge_maintenance(_one(conn, MAINTENANCE))),
+            ("maintenance", lambda: judge_maintenance(_one(conn, MAINTENANCE), _all(conn, FAILURES))),
             ("history", lambda: judge_history(_one(conn, HISTORY))),
             *checks,
             ("dead rows", lambda: judge_dead_rows(_all(conn, DEAD))),
@@ -340,18 +340,30 @@ select (select count(*) from fairq.worker_stats w
     where clock_timestamp() - coalesce(w.beat_at, w.registered_at) - w.lease > interval '1 minute') as lost,
   (select count(*) from (select 1 from fairq.tasks t
     where t.shard_no = any(array(select d.shard_no from fairq.domains d))
-      and t.state in ('scheduled', 'overflow', 'blocked', 'queued')
+      and not exists (select from fairq.held h where h.shard_no = t.shard_no and h.id = t.id)
       and t.expires_at > t.created_at
       and t.expires_at < clock_timestamp() - interval '5 minutes' limit 1000) e) as expired,
   (select count(*) from (select 1 from fairq.tasks t
     where t.shard_no = any(array(select d.shard_no from fairq.domains d))
-      and t.state = 'scheduled'
+      and t.scheduled
       and t.run_at < clock_timestamp() - interval '5 minutes' limit 1000) s) as overdue
 """
 
 
-def judge_maintenance(row: Row) -> Finding:
-    """Nothing notes when maintenance ran; what it would have done long ago shows that it does not."""
+FAILURES = """
+select f.part, min(f.failed_since) as since, min(f.message) as message
+from fairq.upkeep_failures f
+where f.part in (select fairq.upkeep_parts())
+group by f.part
+order by since, f.part
+"""
+
+
+def judge_maintenance(row: Row, failures: list[Row]) -> Finding:
+    """Nothing notes when maintenance ran; what it would have done long ago shows that it does not.
+
+    A part that fails is noted, though: then somebody does run it, and what is left lying is its doing.
+    """
     left = [
         text
         for amount, text in (
@@ -361,6 +373,19 @@ def judge_maintenance(row: Row) -> Finding:
         )
         if amount
     ]
+    if failures:
+        texts = [
+            f"{each['part']}: fails since {plain(each['since'])}, {each['message']}" for each in failures
+        ]
+        if len(texts) > 3:
+            texts[3:] = [f"and {len(texts) - 3} more"]
+        text = "; ".join(texts) + (f". Left lying: {', '.join(left)}" if left else "")
+        part = failures[0]["part"].replace("'", "''")
+        remedy = (
+            "Mend what the message names; the other parts go on meanwhile. To try it again: "
+            f"select fairq.maintain(p_part => '{part}');"
+        )
+        return Finding("maintenance", "wrong", text, remedy)
     if not left:
         return Finding("maintenance", "ok", "nothing is left lying")
     remedy = "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."
@@ -377,7 +402,7 @@ def judge_history(row: Row) -> Finding:
     """Days are dropped whole. What ends on a day without a partition of its own is removed row by row."""
     if row["tomorrow"]:
         return Finding("history", "ok", "the coming days have their partitions")
-    remedy = "fairq maintain makes a week of them. It has not run for a week, or never."
+    remedy = "fairq maintain makes a week of them. It has not run for a week."
     return Finding("history", "look", "there is no partition for tomorrow", remedy)
 
 
@@ -492,5 +517,6 @@ def judge_dead_rows(rows: list[Row]) -> Finding:
         "dead rows",
         "look",
         f"{worst['dead']:,} in {worst['name']}, beside {worst['live']:,} living; {when}",
-        "The queue stays fast all the same, the disk fills up. See horizon above; then: vacuum fairq.tasks;",
+        "The queue stays fast all the same, the disk fills up. See horizon above; then: "
+        f"vacuum fairq.{worst['name']};",
     )

@@ -17,9 +17,10 @@ from fairq.queries import inspection
 
 # Columns that fairq_observe may read: no payloads, no headers, no results.
 TASK = """
-select t.queue, t.group_key, t.kind, t.priority, t.cost, t.created_at, t.run_at, t.expires_at, t.started_at,
+select t.queue, t.group_key, t.kind, t.priority, t.cost, t.created_at, t.run_at, t.expires_at, h.started_at,
   null::timestamptz as finished_at, t.concurrency_key
 from fairq.tasks t
+left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id
 where t.shard_no = any(array(select fairq._shards(null))) and t.id = %(id)s
 union all
 select f.queue, f.group_key, f.kind, f.priority, f.cost, f.created_at, f.run_at, f.expires_at, f.started_at,

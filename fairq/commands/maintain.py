@@ -6,12 +6,13 @@ import contextlib
 import json
 import signal
 import time
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import click
 
-from fairq.cli import dsn_option, json_option, wants_json
+from fairq.cli import Exit, dsn_option, json_option, wants_json
 from fairq.commands.common import DURATION, Connection, count, session, show
 from fairq.queries import workers
 
@@ -22,6 +23,7 @@ DONE = {
     "promoted": ("task promoted", "tasks promoted"),
     "swept": ("old row swept", "old rows swept"),
     "partitions": ("partition made or dropped", "partitions made or dropped"),
+    "failed": ("part failed, see fairq doctor", "parts failed, see fairq doctor"),
 }
 
 
@@ -36,14 +38,15 @@ def maintain(every: timedelta | None, dsn: str | None) -> None:
 
     It takes tasks from lost workers, ends what expired, promotes what is due, sweeps old rows, and makes and
     drops the history's partitions. Workers do the same by the way: you need this only where none run, or from
-    cron. Any number may run at once; one works, the others return at once.
+    cron. Any number may run at once; one works, the others return at once. A part that fails holds up no
+    other one; fairq doctor says why it does.
 
     \b
     fairq maintain
     fairq maintain --every 5s
 
     \b
-    Exit codes: 0 done · 2 wrong usage · 3 database
+    Exit codes: 0 done · 1 a part failed · 2 wrong usage · 3 database
     Rights: fairq_work or fairq_admin
     """
     if every is not None and every.total_seconds() < 0.1:
@@ -57,16 +60,20 @@ def maintain(every: timedelta | None, dsn: str | None) -> None:
             if every is None or done or wants_json():
                 show({"done": done}, _text(done))
             if every is None:
+                if done.get("failed"):
+                    raise click.exceptions.Exit(Exit.NO)
                 break
             time.sleep(every.total_seconds())
 
 
 def _round(conn: Connection) -> dict[str, Any]:
-    with conn.transaction():
-        done = workers.maintain(conn)
-    if isinstance(done, str):
-        done = json.loads(done)
-    return done if isinstance(done, dict) else {}
+    """All parts, each in a transaction of its own."""
+    done: Counter[str] = Counter()
+    for part in workers.upkeep_parts(conn):
+        with conn.transaction():
+            did = workers.maintain(conn, part=part)
+        done.update(json.loads(did) if isinstance(did, str) else did or {})
+    return dict(done)
 
 
 def _text(done: dict[str, Any]) -> str:

@@ -16,45 +16,8 @@ from rich.text import Text
 from fairq import policies
 from fairq.cli import Failure, dsn_option, json_option, wants_json
 from fairq.commands.common import DURATION, Connection, clean, count, server_time, session, show, span, table
-from fairq.commands.settings import given, reset_option, settings_options
+from fairq.commands.settings import named, settings_options
 from fairq.commands.stats import Snapshot, group_table, take
-
-LIMITS = {
-    "max_running": "Most tasks in flight at once.",
-    "rate_limit": "Most tasks begun per --rate-period.",
-    "rate_period": "The time that --rate-limit counts in. Default: 1s.",
-    "rate_burst": "How many tasks may go ahead of the rate. Default: a second's worth.",
-    "breaker_threshold": "Failures in a row after which nothing is started for a while.",
-    "breaker_cooldown": "How long that is, before one task is tried. Default: 1m.",
-}
-WEIGHT = "Its share beside groups of weight 1: 0.001 to 1000."
-GROUP_HELP = {"weight": WEIGHT, **LIMITS}
-QUEUE_HELP = {
-    "ready_target": "How many tasks are kept ready. Default: four per worker slot, at least 1000.",
-    "max_attempts": "Attempts of a task that names no number of its own.",
-    "retry_base": "Back-off before the second attempt; doubled for every further one.",
-    "retry_cap": "Longest back-off.",
-    "retention": "How long ended tasks and attempts are kept.",
-    "notify": "Announce new work by NOTIFY. It takes a database-wide lock at commit; polling works without.",
-    "weight": "Weight of groups that have none of their own.",
-    "fairness": "What groups share: count (as many tasks for each) or time (as many worker seconds).",
-    "group_max_running": "The same for each group that has no cap of its own.",
-    "group_rate_limit": "For each group without a rate of its own: most tasks begun per period.",
-    "group_rate_period": "The time that --group-rate-limit counts in. Default: 1s.",
-    "group_rate_burst": "How many tasks of a group may go ahead of that rate. Default: a second's worth.",
-    "group_breaker_threshold": "For each group without its own: failures in a row that stop it for a while.",
-    "group_breaker_cooldown": "How long that is, before one task is tried. Default: 1m.",
-    **LIMITS,
-    "max_running": "Most tasks in flight at once in the whole queue.",
-    "rate_limit": "Most tasks begun per --rate-period in the whole queue.",
-    "breaker_threshold": "Failures in a row, of any group, after which the whole queue stops for a while.",
-}
-CLUSTER_HELP = {
-    "shard_count": "Number of shards. Fixed once there are tasks.",
-    "payload_limit": "Largest payload, in bytes of its text.",
-    "max_running": "Most tasks in flight at once over all queues and workers.",
-}
-KEY_HELP = {"max_running": "Most tasks with this key in flight at once. Default: 1."}
 
 # --- queues ----------------------------------------------------------------------------------------
 
@@ -74,7 +37,7 @@ def queues(ctx: click.Context, /, dsn: str | None) -> None:
 
     \b
     Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: any role of fairq to look (not fairq_enqueue for limits of whole queues), fairq_admin to change
+    Rights: any role of fairq to look, fairq_admin to change
     """
     ctx.obj = dsn
     if ctx.invoked_subcommand is not None:
@@ -141,10 +104,7 @@ def limits(row: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str, Any]]:
-    """Every setting there is. The limits of whole queues are kept as groups of #meters, which not all roles
-    may read.
-    """
-    meters = {row.pop("group_key"): row for row in group_settings(conn, "#meters") if row}
+    """Every setting there is."""
     with conn.cursor(row_factory=dict_row) as cursor:
         rows = cursor.execute(
             """
@@ -155,12 +115,9 @@ def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str,
             """,
             {"queue": queue},
         ).fetchall()
-    found = []
-    for row in rows:
-        own = meters.get(f"queue {row['queue']}", {})
-        del row["internal"], row["metered"]
-        found.append({"queue": row.pop("queue"), **row, **{name: own.get(name) for name in LIMITS}})
-    return found
+    return [
+        {name: value for name, value in row.items() if name not in ("internal", "metered")} for row in rows
+    ]
 
 
 def group_settings(conn: Connection, queue: str, group_key: str | None = None) -> list[dict[str, Any]]:
@@ -169,28 +126,25 @@ def group_settings(conn: Connection, queue: str, group_key: str | None = None) -
         may = cursor.execute("select has_table_privilege('fairq.groups', 'select') as may").fetchone()
         if not may or not may["may"]:
             return []
-        return cursor.execute(
+        rows = cursor.execute(
             """
-            select g.group_key, g.weight, g.max_running, g.rate_limit, g.rate_period, g.rate_burst,
-              g.breaker_threshold, g.breaker_cooldown, g.paused_at
+            select g.*
             from fairq.groups g
             where g.queue = %(queue)s and (%(group_key)s::text is null or g.group_key = %(group_key)s)
             order by g.group_key
             """,
             {"queue": queue, "group_key": group_key},
         ).fetchall()
+    return [{name: value for name, value in row.items() if name not in ("shard_no", "queue")} for row in rows]
 
 
 @queues.command("set", short_help="Create a queue, or change its settings.")
 @click.argument("name")
-@settings_options(policies.QueueChanges, QUEUE_HELP)
-@reset_option(policies.QueueReset)
+@settings_options(policies.QueueSettings)
 @dsn_option
 @json_option
 @click.pass_context
-def set_queue(
-    ctx: click.Context, /, name: str, reset: tuple[policies.QueueReset, ...], dsn: str | None, **options: Any
-) -> None:
+def set_queue(ctx: click.Context, /, name: str, dsn: str | None, **options: Any) -> None:
     """Create a queue, or change its settings.
 
     What you do not name stays as it is. The change takes effect with the next promotion, which the next pop
@@ -200,7 +154,7 @@ def set_queue(
     fairq queues set docs --max-attempts 3 --retry-base 5s --retry-cap 1h
     fairq queues set docs --group-max-running 2          no tenant runs more than two at once
     fairq queues set mail --rate-limit 100 --rate-period 1m
-    fairq queues set mail --reset rate                   no limit any more
+    fairq queues set mail --reset rate_limit             no limit any more
 
     \b
     Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
@@ -208,9 +162,7 @@ def set_queue(
     """
     with session(dsn or ctx.obj) as conn, conn.transaction():
         is_new = not queue_settings(conn, name)
-        named = {key: value for key, value in options.items() if value is not None}
-        chosen = named if is_new else given(options, reset)
-        policies.configure_queue(conn, name, reset=reset, **chosen)
+        policies.configure_queue(conn, name, **named(options, may_be_none=is_new))
         (row,) = queue_settings(conn, name)
     verb = "created" if is_new else "changed"
     show({"created": is_new, **row}, f"Queue {clean(name)} {verb}.", _facts(row, "queue"))
@@ -367,8 +319,7 @@ queue_after = click.option("--queue", metavar="NAME", help="The queue. Default: 
 @groups.command("set", short_help="Change a group's settings.")
 @click.argument("group_key", metavar="GROUP")
 @queue_after
-@settings_options(policies.GroupChanges, GROUP_HELP)
-@reset_option(policies.GroupReset)
+@settings_options(policies.GroupSettings)
 @dsn_option
 @json_option
 @click.pass_context
@@ -377,7 +328,6 @@ def set_group(
     /,
     group_key: str,
     queue: str | None,
-    reset: tuple[policies.GroupReset, ...],
     dsn: str | None,
     **options: Any,
 ) -> None:
@@ -390,16 +340,17 @@ def set_group(
     fairq groups set bob --weight 3                      three tasks in every round instead of one
     fairq groups set bob --max-running 5 --queue docs
     fairq groups set bob --rate-limit 10 --rate-period 1m --rate-burst 20
-    fairq groups set bob --reset weight --reset rate     the queue's own again
+    fairq groups set bob --reset weight --reset rate_limit
+                                                         the queue's own again
 
     \b
     Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
     Rights: fairq_admin
     """
     where, name = _target(ctx, dsn, queue)
-    chosen = given(options, reset)
+    chosen = named(options)
     with session(where) as conn, conn.transaction():
-        policies.configure_group(conn, name, group_key, reset=reset, **chosen)
+        policies.configure_group(conn, name, group_key, **chosen)
         row = group_settings(conn, name, group_key)[0]
     show({"queue": name, **row}, f"Group {clean(group_key)} changed.", _facts(row, "group_key"))
 
@@ -511,14 +462,11 @@ def keys(ctx: click.Context, /, dsn: str | None) -> None:
 
 @keys.command("set", short_help="Say how many tasks with a key may run at once.")
 @click.argument("key")
-@settings_options(policies.KeyChanges, KEY_HELP)
-@reset_option(policies.KeyReset)
+@settings_options(policies.KeySettings)
 @dsn_option
 @json_option
 @click.pass_context
-def set_key(
-    ctx: click.Context, /, key: str, reset: tuple[policies.KeyReset, ...], dsn: str | None, **options: Any
-) -> None:
+def set_key(ctx: click.Context, /, key: str, dsn: str | None, **options: Any) -> None:
     """Say how many tasks with a key may run at once.
 
     \b
@@ -529,10 +477,10 @@ def set_key(
     Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
     Rights: fairq_admin
     """
-    chosen = given(options, reset)
+    chosen = named(options)
     with session(dsn or ctx.obj) as conn, conn.transaction():
-        row = policies.configure_key(conn, key, reset=reset, **chosen)
-    most = 1 if row.max_running is None else row.max_running
+        most = policies.configure_key(conn, key, **chosen)["max_running"]
+    most = 1 if most is None else most
     show(
         {"concurrency_key": key, "max_running": most},
         f"Of the tasks with key {clean(key)}, {count(most, 'runs', 'run')} at once.",
@@ -552,7 +500,7 @@ def cluster(ctx: click.Context, /, dsn: str | None) -> None:
 
     \b
     Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: any role of fairq to look (not fairq_enqueue for the cap), fairq_admin to change
+    Rights: any role of fairq to look, fairq_admin to change
     """
     ctx.obj = dsn
     if ctx.invoked_subcommand is not None:
@@ -564,20 +512,16 @@ def cluster(ctx: click.Context, /, dsn: str | None) -> None:
 
 def cluster_settings(conn: Connection) -> dict[str, Any]:
     with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute("select s.shard_count, s.payload_limit from fairq.settings s").fetchone()
-    own = group_settings(conn, "#meters", "cluster")
-    return {**(row or {}), "max_running": own[0]["max_running"] if own else None}
+        row = cursor.execute("select s.* from fairq.settings s").fetchone()
+    return {name: value for name, value in (row or {}).items() if name not in ("singleton", "test_clock")}
 
 
 @cluster.command("set", short_help="Change settings of the installation.")
-@settings_options(policies.ClusterChanges, CLUSTER_HELP)
-@reset_option(policies.ClusterReset)
+@settings_options(policies.ClusterSettings)
 @dsn_option
 @json_option
 @click.pass_context
-def set_cluster(
-    ctx: click.Context, /, reset: tuple[policies.ClusterReset, ...], dsn: str | None, **options: Any
-) -> None:
+def set_cluster(ctx: click.Context, /, dsn: str | None, **options: Any) -> None:
     """Change settings of the installation.
 
     A cap on the whole cluster excludes workers that prefetch.
@@ -591,9 +535,9 @@ def set_cluster(
     Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
     Rights: fairq_admin
     """
-    chosen = given(options, reset)
+    chosen = named(options)
     with session(dsn or ctx.obj) as conn, conn.transaction():
-        policies.configure_cluster(conn, reset=reset, **chosen)
+        policies.configure_cluster(conn, **chosen)
         row = cluster_settings(conn)
     show(row, "Changed.", _facts(row))
 

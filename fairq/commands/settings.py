@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import click
 
 from fairq.commands.common import DURATION
 from fairq.policies import kinds
 
-__all__ = ["given", "reset_option", "settings_options"]
+__all__ = ["named", "settings_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def settings_options(changes: type, helps: Mapping[str, str]) -> Callable[[F], F]:
-    """One option per setting: --max-running N, --retention TIME, --notify / --no-notify."""
+def settings_options(settings: Any) -> Callable[[F], F]:
+    """One option per setting, --max-running N, --retention TIME, --notify / --no-notify; and --reset NAME."""
+    known = kinds(settings)
 
     def decorate(command: F) -> F:
-        for name, kind in reversed(kinds(changes).items()):
+        command = click.option(
+            "--reset",
+            type=click.Choice(list(known)),
+            multiple=True,
+            metavar="NAME",
+            help="Take a setting away, so that the default holds; --reset max_running. May be repeated.",
+        )(command)
+        for name, (kind, text) in reversed(known.items()):
             flag = name.replace("_", "-")
-            text = helps.get(name, name.replace("_", " ").capitalize() + ".")
             if kind is bool:
                 option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=text)
             else:
@@ -42,21 +49,10 @@ _TYPES: dict[type, tuple[str, Any]] = {
 }
 
 
-def reset_option(known: Any) -> Callable[[F], F]:
-    """--reset NAME, as often as one likes: a setting of one's own is taken away. `known` is a Literal."""
-    names = get_args(known)
-    return click.option(
-        "--reset",
-        type=click.Choice(names),
-        multiple=True,
-        metavar="NAME",
-        help=f"Take a setting away, so that the default holds: {', '.join(names)}. May be repeated.",
-    )
-
-
-def given(options: Mapping[str, Any], reset: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings that were named. None at all is a question, not a change."""
-    found = {name: value for name, value in options.items() if value is not None}
-    if not found and not reset:
+def named(options: Mapping[str, Any], *, may_be_none: bool = False) -> dict[str, Any]:
+    """The settings that were named, None for those to take away. None at all is a question, not a change."""
+    found = dict.fromkeys(options["reset"])
+    found |= {name: value for name, value in options.items() if name != "reset" and value is not None}
+    if not found and not may_be_none:
         raise click.UsageError("Name at least one setting to change; --help lists them.")
     return found

@@ -147,7 +147,7 @@ def set_up(conn: Connection, slots: int) -> tuple[Fifo, Fair]:
     take_away(conn)
     with conn.transaction():
         conn.execute(resources.files("fairq.demo").joinpath("fifo.sql").read_bytes())
-        conn.execute("select fairq.configure_queue(%s, p_notify => false)", (QUEUE,))
+        conn.execute("""select fairq.configure_queue(%s, '{"notify": false}')""", (QUEUE,))
         row = conn.execute(
             "select fairq.register_worker('fairq demo', %s::text[], %s)", ([QUEUE], slots)
         ).fetchone()
@@ -168,8 +168,21 @@ def strangers(conn: Connection) -> int:
     return int(row[0])
 
 
-_SWEPT = ("rings", "ticks", "lanes")
-_BY_QUEUE = ("tasks", "finished_tasks", "rings", "lanes", "ticks", "groups", "domains", "queues")
+_SWEPT = ("rings", "late rings", "ticks", "lanes")
+# Tables that know a task by its id alone.
+_BY_TASK = {"held": "id", "attempts": "task_id"}
+_BY_QUEUE = (
+    "ready",
+    "parked",
+    "tasks",
+    "finished_tasks",
+    "rings",
+    "lanes",
+    "ticks",
+    "groups",
+    "domains",
+    "queues",
+)
 
 
 def take_away(conn: Connection) -> None:
@@ -183,6 +196,22 @@ def take_away(conn: Connection) -> None:
         conn.execute(
             "delete from fairq.sweeps where what = any(%s::text[])", ([f"{n} {QUEUE}" for n in _SWEPT],)
         )
+        conn.execute("delete from fairq.upkeep_failures where part = %s", (f"queue {QUEUE}",))
+        for table, column in _BY_TASK.items():
+            conn.execute(
+                sql.SQL(
+                    """
+                    delete from fairq.{} x
+                    using (
+                      select t.shard_no, t.id from fairq.tasks t where t.queue = %(queue)s
+                      union all
+                      select f.shard_no, f.id from fairq.finished_tasks f where f.queue = %(queue)s
+                    ) d
+                    where x.shard_no = d.shard_no and x.{} = d.id
+                    """
+                ).format(sql.Identifier(table), sql.Identifier(column)),
+                {"queue": QUEUE},
+            )
         for table in _BY_QUEUE:
             conn.execute(
                 sql.SQL("delete from fairq.{} where queue = %s").format(sql.Identifier(table)), (QUEUE,)

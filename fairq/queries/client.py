@@ -673,10 +673,11 @@ class LiveTasksRow:
 LIVE_TASKS = driver.Statement[list[LiveTasksRow]](
     "many",
     """-- name: LiveTasks :many
-select t.id, t.queue, t.kind, t.group_key, t.state, t.priority, t.attempt,
+select t.id, t.queue, t.kind, t.group_key, l.state, t.priority, l.attempt,
   to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
   t.headers::text as headers, t.payload::text as payload, t.concurrency_key, t.idempotency_key
 from fairq.tasks t
+join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id
 where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
   and ($1::text is null or t.kind = $1::text)
   and ($2::text is null or t.queue = $2::text)

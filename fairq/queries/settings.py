@@ -3,287 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from fairq.queries import driver
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConfigureQueueRow:
-    queue: str
-    ready_target: int | None
-    max_attempts: int
-    retry_base: float
-    retry_cap: float
-    retention: float
-    notify: bool
-    weight: float
-    fairness: str
-    group_max_running: int | None
-    group_rate_limit: int | None
-    group_rate_period: float | None
-    group_rate_burst: int | None
-    group_breaker_threshold: int | None
-    group_breaker_cooldown: float | None
-    max_running: int | None
-    rate_limit: int | None
-    rate_period: float | None
-    rate_burst: int | None
-    breaker_threshold: int | None
-    breaker_cooldown: float | None
-    paused_at: str | None
-    draining_at: str | None
-
-
-CONFIGURE_QUEUE = driver.Statement[ConfigureQueueRow](
+CONFIGURE_QUEUE = driver.Statement[str](
     "the",
     """-- name: ConfigureQueue :one
-select q.queue, q.ready_target, q.max_attempts,
-  extract(epoch from q.retry_base)::double precision as retry_base,
-  extract(epoch from q.retry_cap)::double precision as retry_cap,
-  extract(epoch from q.retention)::double precision as retention,
-  q.notify, q.weight, q.fairness, q.group_max_running, q.group_rate_limit,
-  extract(epoch from q.group_rate_period)::double precision as group_rate_period,
-  q.group_rate_burst, q.group_breaker_threshold,
-  extract(epoch from q.group_breaker_cooldown)::double precision as group_breaker_cooldown,
-  m.max_running, m.rate_limit,
-  extract(epoch from m.rate_period)::double precision as rate_period,
-  m.rate_burst, m.breaker_threshold,
-  extract(epoch from m.breaker_cooldown)::double precision as breaker_cooldown,
-  to_char(q.paused_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as paused_at,
-  to_char(q.draining_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as draining_at
-from fairq.configure_queue(
-  p_queue => $1::text,
-  p_ready_target => $2::integer,
-  p_max_attempts => $3::integer,
-  p_retry_base => $4::text::interval,
-  p_retry_cap => $5::text::interval,
-  p_retention => $6::text::interval,
-  p_notify => $7::boolean,
-  p_weight => $8::double precision,
-  p_fairness => $9::text,
-  p_group_max_running => $10::integer,
-  p_group_rate_limit => $11::integer,
-  p_group_rate_period => $12::text::interval,
-  p_group_rate_burst => $13::integer,
-  p_group_breaker_threshold => $14::integer,
-  p_group_breaker_cooldown => $15::text::interval,
-  p_max_running => $16::integer,
-  p_rate_limit => $17::integer,
-  p_rate_period => $18::text::interval,
-  p_rate_burst => $19::integer,
-  p_breaker_threshold => $20::integer,
-  p_breaker_cooldown => $21::text::interval,
-  p_reset => $22::text[]
-) q
-cross join lateral fairq._meter_limits('queue ' || q.queue) m""",
-    driver.row(ConfigureQueueRow),
+select fairq._settings_json(q)::text as settings
+from fairq.configure_queue(p_queue => $1::text, p_settings => $2::text::jsonb) q""",
+    driver.scalar(),
 )
 
 
-def configure_queue(
-    conn: driver.Connection,
-    *,
-    queue: str,
-    ready_target: int | None = None,
-    max_attempts: int | None = None,
-    retry_base: str | None = None,
-    retry_cap: str | None = None,
-    retention: str | None = None,
-    notify: bool | None = None,
-    weight: float | None = None,
-    fairness: str | None = None,
-    group_max_running: int | None = None,
-    group_rate_limit: int | None = None,
-    group_rate_period: str | None = None,
-    group_rate_burst: int | None = None,
-    group_breaker_threshold: int | None = None,
-    group_breaker_cooldown: str | None = None,
-    max_running: int | None = None,
-    rate_limit: int | None = None,
-    rate_period: str | None = None,
-    rate_burst: int | None = None,
-    breaker_threshold: int | None = None,
-    breaker_cooldown: str | None = None,
-    reset: Sequence[str | None],
-) -> ConfigureQueueRow:
-    """Creates a queue, or changes its settings; null leaves one as it is."""
-    return driver.run(
-        conn,
-        CONFIGURE_QUEUE,
-        (
-            queue,
-            driver.maybe(driver.Int4, ready_target),
-            driver.maybe(driver.Int4, max_attempts),
-            retry_base,
-            retry_cap,
-            retention,
-            notify,
-            driver.maybe(driver.Float8, weight),
-            fairness,
-            driver.maybe(driver.Int4, group_max_running),
-            driver.maybe(driver.Int4, group_rate_limit),
-            group_rate_period,
-            driver.maybe(driver.Int4, group_rate_burst),
-            driver.maybe(driver.Int4, group_breaker_threshold),
-            group_breaker_cooldown,
-            driver.maybe(driver.Int4, max_running),
-            driver.maybe(driver.Int4, rate_limit),
-            rate_period,
-            driver.maybe(driver.Int4, rate_burst),
-            driver.maybe(driver.Int4, breaker_threshold),
-            breaker_cooldown,
-            driver.Typed(reset, 1009),
-        ),
-    )
+def configure_queue(conn: driver.Connection, *, queue: str, settings: str) -> str:
+    """Creates a queue, or changes its settings; an absent one stays, a null takes one away."""
+    return driver.run(conn, CONFIGURE_QUEUE, (queue, settings))
 
 
 async def configure_queue_async(
     conn: driver.AsyncConnection,
     *,
     queue: str,
-    ready_target: int | None = None,
-    max_attempts: int | None = None,
-    retry_base: str | None = None,
-    retry_cap: str | None = None,
-    retention: str | None = None,
-    notify: bool | None = None,
-    weight: float | None = None,
-    fairness: str | None = None,
-    group_max_running: int | None = None,
-    group_rate_limit: int | None = None,
-    group_rate_period: str | None = None,
-    group_rate_burst: int | None = None,
-    group_breaker_threshold: int | None = None,
-    group_breaker_cooldown: str | None = None,
-    max_running: int | None = None,
-    rate_limit: int | None = None,
-    rate_period: str | None = None,
-    rate_burst: int | None = None,
-    breaker_threshold: int | None = None,
-    breaker_cooldown: str | None = None,
-    reset: Sequence[str | None],
-) -> ConfigureQueueRow:
-    """Creates a queue, or changes its settings; null leaves one as it is."""
-    return await driver.run_async(
-        conn,
-        CONFIGURE_QUEUE,
-        (
-            queue,
-            driver.maybe(driver.Int4, ready_target),
-            driver.maybe(driver.Int4, max_attempts),
-            retry_base,
-            retry_cap,
-            retention,
-            notify,
-            driver.maybe(driver.Float8, weight),
-            fairness,
-            driver.maybe(driver.Int4, group_max_running),
-            driver.maybe(driver.Int4, group_rate_limit),
-            group_rate_period,
-            driver.maybe(driver.Int4, group_rate_burst),
-            driver.maybe(driver.Int4, group_breaker_threshold),
-            group_breaker_cooldown,
-            driver.maybe(driver.Int4, max_running),
-            driver.maybe(driver.Int4, rate_limit),
-            rate_period,
-            driver.maybe(driver.Int4, rate_burst),
-            driver.maybe(driver.Int4, breaker_threshold),
-            breaker_cooldown,
-            driver.Typed(reset, 1009),
-        ),
-    )
+    settings: str,
+) -> str:
+    """Creates a queue, or changes its settings; an absent one stays, a null takes one away."""
+    return await driver.run_async(conn, CONFIGURE_QUEUE, (queue, settings))
 
 
-def configure_queue_call(
-    *,
-    queue: str,
-    ready_target: int | None = None,
-    max_attempts: int | None = None,
-    retry_base: str | None = None,
-    retry_cap: str | None = None,
-    retention: str | None = None,
-    notify: bool | None = None,
-    weight: float | None = None,
-    fairness: str | None = None,
-    group_max_running: int | None = None,
-    group_rate_limit: int | None = None,
-    group_rate_period: str | None = None,
-    group_rate_burst: int | None = None,
-    group_breaker_threshold: int | None = None,
-    group_breaker_cooldown: str | None = None,
-    max_running: int | None = None,
-    rate_limit: int | None = None,
-    rate_period: str | None = None,
-    rate_burst: int | None = None,
-    breaker_threshold: int | None = None,
-    breaker_cooldown: str | None = None,
-    reset: Sequence[str | None],
-) -> driver.Call[ConfigureQueueRow]:
-    return driver.Call(
-        CONFIGURE_QUEUE,
-        (
-            queue,
-            driver.maybe(driver.Int4, ready_target),
-            driver.maybe(driver.Int4, max_attempts),
-            retry_base,
-            retry_cap,
-            retention,
-            notify,
-            driver.maybe(driver.Float8, weight),
-            fairness,
-            driver.maybe(driver.Int4, group_max_running),
-            driver.maybe(driver.Int4, group_rate_limit),
-            group_rate_period,
-            driver.maybe(driver.Int4, group_rate_burst),
-            driver.maybe(driver.Int4, group_breaker_threshold),
-            group_breaker_cooldown,
-            driver.maybe(driver.Int4, max_running),
-            driver.maybe(driver.Int4, rate_limit),
-            rate_period,
-            driver.maybe(driver.Int4, rate_burst),
-            driver.maybe(driver.Int4, breaker_threshold),
-            breaker_cooldown,
-            driver.Typed(reset, 1009),
-        ),
-    )
+def configure_queue_call(*, queue: str, settings: str) -> driver.Call[str]:
+    return driver.Call(CONFIGURE_QUEUE, (queue, settings))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConfigureGroupRow:
-    queue: str
-    group_key: str
-    weight: float | None
-    max_running: int | None
-    rate_limit: int | None
-    rate_period: float | None
-    rate_burst: int | None
-    breaker_threshold: int | None
-    breaker_cooldown: float | None
-    paused_at: str | None
-
-
-CONFIGURE_GROUP = driver.Statement[ConfigureGroupRow](
+CONFIGURE_GROUP = driver.Statement[str](
     "the",
     """-- name: ConfigureGroup :one
-select g.queue, g.group_key, g.weight, g.max_running, g.rate_limit,
-  extract(epoch from g.rate_period)::double precision as rate_period,
-  g.rate_burst, g.breaker_threshold,
-  extract(epoch from g.breaker_cooldown)::double precision as breaker_cooldown,
-  to_char(g.paused_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as paused_at
-from fairq.configure_group(
-  p_queue => $1::text,
-  p_group_key => $2::text,
-  p_weight => $3::double precision,
-  p_max_running => $4::integer,
-  p_rate_limit => $5::integer,
-  p_rate_period => $6::text::interval,
-  p_rate_burst => $7::integer,
-  p_breaker_threshold => $8::integer,
-  p_breaker_cooldown => $9::text::interval,
-  p_reset => $10::text[]
-) g""",
-    driver.row(ConfigureGroupRow),
+select fairq._settings_json(g)::text as settings
+from fairq.configure_group(p_queue => $1::text, p_group_key => $2::text, p_settings => $3::text::jsonb) g""",
+    driver.scalar(),
 )
 
 
@@ -292,32 +48,10 @@ def configure_group(
     *,
     queue: str,
     group_key: str,
-    weight: float | None = None,
-    max_running: int | None = None,
-    rate_limit: int | None = None,
-    rate_period: str | None = None,
-    rate_burst: int | None = None,
-    breaker_threshold: int | None = None,
-    breaker_cooldown: str | None = None,
-    reset: Sequence[str | None],
-) -> ConfigureGroupRow:
-    """Changes settings of one group; null leaves one as it is, a name in reset takes the queue's default again."""
-    return driver.run(
-        conn,
-        CONFIGURE_GROUP,
-        (
-            queue,
-            group_key,
-            driver.maybe(driver.Float8, weight),
-            driver.maybe(driver.Int4, max_running),
-            driver.maybe(driver.Int4, rate_limit),
-            rate_period,
-            driver.maybe(driver.Int4, rate_burst),
-            driver.maybe(driver.Int4, breaker_threshold),
-            breaker_cooldown,
-            driver.Typed(reset, 1009),
-        ),
-    )
+    settings: str,
+) -> str:
+    """Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds."""
+    return driver.run(conn, CONFIGURE_GROUP, (queue, group_key, settings))
 
 
 async def configure_group_async(
@@ -325,80 +59,27 @@ async def configure_group_async(
     *,
     queue: str,
     group_key: str,
-    weight: float | None = None,
-    max_running: int | None = None,
-    rate_limit: int | None = None,
-    rate_period: str | None = None,
-    rate_burst: int | None = None,
-    breaker_threshold: int | None = None,
-    breaker_cooldown: str | None = None,
-    reset: Sequence[str | None],
-) -> ConfigureGroupRow:
-    """Changes settings of one group; null leaves one as it is, a name in reset takes the queue's default again."""
-    return await driver.run_async(
-        conn,
-        CONFIGURE_GROUP,
-        (
-            queue,
-            group_key,
-            driver.maybe(driver.Float8, weight),
-            driver.maybe(driver.Int4, max_running),
-            driver.maybe(driver.Int4, rate_limit),
-            rate_period,
-            driver.maybe(driver.Int4, rate_burst),
-            driver.maybe(driver.Int4, breaker_threshold),
-            breaker_cooldown,
-            driver.Typed(reset, 1009),
-        ),
-    )
+    settings: str,
+) -> str:
+    """Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds."""
+    return await driver.run_async(conn, CONFIGURE_GROUP, (queue, group_key, settings))
 
 
 def configure_group_call(
     *,
     queue: str,
     group_key: str,
-    weight: float | None = None,
-    max_running: int | None = None,
-    rate_limit: int | None = None,
-    rate_period: str | None = None,
-    rate_burst: int | None = None,
-    breaker_threshold: int | None = None,
-    breaker_cooldown: str | None = None,
-    reset: Sequence[str | None],
-) -> driver.Call[ConfigureGroupRow]:
-    return driver.Call(
-        CONFIGURE_GROUP,
-        (
-            queue,
-            group_key,
-            driver.maybe(driver.Float8, weight),
-            driver.maybe(driver.Int4, max_running),
-            driver.maybe(driver.Int4, rate_limit),
-            rate_period,
-            driver.maybe(driver.Int4, rate_burst),
-            driver.maybe(driver.Int4, breaker_threshold),
-            breaker_cooldown,
-            driver.Typed(reset, 1009),
-        ),
-    )
+    settings: str,
+) -> driver.Call[str]:
+    return driver.Call(CONFIGURE_GROUP, (queue, group_key, settings))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConfigureKeyRow:
-    concurrency_key: str
-    max_running: int | None
-
-
-CONFIGURE_KEY = driver.Statement[ConfigureKeyRow](
+CONFIGURE_KEY = driver.Statement[str](
     "the",
     """-- name: ConfigureKey :one
-select k.group_key as concurrency_key, k.max_running
-from fairq.configure_key(
-  p_concurrency_key => $1::text,
-  p_max_running => $2::integer,
-  p_reset => $3::text[]
-) k""",
-    driver.row(ConfigureKeyRow),
+select fairq._settings_json(k)::text as settings
+from fairq.configure_key(p_concurrency_key => $1::text, p_settings => $2::text::jsonb) k""",
+    driver.scalar(),
 )
 
 
@@ -406,136 +87,51 @@ def configure_key(
     conn: driver.Connection,
     *,
     concurrency_key: str,
-    max_running: int | None = None,
-    reset: Sequence[str | None],
-) -> ConfigureKeyRow:
+    settings: str,
+) -> str:
     """Changes how many tasks with a concurrency key may be in flight at once."""
-    return driver.run(
-        conn,
-        CONFIGURE_KEY,
-        (
-            concurrency_key,
-            driver.maybe(driver.Int4, max_running),
-            driver.Typed(reset, 1009),
-        ),
-    )
+    return driver.run(conn, CONFIGURE_KEY, (concurrency_key, settings))
 
 
 async def configure_key_async(
     conn: driver.AsyncConnection,
     *,
     concurrency_key: str,
-    max_running: int | None = None,
-    reset: Sequence[str | None],
-) -> ConfigureKeyRow:
+    settings: str,
+) -> str:
     """Changes how many tasks with a concurrency key may be in flight at once."""
-    return await driver.run_async(
-        conn,
-        CONFIGURE_KEY,
-        (
-            concurrency_key,
-            driver.maybe(driver.Int4, max_running),
-            driver.Typed(reset, 1009),
-        ),
-    )
+    return await driver.run_async(conn, CONFIGURE_KEY, (concurrency_key, settings))
 
 
-def configure_key_call(
-    *,
-    concurrency_key: str,
-    max_running: int | None = None,
-    reset: Sequence[str | None],
-) -> driver.Call[ConfigureKeyRow]:
-    return driver.Call(
-        CONFIGURE_KEY,
-        (
-            concurrency_key,
-            driver.maybe(driver.Int4, max_running),
-            driver.Typed(reset, 1009),
-        ),
-    )
+def configure_key_call(*, concurrency_key: str, settings: str) -> driver.Call[str]:
+    return driver.Call(CONFIGURE_KEY, (concurrency_key, settings))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConfigureClusterRow:
-    shard_count: int
-    payload_limit: int
-    max_running: int | None
-
-
-CONFIGURE_CLUSTER = driver.Statement[ConfigureClusterRow](
+CONFIGURE_CLUSTER = driver.Statement[str](
     "the",
     """-- name: ConfigureCluster :one
-select c.shard_count, c.payload_limit, m.max_running
-from fairq.configure_cluster(
-  p_shard_count => $1::integer,
-  p_payload_limit => $2::integer,
-  p_max_running => $3::integer,
-  p_reset => $4::text[]
-) c
-cross join lateral fairq._meter_limits(case when c.singleton then 'cluster' end) m""",
-    driver.row(ConfigureClusterRow),
+select fairq._settings_json(c)::text as settings
+from fairq.configure_cluster(p_settings => $1::text::jsonb) c""",
+    driver.scalar(),
 )
 
 
-def configure_cluster(
-    conn: driver.Connection,
-    *,
-    shard_count: int | None = None,
-    payload_limit: int | None = None,
-    max_running: int | None = None,
-    reset: Sequence[str | None],
-) -> ConfigureClusterRow:
-    """Changes settings of the installation; null leaves one as it is."""
-    return driver.run(
-        conn,
-        CONFIGURE_CLUSTER,
-        (
-            driver.maybe(driver.Int4, shard_count),
-            driver.maybe(driver.Int4, payload_limit),
-            driver.maybe(driver.Int4, max_running),
-            driver.Typed(reset, 1009),
-        ),
-    )
+def configure_cluster(conn: driver.Connection, *, settings: str) -> str:
+    """Changes settings of the installation; an absent one stays, a null takes one away."""
+    return driver.run(conn, CONFIGURE_CLUSTER, (settings,))
 
 
 async def configure_cluster_async(
     conn: driver.AsyncConnection,
     *,
-    shard_count: int | None = None,
-    payload_limit: int | None = None,
-    max_running: int | None = None,
-    reset: Sequence[str | None],
-) -> ConfigureClusterRow:
-    """Changes settings of the installation; null leaves one as it is."""
-    return await driver.run_async(
-        conn,
-        CONFIGURE_CLUSTER,
-        (
-            driver.maybe(driver.Int4, shard_count),
-            driver.maybe(driver.Int4, payload_limit),
-            driver.maybe(driver.Int4, max_running),
-            driver.Typed(reset, 1009),
-        ),
-    )
+    settings: str,
+) -> str:
+    """Changes settings of the installation; an absent one stays, a null takes one away."""
+    return await driver.run_async(conn, CONFIGURE_CLUSTER, (settings,))
 
 
-def configure_cluster_call(
-    *,
-    shard_count: int | None = None,
-    payload_limit: int | None = None,
-    max_running: int | None = None,
-    reset: Sequence[str | None],
-) -> driver.Call[ConfigureClusterRow]:
-    return driver.Call(
-        CONFIGURE_CLUSTER,
-        (
-            driver.maybe(driver.Int4, shard_count),
-            driver.maybe(driver.Int4, payload_limit),
-            driver.maybe(driver.Int4, max_running),
-            driver.Typed(reset, 1009),
-        ),
-    )
+def configure_cluster_call(*, settings: str) -> driver.Call[str]:
+    return driver.Call(CONFIGURE_CLUSTER, (settings,))
 
 
 PAUSE_QUEUE = driver.Statement[str](

@@ -69,11 +69,8 @@ def register_worker_call(
 CLUSTER_CAP = driver.Statement[int | None](
     "one",
     """-- name: ClusterCap :one
-select g.max_running
-from fairq.groups g
-where g.shard_no = 0
-  and g.queue = '#meters'
-  and g.group_key = 'cluster'""",
+select s.max_running
+from fairq.settings s""",
     driver.scalar(),
 )
 
@@ -93,7 +90,11 @@ def cluster_cap_call() -> driver.Call[int | None]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PopTasksRow:
+class TurnRow:
+    ended: list[int] | None
+    released: list[int] | None
+    started: list[int] | None
+    due_in: float | None
     id: int
     attempt: int
     max_attempts: int
@@ -106,219 +107,156 @@ class PopTasksRow:
     payload: str
 
 
-POP_TASKS = driver.Statement[list[PopTasksRow]](
+TURN = driver.Statement[list[TurnRow]](
     "many",
-    """-- name: PopTasks :many
-select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
-  t.timeout, t.headers::text as headers, t.payload::text as payload
-from fairq.pop_tasks(
-  p_queue => $1::text,
-  p_limit => $2::integer,
-  p_worker_id => $3::bigint,
-  p_claim_lease => $4::interval
+    """-- name: Turn :many
+select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+  case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload
+from fairq.turn(
+  p_worker_id => $1::bigint,
+  p_queues => $2::text[],
+  p_mosts => $3::integer[],
+  p_limit => $4::integer,
+  p_claim_lease => $5::interval,
+  p_ended_ids => $6::bigint[],
+  p_ended_attempts => $7::integer[],
+  p_outcomes => $8::text[],
+  p_results => $9::jsonb[],
+  p_errors => $10::jsonb[],
+  p_retry_delays => $11::interval[],
+  p_released_ids => $12::bigint[],
+  p_released_attempts => $13::integer[],
+  p_started_ids => $14::bigint[],
+  p_started_attempts => $15::integer[]
 ) t""",
-    driver.row(PopTasksRow),
+    driver.row(TurnRow),
 )
 
 
-def pop_tasks(
+def turn(
     conn: driver.Connection,
     *,
-    queue: str,
-    max_tasks: int,
     worker_id: int,
+    queues: Sequence[str | None],
+    mosts: Sequence[int | None],
+    max_tasks: int,
     claim_lease: datetime.timedelta | None = None,
-) -> list[PopTasksRow]:
-    """The next tasks of one queue, in served order."""
+    ended_ids: Sequence[int | None],
+    ended_attempts: Sequence[int | None],
+    outcomes: Sequence[str | None] | None = None,
+    results: Sequence[str | None] | None = None,
+    errors: Sequence[str | None] | None = None,
+    retry_delays: Sequence[datetime.timedelta | None] | None = None,
+    released_ids: Sequence[int | None],
+    released_attempts: Sequence[int | None],
+    started_ids: Sequence[int | None],
+    started_attempts: Sequence[int | None],
+) -> list[TurnRow]:
+    """A whole turn: writes what ended, gives back, starts, and asks for the next tasks. First a row of what was accepted, then the tasks."""
     return driver.run(
         conn,
-        POP_TASKS,
-        (queue, driver.Int4(max_tasks), driver.Int8(worker_id), claim_lease),
+        TURN,
+        (
+            driver.Int8(worker_id),
+            driver.Typed(queues, 1009),
+            driver.Typed(mosts, 1007),
+            driver.Int4(max_tasks),
+            claim_lease,
+            driver.Typed(ended_ids, 1016),
+            driver.Typed(ended_attempts, 1007),
+            driver.Typed(outcomes, 1009),
+            driver.Typed(driver.each(driver.jsonb_text, results), 3807),
+            driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
+            driver.Typed(retry_delays, 1187),
+            driver.Typed(released_ids, 1016),
+            driver.Typed(released_attempts, 1007),
+            driver.Typed(started_ids, 1016),
+            driver.Typed(started_attempts, 1007),
+        ),
     )
 
 
-async def pop_tasks_async(
+async def turn_async(
     conn: driver.AsyncConnection,
     *,
-    queue: str,
-    max_tasks: int,
     worker_id: int,
+    queues: Sequence[str | None],
+    mosts: Sequence[int | None],
+    max_tasks: int,
     claim_lease: datetime.timedelta | None = None,
-) -> list[PopTasksRow]:
-    """The next tasks of one queue, in served order."""
+    ended_ids: Sequence[int | None],
+    ended_attempts: Sequence[int | None],
+    outcomes: Sequence[str | None] | None = None,
+    results: Sequence[str | None] | None = None,
+    errors: Sequence[str | None] | None = None,
+    retry_delays: Sequence[datetime.timedelta | None] | None = None,
+    released_ids: Sequence[int | None],
+    released_attempts: Sequence[int | None],
+    started_ids: Sequence[int | None],
+    started_attempts: Sequence[int | None],
+) -> list[TurnRow]:
+    """A whole turn: writes what ended, gives back, starts, and asks for the next tasks. First a row of what was accepted, then the tasks."""
     return await driver.run_async(
         conn,
-        POP_TASKS,
-        (queue, driver.Int4(max_tasks), driver.Int8(worker_id), claim_lease),
+        TURN,
+        (
+            driver.Int8(worker_id),
+            driver.Typed(queues, 1009),
+            driver.Typed(mosts, 1007),
+            driver.Int4(max_tasks),
+            claim_lease,
+            driver.Typed(ended_ids, 1016),
+            driver.Typed(ended_attempts, 1007),
+            driver.Typed(outcomes, 1009),
+            driver.Typed(driver.each(driver.jsonb_text, results), 3807),
+            driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
+            driver.Typed(retry_delays, 1187),
+            driver.Typed(released_ids, 1016),
+            driver.Typed(released_attempts, 1007),
+            driver.Typed(started_ids, 1016),
+            driver.Typed(started_attempts, 1007),
+        ),
     )
 
 
-def pop_tasks_call(
+def turn_call(
     *,
-    queue: str,
-    max_tasks: int,
     worker_id: int,
+    queues: Sequence[str | None],
+    mosts: Sequence[int | None],
+    max_tasks: int,
     claim_lease: datetime.timedelta | None = None,
-) -> driver.Call[list[PopTasksRow]]:
+    ended_ids: Sequence[int | None],
+    ended_attempts: Sequence[int | None],
+    outcomes: Sequence[str | None] | None = None,
+    results: Sequence[str | None] | None = None,
+    errors: Sequence[str | None] | None = None,
+    retry_delays: Sequence[datetime.timedelta | None] | None = None,
+    released_ids: Sequence[int | None],
+    released_attempts: Sequence[int | None],
+    started_ids: Sequence[int | None],
+    started_attempts: Sequence[int | None],
+) -> driver.Call[list[TurnRow]]:
     return driver.Call(
-        POP_TASKS,
-        (queue, driver.Int4(max_tasks), driver.Int8(worker_id), claim_lease),
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PopTasksInStepsRow:
-    id: int
-    attempt: int
-    max_attempts: int
-    queue: str
-    group_key: str
-    kind: str
-    started_at: datetime.datetime | None
-    timeout: datetime.timedelta | None
-    headers: str | None
-    payload: str
-
-
-POP_TASKS_IN_STEPS = driver.Statement[list[PopTasksInStepsRow]](
-    "many",
-    """-- name: PopTasksInSteps :many
-with recursive asked as (
-  select 0 as place, $1::integer as budget, '{}'::text[] as emptied, null::fairq.tasks[] as popped
-  union all
-  select a.place + 1, a.budget - p.popped_count, case when p.popped_count < s.most then a.emptied || s.queue else a.emptied end, p.popped
-  from asked a
-  cross join lateral (
-    select ($2::text[])[a.place + 1] as queue, least(a.budget, ($3::integer[])[a.place + 1]) as most
-  ) s
-  cross join lateral (
-    -- A case, for nothing else promises that a function is not called.
-    select n.popped, coalesce(cardinality(n.popped), 0) as popped_count
-    from (
-      select case
-        when s.queue <> all(a.emptied) then (
-          select array_agg(t)
-          from fairq.pop_tasks(
-            p_queue => s.queue,
-            p_limit => s.most,
-            p_worker_id => $4::bigint,
-            p_claim_lease => $5::interval
-          ) t
-        )
-      end as popped
-      offset 0
-    ) n
-  ) p
-  where a.budget > 0
-    and a.place < cardinality($2::text[])
-)
-select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
-  t.timeout, t.headers::text as headers, t.payload::text as payload
-from asked a
-cross join lateral unnest(a.popped) t""",
-    driver.row(PopTasksInStepsRow),
-)
-
-
-def pop_tasks_in_steps(
-    conn: driver.Connection,
-    *,
-    max_tasks: int,
-    queues: Sequence[str | None],
-    mosts: Sequence[int | None],
-    worker_id: int,
-    claim_lease: datetime.timedelta | None = None,
-) -> list[PopTasksInStepsRow]:
-    """The next tasks of several queues, asked step by step: each step takes at most its own number, and what the steps before it left of the
-    budget. A queue may be asked again for what others left over, but not when it gave less than it was asked for: it has no more.
-    """
-    return driver.run(
-        conn,
-        POP_TASKS_IN_STEPS,
+        TURN,
         (
-            driver.Int4(max_tasks),
+            driver.Int8(worker_id),
             driver.Typed(queues, 1009),
             driver.Typed(mosts, 1007),
-            driver.Int8(worker_id),
-            claim_lease,
-        ),
-    )
-
-
-async def pop_tasks_in_steps_async(
-    conn: driver.AsyncConnection,
-    *,
-    max_tasks: int,
-    queues: Sequence[str | None],
-    mosts: Sequence[int | None],
-    worker_id: int,
-    claim_lease: datetime.timedelta | None = None,
-) -> list[PopTasksInStepsRow]:
-    """The next tasks of several queues, asked step by step: each step takes at most its own number, and what the steps before it left of the
-    budget. A queue may be asked again for what others left over, but not when it gave less than it was asked for: it has no more.
-    """
-    return await driver.run_async(
-        conn,
-        POP_TASKS_IN_STEPS,
-        (
             driver.Int4(max_tasks),
-            driver.Typed(queues, 1009),
-            driver.Typed(mosts, 1007),
-            driver.Int8(worker_id),
             claim_lease,
+            driver.Typed(ended_ids, 1016),
+            driver.Typed(ended_attempts, 1007),
+            driver.Typed(outcomes, 1009),
+            driver.Typed(driver.each(driver.jsonb_text, results), 3807),
+            driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
+            driver.Typed(retry_delays, 1187),
+            driver.Typed(released_ids, 1016),
+            driver.Typed(released_attempts, 1007),
+            driver.Typed(started_ids, 1016),
+            driver.Typed(started_attempts, 1007),
         ),
     )
-
-
-def pop_tasks_in_steps_call(
-    *,
-    max_tasks: int,
-    queues: Sequence[str | None],
-    mosts: Sequence[int | None],
-    worker_id: int,
-    claim_lease: datetime.timedelta | None = None,
-) -> driver.Call[list[PopTasksInStepsRow]]:
-    return driver.Call(
-        POP_TASKS_IN_STEPS,
-        (
-            driver.Int4(max_tasks),
-            driver.Typed(queues, 1009),
-            driver.Typed(mosts, 1007),
-            driver.Int8(worker_id),
-            claim_lease,
-        ),
-    )
-
-
-NEXT_DUE_IN = driver.Statement[float | None](
-    "one",
-    """-- name: NextDueIn :one
-select extract(epoch from min(fairq.next_due_at(q.queue)) - fairq._now())::double precision as seconds
-from unnest($1::text[]) q(queue)""",
-    driver.scalar(),
-)
-
-
-def next_due_in(
-    conn: driver.Connection,
-    *,
-    queues: Sequence[str | None],
-) -> float | None:
-    """Seconds until one of these queues has to be looked at although nothing rings; null: no such time."""
-    return driver.run(conn, NEXT_DUE_IN, (driver.Typed(queues, 1009),))
-
-
-async def next_due_in_async(
-    conn: driver.AsyncConnection,
-    *,
-    queues: Sequence[str | None],
-) -> float | None:
-    """Seconds until one of these queues has to be looked at although nothing rings; null: no such time."""
-    return await driver.run_async(conn, NEXT_DUE_IN, (driver.Typed(queues, 1009),))
-
-
-def next_due_in_call(*, queues: Sequence[str | None]) -> driver.Call[float | None]:
-    return driver.Call(NEXT_DUE_IN, (driver.Typed(queues, 1009),))
 
 
 START_TASKS = driver.Statement[list[int]](
@@ -591,8 +529,8 @@ class TasksOfWorkerRow:
 TASKS_OF_WORKER = driver.Statement[list[TasksOfWorkerRow]](
     "many",
     """-- name: TasksOfWorker :many
-select t.id, t.attempt, t.state
-from fairq.tasks t
+select t.id, t.attempt, case when t.started_at is null then 'claimed' else 'running' end::text as state
+from fairq.held t
 where t.shard_no = any(array(select s.shard_no from fairq._shards(null) s(shard_no)))
   and t.worker_id = $1::bigint""",
     driver.row(TasksOfWorkerRow),
@@ -781,20 +719,46 @@ def retire_worker_call(*, worker_id: int) -> driver.Call[None]:
 MAINTAIN = driver.Statement[driver.JsonValue | None](
     "one",
     """-- name: Maintain :one
-select fairq.maintain()::jsonb as done""",
+select fairq.maintain(p_part => $1::text)::jsonb as done""",
     driver.scalar(),
 )
 
 
-def maintain(conn: driver.Connection) -> driver.JsonValue | None:
-    """One round of maintenance; returns what it did, by name."""
-    return driver.run(conn, MAINTAIN, ())
+def maintain(conn: driver.Connection, *, part: str) -> driver.JsonValue | None:
+    """One part of maintenance, in a transaction of its own; returns what it did, by name."""
+    return driver.run(conn, MAINTAIN, (part,))
 
 
-async def maintain_async(conn: driver.AsyncConnection) -> driver.JsonValue | None:
-    """One round of maintenance; returns what it did, by name."""
-    return await driver.run_async(conn, MAINTAIN, ())
+async def maintain_async(
+    conn: driver.AsyncConnection,
+    *,
+    part: str,
+) -> driver.JsonValue | None:
+    """One part of maintenance, in a transaction of its own; returns what it did, by name."""
+    return await driver.run_async(conn, MAINTAIN, (part,))
 
 
-def maintain_call() -> driver.Call[driver.JsonValue | None]:
-    return driver.Call(MAINTAIN, ())
+def maintain_call(*, part: str) -> driver.Call[driver.JsonValue | None]:
+    return driver.Call(MAINTAIN, (part,))
+
+
+UPKEEP_PARTS = driver.Statement[list[str]](
+    "many",
+    """-- name: UpkeepParts :many
+select u.part::text as part from fairq.upkeep_parts() u(part)""",
+    driver.scalar(),
+)
+
+
+def upkeep_parts(conn: driver.Connection) -> list[str]:
+    """The parts of maintenance, in order."""
+    return driver.run(conn, UPKEEP_PARTS, ())
+
+
+async def upkeep_parts_async(conn: driver.AsyncConnection) -> list[str]:
+    """The parts of maintenance, in order."""
+    return await driver.run_async(conn, UPKEEP_PARTS, ())
+
+
+def upkeep_parts_call() -> driver.Call[list[str]]:
+    return driver.Call(UPKEEP_PARTS, ())

@@ -47,16 +47,16 @@ from fairq.worker.keeper import Keeper, KeeperPlan
 from fairq.worker.listen import TEST_SECONDS, Listener
 from fairq.worker.lookout import Lookout
 from fairq.worker.turn import (
+    NOBODY,
     End,
+    Steps,
     Turn,
     by_worker,
     check_call,
     cut,
-    finish_call,
     one_transaction,
-    release_call,
     report_call,
-    start_call,
+    turn_call,
 )
 
 __all__ = ["UNWIND_SECONDS", "Announce", "Engine", "Stuck"]
@@ -108,6 +108,16 @@ class Asked(NamedTuple):
     worker_id: int
     rings: int
     """Notices that had come before."""
+    steps_asked: Steps
+
+
+class Said(NamedTuple):
+    """What a turn was about, to be compared with its answer."""
+
+    ends: Sequence[End]
+    releases: Sequence[Entry]
+    starts: Sequence[Entry]
+    asked: Asked | None
 
 
 class Engine:
@@ -450,7 +460,6 @@ class Engine:
             room = 0
         if room and (lookout.hungry or now >= lookout.look_at or turn.ends or turn.releases):
             turn.pop = room
-            turn.ask_due = not lookout.was_full
         if held.claimed:
             turn.starts = self._startable(now)
         if held.reports and now >= self.report_at:
@@ -517,56 +526,60 @@ class Engine:
 
     async def _send(self, conn: psycopg.AsyncConnection[Any], turn: Turn) -> None:
         """One round trip, one transaction. Nothing here changes but by an answer."""
-        worker_id = self.worker_id
-        answers: list[tuple[Callable[[Any, Any], None], Any, driver.Sent[Any]]] = []
+        calls: list[tuple[driver.Call[Any], Any, Callable[[Any, Any], None]]] = []
+        for holder, (checks,) in by_worker(turn.checks).items():
+            calls.append((check_call(holder, checks), checks, self.held.checked))
+        for holder, (reports,) in by_worker(turn.reports).items():
+            calls.append((report_call(holder, reports), reports, _nothing))
+        groups = by_worker(turn.ends, turn.releases, turn.starts)
+        asked = None
+        if turn.pop and self.worker_id is not None:
+            groups.setdefault(self.worker_id, [[], [], []])
+            asked = self._ask(turn.pop, self.worker_id)
+        # What others of our numbers held is written before we ask for more.
+        ours_last = sorted(groups.items(), key=lambda each: each[0] == self.worker_id)
+        for holder, (ends, releases, starts) in ours_last:
+            about = Said(ends, releases, starts, asked if holder == self.worker_id else None)
+            steps = about.asked.steps_asked if about.asked is not None else NOBODY
+            call = turn_call(holder, ends, releases, starts, steps, self.claim_lease)
+            calls.append((call, about, self._answered))
 
-        async def send(call: driver.Call[Any], about: Any, read: Callable[[Any, Any], None]) -> None:
-            answers.append((read, about, await driver.send_async(conn, call)))
-
-        async with one_transaction(conn, self.database.asks_for_isolation):
-            for holder, ends in by_worker(turn.ends):
-                await send(finish_call(holder, ends), ends, self._finished)
-            for holder, entries in by_worker(turn.releases):
-                await send(release_call(holder, entries), entries, self._released)
-            for holder, entries in by_worker(turn.checks):
-                await send(check_call(holder, entries), entries, self.held.checked)
-            for holder, entries in by_worker(turn.reports):
-                await send(report_call(holder, entries), entries, _nothing)
-            for holder, entries in by_worker(turn.starts):
-                await send(start_call(holder, entries), entries, self._started)
-            if turn.pop and worker_id is not None:
-                call, asked = self._pop(turn.pop, worker_id)
-                await send(call, asked, self._popped)
-                if turn.ask_due:
-                    await send(workers.next_due_in_call(queues=self.queues), None, self._due)
+        if len(calls) == 1 and not self.database.asks_for_isolation:
+            answers = [await driver.send_async(conn, calls[0][0])]  # a statement is a transaction by itself
+        else:
+            async with one_transaction(conn, self.database.asks_for_isolation):
+                answers = [await driver.send_async(conn, call) for call, _, _ in calls]
         if turn.reports:
             self.report_at = time.monotonic() + REPORT_SECONDS
-        for read, about, answer in answers:
+        for (_, about, read), answer in zip(calls, answers, strict=True):
             read(about, answer.result())
         self.held.loopside.go()
 
-    def _pop(self, room: int, worker_id: int) -> tuple[driver.Call[Any], Asked]:
+    def _ask(self, room: int, worker_id: int) -> Asked:
         batch = min(room, self.limits.claim_batch)
-        lease = self.claim_lease
-        steps: list[tuple[int, int]] = []
         if len(self.queues) == 1:
-            call: driver.Call[Any] = workers.pop_tasks_call(
-                queue=self.queues[0], max_tasks=batch, worker_id=worker_id, claim_lease=lease
-            )
+            return Asked(room, batch, [], worker_id, self.lookout.rings, Steps(self.queues, (batch,), batch))
+        if self.shares is None:  # in order of priority, each for as many as there is room for
+            steps = [(place, batch) for place in range(len(self.queues))]
         else:
-            if self.shares is None:  # in order of priority, each for as many as there is room for
-                steps = [(place, batch) for place in range(len(self.queues))]
-            else:
-                room = batch
-                steps = sharing.steps(self.shares, room)
-            call = workers.pop_tasks_in_steps_call(
-                max_tasks=room,
-                queues=[self.queues[place] for place, _ in steps],
-                mosts=[most for _, most in steps],
-                worker_id=worker_id,
-                claim_lease=lease,
-            )
-        return call, Asked(room, batch, steps, worker_id, self.lookout.rings)
+            room = batch
+            steps = sharing.steps(self.shares, room)
+        queues = [self.queues[place] for place, _ in steps]
+        whom = Steps(queues, [most for _, most in steps], room)
+        return Asked(room, batch, steps, worker_id, self.lookout.rings, whom)
+
+    def _answered(self, said: Said, rows: list[workers.TurnRow]) -> None:
+        head, *tasks = rows
+        if said.ends:
+            self._finished(said.ends, head.ended or [])
+        if said.releases:
+            self._released(said.releases, head.released or [])
+        if said.starts:
+            self._started(said.starts, head.started or [])
+        if said.asked is not None:
+            self._popped(said.asked, tasks)
+            if head.due_in is not None and head.due_in > 0:
+                self.lookout.due_at(time.monotonic() + head.due_in + 0.001)
 
     def _finished(self, ends: Sequence[End], accepted: list[int]) -> None:
         if len(accepted) == len(ends):
@@ -588,7 +601,7 @@ class Engine:
         for entry in entries:
             self.held.started(entry, ours=entry.row.id in there)
 
-    def _popped(self, asked: Asked, rows: list[workers.PopTasksRow]) -> None:
+    def _popped(self, asked: Asked, rows: list[workers.TurnRow]) -> None:
         now = time.monotonic()
         if self.shares is not None and asked.steps:
             counts = Counter(row.queue for row in rows)
@@ -607,10 +620,6 @@ class Engine:
         )
         lease = self.claim_lease
         self.held.take_in(rows, asked.worker_id, None if lease is None else now + lease.total_seconds())
-
-    def _due(self, about: None, seconds: float | None) -> None:
-        if seconds is not None and seconds > 0:
-            self.lookout.due_at(time.monotonic() + seconds + 0.001)
 
     # --- A turn that failed ---
 

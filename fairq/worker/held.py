@@ -17,7 +17,7 @@ from typing import Any, Final
 from fairq.app import App, Context, Outcome, describe, outcome_of
 from fairq.dsn import mask
 from fairq.errors import FairqError, FinishLost, ResultNotEncodable
-from fairq.queries.workers import PopTasksRow
+from fairq.queries.workers import TurnRow
 from fairq.worker.connect import explain
 from fairq.worker.handlers import RELEASE, Entry, Loopside, Threads, conclude, seconds_of, timed_out
 from fairq.worker.turn import End, timedelta_of
@@ -113,7 +113,7 @@ class Held:
 
     # --- From the pop to the handler ---
 
-    def take_in(self, rows: Iterable[PopTasksRow], worker_id: int, claimed_until: float | None) -> None:
+    def take_in(self, rows: Iterable[TurnRow], worker_id: int, claimed_until: float | None) -> None:
         """What was popped. With `claimed_until` it waits to be started, else it begins."""
         by_id, kinds = self.by_id, self._kinds
         for row in rows:

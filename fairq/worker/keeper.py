@@ -141,22 +141,39 @@ class Keeper:
             self._maintain(conn)
 
     def _maintain(self, conn: psycopg.Connection[Any]) -> None:
-        """Short, or not at all: the next sign of life must not be late."""
+        """Part by part, each in a transaction of its own; short, or not at all: the next sign of life must
+        not be late.
+        """
         longest = timedelta(seconds=max(1.0, self._plan.lease / 3))
-        try:
-            with conn.transaction():
-                # Local to the transaction, so it works behind a pooler too.
-                conn.execute("set transaction isolation level read committed")
-                conn.execute(
-                    "select set_config('statement_timeout', %s, true)",
-                    [f"{longest // timedelta(milliseconds=1)}ms"],
+        until = time.monotonic() + longest.total_seconds()
+        for part in workers.upkeep_parts(conn):
+            if time.monotonic() > until:
+                return
+            try:
+                with conn.transaction():
+                    # Local to the transaction, so it works behind a pooler too.
+                    conn.execute("set transaction isolation level read committed")
+                    conn.execute(
+                        "select set_config('statement_timeout', %s, true)",
+                        [f"{longest // timedelta(milliseconds=1)}ms"],
+                    )
+                    done = workers.maintain(conn, part=part) or {}
+            except psycopg.errors.QueryCanceled:
+                log.warning(
+                    "upkeep: %s was stopped after %s",
+                    part,
+                    longest,
+                    extra={"action": "maintain_slow", "part": part},
                 )
-                done = workers.maintain(conn)
-        except psycopg.errors.QueryCanceled:
-            log.warning("fairq.maintain() was stopped after %s", longest, extra={"action": "maintain_slow"})
-            return
-        if done:
-            log.debug("maintained: %s", done, extra={"action": "maintained"})
+                continue
+            if done:
+                log.debug("upkeep: %s: %s", part, done, extra={"action": "maintained", "part": part})
+            if done.get("failed"):
+                log.warning(
+                    "upkeep: %s failed, see fairq.upkeep_failures or: fairq doctor",
+                    part,
+                    extra={"action": "maintain_failed", "part": part},
+                )
             if done.get("recovered"):
                 log.warning(
                     "took %d tasks from lost workers", done["recovered"], extra={"action": "recovered"}

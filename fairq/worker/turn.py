@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -18,17 +18,17 @@ from fairq.worker.connect import FAILURES
 from fairq.worker.handlers import SUCCEEDED, Entry
 
 __all__ = [
+    "NOBODY",
     "End",
+    "Steps",
     "Turn",
     "by_worker",
     "check_call",
     "cut",
-    "finish_call",
     "one_transaction",
-    "release_call",
     "report_call",
-    "start_call",
     "timedelta_of",
+    "turn_call",
 ]
 
 
@@ -58,7 +58,6 @@ class Turn:
     reports: list[Entry] = field(default_factory=list)
     starts: list[Entry] = field(default_factory=list)
     pop: int = 0
-    ask_due: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.pop or self.ends or self.releases or self.starts or self.checks or self.reports)
@@ -72,49 +71,63 @@ def cut(ends: list[End]) -> list[End]:
     return ends[: plan.batch_size(sizes)]
 
 
-def by_worker(items: Sequence[Any]) -> Iterable[tuple[int, Sequence[Any]]]:
-    """Each under the worker number that it was popped with. Nearly always there is one."""
-    if not items:
-        return ()
-    first = items[0].worker_id
-    if all(item.worker_id == first for item in items):
-        return ((first, items),)
-    groups: dict[int, list[Any]] = {}
-    for item in items:
-        groups.setdefault(item.worker_id, []).append(item)
-    return groups.items()
+def by_worker(*lists: Sequence[Any]) -> dict[int, list[list[Any]]]:
+    """What is in these lists, under the worker number that it was popped with. Nearly always there is one."""
+    groups: dict[int, list[list[Any]]] = {}
+    for place, items in enumerate(lists):
+        for item in items:
+            groups.setdefault(item.worker_id, [[] for _ in lists])[place].append(item)
+    return groups
 
 
 # --- The calls -------------------------------------------------------------------------------------
 
 
-def finish_call(worker_id: int, ends: Sequence[End]) -> driver.Call[list[int]]:
-    ids, attempts = [end.id for end in ends], [end.attempt for end in ends]
-    outcomes = [end.outcome for end in ends if end.outcome is not SUCCEEDED]
-    if not outcomes:
-        return workers.finish_tasks_call(worker_id=worker_id, ids=ids, attempts=attempts)
+@dataclass(slots=True)
+class Steps:
+    """Whom to ask for how many tasks, one after the other, and how many in all."""
+
+    queues: Sequence[str]
+    mosts: Sequence[int]
+    room: int
+
+
+NOBODY = Steps((), (), 0)
+
+
+def turn_call(
+    worker_id: int,
+    ends: Sequence[End],
+    releases: Sequence[Entry],
+    starts: Sequence[Entry],
+    steps: Steps,
+    claim_lease: timedelta | None,
+) -> driver.Call[list[workers.TurnRow]]:
     outcomes = [end.outcome for end in ends]
-    return workers.finish_tasks_call(
+    if all(outcome is SUCCEEDED for outcome in outcomes):
+        outcomes = []
+    released, started = _names(releases), _names(starts)
+    return workers.turn_call(
         worker_id=worker_id,
-        ids=ids,
-        attempts=attempts,
-        outcomes=[each.outcome for each in outcomes],
+        queues=steps.queues,
+        mosts=steps.mosts,
+        max_tasks=steps.room,
+        claim_lease=claim_lease,
+        ended_ids=[end.id for end in ends],
+        ended_attempts=[end.attempt for end in ends],
+        outcomes=[each.outcome for each in outcomes] or None,
         results=_unless_empty([each.result for each in outcomes]),
         errors=_unless_empty([each.error for each in outcomes]),
         retry_delays=_unless_empty([timedelta_of(each.retry_delay) for each in outcomes]),
+        released_ids=released["ids"],
+        released_attempts=released["attempts"],
+        started_ids=started["ids"],
+        started_attempts=started["attempts"],
     )
-
-
-def release_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:
-    return workers.release_tasks_call(worker_id=worker_id, **_names(entries))
 
 
 def check_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:
     return workers.held_tasks_call(worker_id=worker_id, **_names(entries))
-
-
-def start_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:
-    return workers.start_tasks_call(worker_id=worker_id, **_names(entries))
 
 
 def report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:

@@ -135,10 +135,11 @@ select set_config('fairq.now', sqlc.arg(at)::text, true)::text as at;
 -- Tests: live tasks in the order they were created.
 -- fairq: not null run_at, payload
 -- fairq: nullable headers
-select t.id, t.queue, t.kind, t.group_key, t.state, t.priority, t.attempt,
+select t.id, t.queue, t.kind, t.group_key, l.state, t.priority, l.attempt,
   to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
   t.headers::text as headers, t.payload::text as payload, t.concurrency_key, t.idempotency_key
 from fairq.tasks t
+join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id
 where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
   and (sqlc.narg(kind)::text is null or t.kind = sqlc.narg(kind)::text)
   and (sqlc.narg(queue)::text is null or t.queue = sqlc.narg(queue)::text)

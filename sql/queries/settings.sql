@@ -1,100 +1,33 @@
--- What operators send, over any driver: fairq.policies, and with it the command line. As in client.sql, times and intervals go as texts, and come back as
--- texts and seconds. Every one answers, so that in a pipeline its error is seen where it was called.
+-- What operators send, over any driver: fairq.policies, and with it the command line. Settings go as the text of an object and come back as one, lengths of
+-- time in seconds. Every one answers, so that in a pipeline its error is seen where it was called.
 
 -- name: ConfigureQueue :one
--- Creates a queue, or changes its settings; null leaves one as it is.
+-- Creates a queue, or changes its settings; an absent one stays, a null takes one away.
 -- fairq: always
--- fairq: not null queue, max_attempts, retry_base, retry_cap, retention, notify, weight, fairness
--- fairq: nullable ready_target, group_max_running, group_rate_limit, group_rate_period, group_rate_burst, group_breaker_threshold, group_breaker_cooldown
--- fairq: nullable max_running, rate_limit, rate_period, rate_burst, breaker_threshold, breaker_cooldown, paused_at, draining_at
-select q.queue, q.ready_target, q.max_attempts,
-  extract(epoch from q.retry_base)::double precision as retry_base,
-  extract(epoch from q.retry_cap)::double precision as retry_cap,
-  extract(epoch from q.retention)::double precision as retention,
-  q.notify, q.weight, q.fairness, q.group_max_running, q.group_rate_limit,
-  extract(epoch from q.group_rate_period)::double precision as group_rate_period,
-  q.group_rate_burst, q.group_breaker_threshold,
-  extract(epoch from q.group_breaker_cooldown)::double precision as group_breaker_cooldown,
-  m.max_running, m.rate_limit,
-  extract(epoch from m.rate_period)::double precision as rate_period,
-  m.rate_burst, m.breaker_threshold,
-  extract(epoch from m.breaker_cooldown)::double precision as breaker_cooldown,
-  to_char(q.paused_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as paused_at,
-  to_char(q.draining_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as draining_at
-from fairq.configure_queue(
-  p_queue => sqlc.arg(queue)::text,
-  p_ready_target => sqlc.narg(ready_target)::integer,
-  p_max_attempts => sqlc.narg(max_attempts)::integer,
-  p_retry_base => sqlc.narg(retry_base)::text::interval,
-  p_retry_cap => sqlc.narg(retry_cap)::text::interval,
-  p_retention => sqlc.narg(retention)::text::interval,
-  p_notify => sqlc.narg(notify)::boolean,
-  p_weight => sqlc.narg(weight)::double precision,
-  p_fairness => sqlc.narg(fairness)::text,
-  p_group_max_running => sqlc.narg(group_max_running)::integer,
-  p_group_rate_limit => sqlc.narg(group_rate_limit)::integer,
-  p_group_rate_period => sqlc.narg(group_rate_period)::text::interval,
-  p_group_rate_burst => sqlc.narg(group_rate_burst)::integer,
-  p_group_breaker_threshold => sqlc.narg(group_breaker_threshold)::integer,
-  p_group_breaker_cooldown => sqlc.narg(group_breaker_cooldown)::text::interval,
-  p_max_running => sqlc.narg(max_running)::integer,
-  p_rate_limit => sqlc.narg(rate_limit)::integer,
-  p_rate_period => sqlc.narg(rate_period)::text::interval,
-  p_rate_burst => sqlc.narg(rate_burst)::integer,
-  p_breaker_threshold => sqlc.narg(breaker_threshold)::integer,
-  p_breaker_cooldown => sqlc.narg(breaker_cooldown)::text::interval,
-  p_reset => sqlc.arg(reset)::text[]
-) q
-cross join lateral fairq._meter_limits('queue ' || q.queue) m;
+-- fairq: not null settings
+select fairq._settings_json(q)::text as settings
+from fairq.configure_queue(p_queue => sqlc.arg(queue)::text, p_settings => sqlc.arg(settings)::text::jsonb) q;
 
 -- name: ConfigureGroup :one
--- Changes settings of one group; null leaves one as it is, a name in reset takes the queue's default again.
+-- Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds.
 -- fairq: always
--- fairq: not null queue, group_key
--- fairq: nullable weight, max_running, rate_limit, rate_period, rate_burst, breaker_threshold, breaker_cooldown, paused_at
-select g.queue, g.group_key, g.weight, g.max_running, g.rate_limit,
-  extract(epoch from g.rate_period)::double precision as rate_period,
-  g.rate_burst, g.breaker_threshold,
-  extract(epoch from g.breaker_cooldown)::double precision as breaker_cooldown,
-  to_char(g.paused_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as paused_at
-from fairq.configure_group(
-  p_queue => sqlc.arg(queue)::text,
-  p_group_key => sqlc.arg(group_key)::text,
-  p_weight => sqlc.narg(weight)::double precision,
-  p_max_running => sqlc.narg(max_running)::integer,
-  p_rate_limit => sqlc.narg(rate_limit)::integer,
-  p_rate_period => sqlc.narg(rate_period)::text::interval,
-  p_rate_burst => sqlc.narg(rate_burst)::integer,
-  p_breaker_threshold => sqlc.narg(breaker_threshold)::integer,
-  p_breaker_cooldown => sqlc.narg(breaker_cooldown)::text::interval,
-  p_reset => sqlc.arg(reset)::text[]
-) g;
+-- fairq: not null settings
+select fairq._settings_json(g)::text as settings
+from fairq.configure_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb) g;
 
 -- name: ConfigureKey :one
 -- Changes how many tasks with a concurrency key may be in flight at once.
 -- fairq: always
--- fairq: not null concurrency_key
--- fairq: nullable max_running
-select k.group_key as concurrency_key, k.max_running
-from fairq.configure_key(
-  p_concurrency_key => sqlc.arg(concurrency_key)::text,
-  p_max_running => sqlc.narg(max_running)::integer,
-  p_reset => sqlc.arg(reset)::text[]
-) k;
+-- fairq: not null settings
+select fairq._settings_json(k)::text as settings
+from fairq.configure_key(p_concurrency_key => sqlc.arg(concurrency_key)::text, p_settings => sqlc.arg(settings)::text::jsonb) k;
 
 -- name: ConfigureCluster :one
--- Changes settings of the installation; null leaves one as it is.
+-- Changes settings of the installation; an absent one stays, a null takes one away.
 -- fairq: always
--- fairq: not null shard_count, payload_limit
--- fairq: nullable max_running
-select c.shard_count, c.payload_limit, m.max_running
-from fairq.configure_cluster(
-  p_shard_count => sqlc.narg(shard_count)::integer,
-  p_payload_limit => sqlc.narg(payload_limit)::integer,
-  p_max_running => sqlc.narg(max_running)::integer,
-  p_reset => sqlc.arg(reset)::text[]
-) c
-cross join lateral fairq._meter_limits(case when c.singleton then 'cluster' end) m;
+-- fairq: not null settings
+select fairq._settings_json(c)::text as settings
+from fairq.configure_cluster(p_settings => sqlc.arg(settings)::text::jsonb) c;
 
 -- name: PauseQueue :one
 -- Stops serving a queue until it is resumed.

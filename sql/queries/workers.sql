@@ -14,68 +14,33 @@ select fairq.register_worker(
 
 -- name: ClusterCap :one
 -- The most tasks that may be in flight over all queues; null: no cap.
-select g.max_running
-from fairq.groups g
-where g.shard_no = 0
-  and g.queue = '#meters'
-  and g.group_key = 'cluster';
+select s.max_running
+from fairq.settings s;
 
--- name: PopTasks :many
--- The next tasks of one queue, in served order.
--- fairq: not null payload
--- fairq: nullable headers
-select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
-  t.timeout, t.headers::text as headers, t.payload::text as payload
-from fairq.pop_tasks(
-  p_queue => sqlc.arg(queue)::text,
-  p_limit => sqlc.arg(max_tasks)::integer,
-  p_worker_id => sqlc.arg(worker_id)::bigint,
-  p_claim_lease => sqlc.narg(claim_lease)::interval
-) t;
-
--- name: PopTasksInSteps :many
--- The next tasks of several queues, asked step by step: each step takes at most its own number, and what the steps before it left of the
--- budget. A queue may be asked again for what others left over, but not when it gave less than it was asked for: it has no more.
+-- name: Turn :many
+-- A whole turn: writes what ended, gives back, starts, and asks for the next tasks. First a row of what was accepted, then the tasks.
 -- fairq: not null id, attempt, max_attempts, queue, group_key, kind, payload
-with recursive asked as (
-  select 0 as place, sqlc.arg(max_tasks)::integer as budget, '{}'::text[] as emptied, null::fairq.tasks[] as popped
-  union all
-  select a.place + 1, a.budget - p.popped_count, case when p.popped_count < s.most then a.emptied || s.queue else a.emptied end, p.popped
-  from asked a
-  cross join lateral (
-    select (sqlc.arg(queues)::text[])[a.place + 1] as queue, least(a.budget, (sqlc.arg(mosts)::integer[])[a.place + 1]) as most
-  ) s
-  cross join lateral (
-    -- A case, for nothing else promises that a function is not called.
-    select n.popped, coalesce(cardinality(n.popped), 0) as popped_count
-    from (
-      select case
-        when s.queue <> all(a.emptied) then (
-          select array_agg(t)
-          from fairq.pop_tasks(
-            p_queue => s.queue,
-            p_limit => s.most,
-            p_worker_id => sqlc.arg(worker_id)::bigint,
-            p_claim_lease => sqlc.narg(claim_lease)::interval
-          ) t
-        )
-      end as popped
-      offset 0
-    ) n
-  ) p
-  where a.budget > 0
-    and a.place < cardinality(sqlc.arg(queues)::text[])
-)
-select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, case when t.timeout is not null then t.started_at end as started_at,
-  t.timeout, t.headers::text as headers, t.payload::text as payload
-from asked a
-cross join lateral unnest(a.popped) t;
-
--- name: NextDueIn :one
--- Seconds until one of these queues has to be looked at although nothing rings; null: no such time.
--- fairq: nullable seconds
-select extract(epoch from min(fairq.next_due_at(q.queue)) - fairq._now())::double precision as seconds
-from unnest(sqlc.arg(queues)::text[]) q(queue);
+-- fairq: nullable ended, released, started, due_in, started_at, timeout, headers
+-- fairq: raw results, errors
+select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+  case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload
+from fairq.turn(
+  p_worker_id => sqlc.arg(worker_id)::bigint,
+  p_queues => sqlc.arg(queues)::text[],
+  p_mosts => sqlc.arg(mosts)::integer[],
+  p_limit => sqlc.arg(max_tasks)::integer,
+  p_claim_lease => sqlc.narg(claim_lease)::interval,
+  p_ended_ids => sqlc.arg(ended_ids)::bigint[],
+  p_ended_attempts => sqlc.arg(ended_attempts)::integer[],
+  p_outcomes => sqlc.narg(outcomes)::text[],
+  p_results => sqlc.narg(results)::jsonb[],
+  p_errors => sqlc.narg(errors)::jsonb[],
+  p_retry_delays => sqlc.narg(retry_delays)::interval[],
+  p_released_ids => sqlc.arg(released_ids)::bigint[],
+  p_released_attempts => sqlc.arg(released_attempts)::integer[],
+  p_started_ids => sqlc.arg(started_ids)::bigint[],
+  p_started_attempts => sqlc.arg(started_attempts)::integer[]
+) t;
 
 -- name: StartTasks :many
 -- Prefetch: claimed tasks begin to run; returns the ids to run, which the worker still holds.
@@ -124,8 +89,8 @@ from fairq.held_tasks(
 
 -- name: TasksOfWorker :many
 -- What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of.
-select t.id, t.attempt, t.state
-from fairq.tasks t
+select t.id, t.attempt, case when t.started_at is null then 'claimed' else 'running' end::text as state
+from fairq.held t
 where t.shard_no = any(array(select s.shard_no from fairq._shards(null) s(shard_no)))
   and t.worker_id = sqlc.arg(worker_id)::bigint;
 
@@ -157,6 +122,11 @@ from fairq.heartbeat(
 select fairq.retire_worker(p_worker_id => sqlc.arg(worker_id)::bigint);
 
 -- name: Maintain :one
--- One round of maintenance; returns what it did, by name.
+-- One part of maintenance, in a transaction of its own; returns what it did, by name.
 -- fairq: not null done
-select fairq.maintain()::jsonb as done;
+select fairq.maintain(p_part => sqlc.arg(part)::text)::jsonb as done;
+
+-- name: UpkeepParts :many
+-- The parts of maintenance, in order.
+-- fairq: not null part
+select u.part::text as part from fairq.upkeep_parts() u(part);

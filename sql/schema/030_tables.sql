@@ -1,11 +1,19 @@
+-- Four tables hold a task, each row written as seldom as can be:
+--   tasks    the body: what the application asked for. Written once by the application, removed once when the task ends.
+--   ready    the small ordered set that pops read. Derived.
+--   held     who has it, and which places it takes. The truth about holders.
+--   parked   what promotion met and whose concurrency key had no place. Derived.
+-- A task waits when its body is in line (not scheduled) and it is in none of the other three: waiting is nowhere written down.
+--
 -- Lock order of the engine. Whoever needs several of these takes them from top to bottom:
---   1. idempotency_keys     create_task, equal keys wait for each other; nothing else waits here
---   2. domains              promotion, one at a time per (shard, queue); only these row locks are ever waited for by the engine. A pop that asks the
---                           meters locks #meters before the queue; a promotion that meets concurrency keys locks the queue before #keys
---   3. tasks                overflow, blocked and scheduled rows change only under the domain's lock;
---                           queued rows leave by pop or promotion, both "skip locked";
---                           claimed and running rows change by their holder, or by recovery with "skip locked"
---   4. lanes, ticks         written under the domain's lock only
+--   1. settings             every configure_* first of all, so that two of them never wait for each other in a circle
+--   2. idempotency_keys     create_task, equal keys wait for each other; nothing else waits here
+--   3. domains              promotion, one at a time per (shard, queue). A pop that asks the meters locks #meters before the queue; a promotion
+--                           that meets concurrency keys locks the queue before #keys
+--   4. held                 by their holder in the order of the ids, or by recovery with "skip locked"
+--   5. ready, parked        leave by pop or promotion, both "skip locked"
+--   6. tasks                bodies of waiting tasks change under the domain's lock only, those of held ones by their holder
+--   7. lanes, ticks         written under the domain's lock only
 -- Everything an application's transaction touches (tasks, rings, cancellations) it only inserts.
 --
 -- Tables without a primary key have "replica identity full": where somebody publishes all tables of the database, a row without an identity could not
@@ -23,17 +31,20 @@ comment on sequence fairq.worker_ids is 'Ids of workers. Never reused, so a late
 create sequence fairq.ring_ids;
 comment on sequence fairq.ring_ids is 'Order of the rings of one transaction; compared within a transaction only.';
 
+-- Settings are columns: of fairq.settings, fairq.queues and fairq.groups. Their ranges are in fairq._check_settings, which alone leads into them.
 create table fairq.settings (
   singleton boolean primary key default true,
   shard_count integer not null default 1,
   payload_limit integer not null default 1048576,
-  constraint settings_has_one_row check (singleton),
-  constraint shard_count_in_range check (shard_count between 1 and 4096),
-  constraint payload_limit_in_range check (payload_limit between 1 and 268435456)
+  max_running integer,
+  test_clock boolean not null default false,
+  constraint settings_has_one_row check (singleton)
 );
 comment on table fairq.settings is 'Settings of the whole installation, one row. Change them with fairq.configure_cluster().';
 comment on column fairq.settings.shard_count is 'Number of shards. Fixed once tasks exist.';
-comment on column fairq.settings.payload_limit is 'Largest payload that create_task accepts, in bytes of its text form.';
+comment on column fairq.settings.payload_limit is 'Largest payload, and largest headers, that create_task accepts, in bytes of their text form.';
+comment on column fairq.settings.test_clock is 'Tests only: what recovers or drops heeds the session setting fairq.now, too.';
+comment on column fairq.settings.max_running is 'Most tasks in flight at once over all queues and workers; null: no cap.';
 
 create table fairq.queues (
   queue text collate "C" primary key,
@@ -51,24 +62,20 @@ create table fairq.queues (
   group_rate_burst integer,
   group_breaker_threshold integer,
   group_breaker_cooldown interval,
+  max_running integer,
+  rate_limit integer,
+  rate_period interval,
+  rate_burst integer,
+  breaker_threshold integer,
+  breaker_cooldown interval,
   metered boolean not null default false,
   internal boolean not null default false,
   paused_at timestamptz,
   draining_at timestamptz,
-  constraint queue_name_in_range check (octet_length(queue) between 1 and 200),
-  constraint ready_target_positive check (ready_target >= 1),
-  constraint max_attempts_positive check (max_attempts >= 1),
-  constraint retry_base_not_negative check (retry_base >= interval '0'),
-  constraint retry_cap_not_negative check (retry_cap >= interval '0'),
-  constraint retention_not_negative check (retention >= interval '0'),
-  constraint weight_in_range check (weight between 0.001 and 1000),
-  constraint fairness_is_known check (fairness in ('count', 'time')),
-  constraint group_max_running_not_negative check (group_max_running >= 0),
-  constraint group_rate_is_whole check ((group_rate_limit is null) = (group_rate_period is null)),
-  constraint group_breaker_is_whole check ((group_breaker_threshold is null) = (group_breaker_cooldown is null))
+  constraint queue_name_in_range check (octet_length(queue) between 1 and 200)
 );
 comment on table fairq.queues is 'Queues and their settings. Change them with fairq.configure_queue().';
-comment on column fairq.queues.ready_target is 'How many tasks are kept queued, ready to be popped; null: four times the slots of the live workers, at least 1000 (50 where groups share time).';
+comment on column fairq.queues.ready_target is 'How many tasks a pass makes ready beside those it hands over; null: as many as other workers need, and are worth a pass.';
 comment on column fairq.queues.max_attempts is 'Attempts of a task that names no number of its own.';
 comment on column fairq.queues.retry_base is 'Back-off before the second attempt; doubled for every further one.';
 comment on column fairq.queues.retry_cap is 'Longest back-off.';
@@ -83,6 +90,12 @@ comment on column fairq.queues.group_rate_period is 'The period of group_rate_li
 comment on column fairq.queues.group_rate_burst is 'How many tasks of a group may go ahead of its rate; null: a second''s worth, at least one.';
 comment on column fairq.queues.group_breaker_threshold is 'Failures in a row that open the breaker of a group that has no setting of its own; null: no breaker.';
 comment on column fairq.queues.group_breaker_cooldown is 'How long such a breaker stays open before it tries one task.';
+comment on column fairq.queues.max_running is 'Most tasks of the whole queue in flight at once; null: no cap.';
+comment on column fairq.queues.rate_limit is 'Tasks of the whole queue per rate_period; null: no limit.';
+comment on column fairq.queues.rate_period is 'The period of rate_limit.';
+comment on column fairq.queues.rate_burst is 'How many tasks of the whole queue may go ahead of its rate; null: a second''s worth, at least one.';
+comment on column fairq.queues.breaker_threshold is 'Failures in a row, of any group, that open the breaker of the whole queue; null: no breaker.';
+comment on column fairq.queues.breaker_cooldown is 'How long that breaker stays open before it tries one task.';
 comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
 comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of queues and the cluster (#meters).';
 comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
@@ -100,14 +113,10 @@ create table fairq.groups (
   breaker_threshold integer,
   breaker_cooldown interval,
   paused_at timestamptz,
-  primary key (shard_no, queue, group_key),
-  constraint weight_in_range check (weight between 0.001 and 1000),
-  constraint max_running_not_negative check (max_running >= 0),
-  constraint rate_is_whole check ((rate_limit is null) = (rate_period is null)),
-  constraint breaker_is_whole check ((breaker_threshold is null) = (breaker_cooldown is null))
+  primary key (shard_no, queue, group_key)
 );
 comment on table fairq.groups is
-  'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue. Concurrency keys, queues and the cluster have theirs here, too, as groups of #keys and #meters.';
+  'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue. Concurrency keys have theirs here, too, as groups of #keys.';
 comment on column fairq.groups.max_running is 'Most tasks in flight at once.';
 comment on column fairq.groups.rate_limit is 'Tasks per rate_period.';
 comment on column fairq.groups.rate_period is 'The period of rate_limit.';
@@ -129,12 +138,13 @@ comment on type fairq.policy is 'What limits a group: its own settings, else its
 
 create type fairq.gate as (
   in_flight integer,
+  uncounted integer,
   rate_at timestamptz,
   failures integer,
   open_until timestamptz,
   probe_until timestamptz
 );
-comment on type fairq.gate is 'Where a group stands with its limits: places taken, rate used, breaker.';
+comment on type fairq.gate is 'Where a group stands with its limits: places taken, also by tasks that are not counted yet (see _adopt), rate used, breaker.';
 
 create type fairq.estimate as (
   kind text,
@@ -172,22 +182,14 @@ create table fairq.tasks (
   priority integer not null,
   id bigint not null,
   sequence bigint not null,
-  block bigint,
-  position bigint,
-  worker_id bigint,
   created_at timestamptz not null,
   run_at timestamptz not null,
   expires_at timestamptz,
-  started_at timestamptz,
-  lease_expires_at timestamptz,
   cost double precision not null,
-  charge double precision,
   attempt integer not null default 0,
   max_attempts integer not null,
-  meters integer not null default 0,
-  counted boolean not null default false,
+  scheduled boolean not null default false,
   queue text collate "C" not null,
-  state text collate "C" not null,
   group_key text collate "C" not null,
   kind text collate "C" not null,
   timeout interval,
@@ -197,19 +199,153 @@ create table fairq.tasks (
   payload jsonb not null,
   constraint tasks_pkey primary key (shard_no, id)
 );
-comment on table fairq.tasks is 'Live tasks. The truth: lanes, rings and ticks can be rebuilt from it.';
-comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable.';
-comment on column fairq.tasks.block is 'Block address: virtual start time, 2^20 units per round. Kept while the task is held, for explanation only.';
-comment on column fairq.tasks.position is 'Order inside the block: the lane''s position, or a newcomer''s before the lane that is next.';
+comment on table fairq.tasks is 'Bodies of live tasks: what the application asked for. The truth; with fairq.held everything else can be rebuilt from it.';
+comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable. A task that comes back keeps it.';
 comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off.';
 comment on column fairq.tasks.expires_at is 'Past this time the task is not started any more.';
-comment on column fairq.tasks.lease_expires_at is 'End of the claim lease of a prefetched task.';
-comment on column fairq.tasks.attempt is 'Attempts begun, those given back included. Together with worker_id the fencing token of a holder, so never given out twice.';
+comment on column fairq.tasks.scheduled is 'Waits for run_at; otherwise it is in line.';
+comment on column fairq.tasks.attempt is 'Attempts begun before the present one, those given back included.';
 comment on column fairq.tasks.max_attempts is 'Number of the last attempt it may have: as asked, and one more for each that was given back.';
-comment on column fairq.tasks.counted is 'The task holds one of its group''s places; its end is reported to the lane.';
-comment on column fairq.tasks.meters is 'The task holds a place of its queue (1), of the cluster (2).';
-comment on column fairq.tasks.charge is 'Seconds charged to its group when it was promoted, where groups share time; the end of the attempt reports the difference.';
 comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';
+
+create table fairq.ready (
+  shard_no integer not null,
+  priority integer not null,
+  id bigint not null,
+  sequence bigint not null,
+  block bigint not null,
+  position bigint not null,
+  charge double precision,
+  counted boolean not null,
+  keyed boolean not null,
+  queue text collate "C" not null,
+  group_key text collate "C" not null,
+  constraint ready_pkey primary key (shard_no, id)
+);
+comment on table fairq.ready is 'Tasks that may be popped, in served order: few, whatever the backlog. Derived.';
+comment on column fairq.ready.block is 'Block address: virtual start time, 2^20 units per round.';
+comment on column fairq.ready.position is 'Order inside the block: the lane''s position, or a newcomer''s before the lane that is next.';
+comment on column fairq.ready.charge is 'Seconds charged to its group, where groups share time; the end of the attempt reports the difference.';
+comment on column fairq.ready.counted is 'The task takes one of its group''s places.';
+comment on column fairq.ready.keyed is 'The task has a place of its concurrency key.';
+
+create table fairq.held (
+  shard_no integer not null,
+  attempt integer not null,
+  id bigint not null,
+  worker_id bigint not null,
+  started_at timestamptz,
+  lease_expires_at timestamptz,
+  charge double precision,
+  meters integer not null,
+  counted boolean not null,
+  keyed boolean not null,
+  constraint held_pkey primary key (shard_no, id)
+);
+comment on table fairq.held is 'Who has a task, and which places it takes: what it gives back when it leaves is what its own row here says.';
+comment on column fairq.held.attempt is 'With worker_id the fencing token of the holder, so never given out twice.';
+comment on column fairq.held.started_at is 'When the attempt began; null: claimed, not started yet.';
+comment on column fairq.held.lease_expires_at is 'End of the claim lease of a prefetched task.';
+comment on column fairq.held.charge is 'Seconds charged to its group, where groups share time.';
+comment on column fairq.held.meters is 'The task has a place of its queue (1), of the cluster (2).';
+comment on column fairq.held.counted is 'The task has one of its group''s places.';
+comment on column fairq.held.keyed is 'The task has a place of its concurrency key.';
+
+create table fairq.parked (
+  shard_no integer not null,
+  priority integer not null,
+  id bigint not null,
+  sequence bigint not null,
+  turn bigint,
+  granted boolean not null default false,
+  queue text collate "C" not null,
+  group_key text collate "C" not null,
+  concurrency_key text collate "C" not null,
+  constraint parked_pkey primary key (shard_no, id)
+);
+comment on table fairq.parked is 'Tasks whose concurrency key had no place when their turn came: out of the line until they are given one. Derived.';
+comment on column fairq.parked.turn is 'When the group is next at this key, in virtual time of the key; of each group the first task has it.';
+comment on column fairq.parked.granted is 'The task was given a place of its key, and has it until it leaves.';
+
+-- What promotion found for a task, on its way to ready or straight to held.
+create type fairq.placed as (
+  id bigint,
+  block bigint,
+  position bigint,
+  charge double precision,
+  counted boolean,
+  keyed boolean,
+  priority integer,
+  sequence bigint,
+  group_key text,
+  ready tid
+);
+comment on type fairq.placed is 'A task with its address, and where it is in fairq.ready; null: it was promoted a moment ago, and is not.';
+
+create type fairq.popped as (
+  shard_no integer,
+  id bigint,
+  attempt integer,
+  max_attempts integer,
+  queue text,
+  group_key text,
+  kind text,
+  priority integer,
+  cost double precision,
+  created_at timestamptz,
+  run_at timestamptz,
+  expires_at timestamptz,
+  started_at timestamptz,
+  lease_expires_at timestamptz,
+  timeout interval,
+  idempotency_key text,
+  concurrency_key text,
+  headers jsonb,
+  payload jsonb,
+  block bigint,
+  position bigint
+);
+comment on type fairq.popped is 'A task as its worker gets it: the body, the attempt, and the address at which it was served.';
+
+-- What a worker's turn answers: first what was accepted, then the tasks, a row each.
+create type fairq.turned as (
+  ended bigint[],
+  released bigint[],
+  started bigint[],
+  due_in double precision,
+  id bigint,
+  attempt integer,
+  max_attempts integer,
+  queue text,
+  group_key text,
+  kind text,
+  started_at timestamptz,
+  timeout interval,
+  headers jsonb,
+  payload jsonb
+);
+comment on type fairq.turned is 'The answer to fairq.turn(): one row of what was accepted, then the tasks.';
+
+-- A task on its way out of flight, its rows locked: where they are, what they hold, and how it leaves.
+create type fairq.leaving as (
+  id bigint,
+  body tid,
+  held tid,
+  ready tid,
+  parked tid,
+  outcome text,
+  result jsonb,
+  error jsonb,
+  run_at timestamptz,
+  attempt integer,
+  worker_id bigint,
+  started_at timestamptz,
+  charge double precision,
+  meters integer,
+  counted boolean,
+  keyed boolean
+);
+comment on type fairq.leaving is 'A task that leaves flight, see _leave.';
 
 create table fairq.finished_tasks (
   shard_no integer not null,
@@ -268,6 +404,7 @@ create table fairq.rings (
   failures integer not null default 0,
   succeeded boolean not null default false,
   keyed boolean not null default false,
+  configured boolean not null default false,
   announced boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
@@ -288,14 +425,35 @@ comment on column fairq.rings.correction is 'Seconds that attempts took beyond w
 comment on column fairq.rings.ran is 'How long the attempts of a kind ran.';
 comment on column fairq.rings.announced is 'A NOTIFY goes with it. Until it is heard, no other one is needed.';
 comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
+comment on column fairq.rings.configured is 'The limits of the group changed: what it has ready goes back in line.';
 comment on column fairq.rings.cancelled_id is 'The task to cancel, while it is waiting.';
 
-create type fairq.cursor as (priority integer, sequence bigint);
-comment on type fairq.cursor is 'A priority level of a lane: no overflow task of this priority lies before the sequence.';
+create type fairq.cursor as (priority integer, sequence bigint, touched bigint, is_open boolean);
+comment on type fairq.cursor is
+  'A priority level of a lane: no task of this priority waits before the sequence; after touched all of them wait, up to it a look-up decides. An open one stands for all lower levels, too.';
+
+-- What the rings of a group said, taken together.
+create type fairq.news as (
+  group_key text,
+  freed integer,
+  failures integer,
+  succeeded boolean,
+  keyed boolean,
+  configured boolean,
+  first_sequence bigint,
+  heard fairq.cursor[],
+  correction double precision,
+  ran fairq.estimate[]
+);
+comment on type fairq.news is 'What the new rings of a group say, see _hear.';
+
+create type fairq.heard as (xid xid8, ring_id bigint);
+comment on type fairq.heard is 'A transaction, and up to which of its rings they were heard.';
 
 create table fairq.lanes (
   shard_no integer not null,
   last_priority integer not null default 0,
+  last_sequence bigint not null default 0,
   lane_no bigint not null,
   version bigint not null,
   finish bigint not null,
@@ -318,19 +476,19 @@ comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in o
 comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the group''s next task starts, at the earliest.';
 comment on column fairq.lanes.position is 'Position of the group''s next task.';
 comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
-comment on column fairq.lanes.gate is 'Where it stands with its limits; in_flight counts its tasks that are queued, claimed or running.';
+comment on column fairq.lanes.gate is 'Where it stands with its limits; in_flight counts its tasks that are ready or held.';
 comment on column fairq.lanes.pace is 'How long its tasks take; null: groups of the queue share by count.';
 comment on column fairq.lanes.look_at is 'It has overflow that may not be promoted before this time.';
 comment on column fairq.lanes.keyed is 'Some of its tasks have a concurrency key.';
 comment on column fairq.lanes.admissible is 'Has overflow that may be promoted now.';
-comment on column fairq.lanes.cursors is 'Where its overflow begins, per priority level, highest first; empty: it has none.';
-comment on column fairq.lanes.last_priority is 'Priority of the task promoted last: a higher one that comes later overtakes it.';
+comment on column fairq.lanes.cursors is 'Where its waiting tasks begin, per priority level, highest first; empty: it has none.';
+comment on column fairq.lanes.last_sequence is 'Sequence of that task.';
+comment on column fairq.lanes.last_priority is 'With last_sequence the task promoted last: one before it that comes later, or comes back, overtakes it.';
 
 create table fairq.ticks (
   shard_no integer not null,
   written_by xid not null default pg_current_xact_id()::xid,
   tick bigint not null,
-  created_at timestamptz not null,
   clock bigint not null,
   clock_position bigint not null,
   newcomer_position bigint not null,
@@ -344,10 +502,13 @@ create table fairq.ticks (
   heard_ring bigint not null,
   next_due_at timestamptz,
   lane_count bigint not null,
+  touched bigint not null,
+  first_version bigint not null,
+  announce_from bigint,
   filled integer not null,
   keyed boolean not null default false,
   queue text collate "C" not null,
-  pending xid8[] not null,
+  pending fairq.heard[] not null,
   constraint ticks_pkey primary key (shard_no, queue, tick),
   constraint horizon_is_whole check ((horizon is null) = (horizon_position is null))
 );
@@ -355,19 +516,22 @@ comment on table fairq.ticks is 'What promotion has seen and decided, append-onl
 comment on column fairq.ticks.written_by is
   'Transaction that wrote this row. After a dump is restored it differs from the row''s xmin: the horizon below means nothing then, and the engine rebuilds its state.';
 comment on column fairq.ticks.clock is
-  'The block being served; with clock_position the address before which nothing is ever queued again: the lower bound of every scan of the ready index.';
+  'The block being served; with clock_position the address before which nothing is ever ready again: the lower bound of every scan of the ready index.';
 comment on column fairq.ticks.top is 'Highest finish tag ever given: where the clock goes when nothing is left.';
 comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
 comment on column fairq.ticks.horizon_position is 'Position of that address.';
 comment on column fairq.ticks.clock_position is 'Position that goes with the clock: right after the lane served last in that block, or a newcomer''s.';
-comment on column fairq.ticks.filled is 'Tasks promoted since pops passed the middle of the ready set.';
+comment on column fairq.ticks.filled is 'Tasks put into the ready set since pops passed the middle of it.';
 comment on column fairq.ticks.refill_position is 'Position that goes with refill_block.';
 comment on column fairq.ticks.newcomer_position is 'The position last given to a newcomer in the block of the clock.';
 comment on column fairq.ticks.refill_block is 'With refill_position: when pops get here the ready set is half empty.';
 comment on column fairq.ticks.next_xid is 'Rings of this transaction and later ones are new.';
-comment on column fairq.ticks.pending is 'Earlier transactions that were still running: their rings are new as well.';
-comment on column fairq.ticks.heard_xid is 'The transaction that wrote the tick: no snapshot lists it, and of its own rings it has heard those up to heard_ring.';
-comment on column fairq.ticks.heard_ring is 'The last ring heard of the transaction that wrote the tick.';
+comment on column fairq.ticks.pending is 'Earlier transactions that were still running, or of which only a part was heard: the rest of their rings is new as well.';
+comment on column fairq.ticks.touched is 'Highest sequence ever taken out of the line: what comes after it waits for certain, whatever a lane knows.';
+comment on column fairq.ticks.first_version is 'Lanes of lower versions are from before a rebuild, and do not count.';
+comment on column fairq.ticks.announce_from is 'After a rebuild: bodies from this id on are still to be announced; null: all are.';
+comment on column fairq.ticks.heard_xid is 'A transaction at or past next_xid of whose rings those up to heard_ring were heard: the one that wrote the tick, which no snapshot lists; 0: none.';
+comment on column fairq.ticks.heard_ring is 'The last ring heard of that transaction.';
 comment on column fairq.ticks.next_due_at is 'When the next scheduled task becomes due.';
 comment on column fairq.ticks.keyed is 'Some tasks of the domain have concurrency keys: promotion takes the lock of the keys, too.';
 comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
@@ -408,13 +572,15 @@ create table fairq.workers (
   worker_id bigint not null,
   registered_at timestamptz not null,
   lease interval not null,
+  lost_at timestamptz,
   name text not null,
   queues text[] not null,
   primary key (shard_no, worker_id),
   constraint slots_positive check (slots >= 1),
   constraint lease_positive check (lease > interval '0')
 );
-comment on table fairq.workers is 'Workers that are alive, or not yet known to be lost. Rows never change.';
+comment on table fairq.workers is 'Workers that are alive, not yet known to be lost, or lost with tasks still to be taken from them.';
+comment on column fairq.workers.lost_at is 'When recovery gave it up: from then on its calls are refused.';
 comment on column fairq.workers.lease is 'A worker without a heartbeat for this long is lost; its tasks go to others.';
 
 create table fairq.heartbeats (
@@ -451,12 +617,21 @@ comment on table fairq.sweeps is
 comment on column fairq.sweeps.what is 'The kind of sweep, with the queue where there is one per queue.';
 comment on column fairq.sweeps.floor is 'Everything before it has been swept: a transaction id, a tick, a block or a time in microseconds.';
 
+create table fairq.upkeep_failures (
+  shard_no integer not null,
+  part text collate "C" not null,
+  failed_since timestamptz not null,
+  failed_at timestamptz not null,
+  message text not null,
+  primary key (shard_no, part)
+);
+comment on table fairq.upkeep_failures is 'Parts of fairq.maintain() that failed when they were last run, and since when.';
+comment on column fairq.upkeep_failures.part is 'One of fairq.upkeep_parts().';
+comment on column fairq.upkeep_failures.failed_since is 'When it failed first; the row goes when it succeeds.';
+comment on column fairq.upkeep_failures.failed_at is 'When it failed last.';
+comment on column fairq.upkeep_failures.message is 'What it failed with.';
+
 create table fairq.maintenance (
   shard_no integer primary key
 );
 comment on table fairq.maintenance is 'One row per shard, never updated: its row lock lets one fairq.maintain() run at a time.';
-
-insert into fairq.settings default values;
-insert into fairq.queues (queue, internal, group_max_running) values ('default', false, null), ('#keys', true, 1), ('#meters', true, null);
-insert into fairq.domains (shard_no, queue) values (0, 'default'), (0, '#keys'), (0, '#meters');
-insert into fairq.maintenance (shard_no) values (0);

@@ -1,23 +1,27 @@
--- Every index of fairq.tasks is partial on its state, so a task stands in at most two of them at a time (the primary key and one more).
-
--- pop_tasks, the clock: tasks in served order, from the clock on.
-create index tasks_ready_idx on fairq.tasks (shard_no, queue, block, position) where state = 'queued';
-
--- promotion: a group's waiting tasks, from the lane's cursor on.
-create index tasks_overflow_idx on fairq.tasks (shard_no, queue, group_key, priority desc, sequence) where state = 'overflow';
+-- promotion: a group's line, from the lane's cursor on. Held and ready tasks stand in it, too, behind the cursor.
+create index tasks_line_idx on fairq.tasks (shard_no, queue, group_key, priority desc, sequence) where not scheduled;
 
 -- promotion: scheduled tasks that are due.
-create index tasks_due_idx on fairq.tasks (shard_no, queue, run_at) where state = 'scheduled';
-
--- heartbeat, recovery: what a worker holds.
-create index tasks_held_idx on fairq.tasks (shard_no, worker_id) where worker_id is not null;
+create index tasks_due_idx on fairq.tasks (shard_no, queue, run_at) where scheduled;
 
 -- maintain: deadlines passed while waiting.
-create index tasks_expiry_idx on fairq.tasks (shard_no, expires_at)
-  where expires_at is not null and state in ('scheduled', 'overflow', 'blocked', 'queued');
+create index tasks_expiry_idx on fairq.tasks (shard_no, expires_at) where expires_at is not null;
+
+-- pop_tasks, the clock: tasks in served order, from the clock on. Partial, though it holds for every row: so that no look-up of an id is led here by
+-- statistics of an empty table.
+create index ready_order_idx on fairq.ready (shard_no, queue, block, position) where position >= 0;
 
 -- maintain: claims whose lease ran out (prefetch only).
-create index tasks_claim_lease_idx on fairq.tasks (shard_no, lease_expires_at) where state = 'claimed';
+create index held_claim_lease_idx on fairq.held (shard_no, lease_expires_at) where lease_expires_at is not null;
+
+-- promotion: the group whose turn it is at a concurrency key, from the key's own clock on.
+create index parked_turn_idx on fairq.parked (shard_no, concurrency_key, turn) where turn is not null;
+
+-- promotion: the tasks of a group that wait for a key.
+create index parked_line_idx on fairq.parked (shard_no, concurrency_key, queue, group_key, priority desc, sequence) where not granted;
+
+-- promotion: tasks that were given a key and not placed yet.
+create index parked_granted_idx on fairq.parked (shard_no, queue) where granted;
 
 -- promotion: new rings, by transaction; within the transaction that promoted last, those it rang since.
 create index rings_xid_idx on fairq.rings (shard_no, queue, xid, ring_id);
@@ -27,9 +31,6 @@ create index rings_announced_idx on fairq.rings (shard_no, queue, xid) where ann
 
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
-
--- promotion: tasks that wait for a concurrency key, per group.
-create index tasks_blocked_idx on fairq.tasks (shard_no, concurrency_key, queue, group_key, priority desc, sequence) where state = 'blocked';
 
 -- promotion: lanes that a rate or a breaker holds back until a time.
 create index lanes_look_at_idx on fairq.lanes (shard_no, queue, look_at) where look_at is not null;

@@ -207,7 +207,7 @@ def test_what_is_just_within_the_limits_is_taken(db: psycopg.Connection[Any]) ->
 
 
 def test_a_payload_over_the_limit_is_refused_by_the_engine(db: psycopg.Connection[Any]) -> None:
-    db.execute("select fairq.configure_cluster(p_payload_limit => 1000)")
+    db.execute("""select fairq.configure_cluster('{"payload_limit": 1000}')""")
     with pytest.raises(fairq.InvalidPayload, match="1000 are allowed") as caught:
         fairq.enqueue(db, "bob", "x" * 2000)
     assert not isinstance(caught.value, fairq.NotEncodable)
@@ -236,7 +236,7 @@ def test_every_option_arrives(opened: Opened, group: str) -> None:
         select t.kind, t.priority, t.run_at = '2040-01-02 03:04:05.678901+00',
           t.expires_at = '2040-01-03 03:04:05.678901+00', t.max_attempts, t.cost,
           extract(epoch from t.timeout)::text, t.idempotency_key, t.concurrency_key,
-          t.headers ->> 'trace', t.payload ->> 'file', t.payload ->> 'n', t.state
+          t.headers ->> 'trace', t.payload ->> 'file', t.payload ->> 'n', t.scheduled
         from fairq.tasks t where t.group_key = $1::text""",
         group,
     )
@@ -254,7 +254,7 @@ def test_every_option_arrives(opened: Opened, group: str) -> None:
             "abc",
             "ä 🙂.pdf",
             str(10**30),
-            "scheduled",
+            True,
         )
     ]
 

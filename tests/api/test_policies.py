@@ -1,16 +1,14 @@
 """Policies are changed by Python functions, on every kind of connection, in the caller's transaction."""
 
-import inspect
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any
 
 import psycopg
 import pytest
 
 import fairq
 from fairq import policies
-from fairq.queries import settings
 from tests.api.kinds import Opened
 
 Observer = psycopg.Connection[Any]
@@ -27,7 +25,7 @@ def queue(group: str) -> str:
 @pytest.fixture(autouse=True)
 def _clean_cluster(observer: Observer) -> Iterator[None]:
     yield
-    observer.execute("select fairq.configure_cluster(p_max_running => null, p_reset => '{max_running}')")
+    observer.execute("""select fairq.configure_cluster('{"max_running": null}')""")
 
 
 def do(opened: Opened, function: Any, *args: Any, **changes: Any) -> Any:
@@ -69,24 +67,27 @@ def test_a_queue_takes_every_setting_and_says_what_holds(
         "breaker_threshold": 13,
         "breaker_cooldown": timedelta(milliseconds=1500),
     }
-    assert everything.keys() == policies.kinds(policies.QueueChanges).keys()
+    assert everything.keys() == policies.kinds(policies.QueueSettings).keys()
     found = do(opened, fairq.configure_queue, queue, **everything)
-    kinds = policies.kinds(policies.QueueChanges)
+    kinds = policies.kinds(policies.QueueSettings)
     for name, value in everything.items():
-        as_span = kinds[name] is timedelta and not isinstance(value, timedelta)
-        assert getattr(found, name) == (timedelta(seconds=value) if as_span else value), name
-    assert (found.queue, found.paused_at, found.draining_at) == (queue, None, None)
+        as_span = kinds[name][0] is timedelta and not isinstance(value, timedelta)
+        assert found[name] == (timedelta(seconds=value) if as_span else value), name
+    assert (found["queue"], found["paused_at"], found["draining_at"]) == (queue, None, None)
+    assert found.keys() == {*everything, "queue", "paused_at", "draining_at"}
     assert observer.execute("select from fairq.queues where queue = %s", [queue]).fetchall() == []
     opened.commit()
 
-    changed = do(opened, fairq.configure_queue, queue, max_attempts=None, reset=get_args(policies.QueueReset))
-    assert (changed.max_attempts, changed.retry_base) == (3, 2 * SECOND), "what is not named stays"
-    nothing = {name: getattr(changed, name) for name in everything if name not in ("weight", "max_attempts")}
-    kept = {"retry_base", "retry_cap", "retention", "notify", "fairness"}
-    assert {name for name, value in nothing.items() if value is not None} == kept
-    assert changed.weight == 1
+    nothing = {name: None for name in everything if name != "max_attempts"}
+    changed = do(opened, fairq.configure_queue, queue, **nothing)
+    assert (changed["max_attempts"], changed["retry_base"]) == (3, SECOND), "what is not named stays"
+    defaults = {"max_attempts", "retry_base", "retry_cap", "retention", "notify", "weight", "fairness"}
+    assert {name for name in everything if changed[name] is not None} == defaults
+    assert changed["weight"] == 1
     opened.rollback()
     assert do(opened, fairq.configure_queue, queue) == found, "a rollback leaves nothing"
+    again = {name: value for name, value in found.items() if name in everything}
+    assert do(opened, fairq.configure_queue, queue, **again) == found, "what is answered can be set"
 
 
 def test_settings_of_a_group_hold_from_the_commit_on(
@@ -105,7 +106,7 @@ def test_settings_of_a_group_hold_from_the_commit_on(
         rate_burst=3,
         breaker_threshold=4,
     )
-    assert found == fairq.GroupSettings(
+    assert found == fairq.GroupState(
         queue=queue,
         group_key=group,
         weight=0.5,
@@ -120,23 +121,23 @@ def test_settings_of_a_group_hold_from_the_commit_on(
     ids = opened.finish(fairq.enqueue_many(opened.conn, [(group, n) for n in range(5)], queue=queue))
     opened.commit()
     assert pop(observer, queue) == ids[:2]
-    found = do(opened, fairq.configure_group, queue, group, reset=["weight", "breaker", "max_running"])
-    assert (found.weight, found.breaker_threshold, found.breaker_cooldown) == (None, None, None)
-    assert found.rate_limit == 3
+    found = do(
+        opened, fairq.configure_group, queue, group, weight=None, breaker_threshold=None, max_running=None
+    )
+    assert (found["weight"], found["breaker_threshold"], found["breaker_cooldown"]) == (None, None, None)
+    assert found["rate_limit"] == 3
     opened.commit()
     assert len(pop(observer, queue)) == 1
 
 
 def test_keys_and_the_cluster(opened: Opened, group: str) -> None:
-    assert do(opened, fairq.configure_key, group, max_running=3) == fairq.KeySettings(
-        concurrency_key=group, max_running=3
-    )
-    assert do(opened, fairq.configure_key, group, reset=["max_running"]).max_running is None
+    assert do(opened, fairq.configure_key, group, max_running=3) == fairq.KeySettings(max_running=3)
+    assert do(opened, fairq.configure_key, group, max_running=None) == fairq.KeySettings(max_running=None)
     before = do(opened, fairq.configure_cluster)
-    assert before.shard_count >= 1
-    assert before.max_running is None
-    assert do(opened, fairq.configure_cluster, max_running=1000).max_running == 1000
-    assert do(opened, fairq.configure_cluster, payload_limit=2_000_000).payload_limit == 2_000_000
+    assert before["shard_count"] >= 1
+    assert before["max_running"] is None
+    assert do(opened, fairq.configure_cluster, max_running=1000)["max_running"] == 1000
+    assert do(opened, fairq.configure_cluster, payload_limit=2_000_000)["payload_limit"] == 2_000_000
     opened.rollback()
     assert do(opened, fairq.configure_cluster) == before
 
@@ -147,13 +148,13 @@ def test_pause_resume_drain_and_purge(opened: Opened, observer: Observer, queue:
     assert do(opened, fairq.pause_queue, queue) is None
     opened.commit()
     assert pop(observer, queue) == []
-    paused_at = do(opened, fairq.configure_queue, queue).paused_at
+    paused_at = do(opened, fairq.configure_queue, queue)["paused_at"]
     assert abs(paused_at - datetime.now(UTC)) < timedelta(hours=1)
     do(opened, fairq.resume_queue, queue)
     do(opened, fairq.pause_group, queue, group)
     opened.commit()
     assert pop(observer, queue) == []
-    assert do(opened, fairq.configure_group, queue, group).paused_at is not None
+    assert do(opened, fairq.configure_group, queue, group)["paused_at"] is not None
     do(opened, fairq.resume_group, queue, group)
     do(opened, fairq.drain_queue, queue)
     opened.commit()
@@ -163,7 +164,7 @@ def test_pause_resume_drain_and_purge(opened: Opened, observer: Observer, queue:
     opened.rollback()
     assert pop(observer, queue, 1) == ids[:1]
     assert do(opened, fairq.purge_group, queue, group) == 3
-    assert do(opened, fairq.configure_queue, queue).draining_at is not None
+    assert do(opened, fairq.configure_queue, queue)["draining_at"] is not None
     do(opened, fairq.resume_queue, queue)
     opened.finish(fairq.enqueue(opened.conn, group, queue=queue))
     opened.commit()
@@ -229,9 +230,8 @@ def test_errors_of_the_engine_are_ours(opened: Opened, queue: str) -> None:
         ({"rate_period": float("inf")}, fairq.InvalidTime),
         ({"rate_period": float("nan")}, fairq.InvalidTime),
         ({"notify": 1}, fairq.ConfigurationError),
-        ({"reset": "rate"}, fairq.ConfigurationError),
-        ({"reset": [1]}, fairq.ConfigurationError),
-        ({"reset": None}, fairq.ConfigurationError),
+        ({"weight": float("inf")}, fairq.OutOfRange),
+        ({"fairness": 1}, fairq.ConfigurationError),
         ({"max_runing": 2}, TypeError),
     ],
 )
@@ -262,26 +262,20 @@ def test_names_are_looked_at_first(observer: Observer, name: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "resets", "answer", "function"),
+    ("function", "args", "settings"),
     [
-        (policies.QueueChanges, policies.QueueReset, fairq.QueueSettings, settings.configure_queue),
-        (policies.GroupChanges, policies.GroupReset, fairq.GroupSettings, settings.configure_group),
-        (policies.KeyChanges, policies.KeyReset, fairq.KeySettings, settings.configure_key),
-        (policies.ClusterChanges, policies.ClusterReset, fairq.ClusterSettings, settings.configure_cluster),
+        ("configure_queue", ["q"], policies.QueueSettings),
+        ("configure_group", ["default", "g"], policies.GroupSettings),
+        ("configure_key", ["k"], policies.KeySettings),
+        ("configure_cluster", [], policies.ClusterSettings),
     ],
 )
 def test_python_knows_every_setting_that_the_engine_has(
-    observer: Observer, changes: type, resets: Any, answer: Any, function: Any
+    observer: Observer, function: str, args: list[str], settings: Any
 ) -> None:
-    """And every one that can be reset, as the engine's own hint lists them."""
-    parameters = {
-        name for name, each in inspect.signature(function).parameters.items() if each.default is None
-    }
-    assert policies.kinds(changes).keys() == parameters
-    assert parameters <= set(answer.__dataclass_fields__)
-    target = {"configure_queue": "'q', ", "configure_group": "'default', 'g', ", "configure_key": "'k', "}
-    name = function.__name__
+    """As the engine's own hint lists them."""
+    places = "".join("%s, " for _ in args)
     with pytest.raises(psycopg.Error) as caught:
-        observer.execute(f"select fairq.{name}({target.get(name, '')}p_reset => '{{nonsense}}')".encode())
-    hint = caught.value.diag.message_hint
-    assert hint == f"There are: {', '.join(get_args(resets))}."
+        observer.execute(f"select fairq.{function}({places}'{{\"nonsense\": 1}}')".encode(), args)
+    hint = str(caught.value.diag.message_hint)
+    assert hint.endswith(f"There are: {', '.join(policies.kinds(settings))}.")

@@ -339,15 +339,16 @@ def test_repeatable_read_as_default_of_the_session_is_no_hindrance_in_autocommit
 
 
 def test_a_look_costs_no_scan_of_the_history(database: Database) -> None:
-    """By the index on ids, also in the plan of a prepared statement."""
+    """By the index on ids, also in the plan of a prepared statement, and on each day that holds anything."""
     conn = database.connect()
     conn.execute(
         """
         insert into fairq.finished_tasks (shard_no, priority, id, created_at, run_at, finished_at, cost,
           attempt, max_attempts, queue, outcome, group_key, kind, payload)
-        select 0, 0, n, now(), now(), now() - n * interval '1 second', 1, 1, 1, 'default', 'succeeded', 'bob',
-          'k', '{}'
-        from generate_series(1, 5000) n"""
+        select 0, 0, n, now(), now(),
+          now() + case n % 9 when 8 then interval '-400 days' else n % 9 * interval '1 day' end, 1, 1, 1,
+          'default', 'succeeded', 'bob', 'k', '{}'
+        from generate_series(1, 9000) n"""
     )
     conn.execute("analyze fairq.finished_tasks")
     fairq.enqueue_many(conn, [("bob", 1)] * 3000)

@@ -174,9 +174,36 @@ def test_paused_queues_may_wait() -> None:
     ],
 )
 def test_what_maintenance_left_lying_tells_that_it_does_not_run(row: dict[str, int], says: str) -> None:
-    found = doctor.judge_maintenance(row)
+    found = doctor.judge_maintenance(row, [])
     assert (found.verdict, says in found.text) == ("wrong", True)
-    assert doctor.judge_maintenance(dict.fromkeys(row, 0)).verdict == "ok"
+    assert "nobody seems to run it" in found.text
+    assert doctor.judge_maintenance(dict.fromkeys(row, 0), []).verdict == "ok"
+
+
+def failure(part: str) -> dict[str, Any]:
+    return {"part": part, "since": NOW, "message": "disk full (53100)"}
+
+
+NOTHING_LEFT = {"lost": 0, "expired": 0, "overdue": 0}
+
+
+@pytest.mark.parametrize("overdue", [0, 2])
+def test_a_part_of_maintenance_that_fails_is_named_with_its_message(overdue: int) -> None:
+    """Somebody runs it then: what is left lying is no sign that nobody does."""
+    found = doctor.judge_maintenance({**NOTHING_LEFT, "overdue": overdue}, [failure("queue bob's")])
+    assert found.verdict == "wrong"
+    assert "queue bob's: fails since 2026-01-02T00:00:00+00:00, disk full (53100)" in found.text
+    assert "nobody" not in found.text
+    assert ("2 scheduled tasks overdue" in found.text) is bool(overdue)
+    assert found.remedy is not None
+    assert "select fairq.maintain(p_part => 'queue bob''s');" in found.remedy
+
+
+def test_of_many_parts_that_fail_the_first_are_named() -> None:
+    found = doctor.judge_maintenance(NOTHING_LEFT, [failure(f"queue {n}") for n in range(9)])
+    assert "queue 2: fails" in found.text
+    assert "queue 3" not in found.text
+    assert found.text.endswith("and 6 more")
 
 
 def holder(
@@ -288,12 +315,62 @@ def test_a_task_that_waits_longer_than_it_may_is_wrong(database: Database) -> No
 
 
 def test_nobody_runs_maintenance(database: Database) -> None:
-    ok(database, "enqueue", "bob", "--run-at", "+1h")
     with database.connect() as conn:
-        conn.execute("update fairq.tasks set run_at = now() - interval '1 hour'")
+        conn.execute("select set_config('fairq.now', (now() - interval '2 hours')::text, true)")
+        conn.execute("select fairq.create_task('bob', '1', p_run_at => now() - interval '1 hour')")
     assert findings(database, 1)["maintenance"]["verdict"] == "wrong"
     ok(database, "maintain")
     assert findings(database, 1)["maintenance"]["verdict"] == "ok"  # 1: nobody serves the task
+
+
+FAILS = """
+create function public.fails() returns trigger language plpgsql as $$
+begin
+  raise exception 'no room for ticks' using errcode = '53100';
+end
+$$;
+create trigger fails before insert on fairq.ticks for each row execute function public.fails();
+"""
+
+
+@pytest.mark.parametrize("role", ["fairq_observe", "fairq_work", "fairq_admin"])
+def test_a_part_of_maintenance_that_fails_is_found(database: Database, role: str) -> None:
+    ok(database, "enqueue", "bob")
+    with database.connect() as conn:
+        conn.execute(FAILS)
+    with database.connect() as conn:
+        assert conn.execute("select fairq.maintain() ->> 'failed'").fetchone() == ("1",)
+    found = findings(as_role(database, role), 1)["maintenance"]
+    assert found["verdict"] == "wrong"
+    assert found["text"].startswith("queue default: fails since 20")
+    assert found["text"].endswith(", no room for ticks (53100)")
+    assert "select fairq.maintain(p_part => 'queue default');" in found["remedy"]
+
+    with database.connect() as conn:
+        conn.execute("drop trigger fails on fairq.ticks")
+        conn.execute("select fairq.maintain(p_part => 'queue default')")
+    assert findings(database, 1)["maintenance"]["verdict"] == "ok"  # 1: nobody serves the task
+
+
+def test_a_failure_of_a_part_that_is_gone_is_no_news(database: Database) -> None:
+    with database.connect() as conn:
+        conn.execute("insert into fairq.upkeep_failures values (0, 'queue gone', now(), now(), 'deadlock')")
+    assert findings(database)["maintenance"]["verdict"] == "ok"
+
+
+def test_a_task_that_is_held_is_past_its_deadline_and_no_sign_of_anything(database: Database) -> None:
+    """A deadline is for the start."""
+    ok(database, "enqueue", "bob")
+    with database.connect() as conn:
+        conn.execute("select fairq.pop_tasks('default', 1, fairq.register_worker('w', '{default}', 1))")
+        conn.execute(
+            "update fairq.tasks set created_at = now() - interval '2 hours',"
+            " expires_at = now() - interval '1 hour'"
+        )
+    assert findings(database)["maintenance"]["verdict"] == "ok"
+    with database.connect() as conn:
+        conn.execute("delete from fairq.held")
+    assert "1 task past its deadline" in findings(database, 1)["maintenance"]["text"]
 
 
 def test_a_session_that_holds_the_horizon_is_found(
@@ -385,7 +462,8 @@ def test_a_finding_has_a_remedy_unless_it_is_fine() -> None:
         doctor.judge_rights(RIGHTS),
         doctor.judge_workers([queue("a", 1)], []),
         doctor.judge_waiting([queue("a", 1, 2 * HOUR)], None),
-        doctor.judge_maintenance({"lost": 1, "expired": 0, "overdue": 0}),
+        doctor.judge_maintenance({"lost": 1, "expired": 0, "overdue": 0}, []),
+        doctor.judge_maintenance(NOTHING_LEFT, [failure("recovery")]),
         doctor.judge_history({"tomorrow": False}),
         doctor.judge_horizon([holder("session", HOUR)]),
         doctor.judge_listen(False),

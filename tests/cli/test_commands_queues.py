@@ -15,7 +15,6 @@ from psycopg.conninfo import make_conninfo
 
 from fairq import policies
 from fairq.cli import COMMANDS, Exit, main
-from fairq.commands.queues import CLUSTER_HELP, GROUP_HELP, KEY_HELP, QUEUE_HELP
 from tests.cli.running import answer, as_role, fairq, ok, process, terminal
 from tests.support.database import Database
 
@@ -184,33 +183,25 @@ def test_a_wrong_setting_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("command", "changes", "helps"),
+    ("command", "settings", "target"),
     [
-        ("queues", policies.QueueChanges, QUEUE_HELP),
-        ("groups", policies.GroupChanges, GROUP_HELP),
-        ("keys", policies.KeyChanges, KEY_HELP),
-        ("cluster", policies.ClusterChanges, CLUSTER_HELP),
+        ("queues", policies.QueueSettings, ["default"]),
+        ("groups", policies.GroupSettings, ["bob"]),
+        ("keys", policies.KeySettings, ["k"]),
+        ("cluster", policies.ClusterSettings, []),
     ],
 )
-def test_every_setting_has_an_option_with_a_help_text(
-    command: str, changes: type, helps: dict[str, str]
+def test_every_setting_has_an_option_and_can_be_reset(
+    database: Database, command: str, settings: Any, target: list[str]
 ) -> None:
-    """A setting that Python gains is an option at once, and this test asks for its text."""
     group: Any = main
     found = group.get_command(click.Context(main), command).commands["set"]
     options = {option.name: option for option in found.params}
-    assert set(policies.kinds(changes)) == set(helps)
-    for name, text in helps.items():
+    known = policies.kinds(settings)
+    for name, (_, text) in known.items():
         assert options[name].help == text
-
-
-def test_every_name_that_reset_offers_is_one_that_the_engine_knows(database: Database) -> None:
-    group: Any = main
-    for command, target in (("queues", "default"), ("groups", "bob"), ("keys", "k"), ("cluster", None)):
-        found = group.get_command(click.Context(main), command).commands["set"]
-        (reset,) = (option for option in found.params if option.name == "reset")
-        for name in reset.type.choices:
-            ok(database, command, "set", *([target] if target else []), "--reset", name)
+    assert options["reset"].type.choices == tuple(known)
+    ok(database, command, "set", *target, *(word for name in known for word in ("--reset", name)))
 
 
 def test_a_limit_of_a_whole_queue_is_shown_with_the_queue(database: Database) -> None:
@@ -218,7 +209,7 @@ def test_a_limit_of_a_whole_queue_is_shown_with_the_queue(database: Database) ->
     (docs,) = (row for row in answer(database, "queues")["queues"] if row["queue"] == "docs")
     assert (docs["max_running"], docs["rate_limit"], docs["rate_period"]) == (3, 100, 60)
     assert "3 at once; 100 per 1 min" in ok(database, "queues")
-    changed = answer(database, "queues", "set", "docs", "--reset", "rate", "--reset", "max_running")
+    changed = answer(database, "queues", "set", "docs", "--reset", "rate_limit", "--reset", "max_running")
     assert (changed["max_running"], changed["rate_limit"]) == (None, None)
     (default,) = (row for row in answer(database, "queues")["queues"] if row["queue"] == "default")
     assert default["max_running"] is None
@@ -244,7 +235,7 @@ def test_settings_of_a_group_are_listed_with_the_groups(database: Database) -> N
     made = answer(database, "groups", "set", "bob", *options)
     assert (made["weight"], made["max_running"], made["rate_limit"], made["rate_period"]) == (3, 5, 10, 1)
     assert "5 at once; 10 per 1 s" in ok(database, "groups")
-    changed = answer(database, "groups", "set", "bob", "--reset", "rate")
+    changed = answer(database, "groups", "set", "bob", "--reset", "rate_limit")
     assert (changed["weight"], changed["rate_limit"]) == (3, None)
     (row,) = answer(database, "groups")["settings"]
     assert (row["group_key"], row["max_running"]) == ("bob", 5)
@@ -385,6 +376,21 @@ def test_maintain_says_what_it_did(database: Database) -> None:
     assert answer(database, "maintain")["done"]["expired"] == 2
     assert "expired" not in ok(database, "maintain")
     assert ok(database, "maintain") == "Nothing to do, or another one is at it.\n"
+
+
+def test_a_part_of_maintenance_that_fails_is_told_and_holds_up_no_other_one(database: Database) -> None:
+    with database.connect() as conn:
+        conn.execute("alter table fairq.sweeps add constraint full_up check (what <> 'expiry') not valid")
+        conn.execute("select fairq.configure_queue('other')")
+        conn.execute("select fairq.create_task('bob', '1', p_queue => 'other')")
+    done = fairq(database, "maintain")
+    assert done.exit_code == Exit.NO
+    assert "1 part failed, see fairq doctor" in done.stdout
+    assert "1 task promoted" in done.stdout
+    assert json.loads(fairq(database, "maintain", "--json").stdout)["done"]["failed"] == 1
+    with database.connect() as conn:
+        conn.execute("alter table fairq.sweeps drop constraint full_up")
+    assert "failed" not in ok(database, "maintain")
 
 
 def test_maintain_works_where_the_role_defaults_to_serializable(database: Database) -> None:

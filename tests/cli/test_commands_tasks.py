@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -447,6 +448,8 @@ def test_explain_shows_earlier_attempts_and_progress(database: Database) -> None
         [me, *held],
     )
     assert "30 of 100 (30%)" in ok(database, "explain", task_id)
+    assert answer(database, "explain", task_id)["started_at"] is not None
+    assert re.search(r"^  started +\d{4}-.* ago\)$", ok(database, "explain", task_id), re.MULTILINE)
 
 
 def test_explain_of_an_ended_task_says_how_it_ended(database: Database) -> None:

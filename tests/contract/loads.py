@@ -11,6 +11,9 @@ LONG = ROWS >= 1_000_000
 
 TABLES = (
     "tasks",
+    "ready",
+    "held",
+    "parked",
     "lanes",
     "rings",
     "ticks",
@@ -23,17 +26,17 @@ TABLES = (
 
 FILL = """
 with made as (
-  insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, state, priority,
+  insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, scheduled, priority,
     created_at, run_at, expires_at, cost, max_attempts, payload)
   select 0, n.id, n.id, 'default', n.group_key, 'default',
-    case when %(scheduled)s then 'scheduled' else 'overflow' end, n.id %% %(priorities)s, clock_timestamp(),
+    %(scheduled)s, n.id %% %(priorities)s, clock_timestamp(),
     clock_timestamp() + case when %(scheduled)s then interval '1 day' else interval '0' end,
     case when %(expiring)s then clock_timestamp() + interval '1 day' end, 1, 5, '{}'
   from (
     select nextval('fairq.task_ids') as id, 'group ' || (g.n %% %(groups)s) as group_key
     from generate_series(1, %(tasks)s) g(n)
   ) n
-  returning group_key, priority, id, run_at, state
+  returning group_key, priority, id, run_at
 )
 insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at)
 select 0, 'default', m.group_key,

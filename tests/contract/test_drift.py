@@ -40,8 +40,8 @@ def test_a_migrated_database_equals_one_loaded_from_sql(empty_database: Database
         ("alter table fairq.groups alter queue set storage external", "column groups.queue: storage:"),
         ("alter table fairq.groups set (fillfactor = 50)", "relation groups: options: left – · right"),
         (
-            "alter table fairq.groups drop constraint weight_in_range",
-            "constraint fairq.groups.weight_in_range: only left",
+            "alter table fairq.queues drop constraint queue_name_in_range",
+            "constraint fairq.queues.queue_name_in_range: only left",
         ),
         ("create index extra on fairq.groups (weight)", "index fairq.extra: only right"),
         ("comment on table fairq.groups is 'x'", "relation groups: comment:"),

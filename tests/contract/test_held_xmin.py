@@ -235,6 +235,9 @@ def test_dead_rows_under_a_held_snapshot_cost_the_hot_calls_nothing(
     if load.cancels:
         for what in ("heartbeat", "maintain"):
             allowed[what] += TASKS // WISHES // 20
+    # The clock is found by walking over what was popped since the last tick, two hundred tasks here: on a few
+    # pages on a fresh queue, on some more where rows lie as they came.
+    allowed["promote_overflow of newcomers"] += 200 // 8
     dear = {
         what: f"{count} instead of {usual[what]}" for what, count in costs.items() if count > allowed[what]
     }

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from fairq import policies
 from fairq.errors import BY_SQLSTATE
 from tests.support.database import Database
 from tests.support.sql_pages import blocks, run
@@ -57,7 +58,8 @@ def test_pages_spell_signatures_as_the_catalogue_does(db: psycopg.Connection[Any
         lines = [f"  {n} {t}{f' default {d}' if d else ''}" for n, t, d in map(spelled, parameters)]
         returns = result.replace("SETOF", "setof").replace("timestamp with time zone", "timestamptz")
         returns = "table (…)" if returns.startswith("TABLE") else returns
-        assert f"fairq.{name}(\n" + ",\n".join(lines) + f"\n) returns {returns}\n" in text, name
+        signature = "\n" + ",\n".join(lines) + "\n" if lines else ""
+        assert f"fairq.{name}({signature}) returns {returns}\n" in text, name
 
 
 def test_pages_have_their_sections_and_an_example(db: psycopg.Connection[Any]) -> None:
@@ -109,7 +111,41 @@ def test_the_page_of_tables_has_every_table_view_and_column(db: psycopg.Connecti
             assert f"| `fairq.{name}` |" in text, name
             continue
         section = text.split(f"\n## fairq.{name}\n")[1].split("\n## ")[0]
-        assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(columns), name
+        settings = {row[0] for row in settings_of(page(SETTINGS[name]))} if name in SETTINGS else set()
+        assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) | settings == set(columns), name
+
+
+SETTINGS = {"queues": "configure_queue", "groups": "configure_group", "settings": "configure_cluster"}
+
+
+def settings_of(text: str) -> list[tuple[str, str, str]]:
+    """Name, type and default of each row in a page's table of settings."""
+    table = text.split("| setting | type | default | meaning |\n")[1].split("\n\n")[0]
+    return re.findall(r"^\| `(\w+)` \| ([a-z ]+) \| (?:`(.*?)`)? *\| .+ \|$", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("table", "name"), SETTINGS.items())
+def test_pages_list_settings_as_the_engine_has_them(
+    db: psycopg.Connection[Any], table: str, name: str
+) -> None:
+    """The columns that a configure_… function knows and Python, with their types and defaults."""
+    rows = settings_of(page(name))
+    known = list(policies.kinds(getattr(policies, f"{name.removeprefix('configure_').title()}Settings")))
+    columns = db.execute(
+        """
+        select a.attname::text, format_type(a.atttypid, null), pg_get_expr(d.adbin, d.adrelid)
+        from pg_catalog.pg_attribute a
+        left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+        where a.attrelid = %s::regclass and a.attname = any(%s)
+        order by a.attnum
+        """,
+        [f"fairq.{table}", known],
+    ).fetchall()
+    assert [row[0] for row in rows] == known == [row[0] for row in columns]
+    for (_, kind, shown), (column, its_kind, preset) in zip(rows, columns, strict=True):
+        assert kind == its_kind, column
+        cast = f"select {preset} = %s::{kind}" if shown else f"select {preset or 'null'} is null"
+        assert db.execute(cast.encode(), [shown] if shown else []).fetchone() == (True,), column
 
 
 def test_the_page_of_roles_names_each(db: psycopg.Connection[Any]) -> None:

@@ -28,7 +28,10 @@ def test_backlogged_groups_never_drift_further_apart_than_the_bound(
     costs: dict[int, float] = {}
     weights = dict(zip(neighbours(conn, *WEIGHTS), WEIGHTS.values(), strict=True))
     for group, weight in weights.items():
-        conn.execute("select fairq.configure_group('default', %s, p_weight => %s)", (group, weight))
+        conn.execute(
+            "select fairq.configure_group('default', %s, jsonb_build_object('weight', %s::float8))",
+            (group, weight),
+        )
         mine = [chance.choice(COSTS) for _ in range(TASKS)]
         ids = conn.execute(
             "select * from fairq.create_tasks(%s::text[], %s::text[]::jsonb[], p_costs => %s::float8[])",

@@ -73,11 +73,24 @@ def test_taking_away_leaves_nothing_of_the_demo_and_all_of_the_rest(conn: psycop
     take_away(conn)
     assert conn.execute("select count(*) from fairq.sweeps where what like '%demo'").fetchone() == (0,)
     assert conn.execute("select to_regnamespace('fairq_demo_fifo')").fetchone() == (None,)
-    for table in ("tasks", "finished_tasks", "rings", "lanes", "ticks", "domains", "queues"):
+    for table in (
+        "tasks",
+        "ready",
+        "parked",
+        "finished_tasks",
+        "rings",
+        "lanes",
+        "ticks",
+        "domains",
+        "queues",
+    ):
         left = conn.execute(f"select distinct queue from fairq.{table}").fetchall()  # noqa: S608
         assert (QUEUE,) not in left, table
     assert conn.execute("select count(*) from fairq.tasks").fetchone() == (1,)
     assert conn.execute("select count(*) from fairq.workers").fetchone() == (0,)
+    # The worker that was cut short gave its tasks back.
+    assert conn.execute("select count(*) from fairq.held").fetchone() == (0,)
+    assert conn.execute("select count(*) from fairq.attempts").fetchone() == (0,)
 
 
 def test_tasks_of_somebody_else_in_the_queue_are_noticed(conn: psycopg.Connection[Any]) -> None:

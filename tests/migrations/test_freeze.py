@@ -23,16 +23,25 @@ def test_what_has_been_released_has_not_changed() -> None:
 
 
 def test_files_are_frozen_in_the_order_in_which_they_are_loaded(tmp_path: Path) -> None:
-    for name in ("schema/020_b", "schema/010_a", "functions/b", "functions/a", "grants"):
+    """Tables, then the rooms in the order of a task's life; who may do what comes when all is there."""
+    order = (
+        *("schema/010_a", "schema/020_b", "create/b", "promote/a", "promote/b", "pop/a", "leave/a"),
+        *("policies/a", "control/a", "upkeep/a", "views/a", "first_rows", "grants"),
+    )
+    for name in sorted(order):
         file = tmp_path / f"{name}.sql"
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"select '{name}';\n")
     text = freeze.up_text(tmp_path)
-    places = [
-        text.index(f"select '{name}'")
-        for name in ("schema/010_a", "schema/020_b", "functions/a", "functions/b", "grants")
-    ]
+    places = [text.index(f"select '{name}'") for name in order]
     assert places == sorted(places)
+
+
+def test_no_file_of_the_engine_is_left_out() -> None:
+    """A room that install does not know would be neither loaded nor frozen."""
+    loaded = {file.relative_to(freeze.ROOT / "sql") for file in install.sql_files()}
+    there = {file.relative_to(freeze.ROOT / "sql") for file in (freeze.ROOT / "sql").rglob("*.sql")}
+    assert {file for file in there if file.parts[0] != "queries"} == loaded
 
 
 def test_creating_the_schema_is_left_to_the_runner(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.policies.calls import MISCOUNTED, Conn, call, one, run, settle
+from tests.policies.calls import Conn, call, one, run, settle
 from tests.support.database import Database
+from tests.support.invariants import violations
 
 QUEUES = ["default", "mail"]
 # "slow" has a rate, "broken" a breaker: what they may have is checked by bounds, not by the model.
@@ -34,8 +35,8 @@ RATE_SECONDS, BURST = 5, 3
 THRESHOLD, COOLDOWN = 2, timedelta(seconds=10)
 START = datetime(2030, 1, 1, tzinfo=UTC)
 TABLES = (
-    "tasks finished_tasks attempts rings lanes ticks groups idempotency_keys cancellations workers heartbeats"
-    " sweeps"
+    "tasks held ready parked finished_tasks attempts rings lanes ticks groups idempotency_keys cancellations"
+    " workers heartbeats sweeps upkeep_failures"
 )
 ENDS = ["failed", "retry", "cancelled", "expired", "succeeded"]
 IN_FLIGHT = ("queued", "claimed", "running")
@@ -97,7 +98,7 @@ with lane as (
 )
 select l.queue, l.group_key, l.finish, l.pace, max(t.block)
 from lane l
-left join fairq.tasks t on (t.shard_no, t.queue, t.group_key) = (l.shard_no, l.queue, l.group_key)
+left join fairq.live_tasks t on (t.shard_no, t.queue, t.group_key) = (l.shard_no, l.queue, l.group_key)
   and t.state = 'queued'
 where l.pace is distinct from null
 group by l.queue, l.group_key, l.finish, l.pace
@@ -125,12 +126,13 @@ class Policies(RuleBasedStateMachine):
             call(conn, "configure_queue", queue)
         run(
             conn,
-            "update fairq.queues set ready_target = null, group_max_running = null, metered = false,"
-            " fairness = 'count', paused_at = null where not internal",
+            "update fairq.queues set ready_target = null, group_max_running = null, max_running = null,"
+            " metered = false, fairness = 'count', paused_at = null where not internal",
         )
+        run(conn, "update fairq.settings set max_running = null")
         for key, places in KEYS.items():
             if places > 1:
-                call(conn, "configure_key", key, places)
+                call(conn, "configure_key", key, max_running=places)
         for queue in QUEUES:
             call(
                 conn,
@@ -147,7 +149,7 @@ class Policies(RuleBasedStateMachine):
                 queue,
                 "broken",
                 breaker_threshold=THRESHOLD,
-                breaker_cooldown=COOLDOWN,
+                breaker_cooldown=COOLDOWN.total_seconds(),
             )
         self.workers = [self.worker(), self.worker()]
 
@@ -161,7 +163,7 @@ class Policies(RuleBasedStateMachine):
         query = """
             select id, shard_no, queue, group_key, concurrency_key, state, worker_id, attempt, run_at,
               expires_at
-            from fairq.tasks order by id"""
+            from fairq.live_tasks order by id"""
         return [Task(*row) for row in run(self.conn, query)]
 
     # Applications
@@ -264,7 +266,7 @@ class Policies(RuleBasedStateMachine):
     def cap_a_group(self, queue: str, group: str, cap: int | None) -> None:
         if cap is None:
             self.caps.group.pop((queue, group), None)
-            call(self.conn, "configure_group", queue, group, reset=["max_running"])
+            call(self.conn, "configure_group", queue, group, max_running=None)
         else:
             self.caps.group[queue, group] = cap
             call(self.conn, "configure_group", queue, group, max_running=cap)
@@ -273,7 +275,7 @@ class Policies(RuleBasedStateMachine):
     def cap_every_group(self, queue: str, cap: int | None) -> None:
         if cap is None:
             self.caps.every_group.pop(queue, None)
-            call(self.conn, "configure_queue", queue, reset=["group_max_running"])
+            call(self.conn, "configure_queue", queue, group_max_running=None)
         else:
             self.caps.every_group[queue] = cap
             call(self.conn, "configure_queue", queue, group_max_running=cap)
@@ -282,7 +284,7 @@ class Policies(RuleBasedStateMachine):
     def cap_a_queue(self, queue: str, cap: int | None) -> None:
         if cap is None:
             self.caps.queue.pop(queue, None)
-            call(self.conn, "configure_queue", queue, reset=["max_running"])
+            call(self.conn, "configure_queue", queue, max_running=None)
         else:
             self.caps.queue[queue] = cap
             call(self.conn, "configure_queue", queue, max_running=cap)
@@ -290,7 +292,7 @@ class Policies(RuleBasedStateMachine):
     @rule(cap=st.sampled_from([None, 2, 5]))
     def cap_the_cluster(self, cap: int | None) -> None:
         self.caps.cluster = cap
-        call(self.conn, "configure_cluster", max_running=cap, reset=[] if cap else ["max_running"])
+        call(self.conn, "configure_cluster", max_running=cap)
 
     @rule(queue=st.sampled_from(QUEUES), group=st.sampled_from(GROUPS), resume=st.booleans())
     def pause_a_group(self, queue: str, group: str, resume: bool) -> None:
@@ -526,10 +528,10 @@ class Policies(RuleBasedStateMachine):
         run(self.conn, "begin")
         try:
             settle(self.conn)
-            wrong = run(self.conn, MISCOUNTED)
+            wrong = violations(self.conn)
         finally:
             run(self.conn, "rollback")
-        assert not wrong, f"queue, lane, places by the lane, by the tasks: {wrong}"
+        assert not wrong, wrong
 
     @invariant()
     def corrections_go_behind_nothing(self) -> None:
@@ -544,7 +546,7 @@ class Policies(RuleBasedStateMachine):
             for group in GROUPS:
                 call(self.conn, "resume_group", queue, group)
                 if self.caps.group.get((queue, group)) == 0:
-                    call(self.conn, "configure_group", queue, group, reset=["max_running"])
+                    call(self.conn, "configure_group", queue, group, max_running=None)
         worker = self.workers[0]
         idle = 0
         for task in self.tasks():

@@ -46,7 +46,7 @@ def opened(conn: Conn, count: int = 10) -> int:
 def test_failures_in_a_row_open_it_and_queued_tasks_keep_their_attempts(conn: Conn) -> None:
     """D17, D19: what was ready goes back in line; nobody else notices."""
     bob = opened(conn)
-    assert run(conn, "select state, sum(attempt), count(*) from fairq.tasks group by 1 order by 1") == [
+    assert run(conn, "select state, sum(attempt), count(*) from fairq.live_tasks group by 1 order by 1") == [
         ("overflow", 0, 7),
         ("scheduled", 3, 3),
     ]
@@ -162,7 +162,7 @@ def test_failures_of_tasks_that_ran_before_it_opened_prolong_nothing(conn: Conn)
 
 def test_a_breaker_that_is_lifted_closes(conn: Conn) -> None:
     bob = opened(conn)
-    call(conn, "configure_group", "default", "bob", reset=["breaker"])
+    call(conn, "configure_group", "default", "bob", breaker_threshold=None)
     assert len(pop(conn, bob)) == 7
     assert_counted(conn)
 

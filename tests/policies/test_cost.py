@@ -9,13 +9,21 @@ OF_LIMITS = {
     "_allowance",
     "_charge",
     "_charge_meters",
+    "_hear_counters",
+    "_lock_keys",
+    "_may_go_on",
     "_meter",
     "_meters_of",
+    "_next_turn",
+    "_open_keys",
+    "_park",
     "_policy",
     "_settle",
+    "_settle_meters",
     "_take_keys",
+    "_take_keys_back",
     "_take_place",
-    "_unblock",
+    "_write_counter",
 }
 
 

@@ -71,21 +71,21 @@ def test_keys_hold_across_groups_and_queues(conn: Conn) -> None:
 
 
 def test_a_key_with_two_places(conn: Conn) -> None:
-    call(conn, "configure_key", "gpu", 2)
+    call(conn, "configure_key", "gpu", max_running=2)
     bob = worker(conn)
     ids = [create(conn, f"g{n % 3}", concurrency_key="gpu") for n in range(6)]
     held = pop(conn, bob)
     assert len(held) == 2
-    call(conn, "configure_key", "gpu", 4)
+    call(conn, "configure_key", "gpu", max_running=4)
     held += pop(conn, bob)
     assert len(held) == 4
-    call(conn, "configure_key", "gpu", 1)
+    call(conn, "configure_key", "gpu", max_running=1)
     finish(conn, bob, held[:3])
     assert pop(conn, bob) == []
     finish(conn, bob, held[3:])
     held = pop(conn, bob)
     assert len(held) == 1
-    call(conn, "configure_key", "gpu", reset=["max_running"])
+    call(conn, "configure_key", "gpu", max_running=None)
     assert pop(conn, bob) == [], "one place is the default"
     assert len(ids) == 6
     assert_counted(conn)
@@ -153,9 +153,14 @@ def test_a_held_key_comes_free_however_its_task_leaves(
 
 @pytest.mark.parametrize("how", ["cancel", "expire", "pause", "priority", "purge"])
 def test_a_queued_key_comes_free_when_its_task_leaves_the_order(conn: Conn, how: str) -> None:
-    """I7: a task that is queued holds its key, until it is recalled, cancelled or too late."""
+    """I7: a task that was given its key holds it, until it is recalled, cancelled or too late."""
     bob = worker(conn)
+    create(conn, "before", concurrency_key="k")
+    held = pop(conn, bob)
     first = create(conn, "holder", concurrency_key="k", expires_at="2030-01-01 12:00:10+00")
+    assert pop(conn, bob) == []
+    assert state(conn, first) == "blocked"
+    finish(conn, bob, held)
     promote(conn)
     assert (state(conn, first), in_flight(conn, "k", "#keys")) == ("queued", 1)
     if how == "cancel":

@@ -1,5 +1,6 @@
 """Caps, rates and breakers of whole queues and of the cluster: decided at pop, under their own lock."""
 
+import psycopg
 import pytest
 
 from tests.policies.calls import (
@@ -62,7 +63,7 @@ def test_a_cluster_cap_excludes_claim_leases(conn: Conn) -> None:
     promote(conn)
     with refused(conn, "QF015"):
         pop(conn, bob, lease="1 minute")
-    call(conn, "configure_cluster", reset=["max_running"])
+    call(conn, "configure_cluster", max_running=None)
     assert len(pop(conn, bob, lease="1 minute")) == 2
 
 
@@ -72,15 +73,9 @@ def test_a_cap_on_a_running_queue_counts_what_is_held_and_may_come_and_go(conn: 
 
     def cap(number: int | None) -> None:
         if scope == "queue":
-            call(
-                conn,
-                "configure_queue",
-                "default",
-                max_running=number,
-                reset=[] if number else ["max_running"],
-            )
+            call(conn, "configure_queue", "default", max_running=number)
         else:
-            call(conn, "configure_cluster", max_running=number, reset=[] if number else ["max_running"])
+            call(conn, "configure_cluster", max_running=number)
 
     bob = worker(conn)
     tasks(conn, "bob", 100)
@@ -139,7 +134,7 @@ def test_a_task_keeps_its_place_until_its_end_when_the_cap_was_lifted_meanwhile(
         call(conn, "configure_queue", "default", max_running=100)
         held += pop(conn, bob, 4)
         assert_counted(conn)
-        call(conn, "configure_queue", "default", reset=["max_running"])
+        call(conn, "configure_queue", "default", max_running=None)
         held += pop(conn, bob, 4)
         assert_counted(conn)
         finish(conn, bob, held[:3])
@@ -152,19 +147,25 @@ def test_only_metered_queues_ask_the_meters(conn: Conn) -> None:
     """H36: a plain pop takes no lock that others share; a capped one says so in its settings."""
     bob = worker(conn)
     tasks(conn, "bob", 3)
-    pop(conn, bob, 1)
+    with conn.transaction():
+        pop(conn, bob, 1)
+        assert one(conn, "select max(tick) from fairq.ticks where queue = '#meters'") == 1, (
+            "the one of the start"
+        )
+        locked = "select from fairq.domains where queue = '#meters' for update nowait"
+        with psycopg.connect(conn.info.dsn) as other:
+            other.execute(locked)
     query = "select metered from fairq.queues where queue = 'default'"
     assert one(conn, query) is False
-    assert one(conn, "select count(*) from fairq.ticks where queue = '#meters'") == 0
     call(conn, "configure_queue", "other", max_running=1)
     assert one(conn, query) is False
     call(conn, "configure_cluster", max_running=1)
     assert one(conn, query) is True
     call(conn, "configure_queue", "third")
     assert one(conn, "select metered from fairq.queues where queue = 'third'") is True
-    call(conn, "configure_cluster", reset=["max_running"])
+    call(conn, "configure_cluster", max_running=None)
     assert one(conn, query) is False
-    call(conn, "configure_queue", "other", reset=["max_running", "rate", "breaker"])
+    call(conn, "configure_queue", "other", max_running=None, rate_limit=None, breaker_threshold=None)
     assert one(conn, "select count(*) from fairq.queues where metered") == 0
 
 
@@ -198,7 +199,7 @@ def test_the_rate_of_a_queue_holds_over_all_its_groups_and_says_when(conn: Conn)
     assert len(pop(conn, bob)) == 2
     at(conn, "12:10:00")
     assert len(pop(conn, bob)) == 3, "idle time saves up one burst, no more"
-    call(conn, "configure_queue", "default", reset=["rate"])
+    call(conn, "configure_queue", "default", rate_limit=None)
     assert len(pop(conn, bob)) == 21
 
 
@@ -233,7 +234,7 @@ def test_a_capped_queue_does_not_promote_without_bound(conn: Conn) -> None:
     for _ in range(60):
         held = pop(conn, bob)
         ended += len(finish(conn, bob, held))
-        assert one(conn, "select count(*) from fairq.tasks where state = 'queued'") <= 50
+        assert one(conn, "select count(*) from fairq.live_tasks where state = 'queued'") <= 50
     assert ended == 120
 
 
@@ -245,4 +246,4 @@ def test_a_paused_queue_takes_no_places(conn: Conn) -> None:
     assert pop(conn, bob) == []
     call(conn, "resume_queue", "default")
     assert len(pop(conn, bob)) == 1
-    assert run(conn, "select 1 from fairq.tasks where meters = 1") == [(1,)]
+    assert run(conn, "select 1 from fairq.live_tasks where meters = 1") == [(1,)]

@@ -111,7 +111,7 @@ def after(stop: threading.Event, *calls: Callable[[], None]) -> Callable[[], Non
     return all_of_them
 
 
-HELD = "select count(*) from fairq.tasks where worker_id is not null"
+HELD = "select count(*) from fairq.live_tasks where worker_id is not null"
 
 
 def test_eight_workers_never_exceed_a_cap_that_only_grows(database: Database) -> None:
@@ -153,15 +153,14 @@ def test_eight_workers_and_a_cap_that_comes_goes_and_changes(database: Database)
             while not stop.is_set():
                 cap = random.choice([None, 1, 2, 3, 8])
                 target = random.choice(["group", "queue of groups", "queue", "cluster"])
-                reset = [] if cap else ["group_max_running" if target == "queue of groups" else "max_running"]
                 if target == "group":
-                    call(other, "configure_group", "default", "bob", max_running=cap, reset=reset)
+                    call(other, "configure_group", "default", "bob", max_running=cap)
                 elif target == "queue of groups":
-                    call(other, "configure_queue", "default", group_max_running=cap, reset=reset)
+                    call(other, "configure_queue", "default", group_max_running=cap)
                 elif target == "queue":
-                    call(other, "configure_queue", "default", max_running=cap, reset=reset)
+                    call(other, "configure_queue", "default", max_running=cap)
                 else:
-                    call(other, "configure_cluster", max_running=cap, reset=reset)
+                    call(other, "configure_cluster", max_running=cap)
 
     workers = [serve(database, seed, ended, total=total) for seed in range(8)]
     together(change_it, after(stop, *workers))
@@ -230,7 +229,7 @@ def test_keys_shared_by_two_queues_are_never_shared_by_two_tasks(database: Datab
     """I7, D2, D13: both queues promote at the same time, all the time."""
     conn = database.connect(autocommit=True)
     call(conn, "configure_queue", "mail")
-    call(conn, "configure_key", "k0", 2)
+    call(conn, "configure_key", "k0", max_running=2)
     total = 160
     for number in range(total):
         create(
@@ -243,7 +242,7 @@ def test_keys_shared_by_two_queues_are_never_shared_by_two_tasks(database: Datab
     stop, seen, ended = threading.Event(), [], []  # type: ignore[var-annotated]
     over = """
         select count(*) from (
-          select from fairq.tasks where block is not null group by concurrency_key
+          select from fairq.live_tasks where block is not null group by concurrency_key
           having count(*) > case concurrency_key when 'k0' then 2 else 1 end) x"""
     workers = [serve(database, seed, ended, ("default", "mail"), total=total) for seed in range(6)]
     together(watch(database, over, lambda: 0, stop, seen), after(stop, *workers))
@@ -334,7 +333,7 @@ def test_a_cap_that_goes_and_comes_while_a_task_is_being_finished_counts_it_once
         finishing = database.connect()
         at(finishing, "12:00:00")
         finish(finishing, bob, held[:1])
-        call(conn, function, *args, reset=["max_running"])
+        call(conn, function, *args, max_running=None)
         call(conn, function, *args, max_running=2)
         assert pop(conn, bob) == [], "two are held, and one is not gone yet"
         finishing.commit()
@@ -342,7 +341,7 @@ def test_a_cap_that_goes_and_comes_while_a_task_is_being_finished_counts_it_once
         assert_counted(conn)
         finish(conn, bob, held[1:2])
         assert len(pop(conn, bob)) == 1
-        call(conn, function, *args, reset=["max_running"])
+        call(conn, function, *args, max_running=None)
         finish(conn, bob, held[2:])
         while rest := pop(conn, bob):
             finish(conn, bob, rest)
@@ -353,24 +352,28 @@ def test_a_cap_that_goes_and_comes_while_a_task_is_being_finished_counts_it_once
         assert_counted(conn)
 
 
-def test_a_first_cap_of_a_group_waits_for_the_pop_that_is_open(conn: Conn, database: Database) -> None:
-    """I7: configure_group counts the tasks of a pop that commits while it waits."""
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_first_cap_of_a_group_counts_what_an_open_pop_is_taking(
+    conn: Conn, database: Database, commit: bool
+) -> None:
+    """I7, I15: and nobody waits for that pop."""
     bob = worker(conn)
     tasks(conn, "bob", 8)
     promote(conn)
-    popping, operator, observer = (
-        database.connect(),
-        database.connect(autocommit=True),
-        database.connect(autocommit=True),
-    )
+    popping = database.connect()
     at(popping, "12:00:00")
-    at(operator, "12:00:00")
     assert len(pop(popping, bob, 3)) == 3
-    capping = in_background(operator, "select fairq.configure_group('default', 'bob', p_max_running => 4)")
-    wait_until_blocked(observer, pid_of(operator))
-    popping.commit()
-    result(capping)
+    run(conn, "set lock_timeout = '1s'")
+    call(conn, "configure_group", "default", "bob", max_running=4)
     assert len(pop(conn, bob)) == 1
+    popping.commit() if commit else popping.rollback()
+    at(conn, "12:00:01")
+    assert len(pop(conn, bob)) == (0 if commit else 3)
+    assert_counted(conn)
+    at(conn, "12:00:02")
+    promote(conn)
+    assert in_flight(conn, "bob") == 4, "and by then each has its place"
+    assert pop(conn, bob) == []
     assert_counted(conn)
 
 
@@ -390,6 +393,58 @@ def test_what_is_being_popped_while_a_queue_gets_its_first_cap_escapes_it(
     finish(conn, bob, escaped)
     assert pop(conn, bob) == []
     assert_counted(conn)
+
+
+QUEUE_CAP = """configure_queue('q1', '{"max_running": 3}')"""
+CLUSTER_CAP = """configure_cluster('{"max_running": 3}')"""
+BOB, KEY, OTHER = (
+    "configure_group('q2', 'bob')",
+    "configure_key('k')",
+    "configure_queue('q2', '{\"weight\": 2}')",
+)
+
+
+@pytest.mark.parametrize(
+    ("one_call", "other_call"), [(QUEUE_CAP, CLUSTER_CAP), (QUEUE_CAP, OTHER), (BOB, OTHER), (BOB, KEY)]
+)
+def test_transactions_that_configure_in_opposite_order_wait_for_each_other_in_no_circle(
+    conn: Conn, database: Database, one_call: str, other_call: str
+) -> None:
+    """C17: who changes settings takes one lock before all others, and keeps it to the end."""
+    for queue in ("q1", "q2"):
+        call(conn, "configure_queue", queue)
+    first, second, observer = database.connect(), database.connect(), database.connect(autocommit=True)
+
+    def all_of_it() -> None:
+        run(second, f"select fairq.{other_call}")
+        run(second, f"select fairq.{one_call}")
+        second.commit()
+
+    run(first, f"select fairq.{one_call}")
+    following = call_in_background(all_of_it)
+    wait_until_blocked(observer, pid_of(second))
+    run(first, f"select fairq.{other_call}")
+    first.commit()
+    result(following)
+    assert_counted(conn)
+
+
+def test_two_caps_set_while_a_limited_queue_is_popped_both_hold(conn: Conn, database: Database) -> None:
+    """C17: both wait for the pop, one behind the other, not one for the other."""
+    call(conn, "configure_queue", "q1", max_running=1)
+    call(conn, "configure_queue", "q1", max_running=None)
+    popping, observer = database.connect(), database.connect(autocommit=True)
+    run(popping, "select from fairq.domains where queue = '#meters' for update")
+    sessions = [database.connect(autocommit=True) for _ in range(2)]
+    calls = []
+    for session, text in zip(sessions, (CLUSTER_CAP, QUEUE_CAP), strict=True):
+        calls.append(in_background(session, f"select fairq.{text}"))
+        wait_until_blocked(observer, pid_of(session))
+    popping.commit()
+    for each in calls:
+        result(each)
+    assert run(conn, "select max_running, metered from fairq.queues where queue = 'q1'") == [(3, True)]
+    assert one(conn, "select max_running from fairq.settings") == 3
 
 
 def test_a_pop_that_rolls_back_takes_no_places(conn: Conn, database: Database) -> None:
@@ -445,7 +500,7 @@ def test_a_pause_beside_an_open_pop(conn: Conn, database: Database, commit: bool
     assert len(held) == 1
     call(conn, "resume_group", "default", "bob")
     assert len(pop(conn, bob)) == 3
-    assert one(conn, "select count(*) from fairq.tasks where state = 'running'") == 4
+    assert one(conn, "select count(*) from fairq.live_tasks where state = 'running'") == 4
     assert_counted(conn)
 
 
@@ -457,8 +512,8 @@ def test_pops_of_several_queues_in_one_transaction_do_not_block_each_other_for_g
     call(conn, "configure_queue", "both", max_running=9)
     bob = worker(conn, "keyed", "both")
     for queue in ("keyed", "both"):
-        for number in range(3):
-            create(conn, "bob", queue=queue, concurrency_key=f"{queue} {number}")
+        for _ in range(3):
+            create(conn, "ann", queue=queue)
         promote(conn, queue)
     first, second, observer = database.connect(), database.connect(), database.connect(autocommit=True)
     for session in (first, second):
@@ -497,7 +552,7 @@ def test_a_keyed_task_that_commits_in_the_midst_of_a_promotion_waits_for_its_key
     other = create(conn, "ann", queue="mail", concurrency_key="another")
 
     # Keys are being changed: a promotion that meets the first key of its queue may have to wait for that.
-    call(admin, "configure_key", "unrelated", 3)
+    call(admin, "configure_key", "unrelated", max_running=3)
     promotion = in_background(promoter, "select fairq.promote_overflow('mail')")
     wait_until(lambda: promotion.done() or is_blocked(conn, pid_of(promoter)), "it is done or waits")
     keyed = create(conn, "bob", queue="mail", concurrency_key="k")

@@ -97,8 +97,8 @@ def test_the_rate_of_a_queue_for_each_group_and_one_of_its_own(conn: Conn) -> No
         tasks(conn, group, 10)
     held = groups_of(pop(conn, bob))
     assert {g: held.count(g) for g in "abc"} == {"a": 2, "b": 2, "c": 5}
-    call(conn, "configure_group", "default", "c", reset=["rate"])
-    call(conn, "configure_queue", "default", reset=["group_rate"])
+    call(conn, "configure_group", "default", "c", rate_limit=None)
+    call(conn, "configure_queue", "default", group_rate_limit=None)
     assert len(pop(conn, bob)) == 21
 
 
@@ -263,7 +263,7 @@ def test_usage_knows_settings_that_its_lane_has_not_heard_of(conn: Conn) -> None
     assert usage(conn, "default", "bob") == (3, 0, "12:00:30", "12:01:30")
     call(conn, "configure_queue", "default", group_rate_limit=60)
     assert usage(conn, "default", "bob") == (3, 0, "12:00:01", "12:00:03"), "never more than a burst is owed"
-    call(conn, "configure_queue", "default", reset=["group_rate"])
+    call(conn, "configure_queue", "default", group_rate_limit=None)
     assert usage(conn, "default", "bob") is None
 
 
@@ -302,7 +302,7 @@ def test_a_reset_wakes_the_group_within_one_promotion(conn: Conn) -> None:
     held = pop(conn, bob)
     assert len(held) == 3
     call(conn, "reset_rate", "default", "bob")
-    assert usage(conn, "default", "bob") == (1, 2, None, "13:00:00"), "the cap lets one more become ready"
+    assert usage(conn, "default", "bob") == (0, 3, None, None), "nothing is charged before it is popped"
     assert len(pop(conn, bob)) == 1, "a fresh burst, and the cap holds all the same"
     assert_counted(conn)
     finish(conn, bob, held)
@@ -322,13 +322,17 @@ def test_a_reset_of_nothing_does_nothing(conn: Conn) -> None:
 
 
 def test_a_reset_is_heard_once(conn: Conn) -> None:
-    """D32: what is ready already was charged, and is not charged to the new burst."""
+    """D32: what was popped already is not charged to the new burst."""
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 hour", rate_burst=2)
     tasks(conn, "bob", 10)
     promote(conn)
-    call(conn, "reset_rate", "default", "bob")
     bob = worker(conn)
-    assert len(pop(conn, bob)) == 4
+    for _ in range(2):
+        assert len(pop(conn, bob)) == 2
+        assert pop(conn, bob) == []
+        call(conn, "reset_rate", "default", "bob")
+        call(conn, "reset_rate", "default", "bob")
+    assert len(pop(conn, bob)) == 2
     assert pop(conn, bob) == []
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from fairq import policies
 from tests.policies.calls import (
     Conn,
     at,
@@ -25,7 +26,6 @@ from tests.policies.calls import (
 BAD_LIMITS: list[tuple[dict[str, Any], str]] = [
     ({"weight": 0}, "QF007"),
     ({"weight": 1001}, "QF007"),
-    ({"weight": float("nan")}, "QF007"),
     ({"max_running": -1}, "QF007"),
     ({"rate_limit": 0}, "QF007"),
     ({"rate_limit": 1, "rate_burst": 0}, "QF007"),
@@ -38,7 +38,25 @@ BAD_LIMITS: list[tuple[dict[str, Any], str]] = [
     ({"breaker_threshold": 1, "breaker_cooldown": "0 seconds"}, "QF009"),
     ({"breaker_threshold": 1, "breaker_cooldown": "100000 years"}, "QF009"),
     ({"breaker_cooldown": "1 second"}, "QF007"),
-    ({"reset": ["everything"]}, "QF014"),
+    ({"max_running": 2**31}, "QF007"),
+    ({"max_running": 1.5}, "QF007"),
+    ({"max_running": "5"}, "QF007"),
+    ({"max_running": True}, "QF007"),
+    ({"max_running": [5]}, "QF007"),
+    ({"max_running": {}}, "QF007"),
+    ({"weight": "heavy"}, "QF007"),
+    ({"weight": 10**400}, "QF007"),
+    ({"rate_limit": 1, "rate_period": "soon"}, "QF009"),
+    ({"rate_limit": 1, "rate_period": "infinity"}, "QF009"),
+    ({"rate_limit": 1, "rate_period": "178000000 years"}, "QF009"),
+    ({"rate_limit": 1, "rate_period": True}, "QF009"),
+    ({"rate_limit": 1, "rate_period": 10**40}, "QF009"),
+    ({"rate_limit": None, "rate_period": "1 second"}, "QF007"),
+    ({"everything": 1}, "QF014"),
+    ({"everything": None}, "QF014"),
+    ({"": 1}, "QF014"),
+    ({"paused_at": None}, "QF014"),
+    ({"queue": "other"}, "QF014"),
 ]
 
 
@@ -48,12 +66,12 @@ def test_a_setting_out_of_range_changes_nothing(conn: Conn, settings: dict[str, 
     with refused(conn, code):
         call(conn, "configure_group", "default", "bob", **settings)
     with refused(conn, code):
-        of_groups = {k if k in ("weight", "reset") else f"group_{k}": v for k, v in settings.items()}
+        of_groups = {k if k == "weight" else f"group_{k}": v for k, v in settings.items()}
         call(conn, "configure_queue", "default", **of_groups)
     if "weight" not in settings:
         with refused(conn, code):
             call(conn, "configure_queue", "default", **settings)
-    if settings.keys() <= {"max_running", "reset"}:
+    if settings.keys() <= {"max_running"}:
         with refused(conn, code):
             call(conn, "configure_cluster", **settings)
         with refused(conn, code):
@@ -81,7 +99,7 @@ def test_a_group_needs_a_queue_and_a_name(conn: Conn, function: str) -> None:
 def test_keys_and_queues_need_names(conn: Conn) -> None:
     for key in (None, "", "x" * 501):
         with refused(conn, "QF006"):
-            call(conn, "configure_key", key, 1)
+            call(conn, "configure_key", key, max_running=1)
     for queue in (None, "", "x" * 201, "#keys", "#mine"):
         with refused(conn, "QF006"):
             call(conn, "configure_queue", queue, max_running=1)
@@ -95,8 +113,8 @@ def test_keys_and_queues_need_names(conn: Conn) -> None:
 def test_settings_that_promote_need_read_committed(conn: Conn, level: str) -> None:
     run(conn, f"set default_transaction_isolation = '{level}'")
     for function, args in (
-        ("configure_group", ["default", "bob", 1]),
-        ("configure_key", ["k", 1]),
+        ("configure_group", ["default", "bob"]),
+        ("configure_key", ["k"]),
         ("purge_group", ["default", "bob"]),
         ("reset_rate", ["default", "bob"]),
         ("reset_rate", ["default"]),
@@ -106,72 +124,189 @@ def test_settings_that_promote_need_read_committed(conn: Conn, level: str) -> No
         assert caught.value.sqlstate == "QF005"
 
 
-RESETTABLE = {
-    "configure_queue": (
-        ("default",),
-        {"ready_target", "weight", "max_running", "rate", "breaker"}
-        | {"group_max_running", "group_rate", "group_breaker"},
-    ),
-    "configure_group": (("default", "bob"), {"weight", "max_running", "rate", "breaker"}),
-    "configure_key": (("printer",), {"max_running"}),
-    "configure_cluster": ((), {"max_running"}),
+SCOPES: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "configure_queue": (("default",), set(policies.kinds(policies.QueueSettings))),
+    "configure_group": (("default", "bob"), set(policies.kinds(policies.GroupSettings))),
+    "configure_key": (("printer",), set(policies.kinds(policies.KeySettings))),
+    "configure_cluster": ((), set(policies.kinds(policies.ClusterSettings))),
 }
 
 
-@pytest.mark.parametrize("function", RESETTABLE)
-def test_only_what_a_function_sets_can_be_reset_by_it(conn: Conn, function: str) -> None:
+@pytest.mark.parametrize("function", SCOPES)
+def test_each_function_knows_its_settings_and_no_other(conn: Conn, function: str) -> None:
     """A name that means nothing here is refused, with the names that do; it is never passed over."""
-    args, known = RESETTABLE[function]
-    every = set.union(*(names for _, names in RESETTABLE.values()))
-    for name in every - known | {"everything", "", None}:
+    args, known = SCOPES[function]
+    every = set.union(*(names for _, names in SCOPES.values()))
+    for name in every - known:
         with refused(conn, "QF014"):
-            call(conn, function, *args, reset=[name])
+            call(conn, function, *args, **{name: None})
         with refused(conn, "QF014"):
-            call(conn, function, *args, reset=[*known, name])
+            call(conn, function, *args, **dict.fromkeys([*known, name]))
     for name in known:
-        call(conn, function, *args, reset=[name])
-    call(conn, function, *args, reset=list(known))
+        call(conn, function, *args, **{name: None})
+    call(conn, function, *args, **dict.fromkeys(known))
 
 
-@pytest.mark.parametrize("function", RESETTABLE)
-def test_no_names_reset_nothing(conn: Conn, function: str) -> None:
-    """Null leaves everything as it is, as an empty list does and as null does for each other setting."""
-    args, known = RESETTABLE[function]
-    values = {"ready_target": 7, "weight": 2.5, "breaker": 8, "group_breaker": 9, "rate": 4, "group_rate": 5}
-    suffixes = {"rate": "_limit", "breaker": "_threshold"}
-    settings = {name + suffixes.get(name.split("_")[-1], ""): values.get(name, 3) for name in known}
-    call(conn, function, *args, **settings)
-    in_force = call(conn, function, *args, reset=[])
-    assert call(conn, function, *args, reset=None) == in_force
-    assert call(conn, function, *args, max_running=2, reset=None) == call(
-        conn, function, *args, max_running=2
+@pytest.mark.parametrize("function", SCOPES)
+def test_settings_are_an_object(conn: Conn, function: str) -> None:
+    args, _ = SCOPES[function]
+    query = f"select fairq.{function}({', '.join(['%s'] * len(args) + ['%s::jsonb'])})"
+    for wrong in ("[]", '["max_running"]', "5", '"max_running"', "null", "true"):
+        with refused(conn, "QF014"):
+            run(conn, query, *args, wrong)
+    before = run(conn, query, *args, "{}")
+    assert run(conn, query, *args, None) == before, "null says nothing"
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("max_runing", "max_running"),
+        ("wieght", "weight"),
+        ("rate", "rate_limit"),
+        ("group_limit", "group_rate_limit"),
+        ("breaker_treshold", "breaker_threshold"),
+        ("retries", "retry_cap"),
+        ("maxAttempts", "max_attempts"),
+        ("", "ready_target"),
+    ],
+)
+def test_an_unknown_setting_is_told_the_nearest(conn: Conn, given: str, nearest: str) -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        call(conn, "configure_queue", "default", **{given: 1})
+    assert caught.value.sqlstate == "QF014"
+    assert str(caught.value.diag.message_hint).startswith(
+        f"The nearest is {nearest}. There are: ready_target, "
     )
-    if function == "configure_queue":
-        limits = "max_running, rate_limit, rate_period::text, breaker_threshold, breaker_cooldown::text"
-        query = f"select {limits} from fairq.groups where group_key = 'queue default'"  # noqa: S608
-        assert run(conn, query) == [(2, 4, "00:00:01", 8, "00:01:00")]
-        # What it says is also what it does.
-        tasks(conn, "bob", 9)
-        assert len(pop(conn, worker(conn))) == 2
+
+
+BAD_SETTINGS_OF_QUEUES: list[tuple[dict[str, Any], str]] = [
+    ({"ready_target": 0}, "QF007"),
+    ({"ready_target": 1_000_001}, "QF007"),
+    ({"max_attempts": 0}, "QF007"),
+    ({"retry_base": "-1 second"}, "QF009"),
+    ({"retry_base": "367 days"}, "QF009"),
+    ({"retry_cap": "2 years"}, "QF009"),
+    ({"retention": "-1 second"}, "QF009"),
+    ({"retention": "infinity"}, "QF009"),
+    ({"retention": "36526 days"}, "QF009"),
+    ({"retention": "10000 years"}, "QF009"),
+    ({"notify": "no"}, "QF014"),
+    ({"notify": 0}, "QF014"),
+    ({"fairness": "luck"}, "QF014"),
+    ({"fairness": 1}, "QF014"),
+    ({"metered": False}, "QF014"),
+    ({"internal": True}, "QF014"),
+    ({"draining_at": None}, "QF014"),
+]
+
+
+@pytest.mark.parametrize(("settings", "code"), BAD_SETTINGS_OF_QUEUES)
+def test_a_setting_of_queues_out_of_range_changes_nothing(
+    conn: Conn, settings: dict[str, Any], code: str
+) -> None:
+    for queue in ("default", "new"):
+        with refused(conn, code):
+            call(conn, "configure_queue", queue, **settings, max_running=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"shard_count": 0}, "QF007"),
+        ({"shard_count": 4097}, "QF007"),
+        ({"payload_limit": 0}, "QF007"),
+        ({"payload_limit": 268435457}, "QF007"),
+        ({"singleton": False}, "QF014"),
+    ],
+)
+def test_a_setting_of_the_cluster_out_of_range_changes_nothing(
+    conn: Conn, settings: dict[str, Any], code: str
+) -> None:
+    with refused(conn, code):
+        call(conn, "configure_cluster", **settings)
+
+
+def test_what_is_accepted_stops_nothing(conn: Conn) -> None:
+    """The longest times there are. One that is none, but whose parts no date can take, is refused."""
+    longest = {"retention": "36525 days", "retry_base": "366 days", "retry_cap": "366 days"}
+    call(conn, "configure_queue", "default", **longest, max_attempts=1_000_000)
+    with refused(conn, "QF009"):
+        call(conn, "configure_queue", "default", retention="100000 years -36525000 days")
+    call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="366 days", rate_burst=100_000)
+    call(conn, "configure_group", "default", "bob", breaker_threshold=1, breaker_cooldown="366 days")
+    bob = worker(conn)
+    create(conn)
+    for _ in range(3):
+        held = pop(conn, bob)
+        finish(conn, bob, held, "failed")
+        maintain(conn)
+    assert one(conn, "select fairq._backoff('366 days', '366 days', 40) <= '500 days'")
+
+
+def test_a_null_takes_a_setting_away_and_an_absent_one_stays(conn: Conn) -> None:
+    """The default of a setting is that of its column, wherever it is taken from."""
+    row = "select to_jsonb(q) - 'queue' from fairq.queues q where q.queue = %s"
+    call(conn, "configure_queue", "fresh")
+    fresh = one(conn, row, "fresh")
+    given: dict[str, Any] = {
+        name: {int: 7, float: 2.5, bool: False, str: "time"}.get(kind, "1 hour")
+        for name, (kind, _) in policies.kinds(policies.QueueSettings).items()
+    }
+    call(conn, "configure_queue", "docs", **given)
+    every = one(conn, row, "docs")
+    assert all(every[name] != fresh[name] for name in given)
+    call(conn, "configure_queue", "docs", max_attempts=3)
+    assert one(conn, row, "docs") == {**every, "max_attempts": 3}
+    call(conn, "configure_queue", "docs", **dict.fromkeys(given))
+    assert one(conn, row, "docs") == fresh
+    call(conn, "configure_cluster", payload_limit=5, max_running=5)
+    call(conn, "configure_cluster", payload_limit=None, max_running=None)
+    assert run(conn, "select payload_limit, max_running from fairq.settings") == [(1048576, None)]
+
+
+def test_a_rate_and_its_period_come_and_go_together(conn: Conn) -> None:
+    query = "select rate_limit, rate_period::text, rate_burst from fairq.groups where group_key = 'bob'"
+
+    def after(**settings: Any) -> Any:
+        call(conn, "configure_group", "default", "bob", **settings)
+        return run(conn, query)[0]
+
+    assert after(rate_limit=2) == (2, "00:00:01", None)
+    assert after(rate_period="1 minute", rate_burst=5) == (2, "00:01:00", 5)
+    assert after(rate_limit=3) == (3, "00:01:00", 5)
+    assert after(rate_period=None) == (3, "00:00:01", 5)
+    assert after(rate_limit=None) == (None, None, None)
+    assert after(rate_burst=4) == (None, None, 4), "a burst of its own goes with its queue's rate"
+    assert after(rate_limit=None, rate_burst=6) == (None, None, 6)
+
+
+def test_times_are_texts_or_seconds(conn: Conn) -> None:
+    for given, kept in (("90 seconds", 90), (90, 90), (0.5, 0.5), ("1 month", 30 * 86400), ("P1D", 86400)):
+        call(conn, "configure_queue", "default", retention=given)
+        assert (
+            one(conn, "select extract(epoch from retention) from fairq.queues where queue = 'default'")
+            == kept
+        )
 
 
 def test_settings_answer_with_what_is_in_force(conn: Conn) -> None:
     names = (
         "max_running, rate_limit, rate_period::text, rate_burst, breaker_threshold, breaker_cooldown::text"
     )
-    query = f"select {names} from fairq.configure_group('default', 'bob', %s)"  # noqa: S608
-    run(conn, "select fairq.configure_group('default', 'bob', p_max_running => 3, p_rate_limit => 2)")
-    run(conn, "select fairq.configure_group('default', 'bob', p_breaker_threshold => 5)")
-    assert run(conn, query.replace("%s", "2")) == [(3, 2, "00:00:01", None, 5, "00:01:00")]
-    run(conn, "select fairq.configure_group('default', 'bob', p_reset => '{rate,breaker}')")
-    assert run(conn, query.replace("%s", "2")) == [(3, None, None, None, None, None)]
+    query = f"select {names} from fairq.configure_group('default', 'bob')"  # noqa: S608
+    call(conn, "configure_group", "default", "bob", max_running=3, rate_limit=2)
+    call(conn, "configure_group", "default", "bob", breaker_threshold=5)
+    assert run(conn, query) == [(3, 2, "00:00:01", None, 5, "00:01:00")]
+    call(conn, "configure_group", "default", "bob", rate_limit=None, breaker_threshold=None)
+    assert run(conn, query) == [(3, None, None, None, None, None)]
 
 
 ADMIN_CALLS = (
-    "select fairq.configure_group('default', 'bob', p_max_running => 1)",
-    "select fairq.configure_queue('default', p_max_running => 1)",
-    "select fairq.configure_cluster(p_max_running => 1)",
-    "select fairq.configure_key('k', 1)",
+    """select fairq.configure_group('default', 'bob', '{"max_running": 1}')""",
+    """select fairq.configure_queue('default', '{"max_running": 1}')""",
+    """select fairq.configure_cluster('{"max_running": 1}')""",
+    """select fairq.configure_key('k', '{"max_running": 1}')""",
     "select fairq.pause_group('default', 'bob')",
     "select fairq.resume_group('default', 'bob')",
     "select fairq.pause_queue('default')",
@@ -195,7 +330,9 @@ def test_operators_may_and_workers_serve_under_every_policy(conn: Conn) -> None:
     run(conn, "set role fairq_admin")
     for query in ADMIN_CALLS[:4]:
         run(conn, query)
-    run(conn, "select fairq.configure_queue('default', p_group_rate_limit => 5, p_breaker_threshold => 3)")
+    run(
+        conn, """select fairq.configure_queue('default', '{"group_rate_limit": 5, "breaker_threshold": 3}')"""
+    )
     run(conn, "set role fairq_work")
     bob = worker(conn)
     first = create(conn, concurrency_key="k")
@@ -269,8 +406,8 @@ def test_explain_names_queues_the_cluster_order_and_missing_workers(conn: Conn) 
     assert explain(conn, second) == "the cluster: 1 tasks are in flight, the cap is 1"
     call(conn, "configure_queue", "default", max_running=1)
     assert explain(conn, second) == 'queue "default": 1 tasks are in flight, the cap is 1'
-    call(conn, "configure_queue", "default", reset=["max_running"], rate_limit=1, rate_period="1 hour")
-    call(conn, "configure_cluster", reset=["max_running"])
+    call(conn, "configure_queue", "default", max_running=None, rate_limit=1, rate_period="1 hour")
+    call(conn, "configure_cluster", max_running=None)
     pop(conn, bob)
     last = create(conn, "a")
     assert explain(conn, last).startswith('queue "default": rate limited until 2030-01-01 13:00:00')
@@ -281,23 +418,25 @@ def test_every_gate_has_a_reason_and_every_reason_a_gate(conn: Conn) -> None:
     rows = run(
         conn,
         """
-        select a.tasks, a.reason, a.look_at, p.paused, p.cap is not null and p.taken >= p.cap as full
+        select a.tasks, a.reason, a.look_at, p.paused,
+          p.cap is not null and p.taken + coalesce(p.uncounted, 0) >= p.cap as full
         from (
           select *
           from (values (null), ('2030-01-01'::timestamptz)) as paused(paused)
           cross join (values (null), (0), (3)) as cap(cap)
           cross join (values (null), (0.5::float8)) as rate(rate)
           cross join (values (0), (3), (7)) as taken(taken)
+          cross join (values (null), (2)) as uncounted(uncounted)
           cross join (
             values (null), ('2030-01-01 11:59:00+00'::timestamptz), ('2030-01-01 12:30:00+00'::timestamptz)
           ) as t(opens)
         ) p
         cross join lateral fairq._allowance(
           (p.cap, p.paused, p.rate, 1, 3, interval '1 minute')::fairq.policy,
-          (p.taken, p.opens, 3, p.opens, null)::fairq.gate, fairq._now()) a
+          (p.taken, p.uncounted, p.opens, 3, p.opens, null)::fairq.gate, fairq._now()) a
         """,
     )
-    assert len(rows) == 2 * 3 * 2 * 3 * 3
+    assert len(rows) == 2 * 3 * 2 * 3 * 2 * 3
     for allowed, reason, look_at, paused, full in rows:
         assert (allowed > 0) == (reason is None)
         assert allowed >= 0
@@ -309,5 +448,5 @@ def test_a_configuration_that_fails_leaves_no_trace(conn: Conn) -> None:
     tasks(conn, "bob", 3)
     promote(conn)
     with refused(conn, "QF014"):
-        call(conn, "configure_queue", "new", max_running=1, reset=["nothing"])
+        call(conn, "configure_queue", "new", max_running=1, nothing=None)
     assert one(conn, "select count(*) from fairq.queues where queue = 'new'") == 0

@@ -11,6 +11,9 @@ from tests.support.database import Database
 START = datetime(2030, 1, 1, tzinfo=UTC)
 TABLES = (
     "tasks",
+    "held",
+    "ready",
+    "parked",
     "finished_tasks",
     "attempts",
     "rings",
@@ -22,6 +25,7 @@ TABLES = (
     "workers",
     "heartbeats",
     "sweeps",
+    "upkeep_failures",
 )
 Row = tuple[Any, ...]
 

@@ -43,6 +43,7 @@ class ServedOrder(RuleBasedStateMachine):
         self.held: list[tuple[int, int]] = []
         self.known: dict[int, tuple[str, int, float]] = {}
         self.scheduled: dict[int, int] = {}
+        self.sequences: dict[int, float] = {}
         self.most_scheduled = 0
         self.open: dict[int, list[int]] = {}
         self.microseconds = 0
@@ -61,7 +62,7 @@ class ServedOrder(RuleBasedStateMachine):
                 pass
         for domain in self.domains:
             assert not [lane for lane in domain.lanes.values() if lane.tasks], "the model has tasks left"
-        (left,) = self.engine.one("select count(*) from fairq.tasks where worker_id is null")
+        (left,) = self.engine.one("select count(*) from fairq.live_tasks where worker_id is null")
         assert left == 0, "the engine has tasks left"
 
     @initialize(
@@ -89,16 +90,19 @@ class ServedOrder(RuleBasedStateMachine):
     def ring(self, ids: list[int]) -> None:
         for id_ in ids:
             group, priority, cost = self.known[id_]
+            self.sequences[id_] = id_
             self.domain(group).ring(group, Waiting(-priority, id_, id_, cost))
 
     def hear(self, shard: int) -> None:
-        """What every promotion does first: due tasks join the end of their groups."""
+        """What every promotion does first: due tasks join their groups; one tried before keeps its place."""
         for id_ in sorted(self.scheduled, key=self.scheduled.__getitem__):
             group, priority, cost = self.known[id_]
             if self.scheduled[id_] <= self.microseconds and shard_of(group, self.engine.shards) == shard:
                 del self.scheduled[id_]
-                self.last_id += 1e-6
-                self.domain(group).ring(group, Waiting(-priority, self.last_id, id_, cost))
+                if id_ not in self.sequences:
+                    self.last_id += 1e-6
+                    self.sequences[id_] = self.last_id
+                self.domain(group).ring(group, Waiting(-priority, self.sequences[id_], id_, cost))
         self.domains[shard].hear()
 
     def remember(self, ids: list[int], names: list[str], priority: int, cost: float) -> None:

@@ -12,6 +12,7 @@ Interleavings (W: the holder, M: maintenance, V: another worker):
     W: begin; retire        W': finish (waits)                    W: commit      W' gets nothing
     W: pop; release; pop    W: the first finish, release, start or report, late     W holds it the second time
     W: begin; finish        W': retire (waits)                    W: commit      nothing is left to give back
+    W: begin; finish        W': retire (waits)                    W: rollback    W' gives everything back
     W: claims; M: lease ran out; begin; give up   W: start (waits)   M: commit   W starts nothing
     W: begin; start         M: lease ran out (skips it)           W: commit      W runs it
     M: begin; maintain      M': maintain                                         returns at once, does nothing
@@ -231,6 +232,22 @@ def test_retiring_against_finishing(
     assert observer.execute("select count(*) from fairq.workers").fetchone() == (0,)
 
 
+def test_a_finish_that_is_rolled_back_leaves_the_tasks_to_who_retires(
+    database: Database, observer: Conn, held: tuple[int, Rows]
+) -> None:
+    """I1: nobody knows the worker any more, and nobody else would look for what it holds."""
+    worker, tasks = held
+    one, two = database.connect(), database.connect(autocommit=True)
+    finish(one, worker, tasks)
+    late = in_background(two, "select fairq.retire_worker(%s)", [worker])
+    assert wait_until_blocked(observer, pid_of(two)) == [pid_of(one)]
+    one.rollback()
+    result(late)
+    assert {states(observer)[task] for task in ids_of(tasks)} == {"overflow"}
+    assert observer.execute("select count(*) from fairq.held").fetchone() == (0,)
+    assert_consistent(observer)
+
+
 START = "select s.id from fairq.start_tasks(%s, %s::bigint[], %s::int[]) as s(id)"
 
 
@@ -311,7 +328,7 @@ def test_a_task_given_back_has_as_many_attempts_left_as_before(observer: Conn) -
         " from fairq.pop_tasks('default', 1, %s) t",
         [worker, worker],
     )
-    assert states(observer) == {task: "scheduled"}
+    assert states(observer) == {task: "overflow"}
     assert len(finish(observer, worker, pop(observer, worker), "retry")) == 1
     assert states(observer) == {task: "failed"}
 
@@ -333,7 +350,7 @@ def test_nobody_waits_for_maintenance(database: Database, observer: Conn, held: 
     Its transaction is open and has recovered, promoted and swept: all calls of others go through. The
     exception is the day on which it makes the first partitions: it locks the default ones for a moment.
     """
-    maintain(observer)
+    later(database, autocommit=True).execute("select fairq.maintain(p_part => 'partitions')")
     keeper = later(database)
     create(observer, "h")
     other = register(observer, lease="1 day")

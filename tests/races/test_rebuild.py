@@ -5,7 +5,7 @@ commit then. What they rang is for the tick after: counted twice, a cap would le
 
 Interleavings (P: promotion that rebuilds, W: a worker, A: an application, B: who holds a row P removes):
 
-    B: begin; lock a lane, tick, sweep or ring     P: promote (waits)     W: finish, commit     B: commit
+    B: begin; lock a ring or a ready task     P: promote (waits)     W: finish, commit     B: commit
     the same with a concurrency key, whose places are counted in a domain of their own
     the same with A: create, schedule and cancel, commit
 """
@@ -31,11 +31,11 @@ from tests.support.sessions import in_background, pid_of, result, wait_until_blo
 
 # Whatever of it is there; one row of each is enough to hold a rebuild up.
 LOCK = {
-    "a lane": "select from fairq.lanes where queue = %s and group_key = %s for update",
-    "a tick": "select from fairq.ticks where queue = %s and %s <> '' for update",
+    "a ready task": "select from fairq.ready where queue = %s and group_key <> %s for update",
     "a ring": "select from fairq.rings where queue = %s and group_key = %s for update",
+    "a lane": "select from fairq.lanes where queue = %s and group_key = %s for update",
 }
-WHERE = pytest.mark.parametrize("where", LOCK)
+WHERE = pytest.mark.parametrize("where", ["a ready task", "a ring"])
 
 
 @pytest.fixture
@@ -67,9 +67,11 @@ def test_places_freed_while_a_rebuild_counts_them_are_freed_once(
     database: Database, observer: Conn, where: str, outcome: str | None
 ) -> None:
     cap(observer, "g", 3)
-    create(observer, *["g"] * 9)
+    tasks = create(observer, *["g"] * 9)
     worker = register(observer)
     held = pop(observer, worker, 3)
+    (ready,) = create(observer, "ready")
+    promote(observer)
     finish(observer, worker, held[:1])  # rings
 
     rebuild = HeldUp(database, observer, where, "default", "g")
@@ -78,14 +80,17 @@ def test_places_freed_while_a_rebuild_counts_them_are_freed_once(
 
     assert_consistent(observer)
     assert in_flight(observer, "g") == 3
-    assert len(pop(observer, worker, 9)) == 2, "one of three still runs"
+    popped = [row[0] for row in pop(observer, worker, 9)]
+    assert ready in popped
+    assert len(set(popped) & set(tasks)) == 2, "one of three still runs"
+    assert_consistent(observer)
 
 
-@WHERE
+@pytest.mark.parametrize("where", ["a lane", "a ring"])
 def test_places_of_a_key_freed_while_a_rebuild_counts_them_are_freed_once(
     database: Database, observer: Conn, where: str
 ) -> None:
-    observer.execute("select fairq.configure_key('k', p_max_running => 3)")
+    observer.execute("""select fairq.configure_key('k', '{"max_running": 3}')""")
     create(observer, *["g"] * 9, concurrency_key="k")
     worker = register(observer)
     held = pop(observer, worker, 3)
@@ -98,6 +103,7 @@ def test_places_of_a_key_freed_while_a_rebuild_counts_them_are_freed_once(
 
     assert len(pop(observer, worker, 9)) == 2, "one of three still runs"
     assert in_flight(observer, "k", "#keys") == 3
+    assert_consistent(observer)
 
 
 @WHERE
@@ -106,6 +112,7 @@ def test_what_applications_commit_while_a_rebuild_looks_is_not_missed(
 ) -> None:
     app = database.connect()
     (wished, first) = create(observer, "g", "g")
+    create(observer, "ready")
     promote(observer)
     create(observer, "g")  # rings
     (pending,) = create(app, "g")

@@ -72,7 +72,7 @@ def storm_worker(database: Database, seed: int, turns: int, served: list[int]) -
                         served += ended
                 conn.commit()
             in_flight = conn.execute(
-                "select group_key, count(*) from fairq.tasks where state = 'running' group by 1"
+                "select group_key, count(*) from fairq.live_tasks where state = 'running' group by 1"
             ).fetchall()
             conn.commit()
             for group_key, count in in_flight:

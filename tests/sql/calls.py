@@ -93,7 +93,7 @@ def state(conn: Conn, id_: int) -> str | None:
     """The state of a live task, the outcome of an ended one; None for neither."""
     rows = run(
         conn,
-        "select state from fairq.tasks where id = %s"
+        "select state from fairq.live_tasks where id = %s"
         " union all select outcome from fairq.finished_tasks where id = %s",
         id_,
         id_,
@@ -103,7 +103,9 @@ def state(conn: Conn, id_: int) -> str | None:
 
 
 def field(conn: Conn, id_: int, column: str) -> Any:
-    return one(conn, f"select {column} from fairq.tasks where id = %s", id_)  # noqa: S608
+    """Of a live task: its body, and what it is doing."""
+    query = "select l.*, b.headers, b.payload from fairq.live_tasks l join fairq.tasks b using (shard_no, id)"
+    return one(conn, f"select {column} from ({query}) t where id = %s", id_)  # noqa: S608
 
 
 def contents(conn: Conn) -> list[Row]:

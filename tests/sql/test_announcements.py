@@ -109,7 +109,7 @@ def test_a_promotion_by_the_creator_leaves_the_next_to_be_announced(db: Conn, ea
 
 def test_places_that_come_free_silence_nobody(db: Conn, ear: Conn) -> None:
     """Rings that no NOTIFY went with tell no sleeping worker anything."""
-    run(db, "select fairq.configure_group('default', 'bob', p_max_running => 5)")
+    run(db, """select fairq.configure_group('default', 'bob', '{"max_running": 5}')""")
     worker = register(db)
     create(db)
     (task,) = pop(db, worker)
@@ -120,7 +120,7 @@ def test_places_that_come_free_silence_nobody(db: Conn, ear: Conn) -> None:
 
 
 def test_a_queue_without_notify_says_nothing(db: Conn, ear: Conn) -> None:
-    run(db, "select fairq.configure_queue('default', p_notify => false)")
+    run(db, """select fairq.configure_queue('default', '{"notify": false}')""")
     heard(db, ear)
     create(db)
     create_many(db, "bob", 2)

@@ -81,20 +81,21 @@ def test_every_option_is_stored(db: Conn) -> None:
         """
         select group_key, payload, queue, kind, priority, run_at = '2030-01-01 13:00:00+00',
           expires_at = '2030-01-01 14:00:00+00', max_attempts, cost, timeout = '00:01:30', idempotency_key,
-          concurrency_key, headers, state, attempt, created_at = '2030-01-01 12:00:00+00'
+          concurrency_key, headers, scheduled, attempt, created_at = '2030-01-01 12:00:00+00'
         from fairq.tasks where id = %s
         """,
         id_,
     )
     expected = ("alice", {"file": "a.pdf"}, "docs", "parse", -7, True, True, 9, 2.5, True)
-    assert stored == (*expected, "once", "alone", {"trace": 1}, "scheduled", 0, True)
+    assert stored == (*expected, "once", "alone", {"trace": 1}, True, 0, True)
+    assert state(db, id_) == "scheduled"
 
 
 def test_the_defaults_are_those_of_the_queue(db: Conn) -> None:
-    run(db, "select fairq.configure_queue('default', p_max_attempts => 3)")
+    run(db, """select fairq.configure_queue('default', '{"max_attempts": 3}')""")
     id_ = create(db)
     columns = "queue, kind, priority, max_attempts, cost, state, expires_at, timeout"
-    assert run(db, f"select {columns} from fairq.tasks where id = %s", id_) == [  # noqa: S608
+    assert run(db, f"select {columns} from fairq.live_tasks where id = %s", id_) == [  # noqa: S608
         ("default", "default", 0, 3, 1.0, "overflow", None, None)
     ]
 
@@ -126,7 +127,7 @@ def test_a_null_payload_is_refused_a_json_null_is_not(db: Conn) -> None:
 
 def test_payloads_up_to_the_limit_are_accepted(db: Conn) -> None:
     """Bytes of the text form, quotes included."""
-    run(db, "select fairq.configure_cluster(p_payload_limit => 1000)")
+    run(db, """select fairq.configure_cluster('{"payload_limit": 1000}')""")
     create(db, payload=f'"{"x" * 998}"')
     with refused(db, "QF002"):
         create(db, payload=f'"{"x" * 999}"')
@@ -171,7 +172,7 @@ def test_promote_at_creation_assigns_the_address_in_the_call(db: Conn) -> None:
     id_ = create(db, promote=True)
     assert state(db, id_) == "queued"
     assert create_many(db, "alice", 2, promote=True)
-    assert one(db, "select count(*) from fairq.tasks where state = 'queued'") == 3
+    assert one(db, "select count(*) from fairq.live_tasks where state = 'queued'") == 3
 
 
 def test_promote_at_creation_is_refused_outside_read_committed(database: Database) -> None:
@@ -281,7 +282,7 @@ def test_a_key_is_free_again_after_a_rollback(database: Database) -> None:
 
 
 def test_a_key_is_free_again_when_its_task_ended_longer_ago_than_the_retention(db: Conn) -> None:
-    run(db, "select fairq.configure_queue('default', p_retention => '1 hour')")
+    run(db, """select fairq.configure_queue('default', '{"retention": "1 hour"}')""")
     at(db, "12:00:00")
     worker = register(db)
     first = create(db, idempotency_key="k")
@@ -296,7 +297,7 @@ def test_a_key_is_free_again_when_its_task_ended_longer_ago_than_the_retention(d
 
 
 def test_a_key_of_a_live_task_is_kept_however_old_it_is(db: Conn) -> None:
-    run(db, "select fairq.configure_queue('default', p_retention => '1 second')")
+    run(db, """select fairq.configure_queue('default', '{"retention": "1 second"}')""")
     at(db, "12:00:00")
     first = create(db, idempotency_key="k")
     at(db, "23:00:00")

@@ -111,7 +111,7 @@ def test_one_bad_group_refuses_them_all(db: Conn, group: str | None) -> None:
 
 
 def test_one_bad_payload_refuses_them_all(db: Conn) -> None:
-    run(db, "select fairq.configure_cluster(p_payload_limit => 100)")
+    run(db, """select fairq.configure_cluster('{"payload_limit": 100}')""")
     for payload in (None, f'"{"x" * 99}"'):
         with refused(db, "QF002"):
             run(db, f"{CALL})", ["a", "b"], ["{}", payload])
@@ -139,7 +139,7 @@ def test_scheduled_tasks_ring_when_they_are_due(db: Conn) -> None:
 def test_each_task_of_a_round_has_its_turn_by_weight_and_cost(db: Conn) -> None:
     """I4: weight 2 is served twice as often; a task of cost 2 uses two turns up."""
     needs_one_order(db)
-    run(db, "select fairq.configure_group('default', 'heavy', p_weight => 2)")
+    run(db, """select fairq.configure_group('default', 'heavy', '{"weight": 2}')""")
     worker = register(db)
     promote(db)
     heavy, plain, dear = (

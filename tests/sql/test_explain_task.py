@@ -100,7 +100,7 @@ def test_an_ended_task_says_how_it_ended(db: Conn, outcome: str) -> None:
 
 def test_a_group_at_its_cap_is_the_reason(db: Conn) -> None:
     worker = register(db)
-    run(db, "select fairq.configure_group('default', 'bob', p_max_running => 1)")
+    run(db, """select fairq.configure_group('default', 'bob', '{"max_running": 1}')""")
     first, second = create_many(db, "bob", 2)
     assert pop(db, worker, 10) == [first]
     assert "bob" in explain(db, second)[-1]

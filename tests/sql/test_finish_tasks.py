@@ -12,8 +12,10 @@ from tests.sql.calls import (
     create_many,
     field,
     finish,
+    needs_one_order,
     one,
     pop,
+    promote,
     refused,
     register,
     release,
@@ -157,7 +159,7 @@ def test_a_retry_waits_for_its_back_off_and_leaves_an_attempt(db: Conn) -> None:
         id_
     ]
     columns = "state, attempt, worker_id, block, started_at, run_at = '2030-01-01 12:00:11+00'"
-    assert run(db, f"select {columns} from fairq.tasks") == [("scheduled", 1, None, None, None, True)]  # noqa: S608
+    assert run(db, f"select {columns} from fairq.live_tasks") == [("scheduled", 1, None, None, None, True)]  # noqa: S608
     assert run(
         db,
         "select attempt, worker_id, outcome, error, started_at = '2030-01-01 12:00:00+00',"
@@ -174,8 +176,8 @@ def test_back_off_doubles_within_its_jitter_up_to_the_cap(db: Conn) -> None:
     """HR25: base 8 s, cap 100 s, 25 percent both ways."""
     run(
         db,
-        "select fairq.configure_queue('default', p_retry_base => '8 s', p_retry_cap => '100 s',"
-        " p_max_attempts => 50)",
+        """select fairq.configure_queue('default',
+          '{"retry_base": "8 s", "retry_cap": "100 s", "max_attempts": 50}')""",
     )
     at(db, "12:00:00")
     worker = register(db)
@@ -215,13 +217,18 @@ def test_the_last_attempt_that_asks_for_a_retry_fails(db: Conn) -> None:
     assert one(db, "select count(*) from fairq.attempts where task_id = %s", id_) == 1
 
 
-def test_a_retried_task_has_no_better_place_than_others(db: Conn) -> None:
-    """I12: behind what its group has waiting, at a new address."""
+def test_a_retried_task_has_no_better_place_than_others_but_before_younger_ones_of_its_group(
+    db: Conn,
+) -> None:
+    """I12: at a new address; what its group has ready behind it is recalled."""
+    needs_one_order(db)
     at(db, "12:00:00")
     worker = register(db)
-    bob = create_many(db, "bob", 2)
-    assert pop(db, worker) == bob[:1]
+    bob, alice = create_many(db, "bob", 2), create_many(db, "alice", 4)
+    assert pop(db, worker, 2) == [bob[0], alice[0]]
     more = create_many(db, "bob", 2)
     assert finish(db, worker, bob[:1], 1, "retry", retry_delays=["1 second"]) == bob[:1]
+    promote(db)
+    assert state(db, more[1]) == "queued"
     at(db, "12:00:01")
-    assert pop(db, worker, 10) == [bob[1], *more, bob[0]]
+    assert pop(db, worker, 10) == [bob[0], alice[1], bob[1], alice[2], more[0], alice[3], more[1]]

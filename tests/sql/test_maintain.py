@@ -54,6 +54,7 @@ def test_doing_it_again_finds_nothing_to_do(db: Conn) -> None:
 def test_one_cleans_at_a_time_and_the_others_return_at_once(database: Database) -> None:
     first, second = database.connect(), database.connect(autocommit=True)
     run(second, "set lock_timeout = '1s'")
+    create(second)
     assert maintain(first)
     assert maintain(second) == {}
     first.rollback()
@@ -160,7 +161,7 @@ def test_groups_that_send_one_task_each_leave_no_lanes(db: Conn) -> None:
 
 
 def test_partitions_are_made_a_week_ahead_and_dropped_after_the_retention(db: Conn) -> None:
-    run(db, "select fairq.configure_queue('default', p_retention => '2 days')")
+    run(db, """select fairq.configure_queue('default', '{"retention": "2 days"}')""")
     at(db, "12:00:00")
     worker = register(db, lease="90 days")
     maintain(db)
@@ -189,7 +190,7 @@ def test_partitions_are_made_a_week_ahead_and_dropped_after_the_retention(db: Co
 
 
 def test_history_without_a_day_of_its_own_is_kept_and_swept_too(db: Conn) -> None:
-    run(db, "select fairq.configure_queue('default', p_retention => '1 hour')")
+    run(db, """select fairq.configure_queue('default', '{"retention": "1 hour"}')""")
     at(db, "12:00:00")
     worker = register(db, lease="90 days")
     id_ = create(db)

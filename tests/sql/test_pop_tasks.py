@@ -28,10 +28,13 @@ def test_a_fresh_install_serves_a_task_with_all_defaults(db: Conn) -> None:
     """F2, F3, S33: one call creates, one call pops, nothing has to be configured."""
     id_ = create(db)
     worker = register(db)
-    ((popped, attempt, group, popped_state, holder),) = run(
-        db, "select id, attempt, group_key, state, worker_id from fairq.pop_tasks('default', 10, %s)", worker
+    ((popped, attempt, group, started),) = run(
+        db,
+        "select id, attempt, group_key, started_at is not null from fairq.pop_tasks('default', 10, %s)",
+        worker,
     )
-    assert (popped, attempt, group, popped_state, holder) == (id_, 1, "bob", "running", worker)
+    assert (popped, attempt, group, started) == (id_, 1, "bob", True)
+    assert (state(db, id_), field(db, id_, "worker_id")) == ("running", worker)
     assert pop(db, worker) == []
 
 
@@ -241,4 +244,19 @@ def test_expired_tasks_waiting_in_front_do_not_hide_one_that_can_run(db: Conn) -
     promote(db)
     create_many(db, "bob", 10, expires_at="2030-01-01 11:00:00+00")
     good = create(db)
+    assert pop(db, worker) == [good]
+
+
+def test_expired_tasks_that_come_back_in_line_do_not_hide_one_that_can_run(db: Conn) -> None:
+    """I8: ending them moves neither the horizon nor what the lane knows of its line."""
+    run(db, "update fairq.queues set ready_target = 1")
+    at(db, "12:00:00")
+    worker = register(db)
+    create_many(db, "bob", 10, expires_at="2030-01-01 12:00:10+00")
+    good = create(db)
+    assert promote(db, 20) == 11
+    run(db, "select fairq.pause_group('default', 'bob')")
+    promote(db)
+    run(db, "select fairq.resume_group('default', 'bob')")
+    at(db, "12:00:11")
     assert pop(db, worker) == [good]

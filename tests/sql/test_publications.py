@@ -1,6 +1,7 @@
 """The engine in a database whose tables somebody publishes for logical replication."""
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.sql.calls import (
     Conn,
@@ -51,9 +52,13 @@ def use_everything(conn: Conn, day: int) -> None:
         run(conn, query, worker, keyed[0], done_so_far)
         clock(f"12:00:0{done_so_far}")
     run(conn, "select fairq.cancel_task(%s)", keyed[1])
-    run(conn, "select fairq.configure_queue('default', p_group_max_running => 3, p_max_running => 50)")
-    run(conn, "select fairq.configure_group('default', 'keyed', p_rate_limit => 10)")
-    run(conn, "select fairq.configure_key('k', 2)")
+    run(
+        conn,
+        "select fairq.configure_queue('default', %s)",
+        Jsonb({"group_max_running": 3, "max_running": 50}),
+    )
+    run(conn, "select fairq.configure_group('default', 'keyed', %s)", Jsonb({"rate_limit": 10}))
+    run(conn, "select fairq.configure_key('k', %s)", Jsonb({"max_running": 2}))
     run(conn, "select fairq.pause_group('default', 'g2')")
     assert sorted(pop(conn, lost, 20)) == [failed, released, keyed[2]]
     run(conn, "select fairq.resume_group('default', 'g2')")
@@ -64,18 +69,22 @@ def use_everything(conn: Conn, day: int) -> None:
         maintain(conn)
     assert sorted(pop(conn, worker, 20)) == [failed, released, keyed[2], scheduled]
     assert finish(conn, worker, [keyed[0], scheduled]) == [keyed[0], scheduled]
-    run(conn, "select fairq.configure_queue('default', p_reset => array['group_max_running', 'max_running'])")
+    run(
+        conn,
+        "select fairq.configure_queue('default', %s)",
+        Jsonb({"group_max_running": None, "max_running": None}),
+    )
     run(conn, "select fairq.retire_worker(%s)", worker)
     assert one(conn, "select fairq.purge_group('default', 'keyed')") == 1
     assert {state(conn, i) for i in (cancelled, retried, *keyed[1:])} == {"cancelled"}
     # History that is past its retention, and what nobody needs any more.
-    run(conn, "select fairq.configure_queue('default', p_retention => '1 second')")
+    run(conn, "select fairq.configure_queue('default', %s)", Jsonb({"retention": "1 second"}))
     clock("23:00:00")
     maintain(conn)
     maintain(conn)
-    run(conn, "select fairq.configure_queue('default', p_retention => '7 days')")
-    run(conn, "select fairq.configure_group('default', 'keyed', p_reset => array['rate'])")
-    run(conn, "select fairq.configure_key('k', p_reset => array['max_running'])")
+    run(conn, "select fairq.configure_queue('default', %s)", Jsonb({"retention": "7 days"}))
+    run(conn, "select fairq.configure_group('default', 'keyed', %s)", Jsonb({"rate_limit": None}))
+    run(conn, "select fairq.configure_key('k', %s)", Jsonb({"max_running": None}))
     for group in ("g1", "g3"):
         assert one(conn, "select fairq.purge_group('default', %s)", group) == 1
 

@@ -80,7 +80,7 @@ def test_caps_are_counted_from_the_tasks(database: Database) -> None:
     """I7."""
     conn = database.connect(autocommit=True)
     worker = register(conn)
-    run(conn, "select fairq.configure_group('default', 'bob', p_max_running => 2)")
+    run(conn, """select fairq.configure_group('default', 'bob', '{"max_running": 2}')""")
     ids = create_many(conn, "bob", 5)
     assert pop(conn, worker, 10) == ids[:2]
     run(conn, "truncate fairq.rings, fairq.lanes, fairq.ticks")
@@ -186,7 +186,7 @@ def test_a_dump_taken_between_the_end_of_a_task_and_the_next_promotion_keeps_wha
     pg_dump, psql = program("pg_dump"), program("psql")
     with private_server() as server:
         with psycopg.connect(server.dsn("fairq"), autocommit=True) as conn:
-            run(conn, "select fairq.configure_cluster(p_shard_count => 1)")
+            run(conn, "select fairq.configure_cluster('{\"shard_count\": 1}')")
             worker = register(conn, lease="1 day")
             first, held = create(conn, concurrency_key="free"), create(conn, concurrency_key="held")
             assert pop(conn, worker, 10) == [first, held]

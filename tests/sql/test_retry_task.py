@@ -22,7 +22,7 @@ def test_an_ended_task_runs_again_with_one_attempt_more(db: Conn, outcome: str) 
     assert not retry(db, id_)
     assert one(db, "select count(*) from fairq.finished_tasks") == 0
     assert pop(db, worker) == [id_]
-    assert run(db, "select attempt, max_attempts, payload from fairq.tasks") == [(2, 2, {"p": 1})]
+    assert [field(db, id_, c) for c in ("attempt", "max_attempts", "payload")] == [2, 2, {"p": 1}]
 
 
 def test_a_task_that_succeeded_does_not_run_again(db: Conn) -> None:

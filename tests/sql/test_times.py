@@ -8,14 +8,19 @@ YEAR, CENTURY = "366 days", "36525 days"
 
 # What takes a length of time, whether zero is one, and the longest.
 CALLS = {
-    "retention": ("configure_queue('default', p_retention => %s)", True, CENTURY),
-    "retry base": ("configure_queue('default', p_retry_base => %s)", True, YEAR),
-    "retry cap": ("configure_queue('default', p_retry_cap => %s)", True, YEAR),
+    "retention": ("configure_queue('default', jsonb_build_object('retention', %s::text))", True, CENTURY),
+    "retry base": ("configure_queue('default', jsonb_build_object('retry_base', %s::text))", True, YEAR),
+    "retry cap": ("configure_queue('default', jsonb_build_object('retry_cap', %s::text))", True, YEAR),
     "lease": ("register_worker('w', '{default}', 1, %s)", False, YEAR),
     "claim lease": ("pop_tasks('default', 9, fairq.register_worker('w', '{default}', 1), %s)", False, YEAR),
-    "rate": ("configure_group('default', 'bob', p_rate_limit => 1, p_rate_period => %s)", False, YEAR),
+    "rate": (
+        "configure_group('default', 'bob', jsonb_build_object('rate_limit', 1, 'rate_period', %s::text))",
+        False,
+        YEAR,
+    ),
     "breaker": (
-        "configure_queue('default', p_breaker_threshold => 1, p_breaker_cooldown => %s)",
+        "configure_queue('default',"
+        " jsonb_build_object('breaker_threshold', 1, 'breaker_cooldown', %s::text))",
         False,
         YEAR,
     ),
@@ -60,9 +65,9 @@ def test_everything_works_with_the_shortest_and_the_longest_time(db: Conn, what:
     for time in ("12:00:00", "12:00:01", "23:00:00"):
         at(db, time)
         maintain(db)
-    run(db, "select fairq.configure_group('default', 'bob', p_reset => '{breaker}')")
+    run(db, "select fairq.configure_group('default', 'bob', '{\"breaker_threshold\": null}')")
     popped = pop(db, worker, 9)
-    for id_, attempt in run(db, "select id, attempt from fairq.tasks where id = any(%s)", popped):
+    for id_, attempt in run(db, "select id, attempt from fairq.live_tasks where id = any(%s)", popped):
         assert finish(db, worker, [id_], attempt, "retry") == [id_]
     maintain(db)
     assert {first, second} >= set(popped)
@@ -71,7 +76,10 @@ def test_everything_works_with_the_shortest_and_the_longest_time(db: Conn, what:
 def test_a_long_back_off_ends_at_its_cap_after_any_number_of_attempts(db: Conn) -> None:
     """Doubled thirty times, a year is more than an interval can hold."""
     at(db, "12:00:00")
-    run(db, "select fairq.configure_queue('default', p_retry_base => '366 days', p_retry_cap => '366 days')")
+    run(
+        db,
+        'select fairq.configure_queue(\'default\', \'{"retry_base": "366 days", "retry_cap": "366 days"}\')',
+    )
     worker = register(db)
     task = create(db, max_attempts=5)
     for attempt in range(1, 40):

@@ -125,10 +125,15 @@ TABLES = """
     select c.relname from pg_class c
      where c.relnamespace = %(schema)s::regnamespace and c.relkind = 'r' order by 1"""
 
+# Points in time, transaction ids, and lists of composites with a transaction id.
 MOVING = """
-    select attname from pg_attribute
-     where attrelid = format('%%I.%%I', %s::text, %s::text)::regclass
-       and atttypid in ('timestamptz'::regtype, 'xid8'::regtype, 'xid'::regtype, 'xid8[]'::regtype)"""
+    select a.attname from pg_attribute a
+     where a.attrelid = format('%%I.%%I', %s::text, %s::text)::regclass
+       and (a.atttypid in ('timestamptz'::regtype, 'xid8'::regtype, 'xid'::regtype, 'xid8[]'::regtype)
+         or exists (select from pg_type l
+                      join pg_type e on e.oid = l.typelem
+                      join pg_attribute f on f.attrelid = e.typrelid
+                     where l.oid = a.atttypid and e.typtype = 'c' and f.atttypid = 'xid8'::regtype))"""
 
 
 def catalog(conn: psycopg.Connection[Any], schema: str = "fairq") -> Catalog:

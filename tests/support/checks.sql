@@ -1,12 +1,17 @@
 -- What must hold of every row of the hot path, whoever wrote it. Only where fairq is tested: see fairq.tasks in sql/schema/030_tables.sql.
 alter table fairq.tasks
-  add constraint state_is_known check (state in ('scheduled', 'overflow', 'blocked', 'queued', 'claimed', 'running')),
-  add constraint address_iff_queued check ((block is not null and position is not null) = (state in ('queued', 'claimed', 'running'))),
-  add constraint worker_iff_held check ((worker_id is not null) = (state in ('claimed', 'running'))),
-  add constraint lease_iff_claimed check ((lease_expires_at is not null) = (state = 'claimed')),
-  add constraint started_iff_running check ((started_at is not null) = (state = 'running')),
   add constraint cost_positive check (cost > 0 and cost < 'infinity'),
   add constraint attempt_in_range check (attempt between 0 and max_attempts);
+alter table fairq.held
+  add constraint lease_iff_claimed check ((lease_expires_at is not null) = (started_at is null)),
+  add constraint attempt_positive check (attempt >= 1),
+  add constraint meters_known check (meters between 0 and 3);
+alter table fairq.ready add constraint address_not_negative check (block >= 0 and position >= 0);
+alter table fairq.parked add constraint granted_has_no_turn check (not granted or turn is null);
 alter table fairq.finished_tasks add constraint outcome_is_known check (outcome in ('succeeded', 'failed', 'cancelled', 'expired'));
 alter table fairq.attempts add constraint outcome_is_known check (outcome in ('retry', 'worker_lost', 'released', 'lease_expired'));
-alter table fairq.lanes add constraint waiting_if_admissible check (not admissible or cursors <> '{}');
+alter table fairq.lanes
+  add constraint waiting_if_admissible check (not admissible or cursors <> '{}'),
+  add constraint no_count_below_zero check (coalesce((gate).in_flight, 0) >= 0 and coalesce((gate).uncounted, 0) >= 0);
+-- The clock may be moved by tests, also for what recovers and drops.
+update fairq.settings set test_clock = true;

@@ -15,5 +15,7 @@ def load_schema(conn: psycopg.Connection[Any]) -> None:
     conn.execute((Path(__file__).parent / "checks.sql").read_text())
     shards = os.environ.get("FAIRQ_TEST_SHARDS")
     if shards:
-        conn.execute("select fairq.configure_cluster(p_shard_count => %s::int)", [int(shards)])
+        conn.execute(
+            "select fairq.configure_cluster(jsonb_build_object('shard_count', %s::int))", [int(shards)]
+        )
     conn.commit()

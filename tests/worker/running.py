@@ -134,7 +134,7 @@ class Desk:
 
     @property
     def running(self) -> int:
-        return int(self.one("select count(*) from fairq.tasks where state = 'running'"))
+        return int(self.one("select count(*) from fairq.live_tasks where state = 'running'"))
 
     @property
     def workers(self) -> int:

@@ -18,6 +18,7 @@ import pytest
 import fairq
 from fairq.errors import ConfigurationError, UnknownQueue
 from fairq.worker import Stuck, Worker
+from fairq.worker.engine import Engine
 from tests.support.database import Database
 from tests.worker.running import Desk, drain, worker_thread
 
@@ -340,7 +341,7 @@ def test_weights_divide_the_slots_and_a_batch_is_one_of_all_queues(desk: Desk) -
     ):
         desk.wait_until(lambda: desk.running >= 8, "every slot is taken")
         taken = desk.rows(
-            "select queue, count(*) from fairq.tasks where state = 'running' group by 1 order by 1"
+            "select queue, count(*) from fairq.live_tasks where state = 'running' group by 1 order by 1"
         )
         release.set()
         desk.wait_until(lambda: desk.live == 0, "everything ran")
@@ -370,7 +371,7 @@ def test_a_budget_is_shared_by_the_queues_and_a_batch_bounds_each(desk: Desk) ->
     ):
         desk.wait_until(lambda: desk.running >= 5, "every slot is taken")
         taken = desk.rows(
-            "select queue, count(*) from fairq.tasks where state = 'running' group by 1 order by 1"
+            "select queue, count(*) from fairq.live_tasks where state = 'running' group by 1 order by 1"
         )
         release.set()
         desk.wait_until(lambda: desk.workers == 0, "the worker is through")
@@ -402,7 +403,7 @@ def _tomorrow() -> Any:
 
 def test_what_was_there_before_the_worker_needs_no_notice(desk: Desk) -> None:
     """HR8: no queue rings here, and polling is far away."""
-    desk.conn.execute("select fairq.configure_queue('default', p_notify => false)")
+    desk.conn.execute("""select fairq.configure_queue('default', '{"notify": false}')""")
     id = desk.enqueue("measure", {"name": "a"})
     with worker_thread(app, desk.dsn, notify_poll_interval_ms=300_000):
         desk.wait_until(lambda: desk.live == 0, "the task ran")
@@ -549,9 +550,9 @@ def test_maintenance_runs_as_often_as_was_said_and_never_with_zero(
         beats[0] += 1
         return beat(conn, **options)
 
-    def maintained(conn: Any) -> Any:
-        rounds[0] += 1
-        return maintain(conn)
+    def maintained(conn: Any, part: str) -> Any:
+        rounds[0] += part == "recovery"
+        return maintain(conn, part=part)
 
     monkeypatch.setattr(workers, "heartbeat", heartbeat)
     monkeypatch.setattr(workers, "maintain", maintained)
@@ -685,8 +686,8 @@ def test_stop_gives_back_what_does_not_end_in_time_and_burns_no_attempt(desk: De
         desk.wait_until(lambda: desk.running == 2, "both run")
         worker.stop()
     release.set()
-    assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)] * 2
-    assert desk.rows("select * from fairq.attempts") == []
+    assert desk.rows("select state, max_attempts - attempt from fairq.live_tasks") == [("overflow", 5)] * 2
+    assert desk.rows("select attempt, outcome, error from fairq.attempts") == [(1, "released", None)] * 2
     assert desk.workers == 0
 
 
@@ -785,7 +786,7 @@ def test_prefetch_claims_ahead_and_starts_only_what_has_a_slot(desk: Desk) -> No
     desk.enqueue_many("hold", 10)
     with worker_thread(own, desk.dsn, concurrency=2, prefetch=3, claim_lease=60.0, grace=60.0):
         query = (
-            "select state, count(*) from fairq.tasks where state in ('claimed', 'running')"
+            "select state, count(*) from fairq.live_tasks where state in ('claimed', 'running')"
             " group by 1 order by 1"
         )
         desk.wait_until(
@@ -811,7 +812,7 @@ def test_a_deadline_that_passes_in_the_buffer_expires_the_task_without_running_i
     late = desk.enqueue("hold")
     with worker_thread(own, desk.dsn, concurrency=1, prefetch=1, claim_lease=60.0, grace=60.0):
         desk.wait_until(
-            lambda: desk.rows("select state from fairq.tasks where id = %s", late) == [("claimed",)],
+            lambda: desk.rows("select state from fairq.live_tasks where id = %s", late) == [("claimed",)],
             "claimed",
         )
         desk.conn.execute("update fairq.tasks set expires_at = clock_timestamp() where id = %s", [late])
@@ -838,13 +839,11 @@ def test_a_claim_that_others_took_over_is_not_run(desk: Desk) -> None:
         own, desk.dsn, concurrency=1, prefetch=1, claim_lease=60.0, grace=60.0, maintain_interval_ms=0
     ):
         desk.wait_until(
-            lambda: desk.rows("select state from fairq.tasks where id = %s", taken) == [("claimed",)],
+            lambda: desk.rows("select state from fairq.live_tasks where id = %s", taken) == [("claimed",)],
             "claimed",
         )
         other = desk.one("select fairq.register_worker('other', '{default}', 1)")
-        desk.conn.execute(
-            "update fairq.tasks set lease_expires_at = clock_timestamp() where id = %s", [taken]
-        )
+        desk.conn.execute("update fairq.held set lease_expires_at = clock_timestamp() where id = %s", [taken])
         desk.conn.execute("select fairq.maintain()")
         popped = desk.rows("select id from fairq.pop_tasks('default', 1, %s)", other)
         assert popped == [(taken,)]
@@ -855,7 +854,7 @@ def test_a_claim_that_others_took_over_is_not_run(desk: Desk) -> None:
 
 def test_prefetch_is_refused_together_with_a_cluster_cap(desk: Desk) -> None:
     """H21"""
-    desk.conn.execute("select fairq.configure_cluster(p_max_running => 5)")
+    desk.conn.execute("""select fairq.configure_cluster('{"max_running": 5}')""")
     with pytest.raises(ConfigurationError, match="cluster cap of 5"):
         Worker(app, desk.dsn, prefetch=2, claim_lease=5.0).run()
     assert desk.workers == 0
@@ -900,7 +899,6 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1: the pop was committed, its answer lost with the connection."""
-    from fairq.queries import workers
     from fairq.worker import engine
 
     real = engine.Engine._send
@@ -908,8 +906,8 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
 
     async def send(self: Any, conn: Any, turn: Any) -> None:
         if turn.pop and not broken:
-            rows = await workers.pop_tasks_async(conn, queue="default", max_tasks=2, worker_id=self.worker_id)
-            broken.extend(row.id for row in rows)
+            rows = await conn.execute("select id from fairq.pop_tasks('default', 2, %s)", [self.worker_id])
+            broken.extend(id for (id,) in await rows.fetchall())
             await conn.close()
         await real(self, conn, turn)
 
@@ -997,7 +995,7 @@ def test_cancelling_arun_gives_everything_back(desk: Desk) -> None:
             await running
 
     asyncio.run(main())
-    assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)]
+    assert desk.rows("select state, max_attempts - attempt from fairq.live_tasks") == [("overflow", 5)]
     assert desk.workers == 0
 
 
@@ -1025,7 +1023,7 @@ def test_prefetch_is_given_up_when_a_cluster_cap_comes(desk: Desk, caplog: pytes
     ):
         desk.enqueue("measure", {"name": "a"})
         desk.wait_until(lambda: desk.live == 0, "it ran")
-        desk.conn.execute("select fairq.configure_cluster(p_max_running => 5)")
+        desk.conn.execute("""select fairq.configure_cluster('{"max_running": 5}')""")
         desk.enqueue("measure", {"name": "a"})
         desk.wait_until(lambda: desk.live == 0, "it ran under the cap")
     assert "without prefetch" in caplog.text
@@ -1061,7 +1059,7 @@ def test_ctrl_c_without_signal_handlers_ends_the_worker_in_good_order(desk: Desk
     """KeyboardInterrupt comes out of the loop wherever that is; the worker signs off all the same."""
     desk.enqueue("waits")
     subprocess.run([sys.executable, "-c", CTRL_C, desk.dsn], check=True, timeout=60)
-    assert desk.rows("select state, max_attempts - attempt from fairq.tasks") == [("overflow", 5)]
+    assert desk.rows("select state, max_attempts - attempt from fairq.live_tasks") == [("overflow", 5)]
     assert desk.workers == 0
 
 
@@ -1093,13 +1091,16 @@ def test_a_mistake_of_ours_gives_everything_back(desk: Desk, monkeypatch: pytest
     """The worker ends with the exception; what it held is in line again, not lost until its lease is over."""
     desk.enqueue_many("measure", 3, {"name": "a"})
 
+    take_in = Engine._popped
+
     def stumble(*args: Any) -> None:
+        take_in(*args)
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fairq.worker.engine.Engine._due", stumble)
+    monkeypatch.setattr(Engine, "_popped", stumble)
     with pytest.raises(ZeroDivisionError):
         Worker(app, desk.dsn, concurrency=2).run()
-    assert desk.rows("select distinct state from fairq.tasks where state in ('claimed', 'running')") == []
+    assert desk.rows("select id from fairq.held") == []
     assert desk.workers == 0
 
 
@@ -1146,8 +1147,8 @@ def test_arun_cancelled_twice_leaves_nothing_behind(desk: Desk, database: Databa
     async def main() -> None:
         running = asyncio.create_task(Worker(own, desk.dsn, listen=False).arun())
         await asyncio.to_thread(desk.wait_until, lambda: desk.workers == 1, "it is registered")
-        blocker.execute("lock table fairq.tasks in access exclusive mode")
-        for query in ("pop_tasks", "retire_worker"):
+        blocker.execute("lock table fairq.tasks, fairq.ready, fairq.held in access exclusive mode")
+        for query in ("fairq.turn", "retire_worker"):
             await asyncio.to_thread(wait_in, query)
             running.cancel()
         with pytest.raises(asyncio.CancelledError):

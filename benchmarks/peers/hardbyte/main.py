@@ -35,7 +35,10 @@ HISTORY = (
     "select inhrelid::regclass::text from pg_inherits"
     " where inhparent in ('fairq.finished_tasks'::regclass, 'fairq.attempts'::regclass) order by 1"
 )
-DEPTH = "select count(*) from fairq.tasks where state in ('overflow', 'queued')"
+# Bodies stay until their task ends; those that no worker holds are waiting.
+DEPTH = """
+select (select count(*) from fairq.tasks t where not t.scheduled) - (select count(*) from fairq.held)
+"""
 GROUPS = 10  # the harness knows no tenants
 
 

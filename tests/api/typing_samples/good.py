@@ -66,10 +66,10 @@ def sync(
     assert_type(parse.enqueue(session, "bob", Parse("a"), run_at=datetime.now(UTC)), int)
     assert_type(mail.enqueue_many(plain, [("bob", Mail(to="x"))], priority=3), list[int])
     assert_type(fairq.cancel(session, 1), bool)
-    assert_type(fairq.configure_queue(plain, "docs", max_running=3, rate_period=60), fairq.QueueSettings)
-    assert_type(fairq.configure_group(session, "docs", "bob", weight=2, reset=["rate"]), fairq.GroupSettings)
+    assert_type(fairq.configure_queue(plain, "docs", max_running=3, rate_period=60), fairq.QueueState)
+    assert_type(fairq.configure_group(session, "docs", "bob", weight=2, rate_limit=None), fairq.GroupState)
     assert_type(fairq.configure_key(alchemy, "printer", max_running=2), fairq.KeySettings)
-    assert_type(fairq.configure_cluster(scoped, reset=("max_running",)), fairq.ClusterSettings)
+    assert_type(fairq.configure_cluster(scoped, max_running=None), fairq.ClusterSettings)
     fairq.pause_queue(plain, "docs")
     fairq.drain_queue(session, "docs")
     assert_type(fairq.purge_group(plain, "docs", "bob"), int)
@@ -97,9 +97,7 @@ async def asynchronous(
 ) -> None:
     assert_type(await fairq.enqueue(plain, "bob", {"n": 1}), int)
     assert_type(await fairq.enqueue(alchemy, "bob"), int)
-    assert_type(
-        await fairq.configure_queue(alchemy, "docs", retention=timedelta(days=1)), fairq.QueueSettings
-    )
+    assert_type(await fairq.configure_queue(alchemy, "docs", retention=timedelta(days=1)), fairq.QueueState)
     await fairq.resume_group(session, "docs", "bob")
     assert_type(await fairq.rate_usage(scoped, "docs", "bob"), fairq.RateUsage | None)
     assert_type(await fairq.enqueue(session, "bob"), int)

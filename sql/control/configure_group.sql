@@ -1,0 +1,24 @@
+-- Changes settings of one group of a queue, which are columns of fairq.groups: an absent one stays as it is, a null takes one away, so that the queue's
+-- default holds. Takes effect with the next promotion, which the next pop makes. Groups need no settings: unknown ones have those of their queue.
+-- A first cap or breaker counts the tasks that are in flight already.
+-- Returns the settings in force.
+-- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an unknown setting.
+-- Locks: settings; groups, one row; then the domain, if nobody promotes. Waits for no pop.
+create function fairq.configure_group(p_queue text, p_group_key text, p_settings jsonb default '{}') returns fairq.groups
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_group fairq.groups;
+  v_shard_no integer;
+begin
+  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s for update;
+  perform fairq._check_group(p_queue, p_group_key);
+  v_group := fairq._set_limits(v_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_settings);
+  -- Hears the ring: what is ready goes back in line, and stands there under the new limits. Who promotes right now is not waited for: the next pass hears it.
+  perform fairq._promote(v_shard_no, p_queue, 1, false);
+  return v_group;
+end;
+$$;
+comment on function fairq.configure_group is 'Changes settings of one group; an absent one stays, a null takes one away.';

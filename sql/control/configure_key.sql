@@ -1,0 +1,28 @@
+-- How many tasks with a concurrency key may be in flight at once, over all queues and groups of a shard. Keys need no settings: an unknown one has one place.
+-- Returns the settings in force.
+-- Raises QF006 key, QF005 not READ COMMITTED, QF007 a number out of range, QF014 an unknown setting.
+-- Locks: settings; groups, one row; the domain #keys, if nobody holds it.
+create function fairq.configure_key(p_concurrency_key text, p_settings jsonb default '{}') returns fairq.groups
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_shard_no integer;
+  v_key fairq.groups;
+begin
+  perform from fairq.settings s for update;
+  if p_concurrency_key is null or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
+    raise exception 'a concurrency key has 1 to 500 bytes' using errcode = 'QF006', hint = 'Name the resource that tasks share.';
+  end if;
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    v_key := fairq._set_limits(v_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_settings, '{max_running}');
+    -- Hears the ring: what a higher cap lets in may go on now.
+    if fairq._lock_domain(v_shard_no, '#keys', false) then
+      perform fairq._open_keys(v_shard_no, fairq._now());
+    end if;
+  end loop;
+  return v_key;
+end;
+$$;
+comment on function fairq.configure_key is 'Changes how many tasks with a concurrency key may be in flight.';

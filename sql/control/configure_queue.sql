@@ -1,0 +1,68 @@
+-- Creates a queue, or changes its settings, which are columns of fairq.queues: an absent one stays as it is, a null takes one away, so that the default holds.
+-- group_* and weight are the defaults of its groups; max_running, rate_* and breaker_* limit the queue as a whole. Takes effect with the next promotion and pop.
+-- Returns the settings in force.
+-- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting.
+-- Locks: settings; queues, one row; where limits change, #meters, waits for it, and the domains of the queue, if nobody promotes.
+create function fairq.configure_queue(p_queue text, p_settings jsonb default '{}') returns fairq.queues
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_queue fairq.queues;
+  v_is_new boolean;
+  v_changes jsonb;
+  v_groups_change boolean;
+  v_meter_changes boolean;
+begin
+  perform from fairq.settings s for update;
+  if p_queue is null or p_queue = '' or octet_length(p_queue) > 200 or p_queue like '#%' then
+    raise exception 'the name of a queue has 1 to 200 bytes and does not begin with #' using errcode = 'QF006', hint = 'For example: documents.';
+  end if;
+  insert into fairq.queues (queue) values (p_queue) on conflict do nothing;
+  v_is_new := found;
+  perform fairq._open_domain(s.shard_no, p_queue) from fairq._shards(null) s(shard_no);
+  -- Nobody else changes settings now, so the row need not be locked while domains are waited for: a queue can be paused all the time.
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  v_changes := fairq._check_settings(format('queue "%s"', p_queue), 'fairq.queues', to_jsonb(v_queue), p_settings);
+  select coalesce(bool_or(c.name ~ '^(weight$|fairness$|group_)'), false), coalesce(bool_or(c.name ~ '^(max_running$|rate_|breaker_)'), false)
+  into v_groups_change, v_meter_changes
+  from jsonb_object_keys(v_changes) c(name);
+
+  -- The meters first hear all there is to hear under the old settings.
+  if v_meter_changes then
+    perform fairq._settle_meters(fairq._now());
+  end if;
+  if v_changes <> '{}' then
+    execute 'update fairq.queues q set ' || fairq._assignments(v_changes) || ' where q.queue = $2'
+    using jsonb_populate_record(v_queue, v_changes), p_queue;
+  end if;
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+
+  if v_groups_change and not v_is_new then
+    -- The groups that have a lane look their settings up again, and so do those that have tasks in flight; others will when they get one.
+    insert into fairq.rings (shard_no, queue, group_key, configured)
+    select l.shard_no, l.queue, l.group_key, true
+    from fairq._shards(null) s(shard_no)
+    join fairq.lanes l on l.shard_no = s.shard_no and l.queue = p_queue
+    union
+    select t.shard_no, t.queue, t.group_key, true
+    from fairq._shards(null) s(shard_no)
+    join fairq.held h on h.shard_no = s.shard_no
+    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+    where t.queue = p_queue;
+    perform fairq._promote(s.shard_no, p_queue, 1, false) from fairq._shards(null) s(shard_no);
+  end if;
+  if v_meter_changes then
+    perform fairq._apply_meter('queue ' || p_queue, p_queue);
+  elsif v_is_new then
+    perform fairq._set_metered();
+  end if;
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  if v_queue.notify and (v_groups_change or v_meter_changes) then
+    perform pg_notify('fairq', p_queue);
+  end if;
+  return v_queue;
+end;
+$$;
+comment on function fairq.configure_queue is 'Creates a queue, or changes its settings; an absent one stays, a null takes one away.';

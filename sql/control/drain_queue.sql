@@ -1,0 +1,17 @@
+-- Lets a queue run empty: new tasks are refused (QF016) until it is resumed, what is there is served to the end, retries and schedules included. Costs the
+-- same however much that is. Whether it is empty fairq.queue_stats tells. A transaction that created tasks before this one committed is let through.
+-- Raises QF003 unknown queue.
+-- Locks: queues, one row.
+create function fairq.drain_queue(p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  update fairq.queues q set draining_at = coalesce(q.draining_at, fairq._now()) where q.queue = p_queue and not q.internal;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+end;
+$$;
+comment on function fairq.drain_queue is 'Refuses new tasks of a queue and serves those that are there, until it is resumed.';

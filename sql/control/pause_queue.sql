@@ -1,0 +1,16 @@
+-- Pauses a queue: pops return nothing until it is resumed. Creating goes on, running tasks go on.
+-- Raises QF003 unknown queue.
+-- Locks: queues, one row.
+create function fairq.pause_queue(p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  update fairq.queues q set paused_at = coalesce(q.paused_at, fairq._now()) where q.queue = p_queue and not q.internal;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+end;
+$$;
+comment on function fairq.pause_queue is 'Stops serving a queue until it is resumed.';

@@ -1,0 +1,53 @@
+-- Cancels everything a group has waiting: in line, ready, scheduled and parked tasks. Claimed and running ones are left; cancel_task is for those.
+-- Ready ones are cancelled by promotion, which gives the group its addresses back: it owes nothing for tasks it did not run.
+-- Returns how many tasks it ended.
+-- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
+-- Locks: the domain, waits for it; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
+create function fairq.purge_group(p_queue text, p_group_key text) returns integer
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+  v_ready bigint[];
+  v_ended integer;
+begin
+  perform fairq._check_group(p_queue, p_group_key);
+  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
+  perform fairq._lock_domain(v_shard_no, p_queue, true);
+  v_ready := array(
+    select r.id
+    from fairq.ready r
+    where r.shard_no = v_shard_no
+      and r.queue = p_queue
+      and r.position >= 0
+      and r.group_key = p_group_key
+    for update skip locked
+  );
+  v_ended := cardinality(v_ready) + fairq._end_tasks(v_shard_no, array(
+    select t.id
+    from fairq.tasks t
+    where t.shard_no = v_shard_no
+      and t.queue = p_queue
+      and t.group_key = p_group_key
+      and t.id <> all(v_ready)
+  ), 'cancelled', null, v_now);
+  insert into fairq.cancellations (shard_no, task_id, requested_at)
+  select v_shard_no, r.id, v_now
+  from unnest(v_ready) r(id);
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+  select v_shard_no, p_queue, p_group_key, r.id
+  from unnest(v_ready) r(id);
+  -- One pass hears five thousand rings; others may wait before these.
+  for v_round in 1 .. 1000 loop
+    perform fairq._promote(v_shard_no, p_queue, 1, true);
+    exit when not exists (select from fairq._tick(v_shard_no, p_queue) k where fairq._has_news(k));
+  end loop;
+  return v_ended;
+end;
+$$;
+comment on function fairq.purge_group is 'Cancels everything a group has waiting. Returns how many tasks that were.';

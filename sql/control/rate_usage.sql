@@ -1,0 +1,86 @@
+-- How much of a rate is used: of a group's, its own or the one its queue gives to each; with p_group_key null, of the rate of the whole queue.
+-- A rate is charged when tasks are popped, never by looking.
+-- Returns one row; none where no rate holds. available tasks may go at once; when there are none, the next one may at next_at. At full_at all
+-- of the burst is there again; null: it is.
+-- Raises QF001 group key, QF003 unknown queue.
+-- Cost: the settings of the group and its lane, one index step each.
+create function fairq.rate_usage(p_queue text, p_group_key text default null)
+returns table (
+  queue text,
+  group_key text,
+  rate_limit integer,
+  rate_period interval,
+  rate_burst integer,
+  used integer,
+  available integer,
+  next_at timestamptz,
+  full_at timestamptz
+)
+language plpgsql
+volatile
+rows 1
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_lane fairq.lanes;
+  v_queue fairq.queues;
+  v_group fairq.groups;
+  v_policy fairq.policy;
+  v_rate fairq.policy;
+  v_gate fairq.gate;
+begin
+  select s.shard_no, s.queue, s.group_key into v_lane.shard_no, v_lane.queue, v_lane.group_key
+  from fairq._rate_scope(p_queue, p_group_key) s;
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  select g.* into v_group
+  from fairq.groups g
+  where g.shard_no = v_lane.shard_no
+    and g.queue = v_lane.queue
+    and g.group_key = v_lane.group_key;
+  -- The settings as they are now, of which the lane may not have heard yet.
+  v_policy := case when v_lane.queue = '#meters' then fairq._meter_policy(v_lane.group_key) else fairq._policy(v_queue, v_group) end;
+  if v_policy.rate_seconds is null then
+    return;
+  end if;
+
+  v_lane := fairq._lane(v_lane.shard_no, v_lane.queue, v_lane.group_key);
+  v_gate.rate_at := (fairq._settle(v_policy, v_lane.gate, 0, 0, false, v_now)).rate_at;
+  v_rate.rate_seconds := v_policy.rate_seconds;
+  v_rate.rate_burst := v_policy.rate_burst;
+  queue := p_queue;
+  group_key := p_group_key;
+  rate_limit := case when p_group_key is null then v_queue.rate_limit else coalesce(v_group.rate_limit, v_queue.group_rate_limit) end;
+  rate_period := case when p_group_key is null then v_queue.rate_period else coalesce(v_group.rate_period, v_queue.group_rate_period) end;
+  rate_burst := v_policy.rate_burst;
+  -- What else keeps the group waiting is not asked here.
+  select a.tasks, a.look_at into available, next_at from fairq._allowance(v_rate, v_gate, v_now) a;
+  used := rate_burst - available;
+  full_at := case when v_gate.rate_at > v_now then v_gate.rate_at end;
+  return next;
+end;
+$$;
+comment on function fairq.rate_usage is 'How much of the rate of a group, or of a whole queue, is used, and when the next task may go.';
+
+-- The lane that a rate is charged to: of a group, or, with p_group_key null, of the queue as a whole.
+-- Raises QF001 group key, QF003 unknown queue.
+create function fairq._rate_scope(p_queue text, p_group_key text, out shard_no integer, out queue text, out group_key text)
+language plpgsql
+stable
+set search_path = ''
+as $$
+begin
+  if p_group_key is not null then
+    perform fairq._check_group(p_queue, p_group_key);
+    select fairq._shard_of(p_group_key, s.shard_count), p_queue, p_group_key into shard_no, queue, group_key from fairq.settings s;
+    return;
+  end if;
+  if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  shard_no := 0;
+  queue := '#meters';
+  group_key := 'queue ' || p_queue;
+end;
+$$;
+comment on function fairq._rate_scope is 'The lane that a rate of a group, or of a whole queue, is charged to.';

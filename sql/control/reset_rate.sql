@@ -1,0 +1,44 @@
+-- Forgets what was used of a rate: of a group's, or, with p_group_key null, of the rate of the whole queue. A full burst may go at once. Tasks that run
+-- already stay so, and are not charged again. Nothing happens where nothing was used.
+-- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
+-- Locks: the domain of the queue, or #meters, and waits for it; lanes, one row replaced.
+create function fairq.reset_rate(p_queue text, p_group_key text default null) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_scope record;
+  v_lane fairq.lanes;
+begin
+  select s.shard_no, s.queue, s.group_key into v_scope from fairq._rate_scope(p_queue, p_group_key) s;
+  -- The lane first hears all there is to hear; from here on nobody else writes it.
+  if p_group_key is null then
+    perform fairq._settle_meters(fairq._now());
+  else
+    perform fairq._promote(v_scope.shard_no, v_scope.queue, 1, true);
+  end if;
+  v_lane := fairq._lane(v_scope.shard_no, v_scope.queue, v_scope.group_key);
+  if (v_lane.gate).rate_at is null then
+    return;
+  end if;
+
+  v_lane.version := v_lane.version + 1;
+  v_lane.gate.rate_at := null;
+  insert into fairq.lanes select (v_lane).*;
+  delete from fairq.lanes l
+  where l.shard_no = v_lane.shard_no
+    and l.queue = v_lane.queue
+    and l.group_key = v_lane.group_key
+    and l.version = v_lane.version - 1;
+  -- What it has waiting may go: the next promotion looks at it, and workers that sleep until its next task was due are woken.
+  if p_group_key is not null then
+    perform fairq._ring_group(v_scope.shard_no, v_scope.queue, v_scope.group_key);
+    perform fairq._promote(v_scope.shard_no, v_scope.queue, 1, true);
+  end if;
+  if p_group_key is null then
+    perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
+  end if;
+end;
+$$;
+comment on function fairq.reset_rate is 'Forgets what was used of the rate of a group, or of a whole queue.';

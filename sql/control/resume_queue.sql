@@ -1,0 +1,21 @@
+-- Serves a paused queue again; one that drains takes new tasks again.
+-- Raises QF003 unknown queue.
+-- Locks: queues, one row.
+create function fairq.resume_queue(p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_notify boolean;
+begin
+  update fairq.queues q set paused_at = null, draining_at = null where q.queue = p_queue and not q.internal returning q.notify into v_notify;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  if v_notify then
+    perform pg_notify('fairq', p_queue);
+  end if;
+end;
+$$;
+comment on function fairq.resume_queue is 'Serves a paused queue again, and takes new tasks where it was draining.';

@@ -1,0 +1,253 @@
+-- What a configure_* function is to change, with nothing left to be found wrong. p_table is where the settings are columns, p_row the row as it is, p_known
+-- the only ones that may be named (null: all of them). A null takes a setting away: the column's default stands for it. This is the one place that knows
+-- ranges, for all scopes: no other way leads into these columns.
+-- Returns the columns to write. A rate and its period, a breaker and its cooldown come and go together.
+-- Raises QF014 an unknown setting, or a value of the wrong kind; QF007 a number, QF009 a time.
+create function fairq._check_settings(p_of text, p_table regclass, p_row jsonb, p_settings jsonb, p_known text[] default null) returns jsonb
+language plpgsql
+stable
+set search_path = ''
+as $$
+declare
+  v_changes jsonb := '{}'::jsonb;
+  v_setting record;
+  v_value jsonb;
+  v_number double precision;
+  v_fits boolean;
+begin
+  if jsonb_typeof(p_settings) <> 'object' then
+    raise exception 'the settings of % are not an object but %', p_of, left(p_settings::text, 60)
+      using errcode = 'QF014', hint = 'Names and values, for example: {"max_running": 5}.';
+  end if;
+  p_known := array(
+    select a.attname::text
+    from pg_catalog.pg_attribute a
+    where a.attrelid = p_table
+      and a.attnum > 0
+      and not a.attisdropped
+      and a.attname <> all(array['singleton', 'shard_no', 'queue', 'group_key', 'metered', 'internal', 'test_clock', 'paused_at', 'draining_at'])
+      and (p_known is null or a.attname = any(p_known))
+    order by a.attnum
+  );
+
+  for v_setting in
+    select e.key as name, e.value, e.value #>> '{}' as input, format_type(a.atttypid, null) as type, pg_get_expr(d.adbin, d.adrelid) as preset,
+      b.least, b.most
+    from jsonb_each(p_settings) e
+    left join pg_catalog.pg_attribute a on a.attrelid = p_table and a.attname = e.key and e.key = any(p_known)
+    left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+    left join (
+      -- Times are in seconds.
+      values
+        ('weight', 0.001, 1000),
+        ('max_running', 0, 2147483647),
+        ('rate_limit', 1, 2147483647),
+        -- A full burst at the slowest rate has to be paid for before the end of time, or promotion of the whole queue fails.
+        ('rate_period', 0.000001, 366 * 86400),
+        ('rate_burst', 1, 100000),
+        ('breaker_threshold', 1, 2147483647),
+        ('breaker_cooldown', 0.000001, 366 * 86400),
+        ('ready_target', 1, 1000000),
+        ('max_attempts', 1, 1000000),
+        ('retry_base', 0, 366 * 86400),
+        ('retry_cap', 0, 366 * 86400),
+        ('retention', 0, 36525 * 86400::bigint),
+        ('shard_count', 1, 4096),
+        ('payload_limit', 1, 268435456)
+    ) b(name, least, most) on b.name = regexp_replace(e.key, '^group_', '')
+    order by e.key
+  loop
+    if v_setting.type is null then
+      raise exception '% has no setting "%"', p_of, left(v_setting.name, 60)
+        using errcode = 'QF014', hint = format('The nearest is %s. There are: %s.', fairq._nearest(v_setting.name, p_known), array_to_string(p_known, ', '));
+    end if;
+    if v_setting.input is null then
+      execute 'select to_jsonb(' || coalesce(v_setting.preset, 'null::text') || ')' into v_value;
+      v_changes := v_changes || jsonb_build_object(v_setting.name, v_value);
+      continue;
+    end if;
+
+    v_value := v_setting.value;
+    v_fits := jsonb_typeof(v_value) = case v_setting.type when 'boolean' then 'boolean' when 'text' then 'string' else 'number' end
+      or v_setting.type = 'interval' and jsonb_typeof(v_value) = 'string';
+    if v_fits then
+      begin
+        v_number := case v_setting.type
+          when 'integer' then v_setting.input::integer
+          when 'double precision' then v_setting.input::double precision
+          when 'interval' then extract(epoch from v_setting.input::interval)
+        end;
+        v_fits := coalesce(v_number between v_setting.least and v_setting.most, v_setting.name <> 'fairness' or v_setting.input in ('count', 'time'))
+          and (v_setting.type <> 'interval' or fairq._is_span(v_setting.input::interval, make_interval(secs => v_setting.most)));
+      exception when data_exception then
+        v_fits := false;
+      end;
+    end if;
+    if not v_fits then
+      raise exception 'setting % of % cannot be %', v_setting.name, p_of, left(v_value::text, 60)
+        using errcode = case v_setting.type when 'interval' then 'QF009' when 'integer' then 'QF007' when 'double precision' then 'QF007' else 'QF014' end,
+          hint = case v_setting.type
+            when 'integer' then format('A whole number, %s to %s; null takes the setting away.', v_setting.least, v_setting.most)
+            when 'double precision' then format('A number, %s to %s; null takes the setting away.', v_setting.least, v_setting.most)
+            when 'interval' then format('A text such as "5 minutes", or a number of seconds: %s, at most %s days; null takes the setting away.',
+              case v_setting.least when 0 then 'zero or more' else 'more than zero' end, trunc(v_setting.most / 86400))
+            when 'boolean' then 'true or false; null takes the setting away.'
+            else 'count (as many tasks for each) or time (as many worker seconds); null takes the setting away.'
+          end;
+    end if;
+    if v_setting.type = 'interval' then
+      -- A hundred thousand years less as many in days are no time at all, but no date can take both: kept as days and seconds.
+      v_value := to_jsonb(justify_hours(make_interval(secs => v_number)));
+    end if;
+    v_changes := v_changes || jsonb_build_object(v_setting.name, v_value);
+  end loop;
+
+  for v_setting in
+    select g.of || c.rule as rule, g.of || c.time as time, g.of || c.extra as extra, c.preset
+    from (values (''), ('group_')) g(of)
+    cross join (values ('rate_limit', 'rate_period', 'rate_burst', '1 second'), ('breaker_threshold', 'breaker_cooldown', null, '1 minute'))
+      c(rule, time, extra, preset)
+  loop
+    if (p_row || v_changes) ->> v_setting.rule is not null then
+      if (p_row || v_changes) ->> v_setting.time is null then
+        v_changes := v_changes || jsonb_build_object(v_setting.time, v_setting.preset);
+      end if;
+      continue;
+    end if;
+    if v_changes ->> v_setting.time is not null then
+      raise exception 'setting % of % says nothing without %', v_setting.time, p_of, v_setting.rule
+        using errcode = 'QF007', hint = format('Set %s with it.', v_setting.rule);
+    end if;
+    if v_changes ? v_setting.rule then
+      v_changes := jsonb_build_object(v_setting.time, null, coalesce(v_setting.extra, v_setting.time), null) || v_changes;
+    end if;
+  end loop;
+  return v_changes;
+end;
+$$;
+comment on function fairq._check_settings is 'What a configure_* function is to change; raises an error of class QF for settings that make no sense.';
+
+-- By the pairs of letters that two names share, of all they have.
+create function fairq._nearest(p_name text, p_known text[]) returns text
+language sql
+immutable
+set search_path = ''
+as $$
+  select k.name
+  from unnest(p_known) with ordinality k(name, nth)
+  order by (select count(*) from generate_series(1, length(k.name) - 1) i where strpos(p_name, substr(k.name, i, 2)) > 0)
+    / (length(k.name) + length(p_name))::double precision desc, k.nth
+  limit 1
+$$;
+comment on function fairq._nearest is 'The name that is most like another.';
+
+-- "weight = ($1).weight, ...": so that a statement that writes settings need not name them.
+create function fairq._assignments(p_changes jsonb) returns text
+language sql
+immutable
+set search_path = ''
+as $$ select string_agg(format('%1$I = ($1).%1$I', c.name), ', ') from jsonb_object_keys(p_changes) c(name) $$;
+comment on function fairq._assignments is 'The assignments of an update that takes changed columns from a row, $1.';
+
+-- Writes the settings of a group, or of a concurrency key (queue #keys). Its lane is rung and looks its policy up again.
+-- Returns the settings in force.
+-- Raises QF007, QF009, QF014 (see _check_settings).
+-- Locks: groups, one row.
+create function fairq._set_limits(p_shard_no integer, p_queue text, p_group_key text, p_of text, p_settings jsonb, p_known text[] default null)
+returns fairq.groups
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_group fairq.groups;
+  v_changes jsonb;
+begin
+  insert into fairq.groups (shard_no, queue, group_key) values (p_shard_no, p_queue, p_group_key) on conflict do nothing;
+  select g.* into v_group
+  from fairq.groups g
+  where g.shard_no = p_shard_no
+    and g.queue = p_queue
+    and g.group_key = p_group_key
+  for update;
+
+  v_changes := fairq._check_settings(p_of, 'fairq.groups', to_jsonb(v_group), p_settings, p_known);
+  if v_changes <> '{}' then
+    v_group := jsonb_populate_record(v_group, v_changes);
+    execute 'update fairq.groups g set ' || fairq._assignments(v_changes) || ' where g.shard_no = $2 and g.queue = $3 and g.group_key = $4'
+    using v_group, p_shard_no, p_queue, p_group_key;
+  end if;
+  perform fairq._ring_group(p_shard_no, p_queue, p_group_key);
+  return v_group;
+end;
+$$;
+comment on function fairq._set_limits is 'Writes the settings of a group or key.';
+
+-- The limits of a whole queue ('queue NAME'), or of the cluster, have changed. A first cap or breaker counts the tasks that are held already; those being
+-- popped at this very moment escape it. The caller holds #meters and has let it hear all there was to hear under the old limits.
+-- Locks: held tasks with "skip locked"; queues whose pops have to ask the meters from now on, or no longer.
+create function fairq._apply_meter(p_scope text, p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_counts boolean := fairq._counts(fairq._meter_policy(p_scope));
+  v_bit integer := case when p_scope = 'cluster' then 2 else 1 end;
+  v_adopted integer;
+begin
+  perform fairq._ring_group(0, '#meters', p_scope);
+  with held as materialized (
+    select k.id, k.shard_no
+    from fairq._shards(null) s(shard_no)
+    join fairq.held k on k.shard_no = s.shard_no
+    join fairq.tasks t on t.shard_no = k.shard_no and t.id = k.id
+    where (p_queue is null or t.queue = p_queue)
+      and (k.meters & v_bit <> 0) <> v_counts
+    for update of k skip locked
+  ),
+  changed as (
+    update fairq.held k
+    set meters = case when v_counts then k.meters | v_bit else k.meters & ~v_bit end
+    from held h
+    where k.shard_no = h.shard_no
+      and k.id = h.id
+    returning k.id
+  )
+  select count(*)::integer into v_adopted from changed;
+  if v_adopted > 0 then
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    values (0, '#meters', p_scope, case when v_counts then -v_adopted else v_adopted end);
+  end if;
+  perform fairq._settle_meters(fairq._now());
+  perform fairq._set_metered();
+end;
+$$;
+comment on function fairq._apply_meter is 'Has the changed limits of a whole queue, or of the cluster, hold.';
+
+create function fairq._set_metered() returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  update fairq.queues q
+  set metered = not q.metered
+  where not q.internal
+    and q.metered <> (fairq._meter_policy('queue ' || q.queue) is distinct from null or fairq._meter_policy('cluster') is distinct from null);
+end;
+$$;
+comment on function fairq._set_metered is 'Notes with each queue whether its pops have to ask the meters.';
+
+-- A row of settings as an object, lengths of time in seconds: what is answered can be set again. For drivers, which agree on no more than that.
+create function fairq._settings_json(p_row anyelement) returns jsonb
+language sql
+stable
+set search_path = ''
+as $$
+  select jsonb_object_agg(e.key, case when a.atttypid = 'interval'::regtype then to_jsonb(extract(epoch from (e.value #>> '{}')::interval)) else e.value end)
+  from jsonb_each(to_jsonb(p_row)) e
+  join pg_catalog.pg_type t on t.oid = pg_typeof(p_row)
+  join pg_catalog.pg_attribute a on a.attrelid = t.typrelid and a.attname = e.key
+$$;
+comment on function fairq._settings_json is 'A row of settings as an object.';

@@ -1,0 +1,249 @@
+-- Creates a task in the caller's transaction. Two inserts, the task and its ring: nothing shared is locked, updated or waited for, in any
+-- isolation level (I2); only equal idempotency keys wait for each other.
+-- p_promote assigns the block address at once. That takes the domain's lock until the transaction ends: for a transaction that ends here.
+-- Returns the id of the task; with a known idempotency key, the id of the task that has it.
+-- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF005 p_promote outside READ COMMITTED, QF016 the queue is draining (a known
+-- idempotency key is answered all the same).
+create function fairq.create_task(
+  p_group_key text,
+  p_payload jsonb,
+  p_queue text default 'default',
+  p_kind text default 'default',
+  p_priority integer default 0,
+  p_run_at timestamptz default null,
+  p_expires_at timestamptz default null,
+  p_max_attempts integer default null,
+  p_cost double precision default 1,
+  p_timeout interval default null,
+  p_idempotency_key text default null,
+  p_concurrency_key text default null,
+  p_headers jsonb default null,
+  p_promote boolean default false
+) returns bigint
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_settings record;
+  v_shard_no integer;
+  v_id bigint;
+  v_known_id bigint;
+  v_scheduled boolean := coalesce(p_run_at > v_now, false);
+  v_announce boolean := false;
+begin
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
+  from fairq.settings s
+  cross join fairq.queues q
+  where q.queue = p_queue
+    and not q.internal;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, p_priority, p_run_at, p_expires_at, p_max_attempts,
+    p_cost, p_timeout, p_idempotency_key, p_concurrency_key, p_headers);
+
+  v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
+  v_id := nextval('fairq.task_ids');
+  if p_idempotency_key is not null then
+    v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_kind, p_payload, v_id);
+    if v_known_id is not null then
+      return v_known_id;
+    end if;
+  end if;
+  if v_settings.draining_at is not null then
+    perform fairq._refuse_draining(p_queue);
+  end if;
+
+  if v_settings.notify then
+    select not a.is_announced into v_announce from fairq._announced(v_shard_no, p_queue) a;
+  end if;
+
+  insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, expires_at, cost,
+    max_attempts, timeout, idempotency_key, concurrency_key, scheduled, headers, payload)
+  values (v_shard_no, v_id, v_id, p_queue, p_group_key, p_kind, p_priority,
+    v_now, coalesce(p_run_at, v_now), p_expires_at, p_cost, coalesce(p_max_attempts, v_settings.max_attempts), p_timeout,
+    p_idempotency_key, p_concurrency_key, v_scheduled, p_headers, p_payload);
+
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed, announced)
+  values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
+    case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_announce);
+
+  if p_promote then
+    perform fairq._promote(v_shard_no, p_queue, 1000, true);
+  end if;
+  -- Also for a scheduled task: a worker that sleeps learns when to wake up.
+  if v_announce then
+    perform pg_notify('fairq', p_queue);
+  end if;
+  return v_id;
+end;
+$$;
+comment on function fairq.create_task is
+  'Creates a task in the caller''s transaction, without waiting for anyone. Returns its id.';
+
+-- What is wrong with a task, said clearly, before anything is written.
+-- Raises QF001 group key, QF002 payload, QF006 other keys, QF008 cost, QF009 times, QF007 attempts.
+create function fairq._check_task(
+  p_group_key text,
+  p_payload jsonb,
+  p_payload_limit integer,
+  p_kind text,
+  p_priority integer,
+  p_run_at timestamptz,
+  p_expires_at timestamptz,
+  p_max_attempts integer,
+  p_cost double precision,
+  p_timeout interval,
+  p_idempotency_key text,
+  p_concurrency_key text,
+  p_headers jsonb
+) returns void
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
+    raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
+      using errcode = 'QF001', hint = 'Name the tenant the task belongs to: a text of 1 to 500 bytes.';
+  end if;
+  if p_payload is null then
+    raise exception 'the payload of a task of group "%" is null', p_group_key
+      using errcode = 'QF002', hint = 'Pass ''{}'' or ''null''::jsonb for a task without data.';
+  end if;
+  -- The binary form is rarely smaller than half the text, so the text is only made for payloads that come near the limit.
+  if pg_column_size(p_payload) > p_payload_limit / 4 and octet_length(p_payload::text) > p_payload_limit then
+    raise exception 'the payload of a task of group "%" has % bytes, % are allowed', p_group_key, octet_length(p_payload::text), p_payload_limit
+      using errcode = 'QF002', hint = 'Store the data elsewhere and pass a reference, or raise the limit: select fairq.configure_cluster(''{"payload_limit": ...}'');';
+  end if;
+  if pg_column_size(p_headers) > p_payload_limit / 4 and octet_length(p_headers::text) > p_payload_limit then
+    raise exception 'the headers of a task of group "%" have % bytes, % are allowed', p_group_key, octet_length(p_headers::text), p_payload_limit
+      using errcode = 'QF002', hint = 'Headers say how to treat a task; data belongs into the payload or elsewhere.';
+  end if;
+  if p_kind is null or p_kind = '' or octet_length(p_kind) > 200 then
+    raise exception 'the kind of a task of group "%" is %', p_group_key, coalesce('"' || left(p_kind, 40) || '"', 'null')
+      using errcode = 'QF006', hint = 'Name the handler: a text of 1 to 200 bytes.';
+  end if;
+  if p_idempotency_key = '' or octet_length(p_idempotency_key) > 500 or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
+    raise exception 'the idempotency or concurrency key of a task of group "%" is empty or too long', p_group_key
+      using errcode = 'QF006', hint = 'Keys have 1 to 500 bytes; null means none.';
+  end if;
+  if p_priority is null or p_priority not between -1000000 and 1000000 then
+    raise exception 'the priority % of a task of group "%" is out of range', coalesce(p_priority::text, 'null'), p_group_key
+      using errcode = 'QF007', hint = 'Higher runs first; the range is -1000000 to 1000000, the default 0.';
+  end if;
+  if p_max_attempts is not null and p_max_attempts not between 1 and 1000000 then
+    raise exception 'max_attempts % of a task of group "%" is out of range', p_max_attempts, p_group_key
+      using errcode = 'QF007', hint = 'At least 1; null takes the queue''s default.';
+  end if;
+  if p_cost is null or not (p_cost >= 0.001 and p_cost <= 1000000) or p_cost = 'NaN' then
+    raise exception 'the cost % of a task of group "%" is out of range', coalesce(p_cost::text, 'null'), p_group_key
+      using errcode = 'QF008', hint = 'The cost is relative to an ordinary task of cost 1: 0.001 to 1000000.';
+  end if;
+  if p_run_at not between '0001-01-01 00:00+00' and '9999-12-31 00:00+00' or p_expires_at not between '0001-01-01 00:00+00' and '9999-12-31 00:00+00' then
+    raise exception 'run_at or expires_at of a task of group "%" is out of range', p_group_key
+      using errcode = 'QF009', hint = 'A time in the years 1 to 9999; leave it null for none.';
+  end if;
+  -- Workers keep a length of time in types that end somewhere: one task that none of them can read would stop them all.
+  if p_timeout is not null and (p_timeout <= interval '0' or p_timeout > interval '1000000000 seconds') then
+    raise exception 'the timeout % of a task of group "%" is out of range', p_timeout, p_group_key
+      using errcode = 'QF009', hint = 'More than 0, at most 1000000000 seconds; null for no limit.';
+  end if;
+end;
+$$;
+comment on function fairq._check_task is
+  'Raises an error of class QF for a task that cannot be created.';
+
+-- Takes an idempotency key for a new task. Equal keys wait for each other here, and only here, until the first one's transaction ends.
+-- Returns the id of the task that has the key already; null: the key is ours.
+-- Raises QF010 when that task has another payload or kind; in REPEATABLE READ and above, the usual 40001 when the other task came after the snapshot.
+-- Locks: idempotency_keys, one row.
+create function fairq._claim_idempotency_key(
+  p_shard_no integer,
+  p_queue text,
+  p_group_key text,
+  p_idempotency_key text,
+  p_kind text,
+  p_payload jsonb,
+  p_id bigint
+) returns bigint
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_fingerprint text := md5(p_kind || ' ' || p_payload::text);
+  v_known record;
+begin
+  loop
+    insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
+    values (p_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, v_fingerprint, fairq._now())
+    on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
+    if found then
+      return null;
+    end if;
+
+    select k.task_id, k.fingerprint into v_known
+    from fairq.idempotency_keys k
+    where k.shard_no = p_shard_no
+      and k.queue = p_queue
+      and k.group_key = p_group_key
+      and k.idempotency_key = p_idempotency_key;
+    exit when found;
+    -- Swept between the two statements: take it now.
+  end loop;
+
+  if v_known.fingerprint <> v_fingerprint then
+    raise exception 'the idempotency key "%" of group "%" belongs to task %, which has another kind or payload', p_idempotency_key, p_group_key, v_known.task_id
+      using errcode = 'QF010', hint = 'Use a new key for a new task, or send exactly what was sent first.';
+  end if;
+  return v_known.task_id;
+end;
+$$;
+comment on function fairq._claim_idempotency_key is 'Takes an idempotency key, or returns the task that has it.';
+
+-- Whether workers have been told by NOTIFY of something in this domain that no promotion has heard yet. Another NOTIFY would tell them nothing, and it is dear: it
+-- takes a database-wide lock that is held until the commit is on disk, so all who notify commit one after the other.
+-- A promotion that is under way may hear that ring and not the caller's. So NOTIFY is a hint: whoever sleeps looks again a few milliseconds
+-- after it last found something, then after pauses that double (see the worker). Of a transaction open for as long it learns about as much later.
+-- Only in READ COMMITTED: an older snapshot knows nothing of what was heard since, and what SERIALIZABLE reads here would make enqueuers fail for each other.
+-- One look-up each in ticks and rings: of an open transaction one ring is announced at most, however many it has.
+-- Stable, without "set search_path": inlined into the statement that asks.
+create function fairq._announced(p_shard_no integer, p_queue text) returns table (is_announced boolean)
+language sql
+stable
+rows 1
+as $$
+  select case
+    when current_setting('transaction_isolation') <> 'read committed' then false
+    else exists (
+      select
+      from (values (1)) one
+      left join lateral (
+        select t.next_xid, t.heard_xid
+        from fairq.ticks t
+        where t.shard_no = p_shard_no
+          and t.queue = p_queue
+        order by t.tick desc
+        limit 1
+      ) k on true
+      cross join lateral (
+        select
+        from fairq.rings r
+        where r.shard_no = p_shard_no
+          and r.queue = p_queue
+          and r.announced
+          and r.xid >= coalesce(k.next_xid, '0')
+          and r.xid <> coalesce(k.heard_xid, '0')
+        limit 1
+      ) r
+    )
+  end
+$$;
+comment on function fairq._announced is 'Whether a NOTIFY has been sent that no promotion has heeded yet.';

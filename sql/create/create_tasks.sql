@@ -1,0 +1,152 @@
+-- Creates many tasks with one call; each array has one element per task, the other options hold for all of them.
+-- One ring per group and priority, not per task.
+-- Returns the ids in the order of the input.
+-- Raises what create_task raises, and QF011 when the arrays differ in length. Nothing is created then.
+create function fairq.create_tasks(
+  p_group_keys text[],
+  p_payloads jsonb[],
+  p_queue text default 'default',
+  p_kind text default 'default',
+  p_priority integer default 0,
+  p_run_at timestamptz default null,
+  p_expires_at timestamptz default null,
+  p_max_attempts integer default null,
+  p_cost double precision default 1,
+  p_timeout interval default null,
+  p_idempotency_keys text[] default null,
+  p_concurrency_keys text[] default null,
+  p_headers jsonb default null,
+  p_priorities integer[] default null,
+  p_costs double precision[] default null,
+  p_promote boolean default false
+) returns setof bigint
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_settings record;
+  v_count integer := coalesce(cardinality(p_group_keys), 0);
+  v_wrong record;
+  v_shard_no integer;
+  v_announce boolean;
+begin
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
+  from fairq.settings s
+  cross join fairq.queues q
+  where q.queue = p_queue
+    and not q.internal;
+  if not found then
+    perform fairq._refuse_queue(p_queue);
+  end if;
+  -- With idempotency keys, create_task judges each: those it knows are no new tasks.
+  if v_settings.draining_at is not null and p_idempotency_keys is null then
+    perform fairq._refuse_draining(p_queue);
+  end if;
+  if coalesce(cardinality(p_payloads), 0) <> v_count
+    or coalesce(cardinality(p_idempotency_keys), v_count) <> v_count
+    or coalesce(cardinality(p_concurrency_keys), v_count) <> v_count
+    or coalesce(cardinality(p_priorities), v_count) <> v_count
+    or coalesce(cardinality(p_costs), v_count) <> v_count
+  then
+    raise exception 'the arrays have different lengths: % group keys, % payloads', v_count, coalesce(cardinality(p_payloads), 0)
+      using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
+  end if;
+
+  -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
+  v_announce := v_settings.notify and v_count > 0;
+  if v_announce and v_settings.shard_count = 1 then
+    select not a.is_announced into v_announce from fairq._announced(0, p_queue) a;
+  end if;
+
+  -- The first task is always looked at, for what holds for all; the others only when one scan finds something odd about them.
+  for v_wrong in
+    select i.*
+    from unnest(p_group_keys, p_payloads, p_idempotency_keys, p_concurrency_keys, p_priorities, p_costs)
+      with ordinality i(group_key, payload, idempotency_key, concurrency_key, priority, cost, ordinal)
+    where i.ordinal = 1
+      or i.group_key is null
+      or i.group_key = ''
+      or octet_length(i.group_key) > 500
+      or i.payload is null
+      or pg_column_size(i.payload) > v_settings.payload_limit / 4
+      or i.idempotency_key = ''
+      or octet_length(i.idempotency_key) > 500
+      or i.concurrency_key = ''
+      or octet_length(i.concurrency_key) > 500
+      or coalesce(i.priority, p_priority) is null
+      or coalesce(i.priority, p_priority) not between -1000000 and 1000000
+      or coalesce(i.cost, p_cost) is null
+      or coalesce(i.cost, p_cost) not between 0.001 and 1000000
+  loop
+    perform fairq._check_task(v_wrong.group_key, v_wrong.payload, v_settings.payload_limit, p_kind, coalesce(v_wrong.priority, p_priority),
+      p_run_at, p_expires_at, p_max_attempts, coalesce(v_wrong.cost, p_cost), p_timeout, v_wrong.idempotency_key, v_wrong.concurrency_key, p_headers);
+  end loop;
+
+  -- Keys are taken one by one in a fixed order, so two calls with the same keys wait for each other and do not deadlock.
+  if p_idempotency_keys is not null then
+    return query
+      with created as materialized (
+        select k.ordinal, fairq.create_task(k.group_key, k.payload, p_queue, p_kind, coalesce(k.priority, p_priority), p_run_at, p_expires_at,
+          p_max_attempts, coalesce(k.cost, p_cost), p_timeout, k.idempotency_key, k.concurrency_key, p_headers) as id
+        from (
+          select i.*
+          from unnest(p_group_keys, p_payloads, p_idempotency_keys, p_concurrency_keys, p_priorities, p_costs)
+            with ordinality i(group_key, payload, idempotency_key, concurrency_key, priority, cost, ordinal)
+          order by i.idempotency_key, i.group_key, i.ordinal
+        ) k
+      )
+      select c.id from created c order by c.ordinal;
+  else
+    return query
+      with input as materialized (
+        select i.*, coalesce(i.priority, p_priority) as task_priority, nextval('fairq.task_ids') as id,
+          fairq._shard_of(i.group_key, v_settings.shard_count) as shard_no
+        from unnest(p_group_keys, p_payloads, p_concurrency_keys, p_priorities, p_costs)
+          with ordinality i(group_key, payload, concurrency_key, priority, cost, ordinal)
+      ),
+      created as (
+        insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, expires_at, cost,
+          max_attempts, timeout, concurrency_key, scheduled, headers, payload)
+        select i.shard_no, i.id, i.id, p_queue, i.group_key, p_kind,
+          i.task_priority, v_now, coalesce(p_run_at, v_now), p_expires_at, coalesce(i.cost, p_cost),
+          coalesce(p_max_attempts, v_settings.max_attempts), p_timeout, i.concurrency_key, coalesce(p_run_at > v_now, false), p_headers, i.payload
+        from input i
+      ),
+      rung as (
+        insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed, announced)
+        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null),
+          v_announce and bool_or(i.ordinal = 1)
+        from input i
+        where p_run_at is null or p_run_at <= v_now
+        group by i.shard_no, i.group_key, i.task_priority
+      ),
+      announced as (
+        insert into fairq.rings (shard_no, queue, group_key, due_at, announced)
+        select i.shard_no, p_queue, min(i.group_key), p_run_at, v_announce and bool_or(i.ordinal = 1)
+        from input i
+        where p_run_at > v_now
+        group by i.shard_no
+      )
+      select i.id from input i order by i.ordinal;
+  end if;
+
+  if p_promote then
+    for v_shard_no in
+      select distinct fairq._shard_of(g.group_key, v_settings.shard_count) from unnest(p_group_keys) g(group_key) order by 1
+    loop
+      perform fairq._promote(v_shard_no, p_queue, 1000, true);
+    end loop;
+  end if;
+  if v_announce then
+    perform pg_notify('fairq', p_queue);
+  end if;
+end;
+$$;
+comment on function fairq.create_tasks is
+  'Creates many tasks with one call. Returns their ids in the order of the input.';

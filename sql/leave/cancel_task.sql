@@ -1,0 +1,27 @@
+-- Wishes to cancel a task, in the caller's transaction: two inserts, nothing is locked. When the transaction commits, a waiting task ends as
+-- cancelled at the next promotion, which the next pop makes; a running one is told by its worker's heartbeat.
+-- Returns true when the task was live.
+create function fairq.cancel_task(p_id bigint) returns boolean
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_task record;
+begin
+  select t.shard_no, t.queue, t.group_key into v_task
+  from fairq._shards(null) s(shard_no)
+  cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
+  if not found then
+    return false;
+  end if;
+  insert into fairq.cancellations (shard_no, task_id, requested_at) values (v_task.shard_no, p_id, fairq._now());
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (v_task.shard_no, v_task.queue, v_task.group_key, p_id);
+  return true;
+end;
+$$;
+comment on function fairq.cancel_task is 'Cancels a task when the transaction commits. False: it is not live.';

@@ -1,0 +1,57 @@
+-- Ends attempts, as their holder saw them end, in batches. Outcomes: succeeded; failed (for good); retry (again after a back-off while
+-- attempts are left, else failed); cancelled; expired. Null arrays mean: all succeeded, no result, no error, the queue's back-off.
+-- Returns the ids that were accepted. A missing one was not this worker's any more, in this attempt: nothing of it was changed (I10).
+-- Raises QF011 arrays of different length, QF012 unknown outcome.
+-- Locks: held, the rows named, in the order of their ids; no row that others share.
+-- Cost: one step in held_pkey and one in tasks_pkey per task.
+create function fairq.finish_tasks(
+  p_worker_id bigint,
+  p_ids bigint[],
+  p_attempts integer[],
+  p_outcomes text[] default null,
+  p_results jsonb[] default null,
+  p_errors jsonb[] default null,
+  p_retry_delays interval[] default null,
+  p_shard_no integer default null
+) returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_count integer := coalesce(cardinality(p_ids), 0);
+  v_now timestamptz := fairq._now();
+  v_unknown text;
+  v_shard_no integer;
+begin
+  if coalesce(cardinality(p_attempts), 0) <> v_count
+    or coalesce(cardinality(p_outcomes), v_count) <> v_count
+    or coalesce(cardinality(p_results), v_count) <> v_count
+    or coalesce(cardinality(p_errors), v_count) <> v_count
+    or coalesce(cardinality(p_retry_delays), v_count) <> v_count
+  then
+    raise exception 'worker % finishes % tasks with arrays of other lengths', p_worker_id, v_count
+      using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
+  end if;
+  if not p_outcomes <@ array['succeeded', 'failed', 'retry', 'cancelled', 'expired'] then
+    select o.outcome into v_unknown
+    from unnest(p_outcomes) o(outcome)
+    where o.outcome is null or o.outcome not in ('succeeded', 'failed', 'retry', 'cancelled', 'expired');
+    raise exception 'worker % finishes a task with the unknown outcome "%"', p_worker_id, coalesce(v_unknown, 'null')
+      using errcode = 'QF012', hint = 'Outcomes are succeeded, failed, retry, cancelled, expired.';
+  end if;
+
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    return query
+      select l.*
+      from fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays, v_now), v_now) l;
+  end loop;
+end;
+$$;
+comment on function fairq.finish_tasks is
+  'Ends attempts of a worker''s tasks. Returns the ids accepted; a stale one is missing.';

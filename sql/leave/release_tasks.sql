@@ -1,0 +1,31 @@
+-- Gives tasks back unfinished, without burning an attempt: shutdown, or a worker that took too many. The next attempt has the next number all the same,
+-- and the task may have one more.
+-- Returns the ids that were accepted; a stale one is missing.
+-- Raises QF011 arrays of different length.
+-- Locks: held, the rows named, in the order of their ids.
+create function fairq.release_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
+returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+begin
+  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    return query
+      select l.*
+      from fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts,
+        array_fill('released'::text, array[cardinality(p_ids)]), null, null, null, v_now), v_now) l;
+  end loop;
+end;
+$$;
+comment on function fairq.release_tasks is
+  'Puts tasks of a worker back in line without burning an attempt. Returns the ids accepted.';

@@ -1,0 +1,26 @@
+-- A worker leaves in good order: what it still holds goes back in line without burning an attempt.
+-- Unknown workers are ignored: retiring twice does no harm.
+-- Locks: the worker's row, waits for a pop of its to end; held, waits for a finish to end.
+create function fairq.retire_worker(p_worker_id bigint) returns void
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_shard_no integer;
+begin
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    perform from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id for update;
+    -- What is being finished right now is waited for: should that roll back, nobody would know the worker any more that holds it.
+    perform from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.id for update;
+    perform fairq._leave(v_shard_no, fairq._find_of_worker(v_shard_no, p_worker_id, null, 'released', null), fairq._now());
+    delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
+    delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
+  end loop;
+end;
+$$;
+comment on function fairq.retire_worker is 'Takes a worker off the list and puts what it holds back in line.';

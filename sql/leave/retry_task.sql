@@ -1,0 +1,60 @@
+-- Runs a task again: one that ended otherwise than well, with one attempt more than it had; or one that waits for its back-off or schedule, now.
+-- Returns true when there was something to do.
+-- Raises QF016: the task ended, and its queue is draining.
+-- Locks: the task, and wishes to cancel it.
+create function fairq.retry_task(p_id bigint) returns boolean
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_shard_no integer;
+  v_now timestamptz := fairq._now();
+  v_sequence bigint := nextval('fairq.task_ids');
+  v_task record;
+begin
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    with ended as (
+      delete from fairq.finished_tasks f
+      where f.shard_no = v_shard_no
+        and f.id = p_id
+        and f.outcome <> 'succeeded'
+      returning f.*
+    )
+    insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, cost, attempt, max_attempts,
+      timeout, idempotency_key, concurrency_key, headers, payload)
+    select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, e.priority, e.created_at, v_now, e.cost, e.attempt,
+      greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
+    from ended e
+    returning t.shard_no, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key into v_task;
+    if found then
+      perform fairq._refuse_draining(q.queue) from fairq.queues q where q.queue = v_task.queue and q.draining_at is not null;
+      -- It may have ended because somebody wished so: that wish is fulfilled.
+      delete from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = p_id;
+      exit;
+    end if;
+
+    update fairq.tasks t
+    set scheduled = false, sequence = case when t.attempt = 0 then v_sequence else t.sequence end, run_at = v_now
+    where t.shard_no = v_shard_no
+      and t.id = p_id
+      -- Not just "t.scheduled": with that the planner of a new installation takes the index of due tasks, and reads all of it.
+      and t.scheduled is not distinct from true
+    returning t.shard_no, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key into v_task;
+    exit when found;
+  end loop;
+  if v_task.shard_no is null then
+    return false;
+  end if;
+
+  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+  values (v_task.shard_no, v_task.queue, v_task.group_key, v_task.priority, v_task.sequence, v_task.concurrency_key is not null);
+  perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = v_task.queue and q.notify;
+  return true;
+end;
+$$;
+comment on function fairq.retry_task is 'Runs an ended task again, or a scheduled one now. False: there is no such task.';

@@ -1,0 +1,242 @@
+-- What applies to a group: its own settings, else those of its queue; null when nothing limits it, so that ordinary groups pay nothing.
+create function fairq._policy(p_queue fairq.queues, p_group fairq.groups) returns fairq.policy
+language plpgsql
+immutable
+set search_path = ''
+as $$
+declare
+  v_policy fairq.policy;
+  v_rate_limit integer := coalesce(p_group.rate_limit, p_queue.group_rate_limit);
+begin
+  v_policy.max_running := coalesce(p_group.max_running, p_queue.group_max_running);
+  v_policy.paused_at := p_group.paused_at;
+  if v_rate_limit is not null then
+    v_policy.rate_seconds := (extract(epoch from coalesce(p_group.rate_period, p_queue.group_rate_period)) / v_rate_limit)::double precision;
+    v_policy.rate_burst := coalesce(p_group.rate_burst, p_queue.group_rate_burst, least(2147483647, greatest(1, ceil(1 / v_policy.rate_seconds)))::integer);
+  end if;
+  v_policy.breaker_threshold := coalesce(p_group.breaker_threshold, p_queue.group_breaker_threshold);
+  v_policy.breaker_cooldown := coalesce(p_group.breaker_cooldown, p_queue.group_breaker_cooldown);
+  if v_policy.max_running is null and v_policy.paused_at is null and v_rate_limit is null and v_policy.breaker_threshold is null then
+    return null;
+  end if;
+  return v_policy;
+end;
+$$;
+comment on function fairq._policy is 'What limits a group; null: nothing does.';
+
+-- What limits a group, a concurrency key (a group of #keys), a queue or the cluster (#meters), by its settings as they are.
+create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text) returns fairq.policy
+language plpgsql
+stable
+set search_path = ''
+as $$
+begin
+  if p_queue = '#meters' then
+    return fairq._meter_policy(p_group_key);
+  end if;
+  return (
+    select fairq._policy(q, g)
+    from fairq.queues q
+    left join fairq.groups g on g.shard_no = p_shard_no and g.queue = q.queue and g.group_key = p_group_key
+    where q.queue = p_queue
+  );
+end;
+$$;
+comment on function fairq._policy_of is 'What limits a group, key, queue or the cluster.';
+
+-- As _policy, for a whole queue ('queue NAME') or the cluster: a group of nothing but limits.
+create function fairq._meter_policy(p_scope text) returns fairq.policy
+language plpgsql
+stable
+set search_path = ''
+as $$
+declare
+  v_limits fairq.groups;
+begin
+  if p_scope = 'cluster' then
+    select s.max_running into v_limits.max_running from fairq.settings s;
+  else
+    select q.max_running, q.rate_limit, q.rate_period, q.rate_burst, q.breaker_threshold, q.breaker_cooldown
+    into v_limits.max_running, v_limits.rate_limit, v_limits.rate_period, v_limits.rate_burst, v_limits.breaker_threshold, v_limits.breaker_cooldown
+    from fairq.queues q
+    where q.queue = substr(p_scope, 7);
+  end if;
+  return fairq._policy(null, v_limits);
+end;
+$$;
+comment on function fairq._meter_policy is 'What limits a whole queue, or the cluster; null: nothing does.';
+
+create function fairq._counts(p_policy fairq.policy) returns boolean
+language sql
+immutable
+parallel safe
+as $$ select coalesce((p_policy).max_running, (p_policy).breaker_threshold) is not null $$;
+comment on function fairq._counts is 'Whether the tasks of a group hold places, and tell their lane how they end.';
+
+-- The one place that says how many tasks a group may have promoted now, when to look again if none, and why not more. Promotion
+-- uses the number and the time, explain_task the reason. A new policy is one more step here, one in _charge and one in _settle.
+create function fairq._allowance(p_policy fairq.policy, p_gate fairq.gate, p_now timestamptz) returns fairq.allowance
+language plpgsql
+immutable
+set search_path = ''
+as $$
+declare
+  v_allowed integer := 2147483647;
+  v_rate_room double precision;
+begin
+  if p_policy.paused_at is not null then
+    return (0, null, format('paused since %s', p_policy.paused_at))::fairq.allowance;
+  end if;
+
+  -- Breaker: closed, open, half open with one probe; a probe that is never heard of again times out.
+  if p_gate.open_until > p_now then
+    return (0, p_gate.open_until, format('its breaker is open until %s after %s failures in a row', p_gate.open_until, p_gate.failures))::fairq.allowance;
+  end if;
+  if p_gate.probe_until > p_now then
+    return (0, p_gate.probe_until, 'its breaker is half open and waits for one task to end')::fairq.allowance;
+  end if;
+  if p_gate.open_until is not null then
+    v_allowed := 1;
+  end if;
+
+  if p_policy.max_running is not null then
+    v_allowed := least(v_allowed, p_policy.max_running - coalesce(p_gate.in_flight, 0) - coalesce(p_gate.uncounted, 0));
+    if v_allowed < 1 then
+      -- Nobody rings for a task that is not counted yet.
+      return (0, case when p_gate.uncounted > 0 then p_now + interval '100 milliseconds' end,
+        format('%s tasks are in flight, the cap is %s', coalesce(p_gate.in_flight, 0) + coalesce(p_gate.uncounted, 0), p_policy.max_running))::fairq.allowance;
+    end if;
+  end if;
+
+  -- Rate (GCRA): rate_at is when the tasks so far are paid for; up to burst tasks may run ahead of it.
+  if p_policy.rate_seconds is not null then
+    v_rate_room := p_policy.rate_burst - greatest(0, extract(epoch from p_gate.rate_at - p_now)::double precision) / p_policy.rate_seconds;
+    -- A millionth of a task makes up for what timestamps round away.
+    v_allowed := least(v_allowed, floor(v_rate_room + 0.000001))::integer;
+    if v_allowed < 1 then
+      return (0, p_gate.rate_at - (p_policy.rate_burst - 1) * p_policy.rate_seconds * interval '1 second',
+        format('rate limited until %s', p_gate.rate_at - (p_policy.rate_burst - 1) * p_policy.rate_seconds * interval '1 second'))::fairq.allowance;
+    end if;
+  end if;
+  return (v_allowed, null, null)::fairq.allowance;
+end;
+$$;
+comment on function fairq._allowance is
+  'How many more tasks may be promoted now, when to look again, and why not more.';
+
+-- The gate after p_taken tasks went through it. in_flight is the number of the group's tasks
+-- that are counted, so it grows only where tasks are counted (see _counts): what a rate alone lets through nobody would report back.
+create function fairq._charge(p_policy fairq.policy, p_gate fairq.gate, p_taken integer, p_now timestamptz) returns fairq.gate
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if p_taken = 0 then
+    return p_gate;
+  end if;
+  if fairq._counts(p_policy) then
+    p_gate.in_flight := coalesce(p_gate.in_flight, 0) + p_taken;
+  end if;
+  if p_policy.rate_seconds is not null then
+    p_gate.rate_at := greatest(p_gate.rate_at, p_now) + p_taken * p_policy.rate_seconds * interval '1 second';
+  end if;
+  if p_gate.open_until is not null then
+    p_gate.probe_until := p_now + p_policy.breaker_cooldown;
+  end if;
+  return p_gate;
+end;
+$$;
+comment on function fairq._charge is 'The gate of a lane after tasks went through.';
+
+-- The gate after tasks came back that were ready: p_counted of them had a place, and none started, so none is charged to a rate.
+create function fairq._uncharge(p_policy fairq.policy, p_gate fairq.gate, p_tasks integer, p_counted integer) returns fairq.gate
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  if p_gate is not distinct from null then
+    return null;
+  end if;
+  p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_counted;
+  if p_policy.rate_seconds is not null then
+    p_gate.rate_at := p_gate.rate_at - p_tasks * p_policy.rate_seconds * interval '1 second';
+  end if;
+  p_gate.probe_until := null;
+  return p_gate;
+end;
+$$;
+comment on function fairq._uncharge is 'The gate of a lane after ready tasks came back.';
+
+-- The gate after the news of tasks that left: places come free; failures in a row open the breaker, a success closes it. p_failures
+-- counts those after the last success, p_succeeded says whether there was one.
+-- Settings may have changed since. Places are kept even without any, while tasks that hold one are about to report it; nothing left to keep is null.
+create function fairq._settle(
+  p_policy fairq.policy,
+  p_gate fairq.gate,
+  p_freed integer,
+  p_failures integer,
+  p_succeeded boolean,
+  p_now timestamptz
+) returns fairq.gate
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_freed;
+  if p_policy is not distinct from null and p_gate.in_flight = 0 then
+    return null;
+  end if;
+  -- Tasks of before the rate was raised are paid for at the new rate: never more than one burst is owed.
+  p_gate.rate_at := case
+    when p_policy.rate_seconds is not null and p_gate.rate_at is not null
+      then least(p_gate.rate_at, p_now + p_policy.rate_burst * p_policy.rate_seconds * interval '1 second')
+  end;
+  if p_policy.breaker_threshold is null then
+    p_gate.failures := 0;
+    p_gate.open_until := null;
+    p_gate.probe_until := null;
+    return p_gate;
+  end if;
+
+  if p_succeeded then
+    p_gate.failures := 0;
+    p_gate.open_until := null;
+    p_gate.probe_until := null;
+  end if;
+  if p_failures > 0 then
+    p_gate.failures := coalesce(p_gate.failures, 0) + p_failures;
+    -- A failure while it is open is one of the tasks that were in flight when it opened: it prolongs nothing. One while it is half open is the probe.
+    if p_gate.failures >= p_policy.breaker_threshold and (p_gate.open_until is null or p_gate.open_until <= p_now) then
+      p_gate.open_until := p_now + p_policy.breaker_cooldown;
+      p_gate.probe_until := null;
+    end if;
+  end if;
+  return p_gate;
+end;
+$$;
+comment on function fairq._settle is
+  'The gate of a lane after the news of tasks that left.';
+
+-- The lane of a group as it is: the newest version, one step in lanes_pkey. All null when there is none.
+create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
+language plpgsql
+stable
+set search_path = ''
+as $$
+declare
+  v_lane fairq.lanes;
+begin
+  select l.* into v_lane
+  from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue
+    and l.group_key = p_group_key
+  order by l.version desc
+  limit 1;
+  return v_lane;
+end;
+$$;
+comment on function fairq._lane is 'The lane of a group, newest version.';

@@ -1,0 +1,309 @@
+-- Concurrency keys. A key is a counter (a lane of #keys, whose gate says how many places are taken) with a list of those who wait for it. Only a task that
+-- is served now takes a place, or one that was given a place that came free; each says so in its own row, and gives back what that row says.
+
+-- The next tasks of a lane some of which have concurrency keys, in order: those without a key, and those that get a place of their key right now. One whose
+-- key is taken is parked and passed over: it holds nobody up, not even its own group. Each is parked once per wait, and a pass parks no more than
+-- its share: then the lane steps back until the next pass, so that nobody waits for it, and rings for that.
+-- Beyond p_reach no place is taken: the lane stops there until a pop gets that far. So does, where a rate is charged, every task.
+-- One row more than p_quota is returned, which is not looked at: where the lane goes on.
+-- Locks: lanes of #keys, whose domain the caller holds, too; parked.
+-- Cost: tasks_line_idx from the cursors, p_quota rows and those that are parked.
+create function fairq._take_keys(
+  p_tick fairq.ticks,
+  p_group_key text,
+  p_cursors fairq.cursor[],
+  p_weight double precision,
+  p_pace fairq.pace,
+  p_quota integer,
+  p_finish bigint,
+  p_reach bigint,
+  p_is_rated boolean,
+  p_now timestamptz
+) returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
+  meets_key boolean, yields boolean, touched bigint, is_open boolean)
+language plpgsql
+volatile
+rows 10
+set search_path = ''
+as $$
+declare
+  v_cursor fairq.cursor;
+  v_task record;
+  v_found integer := 0;
+  v_parked integer := 0;
+  v_granted boolean;
+begin
+  meets_key := true;
+  yields := false;
+  foreach v_cursor in array p_cursors loop
+    for v_task in
+      select t.id, t.priority, t.sequence, t.kind, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
+      from fairq.tasks t
+      where t.shard_no = p_tick.shard_no
+        and t.queue = p_tick.queue
+        and t.group_key = p_group_key
+        and not t.scheduled
+        and t.priority = v_cursor.priority
+        and t.sequence >= v_cursor.sequence
+      union all
+      select t.id, t.priority, t.sequence, t.kind, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
+      from fairq.tasks t
+      where v_cursor.is_open
+        and t.shard_no = p_tick.shard_no
+        and t.queue = p_tick.queue
+        and t.group_key = p_group_key
+        and not t.scheduled
+        and t.priority < v_cursor.priority
+      order by priority desc, sequence
+    loop
+      -- One that is parked was looked at before; it is met again when it was given its key.
+      v_granted := null;
+      if v_task.concurrency_key is not null then
+        select k.granted into v_granted from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
+      end if;
+      continue when not v_granted or (v_granted is null and v_task.sequence <= v_cursor.touched and not fairq._is_waiting(p_tick.shard_no, v_task.id));
+      id := v_task.id;
+      priority := v_task.priority;
+      sequence := v_task.sequence;
+      touched := v_cursor.touched;
+      is_open := v_cursor.is_open;
+      is_expired := v_task.is_expired;
+      keyed := v_task.concurrency_key is not null and not is_expired;
+      charge := case when p_pace is distinct from null then fairq._expected(p_pace, v_task.kind, v_task.cost) end;
+      step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_weight) end;
+      stops := v_found >= p_quota
+        or (not is_expired and v_granted is null and (keyed or p_is_rated) and p_finish >= p_reach)
+        or v_parked >= 500;
+      yields := v_parked >= 500;
+      if v_granted and not stops and not is_expired then
+        delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
+      elsif keyed and v_granted is null and not stops and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now) then
+        perform fairq._park(p_tick.shard_no, p_tick.queue, p_group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
+        v_parked := v_parked + 1;
+        continue;
+      end if;
+      return next;
+      if yields then
+        insert into fairq.rings (shard_no, queue, group_key, keyed) values (p_tick.shard_no, p_tick.queue, p_group_key, true);
+      end if;
+      if stops then
+        return;
+      end if;
+      v_found := v_found + 1;
+      p_finish := p_finish + step;
+    end loop;
+  end loop;
+end;
+$$;
+comment on function fairq._take_keys is 'The next tasks of a lane whose tasks have concurrency keys.';
+
+-- Takes places of a concurrency key, or of a meter, if there are as many. A key nobody used yet has no lane: its policy is looked up then.
+-- Returns false when there are not.
+-- Locks: lanes, one row replaced; the caller holds the domain of p_queue.
+create function fairq._take_place(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz, p_places integer default 1)
+returns boolean
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
+begin
+  if v_lane.policy is null then
+    v_lane.policy := fairq._policy_of(p_shard_no, p_queue, p_group_key);
+  end if;
+  if v_lane.policy is null then
+    return true;
+  end if;
+  if (fairq._allowance(v_lane.policy, v_lane.gate, p_now)).tasks < p_places then
+    return false;
+  end if;
+  v_lane.gate := fairq._charge(v_lane.policy, v_lane.gate, p_places, p_now);
+  perform fairq._write_counter(p_shard_no, p_queue, p_group_key, v_lane);
+  return true;
+end;
+$$;
+comment on function fairq._take_place is 'Takes places of a key or meter; false: there are not as many.';
+
+-- Parks a task whose key has no place. The first of its group at this key gets the group's next turn there; groups take turns by their weights, as they do
+-- in their queue.
+create function fairq._park(
+  p_shard_no integer,
+  p_queue text,
+  p_group_key text,
+  p_concurrency_key text,
+  p_id bigint,
+  p_priority integer,
+  p_sequence bigint
+) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_first record;
+begin
+  select k.id, k.priority, k.sequence, k.turn into v_first
+  from fairq.parked k
+  where k.shard_no = p_shard_no
+    and k.concurrency_key = p_concurrency_key
+    and k.queue = p_queue
+    and k.group_key = p_group_key
+    and not k.granted
+  order by k.priority desc, k.sequence
+  limit 1;
+  if not found then
+    -- Who comes new to a key starts at its clock.
+    v_first.turn := coalesce((fairq._lane(p_shard_no, '#keys', p_concurrency_key)).finish, 0);
+  elsif (-v_first.priority, v_first.sequence) < (-p_priority, p_sequence) then
+    v_first.turn := null;
+  else
+    update fairq.parked k set turn = null where k.shard_no = p_shard_no and k.id = v_first.id;
+  end if;
+  insert into fairq.parked (shard_no, id, queue, group_key, concurrency_key, priority, sequence, turn)
+  values (p_shard_no, p_id, p_queue, p_group_key, p_concurrency_key, p_priority, p_sequence, v_first.turn);
+end;
+$$;
+comment on function fairq._park is 'Parks a task whose concurrency key has no place.';
+
+-- Hears what came free, and gives each place to one who waits for it, in the order of their turns. Who is given a place has it from this statement on, in
+-- its own row; it rings, and its lane places it next.
+-- Who could not go on (its group is paused, capped, limited) goes back in line instead, and is met again when its group may: nothing waits for a key
+-- that has room, and nothing holds one that cannot use it. So each is woken once per wait, and a place that comes free costs the same whoever waits.
+-- Locks: #keys, which the caller holds; parked rows with "skip locked", for purge and cancel hold those of other queues.
+-- Cost: keys that rang; parked_turn_idx from the key's clock, one step per place and per group that cannot go on, 1000 at most per key and pass.
+create function fairq._open_keys(p_shard_no integer, p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_key fairq.lanes;
+  v_first record;
+  v_granted integer;
+begin
+  foreach v_key in array fairq._hear_counters(p_shard_no, '#keys', p_now) loop
+    v_granted := 0;
+    for v_round in 1 .. 1001 loop
+      exit when (fairq._allowance(v_key.policy, v_key.gate, p_now)).tasks <= v_granted;
+      select k.id, k.queue, k.group_key, k.priority, k.sequence, k.turn into v_first
+      from fairq.parked k
+      where k.shard_no = p_shard_no
+        and k.concurrency_key = v_key.group_key
+        and k.turn >= v_key.finish
+      order by k.turn, k.id
+      limit 1
+      for update skip locked;
+      -- Those that are locked are leaving, and more than fit into one pass wait for the next.
+      if not found or v_round > 1000 then
+        insert into fairq.rings (shard_no, queue, group_key)
+        select p_shard_no, '#keys', v_key.group_key
+        where exists (
+          select
+          from fairq.parked k
+          where k.shard_no = p_shard_no
+            and k.concurrency_key = v_key.group_key
+            and k.turn >= v_key.finish
+        );
+        exit;
+      end if;
+      -- The clock of the key: not past one that is locked, which may stay.
+      select k.turn into v_key.finish
+      from fairq.parked k
+      where k.shard_no = p_shard_no
+        and k.concurrency_key = v_key.group_key
+        and k.turn >= v_key.finish
+      order by k.turn
+      limit 1;
+      perform fairq._next_turn(p_shard_no, v_key.group_key, v_first.queue, v_first.group_key, v_first.turn, array[v_first.id]);
+      if fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, p_now) then
+        update fairq.parked k set granted = true, turn = null where k.shard_no = p_shard_no and k.id = v_first.id;
+        v_granted := v_granted + 1;
+      else
+        delete from fairq.parked k where k.shard_no = p_shard_no and k.id = v_first.id;
+      end if;
+      insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+      values (p_shard_no, v_first.queue, v_first.group_key, v_first.priority, v_first.sequence, true);
+    end loop;
+    v_key.gate := fairq._charge(v_key.policy, v_key.gate, v_granted, p_now);
+    perform fairq._write_counter(p_shard_no, '#keys', v_key.group_key, v_key);
+  end loop;
+end;
+$$;
+comment on function fairq._open_keys is 'Gives places of concurrency keys that came free to those who wait.';
+
+-- The turn of a group at a key goes on from tasks that leave to its next one that waits there, a step further by the group's weight.
+create function fairq._next_turn(p_shard_no integer, p_concurrency_key text, p_queue text, p_group_key text, p_turn bigint, p_leaving bigint[])
+returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  update fairq.parked n
+  set turn = p_turn + fairq._step(1, (
+    select coalesce(g.weight, q.weight)
+    from fairq.queues q
+    left join fairq.groups g on g.shard_no = p_shard_no and g.queue = q.queue and g.group_key = p_group_key
+    where q.queue = p_queue
+  ))
+  where n.shard_no = p_shard_no
+    and n.id = (
+      select k.id
+      from fairq.parked k
+      where k.shard_no = p_shard_no
+        and k.concurrency_key = p_concurrency_key
+        and k.queue = p_queue
+        and k.group_key = p_group_key
+        and not k.granted
+        and k.id <> all(p_leaving)
+      order by k.priority desc, k.sequence
+      limit 1
+    );
+end;
+$$;
+comment on function fairq._next_turn is 'Passes the turn of a group at a concurrency key on to its next task.';
+
+-- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can.
+create function fairq._may_go_on(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz) returns boolean
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_policy fairq.policy;
+begin
+  if exists (select from fairq.queues q where q.queue = p_queue and q.paused_at is not null) then
+    return false;
+  end if;
+  v_policy := fairq._policy_of(p_shard_no, p_queue, p_group_key);
+  return v_policy is not distinct from null
+    or (fairq._allowance(v_policy, (fairq._lane(p_shard_no, p_queue, p_group_key)).gate, p_now)).tasks > 0;
+end;
+$$;
+comment on function fairq._may_go_on is 'Whether a group could serve a task now.';
+
+-- Tasks that were given a key, and whose group cannot go on after all, give it back and stand in line again.
+-- Locks: parked; the caller holds the domain and #keys.
+-- Cost: parked_granted_idx, the tasks of the queue that were given a key and not placed yet.
+create function fairq._take_keys_back(p_shard_no integer, p_queue text, p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  with back as (
+    delete from fairq.parked k
+    where k.shard_no = p_shard_no
+      and k.queue = p_queue
+      and k.granted
+      and not fairq._may_go_on(p_shard_no, p_queue, k.group_key, p_now)
+    returning k.concurrency_key
+  )
+  insert into fairq.rings (shard_no, queue, group_key, freed)
+  select p_shard_no, '#keys', b.concurrency_key, count(*)
+  from back b
+  group by b.concurrency_key;
+end;
+$$;
+comment on function fairq._take_keys_back is 'Takes keys from tasks whose group cannot go on.';

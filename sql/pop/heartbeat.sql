@@ -1,0 +1,151 @@
+-- A worker's sign of life.
+-- Returns those of its tasks that somebody wished to cancel, until they are finished: stop them, and finish them as cancelled.
+-- Raises QF004 unknown worker: it counts as lost, and its tasks may be with others.
+-- Locks: heartbeats, the worker's own rows.
+-- With p_ids, the tasks it is running, only these are looked up: a worker that knows them should say them.
+-- Cost: one step in held_pkey and one in cancellations_task_idx for each of p_ids; without it all open cancellations are read. Never all the
+-- worker's tasks: under a held xmin that would be all it ever ran.
+create function fairq.heartbeat(p_worker_id bigint, p_ids bigint[] default null) returns setof bigint
+language plpgsql
+volatile
+rows 1
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+begin
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    perform fairq._touch_worker(v_shard_no, p_worker_id, v_now);
+    perform fairq._beat(v_shard_no, p_worker_id, v_now);
+    if p_ids is not null then
+      return query
+        select t.id
+        from unnest(p_ids) i(id)
+        cross join lateral (
+          select h.id
+          from fairq.held h
+          where h.shard_no = v_shard_no
+            and h.id = i.id
+            and h.worker_id = p_worker_id
+            and exists (select from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = i.id offset 0)
+          offset 0
+        ) t;
+      continue;
+    end if;
+    return query
+      select distinct t.id
+      from fairq.cancellations c
+      cross join lateral (
+        select h.id
+        from fairq.held h
+        where h.shard_no = v_shard_no
+          and h.id = c.task_id
+          and h.worker_id = p_worker_id
+        offset 0
+      ) t
+      where c.shard_no = v_shard_no;
+  end loop;
+end;
+$$;
+comment on function fairq.heartbeat is 'A worker''s sign of life. Returns its tasks that are to be cancelled.';
+
+-- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone: working is a sign of life.
+-- Raises QF004, also when its tasks were taken from it.
+-- Locks: heartbeats, the worker's own rows, when it beats.
+-- Cost: one entry of heartbeats_pkey, read backwards.
+create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_lease interval;
+  v_beat_at timestamptz;
+begin
+  select w.lease, (
+      select h.beat_at
+      from fairq.heartbeats h
+      where h.shard_no = p_shard_no
+        and h.worker_id = p_worker_id
+      order by h.beat_at desc
+      limit 1
+    )
+  into v_lease, v_beat_at
+  from fairq.workers w
+  where w.shard_no = p_shard_no
+    and w.worker_id = p_worker_id
+    and w.lost_at is null;
+  if not found then
+    perform fairq._refuse_worker(p_worker_id);
+  end if;
+  if v_beat_at is null or v_beat_at < p_now - v_lease / 3 then
+    perform fairq._beat(p_shard_no, p_worker_id, p_now);
+  end if;
+end;
+$$;
+comment on function fairq._touch_worker is 'Checks that a worker is known; working counts as a sign of life.';
+
+-- Keeps a worker from being given up until the transaction ends: between a pop and its commit, that would leave the tasks with nobody.
+-- Raises QF004 when it was given up a moment ago.
+-- Locks: workers, one row, shared.
+create function fairq._hold_worker(p_shard_no integer, p_worker_id bigint) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
+  if not found then
+    perform fairq._refuse_worker(p_worker_id);
+  end if;
+end;
+$$;
+comment on function fairq._hold_worker is 'Keeps a worker from being given up until the transaction ends.';
+
+create function fairq._refuse_worker(p_worker_id bigint) returns void
+language plpgsql
+immutable
+set search_path = ''
+as $$
+begin
+  raise exception 'there is no worker %', coalesce(p_worker_id::text, 'null')
+    using errcode = 'QF004',
+      hint = 'It was retired, or counted as lost because it gave no sign of life for its lease. Register again: select fairq.register_worker(...);';
+end;
+$$;
+comment on function fairq._refuse_worker is 'Raises QF004: the worker is unknown, or was given up.';
+
+-- Writes a sign of life: insert the new one, delete the ones before it.
+create function fairq._beat(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_previous timestamptz;
+begin
+  select h.beat_at into v_previous
+  from fairq.heartbeats h
+  where h.shard_no = p_shard_no
+    and h.worker_id = p_worker_id
+  order by h.beat_at desc
+  limit 1;
+  if v_previous >= p_now then
+    return;
+  end if;
+  insert into fairq.heartbeats (shard_no, worker_id, beat_at)
+  values (p_shard_no, p_worker_id, p_now)
+  on conflict do nothing;
+  -- Only the row just read: an older one is already gone, and dead rows are not walked again.
+  delete from fairq.heartbeats h
+  where h.shard_no = p_shard_no
+    and h.worker_id = p_worker_id
+    and h.beat_at = v_previous;
+end;
+$$;
+comment on function fairq._beat is 'Writes a sign of life of a worker.';

@@ -1,0 +1,41 @@
+-- Which of these tasks the worker still holds, in these attempts. For a handler that ended its task in a transaction of its own: the task is gone when
+-- that committed, still held when it rolled back, and locked, so not in the answer, while it is open.
+-- Raises QF011 arrays of different length.
+-- Locks: held, the rows it returns, "skip locked".
+create function fairq.held_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
+returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_shard_no integer;
+begin
+  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  if p_worker_id is null then
+    return;
+  end if;
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    return query
+      select h.id
+      from unnest(p_ids, p_attempts) as i(id, attempt)
+      cross join lateral (
+        select t.id
+        from fairq.held t
+        where t.shard_no = v_shard_no
+          and t.id = i.id
+          and t.attempt = i.attempt
+          and t.worker_id = p_worker_id
+        for update skip locked
+        offset 0
+      ) h;
+  end loop;
+end;
+$$;
+comment on function fairq.held_tasks is
+  'Which of these tasks a worker still holds; one that an open transaction is finishing is not in the answer.';

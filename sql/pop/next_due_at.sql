@@ -1,0 +1,25 @@
+-- When a queue has to be looked at again although nothing rings: a scheduled task becomes due, a rate or a breaker lets the next one pass. For workers that sleep.
+-- Returns null when there is no such time.
+create function fairq.next_due_at(p_queue text) returns timestamptz
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_next timestamptz;
+  v_metered timestamptz;
+begin
+  select min(k.next_due_at) into v_next
+  from fairq._shards(null) s(shard_no)
+  cross join lateral fairq._tick(s.shard_no, p_queue) k;
+  if (select q.metered from fairq.queues q where q.queue = p_queue) then
+    select max((fairq._allowance(l.policy, l.gate, v_now)).look_at) into v_metered
+    from (values ('queue ' || p_queue), ('cluster')) m(scope)
+    cross join lateral fairq._lane(0, '#meters', m.scope) l
+    where l.policy is distinct from null;
+  end if;
+  return least(v_next, v_metered);
+end;
+$$;
+comment on function fairq.next_due_at is 'When a sleeping worker should look at a queue again, at the latest.';

@@ -1,0 +1,44 @@
+-- Registers a worker. It is alive until it is retired, or gives no sign of life (heartbeat, pop) for p_lease.
+-- Returns its id, which every later call names.
+-- Raises QF003 unknown queue, QF007 bad slots, QF009 bad lease, QF006 bad name.
+create function fairq.register_worker(p_name text, p_queues text[], p_slots integer, p_lease interval default '1 minute') returns bigint
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_worker_id bigint := nextval('fairq.worker_ids');
+  v_queue text;
+begin
+  if p_name is null or p_name = '' or octet_length(p_name) > 200 then
+    raise exception 'a worker needs a name of 1 to 200 bytes' using errcode = 'QF006', hint = 'Host and process id make a good one.';
+  end if;
+  if p_slots is null or p_slots < 1 then
+    raise exception 'worker "%" has % slots', p_name, coalesce(p_slots::text, 'null')
+      using errcode = 'QF007', hint = 'Slots say how many tasks it runs at once, at least 1.';
+  end if;
+  -- One lease that cannot be added to a time would fail every later maintain(), for all workers.
+  if p_lease is null or p_lease <= interval '0' or not fairq._is_span(p_lease, '366 days') then
+    raise exception 'the lease % of worker "%" is out of range', coalesce(p_lease::text, 'null'), p_name
+      using errcode = 'QF009', hint = 'More than nothing, at most 366 days; take a few times the heartbeat interval.';
+  end if;
+  if coalesce(cardinality(p_queues), 0) = 0 then
+    raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';
+  end if;
+  foreach v_queue in array p_queues loop
+    if not exists (select from fairq.queues q where q.queue = v_queue and not q.internal) then
+      perform fairq._refuse_queue(v_queue);
+    end if;
+  end loop;
+
+  insert into fairq.workers (shard_no, worker_id, name, queues, slots, lease, registered_at)
+  select s.shard_no, v_worker_id, p_name, p_queues, p_slots, p_lease, v_now
+  from fairq._shards(null) s(shard_no);
+  insert into fairq.heartbeats (shard_no, worker_id, beat_at)
+  select s.shard_no, v_worker_id, v_now
+  from fairq._shards(null) s(shard_no);
+  return v_worker_id;
+end;
+$$;
+comment on function fairq.register_worker is 'Registers a worker and returns its id.';

@@ -1,0 +1,72 @@
+-- Prefetch only: claimed tasks begin to run. Ownership, lease and deadline are looked at once more, before any user code runs: a task whose
+-- claim ran out or was taken over is missing in the answer, one whose deadline passed in the buffer ends as expired and is missing too.
+-- Returns the ids to run.
+-- Raises QF011 arrays of different length.
+-- Locks: held, the rows named, in the order of their ids.
+create function fairq.start_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
+returns setof bigint
+language plpgsql
+volatile
+rows 100
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+  v_ctids tid[];
+  v_expired bigint[];
+begin
+  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    select array_agg(h.ctid) filter (where not b.is_expired and h.lease_expires_at > v_now), array_agg(h.id) filter (where b.is_expired)
+    into v_ctids, v_expired
+    from (select u.id, u.attempt from unnest(p_ids, p_attempts) as u(id, attempt) order by u.id offset 0) i
+    cross join lateral (
+      select k.ctid, k.id, k.lease_expires_at
+      from fairq.held k
+      where k.shard_no = v_shard_no
+        and k.id = i.id
+        and k.attempt = i.attempt
+        and k.worker_id = p_worker_id
+        and k.started_at is null
+      for update
+      offset 0
+    ) h
+    cross join lateral (
+      select coalesce(t.expires_at <= v_now, false) as is_expired
+      from fairq.tasks t
+      where t.shard_no = v_shard_no
+        and t.id = i.id
+      offset 0
+    ) b;
+    if v_expired is not null then
+      perform fairq._leave(v_shard_no, fairq._find_of_worker(v_shard_no, p_worker_id, v_expired, 'expired', null), v_now);
+    end if;
+    return query select s.id from fairq._start(v_shard_no, v_ctids, v_now) s(id);
+  end loop;
+end;
+$$;
+comment on function fairq.start_tasks is
+  'Prefetch: claimed tasks begin to run. Returns the ids that the worker still holds.';
+
+-- By ctid and no other way, see _leave.
+create function fairq._start(p_shard_no integer, p_ctids tid[], p_now timestamptz) returns setof bigint
+language sql
+volatile
+rows 100
+set search_path = ''
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_indexscan = off
+as $$
+  update fairq.held k
+  set started_at = p_now, lease_expires_at = null
+  where k.shard_no = p_shard_no
+    and k.ctid = any(p_ctids)
+  returning k.id
+$$;
+comment on function fairq._start is 'Claimed tasks begin to run.';

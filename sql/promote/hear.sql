@@ -1,0 +1,199 @@
+-- Which rings are new, said once: those of transactions at or past the tick's next_xid, and of those that were pending then, visible now, and not
+-- heard in part before. In the order of their transactions, at most p_limit.
+-- One look-up per pending transaction, and only when it has ended: one that holds a million rings and stays open costs nothing. The transaction
+-- that promoted last may have rung a million itself: it is stepped over, not walked through.
+-- Stable, without "set search_path": inlined into the statement that asks, so that rings and snapshot are of one moment.
+create function fairq._new_rings(p_tick fairq.ticks, p_limit integer) returns setof fairq.rings
+language sql
+stable
+as $$
+  select n.*
+  from (
+    select r.*
+    from unnest(p_tick.pending) p
+    cross join lateral (
+      select w.*
+      from fairq.rings w
+      where w.shard_no = p_tick.shard_no
+        and w.queue = p_tick.queue
+        and w.xid = p.xid
+        and w.ring_id > p.ring_id
+      order by w.ring_id
+      limit p_limit
+    ) r
+    where pg_visible_in_snapshot(p.xid, pg_current_snapshot())
+    union all
+    select c.*
+    from (
+      select w.*
+      from fairq.rings w
+      where w.shard_no = p_tick.shard_no
+        and w.queue = p_tick.queue
+        and w.xid >= p_tick.next_xid
+        and w.xid < p_tick.heard_xid
+      order by w.xid, w.ring_id
+      limit p_limit
+    ) c
+    union all
+    select b.*
+    from (
+      select w.*
+      from fairq.rings w
+      where w.shard_no = p_tick.shard_no
+        and w.queue = p_tick.queue
+        and w.xid = p_tick.heard_xid
+        and w.xid >= p_tick.next_xid
+        and w.ring_id > p_tick.heard_ring
+      order by w.ring_id
+      limit p_limit
+    ) b
+    union all
+    select d.*
+    from (
+      select w.*
+      from fairq.rings w
+      where w.shard_no = p_tick.shard_no
+        and w.queue = p_tick.queue
+        and w.xid >= p_tick.next_xid
+        and w.xid > p_tick.heard_xid
+      order by w.xid, w.ring_id
+      limit p_limit
+    ) d
+  ) n
+  limit p_limit
+$$;
+comment on function fairq._new_rings is 'The rings that no promotion has heard yet.';
+
+-- Whether a promotion would find something: a ring, a scheduled task that is due, bodies to announce after a rebuild, a concurrency key that came free.
+-- Takes no lock, writes nothing.
+create function fairq._has_news(p_tick fairq.ticks) returns boolean
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  return coalesce(p_tick.next_due_at <= fairq._now(), false)
+    or p_tick.announce_from is not null
+    or exists (select from fairq._new_rings(p_tick, 1))
+    or (p_tick.keyed and exists (select from fairq._tick(p_tick.shard_no, '#keys') k where fairq._has_news(k)));
+end;
+$$;
+comment on function fairq._has_news is 'Whether there is something that promotion has not heard yet.';
+
+-- As many rings as a pass should hear: five thousand, for each may bring a lane of its own. Where they come from few groups, as those of ten thousand tasks
+-- that one tenant created one by one, four times as many: whoever comes behind them is heard, too.
+create function fairq._hear_enough(p_tick fairq.ticks, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[])
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_heard record;
+begin
+  select h.* into v_heard from fairq._hear(p_tick, 5000) h;
+  if cardinality(v_heard.o_news) < 500 and exists (select from fairq._new_rings(v_heard.o_tick, 1)) then
+    select h.* into v_heard from fairq._hear(p_tick, 20000) h;
+  end if;
+  o_tick := v_heard.o_tick;
+  o_news := v_heard.o_news;
+  o_cancelled := v_heard.o_cancelled;
+end;
+$$;
+comment on function fairq._hear_enough is 'Hears as many rings as a pass should.';
+
+-- Turns the new rings into one row per group, and the tick into one that has heard them. Nothing else.
+--
+-- Exactly once, without deleting or marking a ring: what is visible and what the next tick remembers come from the snapshot of one statement. Two
+-- snapshots would hear a ring twice or never, and a ring that tells of freed places may not be heard twice.
+-- The own transaction is a case of its own: no snapshot lists it as pending, and its id may lie above or below the snapshot's xmax. Its rings are heard
+-- up to here, and the tick says up to which.
+-- When p_limit rings were read there may be more: then the tick stops at the last of them, in the middle of a transaction if need be.
+-- Cost: p_limit entries of rings_xid_idx.
+create function fairq._hear(
+  p_tick fairq.ticks,
+  p_limit integer,
+  out o_tick fairq.ticks,
+  out o_news fairq.news[],
+  out o_cancelled bigint[]
+)
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_own xid8 := pg_current_xact_id();
+  v_own_ring bigint;
+  v_snapshot pg_snapshot;
+  v_count integer;
+  v_last bigint[];
+  v_last_xid xid8;
+  v_due_at timestamptz;
+begin
+  with ring as materialized (
+    select r.* from fairq._new_rings(p_tick, p_limit) r
+  ),
+  news as (
+    select r.group_key, sum(r.freed)::integer as freed,
+      coalesce(sum(r.failures) filter (where r.ring_id >= r.last_success), 0)::integer as failures,
+      bool_or(r.succeeded) as succeeded, bool_or(r.keyed) as keyed, bool_or(r.configured) as configured, min(r.sequence) as first_sequence,
+      array_agg((r.priority, r.sequence, null, false)::fairq.cursor) filter (where r.sequence is not null) as heard,
+      sum(r.correction) as correction, array_agg(r.ran) filter (where (r.ran).kind is not null) as ran
+    from (
+      select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
+      from ring g
+      where g.due_at is null
+    ) r
+    group by r.group_key
+  )
+  select pg_current_snapshot(), (select count(*)::integer from ring), (select max(array[r.xid::text::bigint, r.ring_id]) from ring r),
+    (select max(r.ring_id) from ring r where r.xid = v_own), (select min(r.due_at) from ring r),
+    (select array_agg(r.cancelled_id) from ring r where r.cancelled_id is not null),
+    (select array_agg((n.group_key, n.freed, n.failures, n.succeeded, n.keyed, n.configured, n.first_sequence, n.heard, n.correction, n.ran)::fairq.news)
+      from news n)
+  into v_snapshot, v_count, v_last, v_own_ring, v_due_at, o_cancelled, o_news;
+
+  o_tick := p_tick;
+  o_tick.next_due_at := least(p_tick.next_due_at, v_due_at);
+  v_own_ring := coalesce(v_own_ring, case when p_tick.heard_xid = v_own then p_tick.heard_ring end,
+    (select p.ring_id from unnest(p_tick.pending) p where p.xid = v_own), 0);
+  v_last_xid := v_last[1]::text::xid8;
+
+  if v_count >= p_limit and v_last_xid < p_tick.next_xid then
+    -- Cut among the transactions that were pending: those behind it, and those still running, stay so.
+    o_tick.pending := array(
+      select (p.xid, case p.xid when v_last_xid then v_last[2] when v_own then v_own_ring else p.ring_id end)::fairq.heard
+      from unnest(p_tick.pending) p
+      where p.xid >= v_last_xid
+        or p.xid = v_own
+        or not pg_visible_in_snapshot(p.xid, v_snapshot)
+      order by p.xid
+    );
+    return;
+  end if;
+
+  if v_count >= p_limit then
+    -- Never past the snapshot's xmax, see below: only the own transaction can lie there.
+    o_tick.next_xid := least((v_last[1] + 1)::text::xid8, pg_snapshot_xmax(v_snapshot));
+    if v_last_xid >= o_tick.next_xid then
+      o_tick.heard_xid := v_last_xid;
+      o_tick.heard_ring := v_last[2];
+    elsif p_tick.heard_xid < o_tick.next_xid then
+      o_tick.heard_xid := '0';
+      o_tick.heard_ring := 0;
+    end if;
+  else
+    -- Never past the snapshot's xmax: the own transaction may lie beyond it, and between the two others that nobody lists as pending.
+    o_tick.next_xid := pg_snapshot_xmax(v_snapshot);
+    v_last_xid := null;
+    o_tick.heard_xid := case when v_own >= o_tick.next_xid then v_own else '0' end;
+    o_tick.heard_ring := case when v_own >= o_tick.next_xid then v_own_ring else 0 end;
+  end if;
+  o_tick.pending := array(
+    select (p.xid, case p.xid when v_last_xid then v_last[2] when v_own then v_own_ring else 0 end)::fairq.heard
+    from (select pg_snapshot_xip(v_snapshot) union select v_own union select v_last_xid) p(xid)
+    where p.xid < o_tick.next_xid
+    order by p.xid
+  );
+end;
+$$;
+comment on function fairq._hear is 'Turns the rings that are new into one row per group.';

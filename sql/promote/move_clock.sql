@@ -1,0 +1,68 @@
+-- The clock moves to the address of the first task still ready or still waiting, whichever is first. A pop in flight counts as ready, so what it puts back
+-- lies at or after the clock. With nothing left the clock goes to the end of the busy period, the highest finish tag, so nobody pays for the past.
+-- clock_position is the lower bound of scans inside the block: right after the lane before the next one, so the dead rows of the lanes already
+-- served lie behind it; newcomers get the positions in between, one after the other.
+create function fairq._move_clock(p_tick fairq.ticks, p_block bigint, p_position bigint) returns fairq.ticks
+language plpgsql
+immutable
+set search_path = ''
+as $$
+declare
+  v_is_same_block boolean;
+begin
+  if p_block is null or (p_tick.horizon, p_tick.horizon_position) < (p_block, p_position) then
+    p_block := p_tick.horizon;
+    p_position := p_tick.horizon_position;
+  end if;
+  if p_block is null then
+    p_block := greatest(p_tick.clock, p_tick.top);
+    p_position := case when p_block = p_tick.clock then p_tick.clock_position else 1 end;
+  end if;
+
+  v_is_same_block := p_block = p_tick.clock;
+  p_tick.clock := p_block;
+  p_tick.clock_position := case
+    when p_position = fairq._lane_position(p_position >> 20) then greatest(1, p_position - 1048575)
+    else p_position
+  end;
+  p_tick.newcomer_position := case
+    when v_is_same_block then greatest(p_tick.newcomer_position, p_tick.clock_position - 1)
+    else p_tick.clock_position - 1
+  end;
+  return p_tick;
+end;
+$$;
+comment on function fairq._move_clock is 'Moves the clock to the first task that is ready or waits.';
+
+-- Takes the clock back to zero long before a bigint is full: blocks, finish tags and the tick move by the same distance, so the order stays as it is. With tasks of
+-- cost 1 that is after 2^41 rounds; with bytes for costs it may happen in a few years.
+-- Pops that read the tick before find nothing and look again.
+-- Returns the tick, not yet written.
+-- Locks: ready (a pop in flight is waited for); lanes; the caller holds the domain.
+-- Cost: the ready set and all lanes of the domain.
+create function fairq._rebase(p_tick fairq.ticks, p_clock bigint) returns fairq.ticks
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  update fairq.ready t
+  set block = t.block - p_clock
+  where t.shard_no = p_tick.shard_no
+    and t.queue = p_tick.queue
+    and t.position >= 0;
+  update fairq.lanes l
+  set finish = greatest(0, l.finish - p_clock),
+    pace = case when l.pace is distinct from null then ((l.pace).last_block - p_clock, (l.pace).credit, (l.pace).estimates)::fairq.pace end
+  where l.shard_no = p_tick.shard_no
+    and l.queue = p_tick.queue;
+  delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;
+
+  p_tick.clock := 0;
+  p_tick.top := p_tick.top - p_clock;
+  p_tick.horizon := p_tick.horizon - p_clock;
+  p_tick.refill_block := p_tick.refill_block - p_clock;
+  return p_tick;
+end;
+$$;
+comment on function fairq._rebase is 'Takes the clock of a domain back to zero.';

@@ -1,0 +1,244 @@
+-- Takes ready tasks of lanes out of the order again, because what made them ready does not hold any more: a task came, or came back, that is before them in
+-- its group; the group was paused, its breaker opened, its cap or any other limit of it changed; one of them is to be cancelled.
+-- The lane goes back to the earliest address that came free, so admission hands out the same addresses again, in order. What they were charged
+-- is given back. A task that is being popped right now is locked, and keeps its address.
+-- Where groups share time, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
+-- a group would be forgiven an hour by cancelling one task.
+-- Returns the lanes as they are afterwards.
+-- Locks: ready, "skip locked".
+-- Cost: the ready set, from the clock on, and only when there is something to recall.
+create function fairq._recall(
+  p_tick fairq.ticks,
+  p_lanes fairq.lanes[],
+  p_news fairq.news[],
+  p_cancelled bigint[],
+  p_now timestamptz
+) returns fairq.lanes[]
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_configured text[] := array(select n.group_key from unnest(p_news) n where n.configured);
+  v_whole text[];
+  v_groups text[];
+  v_before fairq.cursor[];
+begin
+  v_whole := case when p_cancelled is not null then v_configured || fairq._groups_of_ready(p_tick.shard_no, p_cancelled) else v_configured end;
+  select array_agg(l.group_key), array_agg(case when not w.is_whole then l.cursors[1] end) into v_groups, v_before
+  from unnest(p_lanes) l
+  cross join lateral (
+    select l.group_key = any(v_whole)
+      or coalesce((l.policy).paused_at is not null or (l.gate).open_until > p_now
+        or (l.gate).in_flight + coalesce((l.gate).uncounted, 0) > (l.policy).max_running, false) as is_whole
+  ) w
+  where l.finish > p_tick.clock
+    and (w.is_whole or (-(l.cursors[1]).priority, (l.cursors[1]).sequence) < (-l.last_priority, l.last_sequence));
+  if v_groups is not null then
+    p_lanes := fairq._recall_groups(p_tick, p_lanes, v_groups, v_before, p_now);
+  end if;
+  if exists (select from unnest(p_lanes) l where (l.gate).uncounted > 0 or (l.group_key = any(v_configured) and fairq._counts(l.policy))) then
+    p_lanes := fairq._adopt(p_tick, p_lanes, v_configured, p_now);
+  end if;
+  return p_lanes;
+end;
+$$;
+comment on function fairq._recall is 'Takes ready tasks out of the order again.';
+
+create function fairq._recall_groups(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_now timestamptz)
+returns fairq.lanes[]
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_ctids tid[];
+  v_keyed bigint[];
+  v_lanes fairq.lanes[];
+begin
+  with back as materialized (
+    select r.ctid, r.id, r.keyed, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, coalesce(r.charge, t.cost) as charge
+    from fairq.ready r
+    cross join lateral (select b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
+    where r.shard_no = p_tick.shard_no
+      and r.queue = p_tick.queue
+      and r.position >= 0
+      and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
+      and r.group_key = any(p_groups)
+      and (-r.priority, r.sequence) > coalesce((
+        select (-b.priority, b.sequence) from unnest(p_before[array_position(p_groups, r.group_key):array_position(p_groups, r.group_key)]) b
+        where b.priority is not null
+      ), (-2147483648, 0::bigint))
+    for update of r skip locked
+  ),
+  level as (
+    select b.group_key, b.priority, min(b.sequence) as sequence, min(b.block) as block, min(array[b.block, b.position]) as address,
+      count(*) as tasks, count(*) filter (where b.counted) as counted, sum(b.charge) as charge
+    from back b
+    group by b.group_key, b.priority
+  ),
+  freed as materialized (
+    select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.tasks)::integer as tasks, sum(l.counted)::integer as counted,
+      sum(l.charge) as charge, array_agg((l.priority, l.sequence, null, false)::fairq.cursor) as cursors
+    from level l
+    group by l.group_key
+  )
+  select (select array_agg(b.ctid) from back b), (select array_agg(b.id) filter (where b.keyed) from back b), coalesce(array_agg(
+    case
+      when f.group_key is null then l
+      else (l.shard_no, l.last_priority, l.last_sequence, l.lane_no, l.version, greatest(f.block, f.due),
+        case when f.due > f.block then fairq._lane_position(l.lane_no) else f.position end, l.weight, (f.allowance).look_at,
+        l.policy is null or (f.allowance).tasks > 0, l.keyed, l.queue, l.group_key,
+        fairq._merge_cursors(l.cursors, f.cursors, p_tick.touched), l.policy, f.gate,
+        case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates)::fairq.pace end
+      )::fairq.lanes
+    end), '{}')
+  into v_ctids, v_keyed, v_lanes
+  from unnest(p_lanes) l
+  left join lateral (
+    select d.group_key, d.block, d.position, d.cursors, x.gate,
+      -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
+      case when l.pace is distinct from null then l.finish - d.tasks - least(fairq._round() * d.charge / l.weight, 4e18)::bigint else d.block end as due,
+      case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now) end as allowance
+    from freed d
+    cross join lateral (
+      select fairq._uncharge(l.policy, l.gate, d.tasks, d.counted) as gate
+      offset 0
+    ) x
+    where d.group_key = l.group_key
+  ) f on true;
+
+  if v_ctids is not null then
+    perform fairq._remove(p_tick.shard_no, 'ready', v_ctids);
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select p_tick.shard_no, '#keys', t.concurrency_key, count(*)
+    from unnest(v_keyed) k(id)
+    cross join lateral (select b.concurrency_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = k.id offset 0) t
+    group by t.concurrency_key;
+  end if;
+  return v_lanes;
+end;
+$$;
+comment on function fairq._recall_groups is 'Takes ready tasks of groups out of the order again.';
+
+-- Tasks held by groups that get their first limit are counted from now on, and their lanes know of the places taken. A task that is being finished, or
+-- popped, is locked, and nobody waits for it with the domain in hand: it takes a place all the same, as one that is not counted yet, until it is
+-- gone or can be counted. Its lane looks again soon.
+-- Locks: held, "skip locked". Cost: all held tasks of the shard. For settings, not for the hot path.
+create function fairq._adopt(p_tick fairq.ticks, p_lanes fairq.lanes[], p_configured text[], p_now timestamptz) returns fairq.lanes[]
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_groups text[] := array(
+    select l.group_key from unnest(p_lanes) l
+    where fairq._counts(l.policy) and ((l.gate).uncounted > 0 or l.group_key = any(p_configured))
+  );
+  v_ids bigint[];
+  v_lane fairq.lanes;
+  v_lanes fairq.lanes[] := array[]::fairq.lanes[];
+  v_allowance fairq.allowance;
+  v_adopted record;
+begin
+  v_ids := array(
+    select h.id
+    from fairq.held h
+    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+    where h.shard_no = p_tick.shard_no
+      and not h.counted
+      and t.queue = p_tick.queue
+      and t.group_key = any(v_groups)
+    for update of h skip locked
+  );
+  update fairq.held h set counted = true where h.shard_no = p_tick.shard_no and h.id = any(v_ids);
+
+  foreach v_lane in array p_lanes loop
+    if v_lane.group_key = any(v_groups) then
+      select count(*) filter (where i.id = any(v_ids)) as counted, count(*) filter (where i.id <> all(v_ids)) as uncounted into v_adopted
+      from (
+        select h.id
+        from fairq.held h
+        join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+        where h.shard_no = p_tick.shard_no
+          and (not h.counted or h.id = any(v_ids))
+          and t.queue = p_tick.queue
+          and t.group_key = v_lane.group_key
+        union all
+        select r.id
+        from fairq.ready r
+        where r.shard_no = p_tick.shard_no
+          and r.queue = p_tick.queue
+          and r.position >= 0
+          and r.group_key = v_lane.group_key
+          and not r.counted
+      ) i;
+      v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + v_adopted.counted;
+      v_lane.gate.uncounted := nullif(v_adopted.uncounted, 0);
+      v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now);
+      v_lane.admissible := v_lane.cursors <> '{}' and v_allowance.tasks > 0;
+      v_lane.look_at := case when v_adopted.uncounted > 0 then p_now + interval '100 milliseconds' when v_lane.cursors <> '{}' then v_allowance.look_at end;
+    end if;
+    v_lanes := v_lanes || v_lane;
+  end loop;
+  return v_lanes;
+end;
+$$;
+comment on function fairq._adopt is 'Begins to count tasks in flight whose group got its first limit.';
+
+-- The groups of those tasks that are ready.
+create function fairq._groups_of_ready(p_shard_no integer, p_ids bigint[]) returns text[]
+language plpgsql
+stable
+set search_path = ''
+as $$
+begin
+  return array(
+    select distinct t.group_key
+    from unnest(p_ids) i(id)
+    cross join lateral (
+      select r.group_key
+      from fairq.ready r
+      where r.shard_no = p_shard_no
+        and r.id = i.id
+      offset 0
+    ) t
+  );
+end;
+$$;
+comment on function fairq._groups_of_ready is 'The groups of those tasks that are ready.';
+
+-- Ends the waiting tasks among those somebody wished to cancel. Held ones are left: their wish stays, and their holder learns of
+-- it with its heartbeat. A ready task that is being popped right now is locked and counts as held; should the pop roll back it would be waiting again,
+-- so the wish is rung once more.
+-- "offset 0": as joins, each of these look-ups could become a walk through all wishes there ever were.
+-- Locks: ready and parked with "skip locked"; bodies, which the caller's domain lock protects; cancellations.
+create function fairq._cancel_waiting(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_tasks fairq.leaving[] := fairq._find_waiting(p_shard_no, array(
+    select distinct i.id
+    from unnest(p_ids) i(id)
+    -- retry_task withdraws the wish, not the ring.
+    where exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id offset 0)
+  ), 'cancelled', null);
+begin
+  perform fairq._leave(p_shard_no, v_tasks, p_now);
+  perform fairq._remove(p_shard_no, 'cancellations', array(
+    select w.ctid
+    from unnest(v_tasks) t
+    cross join lateral (
+      select c.ctid
+      from fairq.cancellations c
+      where c.shard_no = p_shard_no
+        and c.task_id = t.id
+      offset 0
+    ) w
+  ));
+  perform fairq._ring_wishes(p_shard_no, p_ids);
+end;
+$$;
+comment on function fairq._cancel_waiting is 'Ends the waiting ones of the tasks to be cancelled.';

@@ -1,0 +1,145 @@
+-- The lanes that news came for, as they are after it. From here on they live in o_lanes only, until admission writes their next versions.
+-- Locks: lanes, rows it replaces; the caller holds the domain.
+-- Cost: one step in lanes_pkey and one in groups per group that rang.
+create function fairq._settle_lanes(
+  p_tick fairq.ticks,
+  p_queue fairq.queues,
+  p_news fairq.news[],
+  p_now timestamptz,
+  out o_tick fairq.ticks,
+  out o_lanes fairq.lanes[]
+)
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_replaced tid[];
+  v_lane_count bigint;
+  v_newcomer_position bigint;
+  -- Whether every group of the queue has limits; otherwise only those with settings of their own may have any.
+  v_limited boolean := coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null;
+begin
+  with lane as materialized (
+    select n.group_key, n.first_sequence, n.keyed or coalesce(l.keyed, false) as keyed,
+      l.ctid as replaces, l.version, l.lane_no, l.position, l.last_priority, l.last_sequence,
+      coalesce(c.finish, l.finish) as finish,
+      c.pace as pace,
+      n.correction is not null as is_corrected,
+      l.cursors is null or l.cursors = '{}' as was_idle,
+      case
+        when n.heard is null then coalesce(l.cursors, '{}')
+        when cardinality(n.heard) = 1 and coalesce(l.cursors, '{}') = '{}'
+          then array[((n.heard[1]).priority, (n.heard[1]).sequence, p_tick.touched, false)::fairq.cursor]
+        else fairq._merge_cursors(l.cursors, n.heard, p_tick.touched)
+      end as cursors,
+      coalesce((g.settings).weight, p_queue.weight) as weight,
+      g.policy,
+      case
+        when g.policy is distinct from null or l.gate is distinct from null
+          then fairq._settle(g.policy, l.gate, n.freed, n.failures, n.succeeded, p_now)
+      end as gate
+    from unnest(p_news) n
+    left join lateral (
+      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.pace, v.last_priority, v.last_sequence, v.cursors
+      from fairq.lanes v
+      where v.shard_no = p_tick.shard_no
+        and v.queue = p_tick.queue
+        and v.group_key = n.group_key
+        and v.version >= p_tick.first_version
+      order by v.version desc
+      limit 1
+    ) l on true
+    cross join lateral (
+      select s as settings, case when s.queue is not null or v_limited then fairq._policy(p_queue, s) end as policy
+      from (values (1)) one
+      left join lateral (
+        select c.*
+        from fairq.groups c
+        where c.shard_no = p_tick.shard_no
+          and c.queue = p_tick.queue
+          and c.group_key = n.group_key
+        offset 0
+      ) s on true
+      offset 0
+    ) g
+    left join lateral (
+      select x.finish, x.pace
+      -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing.
+      from (select where p_queue.fairness = 'time' offset 0) gate
+      cross join lateral fairq._correct(l.finish, l.pace, n.correction, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
+        coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
+    ) c on true
+  ),
+  numbered as (
+    select l.*,
+      case when l.policy is distinct from null then fairq._allowance(l.policy, l.gate, p_now) end as allowance,
+      coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as number,
+      case
+        when l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
+          then row_number() over (
+            partition by l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
+            -- Groups that wait for the same concurrency key are idle until it is free: they take turns.
+            order by case when l.keyed then coalesce(l.finish, 0) else 0 end, l.first_sequence)
+      end as nth_newcomer
+    from lane l
+  ),
+  placed as (
+    -- A group that was idle, and has used up its last turn, comes at once: before the lane that is next, behind the newcomers before it. Of a crowd only
+    -- the first few do, the others have their turn in the same round: a tenant of a thousand keys would be a thousand newcomers before the next.
+    select n.*, case when n.nth_newcomer <= 16 then least(p_tick.newcomer_position + n.nth_newcomer, fairq._gap_end(p_tick.clock_position)) end as newcomer_position
+    from numbered n
+  ),
+  told as (
+    -- Nobody starts before the clock. A group that waits keeps its place, whatever it adds.
+    select n.replaces, n.number, n.newcomer_position,
+      (p_tick.shard_no, coalesce(n.last_priority, 0), coalesce(n.last_sequence, 0), n.number, coalesce(n.version, p_tick.first_version - 1),
+       greatest(n.finish, p_tick.clock),
+       case
+         when n.newcomer_position is not null then n.newcomer_position
+         when (n.finish, n.position) >= (p_tick.clock, p_tick.clock_position) and not n.was_idle and not n.is_corrected then n.position
+         when n.finish > p_tick.clock then fairq._lane_position(n.number)
+         else greatest(fairq._lane_position(n.number), p_tick.clock_position)
+       end,
+       n.weight,
+       case when n.cursors <> '{}' then (n.allowance).look_at end,
+       n.cursors <> '{}' and (n.policy is null or (n.allowance).tasks > 0),
+       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy, n.gate, n.pace)::fairq.lanes as lane
+    from placed n
+  )
+  select max(t.number), max(t.newcomer_position), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null)
+  into v_lane_count, v_newcomer_position, o_lanes, v_replaced
+  from told t;
+
+  o_tick := p_tick;
+  o_tick.lane_count := greatest(p_tick.lane_count, v_lane_count);
+  o_tick.newcomer_position := greatest(p_tick.newcomer_position, v_newcomer_position);
+  o_tick.keyed := p_tick.keyed or exists (select from unnest(o_lanes) l where l.keyed);
+  if v_replaced is not null then
+    perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
+  end if;
+end;
+$$;
+comment on function fairq._settle_lanes is 'The lanes that news came for, as they are after it.';
+
+-- The cursors of a lane after more of its tasks were heard of: per priority the smaller sequence, highest priority first. A level that is new to the lane
+-- knows nothing of what was taken from it before: p_touched, of the whole domain, says what surely was not. Eight levels at most: the last
+-- one then stands for all below, so that twenty thousand levels cost what eight do.
+create function fairq._merge_cursors(p_cursors fairq.cursor[], p_heard fairq.cursor[], p_touched bigint) returns fairq.cursor[]
+language sql
+immutable
+as $$
+  with level as (
+    select u.priority, min(u.sequence) as sequence, coalesce(max(u.touched), p_touched) as touched, coalesce(bool_or(u.is_open), false) as is_open,
+      row_number() over (order by u.priority desc) as nth
+    from unnest(p_cursors || p_heard) u
+    -- What an open level covers already.
+    where u.priority >= coalesce((select o.priority from unnest(p_cursors) o where o.is_open), u.priority)
+    group by u.priority
+  )
+  select array_agg((l.priority, l.sequence, case when l.nth = 8 then (select max(m.touched) from level m where m.nth >= 8) else l.touched end,
+      l.is_open or (l.nth = 8 and exists (select from level m where m.nth > 8)))::fairq.cursor order by l.priority desc)
+  from level l
+  where l.nth <= 8
+$$;
+comment on function fairq._merge_cursors is 'The cursors of a lane after more of its tasks were heard of.';

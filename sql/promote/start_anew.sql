@@ -1,0 +1,198 @@
+-- What promotion knows can be thrown away and made anew from bodies and holders, at any time (I11). It does so by itself when a domain has no tick it can
+-- trust, after a dump was restored into a cluster of other transaction ids; fairq.rebuild() is for people.
+-- No matter how many tasks there are, nothing of this reads them all at once: ready tasks go back in line, holders are counted, the clock goes past every
+-- lane there was, and the bodies are announced again, a portion with each pass.
+
+-- Makes a domain, with its first tick: what is rung from now on will be heard.
+create function fairq._open_domain(p_shard_no integer, p_queue text) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  insert into fairq.domains (shard_no, queue) values (p_shard_no, p_queue) on conflict do nothing;
+  if found then
+    perform fairq._write_tick(fairq._blank_tick(p_shard_no, p_queue, 0, pg_current_snapshot()));
+  end if;
+end;
+$$;
+comment on function fairq._open_domain is 'Makes a domain, with its first tick.';
+
+-- A tick that knows nothing, and hears every ring that is not visible in the snapshot, and those of its own transaction. Not written yet.
+create function fairq._blank_tick(p_shard_no integer, p_queue text, p_tick bigint, p_snapshot pg_snapshot) returns fairq.ticks
+language plpgsql
+stable
+set search_path = ''
+as $$
+declare
+  v_tick fairq.ticks;
+begin
+  v_tick.shard_no := p_shard_no;
+  v_tick.queue := p_queue;
+  v_tick.tick := p_tick;
+  v_tick.clock := 0;
+  v_tick.clock_position := 0;
+  v_tick.newcomer_position := 0;
+  v_tick.top := 0;
+  v_tick.next_xid := pg_snapshot_xmax(p_snapshot);
+  v_tick.heard_xid := '0';
+  v_tick.heard_ring := 0;
+  v_tick.lane_count := 0;
+  v_tick.touched := 0;
+  v_tick.first_version := 1;
+  v_tick.filled := 0;
+  v_tick.keyed := false;
+  v_tick.pending := array(
+    select (p.xid, 0)::fairq.heard
+    from (select pg_snapshot_xip(p_snapshot) union select pg_current_xact_id()) p(xid)
+    where p.xid < v_tick.next_xid
+    order by p.xid
+  );
+  return v_tick;
+end;
+$$;
+comment on function fairq._blank_tick is 'A tick that knows nothing yet.';
+
+-- Forgets what promotion knows of a domain.
+-- A ready task that is being popped is waited for: should the pop roll back, nobody would look for it where it was.
+-- One statement counts the holders' places, and gives the snapshot: taken a moment apart, a task that left in between would be off the count already, and
+-- its ring, which the tick holds for pending, would take it off again.
+-- Returns the tick it wrote.
+-- Locks: ready, rings, parked of the domain; the caller holds the domain.
+-- Cost: ready and held tasks, and the rings that were not swept yet.
+create function fairq._start_anew(p_shard_no integer, p_queue text) returns fairq.ticks
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_snapshot pg_snapshot;
+  v_last record;
+  v_tick fairq.ticks;
+begin
+  perform fairq._lock_keys(p_shard_no, true);
+  select coalesce(max(k.tick), 0) as tick, coalesce(max(greatest(k.top, k.clock)), 0) as top into v_last
+  from fairq.ticks k
+  where k.shard_no = p_shard_no
+    and k.queue = p_queue;
+  -- Transaction ids, ticks and the clock may start lower than the sweeps have come.
+  delete from fairq.sweeps w
+  where w.shard_no = p_shard_no
+    and w.what in ('rings ' || p_queue, 'late rings ' || p_queue, 'ticks ' || p_queue, 'lanes ' || p_queue);
+
+  with forgotten as (
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue
+  ),
+  gone as (
+    delete from fairq.ready r
+    where r.shard_no = p_shard_no
+      and r.id = any(array(select k.id from fairq.ready k where k.shard_no = p_shard_no and k.queue = p_queue and k.position >= 0 for update))
+    returning r.id, r.keyed
+  ),
+  given as (
+    -- Waiting for a key is found out again; so is who is given one.
+    delete from fairq.parked k
+    where k.shard_no = p_shard_no
+      and k.queue = p_queue
+      and k.granted
+    returning k.id, k.granted as keyed
+  ),
+  freed as (
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select p_shard_no, '#keys', t.concurrency_key, count(*)
+    from (select g.id from gone g where g.keyed union all select v.id from given v) k
+    join fairq.tasks t on t.shard_no = p_shard_no and t.id = k.id
+    group by t.concurrency_key
+  ),
+  taken as (
+    insert into fairq.rings (shard_no, queue, group_key, freed)
+    select p_shard_no, p_queue, t.group_key, -count(*)
+    from fairq.held h
+    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+    where h.shard_no = p_shard_no
+      and h.counted
+      and t.queue = p_queue
+    group by t.group_key
+  )
+  select pg_current_snapshot() into v_snapshot;
+
+  v_tick := fairq._blank_tick(p_shard_no, p_queue, v_last.tick, v_snapshot);
+  v_tick.clock := v_last.top + fairq._round();
+  v_tick.top := v_tick.clock;
+  -- Versions go on where the lanes of before end.
+  select coalesce(max(l.version), 0) + 1, coalesce(max(l.lane_no), 0) into v_tick.first_version, v_tick.lane_count
+  from fairq.lanes l
+  where l.shard_no = p_shard_no
+    and l.queue = p_queue;
+  v_tick.touched := fairq._last_sequence();
+  select min(t.id) into v_tick.announce_from
+  from fairq.tasks t
+  where t.shard_no = p_shard_no;
+  return fairq._write_tick(v_tick);
+end;
+$$;
+comment on function fairq._start_anew is 'Forgets what promotion knows of a domain, and begins to find it out again.';
+
+create function fairq._last_sequence() returns bigint
+language sql
+volatile
+set search_path = ''
+as $$ select s.last_value from fairq.task_ids s $$;
+comment on function fairq._last_sequence is 'The highest sequence given to any task.';
+
+-- After a rebuild: rings for the next portion of bodies, as if they had just been created; those parked are so no more.
+-- Cost: 5000 entries of tasks_pkey.
+create function fairq._announce_bodies(p_tick fairq.ticks) returns fairq.ticks
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_portion record;
+begin
+  if p_tick.announce_from is null then
+    return p_tick;
+  end if;
+  with portion as materialized (
+    select t.id, t.queue, t.group_key, t.priority, t.sequence, t.scheduled, t.run_at, t.concurrency_key
+    from fairq.tasks t
+    where t.shard_no = p_tick.shard_no
+      and t.id >= p_tick.announce_from
+    order by t.id
+    limit 5000
+  ),
+  unparked as (
+    delete from fairq.parked k
+    where k.shard_no = p_tick.shard_no
+      and k.id = any(array(select p.id from portion p where p.queue = p_tick.queue and p.concurrency_key is not null))
+      and not k.granted
+  ),
+  rung as (
+    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+    select p_tick.shard_no, p_tick.queue, p.group_key, p.priority, min(p.sequence), bool_or(p.concurrency_key is not null)
+    from portion p
+    where p.queue = p_tick.queue
+      and not p.scheduled
+    group by p.group_key, p.priority
+  ),
+  due as (
+    insert into fairq.rings (shard_no, queue, group_key, due_at)
+    select p_tick.shard_no, p_tick.queue, min(p.group_key), min(p.run_at)
+    from portion p
+    where p.queue = p_tick.queue
+      and p.scheduled
+    having count(*) > 0
+  ),
+  wished as (
+    insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+    select p_tick.shard_no, p_tick.queue, p.group_key, p.id
+    from portion p
+    where p.queue = p_tick.queue
+      and exists (select from fairq.cancellations c where c.shard_no = p_tick.shard_no and c.task_id = p.id offset 0)
+  )
+  select count(*) as tasks, max(p.id) as last_id into v_portion from portion p;
+  p_tick.announce_from := case when v_portion.tasks = 5000 then v_portion.last_id + 1 end;
+  return p_tick;
+end;
+$$;
+comment on function fairq._announce_bodies is 'After a rebuild: announces the next portion of bodies again.';

@@ -1,0 +1,131 @@
+-- Keeps the house: takes tasks from lost workers, gives up claims whose lease ran out, ends what expired, promotes what is due, sweeps, turns the
+-- history's pages. Safe to call from anywhere and as often as one likes: one runs at a time per shard, the others return at once.
+-- In parts, each able to fail alone: what fails is rolled back, and noted in fairq.upkeep_failures until it succeeds; the others go on. Whoever can,
+-- calls them one by one, each in a transaction of its own (p_part, see upkeep_parts), so that no part holds what another has locked.
+-- Returns what it did, by name; an empty object when another one was at it.
+-- Raises QF005 outside READ COMMITTED, QF014 unknown part.
+-- Locks: maintenance, one row per shard; then as the parts say. Bounded by p_limit rows of a kind, so a call is short; call it every few seconds.
+create function fairq.maintain(p_limit integer default 10000, p_part text default null) returns jsonb
+language plpgsql
+volatile
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_shard_no integer;
+  v_part text;
+  v_did jsonb;
+  v_done jsonb := jsonb_build_object();
+begin
+  perform fairq._check_limit(p_limit);
+  perform fairq._check_isolation('upkeep');
+  if p_part is not null and not exists (select from fairq.upkeep_parts() u(part) where u.part = p_part) then
+    raise exception 'upkeep has no part "%"', p_part using errcode = 'QF014', hint = 'See: select fairq.upkeep_parts();';
+  end if;
+  for v_shard_no in
+    select m.shard_no from fairq.maintenance m order by m.shard_no for update skip locked
+  loop
+    for v_part in select u.part from fairq.upkeep_parts() u(part) where p_part is null or u.part = p_part loop
+      begin
+        v_did := fairq._upkeep(v_shard_no, v_part, p_limit);
+        delete from fairq.upkeep_failures f where f.shard_no = v_shard_no and f.part = v_part;
+        select coalesce(jsonb_object_agg(k.name, coalesce((v_done ->> k.name)::bigint, 0) + coalesce((v_did ->> k.name)::bigint, 0)), v_done) into v_done
+        from (select jsonb_object_keys(v_done) union select d.key from jsonb_each_text(v_did) d where d.value::bigint > 0) k(name);
+      exception when others then
+        insert into fairq.upkeep_failures as f (shard_no, part, failed_since, failed_at, message)
+        values (v_shard_no, v_part, fairq._wall(), fairq._wall(), format('%s (%s)', sqlerrm, sqlstate))
+        on conflict (shard_no, part) do update
+        set failed_at = excluded.failed_at, message = excluded.message;
+        v_done := v_done || jsonb_build_object('failed', coalesce((v_done ->> 'failed')::bigint, 0) + 1);
+      end;
+    end loop;
+  end loop;
+  return v_done;
+end;
+$$;
+comment on function fairq.maintain is
+  'Lost workers, expired claims and tasks, due schedules, sweeps, partitions. Call it every few seconds from anywhere.';
+
+-- The parts of upkeep, in the order in which they matter.
+create function fairq.upkeep_parts() returns setof text
+language sql
+stable
+set search_path = ''
+as $$
+  select 'recovery'
+  union all
+  select 'expiry'
+  union all
+  (select 'queue ' || q.queue from fairq.queues q order by q.queue)
+  union all
+  select 'notes'
+  union all
+  select 'partitions'
+$$;
+comment on function fairq.upkeep_parts is 'The parts of fairq.maintain(), in order.';
+
+-- One part of upkeep in one shard. Returns what it did, by name.
+create function fairq._upkeep(p_shard_no integer, p_part text, p_limit integer) returns jsonb
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := fairq._wall();
+  v_queue fairq.queues;
+begin
+  case
+    when p_part = 'recovery' then
+      return jsonb_build_object('recovered', (
+          select sum(fairq._recover_worker(p_shard_no, s.worker_id, p_limit, v_now)) from fairq._silent_workers(p_shard_no, v_now) s(worker_id)),
+        'unclaimed', fairq._give_up_claims(p_shard_no, p_limit, v_now));
+    when p_part = 'expiry' then
+      return jsonb_build_object('expired', fairq._expire_waiting(p_shard_no, p_limit, v_now));
+    when p_part = 'notes' then
+      return jsonb_build_object('swept', fairq._sweep_notes(p_shard_no, p_limit, v_now));
+    when p_part = 'partitions' then
+      return jsonb_build_object('partitions', case when p_shard_no = 0 then fairq._rotate_partitions() end);
+    else
+      select q.* into v_queue from fairq.queues q where 'queue ' || q.queue = p_part;
+      return fairq._keep_queue(p_shard_no, v_queue, p_limit);
+  end case;
+end;
+$$;
+comment on function fairq._upkeep is 'One part of upkeep in one shard.';
+
+-- Promotes a queue that has news, and sweeps what promotion left behind.
+create function fairq._keep_queue(p_shard_no integer, p_queue fairq.queues, p_limit integer) returns jsonb
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_promoted integer;
+  v_swept integer;
+begin
+  if p_queue.internal then
+    if fairq._lock_domain(p_shard_no, p_queue.queue, false) and p_queue.queue = '#keys' then
+      perform fairq._open_keys(p_shard_no, fairq._now());
+    elsif p_queue.queue = '#meters' and p_shard_no = 0 and fairq._lock_domain(0, '#meters', false) then
+      perform fairq._settle_meters(fairq._now());
+    end if;
+  elsif not exists (select from fairq._tick(p_shard_no, p_queue.queue) k where not fairq._has_news(k)) then
+    v_promoted := (fairq._promote(p_shard_no, p_queue.queue, fairq._ready_target(p_shard_no, p_queue), false)).o_promoted;
+    if v_promoted > 0 and p_queue.notify then
+      perform pg_notify('fairq', p_queue.queue);
+    end if;
+  end if;
+  if fairq._lock_domain(p_shard_no, p_queue.queue, false) then
+    -- Nobody promotes a paused queue, which keeps a key that was given to one of its tasks.
+    if p_queue.paused_at is not null and fairq._lock_domain(p_shard_no, '#keys', false) then
+      perform fairq._take_keys_back(p_shard_no, p_queue.queue, fairq._now());
+    end if;
+    v_swept := fairq._sweep_domain(p_shard_no, p_queue.queue, p_limit);
+  end if;
+  return jsonb_build_object('promoted', coalesce(v_promoted, 0), 'swept', coalesce(v_swept, 0));
+end;
+$$;
+comment on function fairq._keep_queue is 'Promotes a queue that has news, and sweeps what promotion left behind.';

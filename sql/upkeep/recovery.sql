@@ -1,0 +1,105 @@
+-- Gives a worker up that gave no sign of life for its lease, and puts its tasks back in line, at most p_limit of them. A running task has used its attempt up:
+-- the loss is noted in fairq.attempts, and without attempts left the task ends as failed. A claimed one that never started has not.
+-- From now on every call of the worker is refused, so that it learns of it with the very next one. Its row goes once nothing of it is left.
+-- Returns how many tasks it took from the worker.
+-- Locks: the worker's row, then held, both "skip locked": a worker that is popping right now is alive, and so is one that beat since we looked.
+-- Cost: all held tasks of the shard.
+create function fairq._recover_worker(p_shard_no integer, p_worker_id bigint, p_limit integer, p_now timestamptz) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_error jsonb := jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id));
+  v_lost fairq.leaving[];
+begin
+  perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id for update skip locked;
+  if not found or not exists (select from fairq._silent_workers(p_shard_no, p_now) s(worker_id) where s.worker_id = p_worker_id) then
+    return 0;
+  end if;
+  update fairq.workers w set lost_at = p_now where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null;
+  v_lost := fairq._find_of_worker(p_shard_no, p_worker_id, null, 'worker_lost', v_error, p_limit);
+  perform fairq._leave(p_shard_no, v_lost, p_now);
+  if not exists (select from fairq.held h where h.shard_no = p_shard_no and h.worker_id = p_worker_id) then
+    delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id;
+    delete from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id;
+  end if;
+  return coalesce(cardinality(v_lost), 0);
+end;
+$$;
+comment on function fairq._recover_worker is 'Gives up a worker that is lost, and takes its tasks from it.';
+
+-- Workers without a sign of life for their lease. While the server was down nobody could give one.
+create function fairq._silent_workers(p_shard_no integer, p_now timestamptz) returns setof bigint
+language plpgsql
+volatile
+set search_path = ''
+as $$
+begin
+  return query
+    select w.worker_id
+    from fairq.workers w
+    where w.shard_no = p_shard_no
+      and (w.lost_at is not null
+        or p_now > w.lease + greatest(pg_postmaster_start_time(), w.registered_at, (
+          select h.beat_at
+          from fairq.heartbeats h
+          where h.shard_no = p_shard_no
+            and h.worker_id = w.worker_id
+          order by h.beat_at desc
+          limit 1
+        )))
+    order by w.worker_id;
+end;
+$$;
+comment on function fairq._silent_workers is 'Workers without a sign of life for their lease.';
+
+-- Claims whose lease ran out go back in line, at most p_limit; no attempt is burned, for none began. The sweep starts where the last one ended, not at
+-- the dead entries of all claims ever made; it does not pass one that is locked, being started or finished right now.
+-- A claim may commit long after its lease ended. So the sweep remembers a time with the transactions that ran then, and goes past it when they have ended.
+-- Returns how many it gave up.
+-- Locks: held, "skip locked".
+-- Cost: held_claim_lease_idx from the floor to now.
+create function fairq._give_up_claims(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
+language plpgsql
+volatile
+set search_path = ''
+set enable_sort = off
+as $$
+declare
+  v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'claims') / 1000000.0), '-infinity');
+  v_next bigint := fairq._sweep_floor(p_shard_no, 'claims next');
+  v_next_xid bigint := fairq._sweep_floor(p_shard_no, 'claims next xid');
+  v_claims fairq.leaving[];
+begin
+  select array_agg((h.id, b.ctid, h.ctid, null, null, 'lease_expired', null, null, null, h.attempt, h.worker_id, null, h.charge, h.meters, h.counted,
+    h.keyed)::fairq.leaving)
+  into v_claims
+  from (
+    select k.ctid, k.id, k.attempt, k.worker_id, k.charge, k.meters, k.counted, k.keyed
+    from fairq.held k
+    where k.shard_no = p_shard_no
+      and k.lease_expires_at >= v_floor
+      and k.lease_expires_at <= p_now
+    order by k.lease_expires_at
+    limit p_limit
+    for update skip locked
+  ) h
+  cross join lateral (select t.ctid from fairq.tasks t where t.shard_no = p_shard_no and t.id = h.id offset 0) b;
+  perform fairq._leave(p_shard_no, v_claims, p_now);
+
+  if v_next is null or (pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= v_next_xid and not exists (
+      select
+      from fairq.held k
+      where k.shard_no = p_shard_no
+        and k.lease_expires_at >= v_floor
+        and k.lease_expires_at <= p_now))
+  then
+    perform fairq._set_sweep_floor(p_shard_no, 'claims', v_next);
+    perform fairq._set_sweep_floor(p_shard_no, 'claims next', (extract(epoch from p_now - interval '1 minute') * 1000000)::bigint);
+    perform fairq._set_sweep_floor(p_shard_no, 'claims next xid', pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
+  end if;
+  return coalesce(cardinality(v_claims), 0);
+end;
+$$;
+comment on function fairq._give_up_claims is 'Puts claims whose lease ran out back in line.';

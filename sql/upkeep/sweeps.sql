@@ -1,0 +1,271 @@
+-- Removes what promotion has left behind in a domain: rings every later tick would ignore, ticks but the last, lanes of groups that are idle and
+-- whose turn is used up (they would start at the clock anyway). At most p_limit of each.
+-- Returns how many rows it removed.
+-- enable_sort is off: the rows come in the order of an index, and another index with a sort behind it would read all of them.
+-- Locks: the rows it removes; the caller holds the domain.
+create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
+language plpgsql
+volatile
+set search_path = ''
+set enable_sort = off
+as $$
+declare
+  v_tick fairq.ticks;
+  v_floor bigint;
+  v_partly xid8;
+  v_rings record;
+  v_late integer;
+  v_ticks record;
+  v_lanes record;
+begin
+  select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
+  if not found then
+    return 0;
+  end if;
+
+  -- Rings of transactions that were open when a sweep passed them are named in fairq.sweeps, and removed once they are heard: the floor
+  -- does not wait for the longest transaction.
+  v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'rings ' || p_queue), 0);
+  -- Not past a transaction of which only a part was heard: its rings may be many, and will be heard soon.
+  select p.xid into v_partly from unnest(v_tick.pending) p where p.ring_id > 0 order by p.xid limit 1;
+  with heard as materialized (
+    select r.ctid, r.xid
+    from fairq.rings r
+    where r.shard_no = p_shard_no
+      and r.queue = p_queue
+      and r.xid >= v_floor::text::xid8
+      and r.xid < least(v_tick.next_xid, v_partly)
+      and r.xid <> v_tick.heard_xid
+      and r.xid <> all(array(select p.xid from unnest(v_tick.pending) p))
+    order by r.xid
+    limit p_limit
+  )
+  select count(*)::integer as swept, array_agg(h.ctid) as ctids, max(h.xid::text::bigint) as last into v_rings from heard h;
+  perform fairq._remove(p_shard_no, 'rings', v_rings.ctids);
+  v_late := fairq._sweep_late_rings(p_shard_no, p_queue, v_tick, v_rings.last);
+  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_rings.last);
+
+  v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
+  with old as materialized (
+    select k.ctid, k.tick
+    from fairq.ticks k
+    where k.shard_no = p_shard_no
+      and k.queue = p_queue
+      and k.tick >= v_floor
+      and k.tick < v_tick.tick
+    order by k.tick
+    limit p_limit
+  )
+  select count(*)::integer as swept, array_agg(o.ctid) as ctids, max(o.tick) as last into v_ticks from old o;
+  perform fairq._remove(p_shard_no, 'ticks', v_ticks.ctids);
+  perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_ticks.last);
+
+  -- A rate that is not paid for keeps its lane for now, and the floor before it: the lane does not ring when it is. One whose breaker has
+  -- counted failures stays until the group succeeds; that rings.
+  v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
+  with idle as materialized (
+    select l.ctid, l.finish, coalesce((l.gate).rate_at, '-infinity') <= fairq._now() as is_paid
+    from fairq.lanes l
+    where l.shard_no = p_shard_no
+      and l.queue = p_queue
+      and not l.admissible
+      -- A meter is asked without looking at the settings: its lane is never missing.
+      and l.queue <> '#meters'
+      and l.finish >= v_floor
+      and l.finish <= v_tick.clock
+      and (l.cursors = '{}' or l.version < v_tick.first_version)
+      and (l.version < v_tick.first_version or l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0)
+    order by l.finish
+    limit p_limit
+  )
+  select count(*) filter (where i.is_paid)::integer as swept, array_agg(i.ctid) filter (where i.is_paid) as ctids,
+    coalesce(min(i.finish) filter (where not i.is_paid), max(i.finish)) as last
+  into v_lanes
+  from idle i;
+  perform fairq._remove(p_shard_no, 'lanes', v_lanes.ctids);
+  perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_lanes.last);
+
+  -- Lanes of before a rebuild lie behind the clock, whatever they say.
+  with stale as materialized (
+    select l.ctid
+    from fairq.lanes l
+    where l.shard_no = p_shard_no
+      and l.queue = p_queue
+      and l.admissible
+      and l.finish >= v_floor
+      and l.finish < v_tick.clock
+      and l.version < v_tick.first_version
+    order by l.finish
+    limit p_limit
+  )
+  select v_lanes.swept + fairq._remove(p_shard_no, 'lanes', array(select s.ctid from stale s)) as swept into v_lanes;
+
+  return v_rings.swept + v_late + v_ticks.swept + v_lanes.swept;
+end;
+$$;
+comment on function fairq._sweep_domain is 'Removes rings, ticks and lanes that nobody needs any more.';
+
+-- Rings of transactions that were still open when the sweep of rings passed them: remembered here, by id, and removed when a tick has heard them.
+-- Returns how many rings it removed.
+create function fairq._sweep_late_rings(p_shard_no integer, p_queue text, p_tick fairq.ticks, p_passed bigint)
+returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_what text := 'late rings ' || p_queue;
+  v_open bigint[] := array(
+    select x.id
+    from (
+      select p.xid::text::bigint from unnest(p_tick.pending) p
+      union
+      select p_tick.heard_xid::text::bigint
+    ) x(id)
+    where x.id <= p_passed
+  );
+  v_done bigint[];
+begin
+  insert into fairq.sweeps (shard_no, what, floor)
+  select p_shard_no, v_what, o.id
+  from unnest(v_open) o(id)
+  on conflict do nothing;
+
+  v_done := array(
+    select w.floor
+    from fairq.sweeps w
+    where w.shard_no = p_shard_no
+      and w.what = v_what
+      and w.floor < p_tick.next_xid::text::bigint
+      and w.floor <> p_tick.heard_xid::text::bigint
+      and w.floor::text::xid8 <> all(array(select p.xid from unnest(p_tick.pending) p))
+    order by w.floor
+    limit 1000
+  );
+  delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = v_what and w.floor = any(v_done);
+  return fairq._remove(p_shard_no, 'rings', array(
+    select r.ctid
+    from unnest(v_done) d(xid)
+    cross join lateral (
+      select k.ctid
+      from fairq.rings k
+      where k.shard_no = p_shard_no
+        and k.queue = p_queue
+        and k.xid = d.xid::text::xid8
+      offset 0
+    ) r
+  ));
+end;
+$$;
+comment on function fairq._sweep_late_rings is 'Removes rings of transactions that were open when the sweep passed them.';
+
+-- Removes wishes to cancel and progress whose task is gone, watches that ran out, idempotency keys whose task is gone for longer than the retention, and rows of the
+-- history's default partitions past every queue's. At most p_limit of each.
+-- Returns how many rows it removed.
+create function fairq._sweep_notes(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_swept integer := 0;
+  v_rows integer;
+  v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'keys') / 1000000.0), '-infinity');
+begin
+  v_swept := v_swept + fairq._remove(p_shard_no, 'cancellations', array(
+    select n.ctid
+    from fairq.cancellations n
+    where n.shard_no = p_shard_no
+      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+    limit p_limit
+  ));
+
+  v_swept := v_swept + fairq._remove(p_shard_no, 'watches', array(
+    select n.ctid
+    from fairq.watches n
+    where n.shard_no = p_shard_no
+      and n.until < p_now
+    limit p_limit
+  ));
+
+  v_swept := v_swept + fairq._remove(p_shard_no, 'progress', array(
+    select n.ctid
+    from fairq.progress n
+    where n.shard_no = p_shard_no
+      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+    limit p_limit
+  ));
+
+  v_swept := v_swept + fairq._remove(p_shard_no, 'idempotency_keys', array(
+    select n.ctid
+    from fairq.idempotency_keys n
+    join fairq.queues q on q.queue = n.queue
+    where n.shard_no = p_shard_no
+      and n.created_at >= v_floor
+      and n.created_at < p_now - q.retention
+      and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
+      and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
+    order by n.created_at
+    limit p_limit
+    for update of n skip locked
+  ));
+  -- The next sweep starts at the oldest key left.
+  select n.created_at into v_floor
+  from fairq.idempotency_keys n
+  where n.shard_no = p_shard_no
+    and n.created_at >= v_floor
+  order by n.created_at
+  limit 1;
+  perform fairq._set_sweep_floor(p_shard_no, 'keys', (extract(epoch from v_floor) * 1000000)::bigint);
+
+  delete from fairq.finished_tasks_default f
+  where f.ctid = any(array(
+    select n.ctid
+    from fairq.finished_tasks_default n
+    where n.shard_no = p_shard_no
+      and n.finished_at < p_now - (select max(q.retention) from fairq.queues q where not q.internal)
+    order by n.finished_at
+    limit p_limit
+  ));
+  get diagnostics v_rows = row_count;
+  v_swept := v_swept + v_rows;
+
+  delete from fairq.attempts_default a
+  where a.ctid = any(array(
+    select n.ctid
+    from fairq.attempts_default n
+    where n.shard_no = p_shard_no
+      and n.ended_at < p_now - (select max(q.retention) from fairq.queues q where not q.internal)
+    order by n.ended_at
+    limit p_limit
+  ));
+  get diagnostics v_rows = row_count;
+  return v_swept + v_rows;
+end;
+$$;
+comment on function fairq._sweep_notes is 'Removes keys, wishes and history that nobody needs any more.';
+
+create function fairq._sweep_floor(p_shard_no integer, p_what text) returns bigint
+language sql
+stable
+as $$
+  select max(w.floor) from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what
+$$;
+comment on function fairq._sweep_floor is 'Where the next sweep of a kind starts; null: at the beginning.';
+
+create function fairq._set_sweep_floor(p_shard_no integer, p_what text, p_floor bigint) returns void
+language plpgsql
+volatile
+set search_path = ''
+as $$
+declare
+  v_previous bigint := fairq._sweep_floor(p_shard_no, p_what);
+begin
+  if p_floor is null or p_floor <= v_previous then
+    return;
+  end if;
+  insert into fairq.sweeps (shard_no, what, floor) values (p_shard_no, p_what, p_floor);
+  delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what and w.floor = v_previous;
+end;
+$$;
+comment on function fairq._set_sweep_floor is 'Remembers how far a sweep has come.';

@@ -1,0 +1,162 @@
+-- Why a task is not running, and what stands before it: one row, also for a task that ended; none for an unknown id.
+-- ahead counts the tasks served before it as things stand: for a queued task those queued before it, for one in overflow those of its own
+-- group plus, for each other group, the rounds until then are not guessed: ahead_in_group is exact, ahead is null.
+create function fairq.explain_task(p_id bigint)
+returns table (
+  task_id bigint,
+  state text,
+  reason text,
+  ahead_in_group bigint,
+  ahead bigint,
+  next_look_at timestamptz,
+  worker_id bigint,
+  attempt integer,
+  max_attempts integer
+)
+language plpgsql
+volatile
+rows 1
+set search_path = ''
+set plan_cache_mode = 'force_generic_plan'
+set jit = 'off'
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_task record;
+  v_workers bigint;
+begin
+  select t.* into v_task
+  from fairq._shards(null) s(shard_no)
+  cross join lateral (
+    select k.shard_no, k.id, k.queue, k.group_key, k.state, k.priority, k.sequence, k.block, k.position, k.run_at, k.expires_at,
+      k.worker_id, k.attempt, k.max_attempts, k.concurrency_key
+    from fairq.live_tasks k
+    where k.shard_no = s.shard_no
+      and k.id = p_id
+    offset 0
+  ) t;
+  if not found then
+    return query
+      select f.id, f.outcome, format('ended as %s at %s', f.outcome, f.finished_at), null::bigint, null::bigint, null::timestamptz,
+        f.worker_id, f.attempt, f.max_attempts
+      from fairq._shards(null) s(shard_no)
+      join fairq.finished_tasks f on f.shard_no = s.shard_no and f.id = p_id;
+    return;
+  end if;
+
+  task_id := p_id;
+  state := v_task.state;
+  worker_id := v_task.worker_id;
+  attempt := v_task.attempt;
+  max_attempts := v_task.max_attempts;
+  select count(*) into v_workers
+  from fairq.workers w
+  where w.shard_no = v_task.shard_no
+    and v_task.queue = any(w.queues);
+
+  if v_task.state in ('overflow', 'queued') then
+    select count(*) into ahead_in_group
+    from fairq.live_tasks t
+    where t.shard_no = v_task.shard_no
+      and t.queue = v_task.queue
+      and t.group_key = v_task.group_key
+      and t.state in ('overflow', 'queued')
+      and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence);
+  end if;
+  if v_task.state = 'queued' then
+    select count(*) into ahead
+    from fairq.live_tasks t
+    where t.shard_no = v_task.shard_no
+      and t.queue = v_task.queue
+      and t.state = 'queued'
+      and (t.block, t.position) < (v_task.block, v_task.position);
+  end if;
+
+  if v_task.state in ('scheduled', 'overflow', 'blocked', 'queued') then
+    select w.reason, w.look_at into reason, next_look_at
+    from fairq._obstacles(v_task.shard_no, v_task.queue, v_task.group_key, v_task.concurrency_key, v_task.state, v_now) w
+    order by w.nth
+    limit 1;
+  end if;
+  reason := case
+    when v_task.worker_id is not null
+      then format('%s by worker %s, attempt %s of %s', v_task.state, v_task.worker_id, v_task.attempt, v_task.max_attempts)
+    when v_task.expires_at <= v_now then format('expired at %s, to be ended', v_task.expires_at)
+    when v_task.state = 'scheduled' and v_task.attempt > 0
+      then format('waits for its back-off until %s, attempt %s of %s', v_task.run_at, v_task.attempt + 1, v_task.max_attempts)
+    when v_task.state = 'scheduled' then format('scheduled at %s', v_task.run_at)
+    when reason is not null then reason
+    when v_workers = 0 then format('no live worker for queue "%s"', v_task.queue)
+    when v_task.state = 'queued' then format('behind %s tasks in order', ahead)
+    else format('behind %s tasks of its group, waiting for promotion', ahead_in_group)
+  end;
+  next_look_at := case when v_task.state = 'scheduled' then v_task.run_at else next_look_at end;
+  return next;
+end;
+$$;
+comment on function fairq.explain_task is 'Why a task is not running, and what stands before it.';
+
+-- What keeps a waiting task from being served now, beside its turn: a paused queue, the limits of its group, key, queue and of the cluster, in the order in
+-- which it meets them. Reads the same lanes and the same _allowance as promotion and pop.
+create function fairq._obstacles(
+  p_shard_no integer,
+  p_queue text,
+  p_group_key text,
+  p_concurrency_key text,
+  p_state text,
+  p_now timestamptz
+) returns table (nth integer, reason text, look_at timestamptz)
+language plpgsql
+stable
+rows 1
+set search_path = ''
+as $$
+declare
+  v_scope record;
+  v_lane fairq.lanes;
+  v_allowance fairq.allowance;
+  v_holders text;
+begin
+  nth := 1;
+  select format('queue "%s" is paused since %s', q.queue, q.paused_at) into reason
+  from fairq.queues q
+  where q.queue = p_queue
+    and q.paused_at is not null;
+  if found then
+    return next;
+  end if;
+
+  for v_scope in
+    values
+      (2, p_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_state <> 'queued'),
+      (3, p_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_state = 'blocked'),
+      (4, 0, '#meters', 'queue ' || p_queue, format('queue "%s"', p_queue), true),
+      (5, 0, '#meters', 'cluster', 'the cluster', true)
+  loop
+    continue when v_scope.column4 is null or not v_scope.column6;
+    v_lane := fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4);
+    continue when v_lane.policy is null;
+    v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now);
+    continue when v_allowance.tasks > 0;
+    nth := v_scope.column1;
+    look_at := v_allowance.look_at;
+    reason := format('%s: %s', v_scope.column5, v_allowance.reason);
+    if v_scope.column3 = '#keys' then
+      select string_agg(h.id::text, ', ' order by h.id) into v_holders
+      from (
+        select t.id
+        from fairq.live_tasks t
+        where t.shard_no = p_shard_no
+          and t.concurrency_key = p_concurrency_key
+          and t.keyed
+        limit 5
+      ) h;
+      reason := format('%s; held by task %s', reason, coalesce(v_holders, 'none'));
+    end if;
+    return next;
+  end loop;
+end;
+$$;
+comment on function fairq._obstacles is 'What keeps a waiting task from being served, beside its turn.';

@@ -1,0 +1,43 @@
+create view fairq.queue_stats as
+select q.queue,
+  count(*) filter (where t.state = 'scheduled') as scheduled,
+  count(*) filter (where t.state = 'overflow') as overflow,
+  count(*) filter (where t.state = 'blocked') as blocked,
+  count(*) filter (where t.state = 'queued') as queued,
+  count(*) filter (where t.state = 'claimed') as claimed,
+  count(*) filter (where t.state = 'running') as running,
+  count(distinct t.group_key) filter (where t.state in ('overflow', 'blocked', 'queued')) as waiting_groups,
+  min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
+from fairq.queues q
+left join fairq.live_tasks t on t.queue = q.queue
+where not q.internal
+group by q.queue;
+comment on view fairq.queue_stats is 'Live tasks per queue and state. Counts all live tasks: for people and dashboards, not for a tight loop.';
+
+create view fairq.group_stats as
+select t.queue, t.group_key,
+  count(*) filter (where t.state = 'scheduled') as scheduled,
+  count(*) filter (where t.state = 'overflow') as overflow,
+  count(*) filter (where t.state = 'blocked') as blocked,
+  count(*) filter (where t.state = 'queued') as queued,
+  count(*) filter (where t.state = 'claimed') as claimed,
+  count(*) filter (where t.state = 'running') as running,
+  min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
+from fairq.live_tasks t
+group by t.queue, t.group_key;
+comment on view fairq.group_stats is 'Live tasks per queue, group and state. Counts all live tasks.';
+
+create view fairq.worker_stats as
+select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease,
+  (select max(h.beat_at) from fairq.heartbeats h where h.shard_no = w.shard_no and h.worker_id = w.worker_id) as beat_at,
+  (select count(*) from fairq.held t where t.worker_id = w.worker_id) as held
+from fairq.workers w
+where w.shard_no = 0
+  and w.lost_at is null;
+comment on view fairq.worker_stats is 'Workers, their last sign of life and how many tasks they hold.';
+
+create view fairq.estimates as
+select l.queue, l.group_key, e.kind, e.seconds, e.tasks
+from fairq.lanes l
+cross join lateral unnest((l.pace).estimates) as e(kind, tasks, seconds);
+comment on view fairq.estimates is 'How long the tasks of a group and kind take, where groups share time: the mean of the last ones, and how many have been measured, up to 16.';

@@ -1,0 +1,176 @@
+"""What must hold of the engine's tables whenever nobody is in the middle of something (I1, I7, I11, I13)."""
+
+from typing import Any
+
+import psycopg
+
+# Domains, lanes and places. Lanes as they count: the newest version of each, if it is not from before a
+# rebuild. Where promotion has heard all rings (is_heard) nothing is on its way any more.
+LANES = """
+with domain as materialized (
+  select d.shard_no, d.queue, k.tick, k.clock, k.clock_position, k.horizon, k.horizon_position,
+    k.first_version, k.next_due_at, k.tick is not null and not fairq._has_news(k) as is_heard
+  from fairq.domains d
+  left join lateral fairq._tick(d.shard_no, d.queue) k on true
+),
+lane as materialized (
+  select distinct on (l.shard_no, l.queue, l.group_key) l.*,
+    d.is_heard, d.horizon, d.horizon_position, d.next_due_at
+  from fairq.lanes l
+  join domain d on d.shard_no = l.shard_no and d.queue = l.queue and l.version >= d.first_version
+  order by l.shard_no, l.queue, l.group_key, l.version desc
+),
+place as materialized (
+  select s.shard_no, s.queue, s.group_key, count(*) as places
+  from (
+    select h.shard_no, h.id, h.counted, h.meters, h.keyed from fairq.held h
+    union all
+    select r.shard_no, r.id, r.counted, 0, r.keyed from fairq.ready r
+    union all
+    select p.shard_no, p.id, false, 0, true from fairq.parked p where p.granted
+  ) x
+  join fairq.tasks t on t.shard_no = x.shard_no and t.id = x.id
+  cross join lateral fairq._scopes(t.shard_no, t.queue, t.group_key, x.counted, x.meters,
+    case when x.keyed then t.concurrency_key end) s
+  group by 1, 2, 3
+)
+"""
+
+QUERIES = {
+    "tasks in two of ready, held and parked": """
+        select x.shard_no, x.id, array_agg(x.what)
+        from (
+          select shard_no, id, 'ready' as what from fairq.ready
+          union all select shard_no, id, 'held' from fairq.held
+          union all select shard_no, id, 'parked' from fairq.parked
+        ) x
+        group by 1, 2
+        having count(*) > 1""",
+    "rows without a body, or that say something else than it": """
+        select 'held', h.id from fairq.held h
+        where not exists (
+          select from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id and not t.scheduled)
+        union all
+        select 'ready', r.id from fairq.ready r
+        where not exists (
+          select from fairq.tasks t
+          where (t.shard_no, t.id, t.queue, t.group_key, t.priority, t.sequence)
+            = (r.shard_no, r.id, r.queue, r.group_key, r.priority, r.sequence) and not t.scheduled)
+        union all
+        select 'parked', p.id from fairq.parked p
+        where not exists (
+          select from fairq.tasks t
+          where (t.shard_no, t.id, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key)
+            = (p.shard_no, p.id, p.queue, p.group_key, p.priority, p.sequence, p.concurrency_key)
+            and not t.scheduled)""",
+    "tasks both live and ended": """
+        select t.id from fairq.tasks t where exists (select from fairq.finished_tasks f where f.id = t.id)""",
+    "counts below zero": """
+        select l.queue, l.group_key, l.gate from fairq.lanes l
+        where (l.gate).in_flight < 0 or (l.gate).uncounted < 0""",
+    "groups that wait for a key with more or less than one turn, or not at their first task": """
+        select p.concurrency_key, p.queue, p.group_key, count(p.turn),
+          array_agg(p order by p.priority desc, p.sequence)
+        from fairq.parked p
+        where not p.granted
+        group by p.shard_no, p.concurrency_key, p.queue, p.group_key
+        having count(p.turn) <> 1
+          or (array_agg(p.turn order by p.priority desc, p.sequence))[1] is null""",
+    "turns before the clock of their key": """
+        select p.concurrency_key, p.id, p.turn, (fairq._lane(p.shard_no, '#keys', p.concurrency_key)).finish
+        from fairq.parked p
+        where p.turn < (fairq._lane(p.shard_no, '#keys', p.concurrency_key)).finish""",
+}
+
+# These read what LANES names.
+OF_LANES = {
+    "lanes that count other places than rows hold (queue, lane, by the lane, by the rows)": """
+        select coalesce(l.queue, p.queue), coalesce(l.group_key, p.group_key), (l.gate).in_flight, p.places
+        from lane l
+        full join place p on p.shard_no = l.shard_no and p.queue = l.queue and p.group_key = l.group_key
+        where coalesce((l.gate).in_flight, 0) <> coalesce(p.places, 0)
+          and exists (
+            select from domain d
+            where d.shard_no = coalesce(l.shard_no, p.shard_no) and d.queue = coalesce(l.queue, p.queue)
+              and d.is_heard)""",
+    "ready tasks before the clock": """
+        select r.id, r.block, r.position, d.clock, d.clock_position
+        from fairq.ready r
+        join domain d on d.shard_no = r.shard_no and d.queue = r.queue and d.tick is not null
+        where (r.block, r.position) < (d.clock, d.clock_position)""",
+    "waiting tasks that no cursor covers": """
+        select t.id, t.group_key, t.priority, t.sequence, l.cursors
+        from fairq.tasks t
+        join domain d on d.shard_no = t.shard_no and d.queue = t.queue and d.is_heard
+        left join lane l on l.shard_no = t.shard_no and l.queue = t.queue and l.group_key = t.group_key
+        where not t.scheduled
+          and fairq._is_waiting(t.shard_no, t.id)
+          and not exists (
+            select from unnest(l.cursors) c
+            where c.priority = t.priority and c.sequence <= t.sequence
+              or c.is_open and c.priority > t.priority)""",
+    "scheduled tasks that nobody will wake": """
+        select t.id, t.run_at, d.next_due_at
+        from fairq.tasks t
+        join domain d on d.shard_no = t.shard_no and d.queue = t.queue and d.is_heard
+        where t.scheduled
+          and (d.next_due_at is null or d.next_due_at > t.run_at)""",
+    "lanes with waiting tasks that promotion passes": """
+        select l.queue, l.group_key, l.admissible, l.look_at, l.finish, l.position, l.horizon,
+          l.horizon_position, l.gate
+        from lane l
+        where l.is_heard
+          and l.cursors <> '{}'
+          and case
+            when l.admissible then
+              l.horizon is null or (l.finish, l.position) < (l.horizon, l.horizon_position)
+            when l.policy is not distinct from null then true
+            else (fairq._allowance(l.policy, l.gate, fairq._now())).tasks > 0
+              and (l.look_at is null or l.next_due_at is null or l.look_at < l.next_due_at)
+          end""",
+    "tasks that wait for a key that has room": """
+        select p.id, p.queue, p.group_key, p.concurrency_key, l.gate
+        from fairq.parked p
+        join domain d on d.shard_no = p.shard_no and d.queue = '#keys' and d.is_heard
+        left join lane l on l.shard_no = p.shard_no and l.queue = '#keys' and l.group_key = p.concurrency_key
+        where not p.granted
+          and (fairq._allowance(
+            coalesce(l.policy, fairq._policy_of(p.shard_no, '#keys', p.concurrency_key)), l.gate, fairq._now()
+          )).tasks > 0""",
+}
+
+
+def violations(conn: psycopg.Connection[Any]) -> dict[str, list[Any]]:
+    """What is wrong, by name; empty when all is well."""
+    queries = {**QUERIES, **{what: LANES + query for what, query in OF_LANES.items()}}
+    found = {what: conn.execute(query.encode()).fetchall() for what, query in queries.items()}
+    return {what: rows for what, rows in found.items() if rows}
+
+
+def hear_all(conn: psycopg.Connection[Any]) -> None:
+    """Every queue, the keys and the meters hear what there is to hear. With no transaction open."""
+    query = "select shard_no, queue from fairq.domains order by queue like '#%' desc, queue, shard_no"
+    for _ in range(20):
+        for shard, queue in conn.execute(query).fetchall():
+            with conn.transaction():
+                if queue == "#keys":
+                    conn.execute("select fairq._lock_domain(%s, '#keys', true)", [shard])
+                    conn.execute("select fairq._open_keys(%s, fairq._now())", [shard])
+                elif queue == "#meters":
+                    conn.execute("select fairq._settle_meters(fairq._now())")
+                else:
+                    conn.execute("select fairq._promote(%s, %s, 1, true)", [shard, queue])
+        heard = conn.execute(
+            "select bool_and(not fairq._has_news(k)) from fairq.domains d, fairq._tick(d.shard_no, d.queue) k"
+        ).fetchone()
+        if heard == (True,):
+            return
+
+
+def assert_sound(conn: psycopg.Connection[Any]) -> None:
+    """With no transaction open: what the engine derived agrees with bodies and holders, and nothing hangs."""
+    wrong = violations(conn)
+    assert not wrong, wrong
+    hear_all(conn)
+    wrong = violations(conn)
+    assert not wrong, wrong
