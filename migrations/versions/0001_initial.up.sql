@@ -4796,7 +4796,16 @@ begin
       if v_task.concurrency_key is not null then
         select k.granted into v_granted from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
       end if;
-      continue when not v_granted or (v_granted is null and v_task.sequence <= v_cursor.touched and not fairq._is_waiting(p_tick.shard_no, v_task.id));
+      -- One that was taken before may be held, and its holder may end it, or put it off, between the loop's snapshot and this look: body and holder are
+      -- looked at together, once more.
+      continue when not v_granted or (v_granted is null and v_task.sequence <= v_cursor.touched and not exists (
+        select
+        from fairq.tasks b
+        where b.shard_no = p_tick.shard_no
+          and b.id = v_task.id
+          and not b.scheduled
+          and fairq._is_waiting(p_tick.shard_no, b.id)
+      ));
       id := v_task.id;
       priority := v_task.priority;
       sequence := v_task.sequence;
