@@ -76,7 +76,10 @@ def by_worker(*lists: Sequence[Any]) -> dict[int, list[list[Any]]]:
     groups: dict[int, list[list[Any]]] = {}
     for place, items in enumerate(lists):
         for item in items:
-            groups.setdefault(item.worker_id, [[] for _ in lists])[place].append(item)
+            group = groups.get(item.worker_id)
+            if group is None:  # not setdefault: it would make the lists anew for each task
+                group = groups[item.worker_id] = [[] for _ in lists]
+            group[place].append(item)
     return groups
 
 

@@ -3228,6 +3228,7 @@ declare
   v_promoted integer;
   v_goes_on boolean;
   v_popped fairq.placed[];
+  v_ready tid[];
   v_held integer;
   v_has_news boolean;
   v_waited boolean := false;
@@ -3268,8 +3269,9 @@ begin
       if v_left = p_limit then
         perform fairq._hold_worker(p_shard_no, p_worker_id);
       end if;
-      if exists (select from unnest(v_popped) p where p.ready is not null) then
-        perform fairq._remove(p_shard_no, 'ready', array(select p.ready from unnest(v_popped) p where p.ready is not null));
+      v_ready := array(select p.ready from unnest(v_popped) p where p.ready is not null);
+      if v_ready <> '{}' then
+        perform fairq._remove(p_shard_no, 'ready', v_ready);
       end if;
       return query select h.* from fairq._hold(p_shard_no, v_popped, p_worker_id, p_claim_lease, v_now, v_meters) h;
       get diagnostics v_held = row_count;

@@ -42,31 +42,6 @@ from fairq.turn(
   p_started_attempts => sqlc.arg(started_attempts)::integer[]
 ) t;
 
--- name: StartTasks :many
--- Prefetch: claimed tasks begin to run; returns the ids to run, which the worker still holds.
--- fairq: not null id
-select s.id::bigint as id
-from fairq.start_tasks(
-  p_worker_id => sqlc.arg(worker_id)::bigint,
-  p_ids => sqlc.arg(ids)::bigint[],
-  p_attempts => sqlc.arg(attempts)::integer[]
-) as s(id);
-
--- name: FinishTasks :many
--- Ends attempts; results and errors are JSON text. Returns the ids accepted.
--- fairq: not null id
--- fairq: raw results, errors
-select f.id::bigint as id
-from fairq.finish_tasks(
-  p_worker_id => sqlc.arg(worker_id)::bigint,
-  p_ids => sqlc.arg(ids)::bigint[],
-  p_attempts => sqlc.arg(attempts)::integer[],
-  p_outcomes => sqlc.narg(outcomes)::text[],
-  p_results => sqlc.narg(results)::jsonb[],
-  p_errors => sqlc.narg(errors)::jsonb[],
-  p_retry_delays => sqlc.narg(retry_delays)::interval[]
-) as f(id);
-
 -- name: ReleaseTasks :many
 -- Gives tasks back without burning an attempt; returns the ids accepted.
 -- fairq: not null id
