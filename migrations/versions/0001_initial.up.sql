@@ -18,80 +18,58 @@ comment on schema fairq is 'fairq: a multi-tenant fair queue. Applications appen
 
 -- Constants and arithmetic. Tiny, immutable, without "set search_path": so they are inlined into the statements that use them.
 
+-- Length of one round of the round robin in units of the virtual time: a task of cost 1 in a group of weight 1 moves its group by this much.
 create function fairq._round() returns bigint
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select 1048576::bigint $$;
-comment on function fairq._round is
-  'Length of one round of the round robin in units of the virtual time: a task of cost 1 in a group of weight 1 moves its group by this much.';
 
+-- A distance in virtual time as a number of rounds.
 create function fairq._rounds(p_distance bigint) returns double precision
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select p_distance::double precision / fairq._round() $$;
-comment on function fairq._rounds is 'A distance in virtual time as a number of rounds.';
 
+-- How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address; at most 2^20 rounds, so that a
+-- million tasks ahead fit in a bigint.
 create function fairq._step(p_cost double precision, p_weight double precision) returns bigint
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select least(1099511627776, greatest(1, ceil(fairq._round() * p_cost / p_weight)))::bigint $$;
-comment on function fairq._step is
-  'How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address; at most 2^20 rounds, so that a million tasks ahead fit in a bigint.';
 
+-- Position of a lane in its blocks. Between two lanes there is room for 2^20 newcomers, who are served as soon as they come.
 create function fairq._lane_position(p_lane_no bigint) returns bigint
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select p_lane_no << 20 $$;
-comment on function fairq._lane_position is
-  'Position of a lane in its blocks. Between two lanes there is room for 2^20 newcomers, who are served as soon as they come.';
 
+-- The last position before the next lane.
 create function fairq._gap_end(p_position bigint) returns bigint
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select ((p_position >> 20) + 1 << 20) - 1 $$;
-comment on function fairq._gap_end is 'The last position before the next lane.';
 
+-- The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.
 create function fairq._shard_of(p_group_key text, p_shard_count integer) returns integer
-language sql
-immutable
-parallel safe
-as $$
+language sql immutable parallel safe as $$
   select case
     when p_shard_count = 1 then 0
     else (('x' || left(md5(p_group_key), 15))::bit(60)::bigint % p_shard_count)::integer
   end
 $$;
-comment on function fairq._shard_of is
-  'The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.';
 
+-- Whether an interval is neither negative nor longer than another one. Its parts are looked at, too: a thousand years less so many days may be short,
+-- and is out of range as soon as it is added to a time.
 create function fairq._is_span(p_time interval, p_longest interval) returns boolean
-language sql
-immutable
-parallel safe
-as $$
+language sql immutable parallel safe as $$
   select p_time between interval '0' and p_longest and abs(extract(year from p_time)) <= 100 and abs(extract(day from p_time)) <= 36525
 $$;
-comment on function fairq._is_span(interval, interval) is
-  'Whether an interval is neither negative nor longer than another one. Its parts are looked at, too: a thousand years less so many days may be short, and is out of range as soon as it is added to a time.';
 
+-- The one clock of the engine: the wall clock, or the session setting fairq.now, which only tests set. Never now(): a lease must not stand still in a
+-- long transaction.
 create function fairq._now() returns timestamptz
-language sql
-volatile
-parallel safe
+language sql parallel safe
 as $$ select coalesce(nullif(current_setting('fairq.now', true), '')::timestamptz, clock_timestamp()) $$;
-comment on function fairq._now is
-  'The one clock of the engine: the wall clock, or the session setting fairq.now, which only tests set. Never now(): a lease must not stand still in a long transaction.';
 
+-- The clock of what recovers or drops: fairq.now moves it only where the installation says that it is for tests. Nobody else loses tasks or history
+-- to a session setting.
 create function fairq._wall() returns timestamptz
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   if exists (select from fairq.settings s where s.test_clock) then
     return fairq._now();
@@ -99,8 +77,6 @@ begin
   return clock_timestamp();
 end;
 $$;
-comment on function fairq._wall is
-  'The clock of what recovers or drops: fairq.now moves it only where the installation says that it is for tests. Nobody else loses tasks or history to a session setting.';
 
 -- sql/schema/030_tables.sql
 
@@ -233,44 +209,22 @@ comment on column fairq.groups.paused_at is 'When the group was paused; null: it
 
 -- A row "is not null" only when all its fields are: ask whether a policy "is distinct from null".
 create type fairq.policy as (
-  max_running integer,
-  paused_at timestamptz,
-  rate_seconds double precision,
-  rate_burst integer,
-  breaker_threshold integer,
-  breaker_cooldown interval
+  max_running integer, paused_at timestamptz, rate_seconds double precision, rate_burst integer, breaker_threshold integer, breaker_cooldown interval
 );
 comment on type fairq.policy is 'What limits a group: its own settings, else its queue''s. See _policy, _allowance, _charge, _settle.';
 
 create type fairq.gate as (
-  in_flight integer,
-  uncounted integer,
-  rate_at timestamptz,
-  failures integer,
-  open_until timestamptz,
-  probe_until timestamptz
+  in_flight integer, uncounted integer, rate_at timestamptz, failures integer, open_until timestamptz, probe_until timestamptz
 );
 comment on type fairq.gate is 'Where a group stands with its limits: places taken, also by tasks that are not counted yet (see _adopt), rate used, breaker.';
 
-create type fairq.estimate as (
-  kind text,
-  tasks integer,
-  seconds double precision
-);
+create type fairq.estimate as (kind text, tasks integer, seconds double precision);
 comment on type fairq.estimate is 'How long the tasks of a kind ran: how many were measured, and the mean of the last ones.';
 
-create type fairq.pace as (
-  last_block bigint,
-  credit bigint,
-  estimates fairq.estimate[]
-);
+create type fairq.pace as (last_block bigint, credit bigint, estimates fairq.estimate[]);
 comment on type fairq.pace is 'What the tasks of a group take, where groups share time: its estimates; the block of its last address, which no correction goes behind; and what could not be given back yet for that reason.';
 
-create type fairq.allowance as (
-  tasks integer,
-  look_at timestamptz,
-  reason text
-);
+create type fairq.allowance as (tasks integer, look_at timestamptz, reason text);
 comment on type fairq.allowance is 'How many more tasks, when to look again if none, and why not more.';
 
 create table fairq.domains (
@@ -375,81 +329,29 @@ comment on column fairq.parked.granted is 'The task was given a place of its key
 
 -- What promotion found for a task, on its way to ready or straight to held.
 create type fairq.placed as (
-  id bigint,
-  block bigint,
-  position bigint,
-  charge double precision,
-  counted boolean,
-  keyed boolean,
-  priority integer,
-  sequence bigint,
-  group_key text,
-  ready tid
+  id bigint, block bigint, position bigint, charge double precision, counted boolean, keyed boolean, priority integer, sequence bigint,
+  group_key text, ready tid
 );
 comment on type fairq.placed is 'A task with its address, and where it is in fairq.ready; null: it was promoted a moment ago, and is not.';
 
 create type fairq.popped as (
-  shard_no integer,
-  id bigint,
-  attempt integer,
-  max_attempts integer,
-  queue text,
-  group_key text,
-  kind text,
-  priority integer,
-  cost double precision,
-  created_at timestamptz,
-  run_at timestamptz,
-  expires_at timestamptz,
-  started_at timestamptz,
-  lease_expires_at timestamptz,
-  timeout interval,
-  idempotency_key text,
-  concurrency_key text,
-  headers jsonb,
-  payload jsonb,
-  block bigint,
-  position bigint
+  shard_no integer, id bigint, attempt integer, max_attempts integer, queue text, group_key text, kind text, priority integer, cost double precision,
+  created_at timestamptz, run_at timestamptz, expires_at timestamptz, started_at timestamptz, lease_expires_at timestamptz, timeout interval,
+  idempotency_key text, concurrency_key text, headers jsonb, payload jsonb, block bigint, position bigint
 );
 comment on type fairq.popped is 'A task as its worker gets it: the body, the attempt, and the address at which it was served.';
 
 -- What a worker's turn answers: first what was accepted, then the tasks, a row each.
 create type fairq.turned as (
-  ended bigint[],
-  released bigint[],
-  started bigint[],
-  due_in double precision,
-  id bigint,
-  attempt integer,
-  max_attempts integer,
-  queue text,
-  group_key text,
-  kind text,
-  started_at timestamptz,
-  timeout interval,
-  headers jsonb,
-  payload jsonb
+  ended bigint[], released bigint[], started bigint[], due_in double precision, id bigint, attempt integer, max_attempts integer, queue text,
+  group_key text, kind text, started_at timestamptz, timeout interval, headers jsonb, payload jsonb
 );
 comment on type fairq.turned is 'The answer to fairq.turn(): one row of what was accepted, then the tasks.';
 
 -- A task on its way out of flight, its rows locked: where they are, what they hold, and how it leaves.
 create type fairq.leaving as (
-  id bigint,
-  body tid,
-  held tid,
-  ready tid,
-  parked tid,
-  outcome text,
-  result jsonb,
-  error jsonb,
-  run_at timestamptz,
-  attempt integer,
-  worker_id bigint,
-  started_at timestamptz,
-  charge double precision,
-  meters integer,
-  counted boolean,
-  keyed boolean
+  id bigint, body tid, held tid, ready tid, parked tid, outcome text, result jsonb, error jsonb, run_at timestamptz, attempt integer,
+  worker_id bigint, started_at timestamptz, charge double precision, meters integer, counted boolean, keyed boolean
 );
 comment on type fairq.leaving is 'A task that leaves flight, see _leave.';
 
@@ -540,16 +442,8 @@ comment on type fairq.cursor is
 
 -- What the rings of a group said, taken together.
 create type fairq.news as (
-  group_key text,
-  freed integer,
-  failures integer,
-  succeeded boolean,
-  keyed boolean,
-  configured boolean,
-  first_sequence bigint,
-  heard fairq.cursor[],
-  correction double precision,
-  ran fairq.estimate[]
+  group_key text, freed integer, failures integer, succeeded boolean, keyed boolean, configured boolean, first_sequence bigint, heard fairq.cursor[],
+  correction double precision, ran fairq.estimate[]
 );
 comment on type fairq.news is 'What the new rings of a group say, see _hear.';
 
@@ -810,28 +704,12 @@ create index attempts_default_age_idx on fairq.attempts_default (shard_no, ended
 -- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF005 p_promote outside READ COMMITTED, QF016 the queue is draining (a known
 -- idempotency key is answered all the same).
 create function fairq.create_task(
-  p_group_key text,
-  p_payload jsonb,
-  p_queue text default 'default',
-  p_kind text default 'default',
-  p_priority integer default 0,
-  p_run_at timestamptz default null,
-  p_expires_at timestamptz default null,
-  p_max_attempts integer default null,
-  p_cost double precision default 1,
-  p_timeout interval default null,
-  p_idempotency_key text default null,
-  p_concurrency_key text default null,
-  p_headers jsonb default null,
+  p_group_key text, p_payload jsonb, p_queue text default 'default', p_kind text default 'default', p_priority integer default 0,
+  p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default 1,
+  p_timeout interval default null, p_idempotency_key text default null, p_concurrency_key text default null, p_headers jsonb default null,
   p_promote boolean default false
 ) returns bigint
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -895,24 +773,10 @@ comment on function fairq.create_task is
 -- What is wrong with a task, said clearly, before anything is written.
 -- Raises QF001 group key, QF002 payload, QF006 other keys, QF008 cost, QF009 times, QF007 attempts.
 create function fairq._check_task(
-  p_group_key text,
-  p_payload jsonb,
-  p_payload_limit integer,
-  p_kind text,
-  p_priority integer,
-  p_run_at timestamptz,
-  p_expires_at timestamptz,
-  p_max_attempts integer,
-  p_cost double precision,
-  p_timeout interval,
-  p_idempotency_key text,
-  p_concurrency_key text,
-  p_headers jsonb
+  p_group_key text, p_payload jsonb, p_payload_limit integer, p_kind text, p_priority integer, p_run_at timestamptz, p_expires_at timestamptz,
+  p_max_attempts integer, p_cost double precision, p_timeout interval, p_idempotency_key text, p_concurrency_key text, p_headers jsonb
 ) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
     raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
@@ -962,26 +826,15 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_task is
-  'Raises an error of class QF for a task that cannot be created.';
 
 -- Takes an idempotency key for a new task. Equal keys wait for each other here, and only here, until the first one's transaction ends.
 -- Returns the id of the task that has the key already; null: the key is ours.
 -- Raises QF010 when that task has another payload or kind; in REPEATABLE READ and above, the usual 40001 when the other task came after the snapshot.
 -- Locks: idempotency_keys, one row.
 create function fairq._claim_idempotency_key(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_idempotency_key text,
-  p_kind text,
-  p_payload jsonb,
-  p_id bigint
+  p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_kind text, p_payload jsonb, p_id bigint
 ) returns bigint
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_fingerprint text := md5(p_kind || ' ' || p_payload::text);
   v_known record;
@@ -996,10 +849,7 @@ begin
 
     select k.task_id, k.fingerprint into v_known
     from fairq.idempotency_keys k
-    where k.shard_no = p_shard_no
-      and k.queue = p_queue
-      and k.group_key = p_group_key
-      and k.idempotency_key = p_idempotency_key;
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
     exit when found;
     -- Swept between the two statements: take it now.
   end loop;
@@ -1011,7 +861,6 @@ begin
   return v_known.task_id;
 end;
 $$;
-comment on function fairq._claim_idempotency_key is 'Takes an idempotency key, or returns the task that has it.';
 
 -- Whether workers have been told by NOTIFY of something in this domain that no promotion has heard yet. Another NOTIFY would tell them nothing, and it is dear: it
 -- takes a database-wide lock that is held until the commit is on disk, so all who notify commit one after the other.
@@ -1021,10 +870,7 @@ comment on function fairq._claim_idempotency_key is 'Takes an idempotency key, o
 -- One look-up each in ticks and rings: of an open transaction one ring is announced at most, however many it has.
 -- Stable, without "set search_path": inlined into the statement that asks.
 create function fairq._announced(p_shard_no integer, p_queue text) returns table (is_announced boolean)
-language sql
-stable
-rows 1
-as $$
+language sql stable rows 1 as $$
   select case
     when current_setting('transaction_isolation') <> 'read committed' then false
     else exists (
@@ -1033,16 +879,14 @@ as $$
       left join lateral (
         select t.next_xid, t.heard_xid
         from fairq.ticks t
-        where t.shard_no = p_shard_no
-          and t.queue = p_queue
+        where t.shard_no = p_shard_no and t.queue = p_queue
         order by t.tick desc
         limit 1
       ) k on true
       cross join lateral (
         select
         from fairq.rings r
-        where r.shard_no = p_shard_no
-          and r.queue = p_queue
+        where r.shard_no = p_shard_no and r.queue = p_queue
           and r.announced
           and r.xid >= coalesce(k.next_xid, '0')
           and r.xid <> coalesce(k.heard_xid, '0')
@@ -1051,7 +895,6 @@ as $$
     )
   end
 $$;
-comment on function fairq._announced is 'Whether a NOTIFY has been sent that no promotion has heeded yet.';
 
 -- sql/create/create_tasks.sql
 
@@ -1060,30 +903,12 @@ comment on function fairq._announced is 'Whether a NOTIFY has been sent that no 
 -- Returns the ids in the order of the input.
 -- Raises what create_task raises, and QF011 when the arrays differ in length. Nothing is created then.
 create function fairq.create_tasks(
-  p_group_keys text[],
-  p_payloads jsonb[],
-  p_queue text default 'default',
-  p_kind text default 'default',
-  p_priority integer default 0,
-  p_run_at timestamptz default null,
-  p_expires_at timestamptz default null,
-  p_max_attempts integer default null,
-  p_cost double precision default 1,
-  p_timeout interval default null,
-  p_idempotency_keys text[] default null,
-  p_concurrency_keys text[] default null,
-  p_headers jsonb default null,
-  p_priorities integer[] default null,
-  p_costs double precision[] default null,
-  p_promote boolean default false
+  p_group_keys text[], p_payloads jsonb[], p_queue text default 'default', p_kind text default 'default', p_priority integer default 0,
+  p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default 1,
+  p_timeout interval default null, p_idempotency_keys text[] default null, p_concurrency_keys text[] default null, p_headers jsonb default null,
+  p_priorities integer[] default null, p_costs double precision[] default null, p_promote boolean default false
 ) returns setof bigint
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -1234,21 +1059,10 @@ comment on function fairq.create_tasks is
 -- Locks: lanes; the caller holds the domain, under which bodies that wait do not change.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_line_idx from each lane's cursor.
 create function fairq._admit(
-  p_tick fairq.ticks,
-  p_lanes fairq.lanes[],
-  p_refill boolean,
-  p_budget integer,
-  p_take integer,
-  p_ready fairq.placed[],
-  p_now timestamptz,
-  out o_tick fairq.ticks,
-  out o_placed fairq.placed[],
-  out o_expired bigint[]
+  p_tick fairq.ticks, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_ready fairq.placed[], p_now timestamptz,
+  out o_tick fairq.ticks, out o_placed fairq.placed[], out o_expired bigint[]
 )
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_replaced tid[];
   v_touched bigint;
@@ -1261,9 +1075,7 @@ begin
     select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.last_priority, l.last_sequence, l.look_at,
       l.admissible, l.keyed, l.group_key, l.cursors, l.policy, l.gate, l.pace
     from fairq.lanes l
-    where l.shard_no = p_tick.shard_no
-      and l.queue = p_tick.queue
-      and l.admissible
+    where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
       and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
     order by l.finish, l.position
     limit 1 + case when p_refill then p_budget else 0 end
@@ -1459,7 +1271,6 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._admit is 'Gives block addresses to the next tasks of the waiting lanes.';
 
 -- The next tasks of a lane none of whose tasks is known to have a concurrency key, in order of priority and of becoming runnable; of each level p_limit
 -- at most. At one that has a key the lane stops: it committed after its ring was looked for, and without its key nothing may be done with it.
@@ -1467,19 +1278,11 @@ comment on function fairq._admit is 'Gives block addresses to the next tasks of 
 -- One statement, stable, without "set search_path": so it is inlined into _admit, and costs no executor start for every lane.
 -- Cost: tasks_line_idx from the cursors.
 create function fairq._next_tasks(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_cursors fairq.cursor[],
-  p_weight double precision,
-  p_pace fairq.pace,
-  p_limit integer,
+  p_shard_no integer, p_queue text, p_group_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_limit integer,
   p_now timestamptz
 ) returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
   meets_key boolean, yields boolean, touched bigint, is_open boolean)
-language sql
-stable
-as $$
+language sql stable as $$
   select o.id, o.priority, o.sequence, o.is_expired, o.charge,
     case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false, o.meets_key, o.meets_key, false, c.touched, c.is_open
   from unnest(p_cursors) c
@@ -1488,11 +1291,7 @@ as $$
       case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
-    where t.shard_no = p_shard_no
-      and t.queue = p_queue
-      and t.group_key = p_group_key
-      and not t.scheduled
-      and t.priority = c.priority
+    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority = c.priority
       and t.sequence >= c.sequence
       and (t.sequence > c.touched or fairq._is_waiting(p_shard_no, t.id))
     order by t.sequence
@@ -1508,35 +1307,25 @@ as $$
       case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
-    where t.shard_no = p_shard_no
-      and t.queue = p_queue
-      and t.group_key = p_group_key
-      and not t.scheduled
-      and t.priority < c.priority
+    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority < c.priority
       and (t.sequence > c.touched or fairq._is_waiting(p_shard_no, t.id))
     order by t.priority desc, t.sequence
     limit p_limit
   ) o
 $$;
-comment on function fairq._next_tasks is 'The next tasks of a lane without concurrency keys.';
 
 -- Whether a task in line waits: nobody has it, and it is neither ready nor parked.
 -- "offset 0" keeps each of these a look-up of one id: as an anti join it could become a walk through all of the table.
 create function fairq._is_waiting(p_shard_no integer, p_id bigint) returns boolean
-language sql
-stable
-as $$
+language sql stable as $$
   select not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = p_id offset 0)
     and not exists (select from fairq.ready r where r.shard_no = p_shard_no and r.id = p_id offset 0)
     and not exists (select from fairq.parked k where k.shard_no = p_shard_no and k.id = p_id offset 0)
 $$;
-comment on function fairq._is_waiting is 'Whether a task in line waits.';
 
 -- The cursors of a lane of several levels once its tasks before p_next are taken, up to the sequence p_taken.
 create function fairq._advance_cursors(p_cursors fairq.cursor[], p_next fairq.cursor, p_taken bigint) returns fairq.cursor[]
-language sql
-immutable
-as $$
+language sql immutable as $$
   select array_agg(
     case
       when u.is_open and u.priority >= p_next.priority then (p_next.priority, p_next.sequence, greatest(u.touched, p_taken), true)::fairq.cursor
@@ -1547,7 +1336,6 @@ as $$
   where u.is_open
     or u.priority <= p_next.priority
 $$;
-comment on function fairq._advance_cursors is 'The cursors of a lane of several levels after its next tasks were taken.';
 
 -- sql/promote/hear.sql
 
@@ -1557,9 +1345,7 @@ comment on function fairq._advance_cursors is 'The cursors of a lane of several 
 -- that promoted last may have rung a million itself: it is stepped over, not walked through.
 -- Stable, without "set search_path": inlined into the statement that asks, so that rings and snapshot are of one moment.
 create function fairq._new_rings(p_tick fairq.ticks, p_limit integer) returns setof fairq.rings
-language sql
-stable
-as $$
+language sql stable as $$
   select n.*
   from (
     select r.*
@@ -1567,10 +1353,7 @@ as $$
     cross join lateral (
       select w.*
       from fairq.rings w
-      where w.shard_no = p_tick.shard_no
-        and w.queue = p_tick.queue
-        and w.xid = p.xid
-        and w.ring_id > p.ring_id
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid = p.xid and w.ring_id > p.ring_id
       order by w.ring_id
       limit p_limit
     ) r
@@ -1580,10 +1363,7 @@ as $$
     from (
       select w.*
       from fairq.rings w
-      where w.shard_no = p_tick.shard_no
-        and w.queue = p_tick.queue
-        and w.xid >= p_tick.next_xid
-        and w.xid < p_tick.heard_xid
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid >= p_tick.next_xid and w.xid < p_tick.heard_xid
       order by w.xid, w.ring_id
       limit p_limit
     ) c
@@ -1592,10 +1372,7 @@ as $$
     from (
       select w.*
       from fairq.rings w
-      where w.shard_no = p_tick.shard_no
-        and w.queue = p_tick.queue
-        and w.xid = p_tick.heard_xid
-        and w.xid >= p_tick.next_xid
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid = p_tick.heard_xid and w.xid >= p_tick.next_xid
         and w.ring_id > p_tick.heard_ring
       order by w.ring_id
       limit p_limit
@@ -1605,25 +1382,18 @@ as $$
     from (
       select w.*
       from fairq.rings w
-      where w.shard_no = p_tick.shard_no
-        and w.queue = p_tick.queue
-        and w.xid >= p_tick.next_xid
-        and w.xid > p_tick.heard_xid
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid >= p_tick.next_xid and w.xid > p_tick.heard_xid
       order by w.xid, w.ring_id
       limit p_limit
     ) d
   ) n
   limit p_limit
 $$;
-comment on function fairq._new_rings is 'The rings that no promotion has heard yet.';
 
 -- Whether a promotion would find something: a ring, a scheduled task that is due, bodies to announce after a rebuild, a concurrency key that came free.
 -- Takes no lock, writes nothing.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return coalesce(p_tick.next_due_at <= fairq._now(), false)
     or p_tick.announce_from is not null
@@ -1631,15 +1401,11 @@ begin
     or (p_tick.keyed and exists (select from fairq._tick(p_tick.shard_no, '#keys') k where fairq._has_news(k)));
 end;
 $$;
-comment on function fairq._has_news is 'Whether there is something that promotion has not heard yet.';
 
 -- As many rings as a pass should hear: five thousand, for each may bring a lane of its own. Where they come from few groups, as those of ten thousand tasks
 -- that one tenant created one by one, four times as many: whoever comes behind them is heard, too.
 create function fairq._hear_enough(p_tick fairq.ticks, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[])
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_heard record;
 begin
@@ -1652,7 +1418,6 @@ begin
   o_cancelled := v_heard.o_cancelled;
 end;
 $$;
-comment on function fairq._hear_enough is 'Hears as many rings as a pass should.';
 
 -- Turns the new rings into one row per group, and the tick into one that has heard them. Nothing else.
 --
@@ -1662,17 +1427,8 @@ comment on function fairq._hear_enough is 'Hears as many rings as a pass should.
 -- up to here, and the tick says up to which.
 -- When p_limit rings were read there may be more: then the tick stops at the last of them, in the middle of a transaction if need be.
 -- Cost: p_limit entries of rings_xid_idx.
-create function fairq._hear(
-  p_tick fairq.ticks,
-  p_limit integer,
-  out o_tick fairq.ticks,
-  out o_news fairq.news[],
-  out o_cancelled bigint[]
-)
-language plpgsql
-volatile
-set search_path = ''
-as $$
+create function fairq._hear(p_tick fairq.ticks, p_limit integer, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[])
+language plpgsql set search_path = '' as $$
 declare
   v_own xid8 := pg_current_xact_id();
   v_own_ring bigint;
@@ -1749,7 +1505,6 @@ begin
   );
 end;
 $$;
-comment on function fairq._hear is 'Turns the rings that are new into one row per group.';
 
 -- sql/promote/move_clock.sql
 
@@ -1758,10 +1513,7 @@ comment on function fairq._hear is 'Turns the rings that are new into one row pe
 -- clock_position is the lower bound of scans inside the block: right after the lane before the next one, so the dead rows of the lanes already
 -- served lie behind it; newcomers get the positions in between, one after the other.
 create function fairq._move_clock(p_tick fairq.ticks, p_block bigint, p_position bigint) returns fairq.ticks
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 declare
   v_is_same_block boolean;
 begin
@@ -1787,7 +1539,6 @@ begin
   return p_tick;
 end;
 $$;
-comment on function fairq._move_clock is 'Moves the clock to the first task that is ready or waits.';
 
 -- Takes the clock back to zero long before a bigint is full: blocks, finish tags and the tick move by the same distance, so the order stays as it is. With tasks of
 -- cost 1 that is after 2^41 rounds; with bytes for costs it may happen in a few years.
@@ -1796,21 +1547,15 @@ comment on function fairq._move_clock is 'Moves the clock to the first task that
 -- Locks: ready (a pop in flight is waited for); lanes; the caller holds the domain.
 -- Cost: the ready set and all lanes of the domain.
 create function fairq._rebase(p_tick fairq.ticks, p_clock bigint) returns fairq.ticks
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   update fairq.ready t
   set block = t.block - p_clock
-  where t.shard_no = p_tick.shard_no
-    and t.queue = p_tick.queue
-    and t.position >= 0;
+  where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.position >= 0;
   update fairq.lanes l
   set finish = greatest(0, l.finish - p_clock),
     pace = case when l.pace is distinct from null then ((l.pace).last_block - p_clock, (l.pace).credit, (l.pace).estimates)::fairq.pace end
-  where l.shard_no = p_tick.shard_no
-    and l.queue = p_tick.queue;
+  where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue;
   delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;
 
   p_tick.clock := 0;
@@ -1820,7 +1565,6 @@ begin
   return p_tick;
 end;
 $$;
-comment on function fairq._rebase is 'Takes the clock of a domain back to zero.';
 
 -- sql/promote/promote_overflow.sql
 
@@ -1830,13 +1574,7 @@ comment on function fairq._rebase is 'Takes the clock of a domain back to zero.'
 -- Locks: the domain, waits for it (see 030_tables.sql); held until the transaction ends.
 create function fairq.promote_overflow(p_queue text default 'default', p_limit integer default null, p_shard_no integer default null)
 returns integer
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_queue fairq.queues;
@@ -1870,20 +1608,10 @@ comment on function fairq.promote_overflow is 'Hears new rings and moves waiting
 -- Locks: domains, then what the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
 create function fairq._promote(
-  p_shard_no integer,
-  p_queue text,
-  p_limit integer,
-  p_wait boolean,
-  p_used_up bigint default null,
-  p_take integer default 0,
-  out o_promoted integer,
-  out o_popped fairq.placed[],
-  out o_goes_on boolean
+  p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_used_up bigint default null, p_take integer default 0, out o_promoted integer,
+  out o_popped fairq.placed[], out o_goes_on boolean
 )
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_now timestamptz;
   v_queue fairq.queues;
@@ -2013,25 +1741,17 @@ begin
   perform fairq._write_tick(v_tick);
 end;
 $$;
-comment on function fairq._promote is 'Promotes one domain.';
 
 -- The first task that is ready. For enable_sort see _pick.
 create function fairq._first_ready(p_tick fairq.ticks, out o_block bigint, out o_position bigint)
-language sql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language sql set search_path = '' set enable_sort = off as $$
   select r.block, r.position
   from fairq.ready r
-  where r.shard_no = p_tick.shard_no
-    and r.queue = p_tick.queue
-    and r.position >= 0
+  where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
     and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
   order by r.block, r.position
   limit 1
 $$;
-comment on function fairq._first_ready is 'The first task that is ready.';
 
 -- Ready tasks in served order, locked for the caller, at most p_limit; with p_before_horizon only those that may be popped as things stand.
 -- A row that another session pops is skipped; one that another session popped after our snapshot is gone at the second look and is skipped too; one
@@ -2039,20 +1759,14 @@ comment on function fairq._first_ready is 'The first task that is ready.';
 -- enable_sort is off: the rows come in the order of an index. To a table that was analyzed while it was empty, another index with a sort behind it
 -- looks cheaper, and reads all of it.
 create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizon boolean) returns fairq.placed[]
-language plpgsql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language plpgsql set search_path = '' set enable_sort = off as $$
 begin
   return coalesce((
     select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed, n.priority, n.sequence, n.group_key, n.ctid)::fairq.placed)
     from (
       select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed, r.priority, r.sequence, r.group_key
       from fairq.ready r
-      where r.shard_no = p_tick.shard_no
-        and r.queue = p_tick.queue
-        and r.position >= 0
+      where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
         and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
         and (r.block, r.position) < (
           case when p_before_horizon then coalesce(p_tick.horizon, 9223372036854775807) else 9223372036854775807 end, coalesce(p_tick.horizon_position, 0))
@@ -2063,16 +1777,11 @@ begin
   ), '{}');
 end;
 $$;
-comment on function fairq._pick is 'Locks the next ready tasks.';
 
 -- Ready tasks and those just given an address, in served order: the first p_take before the horizon are popped, of the others the new ones become ready.
 create function fairq._merge(p_ready fairq.placed[], p_placed fairq.placed[], p_take integer, p_horizon bigint, p_horizon_position bigint)
 returns table (popped fairq.placed[], rest fairq.placed[])
-language plpgsql
-immutable
-rows 1
-set search_path = ''
-as $$
+language plpgsql immutable rows 1 set search_path = '' as $$
 begin
   -- Most often one of the two is all there is, and in order already.
   if p_take = 0 then
@@ -2099,13 +1808,10 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._merge is 'What a pop takes of ready and newly placed tasks.';
 
+-- Puts tasks with an address into the ready set.
 create function fairq._place(p_tick fairq.ticks, p_tasks fairq.placed[]) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   if p_tasks <> '{}' then
     insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed, priority, sequence, group_key)
@@ -2114,25 +1820,19 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._place is 'Puts tasks with an address into the ready set.';
 
 -- How many tasks make it worth to write the lanes they come from: eight of each that waits, four thousand at most; p_take, where those are four of each
 -- already. A lane costs as much as four tasks that become ready first, so where a thousand groups wait, taking one task from each would be mostly lanes.
 -- Cost: five hundred entries of lanes_order_idx.
 create function fairq._worth_a_lane(p_tick fairq.ticks, p_rung integer, p_take integer) returns integer
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_lanes integer := p_rung + (
     select count(*)::integer
     from (
       select
       from fairq.lanes l
-      where l.shard_no = p_tick.shard_no
-        and l.queue = p_tick.queue
-        and l.admissible
+      where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
         and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
       order by l.finish, l.position
       limit 500
@@ -2142,40 +1842,30 @@ begin
   return case when p_take >= 4 * v_lanes then p_take else least(4000, 8 * v_lanes) end;
 end;
 $$;
-comment on function fairq._worth_a_lane is 'How many tasks make it worth to write the lanes they come from.';
 
 -- When lanes that a rate or a breaker holds back want to be looked at; of those that are due now this pass may have taken a part.
 create function fairq._next_look(p_tick fairq.ticks, p_now timestamptz) returns timestamptz
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return (
     select l.look_at
     from fairq.lanes l
-    where l.shard_no = p_tick.shard_no
-      and l.queue = p_tick.queue
+    where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue
       and l.look_at >= least(p_tick.next_due_at, p_now)
     order by l.look_at
     limit 1
   );
 end;
 $$;
-comment on function fairq._next_look is 'When lanes that are held back want to be looked at.';
 
+-- Rings lanes that had room when they were written and have none now.
 create function fairq._look_again(p_tick fairq.ticks, p_limit integer, p_now timestamptz) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key)
   select p_tick.shard_no, p_tick.queue, l.group_key
   from fairq.lanes l
-  where l.shard_no = p_tick.shard_no
-    and l.queue = p_tick.queue
-    and l.admissible
+  where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
     and l.policy is distinct from null
     and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
     and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
@@ -2184,7 +1874,6 @@ begin
   return found;
 end;
 $$;
-comment on function fairq._look_again is 'Rings lanes that had room when they were written and have none now.';
 
 -- Lanes that a rate or a breaker held back until now ring. Scheduled tasks that are due stand in line from now on, behind what their groups have
 -- waiting, and ring; one that was tried before keeps its old place.
@@ -2192,10 +1881,7 @@ comment on function fairq._look_again is 'Rings lanes that had room when they we
 -- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
 create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns timestamptz
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_ctids tid[];
 begin
@@ -2205,21 +1891,14 @@ begin
   insert into fairq.rings (shard_no, queue, group_key)
   select p_tick.shard_no, p_tick.queue, l.group_key
   from fairq.lanes l
-  where l.shard_no = p_tick.shard_no
-    and l.queue = p_tick.queue
-    and l.look_at >= p_tick.next_due_at
-    and l.look_at <= p_now
+  where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.look_at >= p_tick.next_due_at and l.look_at <= p_now
   order by l.look_at
   limit p_limit;
 
   v_ctids := array(
     select t.ctid
     from fairq.tasks t
-    where t.shard_no = p_tick.shard_no
-      and t.queue = p_tick.queue
-      and t.scheduled
-      and t.run_at >= p_tick.next_due_at
-      and t.run_at <= p_now
+    where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.scheduled and t.run_at >= p_tick.next_due_at and t.run_at <= p_now
     order by t.run_at
     limit p_limit
     for update skip locked
@@ -2230,26 +1909,16 @@ begin
   return (
     select t.run_at
     from fairq.tasks t
-    where t.shard_no = p_tick.shard_no
-      and t.queue = p_tick.queue
-      and t.scheduled
-      and t.run_at >= p_tick.next_due_at
+    where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.scheduled and t.run_at >= p_tick.next_due_at
     order by t.run_at
     limit 1
   );
 end;
 $$;
-comment on function fairq._wake_due is 'Puts due scheduled tasks in line.';
 
 -- By ctid and no other way, see _leave.
 create function fairq._wake(p_shard_no integer, p_queue text, p_ctids tid[]) returns void
-language plpgsql
-volatile
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = off
-as $$
+language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin
   with numbered as materialized (
     select d.ctid, nextval('fairq.task_ids') as sequence from unnest(p_ctids) d(ctid)
@@ -2268,7 +1937,6 @@ begin
   group by w.group_key, w.priority;
 end;
 $$;
-comment on function fairq._wake is 'Puts scheduled tasks in line.';
 
 -- sql/promote/recall.sql
 
@@ -2282,16 +1950,9 @@ comment on function fairq._wake is 'Puts scheduled tasks in line.';
 -- Locks: ready, "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
 create function fairq._recall(
-  p_tick fairq.ticks,
-  p_lanes fairq.lanes[],
-  p_news fairq.news[],
-  p_cancelled bigint[],
-  p_now timestamptz
+  p_tick fairq.ticks, p_lanes fairq.lanes[], p_news fairq.news[], p_cancelled bigint[], p_now timestamptz
 ) returns fairq.lanes[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_configured text[] := array(select n.group_key from unnest(p_news) n where n.configured);
   v_whole text[];
@@ -2317,14 +1978,11 @@ begin
   return p_lanes;
 end;
 $$;
-comment on function fairq._recall is 'Takes ready tasks out of the order again.';
 
+-- Takes ready tasks of groups out of the order again.
 create function fairq._recall_groups(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_now timestamptz)
 returns fairq.lanes[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_ctids tid[];
   v_keyed bigint[];
@@ -2334,9 +1992,7 @@ begin
     select r.ctid, r.id, r.keyed, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, coalesce(r.charge, t.cost) as charge
     from fairq.ready r
     cross join lateral (select b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
-    where r.shard_no = p_tick.shard_no
-      and r.queue = p_tick.queue
-      and r.position >= 0
+    where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
       and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
       and r.group_key = any(p_groups)
       and (-r.priority, r.sequence) > coalesce((
@@ -2393,17 +2049,13 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._recall_groups is 'Takes ready tasks of groups out of the order again.';
 
 -- Tasks held by groups that get their first limit are counted from now on, and their lanes know of the places taken. A task that is being finished, or
 -- popped, is locked, and nobody waits for it with the domain in hand: it takes a place all the same, as one that is not counted yet, until it is
 -- gone or can be counted. Its lane looks again soon.
 -- Locks: held, "skip locked". Cost: all held tasks of the shard. For settings, not for the hot path.
 create function fairq._adopt(p_tick fairq.ticks, p_lanes fairq.lanes[], p_configured text[], p_now timestamptz) returns fairq.lanes[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_groups text[] := array(
     select l.group_key from unnest(p_lanes) l
@@ -2441,10 +2093,7 @@ begin
         union all
         select r.id
         from fairq.ready r
-        where r.shard_no = p_tick.shard_no
-          and r.queue = p_tick.queue
-          and r.position >= 0
-          and r.group_key = v_lane.group_key
+        where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0 and r.group_key = v_lane.group_key
           and not r.counted
       ) i;
       v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + v_adopted.counted;
@@ -2458,14 +2107,10 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._adopt is 'Begins to count tasks in flight whose group got its first limit.';
 
 -- The groups of those tasks that are ready.
 create function fairq._groups_of_ready(p_shard_no integer, p_ids bigint[]) returns text[]
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return array(
     select distinct t.group_key
@@ -2473,14 +2118,12 @@ begin
     cross join lateral (
       select r.group_key
       from fairq.ready r
-      where r.shard_no = p_shard_no
-        and r.id = i.id
+      where r.shard_no = p_shard_no and r.id = i.id
       offset 0
     ) t
   );
 end;
 $$;
-comment on function fairq._groups_of_ready is 'The groups of those tasks that are ready.';
 
 -- Ends the waiting tasks among those somebody wished to cancel. Held ones are left: their wish stays, and their holder learns of
 -- it with its heartbeat. A ready task that is being popped right now is locked and counts as held; should the pop roll back it would be waiting again,
@@ -2488,10 +2131,7 @@ comment on function fairq._groups_of_ready is 'The groups of those tasks that ar
 -- "offset 0": as joins, each of these look-ups could become a walk through all wishes there ever were.
 -- Locks: ready and parked with "skip locked"; bodies, which the caller's domain lock protects; cancellations.
 create function fairq._cancel_waiting(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_tasks fairq.leaving[] := fairq._find_waiting(p_shard_no, array(
     select distinct i.id
@@ -2507,15 +2147,13 @@ begin
     cross join lateral (
       select c.ctid
       from fairq.cancellations c
-      where c.shard_no = p_shard_no
-        and c.task_id = t.id
+      where c.shard_no = p_shard_no and c.task_id = t.id
       offset 0
     ) w
   ));
   perform fairq._ring_wishes(p_shard_no, p_ids);
 end;
 $$;
-comment on function fairq._cancel_waiting is 'Ends the waiting ones of the tasks to be cancelled.';
 
 -- sql/promote/settle.sql
 
@@ -2523,17 +2161,9 @@ comment on function fairq._cancel_waiting is 'Ends the waiting ones of the tasks
 -- Locks: lanes, rows it replaces; the caller holds the domain.
 -- Cost: one step in lanes_pkey and one in groups per group that rang.
 create function fairq._settle_lanes(
-  p_tick fairq.ticks,
-  p_queue fairq.queues,
-  p_news fairq.news[],
-  p_now timestamptz,
-  out o_tick fairq.ticks,
-  out o_lanes fairq.lanes[]
+  p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_now timestamptz, out o_tick fairq.ticks, out o_lanes fairq.lanes[]
 )
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_replaced tid[];
   v_lane_count bigint;
@@ -2564,10 +2194,7 @@ begin
     left join lateral (
       select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.pace, v.last_priority, v.last_sequence, v.cursors
       from fairq.lanes v
-      where v.shard_no = p_tick.shard_no
-        and v.queue = p_tick.queue
-        and v.group_key = n.group_key
-        and v.version >= p_tick.first_version
+      where v.shard_no = p_tick.shard_no and v.queue = p_tick.queue and v.group_key = n.group_key and v.version >= p_tick.first_version
       order by v.version desc
       limit 1
     ) l on true
@@ -2577,9 +2204,7 @@ begin
       left join lateral (
         select c.*
         from fairq.groups c
-        where c.shard_no = p_tick.shard_no
-          and c.queue = p_tick.queue
-          and c.group_key = n.group_key
+        where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = n.group_key
         offset 0
       ) s on true
       offset 0
@@ -2641,15 +2266,12 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._settle_lanes is 'The lanes that news came for, as they are after it.';
 
 -- The cursors of a lane after more of its tasks were heard of: per priority the smaller sequence, highest priority first. A level that is new to the lane
 -- knows nothing of what was taken from it before: p_touched, of the whole domain, says what surely was not. Eight levels at most: the last
 -- one then stands for all below, so that twenty thousand levels cost what eight do.
 create function fairq._merge_cursors(p_cursors fairq.cursor[], p_heard fairq.cursor[], p_touched bigint) returns fairq.cursor[]
-language sql
-immutable
-as $$
+language sql immutable as $$
   with level as (
     select u.priority, min(u.sequence) as sequence, coalesce(max(u.touched), p_touched) as touched, coalesce(bool_or(u.is_open), false) as is_open,
       row_number() over (order by u.priority desc) as nth
@@ -2663,7 +2285,6 @@ as $$
   from level l
   where l.nth <= 8
 $$;
-comment on function fairq._merge_cursors is 'The cursors of a lane after more of its tasks were heard of.';
 
 -- sql/promote/start_anew.sql
 
@@ -2674,10 +2295,7 @@ comment on function fairq._merge_cursors is 'The cursors of a lane after more of
 
 -- Makes a domain, with its first tick: what is rung from now on will be heard.
 create function fairq._open_domain(p_shard_no integer, p_queue text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   insert into fairq.domains (shard_no, queue) values (p_shard_no, p_queue) on conflict do nothing;
   if found then
@@ -2685,14 +2303,10 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._open_domain is 'Makes a domain, with its first tick.';
 
 -- A tick that knows nothing, and hears every ring that is not visible in the snapshot, and those of its own transaction. Not written yet.
 create function fairq._blank_tick(p_shard_no integer, p_queue text, p_tick bigint, p_snapshot pg_snapshot) returns fairq.ticks
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_tick fairq.ticks;
 begin
@@ -2720,7 +2334,6 @@ begin
   return v_tick;
 end;
 $$;
-comment on function fairq._blank_tick is 'A tick that knows nothing yet.';
 
 -- Forgets what promotion knows of a domain.
 -- A ready task that is being popped is waited for: should the pop roll back, nobody would look for it where it was.
@@ -2730,10 +2343,7 @@ comment on function fairq._blank_tick is 'A tick that knows nothing yet.';
 -- Locks: ready, rings, parked of the domain; the caller holds the domain.
 -- Cost: ready and held tasks, and the rings that were not swept yet.
 create function fairq._start_anew(p_shard_no integer, p_queue text) returns fairq.ticks
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_snapshot pg_snapshot;
   v_last record;
@@ -2742,8 +2352,7 @@ begin
   perform fairq._lock_keys(p_shard_no, true);
   select coalesce(max(k.tick), 0) as tick, coalesce(max(greatest(k.top, k.clock)), 0) as top into v_last
   from fairq.ticks k
-  where k.shard_no = p_shard_no
-    and k.queue = p_queue;
+  where k.shard_no = p_shard_no and k.queue = p_queue;
   -- Transaction ids, ticks and the clock may start lower than the sweeps have come.
   delete from fairq.sweeps w
   where w.shard_no = p_shard_no
@@ -2761,9 +2370,7 @@ begin
   given as (
     -- Waiting for a key is found out again; so is who is given one.
     delete from fairq.parked k
-    where k.shard_no = p_shard_no
-      and k.queue = p_queue
-      and k.granted
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
     returning k.id, k.granted as keyed
   ),
   freed as (
@@ -2791,8 +2398,7 @@ begin
   -- Versions go on where the lanes of before end.
   select coalesce(max(l.version), 0) + 1, coalesce(max(l.lane_no), 0) into v_tick.first_version, v_tick.lane_count
   from fairq.lanes l
-  where l.shard_no = p_shard_no
-    and l.queue = p_queue;
+  where l.shard_no = p_shard_no and l.queue = p_queue;
   v_tick.touched := fairq._last_sequence();
   select min(t.id) into v_tick.announce_from
   from fairq.tasks t
@@ -2800,22 +2406,16 @@ begin
   return fairq._write_tick(v_tick);
 end;
 $$;
-comment on function fairq._start_anew is 'Forgets what promotion knows of a domain, and begins to find it out again.';
 
+-- The highest sequence given to any task.
 create function fairq._last_sequence() returns bigint
-language sql
-volatile
-set search_path = ''
+language sql set search_path = ''
 as $$ select s.last_value from fairq.task_ids s $$;
-comment on function fairq._last_sequence is 'The highest sequence given to any task.';
 
 -- After a rebuild: rings for the next portion of bodies, as if they had just been created; those parked are so no more.
 -- Cost: 5000 entries of tasks_pkey.
 create function fairq._announce_bodies(p_tick fairq.ticks) returns fairq.ticks
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_portion record;
 begin
@@ -2825,8 +2425,7 @@ begin
   with portion as materialized (
     select t.id, t.queue, t.group_key, t.priority, t.sequence, t.scheduled, t.run_at, t.concurrency_key
     from fairq.tasks t
-    where t.shard_no = p_tick.shard_no
-      and t.id >= p_tick.announce_from
+    where t.shard_no = p_tick.shard_no and t.id >= p_tick.announce_from
     order by t.id
     limit 5000
   ),
@@ -2840,16 +2439,14 @@ begin
     insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
     select p_tick.shard_no, p_tick.queue, p.group_key, p.priority, min(p.sequence), bool_or(p.concurrency_key is not null)
     from portion p
-    where p.queue = p_tick.queue
-      and not p.scheduled
+    where p.queue = p_tick.queue and not p.scheduled
     group by p.group_key, p.priority
   ),
   due as (
     insert into fairq.rings (shard_no, queue, group_key, due_at)
     select p_tick.shard_no, p_tick.queue, min(p.group_key), min(p.run_at)
     from portion p
-    where p.queue = p_tick.queue
-      and p.scheduled
+    where p.queue = p_tick.queue and p.scheduled
     having count(*) > 0
   ),
   wished as (
@@ -2864,7 +2461,6 @@ begin
   return p_tick;
 end;
 $$;
-comment on function fairq._announce_bodies is 'After a rebuild: announces the next portion of bodies again.';
 
 -- sql/promote/ticks.sql
 
@@ -2872,47 +2468,37 @@ comment on function fairq._announce_bodies is 'After a rebuild: announces the ne
 -- A restored dump keeps written_by but gets new row headers, so xmin tells; the stored horizon means nothing then.
 -- Cost: one entry of ticks_pkey, read backwards, however many dead ticks lie before it.
 create function fairq._tick(p_shard_no integer, p_queue text) returns setof fairq.ticks
-language sql
-stable
-as $$
+language sql stable as $$
   select n.shard_no, n.written_by, n.tick, n.clock, n.clock_position, n.newcomer_position, n.top, n.horizon, n.horizon_position, n.refill_block,
     n.refill_position, n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.touched, n.first_version, n.announce_from, n.filled,
     n.keyed, n.queue, n.pending
   from (
     select t.*, t.xmin as row_xmin
     from fairq.ticks t
-    where t.shard_no = p_shard_no
-      and t.queue = p_queue
+    where t.shard_no = p_shard_no and t.queue = p_queue
     order by t.tick desc
     limit 1
   ) n
   where n.row_xmin = n.written_by
 $$;
-comment on function fairq._tick is 'The newest tick of a domain, if it can be trusted.';
 
 -- Appends a tick, the next one after the one given. Inside a savepoint the row's xmin is the subtransaction's, which only the row itself can tell:
 -- then written_by is corrected at once, or the next reader would take the tick for a restored one. ("returning xmin" would be shorter, and fails
 -- where the table is partitioned.)
 -- Returns the tick as it was written.
 create function fairq._write_tick(p_tick fairq.ticks) returns fairq.ticks
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   p_tick.tick := p_tick.tick + 1;
   p_tick.written_by := pg_current_xact_id()::xid;
   insert into fairq.ticks select (p_tick).*;
   update fairq.ticks t
   set written_by = t.xmin
-  where t.shard_no = p_tick.shard_no
-    and t.queue = p_tick.queue
-    and t.tick = p_tick.tick
+  where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.tick = p_tick.tick
     and t.written_by <> t.xmin;
   return p_tick;
 end;
 $$;
-comment on function fairq._write_tick is 'Appends a tick.';
 
 -- sql/pop/heartbeat.sql
 
@@ -2924,15 +2510,8 @@ comment on function fairq._write_tick is 'Appends a tick.';
 -- Cost: one step in held_pkey and one in cancellations_task_idx for each of p_ids; without it all open cancellations are read. Never all the
 -- worker's tasks: under a held xmin that would be all it ever ran.
 create function fairq.heartbeat(p_worker_id bigint, p_ids bigint[] default null) returns setof bigint
-language plpgsql
-volatile
-rows 1
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 1 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -2947,9 +2526,7 @@ begin
         cross join lateral (
           select h.id
           from fairq.held h
-          where h.shard_no = v_shard_no
-            and h.id = i.id
-            and h.worker_id = p_worker_id
+          where h.shard_no = v_shard_no and h.id = i.id and h.worker_id = p_worker_id
             and exists (select from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = i.id offset 0)
           offset 0
         ) t;
@@ -2961,9 +2538,7 @@ begin
       cross join lateral (
         select h.id
         from fairq.held h
-        where h.shard_no = v_shard_no
-          and h.id = c.task_id
-          and h.worker_id = p_worker_id
+        where h.shard_no = v_shard_no and h.id = c.task_id and h.worker_id = p_worker_id
         offset 0
       ) t
       where c.shard_no = v_shard_no;
@@ -2977,10 +2552,7 @@ comment on function fairq.heartbeat is 'A worker''s sign of life. Returns its ta
 -- Locks: heartbeats, the worker's own rows, when it beats.
 -- Cost: one entry of heartbeats_pkey, read backwards.
 create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_lease interval;
   v_beat_at timestamptz;
@@ -2988,15 +2560,13 @@ begin
   select w.lease, (
       select h.beat_at
       from fairq.heartbeats h
-      where h.shard_no = p_shard_no
-        and h.worker_id = p_worker_id
+      where h.shard_no = p_shard_no and h.worker_id = p_worker_id
       order by h.beat_at desc
       limit 1
     )
   into v_lease, v_beat_at
   from fairq.workers w
-  where w.shard_no = p_shard_no
-    and w.worker_id = p_worker_id
+  where w.shard_no = p_shard_no and w.worker_id = p_worker_id
     and w.lost_at is null;
   if not found then
     perform fairq._refuse_worker(p_worker_id);
@@ -3006,16 +2576,12 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._touch_worker is 'Checks that a worker is known; working counts as a sign of life.';
 
 -- Keeps a worker from being given up until the transaction ends: between a pop and its commit, that would leave the tasks with nobody.
 -- Raises QF004 when it was given up a moment ago.
 -- Locks: workers, one row, shared.
 create function fairq._hold_worker(p_shard_no integer, p_worker_id bigint) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
   if not found then
@@ -3023,34 +2589,26 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._hold_worker is 'Keeps a worker from being given up until the transaction ends.';
 
+-- Raises QF004: the worker is unknown, or was given up.
 create function fairq._refuse_worker(p_worker_id bigint) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   raise exception 'there is no worker %', coalesce(p_worker_id::text, 'null')
     using errcode = 'QF004',
       hint = 'It was retired, or counted as lost because it gave no sign of life for its lease. Register again: select fairq.register_worker(...);';
 end;
 $$;
-comment on function fairq._refuse_worker is 'Raises QF004: the worker is unknown, or was given up.';
 
 -- Writes a sign of life: insert the new one, delete the ones before it.
 create function fairq._beat(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_previous timestamptz;
 begin
   select h.beat_at into v_previous
   from fairq.heartbeats h
-  where h.shard_no = p_shard_no
-    and h.worker_id = p_worker_id
+  where h.shard_no = p_shard_no and h.worker_id = p_worker_id
   order by h.beat_at desc
   limit 1;
   if v_previous >= p_now then
@@ -3061,12 +2619,10 @@ begin
   on conflict do nothing;
   -- Only the row just read: an older one is already gone, and dead rows are not walked again.
   delete from fairq.heartbeats h
-  where h.shard_no = p_shard_no
-    and h.worker_id = p_worker_id
+  where h.shard_no = p_shard_no and h.worker_id = p_worker_id
     and h.beat_at = v_previous;
 end;
 $$;
-comment on function fairq._beat is 'Writes a sign of life of a worker.';
 
 -- sql/pop/held_tasks.sql
 
@@ -3076,15 +2632,8 @@ comment on function fairq._beat is 'Writes a sign of life of a worker.';
 -- Locks: held, the rows it returns, "skip locked".
 create function fairq.held_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
 begin
@@ -3099,10 +2648,7 @@ begin
       cross join lateral (
         select t.id
         from fairq.held t
-        where t.shard_no = v_shard_no
-          and t.id = i.id
-          and t.attempt = i.attempt
-          and t.worker_id = p_worker_id
+        where t.shard_no = v_shard_no and t.id = i.id and t.attempt = i.attempt and t.worker_id = p_worker_id
         for update skip locked
         offset 0
       ) h;
@@ -3117,10 +2663,7 @@ comment on function fairq.held_tasks is
 -- When a queue has to be looked at again although nothing rings: a scheduled task becomes due, a rate or a breaker lets the next one pass. For workers that sleep.
 -- Returns null when there is no such time.
 create function fairq.next_due_at(p_queue text) returns timestamptz
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_now timestamptz := fairq._now();
   v_next timestamptz;
@@ -3150,21 +2693,10 @@ comment on function fairq.next_due_at is 'When a sleeping worker should look at 
 -- the cluster.
 -- Locks: the tasks it returns; the domain when it promotes. Commit before working on the tasks.
 create function fairq.pop_tasks(
-  p_queue text,
-  p_limit integer,
-  p_worker_id bigint,
-  p_claim_lease interval default null,
-  p_shard_no integer default null
+  p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval default null, p_shard_no integer default null
 ) returns setof fairq.popped
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
   v_left integer := p_limit;
@@ -3207,17 +2739,9 @@ comment on function fairq.pop_tasks is 'Hands the next tasks of a queue to a wor
 -- Locks: #meters where there are any; the domain while promoting; ready, the rows it takes; the worker's row, shared, once it has tasks.
 -- Cost: p_limit entries of ready_order_idx plus those popped since the last tick.
 create function fairq._pop(
-  p_shard_no integer,
-  p_queue text,
-  p_limit integer,
-  p_worker_id bigint,
-  p_claim_lease interval,
-  p_may_wait boolean
+  p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval, p_may_wait boolean
 ) returns setof fairq.popped
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_now timestamptz := fairq._now();
   v_queue fairq.queues;
@@ -3306,7 +2830,6 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._pop is 'Pops from one domain.';
 
 -- Gives tasks to a worker, which are in the ready set no more, or never were. A task whose deadline passed is left out.
 -- Returns the tasks in served order.
@@ -3314,11 +2837,7 @@ comment on function fairq._pop is 'Pops from one domain.';
 -- Cost: one step in tasks_pkey per task.
 create function fairq._hold(p_shard_no integer, p_tasks fairq.placed[], p_worker_id bigint, p_claim_lease interval, p_now timestamptz, p_meters integer)
 returns setof fairq.popped
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-as $$
+language plpgsql rows 100 set search_path = '' as $$
 begin
   return query
     with task as materialized (
@@ -3329,8 +2848,7 @@ begin
         -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
         select t.*
         from fairq.tasks t
-        where t.shard_no = p_shard_no
-          and t.id = p.id
+        where t.shard_no = p_shard_no and t.id = p.id
         offset 0
       ) b
       where b.expires_at is null
@@ -3348,14 +2866,10 @@ begin
     from task t;
 end;
 $$;
-comment on function fairq._hold is 'Gives tasks to a worker.';
 
 -- Those of popped tasks whose deadline passed, with what they hold.
 create function fairq._find_late(p_shard_no integer, p_tasks fairq.placed[], p_now timestamptz) returns fairq.leaving[]
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return (
     select array_agg((b.id, b.ctid, null, null, null, 'expired', null, null, null, null, null, null, p.charge, 0, p.counted, p.keyed)::fairq.leaving)
@@ -3363,25 +2877,19 @@ begin
     cross join lateral (
       select t.id, t.ctid
       from fairq.tasks t
-      where t.shard_no = p_shard_no
-        and t.id = p.id
-        and t.expires_at <= p_now
+      where t.shard_no = p_shard_no and t.id = p.id and t.expires_at <= p_now
       offset 0
     ) b
   );
 end;
 $$;
-comment on function fairq._find_late is 'Those of popped tasks whose deadline passed.';
 
 -- How many tasks a pass makes ready beside those it hands over. A task that is handed over is written once less than one that becomes ready
 -- first, so what a single worker needs is not kept ready; but a pass costs the same for one task as for many, so it is worth two hundred, and other
 -- workers should find something without waiting: twice what they can run.
 -- Where groups share time, fifty: what is ready was charged by an estimate that may be wrong.
 create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues, p_worker_id bigint default null, p_take integer default 0) returns integer
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return coalesce(p_queue.ready_target, greatest(
     case when p_queue.fairness = 'time' then 50 when p_worker_id is null then 1000 else 200 end - p_take,
@@ -3395,7 +2903,6 @@ begin
   ))::integer;
 end;
 $$;
-comment on function fairq._ready_target is 'How many tasks a pass makes ready beside those it hands over.';
 
 -- sql/pop/register_worker.sql
 
@@ -3403,10 +2910,7 @@ comment on function fairq._ready_target is 'How many tasks a pass makes ready be
 -- Returns its id, which every later call names.
 -- Raises QF003 unknown queue, QF007 bad slots, QF009 bad lease, QF006 bad name.
 create function fairq.register_worker(p_name text, p_queues text[], p_slots integer, p_lease interval default '1 minute') returns bigint
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_now timestamptz := fairq._now();
   v_worker_id bigint := nextval('fairq.worker_ids');
@@ -3452,23 +2956,11 @@ comment on function fairq.register_worker is 'Registers a worker and returns its
 -- Locks: progress, the tasks' own rows.
 -- Cost: one step in held_pkey and one in progress_pkey per task.
 create function fairq.report_progress(
-  p_worker_id bigint,
-  p_ids bigint[],
-  p_attempts integer[],
-  p_done double precision[],
-  p_totals double precision[] default null,
-  p_notes jsonb[] default null,
-  p_shard_no integer default null
+  p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_done double precision[], p_totals double precision[] default null,
+  p_notes jsonb[] default null, p_shard_no integer default null
 ) returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -3485,17 +2977,13 @@ begin
         cross join lateral (
           select k.id
           from fairq.held k
-          where k.shard_no = v_shard_no
-            and k.id = i.id
-            and k.attempt = i.attempt
-            and k.worker_id = p_worker_id
+          where k.shard_no = v_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
           offset 0
         ) t
         left join lateral (
           select g.reported_at
           from fairq.progress g
-          where g.shard_no = v_shard_no
-            and g.task_id = t.id
+          where g.shard_no = v_shard_no and g.task_id = t.id
           order by g.reported_at desc
           limit 1
         ) l on true
@@ -3509,8 +2997,7 @@ begin
       replaced as (
         delete from fairq.progress g
         using held h
-        where g.shard_no = v_shard_no
-          and g.task_id = h.id
+        where g.shard_no = v_shard_no and g.task_id = h.id
           and g.reported_at = h.previous
           and h.previous < v_now
       )
@@ -3530,15 +3017,8 @@ comment on function fairq.report_progress is
 -- Locks: held, the rows named, in the order of their ids.
 create function fairq.start_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -3553,10 +3033,7 @@ begin
     cross join lateral (
       select k.ctid, k.id, k.lease_expires_at
       from fairq.held k
-      where k.shard_no = v_shard_no
-        and k.id = i.id
-        and k.attempt = i.attempt
-        and k.worker_id = p_worker_id
+      where k.shard_no = v_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
         and k.started_at is null
       for update
       offset 0
@@ -3564,8 +3041,7 @@ begin
     cross join lateral (
       select coalesce(t.expires_at <= v_now, false) as is_expired
       from fairq.tasks t
-      where t.shard_no = v_shard_no
-        and t.id = i.id
+      where t.shard_no = v_shard_no and t.id = i.id
       offset 0
     ) b;
     if v_expired is not null then
@@ -3580,21 +3056,13 @@ comment on function fairq.start_tasks is
 
 -- By ctid and no other way, see _leave.
 create function fairq._start(p_shard_no integer, p_ctids tid[], p_now timestamptz) returns setof bigint
-language sql
-volatile
-rows 100
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = off
-as $$
+language sql rows 100 set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
   update fairq.held k
   set started_at = p_now, lease_expires_at = null
   where k.shard_no = p_shard_no
     and k.ctid = any(p_ctids)
   returning k.id
 $$;
-comment on function fairq._start is 'Claimed tasks begin to run.';
 
 -- sql/pop/turn.sql
 
@@ -3607,31 +3075,13 @@ comment on function fairq._start is 'Claimed tasks begin to run.';
 -- Raises what pop_tasks, finish_tasks, release_tasks and start_tasks raise.
 -- Locks: as these do, in the order in which they are named.
 create function fairq.turn(
-  p_worker_id bigint,
-  p_queues text[],
-  p_mosts integer[],
-  p_limit integer,
-  p_claim_lease interval default null,
-  p_ended_ids bigint[] default '{}',
-  p_ended_attempts integer[] default '{}',
-  p_outcomes text[] default null,
-  p_results jsonb[] default null,
-  p_errors jsonb[] default null,
-  p_retry_delays interval[] default null,
-  p_released_ids bigint[] default '{}',
-  p_released_attempts integer[] default '{}',
-  p_started_ids bigint[] default '{}',
-  p_started_attempts integer[] default '{}'
+  p_worker_id bigint, p_queues text[], p_mosts integer[], p_limit integer, p_claim_lease interval default null, p_ended_ids bigint[] default '{}',
+  p_ended_attempts integer[] default '{}', p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
+  p_retry_delays interval[] default null, p_released_ids bigint[] default '{}', p_released_attempts integer[] default '{}',
+  p_started_ids bigint[] default '{}', p_started_attempts integer[] default '{}'
 ) returns setof fairq.turned
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_answer fairq.turned;
   v_tasks fairq.popped[] := array[]::fairq.popped[];
@@ -3697,13 +3147,7 @@ comment on function fairq.turn is 'A worker''s whole turn: writes what ended, gi
 -- cancelled at the next promotion, which the next pop makes; a running one is told by its worker's heartbeat.
 -- Returns true when the task was live.
 create function fairq.cancel_task(p_id bigint) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_task record;
@@ -3730,24 +3174,11 @@ comment on function fairq.cancel_task is 'Cancels a task when the transaction co
 -- Locks: held, the rows named, in the order of their ids; no row that others share.
 -- Cost: one step in held_pkey and one in tasks_pkey per task.
 create function fairq.finish_tasks(
-  p_worker_id bigint,
-  p_ids bigint[],
-  p_attempts integer[],
-  p_outcomes text[] default null,
-  p_results jsonb[] default null,
-  p_errors jsonb[] default null,
-  p_retry_delays interval[] default null,
-  p_shard_no integer default null
+  p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[] default null, p_results jsonb[] default null,
+  p_errors jsonb[] default null, p_retry_delays interval[] default null, p_shard_no integer default null
 ) returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_count integer := coalesce(cardinality(p_ids), 0);
   v_now timestamptz := fairq._now();
@@ -3794,14 +3225,7 @@ comment on function fairq.finish_tasks is
 -- Returns the ids.
 -- Locks: the rows named, which the caller has locked. No row that others share.
 create function fairq._leave(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin
   if p_tasks is null or p_tasks = '{}' then
     return;
@@ -3920,26 +3344,15 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._leave is 'Takes tasks out of flight, whatever the outcome.';
 
 -- Tasks that a worker holds in the attempts named, locked, with what they hold. The fencing of finish, release and start.
 -- Each is looked up by its id, in the order of the ids: two calls with the same tasks wait for each other and do not deadlock.
 -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
 create function fairq._find_held(
-  p_shard_no integer,
-  p_worker_id bigint,
-  p_ids bigint[],
-  p_attempts integer[],
-  p_outcomes text[],
-  p_results jsonb[],
-  p_errors jsonb[],
-  p_retry_delays interval[],
-  p_now timestamptz
+  p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[], p_results jsonb[], p_errors jsonb[],
+  p_retry_delays interval[], p_now timestamptz
 ) returns fairq.leaving[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return (
     select array_agg((b.id, b.ctid, h.ctid, null, null,
@@ -3955,10 +3368,7 @@ begin
     cross join lateral (
       select k.ctid, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed
       from fairq.held k
-      where k.shard_no = p_shard_no
-        and k.id = i.id
-        and k.attempt = i.attempt
-        and k.worker_id = p_worker_id
+      where k.shard_no = p_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
         and (k.started_at is not null or i.outcome = 'released')
       for update
       offset 0
@@ -3966,8 +3376,7 @@ begin
     cross join lateral (
       select t.id, t.ctid, t.queue, t.max_attempts, t.expires_at
       from fairq.tasks t
-      where t.shard_no = p_shard_no
-        and t.id = i.id
+      where t.shard_no = p_shard_no and t.id = i.id
       offset 0
     ) b
     cross join lateral (
@@ -3983,23 +3392,14 @@ begin
   );
 end;
 $$;
-comment on function fairq._find_held is 'Locks tasks that a worker holds, and tells what they hold.';
 
 -- Tasks that a worker holds, all of them or those among p_ids, at most p_limit, locked. A task that its worker is finishing this very moment is locked and
 -- skipped: let it.
 -- No index leads from a worker to its tasks: that would be one more to write for each task, and only who leaves or is lost is looked for.
 create function fairq._find_of_worker(
-  p_shard_no integer,
-  p_worker_id bigint,
-  p_ids bigint[],
-  p_outcome text,
-  p_error jsonb,
-  p_limit integer default 100000
+  p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_outcome text, p_error jsonb, p_limit integer default 100000
 ) returns fairq.leaving[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return (
     select array_agg((h.id, b.ctid, h.ctid, null, null,
@@ -4009,8 +3409,7 @@ begin
     from (
       select k.ctid, k.id, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed
       from fairq.held k
-      where k.shard_no = p_shard_no
-        and k.worker_id = p_worker_id
+      where k.shard_no = p_shard_no and k.worker_id = p_worker_id
         and (p_ids is null or k.id = any(p_ids))
       limit p_limit
       for update skip locked
@@ -4018,22 +3417,17 @@ begin
     cross join lateral (
       select t.ctid, t.max_attempts
       from fairq.tasks t
-      where t.shard_no = p_shard_no
-        and t.id = h.id
+      where t.shard_no = p_shard_no and t.id = h.id
       offset 0
     ) b
   );
 end;
 $$;
-comment on function fairq._find_of_worker is 'Locks tasks of a worker, and tells what they hold.';
 
 -- Waiting tasks among p_ids: in line, scheduled, ready or parked; those that are being popped are locked, and left out. With what they hold.
 -- The caller holds the domain.
 create function fairq._find_waiting(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb) returns fairq.leaving[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_tasks fairq.leaving[];
 begin
@@ -4044,24 +3438,21 @@ begin
   cross join lateral (
     select t.id, t.ctid
     from fairq.tasks t
-    where t.shard_no = p_shard_no
-      and t.id = i.id
+    where t.shard_no = p_shard_no and t.id = i.id
     for update skip locked
     offset 0
   ) b
   left join lateral (
     select y.ctid, y.charge, y.counted, y.keyed
     from fairq.ready y
-    where y.shard_no = p_shard_no
-      and y.id = i.id
+    where y.shard_no = p_shard_no and y.id = i.id
     for update skip locked
     offset 0
   ) r on true
   left join lateral (
     select p.ctid, p.granted, p.turn
     from fairq.parked p
-    where p.shard_no = p_shard_no
-      and p.id = i.id
+    where p.shard_no = p_shard_no and p.id = i.id
     for update skip locked
     offset 0
   ) k on true
@@ -4075,43 +3466,28 @@ begin
   cross join lateral (
     select y.turn, y.concurrency_key, y.queue, y.group_key
     from fairq.parked y
-    where y.shard_no = p_shard_no
-      and y.id = t.id
-      and y.turn is not null
+    where y.shard_no = p_shard_no and y.id = t.id and y.turn is not null
     offset 0
   ) p
   where t.parked is not null;
   return v_tasks;
 end;
 $$;
-comment on function fairq._find_waiting is 'Locks waiting tasks, and tells what they hold.';
 
 -- Ends waiting tasks: cancelled, expired. Returns how many it ended.
 create function fairq._end_tasks(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return (select count(*)::integer from fairq._leave(p_shard_no, fairq._find_waiting(p_shard_no, p_ids, p_outcome, p_error), p_now));
 end;
 $$;
-comment on function fairq._end_tasks is 'Ends tasks that wait.';
 
 -- Where a task in flight holds places: with its group, its concurrency key, its queue, the cluster. Each is a counter of its own, and a task that leaves
 -- rings each of them. The one list.
 create function fairq._scopes(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_counted boolean,
-  p_meters integer,
-  p_concurrency_key text
+  p_shard_no integer, p_queue text, p_group_key text, p_counted boolean, p_meters integer, p_concurrency_key text
 ) returns table (shard_no integer, queue text, group_key text)
-language sql
-immutable
-rows 1
-as $$
+language sql immutable rows 1 as $$
   select p_shard_no, p_queue, p_group_key where p_counted
   union all
   select p_shard_no, '#keys', p_concurrency_key where p_concurrency_key is not null
@@ -4120,46 +3496,30 @@ as $$
   union all
   select 0, '#meters', 'cluster' where p_meters & 2 <> 0
 $$;
-comment on function fairq._scopes is 'The counters at which a task in flight holds a place.';
 
 -- Announces the ends of those of these tasks that somebody watches; where nobody does, no NOTIFY, which takes a database-wide lock at commit.
 -- The callers have settings of their own for their plans; this one has its own, too.
 -- Cost: the watches that have not run out, never those behind them.
 create function fairq._tell_watchers(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = on
-as $$
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set enable_seqscan = off set enable_bitmapscan = off
+set enable_indexscan = on as $$
 declare
   v_watched bigint[];
 begin
   select array_agg(distinct w.task_id) into v_watched
   from fairq.watches w
-  where w.shard_no = p_shard_no
-    and w.until > p_now
-    and w.task_id = any(p_ids);
+  where w.shard_no = p_shard_no and w.until > p_now and w.task_id = any(p_ids);
   if v_watched is not null then
     -- A notice has its limits: of many it names none, and everybody looks.
     perform pg_notify('fairq_done', case when cardinality(v_watched) <= 200 then array_to_string(v_watched, ',') else '' end);
   end if;
 end;
 $$;
-comment on function fairq._tell_watchers is 'Announces the ends of tasks that somebody watches.';
 
 -- Tasks that come back in line although somebody wished to cancel them: the wish is rung again, since the ring that told of it was heard while the task
 -- was held.
 create function fairq._ring_wishes(p_shard_no integer, p_ids bigint[]) returns void
-language plpgsql
-volatile
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = on
-as $$
+language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
   select p_shard_no, t.queue, t.group_key, t.id
@@ -4167,28 +3527,20 @@ begin
   cross join lateral (
     select k.id, k.queue, k.group_key
     from fairq.tasks k
-    where k.shard_no = p_shard_no
-      and k.id = i.id
+    where k.shard_no = p_shard_no and k.id = i.id
       and not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = i.id offset 0)
       and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id offset 0)
     offset 0
   ) t;
 end;
 $$;
-comment on function fairq._ring_wishes is 'Rings again for tasks to be cancelled that came back in line.';
 
 -- Deletes rows of the engine's own notes: lanes that were replaced, rings, ticks, keys and wishes that nobody needs any more. By ctid and no
 -- other way, see _leave.
 -- Returns how many rows it deleted.
 -- Locks: the rows named; the caller holds what protects them.
 create function fairq._remove(p_shard_no integer, p_table text, p_ctids tid[]) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = off
-as $$
+language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
   v_count integer;
 begin
@@ -4206,26 +3558,20 @@ begin
   return v_count;
 end;
 $$;
-comment on function fairq._remove is 'Deletes rows of the engine''s notes.';
 
+-- Seconds of worker time that an attempt counts for: from its start to now, an hour at most, so that one that hangs does not banish its group;
+-- nothing when it never started.
 create function fairq._ran(p_started_at timestamptz, p_now timestamptz) returns double precision
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select least(3600, greatest(0, coalesce(extract(epoch from p_now - p_started_at)::double precision, 0))) $$;
-comment on function fairq._ran is
-  'Seconds of worker time that an attempt counts for: from its start to now, an hour at most, so that one that hangs does not banish its group; nothing when it never started.';
 
+-- Pause before the next attempt: doubled each time, capped, 25 percent of jitter both ways.
 create function fairq._backoff(p_base interval, p_cap interval, p_attempt integer) returns interval
-language sql
-volatile
-as $$
+language sql as $$
   -- In seconds: 2^30 times a base of days would overflow an interval. It is past every cap that matters, and more would overflow in the end, too.
   select least(extract(epoch from p_cap), extract(epoch from p_base) * power(2, least(p_attempt - 1, 30)))::double precision
     * (0.75 + random() / 2) * interval '1 second'
 $$;
-comment on function fairq._backoff is
-  'Pause before the next attempt: doubled each time, capped, 25 percent of jitter both ways.';
 
 -- sql/leave/release_tasks.sql
 
@@ -4236,15 +3582,8 @@ comment on function fairq._backoff is
 -- Locks: held, the rows named, in the order of their ids.
 create function fairq.release_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -4267,13 +3606,7 @@ comment on function fairq.release_tasks is
 -- Unknown workers are ignored: retiring twice does no harm.
 -- Locks: the worker's row, waits for a pop of its to end; held, waits for a finish to end.
 create function fairq.retire_worker(p_worker_id bigint) returns void
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -4297,13 +3630,7 @@ comment on function fairq.retire_worker is 'Takes a worker off the list and puts
 -- Raises QF016: the task ended, and its queue is draining.
 -- Locks: the task, and wishes to cancel it.
 create function fairq.retry_task(p_id bigint) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -4314,8 +3641,7 @@ begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     with ended as (
       delete from fairq.finished_tasks f
-      where f.shard_no = v_shard_no
-        and f.id = p_id
+      where f.shard_no = v_shard_no and f.id = p_id
         and f.outcome <> 'succeeded'
       returning f.*
     )
@@ -4334,8 +3660,7 @@ begin
 
     update fairq.tasks t
     set scheduled = false, sequence = case when t.attempt = 0 then v_sequence else t.sequence end, run_at = v_now
-    where t.shard_no = v_shard_no
-      and t.id = p_id
+    where t.shard_no = v_shard_no and t.id = p_id
       -- Not just "t.scheduled": with that the planner of a new installation takes the index of due tasks, and reads all of it.
       and t.scheduled is not distinct from true
     returning t.shard_no, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key into v_task;
@@ -4362,10 +3687,7 @@ comment on function fairq.retry_task is 'Runs an ended task again, or a schedule
 -- Returns the counters that rang, as they are now; the caller writes them.
 -- Locks: none; the caller holds the domain.
 create function fairq._hear_counters(p_shard_no integer, p_queue text, p_now timestamptz) returns fairq.lanes[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_tick fairq.ticks;
   v_heard record;
@@ -4395,15 +3717,11 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._hear_counters is 'Hears what was rung for keys or meters, and settles them.';
 
 -- Writes the next version of a counter. A key of which no place is taken needs none.
 -- Locks: lanes, one row replaced; the caller holds the domain.
 create function fairq._write_counter(p_shard_no integer, p_queue text, p_group_key text, p_lane fairq.lanes) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   if p_queue <> '#keys' or (p_lane.gate).in_flight <> 0 then
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, policy, gate, cursors, admissible)
@@ -4411,13 +3729,9 @@ begin
       false);
   end if;
   delete from fairq.lanes l
-  where l.shard_no = p_shard_no
-    and l.queue = p_queue
-    and l.group_key = p_group_key
-    and l.version = p_lane.version;
+  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.version = p_lane.version;
 end;
 $$;
-comment on function fairq._write_counter is 'Writes the next version of a counter.';
 
 -- Counts the places of keys or meters anew from the tasks that hold them: in a new installation, after a restored dump, for a repair. One statement counts,
 -- removes the rings that these cover, and gives the snapshot: taken a moment apart, a task that left in between would be off the count already, and
@@ -4425,10 +3739,7 @@ comment on function fairq._write_counter is 'Writes the next version of a counte
 -- Returns the tick it wrote.
 -- Locks: rings and lanes of the domain, which the caller holds. Cost: all tasks in flight; of all shards for the meters.
 create function fairq._count_anew(p_shard_no integer, p_queue text) returns fairq.ticks
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_snapshot pg_snapshot;
 begin
@@ -4445,20 +3756,17 @@ begin
     select t.queue, t.concurrency_key, r.shard_no, 0, r.keyed
     from fairq.ready r
     join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
-    where r.shard_no = p_shard_no
-      and r.keyed
+    where r.shard_no = p_shard_no and r.keyed
     union all
     select k.queue, k.concurrency_key, k.shard_no, 0, true
     from fairq.parked k
-    where k.shard_no = p_shard_no
-      and k.granted
+    where k.shard_no = p_shard_no and k.granted
   ),
   taken as (
     select s.group_key, count(*) as places
     from holder h
     cross join lateral fairq._scopes(h.shard_no, h.queue, null, false, h.meters, case when h.keyed then h.concurrency_key end) s
-    where s.shard_no = p_shard_no
-      and s.queue = p_queue
+    where s.shard_no = p_shard_no and s.queue = p_queue
     group by s.group_key
   ),
   counter as (
@@ -4486,16 +3794,12 @@ begin
     (select coalesce(max(k.tick), 0) from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue), v_snapshot));
 end;
 $$;
-comment on function fairq._count_anew is 'Counts the places of keys or meters anew from the tasks that hold them.';
 
 -- sql/policies/gates.sql
 
 -- What applies to a group: its own settings, else those of its queue; null when nothing limits it, so that ordinary groups pay nothing.
 create function fairq._policy(p_queue fairq.queues, p_group fairq.groups) returns fairq.policy
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 declare
   v_policy fairq.policy;
   v_rate_limit integer := coalesce(p_group.rate_limit, p_queue.group_rate_limit);
@@ -4514,14 +3818,10 @@ begin
   return v_policy;
 end;
 $$;
-comment on function fairq._policy is 'What limits a group; null: nothing does.';
 
 -- What limits a group, a concurrency key (a group of #keys), a queue or the cluster (#meters), by its settings as they are.
 create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text) returns fairq.policy
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if p_queue = '#meters' then
     return fairq._meter_policy(p_group_key);
@@ -4534,14 +3834,10 @@ begin
   );
 end;
 $$;
-comment on function fairq._policy_of is 'What limits a group, key, queue or the cluster.';
 
 -- As _policy, for a whole queue ('queue NAME') or the cluster: a group of nothing but limits.
 create function fairq._meter_policy(p_scope text) returns fairq.policy
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_limits fairq.groups;
 begin
@@ -4556,22 +3852,16 @@ begin
   return fairq._policy(null, v_limits);
 end;
 $$;
-comment on function fairq._meter_policy is 'What limits a whole queue, or the cluster; null: nothing does.';
 
+-- Whether the tasks of a group hold places, and tell their lane how they end.
 create function fairq._counts(p_policy fairq.policy) returns boolean
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select coalesce((p_policy).max_running, (p_policy).breaker_threshold) is not null $$;
-comment on function fairq._counts is 'Whether the tasks of a group hold places, and tell their lane how they end.';
 
 -- The one place that says how many tasks a group may have promoted now, when to look again if none, and why not more. Promotion
 -- uses the number and the time, explain_task the reason. A new policy is one more step here, one in _charge and one in _settle.
 create function fairq._allowance(p_policy fairq.policy, p_gate fairq.gate, p_now timestamptz) returns fairq.allowance
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 declare
   v_allowed integer := 2147483647;
   v_rate_room double precision;
@@ -4613,16 +3903,11 @@ begin
   return (v_allowed, null, null)::fairq.allowance;
 end;
 $$;
-comment on function fairq._allowance is
-  'How many more tasks may be promoted now, when to look again, and why not more.';
 
 -- The gate after p_taken tasks went through it. in_flight is the number of the group's tasks
 -- that are counted, so it grows only where tasks are counted (see _counts): what a rate alone lets through nobody would report back.
 create function fairq._charge(p_policy fairq.policy, p_gate fairq.gate, p_taken integer, p_now timestamptz) returns fairq.gate
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_taken = 0 then
     return p_gate;
@@ -4639,14 +3924,10 @@ begin
   return p_gate;
 end;
 $$;
-comment on function fairq._charge is 'The gate of a lane after tasks went through.';
 
 -- The gate after tasks came back that were ready: p_counted of them had a place, and none started, so none is charged to a rate.
 create function fairq._uncharge(p_policy fairq.policy, p_gate fairq.gate, p_tasks integer, p_counted integer) returns fairq.gate
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_gate is not distinct from null then
     return null;
@@ -4659,23 +3940,14 @@ begin
   return p_gate;
 end;
 $$;
-comment on function fairq._uncharge is 'The gate of a lane after ready tasks came back.';
 
 -- The gate after the news of tasks that left: places come free; failures in a row open the breaker, a success closes it. p_failures
 -- counts those after the last success, p_succeeded says whether there was one.
 -- Settings may have changed since. Places are kept even without any, while tasks that hold one are about to report it; nothing left to keep is null.
 create function fairq._settle(
-  p_policy fairq.policy,
-  p_gate fairq.gate,
-  p_freed integer,
-  p_failures integer,
-  p_succeeded boolean,
-  p_now timestamptz
+  p_policy fairq.policy, p_gate fairq.gate, p_freed integer, p_failures integer, p_succeeded boolean, p_now timestamptz
 ) returns fairq.gate
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_freed;
   if p_policy is not distinct from null and p_gate.in_flight = 0 then
@@ -4709,29 +3981,21 @@ begin
   return p_gate;
 end;
 $$;
-comment on function fairq._settle is
-  'The gate of a lane after the news of tasks that left.';
 
 -- The lane of a group as it is: the newest version, one step in lanes_pkey. All null when there is none.
 create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_lane fairq.lanes;
 begin
   select l.* into v_lane
   from fairq.lanes l
-  where l.shard_no = p_shard_no
-    and l.queue = p_queue
-    and l.group_key = p_group_key
+  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key
   order by l.version desc
   limit 1;
   return v_lane;
 end;
 $$;
-comment on function fairq._lane is 'The lane of a group, newest version.';
 
 -- sql/policies/keys.sql
 
@@ -4746,23 +4010,11 @@ comment on function fairq._lane is 'The lane of a group, newest version.';
 -- Locks: lanes of #keys, whose domain the caller holds, too; parked.
 -- Cost: tasks_line_idx from the cursors, p_quota rows and those that are parked.
 create function fairq._take_keys(
-  p_tick fairq.ticks,
-  p_group_key text,
-  p_cursors fairq.cursor[],
-  p_weight double precision,
-  p_pace fairq.pace,
-  p_quota integer,
-  p_finish bigint,
-  p_reach bigint,
-  p_is_rated boolean,
-  p_now timestamptz
+  p_tick fairq.ticks, p_group_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_quota integer, p_finish bigint,
+  p_reach bigint, p_is_rated boolean, p_now timestamptz
 ) returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
   meets_key boolean, yields boolean, touched bigint, is_open boolean)
-language plpgsql
-volatile
-rows 10
-set search_path = ''
-as $$
+language plpgsql rows 10 set search_path = '' as $$
 declare
   v_cursor fairq.cursor;
   v_task record;
@@ -4776,10 +4028,7 @@ begin
     for v_task in
       select t.id, t.priority, t.sequence, t.kind, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
       from fairq.tasks t
-      where t.shard_no = p_tick.shard_no
-        and t.queue = p_tick.queue
-        and t.group_key = p_group_key
-        and not t.scheduled
+      where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_group_key and not t.scheduled
         and t.priority = v_cursor.priority
         and t.sequence >= v_cursor.sequence
       union all
@@ -4803,9 +4052,7 @@ begin
       continue when not v_granted or (v_granted is null and v_task.sequence <= v_cursor.touched and not exists (
         select
         from fairq.tasks b
-        where b.shard_no = p_tick.shard_no
-          and b.id = v_task.id
-          and not b.scheduled
+        where b.shard_no = p_tick.shard_no and b.id = v_task.id and not b.scheduled
           and fairq._is_waiting(p_tick.shard_no, b.id)
       ));
       id := v_task.id;
@@ -4841,17 +4088,13 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq._take_keys is 'The next tasks of a lane whose tasks have concurrency keys.';
 
 -- Takes places of a concurrency key, or of a meter, if there are as many. A key nobody used yet has no lane: its policy is looked up then.
 -- Returns false when there are not.
 -- Locks: lanes, one row replaced; the caller holds the domain of p_queue.
 create function fairq._take_place(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz, p_places integer default 1)
 returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
 begin
@@ -4869,33 +4112,19 @@ begin
   return true;
 end;
 $$;
-comment on function fairq._take_place is 'Takes places of a key or meter; false: there are not as many.';
 
 -- Parks a task whose key has no place. The first of its group at this key gets the group's next turn there; groups take turns by their weights, as they do
 -- in their queue.
 create function fairq._park(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_concurrency_key text,
-  p_id bigint,
-  p_priority integer,
-  p_sequence bigint
+  p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text, p_id bigint, p_priority integer, p_sequence bigint
 ) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_first record;
 begin
   select k.id, k.priority, k.sequence, k.turn into v_first
   from fairq.parked k
-  where k.shard_no = p_shard_no
-    and k.concurrency_key = p_concurrency_key
-    and k.queue = p_queue
-    and k.group_key = p_group_key
-    and not k.granted
+  where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
   order by k.priority desc, k.sequence
   limit 1;
   if not found then
@@ -4910,7 +4139,6 @@ begin
   values (p_shard_no, p_id, p_queue, p_group_key, p_concurrency_key, p_priority, p_sequence, v_first.turn);
 end;
 $$;
-comment on function fairq._park is 'Parks a task whose concurrency key has no place.';
 
 -- Hears what came free, and gives each place to one who waits for it, in the order of their turns. Who is given a place has it from this statement on, in
 -- its own row; it rings, and its lane places it next.
@@ -4919,10 +4147,7 @@ comment on function fairq._park is 'Parks a task whose concurrency key has no pl
 -- Locks: #keys, which the caller holds; parked rows with "skip locked", for purge and cancel hold those of other queues.
 -- Cost: keys that rang; parked_turn_idx from the key's clock, one step per place and per group that cannot go on, 1000 at most per key and pass.
 create function fairq._open_keys(p_shard_no integer, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_key fairq.lanes;
   v_first record;
@@ -4934,9 +4159,7 @@ begin
       exit when (fairq._allowance(v_key.policy, v_key.gate, p_now)).tasks <= v_granted;
       select k.id, k.queue, k.group_key, k.priority, k.sequence, k.turn into v_first
       from fairq.parked k
-      where k.shard_no = p_shard_no
-        and k.concurrency_key = v_key.group_key
-        and k.turn >= v_key.finish
+      where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn, k.id
       limit 1
       for update skip locked;
@@ -4947,18 +4170,14 @@ begin
         where exists (
           select
           from fairq.parked k
-          where k.shard_no = p_shard_no
-            and k.concurrency_key = v_key.group_key
-            and k.turn >= v_key.finish
+          where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
         );
         exit;
       end if;
       -- The clock of the key: not past one that is locked, which may stay.
       select k.turn into v_key.finish
       from fairq.parked k
-      where k.shard_no = p_shard_no
-        and k.concurrency_key = v_key.group_key
-        and k.turn >= v_key.finish
+      where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn
       limit 1;
       perform fairq._next_turn(p_shard_no, v_key.group_key, v_first.queue, v_first.group_key, v_first.turn, array[v_first.id]);
@@ -4976,15 +4195,11 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq._open_keys is 'Gives places of concurrency keys that came free to those who wait.';
 
 -- The turn of a group at a key goes on from tasks that leave to its next one that waits there, a step further by the group's weight.
 create function fairq._next_turn(p_shard_no integer, p_concurrency_key text, p_queue text, p_group_key text, p_turn bigint, p_leaving bigint[])
 returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   update fairq.parked n
   set turn = p_turn + fairq._step(1, (
@@ -4997,25 +4212,17 @@ begin
     and n.id = (
       select k.id
       from fairq.parked k
-      where k.shard_no = p_shard_no
-        and k.concurrency_key = p_concurrency_key
-        and k.queue = p_queue
-        and k.group_key = p_group_key
-        and not k.granted
+      where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
         and k.id <> all(p_leaving)
       order by k.priority desc, k.sequence
       limit 1
     );
 end;
 $$;
-comment on function fairq._next_turn is 'Passes the turn of a group at a concurrency key on to its next task.';
 
 -- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can.
 create function fairq._may_go_on(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_policy fairq.policy;
 begin
@@ -5027,22 +4234,16 @@ begin
     or (fairq._allowance(v_policy, (fairq._lane(p_shard_no, p_queue, p_group_key)).gate, p_now)).tasks > 0;
 end;
 $$;
-comment on function fairq._may_go_on is 'Whether a group could serve a task now.';
 
 -- Tasks that were given a key, and whose group cannot go on after all, give it back and stand in line again.
 -- Locks: parked; the caller holds the domain and #keys.
 -- Cost: parked_granted_idx, the tasks of the queue that were given a key and not placed yet.
 create function fairq._take_keys_back(p_shard_no integer, p_queue text, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   with back as (
     delete from fairq.parked k
-    where k.shard_no = p_shard_no
-      and k.queue = p_queue
-      and k.granted
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
       and not fairq._may_go_on(p_shard_no, p_queue, k.group_key, p_now)
     returning k.concurrency_key
   )
@@ -5052,7 +4253,6 @@ begin
   group by b.concurrency_key;
 end;
 $$;
-comment on function fairq._take_keys_back is 'Takes keys from tasks whose group cannot go on.';
 
 -- sql/policies/meters.sql
 
@@ -5063,10 +4263,7 @@ comment on function fairq._take_keys_back is 'Takes keys from tasks whose group 
 -- Raises QF015: claim leases and a cluster cap exclude each other.
 -- Locks: the domain #meters, waits for it; until the transaction ends.
 create function fairq._meter(p_queue text, p_limit integer, p_now timestamptz, p_claim_lease interval) returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_lane fairq.lanes;
   v_scope text;
@@ -5085,15 +4282,11 @@ begin
   return p_limit;
 end;
 $$;
-comment on function fairq._meter is 'How many tasks the meters of a queue and of the cluster let pass now.';
 
 -- Hears what was rung for the meters, and writes them.
 -- Locks: the domain #meters, waits for it; until the transaction ends.
 create function fairq._settle_meters(p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_meter fairq.lanes;
 begin
@@ -5103,68 +4296,46 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq._settle_meters is 'Hears what was rung for the meters.';
 
+-- In which meters a task of this queue holds a place: 1 its queue, 2 the cluster.
 create function fairq._meters_of(p_queue text) returns integer
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return ((case when fairq._counts((fairq._lane(0, '#meters', 'queue ' || p_queue)).policy) then 1 else 0 end)
     + (case when fairq._counts((fairq._lane(0, '#meters', 'cluster')).policy) then 2 else 0 end))::integer;
 end;
 $$;
-comment on function fairq._meters_of is 'In which meters a task of this queue holds a place: 1 its queue, 2 the cluster.';
 
 -- Takes the places of tasks just popped. The caller holds #meters since it asked.
 create function fairq._charge_meters(p_queue text, p_popped integer, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   perform fairq._take_place(0, '#meters', 'queue ' || p_queue, p_now, p_popped);
   perform fairq._take_place(0, '#meters', 'cluster', p_now, p_popped);
 end;
 $$;
-comment on function fairq._charge_meters is 'Charges tasks just popped to the meters.';
 
 -- sql/policies/time.sql
 
+-- Seconds that a task is expected to take: the estimate of its group and kind; the cost it was created with while there is none.
 create function fairq._expected(p_pace fairq.pace, p_kind text, p_cost double precision) returns double precision
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select coalesce((select e.seconds from unnest(p_pace.estimates) e where e.kind = p_kind), p_cost) $$;
-comment on function fairq._expected is
-  'Seconds that a task is expected to take: the estimate of its group and kind; the cost it was created with while there is none.';
 
+-- The pace of a lane whose last address is in this block; null: where it was.
 create function fairq._last_block(p_pace fairq.pace, p_block bigint) returns fairq.pace
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select case when p_pace is distinct from null then (coalesce(p_block, p_pace.last_block), p_pace.credit, p_pace.estimates)::fairq.pace end $$;
-comment on function fairq._last_block is 'The pace of a lane whose last address is in this block; null: where it was.';
 
 -- Where a lane of a queue that shares time goes on after its attempts took p_correction seconds more than was charged for them, or less.
 -- What was charged too much is given back as far as p_clock and the last address given out: tasks of a group keep their order. The rest is credit, for the
 -- next correction; without it a group whose tasks differ in length would lose a little each time. Credit is worth sixteen tasks at most, and is lost when the group
 -- has nothing waiting, or a group whose estimate was far too high would come with a flood.
 create function fairq._correct(
-  p_finish bigint,
-  p_pace fairq.pace,
-  p_correction double precision,
-  p_ran fairq.estimate[],
-  p_weight double precision,
-  p_clock bigint,
+  p_finish bigint, p_pace fairq.pace, p_correction double precision, p_ran fairq.estimate[], p_weight double precision, p_clock bigint,
   p_was_idle boolean
 ) returns table (finish bigint, pace fairq.pace)
-language plpgsql
-immutable
-rows 1
-set search_path = ''
-as $$
+language plpgsql immutable rows 1 set search_path = '' as $$
 declare
   v_due bigint := coalesce(p_finish, p_clock) - coalesce(p_pace.credit, 0)
     + sign(coalesce(p_correction, 0))::bigint * fairq._step(abs(coalesce(p_correction, 0)), p_weight);
@@ -5181,17 +4352,12 @@ begin
   return query select v_finish, v_pace;
 end;
 $$;
-comment on function fairq._correct is
-  'Finish tag and pace of a lane after its attempts took more or less than was charged.';
 
 -- The estimates of a lane, kept up: per kind the mean of the first 16 attempts, then a moving one. One attempt counts as four times the estimate at most, and as a quarter
 -- at least: a hang among quick tasks would make the next ones dear. What it really took is charged all the same, by the correction.
 -- The 32 kinds seen last are kept.
 create function fairq._learn(p_known fairq.estimate[], p_ran fairq.estimate[]) returns fairq.estimate[]
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 declare
   v_ran fairq.estimate;
   v_known fairq.estimate;
@@ -5221,15 +4387,12 @@ begin
   return v_estimates;
 end;
 $$;
-comment on function fairq._learn is 'The estimates of a lane after attempts were measured.';
 
 -- sql/control/checks_and_locks.sql
 
+-- Raises QF007 when a limit is not 1 to 100000.
 create function fairq._check_limit(p_limit integer) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_limit is null or p_limit < 1 or p_limit > 100000 then
     raise exception 'the limit % is out of range', coalesce(p_limit::text, 'null')
@@ -5237,15 +4400,11 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_limit is 'Raises QF007 when a limit is not 1 to 100000.';
 
 -- Promotion and pop have to see what others committed a moment ago.
 -- Raises QF005 in REPEATABLE READ and SERIALIZABLE.
 create function fairq._check_isolation(p_queue text) returns void
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'queue "%" is promoted and popped in READ COMMITTED, this transaction is %', p_queue, upper(current_setting('transaction_isolation'))
@@ -5254,17 +4413,13 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_isolation is 'Raises QF005 when the transaction is not READ COMMITTED.';
 
+-- The shard named, or all of them.
 create function fairq._shards(p_shard_no integer) returns setof integer
-language sql
-stable
-rows 1
-as $$
+language sql stable rows 1 as $$
   select generate_series(coalesce(p_shard_no, 0), coalesce(p_shard_no, s.shard_count - 1))
   from fairq.settings s
 $$;
-comment on function fairq._shards is 'The shard named, or all of them.';
 
 -- Takes the lock that makes promotion one at a time, until the end of the transaction.
 -- Returns false when another session holds it and p_wait is false.
@@ -5273,10 +4428,7 @@ comment on function fairq._shards is 'The shard named, or all of them.';
 -- Raises QF005 in another isolation level, QF003 when the queue is unknown.
 -- Locks: domains, one row.
 create function fairq._lock_domain(p_shard_no integer, p_queue text, p_wait boolean) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   perform fairq._check_isolation(p_queue);
   if p_wait then
@@ -5294,18 +4446,13 @@ begin
   return false;
 end;
 $$;
-comment on function fairq._lock_domain is 'Takes the lock of a domain; false when it is taken.';
 
 -- Waits for the lock of a domain, and takes it, but not for longer than somebody who promotes would hold it: a transaction that promoted and stays open must
 -- not keep every pop waiting.
 -- Returns whether it got the lock.
 -- Locks: the domain, until the transaction ends.
 create function fairq._await_domain(p_shard_no integer, p_queue text) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-set lock_timeout = '200ms'
-as $$
+language plpgsql set search_path = '' set lock_timeout = '200ms' as $$
 begin
   perform from fairq.domains d where d.shard_no = p_shard_no and d.queue = p_queue for update;
   return true;
@@ -5313,13 +4460,10 @@ exception when lock_not_available or deadlock_detected then
   return false;
 end;
 $$;
-comment on function fairq._await_domain is 'Waits for the lock of a domain for a moment.';
 
+-- Raises QF003: the queue is unknown.
 create function fairq._refuse_queue(p_queue text) returns void
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if p_queue is null then
     raise exception 'no queue is named' using errcode = 'QF003', hint = 'For example: default. A null names none.';
@@ -5329,26 +4473,20 @@ begin
       hint = format('Create it with: select fairq.configure_queue(%L);', p_queue);
 end;
 $$;
-comment on function fairq._refuse_queue is 'Raises QF003: the queue is unknown.';
 
+-- Raises QF016: the queue is draining.
 create function fairq._refuse_draining(p_queue text) returns void
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   raise exception 'queue "%" is draining and takes no new tasks', p_queue
     using errcode = 'QF016',
       hint = format('It takes them again after: select fairq.resume_queue(%L);', p_queue);
 end;
 $$;
-comment on function fairq._refuse_draining is 'Raises QF016: the queue is draining.';
 
+-- Raises QF001 or QF003 when a group cannot be meant.
 create function fairq._check_group(p_queue text, p_group_key text) returns void
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
     raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
@@ -5359,13 +4497,10 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_group is 'Raises QF001 or QF003 when a group cannot be meant.';
 
+-- Raises QF011 when ids and attempts do not pair.
 create function fairq._check_lengths(p_worker_id bigint, p_ids bigint[], p_attempts integer[]) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if coalesce(cardinality(p_ids), 0) <> coalesce(cardinality(p_attempts), 0) then
     raise exception 'worker % names % tasks and % attempts', p_worker_id, coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
@@ -5373,27 +4508,19 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_lengths is 'Raises QF011 when ids and attempts do not pair.';
 
 -- The lock of the concurrency keys, which belong to all queues of the shard; it is held while places are taken. A pop waits for it for a moment only: it
 -- may hold the meters, for which another transaction waits that holds the keys, because it popped another queue before.
 create function fairq._lock_keys(p_shard_no integer, p_wait boolean) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return fairq._lock_domain(p_shard_no, '#keys', p_wait) or (not p_wait and fairq._await_domain(p_shard_no, '#keys'));
 end;
 $$;
-comment on function fairq._lock_keys is 'Takes the lock of the concurrency keys.';
 
 -- Raises QF009 when a length of time is not positive, or longer than it may be: an infinite or absurd one, once stored, would make other functions fail.
 create function fairq._check_length(p_what text, p_length interval, p_most interval) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_length <= interval '0' or not fairq._is_span(p_length, p_most) then
     raise exception '% of % is out of range', p_what, p_length
@@ -5401,7 +4528,6 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_length is 'Raises QF009 when a length of time is not positive, or too long.';
 
 -- sql/control/configure_cluster.sql
 
@@ -5412,10 +4538,7 @@ comment on function fairq._check_length is 'Raises QF009 when a length of time i
 -- Raises QF013 when there are tasks, QF007 bad number, QF014 an unknown setting.
 -- Locks: settings; #meters and held tasks when the cap changes.
 create function fairq.configure_cluster(p_settings jsonb default '{}') returns fairq.settings
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_old fairq.settings;
   v_new fairq.settings;
@@ -5461,10 +4584,7 @@ comment on function fairq.configure_cluster is 'Changes settings of the installa
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an unknown setting.
 -- Locks: settings; groups, one row; then the domain, if nobody promotes. Waits for no pop.
 create function fairq.configure_group(p_queue text, p_group_key text, p_settings jsonb default '{}') returns fairq.groups
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_group fairq.groups;
   v_shard_no integer;
@@ -5486,10 +4606,7 @@ comment on function fairq.configure_group is 'Changes settings of one group; an 
 -- Raises QF006 key, QF005 not READ COMMITTED, QF007 a number out of range, QF014 an unknown setting.
 -- Locks: settings; groups, one row; the domain #keys, if nobody holds it.
 create function fairq.configure_key(p_concurrency_key text, p_settings jsonb default '{}') returns fairq.groups
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_shard_no integer;
   v_key fairq.groups;
@@ -5518,10 +4635,7 @@ comment on function fairq.configure_key is 'Changes how many tasks with a concur
 -- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting.
 -- Locks: settings; queues, one row; where limits change, #meters, waits for it, and the domains of the queue, if nobody promotes.
 create function fairq.configure_queue(p_queue text, p_settings jsonb default '{}') returns fairq.queues
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_queue fairq.queues;
   v_is_new boolean;
@@ -5588,10 +4702,7 @@ comment on function fairq.configure_queue is 'Creates a queue, or changes its se
 -- Raises QF003 unknown queue.
 -- Locks: queues, one row.
 create function fairq.drain_queue(p_queue text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   update fairq.queues q set draining_at = coalesce(q.draining_at, fairq._now()) where q.queue = p_queue and not q.internal;
   if not found then
@@ -5608,10 +4719,7 @@ comment on function fairq.drain_queue is 'Refuses new tasks of a queue and serve
 -- Raises QF001 group key, QF003 unknown queue.
 -- Locks: groups, one row.
 create function fairq.pause_group(p_queue text, p_group_key text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_shard_no integer;
 begin
@@ -5628,16 +4736,12 @@ comment on function fairq.pause_group is 'Stops serving a group until it is resu
 
 -- "Look at this group": its settings changed. Workers that sleep are woken.
 create function fairq._ring_group(p_shard_no integer, p_queue text, p_group_key text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key, configured) values (p_shard_no, p_queue, p_group_key, true);
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
 end;
 $$;
-comment on function fairq._ring_group is 'Rings a group whose settings changed.';
 
 -- sql/control/pause_queue.sql
 
@@ -5645,10 +4749,7 @@ comment on function fairq._ring_group is 'Rings a group whose settings changed.'
 -- Raises QF003 unknown queue.
 -- Locks: queues, one row.
 create function fairq.pause_queue(p_queue text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   update fairq.queues q set paused_at = coalesce(q.paused_at, fairq._now()) where q.queue = p_queue and not q.internal;
   if not found then
@@ -5666,12 +4767,7 @@ comment on function fairq.pause_queue is 'Stops serving a queue until it is resu
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
 -- Locks: the domain, waits for it; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
 create function fairq.purge_group(p_queue text, p_group_key text) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-as $$
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -5684,19 +4780,13 @@ begin
   v_ready := array(
     select r.id
     from fairq.ready r
-    where r.shard_no = v_shard_no
-      and r.queue = p_queue
-      and r.position >= 0
-      and r.group_key = p_group_key
+    where r.shard_no = v_shard_no and r.queue = p_queue and r.position >= 0 and r.group_key = p_group_key
     for update skip locked
   );
   v_ended := cardinality(v_ready) + fairq._end_tasks(v_shard_no, array(
     select t.id
     from fairq.tasks t
-    where t.shard_no = v_shard_no
-      and t.queue = p_queue
-      and t.group_key = p_group_key
-      and t.id <> all(v_ready)
+    where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.id <> all(v_ready)
   ), 'cancelled', null, v_now);
   insert into fairq.cancellations (shard_no, task_id, requested_at)
   select v_shard_no, r.id, v_now
@@ -5724,21 +4814,10 @@ comment on function fairq.purge_group is 'Cancels everything a group has waiting
 -- Cost: the settings of the group and its lane, one index step each.
 create function fairq.rate_usage(p_queue text, p_group_key text default null)
 returns table (
-  queue text,
-  group_key text,
-  rate_limit integer,
-  rate_period interval,
-  rate_burst integer,
-  used integer,
-  available integer,
-  next_at timestamptz,
+  queue text, group_key text, rate_limit integer, rate_period interval, rate_burst integer, used integer, available integer, next_at timestamptz,
   full_at timestamptz
 )
-language plpgsql
-volatile
-rows 1
-set search_path = ''
-as $$
+language plpgsql rows 1 set search_path = '' as $$
 declare
   v_now timestamptz := fairq._now();
   v_lane fairq.lanes;
@@ -5753,9 +4832,7 @@ begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   select g.* into v_group
   from fairq.groups g
-  where g.shard_no = v_lane.shard_no
-    and g.queue = v_lane.queue
-    and g.group_key = v_lane.group_key;
+  where g.shard_no = v_lane.shard_no and g.queue = v_lane.queue and g.group_key = v_lane.group_key;
   -- The settings as they are now, of which the lane may not have heard yet.
   v_policy := case when v_lane.queue = '#meters' then fairq._meter_policy(v_lane.group_key) else fairq._policy(v_queue, v_group) end;
   if v_policy.rate_seconds is null then
@@ -5783,10 +4860,7 @@ comment on function fairq.rate_usage is 'How much of the rate of a group, or of 
 -- The lane that a rate is charged to: of a group, or, with p_group_key null, of the queue as a whole.
 -- Raises QF001 group key, QF003 unknown queue.
 create function fairq._rate_scope(p_queue text, p_group_key text, out shard_no integer, out queue text, out group_key text)
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if p_group_key is not null then
     perform fairq._check_group(p_queue, p_group_key);
@@ -5801,7 +4875,6 @@ begin
   group_key := 'queue ' || p_queue;
 end;
 $$;
-comment on function fairq._rate_scope is 'The lane that a rate of a group, or of a whole queue, is charged to.';
 
 -- sql/control/reset_rate.sql
 
@@ -5810,10 +4883,7 @@ comment on function fairq._rate_scope is 'The lane that a rate of a group, or of
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
 -- Locks: the domain of the queue, or #meters, and waits for it; lanes, one row replaced.
 create function fairq.reset_rate(p_queue text, p_group_key text default null) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_scope record;
   v_lane fairq.lanes;
@@ -5834,10 +4904,7 @@ begin
   v_lane.gate.rate_at := null;
   insert into fairq.lanes select (v_lane).*;
   delete from fairq.lanes l
-  where l.shard_no = v_lane.shard_no
-    and l.queue = v_lane.queue
-    and l.group_key = v_lane.group_key
-    and l.version = v_lane.version - 1;
+  where l.shard_no = v_lane.shard_no and l.queue = v_lane.queue and l.group_key = v_lane.group_key and l.version = v_lane.version - 1;
   -- What it has waiting may go: the next promotion looks at it, and workers that sleep until its next task was due are woken.
   if p_group_key is not null then
     perform fairq._ring_group(v_scope.shard_no, v_scope.queue, v_scope.group_key);
@@ -5856,10 +4923,7 @@ comment on function fairq.reset_rate is 'Forgets what was used of the rate of a 
 -- Raises QF001 group key, QF003 unknown queue.
 -- Locks: groups, one row.
 create function fairq.resume_group(p_queue text, p_group_key text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_shard_no integer;
 begin
@@ -5867,9 +4931,7 @@ begin
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   update fairq.groups g
   set paused_at = null
-  where g.shard_no = v_shard_no
-    and g.queue = p_queue
-    and g.group_key = p_group_key;
+  where g.shard_no = v_shard_no and g.queue = p_queue and g.group_key = p_group_key;
   perform fairq._ring_group(v_shard_no, p_queue, p_group_key);
 end;
 $$;
@@ -5881,10 +4943,7 @@ comment on function fairq.resume_group is 'Serves a paused group again.';
 -- Raises QF003 unknown queue.
 -- Locks: queues, one row.
 create function fairq.resume_queue(p_queue text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_notify boolean;
 begin
@@ -5907,10 +4966,7 @@ comment on function fairq.resume_queue is 'Serves a paused queue again, and take
 -- Returns the columns to write. A rate and its period, a breaker and its cooldown come and go together.
 -- Raises QF014 an unknown setting, or a value of the wrong kind; QF007 a number, QF009 a time.
 create function fairq._check_settings(p_of text, p_table regclass, p_row jsonb, p_settings jsonb, p_known text[] default null) returns jsonb
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_changes jsonb := '{}'::jsonb;
   v_setting record;
@@ -6028,29 +5084,21 @@ begin
   return v_changes;
 end;
 $$;
-comment on function fairq._check_settings is 'What a configure_* function is to change; raises an error of class QF for settings that make no sense.';
 
 -- By the pairs of letters that two names share, of all they have.
 create function fairq._nearest(p_name text, p_known text[]) returns text
-language sql
-immutable
-set search_path = ''
-as $$
+language sql immutable set search_path = '' as $$
   select k.name
   from unnest(p_known) with ordinality k(name, nth)
   order by (select count(*) from generate_series(1, length(k.name) - 1) i where strpos(p_name, substr(k.name, i, 2)) > 0)
     / (length(k.name) + length(p_name))::double precision desc, k.nth
   limit 1
 $$;
-comment on function fairq._nearest is 'The name that is most like another.';
 
 -- "weight = ($1).weight, ...": so that a statement that writes settings need not name them.
 create function fairq._assignments(p_changes jsonb) returns text
-language sql
-immutable
-set search_path = ''
+language sql immutable set search_path = ''
 as $$ select string_agg(format('%1$I = ($1).%1$I', c.name), ', ') from jsonb_object_keys(p_changes) c(name) $$;
-comment on function fairq._assignments is 'The assignments of an update that takes changed columns from a row, $1.';
 
 -- Writes the settings of a group, or of a concurrency key (queue #keys). Its lane is rung and looks its policy up again.
 -- Returns the settings in force.
@@ -6058,10 +5106,7 @@ comment on function fairq._assignments is 'The assignments of an update that tak
 -- Locks: groups, one row.
 create function fairq._set_limits(p_shard_no integer, p_queue text, p_group_key text, p_of text, p_settings jsonb, p_known text[] default null)
 returns fairq.groups
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_group fairq.groups;
   v_changes jsonb;
@@ -6069,9 +5114,7 @@ begin
   insert into fairq.groups (shard_no, queue, group_key) values (p_shard_no, p_queue, p_group_key) on conflict do nothing;
   select g.* into v_group
   from fairq.groups g
-  where g.shard_no = p_shard_no
-    and g.queue = p_queue
-    and g.group_key = p_group_key
+  where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key
   for update;
 
   v_changes := fairq._check_settings(p_of, 'fairq.groups', to_jsonb(v_group), p_settings, p_known);
@@ -6084,16 +5127,12 @@ begin
   return v_group;
 end;
 $$;
-comment on function fairq._set_limits is 'Writes the settings of a group or key.';
 
 -- The limits of a whole queue ('queue NAME'), or of the cluster, have changed. A first cap or breaker counts the tasks that are held already; those being
 -- popped at this very moment escape it. The caller holds #meters and has let it hear all there was to hear under the old limits.
 -- Locks: held tasks with "skip locked"; queues whose pops have to ask the meters from now on, or no longer.
 create function fairq._apply_meter(p_scope text, p_queue text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_counts boolean := fairq._counts(fairq._meter_policy(p_scope));
   v_bit integer := case when p_scope = 'cluster' then 2 else 1 end;
@@ -6113,8 +5152,7 @@ begin
     update fairq.held k
     set meters = case when v_counts then k.meters | v_bit else k.meters & ~v_bit end
     from held h
-    where k.shard_no = h.shard_no
-      and k.id = h.id
+    where k.shard_no = h.shard_no and k.id = h.id
     returning k.id
   )
   select count(*)::integer into v_adopted from changed;
@@ -6126,13 +5164,10 @@ begin
   perform fairq._set_metered();
 end;
 $$;
-comment on function fairq._apply_meter is 'Has the changed limits of a whole queue, or of the cluster, hold.';
 
+-- Notes with each queue whether its pops have to ask the meters.
 create function fairq._set_metered() returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   update fairq.queues q
   set metered = not q.metered
@@ -6140,20 +5175,15 @@ begin
     and q.metered <> (fairq._meter_policy('queue ' || q.queue) is distinct from null or fairq._meter_policy('cluster') is distinct from null);
 end;
 $$;
-comment on function fairq._set_metered is 'Notes with each queue whether its pops have to ask the meters.';
 
 -- A row of settings as an object, lengths of time in seconds: what is answered can be set again. For drivers, which agree on no more than that.
 create function fairq._settings_json(p_row anyelement) returns jsonb
-language sql
-stable
-set search_path = ''
-as $$
+language sql stable set search_path = '' as $$
   select jsonb_object_agg(e.key, case when a.atttypid = 'interval'::regtype then to_jsonb(extract(epoch from (e.value #>> '{}')::interval)) else e.value end)
   from jsonb_each(to_jsonb(p_row)) e
   join pg_catalog.pg_type t on t.oid = pg_typeof(p_row)
   join pg_catalog.pg_attribute a on a.attrelid = t.typrelid and a.attname = e.key
 $$;
-comment on function fairq._settings_json is 'A row of settings as an object.';
 
 -- sql/control/watch_task.sql
 
@@ -6164,13 +5194,7 @@ comment on function fairq._settings_json is 'A row of settings as an object.';
 -- Raises QF009 a time that is not positive, or longer than an hour.
 -- Locks: none; one insert.
 create function fairq.watch_task(p_id bigint, p_for interval default '1 minute') returns boolean
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -6202,11 +5226,7 @@ comment on function fairq.watch_task is 'Asks for a notice on the channel fairq_
 -- enable_sort is off: the rows come in the order of the index, another one with a sort behind it would read all of them.
 -- Cost: tasks_expiry_idx from the floor to now.
 create function fairq._expire_waiting(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language plpgsql set search_path = '' set enable_sort = off as $$
 declare
   v_floor timestamptz := to_timestamp(fairq._sweep_floor(p_shard_no, 'expiry') / 1000000.0);
   v_until timestamptz;
@@ -6237,8 +5257,7 @@ begin
       v_ended := v_ended + fairq._end_tasks(p_shard_no, array(
         select t.id
         from fairq.tasks t
-        where t.shard_no = p_shard_no
-          and t.queue = v_queue
+        where t.shard_no = p_shard_no and t.queue = v_queue
               and t.expires_at >= coalesce(v_floor, '-infinity')
           and t.expires_at <= v_until
         order by t.expires_at
@@ -6256,7 +5275,6 @@ begin
   return v_ended;
 end;
 $$;
-comment on function fairq._expire_waiting is 'Ends waiting tasks whose deadline passed.';
 
 -- sql/upkeep/maintain.sql
 
@@ -6268,13 +5286,7 @@ comment on function fairq._expire_waiting is 'Ends waiting tasks whose deadline 
 -- Raises QF005 outside READ COMMITTED, QF014 unknown part.
 -- Locks: maintenance, one row per shard; then as the parts say. Bounded by p_limit rows of a kind, so a call is short; call it every few seconds.
 create function fairq.maintain(p_limit integer default 10000, p_part text default null) returns jsonb
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -6313,10 +5325,7 @@ comment on function fairq.maintain is
 
 -- The parts of upkeep, in the order in which they matter.
 create function fairq.upkeep_parts() returns setof text
-language sql
-stable
-set search_path = ''
-as $$
+language sql stable set search_path = '' as $$
   select 'recovery'
   union all
   select 'expiry'
@@ -6331,10 +5340,7 @@ comment on function fairq.upkeep_parts is 'The parts of fairq.maintain(), in ord
 
 -- One part of upkeep in one shard. Returns what it did, by name.
 create function fairq._upkeep(p_shard_no integer, p_part text, p_limit integer) returns jsonb
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_now timestamptz := fairq._wall();
   v_queue fairq.queues;
@@ -6356,14 +5362,10 @@ begin
   end case;
 end;
 $$;
-comment on function fairq._upkeep is 'One part of upkeep in one shard.';
 
 -- Promotes a queue that has news, and sweeps what promotion left behind.
 create function fairq._keep_queue(p_shard_no integer, p_queue fairq.queues, p_limit integer) returns jsonb
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_promoted integer;
   v_swept integer;
@@ -6390,7 +5392,6 @@ begin
   return jsonb_build_object('promoted', coalesce(v_promoted, 0), 'swept', coalesce(v_swept, 0));
 end;
 $$;
-comment on function fairq._keep_queue is 'Promotes a queue that has news, and sweeps what promotion left behind.';
 
 -- sql/upkeep/partitions.sql
 
@@ -6402,13 +5403,7 @@ comment on function fairq._keep_queue is 'Promotes a queue that has news, and sw
 -- Returns how many partitions it made and dropped.
 -- Locks: ACCESS EXCLUSIVE on the partition dropped and on the history table, for a moment, waited for 5 ms at most. No domain: it runs on its own.
 create function fairq._rotate_partitions() returns integer
-language plpgsql
-volatile
-security definer
-set search_path = ''
-set lock_timeout = '5ms'
-set timezone = 'UTC'
-as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '5ms' set timezone = 'UTC' as $$
 declare
   v_today date := (fairq._wall() at time zone 'UTC')::date;
   v_parent text;
@@ -6463,7 +5458,6 @@ begin
   return v_changed;
 end;
 $$;
-comment on function fairq._rotate_partitions is 'Makes and drops the day partitions of the history.';
 
 -- sql/upkeep/rebuild.sql
 
@@ -6472,13 +5466,7 @@ comment on function fairq._rotate_partitions is 'Makes and drops the day partiti
 -- Raises QF003 unknown queue, QF005 not READ COMMITTED.
 -- Locks: the domains of the queue and of the keys, waits for them; ready tasks that are being popped.
 create function fairq.rebuild(p_queue text) returns void
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -6507,10 +5495,7 @@ comment on function fairq.rebuild is 'Makes anew what promotion knows of a queue
 -- Locks: the worker's row, then held, both "skip locked": a worker that is popping right now is alive, and so is one that beat since we looked.
 -- Cost: all held tasks of the shard.
 create function fairq._recover_worker(p_shard_no integer, p_worker_id bigint, p_limit integer, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_error jsonb := jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id));
   v_lost fairq.leaving[];
@@ -6529,14 +5514,10 @@ begin
   return coalesce(cardinality(v_lost), 0);
 end;
 $$;
-comment on function fairq._recover_worker is 'Gives up a worker that is lost, and takes its tasks from it.';
 
 -- Workers without a sign of life for their lease. While the server was down nobody could give one.
 create function fairq._silent_workers(p_shard_no integer, p_now timestamptz) returns setof bigint
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return query
     select w.worker_id
@@ -6546,15 +5527,13 @@ begin
         or p_now > w.lease + greatest(pg_postmaster_start_time(), w.registered_at, (
           select h.beat_at
           from fairq.heartbeats h
-          where h.shard_no = p_shard_no
-            and h.worker_id = w.worker_id
+          where h.shard_no = p_shard_no and h.worker_id = w.worker_id
           order by h.beat_at desc
           limit 1
         )))
     order by w.worker_id;
 end;
 $$;
-comment on function fairq._silent_workers is 'Workers without a sign of life for their lease.';
 
 -- Claims whose lease ran out go back in line, at most p_limit; no attempt is burned, for none began. The sweep starts where the last one ended, not at
 -- the dead entries of all claims ever made; it does not pass one that is locked, being started or finished right now.
@@ -6563,11 +5542,7 @@ comment on function fairq._silent_workers is 'Workers without a sign of life for
 -- Locks: held, "skip locked".
 -- Cost: held_claim_lease_idx from the floor to now.
 create function fairq._give_up_claims(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language plpgsql set search_path = '' set enable_sort = off as $$
 declare
   v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'claims') / 1000000.0), '-infinity');
   v_next bigint := fairq._sweep_floor(p_shard_no, 'claims next');
@@ -6580,9 +5555,7 @@ begin
   from (
     select k.ctid, k.id, k.attempt, k.worker_id, k.charge, k.meters, k.counted, k.keyed
     from fairq.held k
-    where k.shard_no = p_shard_no
-      and k.lease_expires_at >= v_floor
-      and k.lease_expires_at <= p_now
+    where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor and k.lease_expires_at <= p_now
     order by k.lease_expires_at
     limit p_limit
     for update skip locked
@@ -6593,8 +5566,7 @@ begin
   if v_next is null or (pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= v_next_xid and not exists (
       select
       from fairq.held k
-      where k.shard_no = p_shard_no
-        and k.lease_expires_at >= v_floor
+      where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor
         and k.lease_expires_at <= p_now))
   then
     perform fairq._set_sweep_floor(p_shard_no, 'claims', v_next);
@@ -6604,7 +5576,6 @@ begin
   return coalesce(cardinality(v_claims), 0);
 end;
 $$;
-comment on function fairq._give_up_claims is 'Puts claims whose lease ran out back in line.';
 
 -- sql/upkeep/sweeps.sql
 
@@ -6614,11 +5585,7 @@ comment on function fairq._give_up_claims is 'Puts claims whose lease ran out ba
 -- enable_sort is off: the rows come in the order of an index, and another index with a sort behind it would read all of them.
 -- Locks: the rows it removes; the caller holds the domain.
 create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language plpgsql set search_path = '' set enable_sort = off as $$
 declare
   v_tick fairq.ticks;
   v_floor bigint;
@@ -6641,9 +5608,7 @@ begin
   with heard as materialized (
     select r.ctid, r.xid
     from fairq.rings r
-    where r.shard_no = p_shard_no
-      and r.queue = p_queue
-      and r.xid >= v_floor::text::xid8
+    where r.shard_no = p_shard_no and r.queue = p_queue and r.xid >= v_floor::text::xid8
       and r.xid < least(v_tick.next_xid, v_partly)
       and r.xid <> v_tick.heard_xid
       and r.xid <> all(array(select p.xid from unnest(v_tick.pending) p))
@@ -6659,10 +5624,7 @@ begin
   with old as materialized (
     select k.ctid, k.tick
     from fairq.ticks k
-    where k.shard_no = p_shard_no
-      and k.queue = p_queue
-      and k.tick >= v_floor
-      and k.tick < v_tick.tick
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.tick >= v_floor and k.tick < v_tick.tick
     order by k.tick
     limit p_limit
   )
@@ -6676,9 +5638,7 @@ begin
   with idle as materialized (
     select l.ctid, l.finish, coalesce((l.gate).rate_at, '-infinity') <= fairq._now() as is_paid
     from fairq.lanes l
-    where l.shard_no = p_shard_no
-      and l.queue = p_queue
-      and not l.admissible
+    where l.shard_no = p_shard_no and l.queue = p_queue and not l.admissible
       -- A meter is asked without looking at the settings: its lane is never missing.
       and l.queue <> '#meters'
       and l.finish >= v_floor
@@ -6699,11 +5659,7 @@ begin
   with stale as materialized (
     select l.ctid
     from fairq.lanes l
-    where l.shard_no = p_shard_no
-      and l.queue = p_queue
-      and l.admissible
-      and l.finish >= v_floor
-      and l.finish < v_tick.clock
+    where l.shard_no = p_shard_no and l.queue = p_queue and l.admissible and l.finish >= v_floor and l.finish < v_tick.clock
       and l.version < v_tick.first_version
     order by l.finish
     limit p_limit
@@ -6713,16 +5669,12 @@ begin
   return v_rings.swept + v_late + v_ticks.swept + v_lanes.swept;
 end;
 $$;
-comment on function fairq._sweep_domain is 'Removes rings, ticks and lanes that nobody needs any more.';
 
 -- Rings of transactions that were still open when the sweep of rings passed them: remembered here, by id, and removed when a tick has heard them.
 -- Returns how many rings it removed.
 create function fairq._sweep_late_rings(p_shard_no integer, p_queue text, p_tick fairq.ticks, p_passed bigint)
 returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_what text := 'late rings ' || p_queue;
   v_open bigint[] := array(
@@ -6744,8 +5696,7 @@ begin
   v_done := array(
     select w.floor
     from fairq.sweeps w
-    where w.shard_no = p_shard_no
-      and w.what = v_what
+    where w.shard_no = p_shard_no and w.what = v_what
       and w.floor < p_tick.next_xid::text::bigint
       and w.floor <> p_tick.heard_xid::text::bigint
       and w.floor::text::xid8 <> all(array(select p.xid from unnest(p_tick.pending) p))
@@ -6759,24 +5710,18 @@ begin
     cross join lateral (
       select k.ctid
       from fairq.rings k
-      where k.shard_no = p_shard_no
-        and k.queue = p_queue
-        and k.xid = d.xid::text::xid8
+      where k.shard_no = p_shard_no and k.queue = p_queue and k.xid = d.xid::text::xid8
       offset 0
     ) r
   ));
 end;
 $$;
-comment on function fairq._sweep_late_rings is 'Removes rings of transactions that were open when the sweep passed them.';
 
 -- Removes wishes to cancel and progress whose task is gone, watches that ran out, idempotency keys whose task is gone for longer than the retention, and rows of the
 -- history's default partitions past every queue's. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_notes(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_swept integer := 0;
   v_rows integer;
@@ -6793,8 +5738,7 @@ begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'watches', array(
     select n.ctid
     from fairq.watches n
-    where n.shard_no = p_shard_no
-      and n.until < p_now
+    where n.shard_no = p_shard_no and n.until < p_now
     limit p_limit
   ));
 
@@ -6853,21 +5797,16 @@ begin
   return v_swept + v_rows;
 end;
 $$;
-comment on function fairq._sweep_notes is 'Removes keys, wishes and history that nobody needs any more.';
 
+-- Where the next sweep of a kind starts; null: at the beginning.
 create function fairq._sweep_floor(p_shard_no integer, p_what text) returns bigint
-language sql
-stable
-as $$
+language sql stable as $$
   select max(w.floor) from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what
 $$;
-comment on function fairq._sweep_floor is 'Where the next sweep of a kind starts; null: at the beginning.';
 
+-- Remembers how far a sweep has come.
 create function fairq._set_sweep_floor(p_shard_no integer, p_what text, p_floor bigint) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_previous bigint := fairq._sweep_floor(p_shard_no, p_what);
 begin
@@ -6878,7 +5817,6 @@ begin
   delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what and w.floor = v_previous;
 end;
 $$;
-comment on function fairq._set_sweep_floor is 'Remembers how far a sweep has come.';
 
 -- sql/views/explain_task.sql
 
@@ -6887,25 +5825,11 @@ comment on function fairq._set_sweep_floor is 'Remembers how far a sweep has com
 -- group plus, for each other group, the rounds until then are not guessed: ahead_in_group is exact, ahead is null.
 create function fairq.explain_task(p_id bigint)
 returns table (
-  task_id bigint,
-  state text,
-  reason text,
-  ahead_in_group bigint,
-  ahead bigint,
-  next_look_at timestamptz,
-  worker_id bigint,
-  attempt integer,
+  task_id bigint, state text, reason text, ahead_in_group bigint, ahead bigint, next_look_at timestamptz, worker_id bigint, attempt integer,
   max_attempts integer
 )
-language plpgsql
-volatile
-rows 1
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 1 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_task record;
@@ -6917,8 +5841,7 @@ begin
     select k.shard_no, k.id, k.queue, k.group_key, k.state, k.priority, k.sequence, k.block, k.position, k.run_at, k.expires_at,
       k.worker_id, k.attempt, k.max_attempts, k.concurrency_key
     from fairq.live_tasks k
-    where k.shard_no = s.shard_no
-      and k.id = p_id
+    where k.shard_no = s.shard_no and k.id = p_id
     offset 0
   ) t;
   if not found then
@@ -6937,23 +5860,19 @@ begin
   max_attempts := v_task.max_attempts;
   select count(*) into v_workers
   from fairq.workers w
-  where w.shard_no = v_task.shard_no
-    and v_task.queue = any(w.queues);
+  where w.shard_no = v_task.shard_no and v_task.queue = any(w.queues);
 
   if v_task.state in ('overflow', 'queued') then
     select count(*) into ahead_in_group
     from fairq.live_tasks t
-    where t.shard_no = v_task.shard_no
-      and t.queue = v_task.queue
-      and t.group_key = v_task.group_key
+    where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key
       and t.state in ('overflow', 'queued')
       and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence);
   end if;
   if v_task.state = 'queued' then
     select count(*) into ahead
     from fairq.live_tasks t
-    where t.shard_no = v_task.shard_no
-      and t.queue = v_task.queue
+    where t.shard_no = v_task.shard_no and t.queue = v_task.queue
       and t.state = 'queued'
       and (t.block, t.position) < (v_task.block, v_task.position);
   end if;
@@ -6985,18 +5904,9 @@ comment on function fairq.explain_task is 'Why a task is not running, and what s
 -- What keeps a waiting task from being served now, beside its turn: a paused queue, the limits of its group, key, queue and of the cluster, in the order in
 -- which it meets them. Reads the same lanes and the same _allowance as promotion and pop.
 create function fairq._obstacles(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_concurrency_key text,
-  p_state text,
-  p_now timestamptz
+  p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text, p_state text, p_now timestamptz
 ) returns table (nth integer, reason text, look_at timestamptz)
-language plpgsql
-stable
-rows 1
-set search_path = ''
-as $$
+language plpgsql stable rows 1 set search_path = '' as $$
 declare
   v_scope record;
   v_lane fairq.lanes;
@@ -7032,9 +5942,7 @@ begin
       from (
         select t.id
         from fairq.live_tasks t
-        where t.shard_no = p_shard_no
-          and t.concurrency_key = p_concurrency_key
-          and t.keyed
+        where t.shard_no = p_shard_no and t.concurrency_key = p_concurrency_key and t.keyed
         limit 5
       ) h;
       reason := format('%s; held by task %s', reason, coalesce(v_holders, 'none'));
@@ -7043,7 +5951,6 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq._obstacles is 'What keeps a waiting task from being served, beside its turn.';
 
 -- sql/views/live_tasks.sql
 

@@ -1,8 +1,6 @@
+-- Raises QF007 when a limit is not 1 to 100000.
 create function fairq._check_limit(p_limit integer) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_limit is null or p_limit < 1 or p_limit > 100000 then
     raise exception 'the limit % is out of range', coalesce(p_limit::text, 'null')
@@ -10,15 +8,11 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_limit is 'Raises QF007 when a limit is not 1 to 100000.';
 
 -- Promotion and pop have to see what others committed a moment ago.
 -- Raises QF005 in REPEATABLE READ and SERIALIZABLE.
 create function fairq._check_isolation(p_queue text) returns void
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'queue "%" is promoted and popped in READ COMMITTED, this transaction is %', p_queue, upper(current_setting('transaction_isolation'))
@@ -27,17 +21,13 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_isolation is 'Raises QF005 when the transaction is not READ COMMITTED.';
 
+-- The shard named, or all of them.
 create function fairq._shards(p_shard_no integer) returns setof integer
-language sql
-stable
-rows 1
-as $$
+language sql stable rows 1 as $$
   select generate_series(coalesce(p_shard_no, 0), coalesce(p_shard_no, s.shard_count - 1))
   from fairq.settings s
 $$;
-comment on function fairq._shards is 'The shard named, or all of them.';
 
 -- Takes the lock that makes promotion one at a time, until the end of the transaction.
 -- Returns false when another session holds it and p_wait is false.
@@ -46,10 +36,7 @@ comment on function fairq._shards is 'The shard named, or all of them.';
 -- Raises QF005 in another isolation level, QF003 when the queue is unknown.
 -- Locks: domains, one row.
 create function fairq._lock_domain(p_shard_no integer, p_queue text, p_wait boolean) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   perform fairq._check_isolation(p_queue);
   if p_wait then
@@ -67,18 +54,13 @@ begin
   return false;
 end;
 $$;
-comment on function fairq._lock_domain is 'Takes the lock of a domain; false when it is taken.';
 
 -- Waits for the lock of a domain, and takes it, but not for longer than somebody who promotes would hold it: a transaction that promoted and stays open must
 -- not keep every pop waiting.
 -- Returns whether it got the lock.
 -- Locks: the domain, until the transaction ends.
 create function fairq._await_domain(p_shard_no integer, p_queue text) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-set lock_timeout = '200ms'
-as $$
+language plpgsql set search_path = '' set lock_timeout = '200ms' as $$
 begin
   perform from fairq.domains d where d.shard_no = p_shard_no and d.queue = p_queue for update;
   return true;
@@ -86,13 +68,10 @@ exception when lock_not_available or deadlock_detected then
   return false;
 end;
 $$;
-comment on function fairq._await_domain is 'Waits for the lock of a domain for a moment.';
 
+-- Raises QF003: the queue is unknown.
 create function fairq._refuse_queue(p_queue text) returns void
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if p_queue is null then
     raise exception 'no queue is named' using errcode = 'QF003', hint = 'For example: default. A null names none.';
@@ -102,26 +81,20 @@ begin
       hint = format('Create it with: select fairq.configure_queue(%L);', p_queue);
 end;
 $$;
-comment on function fairq._refuse_queue is 'Raises QF003: the queue is unknown.';
 
+-- Raises QF016: the queue is draining.
 create function fairq._refuse_draining(p_queue text) returns void
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   raise exception 'queue "%" is draining and takes no new tasks', p_queue
     using errcode = 'QF016',
       hint = format('It takes them again after: select fairq.resume_queue(%L);', p_queue);
 end;
 $$;
-comment on function fairq._refuse_draining is 'Raises QF016: the queue is draining.';
 
+-- Raises QF001 or QF003 when a group cannot be meant.
 create function fairq._check_group(p_queue text, p_group_key text) returns void
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
     raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
@@ -132,13 +105,10 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_group is 'Raises QF001 or QF003 when a group cannot be meant.';
 
+-- Raises QF011 when ids and attempts do not pair.
 create function fairq._check_lengths(p_worker_id bigint, p_ids bigint[], p_attempts integer[]) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if coalesce(cardinality(p_ids), 0) <> coalesce(cardinality(p_attempts), 0) then
     raise exception 'worker % names % tasks and % attempts', p_worker_id, coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
@@ -146,27 +116,19 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_lengths is 'Raises QF011 when ids and attempts do not pair.';
 
 -- The lock of the concurrency keys, which belong to all queues of the shard; it is held while places are taken. A pop waits for it for a moment only: it
 -- may hold the meters, for which another transaction waits that holds the keys, because it popped another queue before.
 create function fairq._lock_keys(p_shard_no integer, p_wait boolean) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return fairq._lock_domain(p_shard_no, '#keys', p_wait) or (not p_wait and fairq._await_domain(p_shard_no, '#keys'));
 end;
 $$;
-comment on function fairq._lock_keys is 'Takes the lock of the concurrency keys.';
 
 -- Raises QF009 when a length of time is not positive, or longer than it may be: an infinite or absurd one, once stored, would make other functions fail.
 create function fairq._check_length(p_what text, p_length interval, p_most interval) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_length <= interval '0' or not fairq._is_span(p_length, p_most) then
     raise exception '% of % is out of range', p_what, p_length
@@ -174,4 +136,3 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_length is 'Raises QF009 when a length of time is not positive, or too long.';

@@ -5,10 +5,7 @@
 -- Raises QF013 when there are tasks, QF007 bad number, QF014 an unknown setting.
 -- Locks: settings; #meters and held tasks when the cap changes.
 create function fairq.configure_cluster(p_settings jsonb default '{}') returns fairq.settings
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_old fairq.settings;
   v_new fairq.settings;

@@ -4,10 +4,7 @@
 -- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting.
 -- Locks: settings; queues, one row; where limits change, #meters, waits for it, and the domains of the queue, if nobody promotes.
 create function fairq.configure_queue(p_queue text, p_settings jsonb default '{}') returns fairq.queues
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_queue fairq.queues;
   v_is_new boolean;

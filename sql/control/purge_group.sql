@@ -4,12 +4,7 @@
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
 -- Locks: the domain, waits for it; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
 create function fairq.purge_group(p_queue text, p_group_key text) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-as $$
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -22,19 +17,13 @@ begin
   v_ready := array(
     select r.id
     from fairq.ready r
-    where r.shard_no = v_shard_no
-      and r.queue = p_queue
-      and r.position >= 0
-      and r.group_key = p_group_key
+    where r.shard_no = v_shard_no and r.queue = p_queue and r.position >= 0 and r.group_key = p_group_key
     for update skip locked
   );
   v_ended := cardinality(v_ready) + fairq._end_tasks(v_shard_no, array(
     select t.id
     from fairq.tasks t
-    where t.shard_no = v_shard_no
-      and t.queue = p_queue
-      and t.group_key = p_group_key
-      and t.id <> all(v_ready)
+    where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.id <> all(v_ready)
   ), 'cancelled', null, v_now);
   insert into fairq.cancellations (shard_no, task_id, requested_at)
   select v_shard_no, r.id, v_now

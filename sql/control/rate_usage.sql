@@ -6,21 +6,10 @@
 -- Cost: the settings of the group and its lane, one index step each.
 create function fairq.rate_usage(p_queue text, p_group_key text default null)
 returns table (
-  queue text,
-  group_key text,
-  rate_limit integer,
-  rate_period interval,
-  rate_burst integer,
-  used integer,
-  available integer,
-  next_at timestamptz,
+  queue text, group_key text, rate_limit integer, rate_period interval, rate_burst integer, used integer, available integer, next_at timestamptz,
   full_at timestamptz
 )
-language plpgsql
-volatile
-rows 1
-set search_path = ''
-as $$
+language plpgsql rows 1 set search_path = '' as $$
 declare
   v_now timestamptz := fairq._now();
   v_lane fairq.lanes;
@@ -35,9 +24,7 @@ begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   select g.* into v_group
   from fairq.groups g
-  where g.shard_no = v_lane.shard_no
-    and g.queue = v_lane.queue
-    and g.group_key = v_lane.group_key;
+  where g.shard_no = v_lane.shard_no and g.queue = v_lane.queue and g.group_key = v_lane.group_key;
   -- The settings as they are now, of which the lane may not have heard yet.
   v_policy := case when v_lane.queue = '#meters' then fairq._meter_policy(v_lane.group_key) else fairq._policy(v_queue, v_group) end;
   if v_policy.rate_seconds is null then
@@ -65,10 +52,7 @@ comment on function fairq.rate_usage is 'How much of the rate of a group, or of 
 -- The lane that a rate is charged to: of a group, or, with p_group_key null, of the queue as a whole.
 -- Raises QF001 group key, QF003 unknown queue.
 create function fairq._rate_scope(p_queue text, p_group_key text, out shard_no integer, out queue text, out group_key text)
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if p_group_key is not null then
     perform fairq._check_group(p_queue, p_group_key);
@@ -83,4 +67,3 @@ begin
   group_key := 'queue ' || p_queue;
 end;
 $$;
-comment on function fairq._rate_scope is 'The lane that a rate of a group, or of a whole queue, is charged to.';

@@ -2,10 +2,7 @@
 -- Raises QF001 group key, QF003 unknown queue.
 -- Locks: groups, one row.
 create function fairq.resume_group(p_queue text, p_group_key text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_shard_no integer;
 begin
@@ -13,9 +10,7 @@ begin
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   update fairq.groups g
   set paused_at = null
-  where g.shard_no = v_shard_no
-    and g.queue = p_queue
-    and g.group_key = p_group_key;
+  where g.shard_no = v_shard_no and g.queue = p_queue and g.group_key = p_group_key;
   perform fairq._ring_group(v_shard_no, p_queue, p_group_key);
 end;
 $$;

@@ -2,10 +2,7 @@
 -- Raises QF003 unknown queue.
 -- Locks: queues, one row.
 create function fairq.resume_queue(p_queue text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_notify boolean;
 begin

@@ -4,10 +4,7 @@
 -- Returns the columns to write. A rate and its period, a breaker and its cooldown come and go together.
 -- Raises QF014 an unknown setting, or a value of the wrong kind; QF007 a number, QF009 a time.
 create function fairq._check_settings(p_of text, p_table regclass, p_row jsonb, p_settings jsonb, p_known text[] default null) returns jsonb
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_changes jsonb := '{}'::jsonb;
   v_setting record;
@@ -125,29 +122,21 @@ begin
   return v_changes;
 end;
 $$;
-comment on function fairq._check_settings is 'What a configure_* function is to change; raises an error of class QF for settings that make no sense.';
 
 -- By the pairs of letters that two names share, of all they have.
 create function fairq._nearest(p_name text, p_known text[]) returns text
-language sql
-immutable
-set search_path = ''
-as $$
+language sql immutable set search_path = '' as $$
   select k.name
   from unnest(p_known) with ordinality k(name, nth)
   order by (select count(*) from generate_series(1, length(k.name) - 1) i where strpos(p_name, substr(k.name, i, 2)) > 0)
     / (length(k.name) + length(p_name))::double precision desc, k.nth
   limit 1
 $$;
-comment on function fairq._nearest is 'The name that is most like another.';
 
 -- "weight = ($1).weight, ...": so that a statement that writes settings need not name them.
 create function fairq._assignments(p_changes jsonb) returns text
-language sql
-immutable
-set search_path = ''
+language sql immutable set search_path = ''
 as $$ select string_agg(format('%1$I = ($1).%1$I', c.name), ', ') from jsonb_object_keys(p_changes) c(name) $$;
-comment on function fairq._assignments is 'The assignments of an update that takes changed columns from a row, $1.';
 
 -- Writes the settings of a group, or of a concurrency key (queue #keys). Its lane is rung and looks its policy up again.
 -- Returns the settings in force.
@@ -155,10 +144,7 @@ comment on function fairq._assignments is 'The assignments of an update that tak
 -- Locks: groups, one row.
 create function fairq._set_limits(p_shard_no integer, p_queue text, p_group_key text, p_of text, p_settings jsonb, p_known text[] default null)
 returns fairq.groups
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_group fairq.groups;
   v_changes jsonb;
@@ -166,9 +152,7 @@ begin
   insert into fairq.groups (shard_no, queue, group_key) values (p_shard_no, p_queue, p_group_key) on conflict do nothing;
   select g.* into v_group
   from fairq.groups g
-  where g.shard_no = p_shard_no
-    and g.queue = p_queue
-    and g.group_key = p_group_key
+  where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key
   for update;
 
   v_changes := fairq._check_settings(p_of, 'fairq.groups', to_jsonb(v_group), p_settings, p_known);
@@ -181,16 +165,12 @@ begin
   return v_group;
 end;
 $$;
-comment on function fairq._set_limits is 'Writes the settings of a group or key.';
 
 -- The limits of a whole queue ('queue NAME'), or of the cluster, have changed. A first cap or breaker counts the tasks that are held already; those being
 -- popped at this very moment escape it. The caller holds #meters and has let it hear all there was to hear under the old limits.
 -- Locks: held tasks with "skip locked"; queues whose pops have to ask the meters from now on, or no longer.
 create function fairq._apply_meter(p_scope text, p_queue text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_counts boolean := fairq._counts(fairq._meter_policy(p_scope));
   v_bit integer := case when p_scope = 'cluster' then 2 else 1 end;
@@ -210,8 +190,7 @@ begin
     update fairq.held k
     set meters = case when v_counts then k.meters | v_bit else k.meters & ~v_bit end
     from held h
-    where k.shard_no = h.shard_no
-      and k.id = h.id
+    where k.shard_no = h.shard_no and k.id = h.id
     returning k.id
   )
   select count(*)::integer into v_adopted from changed;
@@ -223,13 +202,10 @@ begin
   perform fairq._set_metered();
 end;
 $$;
-comment on function fairq._apply_meter is 'Has the changed limits of a whole queue, or of the cluster, hold.';
 
+-- Notes with each queue whether its pops have to ask the meters.
 create function fairq._set_metered() returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   update fairq.queues q
   set metered = not q.metered
@@ -237,17 +213,12 @@ begin
     and q.metered <> (fairq._meter_policy('queue ' || q.queue) is distinct from null or fairq._meter_policy('cluster') is distinct from null);
 end;
 $$;
-comment on function fairq._set_metered is 'Notes with each queue whether its pops have to ask the meters.';
 
 -- A row of settings as an object, lengths of time in seconds: what is answered can be set again. For drivers, which agree on no more than that.
 create function fairq._settings_json(p_row anyelement) returns jsonb
-language sql
-stable
-set search_path = ''
-as $$
+language sql stable set search_path = '' as $$
   select jsonb_object_agg(e.key, case when a.atttypid = 'interval'::regtype then to_jsonb(extract(epoch from (e.value #>> '{}')::interval)) else e.value end)
   from jsonb_each(to_jsonb(p_row)) e
   join pg_catalog.pg_type t on t.oid = pg_typeof(p_row)
   join pg_catalog.pg_attribute a on a.attrelid = t.typrelid and a.attname = e.key
 $$;
-comment on function fairq._settings_json is 'A row of settings as an object.';

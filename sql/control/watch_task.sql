@@ -5,13 +5,7 @@
 -- Raises QF009 a time that is not positive, or longer than an hour.
 -- Locks: none; one insert.
 create function fairq.watch_task(p_id bigint, p_for interval default '1 minute') returns boolean
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;

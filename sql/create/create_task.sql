@@ -5,28 +5,12 @@
 -- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF005 p_promote outside READ COMMITTED, QF016 the queue is draining (a known
 -- idempotency key is answered all the same).
 create function fairq.create_task(
-  p_group_key text,
-  p_payload jsonb,
-  p_queue text default 'default',
-  p_kind text default 'default',
-  p_priority integer default 0,
-  p_run_at timestamptz default null,
-  p_expires_at timestamptz default null,
-  p_max_attempts integer default null,
-  p_cost double precision default 1,
-  p_timeout interval default null,
-  p_idempotency_key text default null,
-  p_concurrency_key text default null,
-  p_headers jsonb default null,
+  p_group_key text, p_payload jsonb, p_queue text default 'default', p_kind text default 'default', p_priority integer default 0,
+  p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default 1,
+  p_timeout interval default null, p_idempotency_key text default null, p_concurrency_key text default null, p_headers jsonb default null,
   p_promote boolean default false
 ) returns bigint
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();
@@ -90,24 +74,10 @@ comment on function fairq.create_task is
 -- What is wrong with a task, said clearly, before anything is written.
 -- Raises QF001 group key, QF002 payload, QF006 other keys, QF008 cost, QF009 times, QF007 attempts.
 create function fairq._check_task(
-  p_group_key text,
-  p_payload jsonb,
-  p_payload_limit integer,
-  p_kind text,
-  p_priority integer,
-  p_run_at timestamptz,
-  p_expires_at timestamptz,
-  p_max_attempts integer,
-  p_cost double precision,
-  p_timeout interval,
-  p_idempotency_key text,
-  p_concurrency_key text,
-  p_headers jsonb
+  p_group_key text, p_payload jsonb, p_payload_limit integer, p_kind text, p_priority integer, p_run_at timestamptz, p_expires_at timestamptz,
+  p_max_attempts integer, p_cost double precision, p_timeout interval, p_idempotency_key text, p_concurrency_key text, p_headers jsonb
 ) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
     raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
@@ -157,26 +127,15 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._check_task is
-  'Raises an error of class QF for a task that cannot be created.';
 
 -- Takes an idempotency key for a new task. Equal keys wait for each other here, and only here, until the first one's transaction ends.
 -- Returns the id of the task that has the key already; null: the key is ours.
 -- Raises QF010 when that task has another payload or kind; in REPEATABLE READ and above, the usual 40001 when the other task came after the snapshot.
 -- Locks: idempotency_keys, one row.
 create function fairq._claim_idempotency_key(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_idempotency_key text,
-  p_kind text,
-  p_payload jsonb,
-  p_id bigint
+  p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_kind text, p_payload jsonb, p_id bigint
 ) returns bigint
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_fingerprint text := md5(p_kind || ' ' || p_payload::text);
   v_known record;
@@ -191,10 +150,7 @@ begin
 
     select k.task_id, k.fingerprint into v_known
     from fairq.idempotency_keys k
-    where k.shard_no = p_shard_no
-      and k.queue = p_queue
-      and k.group_key = p_group_key
-      and k.idempotency_key = p_idempotency_key;
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
     exit when found;
     -- Swept between the two statements: take it now.
   end loop;
@@ -206,7 +162,6 @@ begin
   return v_known.task_id;
 end;
 $$;
-comment on function fairq._claim_idempotency_key is 'Takes an idempotency key, or returns the task that has it.';
 
 -- Whether workers have been told by NOTIFY of something in this domain that no promotion has heard yet. Another NOTIFY would tell them nothing, and it is dear: it
 -- takes a database-wide lock that is held until the commit is on disk, so all who notify commit one after the other.
@@ -216,10 +171,7 @@ comment on function fairq._claim_idempotency_key is 'Takes an idempotency key, o
 -- One look-up each in ticks and rings: of an open transaction one ring is announced at most, however many it has.
 -- Stable, without "set search_path": inlined into the statement that asks.
 create function fairq._announced(p_shard_no integer, p_queue text) returns table (is_announced boolean)
-language sql
-stable
-rows 1
-as $$
+language sql stable rows 1 as $$
   select case
     when current_setting('transaction_isolation') <> 'read committed' then false
     else exists (
@@ -228,16 +180,14 @@ as $$
       left join lateral (
         select t.next_xid, t.heard_xid
         from fairq.ticks t
-        where t.shard_no = p_shard_no
-          and t.queue = p_queue
+        where t.shard_no = p_shard_no and t.queue = p_queue
         order by t.tick desc
         limit 1
       ) k on true
       cross join lateral (
         select
         from fairq.rings r
-        where r.shard_no = p_shard_no
-          and r.queue = p_queue
+        where r.shard_no = p_shard_no and r.queue = p_queue
           and r.announced
           and r.xid >= coalesce(k.next_xid, '0')
           and r.xid <> coalesce(k.heard_xid, '0')
@@ -246,4 +196,3 @@ as $$
     )
   end
 $$;
-comment on function fairq._announced is 'Whether a NOTIFY has been sent that no promotion has heeded yet.';

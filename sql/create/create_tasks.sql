@@ -3,30 +3,12 @@
 -- Returns the ids in the order of the input.
 -- Raises what create_task raises, and QF011 when the arrays differ in length. Nothing is created then.
 create function fairq.create_tasks(
-  p_group_keys text[],
-  p_payloads jsonb[],
-  p_queue text default 'default',
-  p_kind text default 'default',
-  p_priority integer default 0,
-  p_run_at timestamptz default null,
-  p_expires_at timestamptz default null,
-  p_max_attempts integer default null,
-  p_cost double precision default 1,
-  p_timeout interval default null,
-  p_idempotency_keys text[] default null,
-  p_concurrency_keys text[] default null,
-  p_headers jsonb default null,
-  p_priorities integer[] default null,
-  p_costs double precision[] default null,
-  p_promote boolean default false
+  p_group_keys text[], p_payloads jsonb[], p_queue text default 'default', p_kind text default 'default', p_priority integer default 0,
+  p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default 1,
+  p_timeout interval default null, p_idempotency_keys text[] default null, p_concurrency_keys text[] default null, p_headers jsonb default null,
+  p_priorities integer[] default null, p_costs double precision[] default null, p_promote boolean default false
 ) returns setof bigint
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := fairq._now();

@@ -2,13 +2,7 @@
 -- cancelled at the next promotion, which the next pop makes; a running one is told by its worker's heartbeat.
 -- Returns true when the task was live.
 create function fairq.cancel_task(p_id bigint) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_task record;

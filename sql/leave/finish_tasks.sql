@@ -5,24 +5,11 @@
 -- Locks: held, the rows named, in the order of their ids; no row that others share.
 -- Cost: one step in held_pkey and one in tasks_pkey per task.
 create function fairq.finish_tasks(
-  p_worker_id bigint,
-  p_ids bigint[],
-  p_attempts integer[],
-  p_outcomes text[] default null,
-  p_results jsonb[] default null,
-  p_errors jsonb[] default null,
-  p_retry_delays interval[] default null,
-  p_shard_no integer default null
+  p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[] default null, p_results jsonb[] default null,
+  p_errors jsonb[] default null, p_retry_delays interval[] default null, p_shard_no integer default null
 ) returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_count integer := coalesce(cardinality(p_ids), 0);
   v_now timestamptz := fairq._now();

@@ -9,14 +9,7 @@
 -- Returns the ids.
 -- Locks: the rows named, which the caller has locked. No row that others share.
 create function fairq._leave(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin
   if p_tasks is null or p_tasks = '{}' then
     return;
@@ -135,26 +128,15 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._leave is 'Takes tasks out of flight, whatever the outcome.';
 
 -- Tasks that a worker holds in the attempts named, locked, with what they hold. The fencing of finish, release and start.
 -- Each is looked up by its id, in the order of the ids: two calls with the same tasks wait for each other and do not deadlock.
 -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
 create function fairq._find_held(
-  p_shard_no integer,
-  p_worker_id bigint,
-  p_ids bigint[],
-  p_attempts integer[],
-  p_outcomes text[],
-  p_results jsonb[],
-  p_errors jsonb[],
-  p_retry_delays interval[],
-  p_now timestamptz
+  p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[], p_results jsonb[], p_errors jsonb[],
+  p_retry_delays interval[], p_now timestamptz
 ) returns fairq.leaving[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return (
     select array_agg((b.id, b.ctid, h.ctid, null, null,
@@ -170,10 +152,7 @@ begin
     cross join lateral (
       select k.ctid, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed
       from fairq.held k
-      where k.shard_no = p_shard_no
-        and k.id = i.id
-        and k.attempt = i.attempt
-        and k.worker_id = p_worker_id
+      where k.shard_no = p_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
         and (k.started_at is not null or i.outcome = 'released')
       for update
       offset 0
@@ -181,8 +160,7 @@ begin
     cross join lateral (
       select t.id, t.ctid, t.queue, t.max_attempts, t.expires_at
       from fairq.tasks t
-      where t.shard_no = p_shard_no
-        and t.id = i.id
+      where t.shard_no = p_shard_no and t.id = i.id
       offset 0
     ) b
     cross join lateral (
@@ -198,23 +176,14 @@ begin
   );
 end;
 $$;
-comment on function fairq._find_held is 'Locks tasks that a worker holds, and tells what they hold.';
 
 -- Tasks that a worker holds, all of them or those among p_ids, at most p_limit, locked. A task that its worker is finishing this very moment is locked and
 -- skipped: let it.
 -- No index leads from a worker to its tasks: that would be one more to write for each task, and only who leaves or is lost is looked for.
 create function fairq._find_of_worker(
-  p_shard_no integer,
-  p_worker_id bigint,
-  p_ids bigint[],
-  p_outcome text,
-  p_error jsonb,
-  p_limit integer default 100000
+  p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_outcome text, p_error jsonb, p_limit integer default 100000
 ) returns fairq.leaving[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return (
     select array_agg((h.id, b.ctid, h.ctid, null, null,
@@ -224,8 +193,7 @@ begin
     from (
       select k.ctid, k.id, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed
       from fairq.held k
-      where k.shard_no = p_shard_no
-        and k.worker_id = p_worker_id
+      where k.shard_no = p_shard_no and k.worker_id = p_worker_id
         and (p_ids is null or k.id = any(p_ids))
       limit p_limit
       for update skip locked
@@ -233,22 +201,17 @@ begin
     cross join lateral (
       select t.ctid, t.max_attempts
       from fairq.tasks t
-      where t.shard_no = p_shard_no
-        and t.id = h.id
+      where t.shard_no = p_shard_no and t.id = h.id
       offset 0
     ) b
   );
 end;
 $$;
-comment on function fairq._find_of_worker is 'Locks tasks of a worker, and tells what they hold.';
 
 -- Waiting tasks among p_ids: in line, scheduled, ready or parked; those that are being popped are locked, and left out. With what they hold.
 -- The caller holds the domain.
 create function fairq._find_waiting(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb) returns fairq.leaving[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_tasks fairq.leaving[];
 begin
@@ -259,24 +222,21 @@ begin
   cross join lateral (
     select t.id, t.ctid
     from fairq.tasks t
-    where t.shard_no = p_shard_no
-      and t.id = i.id
+    where t.shard_no = p_shard_no and t.id = i.id
     for update skip locked
     offset 0
   ) b
   left join lateral (
     select y.ctid, y.charge, y.counted, y.keyed
     from fairq.ready y
-    where y.shard_no = p_shard_no
-      and y.id = i.id
+    where y.shard_no = p_shard_no and y.id = i.id
     for update skip locked
     offset 0
   ) r on true
   left join lateral (
     select p.ctid, p.granted, p.turn
     from fairq.parked p
-    where p.shard_no = p_shard_no
-      and p.id = i.id
+    where p.shard_no = p_shard_no and p.id = i.id
     for update skip locked
     offset 0
   ) k on true
@@ -290,43 +250,28 @@ begin
   cross join lateral (
     select y.turn, y.concurrency_key, y.queue, y.group_key
     from fairq.parked y
-    where y.shard_no = p_shard_no
-      and y.id = t.id
-      and y.turn is not null
+    where y.shard_no = p_shard_no and y.id = t.id and y.turn is not null
     offset 0
   ) p
   where t.parked is not null;
   return v_tasks;
 end;
 $$;
-comment on function fairq._find_waiting is 'Locks waiting tasks, and tells what they hold.';
 
 -- Ends waiting tasks: cancelled, expired. Returns how many it ended.
 create function fairq._end_tasks(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return (select count(*)::integer from fairq._leave(p_shard_no, fairq._find_waiting(p_shard_no, p_ids, p_outcome, p_error), p_now));
 end;
 $$;
-comment on function fairq._end_tasks is 'Ends tasks that wait.';
 
 -- Where a task in flight holds places: with its group, its concurrency key, its queue, the cluster. Each is a counter of its own, and a task that leaves
 -- rings each of them. The one list.
 create function fairq._scopes(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_counted boolean,
-  p_meters integer,
-  p_concurrency_key text
+  p_shard_no integer, p_queue text, p_group_key text, p_counted boolean, p_meters integer, p_concurrency_key text
 ) returns table (shard_no integer, queue text, group_key text)
-language sql
-immutable
-rows 1
-as $$
+language sql immutable rows 1 as $$
   select p_shard_no, p_queue, p_group_key where p_counted
   union all
   select p_shard_no, '#keys', p_concurrency_key where p_concurrency_key is not null
@@ -335,46 +280,30 @@ as $$
   union all
   select 0, '#meters', 'cluster' where p_meters & 2 <> 0
 $$;
-comment on function fairq._scopes is 'The counters at which a task in flight holds a place.';
 
 -- Announces the ends of those of these tasks that somebody watches; where nobody does, no NOTIFY, which takes a database-wide lock at commit.
 -- The callers have settings of their own for their plans; this one has its own, too.
 -- Cost: the watches that have not run out, never those behind them.
 create function fairq._tell_watchers(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = on
-as $$
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set enable_seqscan = off set enable_bitmapscan = off
+set enable_indexscan = on as $$
 declare
   v_watched bigint[];
 begin
   select array_agg(distinct w.task_id) into v_watched
   from fairq.watches w
-  where w.shard_no = p_shard_no
-    and w.until > p_now
-    and w.task_id = any(p_ids);
+  where w.shard_no = p_shard_no and w.until > p_now and w.task_id = any(p_ids);
   if v_watched is not null then
     -- A notice has its limits: of many it names none, and everybody looks.
     perform pg_notify('fairq_done', case when cardinality(v_watched) <= 200 then array_to_string(v_watched, ',') else '' end);
   end if;
 end;
 $$;
-comment on function fairq._tell_watchers is 'Announces the ends of tasks that somebody watches.';
 
 -- Tasks that come back in line although somebody wished to cancel them: the wish is rung again, since the ring that told of it was heard while the task
 -- was held.
 create function fairq._ring_wishes(p_shard_no integer, p_ids bigint[]) returns void
-language plpgsql
-volatile
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = on
-as $$
+language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
   select p_shard_no, t.queue, t.group_key, t.id
@@ -382,28 +311,20 @@ begin
   cross join lateral (
     select k.id, k.queue, k.group_key
     from fairq.tasks k
-    where k.shard_no = p_shard_no
-      and k.id = i.id
+    where k.shard_no = p_shard_no and k.id = i.id
       and not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = i.id offset 0)
       and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id offset 0)
     offset 0
   ) t;
 end;
 $$;
-comment on function fairq._ring_wishes is 'Rings again for tasks to be cancelled that came back in line.';
 
 -- Deletes rows of the engine's own notes: lanes that were replaced, rings, ticks, keys and wishes that nobody needs any more. By ctid and no
 -- other way, see _leave.
 -- Returns how many rows it deleted.
 -- Locks: the rows named; the caller holds what protects them.
 create function fairq._remove(p_shard_no integer, p_table text, p_ctids tid[]) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = off
-as $$
+language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
   v_count integer;
 begin
@@ -421,23 +342,17 @@ begin
   return v_count;
 end;
 $$;
-comment on function fairq._remove is 'Deletes rows of the engine''s notes.';
 
+-- Seconds of worker time that an attempt counts for: from its start to now, an hour at most, so that one that hangs does not banish its group;
+-- nothing when it never started.
 create function fairq._ran(p_started_at timestamptz, p_now timestamptz) returns double precision
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select least(3600, greatest(0, coalesce(extract(epoch from p_now - p_started_at)::double precision, 0))) $$;
-comment on function fairq._ran is
-  'Seconds of worker time that an attempt counts for: from its start to now, an hour at most, so that one that hangs does not banish its group; nothing when it never started.';
 
+-- Pause before the next attempt: doubled each time, capped, 25 percent of jitter both ways.
 create function fairq._backoff(p_base interval, p_cap interval, p_attempt integer) returns interval
-language sql
-volatile
-as $$
+language sql as $$
   -- In seconds: 2^30 times a base of days would overflow an interval. It is past every cap that matters, and more would overflow in the end, too.
   select least(extract(epoch from p_cap), extract(epoch from p_base) * power(2, least(p_attempt - 1, 30)))::double precision
     * (0.75 + random() / 2) * interval '1 second'
 $$;
-comment on function fairq._backoff is
-  'Pause before the next attempt: doubled each time, capped, 25 percent of jitter both ways.';

@@ -3,13 +3,7 @@
 -- Raises QF016: the task ended, and its queue is draining.
 -- Locks: the task, and wishes to cancel it.
 create function fairq.retry_task(p_id bigint) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -20,8 +14,7 @@ begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     with ended as (
       delete from fairq.finished_tasks f
-      where f.shard_no = v_shard_no
-        and f.id = p_id
+      where f.shard_no = v_shard_no and f.id = p_id
         and f.outcome <> 'succeeded'
       returning f.*
     )
@@ -40,8 +33,7 @@ begin
 
     update fairq.tasks t
     set scheduled = false, sequence = case when t.attempt = 0 then v_sequence else t.sequence end, run_at = v_now
-    where t.shard_no = v_shard_no
-      and t.id = p_id
+    where t.shard_no = v_shard_no and t.id = p_id
       -- Not just "t.scheduled": with that the planner of a new installation takes the index of due tasks, and reads all of it.
       and t.scheduled is not distinct from true
     returning t.shard_no, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key into v_task;

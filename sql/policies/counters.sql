@@ -5,10 +5,7 @@
 -- Returns the counters that rang, as they are now; the caller writes them.
 -- Locks: none; the caller holds the domain.
 create function fairq._hear_counters(p_shard_no integer, p_queue text, p_now timestamptz) returns fairq.lanes[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_tick fairq.ticks;
   v_heard record;
@@ -38,15 +35,11 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._hear_counters is 'Hears what was rung for keys or meters, and settles them.';
 
 -- Writes the next version of a counter. A key of which no place is taken needs none.
 -- Locks: lanes, one row replaced; the caller holds the domain.
 create function fairq._write_counter(p_shard_no integer, p_queue text, p_group_key text, p_lane fairq.lanes) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   if p_queue <> '#keys' or (p_lane.gate).in_flight <> 0 then
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, policy, gate, cursors, admissible)
@@ -54,13 +47,9 @@ begin
       false);
   end if;
   delete from fairq.lanes l
-  where l.shard_no = p_shard_no
-    and l.queue = p_queue
-    and l.group_key = p_group_key
-    and l.version = p_lane.version;
+  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.version = p_lane.version;
 end;
 $$;
-comment on function fairq._write_counter is 'Writes the next version of a counter.';
 
 -- Counts the places of keys or meters anew from the tasks that hold them: in a new installation, after a restored dump, for a repair. One statement counts,
 -- removes the rings that these cover, and gives the snapshot: taken a moment apart, a task that left in between would be off the count already, and
@@ -68,10 +57,7 @@ comment on function fairq._write_counter is 'Writes the next version of a counte
 -- Returns the tick it wrote.
 -- Locks: rings and lanes of the domain, which the caller holds. Cost: all tasks in flight; of all shards for the meters.
 create function fairq._count_anew(p_shard_no integer, p_queue text) returns fairq.ticks
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_snapshot pg_snapshot;
 begin
@@ -88,20 +74,17 @@ begin
     select t.queue, t.concurrency_key, r.shard_no, 0, r.keyed
     from fairq.ready r
     join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
-    where r.shard_no = p_shard_no
-      and r.keyed
+    where r.shard_no = p_shard_no and r.keyed
     union all
     select k.queue, k.concurrency_key, k.shard_no, 0, true
     from fairq.parked k
-    where k.shard_no = p_shard_no
-      and k.granted
+    where k.shard_no = p_shard_no and k.granted
   ),
   taken as (
     select s.group_key, count(*) as places
     from holder h
     cross join lateral fairq._scopes(h.shard_no, h.queue, null, false, h.meters, case when h.keyed then h.concurrency_key end) s
-    where s.shard_no = p_shard_no
-      and s.queue = p_queue
+    where s.shard_no = p_shard_no and s.queue = p_queue
     group by s.group_key
   ),
   counter as (
@@ -129,4 +112,3 @@ begin
     (select coalesce(max(k.tick), 0) from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue), v_snapshot));
 end;
 $$;
-comment on function fairq._count_anew is 'Counts the places of keys or meters anew from the tasks that hold them.';

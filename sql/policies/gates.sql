@@ -1,9 +1,6 @@
 -- What applies to a group: its own settings, else those of its queue; null when nothing limits it, so that ordinary groups pay nothing.
 create function fairq._policy(p_queue fairq.queues, p_group fairq.groups) returns fairq.policy
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 declare
   v_policy fairq.policy;
   v_rate_limit integer := coalesce(p_group.rate_limit, p_queue.group_rate_limit);
@@ -22,14 +19,10 @@ begin
   return v_policy;
 end;
 $$;
-comment on function fairq._policy is 'What limits a group; null: nothing does.';
 
 -- What limits a group, a concurrency key (a group of #keys), a queue or the cluster (#meters), by its settings as they are.
 create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text) returns fairq.policy
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   if p_queue = '#meters' then
     return fairq._meter_policy(p_group_key);
@@ -42,14 +35,10 @@ begin
   );
 end;
 $$;
-comment on function fairq._policy_of is 'What limits a group, key, queue or the cluster.';
 
 -- As _policy, for a whole queue ('queue NAME') or the cluster: a group of nothing but limits.
 create function fairq._meter_policy(p_scope text) returns fairq.policy
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_limits fairq.groups;
 begin
@@ -64,22 +53,16 @@ begin
   return fairq._policy(null, v_limits);
 end;
 $$;
-comment on function fairq._meter_policy is 'What limits a whole queue, or the cluster; null: nothing does.';
 
+-- Whether the tasks of a group hold places, and tell their lane how they end.
 create function fairq._counts(p_policy fairq.policy) returns boolean
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select coalesce((p_policy).max_running, (p_policy).breaker_threshold) is not null $$;
-comment on function fairq._counts is 'Whether the tasks of a group hold places, and tell their lane how they end.';
 
 -- The one place that says how many tasks a group may have promoted now, when to look again if none, and why not more. Promotion
 -- uses the number and the time, explain_task the reason. A new policy is one more step here, one in _charge and one in _settle.
 create function fairq._allowance(p_policy fairq.policy, p_gate fairq.gate, p_now timestamptz) returns fairq.allowance
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 declare
   v_allowed integer := 2147483647;
   v_rate_room double precision;
@@ -121,16 +104,11 @@ begin
   return (v_allowed, null, null)::fairq.allowance;
 end;
 $$;
-comment on function fairq._allowance is
-  'How many more tasks may be promoted now, when to look again, and why not more.';
 
 -- The gate after p_taken tasks went through it. in_flight is the number of the group's tasks
 -- that are counted, so it grows only where tasks are counted (see _counts): what a rate alone lets through nobody would report back.
 create function fairq._charge(p_policy fairq.policy, p_gate fairq.gate, p_taken integer, p_now timestamptz) returns fairq.gate
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_taken = 0 then
     return p_gate;
@@ -147,14 +125,10 @@ begin
   return p_gate;
 end;
 $$;
-comment on function fairq._charge is 'The gate of a lane after tasks went through.';
 
 -- The gate after tasks came back that were ready: p_counted of them had a place, and none started, so none is charged to a rate.
 create function fairq._uncharge(p_policy fairq.policy, p_gate fairq.gate, p_tasks integer, p_counted integer) returns fairq.gate
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   if p_gate is not distinct from null then
     return null;
@@ -167,23 +141,14 @@ begin
   return p_gate;
 end;
 $$;
-comment on function fairq._uncharge is 'The gate of a lane after ready tasks came back.';
 
 -- The gate after the news of tasks that left: places come free; failures in a row open the breaker, a success closes it. p_failures
 -- counts those after the last success, p_succeeded says whether there was one.
 -- Settings may have changed since. Places are kept even without any, while tasks that hold one are about to report it; nothing left to keep is null.
 create function fairq._settle(
-  p_policy fairq.policy,
-  p_gate fairq.gate,
-  p_freed integer,
-  p_failures integer,
-  p_succeeded boolean,
-  p_now timestamptz
+  p_policy fairq.policy, p_gate fairq.gate, p_freed integer, p_failures integer, p_succeeded boolean, p_now timestamptz
 ) returns fairq.gate
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_freed;
   if p_policy is not distinct from null and p_gate.in_flight = 0 then
@@ -217,26 +182,18 @@ begin
   return p_gate;
 end;
 $$;
-comment on function fairq._settle is
-  'The gate of a lane after the news of tasks that left.';
 
 -- The lane of a group as it is: the newest version, one step in lanes_pkey. All null when there is none.
 create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_lane fairq.lanes;
 begin
   select l.* into v_lane
   from fairq.lanes l
-  where l.shard_no = p_shard_no
-    and l.queue = p_queue
-    and l.group_key = p_group_key
+  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key
   order by l.version desc
   limit 1;
   return v_lane;
 end;
 $$;
-comment on function fairq._lane is 'The lane of a group, newest version.';

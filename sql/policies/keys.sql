@@ -9,23 +9,11 @@
 -- Locks: lanes of #keys, whose domain the caller holds, too; parked.
 -- Cost: tasks_line_idx from the cursors, p_quota rows and those that are parked.
 create function fairq._take_keys(
-  p_tick fairq.ticks,
-  p_group_key text,
-  p_cursors fairq.cursor[],
-  p_weight double precision,
-  p_pace fairq.pace,
-  p_quota integer,
-  p_finish bigint,
-  p_reach bigint,
-  p_is_rated boolean,
-  p_now timestamptz
+  p_tick fairq.ticks, p_group_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_quota integer, p_finish bigint,
+  p_reach bigint, p_is_rated boolean, p_now timestamptz
 ) returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
   meets_key boolean, yields boolean, touched bigint, is_open boolean)
-language plpgsql
-volatile
-rows 10
-set search_path = ''
-as $$
+language plpgsql rows 10 set search_path = '' as $$
 declare
   v_cursor fairq.cursor;
   v_task record;
@@ -39,10 +27,7 @@ begin
     for v_task in
       select t.id, t.priority, t.sequence, t.kind, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
       from fairq.tasks t
-      where t.shard_no = p_tick.shard_no
-        and t.queue = p_tick.queue
-        and t.group_key = p_group_key
-        and not t.scheduled
+      where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_group_key and not t.scheduled
         and t.priority = v_cursor.priority
         and t.sequence >= v_cursor.sequence
       union all
@@ -66,9 +51,7 @@ begin
       continue when not v_granted or (v_granted is null and v_task.sequence <= v_cursor.touched and not exists (
         select
         from fairq.tasks b
-        where b.shard_no = p_tick.shard_no
-          and b.id = v_task.id
-          and not b.scheduled
+        where b.shard_no = p_tick.shard_no and b.id = v_task.id and not b.scheduled
           and fairq._is_waiting(p_tick.shard_no, b.id)
       ));
       id := v_task.id;
@@ -104,17 +87,13 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq._take_keys is 'The next tasks of a lane whose tasks have concurrency keys.';
 
 -- Takes places of a concurrency key, or of a meter, if there are as many. A key nobody used yet has no lane: its policy is looked up then.
 -- Returns false when there are not.
 -- Locks: lanes, one row replaced; the caller holds the domain of p_queue.
 create function fairq._take_place(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz, p_places integer default 1)
 returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
 begin
@@ -132,33 +111,19 @@ begin
   return true;
 end;
 $$;
-comment on function fairq._take_place is 'Takes places of a key or meter; false: there are not as many.';
 
 -- Parks a task whose key has no place. The first of its group at this key gets the group's next turn there; groups take turns by their weights, as they do
 -- in their queue.
 create function fairq._park(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_concurrency_key text,
-  p_id bigint,
-  p_priority integer,
-  p_sequence bigint
+  p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text, p_id bigint, p_priority integer, p_sequence bigint
 ) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_first record;
 begin
   select k.id, k.priority, k.sequence, k.turn into v_first
   from fairq.parked k
-  where k.shard_no = p_shard_no
-    and k.concurrency_key = p_concurrency_key
-    and k.queue = p_queue
-    and k.group_key = p_group_key
-    and not k.granted
+  where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
   order by k.priority desc, k.sequence
   limit 1;
   if not found then
@@ -173,7 +138,6 @@ begin
   values (p_shard_no, p_id, p_queue, p_group_key, p_concurrency_key, p_priority, p_sequence, v_first.turn);
 end;
 $$;
-comment on function fairq._park is 'Parks a task whose concurrency key has no place.';
 
 -- Hears what came free, and gives each place to one who waits for it, in the order of their turns. Who is given a place has it from this statement on, in
 -- its own row; it rings, and its lane places it next.
@@ -182,10 +146,7 @@ comment on function fairq._park is 'Parks a task whose concurrency key has no pl
 -- Locks: #keys, which the caller holds; parked rows with "skip locked", for purge and cancel hold those of other queues.
 -- Cost: keys that rang; parked_turn_idx from the key's clock, one step per place and per group that cannot go on, 1000 at most per key and pass.
 create function fairq._open_keys(p_shard_no integer, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_key fairq.lanes;
   v_first record;
@@ -197,9 +158,7 @@ begin
       exit when (fairq._allowance(v_key.policy, v_key.gate, p_now)).tasks <= v_granted;
       select k.id, k.queue, k.group_key, k.priority, k.sequence, k.turn into v_first
       from fairq.parked k
-      where k.shard_no = p_shard_no
-        and k.concurrency_key = v_key.group_key
-        and k.turn >= v_key.finish
+      where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn, k.id
       limit 1
       for update skip locked;
@@ -210,18 +169,14 @@ begin
         where exists (
           select
           from fairq.parked k
-          where k.shard_no = p_shard_no
-            and k.concurrency_key = v_key.group_key
-            and k.turn >= v_key.finish
+          where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
         );
         exit;
       end if;
       -- The clock of the key: not past one that is locked, which may stay.
       select k.turn into v_key.finish
       from fairq.parked k
-      where k.shard_no = p_shard_no
-        and k.concurrency_key = v_key.group_key
-        and k.turn >= v_key.finish
+      where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn
       limit 1;
       perform fairq._next_turn(p_shard_no, v_key.group_key, v_first.queue, v_first.group_key, v_first.turn, array[v_first.id]);
@@ -239,15 +194,11 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq._open_keys is 'Gives places of concurrency keys that came free to those who wait.';
 
 -- The turn of a group at a key goes on from tasks that leave to its next one that waits there, a step further by the group's weight.
 create function fairq._next_turn(p_shard_no integer, p_concurrency_key text, p_queue text, p_group_key text, p_turn bigint, p_leaving bigint[])
 returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   update fairq.parked n
   set turn = p_turn + fairq._step(1, (
@@ -260,25 +211,17 @@ begin
     and n.id = (
       select k.id
       from fairq.parked k
-      where k.shard_no = p_shard_no
-        and k.concurrency_key = p_concurrency_key
-        and k.queue = p_queue
-        and k.group_key = p_group_key
-        and not k.granted
+      where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
         and k.id <> all(p_leaving)
       order by k.priority desc, k.sequence
       limit 1
     );
 end;
 $$;
-comment on function fairq._next_turn is 'Passes the turn of a group at a concurrency key on to its next task.';
 
 -- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can.
 create function fairq._may_go_on(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_policy fairq.policy;
 begin
@@ -290,22 +233,16 @@ begin
     or (fairq._allowance(v_policy, (fairq._lane(p_shard_no, p_queue, p_group_key)).gate, p_now)).tasks > 0;
 end;
 $$;
-comment on function fairq._may_go_on is 'Whether a group could serve a task now.';
 
 -- Tasks that were given a key, and whose group cannot go on after all, give it back and stand in line again.
 -- Locks: parked; the caller holds the domain and #keys.
 -- Cost: parked_granted_idx, the tasks of the queue that were given a key and not placed yet.
 create function fairq._take_keys_back(p_shard_no integer, p_queue text, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   with back as (
     delete from fairq.parked k
-    where k.shard_no = p_shard_no
-      and k.queue = p_queue
-      and k.granted
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
       and not fairq._may_go_on(p_shard_no, p_queue, k.group_key, p_now)
     returning k.concurrency_key
   )
@@ -315,4 +252,3 @@ begin
   group by b.concurrency_key;
 end;
 $$;
-comment on function fairq._take_keys_back is 'Takes keys from tasks whose group cannot go on.';

@@ -5,10 +5,7 @@
 -- Raises QF015: claim leases and a cluster cap exclude each other.
 -- Locks: the domain #meters, waits for it; until the transaction ends.
 create function fairq._meter(p_queue text, p_limit integer, p_now timestamptz, p_claim_lease interval) returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_lane fairq.lanes;
   v_scope text;
@@ -27,15 +24,11 @@ begin
   return p_limit;
 end;
 $$;
-comment on function fairq._meter is 'How many tasks the meters of a queue and of the cluster let pass now.';
 
 -- Hears what was rung for the meters, and writes them.
 -- Locks: the domain #meters, waits for it; until the transaction ends.
 create function fairq._settle_meters(p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_meter fairq.lanes;
 begin
@@ -45,29 +38,21 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq._settle_meters is 'Hears what was rung for the meters.';
 
+-- In which meters a task of this queue holds a place: 1 its queue, 2 the cluster.
 create function fairq._meters_of(p_queue text) returns integer
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return ((case when fairq._counts((fairq._lane(0, '#meters', 'queue ' || p_queue)).policy) then 1 else 0 end)
     + (case when fairq._counts((fairq._lane(0, '#meters', 'cluster')).policy) then 2 else 0 end))::integer;
 end;
 $$;
-comment on function fairq._meters_of is 'In which meters a task of this queue holds a place: 1 its queue, 2 the cluster.';
 
 -- Takes the places of tasks just popped. The caller holds #meters since it asked.
 create function fairq._charge_meters(p_queue text, p_popped integer, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   perform fairq._take_place(0, '#meters', 'queue ' || p_queue, p_now, p_popped);
   perform fairq._take_place(0, '#meters', 'cluster', p_now, p_popped);
 end;
 $$;
-comment on function fairq._charge_meters is 'Charges tasks just popped to the meters.';

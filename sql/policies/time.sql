@@ -1,36 +1,22 @@
+-- Seconds that a task is expected to take: the estimate of its group and kind; the cost it was created with while there is none.
 create function fairq._expected(p_pace fairq.pace, p_kind text, p_cost double precision) returns double precision
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select coalesce((select e.seconds from unnest(p_pace.estimates) e where e.kind = p_kind), p_cost) $$;
-comment on function fairq._expected is
-  'Seconds that a task is expected to take: the estimate of its group and kind; the cost it was created with while there is none.';
 
+-- The pace of a lane whose last address is in this block; null: where it was.
 create function fairq._last_block(p_pace fairq.pace, p_block bigint) returns fairq.pace
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select case when p_pace is distinct from null then (coalesce(p_block, p_pace.last_block), p_pace.credit, p_pace.estimates)::fairq.pace end $$;
-comment on function fairq._last_block is 'The pace of a lane whose last address is in this block; null: where it was.';
 
 -- Where a lane of a queue that shares time goes on after its attempts took p_correction seconds more than was charged for them, or less.
 -- What was charged too much is given back as far as p_clock and the last address given out: tasks of a group keep their order. The rest is credit, for the
 -- next correction; without it a group whose tasks differ in length would lose a little each time. Credit is worth sixteen tasks at most, and is lost when the group
 -- has nothing waiting, or a group whose estimate was far too high would come with a flood.
 create function fairq._correct(
-  p_finish bigint,
-  p_pace fairq.pace,
-  p_correction double precision,
-  p_ran fairq.estimate[],
-  p_weight double precision,
-  p_clock bigint,
+  p_finish bigint, p_pace fairq.pace, p_correction double precision, p_ran fairq.estimate[], p_weight double precision, p_clock bigint,
   p_was_idle boolean
 ) returns table (finish bigint, pace fairq.pace)
-language plpgsql
-immutable
-rows 1
-set search_path = ''
-as $$
+language plpgsql immutable rows 1 set search_path = '' as $$
 declare
   v_due bigint := coalesce(p_finish, p_clock) - coalesce(p_pace.credit, 0)
     + sign(coalesce(p_correction, 0))::bigint * fairq._step(abs(coalesce(p_correction, 0)), p_weight);
@@ -47,17 +33,12 @@ begin
   return query select v_finish, v_pace;
 end;
 $$;
-comment on function fairq._correct is
-  'Finish tag and pace of a lane after its attempts took more or less than was charged.';
 
 -- The estimates of a lane, kept up: per kind the mean of the first 16 attempts, then a moving one. One attempt counts as four times the estimate at most, and as a quarter
 -- at least: a hang among quick tasks would make the next ones dear. What it really took is charged all the same, by the correction.
 -- The 32 kinds seen last are kept.
 create function fairq._learn(p_known fairq.estimate[], p_ran fairq.estimate[]) returns fairq.estimate[]
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 declare
   v_ran fairq.estimate;
   v_known fairq.estimate;
@@ -87,4 +68,3 @@ begin
   return v_estimates;
 end;
 $$;
-comment on function fairq._learn is 'The estimates of a lane after attempts were measured.';

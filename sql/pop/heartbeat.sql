@@ -6,15 +6,8 @@
 -- Cost: one step in held_pkey and one in cancellations_task_idx for each of p_ids; without it all open cancellations are read. Never all the
 -- worker's tasks: under a held xmin that would be all it ever ran.
 create function fairq.heartbeat(p_worker_id bigint, p_ids bigint[] default null) returns setof bigint
-language plpgsql
-volatile
-rows 1
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 1 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -29,9 +22,7 @@ begin
         cross join lateral (
           select h.id
           from fairq.held h
-          where h.shard_no = v_shard_no
-            and h.id = i.id
-            and h.worker_id = p_worker_id
+          where h.shard_no = v_shard_no and h.id = i.id and h.worker_id = p_worker_id
             and exists (select from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = i.id offset 0)
           offset 0
         ) t;
@@ -43,9 +34,7 @@ begin
       cross join lateral (
         select h.id
         from fairq.held h
-        where h.shard_no = v_shard_no
-          and h.id = c.task_id
-          and h.worker_id = p_worker_id
+        where h.shard_no = v_shard_no and h.id = c.task_id and h.worker_id = p_worker_id
         offset 0
       ) t
       where c.shard_no = v_shard_no;
@@ -59,10 +48,7 @@ comment on function fairq.heartbeat is 'A worker''s sign of life. Returns its ta
 -- Locks: heartbeats, the worker's own rows, when it beats.
 -- Cost: one entry of heartbeats_pkey, read backwards.
 create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_lease interval;
   v_beat_at timestamptz;
@@ -70,15 +56,13 @@ begin
   select w.lease, (
       select h.beat_at
       from fairq.heartbeats h
-      where h.shard_no = p_shard_no
-        and h.worker_id = p_worker_id
+      where h.shard_no = p_shard_no and h.worker_id = p_worker_id
       order by h.beat_at desc
       limit 1
     )
   into v_lease, v_beat_at
   from fairq.workers w
-  where w.shard_no = p_shard_no
-    and w.worker_id = p_worker_id
+  where w.shard_no = p_shard_no and w.worker_id = p_worker_id
     and w.lost_at is null;
   if not found then
     perform fairq._refuse_worker(p_worker_id);
@@ -88,16 +72,12 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._touch_worker is 'Checks that a worker is known; working counts as a sign of life.';
 
 -- Keeps a worker from being given up until the transaction ends: between a pop and its commit, that would leave the tasks with nobody.
 -- Raises QF004 when it was given up a moment ago.
 -- Locks: workers, one row, shared.
 create function fairq._hold_worker(p_shard_no integer, p_worker_id bigint) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
   if not found then
@@ -105,34 +85,26 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._hold_worker is 'Keeps a worker from being given up until the transaction ends.';
 
+-- Raises QF004: the worker is unknown, or was given up.
 create function fairq._refuse_worker(p_worker_id bigint) returns void
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 begin
   raise exception 'there is no worker %', coalesce(p_worker_id::text, 'null')
     using errcode = 'QF004',
       hint = 'It was retired, or counted as lost because it gave no sign of life for its lease. Register again: select fairq.register_worker(...);';
 end;
 $$;
-comment on function fairq._refuse_worker is 'Raises QF004: the worker is unknown, or was given up.';
 
 -- Writes a sign of life: insert the new one, delete the ones before it.
 create function fairq._beat(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_previous timestamptz;
 begin
   select h.beat_at into v_previous
   from fairq.heartbeats h
-  where h.shard_no = p_shard_no
-    and h.worker_id = p_worker_id
+  where h.shard_no = p_shard_no and h.worker_id = p_worker_id
   order by h.beat_at desc
   limit 1;
   if v_previous >= p_now then
@@ -143,9 +115,7 @@ begin
   on conflict do nothing;
   -- Only the row just read: an older one is already gone, and dead rows are not walked again.
   delete from fairq.heartbeats h
-  where h.shard_no = p_shard_no
-    and h.worker_id = p_worker_id
+  where h.shard_no = p_shard_no and h.worker_id = p_worker_id
     and h.beat_at = v_previous;
 end;
 $$;
-comment on function fairq._beat is 'Writes a sign of life of a worker.';

@@ -4,15 +4,8 @@
 -- Locks: held, the rows it returns, "skip locked".
 create function fairq.held_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
 begin
@@ -27,10 +20,7 @@ begin
       cross join lateral (
         select t.id
         from fairq.held t
-        where t.shard_no = v_shard_no
-          and t.id = i.id
-          and t.attempt = i.attempt
-          and t.worker_id = p_worker_id
+        where t.shard_no = v_shard_no and t.id = i.id and t.attempt = i.attempt and t.worker_id = p_worker_id
         for update skip locked
         offset 0
       ) h;

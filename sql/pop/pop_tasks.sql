@@ -6,21 +6,10 @@
 -- the cluster.
 -- Locks: the tasks it returns; the domain when it promotes. Commit before working on the tasks.
 create function fairq.pop_tasks(
-  p_queue text,
-  p_limit integer,
-  p_worker_id bigint,
-  p_claim_lease interval default null,
-  p_shard_no integer default null
+  p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval default null, p_shard_no integer default null
 ) returns setof fairq.popped
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
   v_left integer := p_limit;
@@ -63,17 +52,9 @@ comment on function fairq.pop_tasks is 'Hands the next tasks of a queue to a wor
 -- Locks: #meters where there are any; the domain while promoting; ready, the rows it takes; the worker's row, shared, once it has tasks.
 -- Cost: p_limit entries of ready_order_idx plus those popped since the last tick.
 create function fairq._pop(
-  p_shard_no integer,
-  p_queue text,
-  p_limit integer,
-  p_worker_id bigint,
-  p_claim_lease interval,
-  p_may_wait boolean
+  p_shard_no integer, p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval, p_may_wait boolean
 ) returns setof fairq.popped
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_now timestamptz := fairq._now();
   v_queue fairq.queues;
@@ -162,7 +143,6 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._pop is 'Pops from one domain.';
 
 -- Gives tasks to a worker, which are in the ready set no more, or never were. A task whose deadline passed is left out.
 -- Returns the tasks in served order.
@@ -170,11 +150,7 @@ comment on function fairq._pop is 'Pops from one domain.';
 -- Cost: one step in tasks_pkey per task.
 create function fairq._hold(p_shard_no integer, p_tasks fairq.placed[], p_worker_id bigint, p_claim_lease interval, p_now timestamptz, p_meters integer)
 returns setof fairq.popped
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-as $$
+language plpgsql rows 100 set search_path = '' as $$
 begin
   return query
     with task as materialized (
@@ -185,8 +161,7 @@ begin
         -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
         select t.*
         from fairq.tasks t
-        where t.shard_no = p_shard_no
-          and t.id = p.id
+        where t.shard_no = p_shard_no and t.id = p.id
         offset 0
       ) b
       where b.expires_at is null
@@ -204,14 +179,10 @@ begin
     from task t;
 end;
 $$;
-comment on function fairq._hold is 'Gives tasks to a worker.';
 
 -- Those of popped tasks whose deadline passed, with what they hold.
 create function fairq._find_late(p_shard_no integer, p_tasks fairq.placed[], p_now timestamptz) returns fairq.leaving[]
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return (
     select array_agg((b.id, b.ctid, null, null, null, 'expired', null, null, null, null, null, null, p.charge, 0, p.counted, p.keyed)::fairq.leaving)
@@ -219,25 +190,19 @@ begin
     cross join lateral (
       select t.id, t.ctid
       from fairq.tasks t
-      where t.shard_no = p_shard_no
-        and t.id = p.id
-        and t.expires_at <= p_now
+      where t.shard_no = p_shard_no and t.id = p.id and t.expires_at <= p_now
       offset 0
     ) b
   );
 end;
 $$;
-comment on function fairq._find_late is 'Those of popped tasks whose deadline passed.';
 
 -- How many tasks a pass makes ready beside those it hands over. A task that is handed over is written once less than one that becomes ready
 -- first, so what a single worker needs is not kept ready; but a pass costs the same for one task as for many, so it is worth two hundred, and other
 -- workers should find something without waiting: twice what they can run.
 -- Where groups share time, fifty: what is ready was charged by an estimate that may be wrong.
 create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues, p_worker_id bigint default null, p_take integer default 0) returns integer
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return coalesce(p_queue.ready_target, greatest(
     case when p_queue.fairness = 'time' then 50 when p_worker_id is null then 1000 else 200 end - p_take,
@@ -251,4 +216,3 @@ begin
   ))::integer;
 end;
 $$;
-comment on function fairq._ready_target is 'How many tasks a pass makes ready beside those it hands over.';

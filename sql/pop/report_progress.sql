@@ -4,23 +4,11 @@
 -- Locks: progress, the tasks' own rows.
 -- Cost: one step in held_pkey and one in progress_pkey per task.
 create function fairq.report_progress(
-  p_worker_id bigint,
-  p_ids bigint[],
-  p_attempts integer[],
-  p_done double precision[],
-  p_totals double precision[] default null,
-  p_notes jsonb[] default null,
-  p_shard_no integer default null
+  p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_done double precision[], p_totals double precision[] default null,
+  p_notes jsonb[] default null, p_shard_no integer default null
 ) returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -37,17 +25,13 @@ begin
         cross join lateral (
           select k.id
           from fairq.held k
-          where k.shard_no = v_shard_no
-            and k.id = i.id
-            and k.attempt = i.attempt
-            and k.worker_id = p_worker_id
+          where k.shard_no = v_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
           offset 0
         ) t
         left join lateral (
           select g.reported_at
           from fairq.progress g
-          where g.shard_no = v_shard_no
-            and g.task_id = t.id
+          where g.shard_no = v_shard_no and g.task_id = t.id
           order by g.reported_at desc
           limit 1
         ) l on true
@@ -61,8 +45,7 @@ begin
       replaced as (
         delete from fairq.progress g
         using held h
-        where g.shard_no = v_shard_no
-          and g.task_id = h.id
+        where g.shard_no = v_shard_no and g.task_id = h.id
           and g.reported_at = h.previous
           and h.previous < v_now
       )

@@ -5,15 +5,8 @@
 -- Locks: held, the rows named, in the order of their ids.
 create function fairq.start_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -28,10 +21,7 @@ begin
     cross join lateral (
       select k.ctid, k.id, k.lease_expires_at
       from fairq.held k
-      where k.shard_no = v_shard_no
-        and k.id = i.id
-        and k.attempt = i.attempt
-        and k.worker_id = p_worker_id
+      where k.shard_no = v_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
         and k.started_at is null
       for update
       offset 0
@@ -39,8 +29,7 @@ begin
     cross join lateral (
       select coalesce(t.expires_at <= v_now, false) as is_expired
       from fairq.tasks t
-      where t.shard_no = v_shard_no
-        and t.id = i.id
+      where t.shard_no = v_shard_no and t.id = i.id
       offset 0
     ) b;
     if v_expired is not null then
@@ -55,18 +44,10 @@ comment on function fairq.start_tasks is
 
 -- By ctid and no other way, see _leave.
 create function fairq._start(p_shard_no integer, p_ctids tid[], p_now timestamptz) returns setof bigint
-language sql
-volatile
-rows 100
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = off
-as $$
+language sql rows 100 set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
   update fairq.held k
   set started_at = p_now, lease_expires_at = null
   where k.shard_no = p_shard_no
     and k.ctid = any(p_ctids)
   returning k.id
 $$;
-comment on function fairq._start is 'Claimed tasks begin to run.';

@@ -7,31 +7,13 @@
 -- Raises what pop_tasks, finish_tasks, release_tasks and start_tasks raise.
 -- Locks: as these do, in the order in which they are named.
 create function fairq.turn(
-  p_worker_id bigint,
-  p_queues text[],
-  p_mosts integer[],
-  p_limit integer,
-  p_claim_lease interval default null,
-  p_ended_ids bigint[] default '{}',
-  p_ended_attempts integer[] default '{}',
-  p_outcomes text[] default null,
-  p_results jsonb[] default null,
-  p_errors jsonb[] default null,
-  p_retry_delays interval[] default null,
-  p_released_ids bigint[] default '{}',
-  p_released_attempts integer[] default '{}',
-  p_started_ids bigint[] default '{}',
-  p_started_attempts integer[] default '{}'
+  p_worker_id bigint, p_queues text[], p_mosts integer[], p_limit integer, p_claim_lease interval default null, p_ended_ids bigint[] default '{}',
+  p_ended_attempts integer[] default '{}', p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
+  p_retry_delays interval[] default null, p_released_ids bigint[] default '{}', p_released_attempts integer[] default '{}',
+  p_started_ids bigint[] default '{}', p_started_attempts integer[] default '{}'
 ) returns setof fairq.turned
-language plpgsql
-volatile
-rows 100
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_answer fairq.turned;
   v_tasks fairq.popped[] := array[]::fairq.popped[];

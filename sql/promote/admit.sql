@@ -22,21 +22,10 @@
 -- Locks: lanes; the caller holds the domain, under which bodies that wait do not change.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_line_idx from each lane's cursor.
 create function fairq._admit(
-  p_tick fairq.ticks,
-  p_lanes fairq.lanes[],
-  p_refill boolean,
-  p_budget integer,
-  p_take integer,
-  p_ready fairq.placed[],
-  p_now timestamptz,
-  out o_tick fairq.ticks,
-  out o_placed fairq.placed[],
-  out o_expired bigint[]
+  p_tick fairq.ticks, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_ready fairq.placed[], p_now timestamptz,
+  out o_tick fairq.ticks, out o_placed fairq.placed[], out o_expired bigint[]
 )
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_replaced tid[];
   v_touched bigint;
@@ -49,9 +38,7 @@ begin
     select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.last_priority, l.last_sequence, l.look_at,
       l.admissible, l.keyed, l.group_key, l.cursors, l.policy, l.gate, l.pace
     from fairq.lanes l
-    where l.shard_no = p_tick.shard_no
-      and l.queue = p_tick.queue
-      and l.admissible
+    where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
       and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
     order by l.finish, l.position
     limit 1 + case when p_refill then p_budget else 0 end
@@ -247,7 +234,6 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._admit is 'Gives block addresses to the next tasks of the waiting lanes.';
 
 -- The next tasks of a lane none of whose tasks is known to have a concurrency key, in order of priority and of becoming runnable; of each level p_limit
 -- at most. At one that has a key the lane stops: it committed after its ring was looked for, and without its key nothing may be done with it.
@@ -255,19 +241,11 @@ comment on function fairq._admit is 'Gives block addresses to the next tasks of 
 -- One statement, stable, without "set search_path": so it is inlined into _admit, and costs no executor start for every lane.
 -- Cost: tasks_line_idx from the cursors.
 create function fairq._next_tasks(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_cursors fairq.cursor[],
-  p_weight double precision,
-  p_pace fairq.pace,
-  p_limit integer,
+  p_shard_no integer, p_queue text, p_group_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_limit integer,
   p_now timestamptz
 ) returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
   meets_key boolean, yields boolean, touched bigint, is_open boolean)
-language sql
-stable
-as $$
+language sql stable as $$
   select o.id, o.priority, o.sequence, o.is_expired, o.charge,
     case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false, o.meets_key, o.meets_key, false, c.touched, c.is_open
   from unnest(p_cursors) c
@@ -276,11 +254,7 @@ as $$
       case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
-    where t.shard_no = p_shard_no
-      and t.queue = p_queue
-      and t.group_key = p_group_key
-      and not t.scheduled
-      and t.priority = c.priority
+    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority = c.priority
       and t.sequence >= c.sequence
       and (t.sequence > c.touched or fairq._is_waiting(p_shard_no, t.id))
     order by t.sequence
@@ -296,35 +270,25 @@ as $$
       case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
-    where t.shard_no = p_shard_no
-      and t.queue = p_queue
-      and t.group_key = p_group_key
-      and not t.scheduled
-      and t.priority < c.priority
+    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority < c.priority
       and (t.sequence > c.touched or fairq._is_waiting(p_shard_no, t.id))
     order by t.priority desc, t.sequence
     limit p_limit
   ) o
 $$;
-comment on function fairq._next_tasks is 'The next tasks of a lane without concurrency keys.';
 
 -- Whether a task in line waits: nobody has it, and it is neither ready nor parked.
 -- "offset 0" keeps each of these a look-up of one id: as an anti join it could become a walk through all of the table.
 create function fairq._is_waiting(p_shard_no integer, p_id bigint) returns boolean
-language sql
-stable
-as $$
+language sql stable as $$
   select not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = p_id offset 0)
     and not exists (select from fairq.ready r where r.shard_no = p_shard_no and r.id = p_id offset 0)
     and not exists (select from fairq.parked k where k.shard_no = p_shard_no and k.id = p_id offset 0)
 $$;
-comment on function fairq._is_waiting is 'Whether a task in line waits.';
 
 -- The cursors of a lane of several levels once its tasks before p_next are taken, up to the sequence p_taken.
 create function fairq._advance_cursors(p_cursors fairq.cursor[], p_next fairq.cursor, p_taken bigint) returns fairq.cursor[]
-language sql
-immutable
-as $$
+language sql immutable as $$
   select array_agg(
     case
       when u.is_open and u.priority >= p_next.priority then (p_next.priority, p_next.sequence, greatest(u.touched, p_taken), true)::fairq.cursor
@@ -335,4 +299,3 @@ as $$
   where u.is_open
     or u.priority <= p_next.priority
 $$;
-comment on function fairq._advance_cursors is 'The cursors of a lane of several levels after its next tasks were taken.';

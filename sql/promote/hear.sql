@@ -4,9 +4,7 @@
 -- that promoted last may have rung a million itself: it is stepped over, not walked through.
 -- Stable, without "set search_path": inlined into the statement that asks, so that rings and snapshot are of one moment.
 create function fairq._new_rings(p_tick fairq.ticks, p_limit integer) returns setof fairq.rings
-language sql
-stable
-as $$
+language sql stable as $$
   select n.*
   from (
     select r.*
@@ -14,10 +12,7 @@ as $$
     cross join lateral (
       select w.*
       from fairq.rings w
-      where w.shard_no = p_tick.shard_no
-        and w.queue = p_tick.queue
-        and w.xid = p.xid
-        and w.ring_id > p.ring_id
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid = p.xid and w.ring_id > p.ring_id
       order by w.ring_id
       limit p_limit
     ) r
@@ -27,10 +22,7 @@ as $$
     from (
       select w.*
       from fairq.rings w
-      where w.shard_no = p_tick.shard_no
-        and w.queue = p_tick.queue
-        and w.xid >= p_tick.next_xid
-        and w.xid < p_tick.heard_xid
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid >= p_tick.next_xid and w.xid < p_tick.heard_xid
       order by w.xid, w.ring_id
       limit p_limit
     ) c
@@ -39,10 +31,7 @@ as $$
     from (
       select w.*
       from fairq.rings w
-      where w.shard_no = p_tick.shard_no
-        and w.queue = p_tick.queue
-        and w.xid = p_tick.heard_xid
-        and w.xid >= p_tick.next_xid
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid = p_tick.heard_xid and w.xid >= p_tick.next_xid
         and w.ring_id > p_tick.heard_ring
       order by w.ring_id
       limit p_limit
@@ -52,25 +41,18 @@ as $$
     from (
       select w.*
       from fairq.rings w
-      where w.shard_no = p_tick.shard_no
-        and w.queue = p_tick.queue
-        and w.xid >= p_tick.next_xid
-        and w.xid > p_tick.heard_xid
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid >= p_tick.next_xid and w.xid > p_tick.heard_xid
       order by w.xid, w.ring_id
       limit p_limit
     ) d
   ) n
   limit p_limit
 $$;
-comment on function fairq._new_rings is 'The rings that no promotion has heard yet.';
 
 -- Whether a promotion would find something: a ring, a scheduled task that is due, bodies to announce after a rebuild, a concurrency key that came free.
 -- Takes no lock, writes nothing.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return coalesce(p_tick.next_due_at <= fairq._now(), false)
     or p_tick.announce_from is not null
@@ -78,15 +60,11 @@ begin
     or (p_tick.keyed and exists (select from fairq._tick(p_tick.shard_no, '#keys') k where fairq._has_news(k)));
 end;
 $$;
-comment on function fairq._has_news is 'Whether there is something that promotion has not heard yet.';
 
 -- As many rings as a pass should hear: five thousand, for each may bring a lane of its own. Where they come from few groups, as those of ten thousand tasks
 -- that one tenant created one by one, four times as many: whoever comes behind them is heard, too.
 create function fairq._hear_enough(p_tick fairq.ticks, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[])
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_heard record;
 begin
@@ -99,7 +77,6 @@ begin
   o_cancelled := v_heard.o_cancelled;
 end;
 $$;
-comment on function fairq._hear_enough is 'Hears as many rings as a pass should.';
 
 -- Turns the new rings into one row per group, and the tick into one that has heard them. Nothing else.
 --
@@ -109,17 +86,8 @@ comment on function fairq._hear_enough is 'Hears as many rings as a pass should.
 -- up to here, and the tick says up to which.
 -- When p_limit rings were read there may be more: then the tick stops at the last of them, in the middle of a transaction if need be.
 -- Cost: p_limit entries of rings_xid_idx.
-create function fairq._hear(
-  p_tick fairq.ticks,
-  p_limit integer,
-  out o_tick fairq.ticks,
-  out o_news fairq.news[],
-  out o_cancelled bigint[]
-)
-language plpgsql
-volatile
-set search_path = ''
-as $$
+create function fairq._hear(p_tick fairq.ticks, p_limit integer, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[])
+language plpgsql set search_path = '' as $$
 declare
   v_own xid8 := pg_current_xact_id();
   v_own_ring bigint;
@@ -196,4 +164,3 @@ begin
   );
 end;
 $$;
-comment on function fairq._hear is 'Turns the rings that are new into one row per group.';

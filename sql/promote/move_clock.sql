@@ -3,10 +3,7 @@
 -- clock_position is the lower bound of scans inside the block: right after the lane before the next one, so the dead rows of the lanes already
 -- served lie behind it; newcomers get the positions in between, one after the other.
 create function fairq._move_clock(p_tick fairq.ticks, p_block bigint, p_position bigint) returns fairq.ticks
-language plpgsql
-immutable
-set search_path = ''
-as $$
+language plpgsql immutable set search_path = '' as $$
 declare
   v_is_same_block boolean;
 begin
@@ -32,7 +29,6 @@ begin
   return p_tick;
 end;
 $$;
-comment on function fairq._move_clock is 'Moves the clock to the first task that is ready or waits.';
 
 -- Takes the clock back to zero long before a bigint is full: blocks, finish tags and the tick move by the same distance, so the order stays as it is. With tasks of
 -- cost 1 that is after 2^41 rounds; with bytes for costs it may happen in a few years.
@@ -41,21 +37,15 @@ comment on function fairq._move_clock is 'Moves the clock to the first task that
 -- Locks: ready (a pop in flight is waited for); lanes; the caller holds the domain.
 -- Cost: the ready set and all lanes of the domain.
 create function fairq._rebase(p_tick fairq.ticks, p_clock bigint) returns fairq.ticks
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   update fairq.ready t
   set block = t.block - p_clock
-  where t.shard_no = p_tick.shard_no
-    and t.queue = p_tick.queue
-    and t.position >= 0;
+  where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.position >= 0;
   update fairq.lanes l
   set finish = greatest(0, l.finish - p_clock),
     pace = case when l.pace is distinct from null then ((l.pace).last_block - p_clock, (l.pace).credit, (l.pace).estimates)::fairq.pace end
-  where l.shard_no = p_tick.shard_no
-    and l.queue = p_tick.queue;
+  where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue;
   delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;
 
   p_tick.clock := 0;
@@ -65,4 +55,3 @@ begin
   return p_tick;
 end;
 $$;
-comment on function fairq._rebase is 'Takes the clock of a domain back to zero.';

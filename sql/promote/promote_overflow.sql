@@ -4,13 +4,7 @@
 -- Locks: the domain, waits for it (see 030_tables.sql); held until the transaction ends.
 create function fairq.promote_overflow(p_queue text default 'default', p_limit integer default null, p_shard_no integer default null)
 returns integer
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_queue fairq.queues;
@@ -44,20 +38,10 @@ comment on function fairq.promote_overflow is 'Hears new rings and moves waiting
 -- Locks: domains, then what the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
 create function fairq._promote(
-  p_shard_no integer,
-  p_queue text,
-  p_limit integer,
-  p_wait boolean,
-  p_used_up bigint default null,
-  p_take integer default 0,
-  out o_promoted integer,
-  out o_popped fairq.placed[],
-  out o_goes_on boolean
+  p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_used_up bigint default null, p_take integer default 0, out o_promoted integer,
+  out o_popped fairq.placed[], out o_goes_on boolean
 )
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_now timestamptz;
   v_queue fairq.queues;
@@ -187,25 +171,17 @@ begin
   perform fairq._write_tick(v_tick);
 end;
 $$;
-comment on function fairq._promote is 'Promotes one domain.';
 
 -- The first task that is ready. For enable_sort see _pick.
 create function fairq._first_ready(p_tick fairq.ticks, out o_block bigint, out o_position bigint)
-language sql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language sql set search_path = '' set enable_sort = off as $$
   select r.block, r.position
   from fairq.ready r
-  where r.shard_no = p_tick.shard_no
-    and r.queue = p_tick.queue
-    and r.position >= 0
+  where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
     and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
   order by r.block, r.position
   limit 1
 $$;
-comment on function fairq._first_ready is 'The first task that is ready.';
 
 -- Ready tasks in served order, locked for the caller, at most p_limit; with p_before_horizon only those that may be popped as things stand.
 -- A row that another session pops is skipped; one that another session popped after our snapshot is gone at the second look and is skipped too; one
@@ -213,20 +189,14 @@ comment on function fairq._first_ready is 'The first task that is ready.';
 -- enable_sort is off: the rows come in the order of an index. To a table that was analyzed while it was empty, another index with a sort behind it
 -- looks cheaper, and reads all of it.
 create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizon boolean) returns fairq.placed[]
-language plpgsql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language plpgsql set search_path = '' set enable_sort = off as $$
 begin
   return coalesce((
     select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed, n.priority, n.sequence, n.group_key, n.ctid)::fairq.placed)
     from (
       select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed, r.priority, r.sequence, r.group_key
       from fairq.ready r
-      where r.shard_no = p_tick.shard_no
-        and r.queue = p_tick.queue
-        and r.position >= 0
+      where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
         and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
         and (r.block, r.position) < (
           case when p_before_horizon then coalesce(p_tick.horizon, 9223372036854775807) else 9223372036854775807 end, coalesce(p_tick.horizon_position, 0))
@@ -237,16 +207,11 @@ begin
   ), '{}');
 end;
 $$;
-comment on function fairq._pick is 'Locks the next ready tasks.';
 
 -- Ready tasks and those just given an address, in served order: the first p_take before the horizon are popped, of the others the new ones become ready.
 create function fairq._merge(p_ready fairq.placed[], p_placed fairq.placed[], p_take integer, p_horizon bigint, p_horizon_position bigint)
 returns table (popped fairq.placed[], rest fairq.placed[])
-language plpgsql
-immutable
-rows 1
-set search_path = ''
-as $$
+language plpgsql immutable rows 1 set search_path = '' as $$
 begin
   -- Most often one of the two is all there is, and in order already.
   if p_take = 0 then
@@ -273,13 +238,10 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._merge is 'What a pop takes of ready and newly placed tasks.';
 
+-- Puts tasks with an address into the ready set.
 create function fairq._place(p_tick fairq.ticks, p_tasks fairq.placed[]) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   if p_tasks <> '{}' then
     insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed, priority, sequence, group_key)
@@ -288,25 +250,19 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._place is 'Puts tasks with an address into the ready set.';
 
 -- How many tasks make it worth to write the lanes they come from: eight of each that waits, four thousand at most; p_take, where those are four of each
 -- already. A lane costs as much as four tasks that become ready first, so where a thousand groups wait, taking one task from each would be mostly lanes.
 -- Cost: five hundred entries of lanes_order_idx.
 create function fairq._worth_a_lane(p_tick fairq.ticks, p_rung integer, p_take integer) returns integer
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_lanes integer := p_rung + (
     select count(*)::integer
     from (
       select
       from fairq.lanes l
-      where l.shard_no = p_tick.shard_no
-        and l.queue = p_tick.queue
-        and l.admissible
+      where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
         and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
       order by l.finish, l.position
       limit 500
@@ -316,40 +272,30 @@ begin
   return case when p_take >= 4 * v_lanes then p_take else least(4000, 8 * v_lanes) end;
 end;
 $$;
-comment on function fairq._worth_a_lane is 'How many tasks make it worth to write the lanes they come from.';
 
 -- When lanes that a rate or a breaker holds back want to be looked at; of those that are due now this pass may have taken a part.
 create function fairq._next_look(p_tick fairq.ticks, p_now timestamptz) returns timestamptz
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return (
     select l.look_at
     from fairq.lanes l
-    where l.shard_no = p_tick.shard_no
-      and l.queue = p_tick.queue
+    where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue
       and l.look_at >= least(p_tick.next_due_at, p_now)
     order by l.look_at
     limit 1
   );
 end;
 $$;
-comment on function fairq._next_look is 'When lanes that are held back want to be looked at.';
 
+-- Rings lanes that had room when they were written and have none now.
 create function fairq._look_again(p_tick fairq.ticks, p_limit integer, p_now timestamptz) returns boolean
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key)
   select p_tick.shard_no, p_tick.queue, l.group_key
   from fairq.lanes l
-  where l.shard_no = p_tick.shard_no
-    and l.queue = p_tick.queue
-    and l.admissible
+  where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
     and l.policy is distinct from null
     and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
     and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
@@ -358,7 +304,6 @@ begin
   return found;
 end;
 $$;
-comment on function fairq._look_again is 'Rings lanes that had room when they were written and have none now.';
 
 -- Lanes that a rate or a breaker held back until now ring. Scheduled tasks that are due stand in line from now on, behind what their groups have
 -- waiting, and ring; one that was tried before keeps its old place.
@@ -366,10 +311,7 @@ comment on function fairq._look_again is 'Rings lanes that had room when they we
 -- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
 create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns timestamptz
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_ctids tid[];
 begin
@@ -379,21 +321,14 @@ begin
   insert into fairq.rings (shard_no, queue, group_key)
   select p_tick.shard_no, p_tick.queue, l.group_key
   from fairq.lanes l
-  where l.shard_no = p_tick.shard_no
-    and l.queue = p_tick.queue
-    and l.look_at >= p_tick.next_due_at
-    and l.look_at <= p_now
+  where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.look_at >= p_tick.next_due_at and l.look_at <= p_now
   order by l.look_at
   limit p_limit;
 
   v_ctids := array(
     select t.ctid
     from fairq.tasks t
-    where t.shard_no = p_tick.shard_no
-      and t.queue = p_tick.queue
-      and t.scheduled
-      and t.run_at >= p_tick.next_due_at
-      and t.run_at <= p_now
+    where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.scheduled and t.run_at >= p_tick.next_due_at and t.run_at <= p_now
     order by t.run_at
     limit p_limit
     for update skip locked
@@ -404,26 +339,16 @@ begin
   return (
     select t.run_at
     from fairq.tasks t
-    where t.shard_no = p_tick.shard_no
-      and t.queue = p_tick.queue
-      and t.scheduled
-      and t.run_at >= p_tick.next_due_at
+    where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.scheduled and t.run_at >= p_tick.next_due_at
     order by t.run_at
     limit 1
   );
 end;
 $$;
-comment on function fairq._wake_due is 'Puts due scheduled tasks in line.';
 
 -- By ctid and no other way, see _leave.
 create function fairq._wake(p_shard_no integer, p_queue text, p_ctids tid[]) returns void
-language plpgsql
-volatile
-set search_path = ''
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_indexscan = off
-as $$
+language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin
   with numbered as materialized (
     select d.ctid, nextval('fairq.task_ids') as sequence from unnest(p_ctids) d(ctid)
@@ -442,4 +367,3 @@ begin
   group by w.group_key, w.priority;
 end;
 $$;
-comment on function fairq._wake is 'Puts scheduled tasks in line.';

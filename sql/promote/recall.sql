@@ -8,16 +8,9 @@
 -- Locks: ready, "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
 create function fairq._recall(
-  p_tick fairq.ticks,
-  p_lanes fairq.lanes[],
-  p_news fairq.news[],
-  p_cancelled bigint[],
-  p_now timestamptz
+  p_tick fairq.ticks, p_lanes fairq.lanes[], p_news fairq.news[], p_cancelled bigint[], p_now timestamptz
 ) returns fairq.lanes[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_configured text[] := array(select n.group_key from unnest(p_news) n where n.configured);
   v_whole text[];
@@ -43,14 +36,11 @@ begin
   return p_lanes;
 end;
 $$;
-comment on function fairq._recall is 'Takes ready tasks out of the order again.';
 
+-- Takes ready tasks of groups out of the order again.
 create function fairq._recall_groups(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_now timestamptz)
 returns fairq.lanes[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_ctids tid[];
   v_keyed bigint[];
@@ -60,9 +50,7 @@ begin
     select r.ctid, r.id, r.keyed, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, coalesce(r.charge, t.cost) as charge
     from fairq.ready r
     cross join lateral (select b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
-    where r.shard_no = p_tick.shard_no
-      and r.queue = p_tick.queue
-      and r.position >= 0
+    where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
       and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
       and r.group_key = any(p_groups)
       and (-r.priority, r.sequence) > coalesce((
@@ -119,17 +107,13 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._recall_groups is 'Takes ready tasks of groups out of the order again.';
 
 -- Tasks held by groups that get their first limit are counted from now on, and their lanes know of the places taken. A task that is being finished, or
 -- popped, is locked, and nobody waits for it with the domain in hand: it takes a place all the same, as one that is not counted yet, until it is
 -- gone or can be counted. Its lane looks again soon.
 -- Locks: held, "skip locked". Cost: all held tasks of the shard. For settings, not for the hot path.
 create function fairq._adopt(p_tick fairq.ticks, p_lanes fairq.lanes[], p_configured text[], p_now timestamptz) returns fairq.lanes[]
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_groups text[] := array(
     select l.group_key from unnest(p_lanes) l
@@ -167,10 +151,7 @@ begin
         union all
         select r.id
         from fairq.ready r
-        where r.shard_no = p_tick.shard_no
-          and r.queue = p_tick.queue
-          and r.position >= 0
-          and r.group_key = v_lane.group_key
+        where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0 and r.group_key = v_lane.group_key
           and not r.counted
       ) i;
       v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + v_adopted.counted;
@@ -184,14 +165,10 @@ begin
   return v_lanes;
 end;
 $$;
-comment on function fairq._adopt is 'Begins to count tasks in flight whose group got its first limit.';
 
 -- The groups of those tasks that are ready.
 create function fairq._groups_of_ready(p_shard_no integer, p_ids bigint[]) returns text[]
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 begin
   return array(
     select distinct t.group_key
@@ -199,14 +176,12 @@ begin
     cross join lateral (
       select r.group_key
       from fairq.ready r
-      where r.shard_no = p_shard_no
-        and r.id = i.id
+      where r.shard_no = p_shard_no and r.id = i.id
       offset 0
     ) t
   );
 end;
 $$;
-comment on function fairq._groups_of_ready is 'The groups of those tasks that are ready.';
 
 -- Ends the waiting tasks among those somebody wished to cancel. Held ones are left: their wish stays, and their holder learns of
 -- it with its heartbeat. A ready task that is being popped right now is locked and counts as held; should the pop roll back it would be waiting again,
@@ -214,10 +189,7 @@ comment on function fairq._groups_of_ready is 'The groups of those tasks that ar
 -- "offset 0": as joins, each of these look-ups could become a walk through all wishes there ever were.
 -- Locks: ready and parked with "skip locked"; bodies, which the caller's domain lock protects; cancellations.
 create function fairq._cancel_waiting(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_tasks fairq.leaving[] := fairq._find_waiting(p_shard_no, array(
     select distinct i.id
@@ -233,12 +205,10 @@ begin
     cross join lateral (
       select c.ctid
       from fairq.cancellations c
-      where c.shard_no = p_shard_no
-        and c.task_id = t.id
+      where c.shard_no = p_shard_no and c.task_id = t.id
       offset 0
     ) w
   ));
   perform fairq._ring_wishes(p_shard_no, p_ids);
 end;
 $$;
-comment on function fairq._cancel_waiting is 'Ends the waiting ones of the tasks to be cancelled.';

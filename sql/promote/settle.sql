@@ -2,17 +2,9 @@
 -- Locks: lanes, rows it replaces; the caller holds the domain.
 -- Cost: one step in lanes_pkey and one in groups per group that rang.
 create function fairq._settle_lanes(
-  p_tick fairq.ticks,
-  p_queue fairq.queues,
-  p_news fairq.news[],
-  p_now timestamptz,
-  out o_tick fairq.ticks,
-  out o_lanes fairq.lanes[]
+  p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_now timestamptz, out o_tick fairq.ticks, out o_lanes fairq.lanes[]
 )
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_replaced tid[];
   v_lane_count bigint;
@@ -43,10 +35,7 @@ begin
     left join lateral (
       select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.pace, v.last_priority, v.last_sequence, v.cursors
       from fairq.lanes v
-      where v.shard_no = p_tick.shard_no
-        and v.queue = p_tick.queue
-        and v.group_key = n.group_key
-        and v.version >= p_tick.first_version
+      where v.shard_no = p_tick.shard_no and v.queue = p_tick.queue and v.group_key = n.group_key and v.version >= p_tick.first_version
       order by v.version desc
       limit 1
     ) l on true
@@ -56,9 +45,7 @@ begin
       left join lateral (
         select c.*
         from fairq.groups c
-        where c.shard_no = p_tick.shard_no
-          and c.queue = p_tick.queue
-          and c.group_key = n.group_key
+        where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = n.group_key
         offset 0
       ) s on true
       offset 0
@@ -120,15 +107,12 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._settle_lanes is 'The lanes that news came for, as they are after it.';
 
 -- The cursors of a lane after more of its tasks were heard of: per priority the smaller sequence, highest priority first. A level that is new to the lane
 -- knows nothing of what was taken from it before: p_touched, of the whole domain, says what surely was not. Eight levels at most: the last
 -- one then stands for all below, so that twenty thousand levels cost what eight do.
 create function fairq._merge_cursors(p_cursors fairq.cursor[], p_heard fairq.cursor[], p_touched bigint) returns fairq.cursor[]
-language sql
-immutable
-as $$
+language sql immutable as $$
   with level as (
     select u.priority, min(u.sequence) as sequence, coalesce(max(u.touched), p_touched) as touched, coalesce(bool_or(u.is_open), false) as is_open,
       row_number() over (order by u.priority desc) as nth
@@ -142,4 +126,3 @@ as $$
   from level l
   where l.nth <= 8
 $$;
-comment on function fairq._merge_cursors is 'The cursors of a lane after more of its tasks were heard of.';

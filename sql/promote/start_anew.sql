@@ -5,10 +5,7 @@
 
 -- Makes a domain, with its first tick: what is rung from now on will be heard.
 create function fairq._open_domain(p_shard_no integer, p_queue text) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   insert into fairq.domains (shard_no, queue) values (p_shard_no, p_queue) on conflict do nothing;
   if found then
@@ -16,14 +13,10 @@ begin
   end if;
 end;
 $$;
-comment on function fairq._open_domain is 'Makes a domain, with its first tick.';
 
 -- A tick that knows nothing, and hears every ring that is not visible in the snapshot, and those of its own transaction. Not written yet.
 create function fairq._blank_tick(p_shard_no integer, p_queue text, p_tick bigint, p_snapshot pg_snapshot) returns fairq.ticks
-language plpgsql
-stable
-set search_path = ''
-as $$
+language plpgsql stable set search_path = '' as $$
 declare
   v_tick fairq.ticks;
 begin
@@ -51,7 +44,6 @@ begin
   return v_tick;
 end;
 $$;
-comment on function fairq._blank_tick is 'A tick that knows nothing yet.';
 
 -- Forgets what promotion knows of a domain.
 -- A ready task that is being popped is waited for: should the pop roll back, nobody would look for it where it was.
@@ -61,10 +53,7 @@ comment on function fairq._blank_tick is 'A tick that knows nothing yet.';
 -- Locks: ready, rings, parked of the domain; the caller holds the domain.
 -- Cost: ready and held tasks, and the rings that were not swept yet.
 create function fairq._start_anew(p_shard_no integer, p_queue text) returns fairq.ticks
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_snapshot pg_snapshot;
   v_last record;
@@ -73,8 +62,7 @@ begin
   perform fairq._lock_keys(p_shard_no, true);
   select coalesce(max(k.tick), 0) as tick, coalesce(max(greatest(k.top, k.clock)), 0) as top into v_last
   from fairq.ticks k
-  where k.shard_no = p_shard_no
-    and k.queue = p_queue;
+  where k.shard_no = p_shard_no and k.queue = p_queue;
   -- Transaction ids, ticks and the clock may start lower than the sweeps have come.
   delete from fairq.sweeps w
   where w.shard_no = p_shard_no
@@ -92,9 +80,7 @@ begin
   given as (
     -- Waiting for a key is found out again; so is who is given one.
     delete from fairq.parked k
-    where k.shard_no = p_shard_no
-      and k.queue = p_queue
-      and k.granted
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
     returning k.id, k.granted as keyed
   ),
   freed as (
@@ -122,8 +108,7 @@ begin
   -- Versions go on where the lanes of before end.
   select coalesce(max(l.version), 0) + 1, coalesce(max(l.lane_no), 0) into v_tick.first_version, v_tick.lane_count
   from fairq.lanes l
-  where l.shard_no = p_shard_no
-    and l.queue = p_queue;
+  where l.shard_no = p_shard_no and l.queue = p_queue;
   v_tick.touched := fairq._last_sequence();
   select min(t.id) into v_tick.announce_from
   from fairq.tasks t
@@ -131,22 +116,16 @@ begin
   return fairq._write_tick(v_tick);
 end;
 $$;
-comment on function fairq._start_anew is 'Forgets what promotion knows of a domain, and begins to find it out again.';
 
+-- The highest sequence given to any task.
 create function fairq._last_sequence() returns bigint
-language sql
-volatile
-set search_path = ''
+language sql set search_path = ''
 as $$ select s.last_value from fairq.task_ids s $$;
-comment on function fairq._last_sequence is 'The highest sequence given to any task.';
 
 -- After a rebuild: rings for the next portion of bodies, as if they had just been created; those parked are so no more.
 -- Cost: 5000 entries of tasks_pkey.
 create function fairq._announce_bodies(p_tick fairq.ticks) returns fairq.ticks
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_portion record;
 begin
@@ -156,8 +135,7 @@ begin
   with portion as materialized (
     select t.id, t.queue, t.group_key, t.priority, t.sequence, t.scheduled, t.run_at, t.concurrency_key
     from fairq.tasks t
-    where t.shard_no = p_tick.shard_no
-      and t.id >= p_tick.announce_from
+    where t.shard_no = p_tick.shard_no and t.id >= p_tick.announce_from
     order by t.id
     limit 5000
   ),
@@ -171,16 +149,14 @@ begin
     insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
     select p_tick.shard_no, p_tick.queue, p.group_key, p.priority, min(p.sequence), bool_or(p.concurrency_key is not null)
     from portion p
-    where p.queue = p_tick.queue
-      and not p.scheduled
+    where p.queue = p_tick.queue and not p.scheduled
     group by p.group_key, p.priority
   ),
   due as (
     insert into fairq.rings (shard_no, queue, group_key, due_at)
     select p_tick.shard_no, p_tick.queue, min(p.group_key), min(p.run_at)
     from portion p
-    where p.queue = p_tick.queue
-      and p.scheduled
+    where p.queue = p_tick.queue and p.scheduled
     having count(*) > 0
   ),
   wished as (
@@ -195,4 +171,3 @@ begin
   return p_tick;
 end;
 $$;
-comment on function fairq._announce_bodies is 'After a rebuild: announces the next portion of bodies again.';

@@ -1,79 +1,57 @@
 -- Constants and arithmetic. Tiny, immutable, without "set search_path": so they are inlined into the statements that use them.
 
+-- Length of one round of the round robin in units of the virtual time: a task of cost 1 in a group of weight 1 moves its group by this much.
 create function fairq._round() returns bigint
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select 1048576::bigint $$;
-comment on function fairq._round is
-  'Length of one round of the round robin in units of the virtual time: a task of cost 1 in a group of weight 1 moves its group by this much.';
 
+-- A distance in virtual time as a number of rounds.
 create function fairq._rounds(p_distance bigint) returns double precision
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select p_distance::double precision / fairq._round() $$;
-comment on function fairq._rounds is 'A distance in virtual time as a number of rounds.';
 
+-- How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address; at most 2^20 rounds, so that a
+-- million tasks ahead fit in a bigint.
 create function fairq._step(p_cost double precision, p_weight double precision) returns bigint
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select least(1099511627776, greatest(1, ceil(fairq._round() * p_cost / p_weight)))::bigint $$;
-comment on function fairq._step is
-  'How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address; at most 2^20 rounds, so that a million tasks ahead fit in a bigint.';
 
+-- Position of a lane in its blocks. Between two lanes there is room for 2^20 newcomers, who are served as soon as they come.
 create function fairq._lane_position(p_lane_no bigint) returns bigint
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select p_lane_no << 20 $$;
-comment on function fairq._lane_position is
-  'Position of a lane in its blocks. Between two lanes there is room for 2^20 newcomers, who are served as soon as they come.';
 
+-- The last position before the next lane.
 create function fairq._gap_end(p_position bigint) returns bigint
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$ select ((p_position >> 20) + 1 << 20) - 1 $$;
-comment on function fairq._gap_end is 'The last position before the next lane.';
 
+-- The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.
 create function fairq._shard_of(p_group_key text, p_shard_count integer) returns integer
-language sql
-immutable
-parallel safe
-as $$
+language sql immutable parallel safe as $$
   select case
     when p_shard_count = 1 then 0
     else (('x' || left(md5(p_group_key), 15))::bit(60)::bigint % p_shard_count)::integer
   end
 $$;
-comment on function fairq._shard_of is
-  'The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.';
 
+-- Whether an interval is neither negative nor longer than another one. Its parts are looked at, too: a thousand years less so many days may be short,
+-- and is out of range as soon as it is added to a time.
 create function fairq._is_span(p_time interval, p_longest interval) returns boolean
-language sql
-immutable
-parallel safe
-as $$
+language sql immutable parallel safe as $$
   select p_time between interval '0' and p_longest and abs(extract(year from p_time)) <= 100 and abs(extract(day from p_time)) <= 36525
 $$;
-comment on function fairq._is_span(interval, interval) is
-  'Whether an interval is neither negative nor longer than another one. Its parts are looked at, too: a thousand years less so many days may be short, and is out of range as soon as it is added to a time.';
 
+-- The one clock of the engine: the wall clock, or the session setting fairq.now, which only tests set. Never now(): a lease must not stand still in a
+-- long transaction.
 create function fairq._now() returns timestamptz
-language sql
-volatile
-parallel safe
+language sql parallel safe
 as $$ select coalesce(nullif(current_setting('fairq.now', true), '')::timestamptz, clock_timestamp()) $$;
-comment on function fairq._now is
-  'The one clock of the engine: the wall clock, or the session setting fairq.now, which only tests set. Never now(): a lease must not stand still in a long transaction.';
 
+-- The clock of what recovers or drops: fairq.now moves it only where the installation says that it is for tests. Nobody else loses tasks or history
+-- to a session setting.
 create function fairq._wall() returns timestamptz
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   if exists (select from fairq.settings s where s.test_clock) then
     return fairq._now();
@@ -81,5 +59,3 @@ begin
   return clock_timestamp();
 end;
 $$;
-comment on function fairq._wall is
-  'The clock of what recovers or drops: fairq.now moves it only where the installation says that it is for tests. Nobody else loses tasks or history to a session setting.';

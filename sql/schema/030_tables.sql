@@ -127,44 +127,22 @@ comment on column fairq.groups.paused_at is 'When the group was paused; null: it
 
 -- A row "is not null" only when all its fields are: ask whether a policy "is distinct from null".
 create type fairq.policy as (
-  max_running integer,
-  paused_at timestamptz,
-  rate_seconds double precision,
-  rate_burst integer,
-  breaker_threshold integer,
-  breaker_cooldown interval
+  max_running integer, paused_at timestamptz, rate_seconds double precision, rate_burst integer, breaker_threshold integer, breaker_cooldown interval
 );
 comment on type fairq.policy is 'What limits a group: its own settings, else its queue''s. See _policy, _allowance, _charge, _settle.';
 
 create type fairq.gate as (
-  in_flight integer,
-  uncounted integer,
-  rate_at timestamptz,
-  failures integer,
-  open_until timestamptz,
-  probe_until timestamptz
+  in_flight integer, uncounted integer, rate_at timestamptz, failures integer, open_until timestamptz, probe_until timestamptz
 );
 comment on type fairq.gate is 'Where a group stands with its limits: places taken, also by tasks that are not counted yet (see _adopt), rate used, breaker.';
 
-create type fairq.estimate as (
-  kind text,
-  tasks integer,
-  seconds double precision
-);
+create type fairq.estimate as (kind text, tasks integer, seconds double precision);
 comment on type fairq.estimate is 'How long the tasks of a kind ran: how many were measured, and the mean of the last ones.';
 
-create type fairq.pace as (
-  last_block bigint,
-  credit bigint,
-  estimates fairq.estimate[]
-);
+create type fairq.pace as (last_block bigint, credit bigint, estimates fairq.estimate[]);
 comment on type fairq.pace is 'What the tasks of a group take, where groups share time: its estimates; the block of its last address, which no correction goes behind; and what could not be given back yet for that reason.';
 
-create type fairq.allowance as (
-  tasks integer,
-  look_at timestamptz,
-  reason text
-);
+create type fairq.allowance as (tasks integer, look_at timestamptz, reason text);
 comment on type fairq.allowance is 'How many more tasks, when to look again if none, and why not more.';
 
 create table fairq.domains (
@@ -269,81 +247,29 @@ comment on column fairq.parked.granted is 'The task was given a place of its key
 
 -- What promotion found for a task, on its way to ready or straight to held.
 create type fairq.placed as (
-  id bigint,
-  block bigint,
-  position bigint,
-  charge double precision,
-  counted boolean,
-  keyed boolean,
-  priority integer,
-  sequence bigint,
-  group_key text,
-  ready tid
+  id bigint, block bigint, position bigint, charge double precision, counted boolean, keyed boolean, priority integer, sequence bigint,
+  group_key text, ready tid
 );
 comment on type fairq.placed is 'A task with its address, and where it is in fairq.ready; null: it was promoted a moment ago, and is not.';
 
 create type fairq.popped as (
-  shard_no integer,
-  id bigint,
-  attempt integer,
-  max_attempts integer,
-  queue text,
-  group_key text,
-  kind text,
-  priority integer,
-  cost double precision,
-  created_at timestamptz,
-  run_at timestamptz,
-  expires_at timestamptz,
-  started_at timestamptz,
-  lease_expires_at timestamptz,
-  timeout interval,
-  idempotency_key text,
-  concurrency_key text,
-  headers jsonb,
-  payload jsonb,
-  block bigint,
-  position bigint
+  shard_no integer, id bigint, attempt integer, max_attempts integer, queue text, group_key text, kind text, priority integer, cost double precision,
+  created_at timestamptz, run_at timestamptz, expires_at timestamptz, started_at timestamptz, lease_expires_at timestamptz, timeout interval,
+  idempotency_key text, concurrency_key text, headers jsonb, payload jsonb, block bigint, position bigint
 );
 comment on type fairq.popped is 'A task as its worker gets it: the body, the attempt, and the address at which it was served.';
 
 -- What a worker's turn answers: first what was accepted, then the tasks, a row each.
 create type fairq.turned as (
-  ended bigint[],
-  released bigint[],
-  started bigint[],
-  due_in double precision,
-  id bigint,
-  attempt integer,
-  max_attempts integer,
-  queue text,
-  group_key text,
-  kind text,
-  started_at timestamptz,
-  timeout interval,
-  headers jsonb,
-  payload jsonb
+  ended bigint[], released bigint[], started bigint[], due_in double precision, id bigint, attempt integer, max_attempts integer, queue text,
+  group_key text, kind text, started_at timestamptz, timeout interval, headers jsonb, payload jsonb
 );
 comment on type fairq.turned is 'The answer to fairq.turn(): one row of what was accepted, then the tasks.';
 
 -- A task on its way out of flight, its rows locked: where they are, what they hold, and how it leaves.
 create type fairq.leaving as (
-  id bigint,
-  body tid,
-  held tid,
-  ready tid,
-  parked tid,
-  outcome text,
-  result jsonb,
-  error jsonb,
-  run_at timestamptz,
-  attempt integer,
-  worker_id bigint,
-  started_at timestamptz,
-  charge double precision,
-  meters integer,
-  counted boolean,
-  keyed boolean
+  id bigint, body tid, held tid, ready tid, parked tid, outcome text, result jsonb, error jsonb, run_at timestamptz, attempt integer,
+  worker_id bigint, started_at timestamptz, charge double precision, meters integer, counted boolean, keyed boolean
 );
 comment on type fairq.leaving is 'A task that leaves flight, see _leave.';
 
@@ -434,16 +360,8 @@ comment on type fairq.cursor is
 
 -- What the rings of a group said, taken together.
 create type fairq.news as (
-  group_key text,
-  freed integer,
-  failures integer,
-  succeeded boolean,
-  keyed boolean,
-  configured boolean,
-  first_sequence bigint,
-  heard fairq.cursor[],
-  correction double precision,
-  ran fairq.estimate[]
+  group_key text, freed integer, failures integer, succeeded boolean, keyed boolean, configured boolean, first_sequence bigint, heard fairq.cursor[],
+  correction double precision, ran fairq.estimate[]
 );
 comment on type fairq.news is 'What the new rings of a group say, see _hear.';
 

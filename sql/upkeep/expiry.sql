@@ -7,11 +7,7 @@
 -- enable_sort is off: the rows come in the order of the index, another one with a sort behind it would read all of them.
 -- Cost: tasks_expiry_idx from the floor to now.
 create function fairq._expire_waiting(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language plpgsql set search_path = '' set enable_sort = off as $$
 declare
   v_floor timestamptz := to_timestamp(fairq._sweep_floor(p_shard_no, 'expiry') / 1000000.0);
   v_until timestamptz;
@@ -42,8 +38,7 @@ begin
       v_ended := v_ended + fairq._end_tasks(p_shard_no, array(
         select t.id
         from fairq.tasks t
-        where t.shard_no = p_shard_no
-          and t.queue = v_queue
+        where t.shard_no = p_shard_no and t.queue = v_queue
               and t.expires_at >= coalesce(v_floor, '-infinity')
           and t.expires_at <= v_until
         order by t.expires_at
@@ -61,4 +56,3 @@ begin
   return v_ended;
 end;
 $$;
-comment on function fairq._expire_waiting is 'Ends waiting tasks whose deadline passed.';

@@ -6,13 +6,7 @@
 -- Raises QF005 outside READ COMMITTED, QF014 unknown part.
 -- Locks: maintenance, one row per shard; then as the parts say. Bounded by p_limit rows of a kind, so a call is short; call it every few seconds.
 create function fairq.maintain(p_limit integer default 10000, p_part text default null) returns jsonb
-language plpgsql
-volatile
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
@@ -51,10 +45,7 @@ comment on function fairq.maintain is
 
 -- The parts of upkeep, in the order in which they matter.
 create function fairq.upkeep_parts() returns setof text
-language sql
-stable
-set search_path = ''
-as $$
+language sql stable set search_path = '' as $$
   select 'recovery'
   union all
   select 'expiry'
@@ -69,10 +60,7 @@ comment on function fairq.upkeep_parts is 'The parts of fairq.maintain(), in ord
 
 -- One part of upkeep in one shard. Returns what it did, by name.
 create function fairq._upkeep(p_shard_no integer, p_part text, p_limit integer) returns jsonb
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_now timestamptz := fairq._wall();
   v_queue fairq.queues;
@@ -94,14 +82,10 @@ begin
   end case;
 end;
 $$;
-comment on function fairq._upkeep is 'One part of upkeep in one shard.';
 
 -- Promotes a queue that has news, and sweeps what promotion left behind.
 create function fairq._keep_queue(p_shard_no integer, p_queue fairq.queues, p_limit integer) returns jsonb
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_promoted integer;
   v_swept integer;
@@ -128,4 +112,3 @@ begin
   return jsonb_build_object('promoted', coalesce(v_promoted, 0), 'swept', coalesce(v_swept, 0));
 end;
 $$;
-comment on function fairq._keep_queue is 'Promotes a queue that has news, and sweeps what promotion left behind.';

@@ -6,13 +6,7 @@
 -- Returns how many partitions it made and dropped.
 -- Locks: ACCESS EXCLUSIVE on the partition dropped and on the history table, for a moment, waited for 5 ms at most. No domain: it runs on its own.
 create function fairq._rotate_partitions() returns integer
-language plpgsql
-volatile
-security definer
-set search_path = ''
-set lock_timeout = '5ms'
-set timezone = 'UTC'
-as $$
+language plpgsql security definer set search_path = '' set lock_timeout = '5ms' set timezone = 'UTC' as $$
 declare
   v_today date := (fairq._wall() at time zone 'UTC')::date;
   v_parent text;
@@ -67,4 +61,3 @@ begin
   return v_changed;
 end;
 $$;
-comment on function fairq._rotate_partitions is 'Makes and drops the day partitions of the history.';

@@ -5,10 +5,7 @@
 -- Locks: the worker's row, then held, both "skip locked": a worker that is popping right now is alive, and so is one that beat since we looked.
 -- Cost: all held tasks of the shard.
 create function fairq._recover_worker(p_shard_no integer, p_worker_id bigint, p_limit integer, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_error jsonb := jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id));
   v_lost fairq.leaving[];
@@ -27,14 +24,10 @@ begin
   return coalesce(cardinality(v_lost), 0);
 end;
 $$;
-comment on function fairq._recover_worker is 'Gives up a worker that is lost, and takes its tasks from it.';
 
 -- Workers without a sign of life for their lease. While the server was down nobody could give one.
 create function fairq._silent_workers(p_shard_no integer, p_now timestamptz) returns setof bigint
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 begin
   return query
     select w.worker_id
@@ -44,15 +37,13 @@ begin
         or p_now > w.lease + greatest(pg_postmaster_start_time(), w.registered_at, (
           select h.beat_at
           from fairq.heartbeats h
-          where h.shard_no = p_shard_no
-            and h.worker_id = w.worker_id
+          where h.shard_no = p_shard_no and h.worker_id = w.worker_id
           order by h.beat_at desc
           limit 1
         )))
     order by w.worker_id;
 end;
 $$;
-comment on function fairq._silent_workers is 'Workers without a sign of life for their lease.';
 
 -- Claims whose lease ran out go back in line, at most p_limit; no attempt is burned, for none began. The sweep starts where the last one ended, not at
 -- the dead entries of all claims ever made; it does not pass one that is locked, being started or finished right now.
@@ -61,11 +52,7 @@ comment on function fairq._silent_workers is 'Workers without a sign of life for
 -- Locks: held, "skip locked".
 -- Cost: held_claim_lease_idx from the floor to now.
 create function fairq._give_up_claims(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language plpgsql set search_path = '' set enable_sort = off as $$
 declare
   v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'claims') / 1000000.0), '-infinity');
   v_next bigint := fairq._sweep_floor(p_shard_no, 'claims next');
@@ -78,9 +65,7 @@ begin
   from (
     select k.ctid, k.id, k.attempt, k.worker_id, k.charge, k.meters, k.counted, k.keyed
     from fairq.held k
-    where k.shard_no = p_shard_no
-      and k.lease_expires_at >= v_floor
-      and k.lease_expires_at <= p_now
+    where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor and k.lease_expires_at <= p_now
     order by k.lease_expires_at
     limit p_limit
     for update skip locked
@@ -91,8 +76,7 @@ begin
   if v_next is null or (pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= v_next_xid and not exists (
       select
       from fairq.held k
-      where k.shard_no = p_shard_no
-        and k.lease_expires_at >= v_floor
+      where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor
         and k.lease_expires_at <= p_now))
   then
     perform fairq._set_sweep_floor(p_shard_no, 'claims', v_next);
@@ -102,4 +86,3 @@ begin
   return coalesce(cardinality(v_claims), 0);
 end;
 $$;
-comment on function fairq._give_up_claims is 'Puts claims whose lease ran out back in line.';

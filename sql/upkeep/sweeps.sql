@@ -4,11 +4,7 @@
 -- enable_sort is off: the rows come in the order of an index, and another index with a sort behind it would read all of them.
 -- Locks: the rows it removes; the caller holds the domain.
 create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
-language plpgsql
-volatile
-set search_path = ''
-set enable_sort = off
-as $$
+language plpgsql set search_path = '' set enable_sort = off as $$
 declare
   v_tick fairq.ticks;
   v_floor bigint;
@@ -31,9 +27,7 @@ begin
   with heard as materialized (
     select r.ctid, r.xid
     from fairq.rings r
-    where r.shard_no = p_shard_no
-      and r.queue = p_queue
-      and r.xid >= v_floor::text::xid8
+    where r.shard_no = p_shard_no and r.queue = p_queue and r.xid >= v_floor::text::xid8
       and r.xid < least(v_tick.next_xid, v_partly)
       and r.xid <> v_tick.heard_xid
       and r.xid <> all(array(select p.xid from unnest(v_tick.pending) p))
@@ -49,10 +43,7 @@ begin
   with old as materialized (
     select k.ctid, k.tick
     from fairq.ticks k
-    where k.shard_no = p_shard_no
-      and k.queue = p_queue
-      and k.tick >= v_floor
-      and k.tick < v_tick.tick
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.tick >= v_floor and k.tick < v_tick.tick
     order by k.tick
     limit p_limit
   )
@@ -66,9 +57,7 @@ begin
   with idle as materialized (
     select l.ctid, l.finish, coalesce((l.gate).rate_at, '-infinity') <= fairq._now() as is_paid
     from fairq.lanes l
-    where l.shard_no = p_shard_no
-      and l.queue = p_queue
-      and not l.admissible
+    where l.shard_no = p_shard_no and l.queue = p_queue and not l.admissible
       -- A meter is asked without looking at the settings: its lane is never missing.
       and l.queue <> '#meters'
       and l.finish >= v_floor
@@ -89,11 +78,7 @@ begin
   with stale as materialized (
     select l.ctid
     from fairq.lanes l
-    where l.shard_no = p_shard_no
-      and l.queue = p_queue
-      and l.admissible
-      and l.finish >= v_floor
-      and l.finish < v_tick.clock
+    where l.shard_no = p_shard_no and l.queue = p_queue and l.admissible and l.finish >= v_floor and l.finish < v_tick.clock
       and l.version < v_tick.first_version
     order by l.finish
     limit p_limit
@@ -103,16 +88,12 @@ begin
   return v_rings.swept + v_late + v_ticks.swept + v_lanes.swept;
 end;
 $$;
-comment on function fairq._sweep_domain is 'Removes rings, ticks and lanes that nobody needs any more.';
 
 -- Rings of transactions that were still open when the sweep of rings passed them: remembered here, by id, and removed when a tick has heard them.
 -- Returns how many rings it removed.
 create function fairq._sweep_late_rings(p_shard_no integer, p_queue text, p_tick fairq.ticks, p_passed bigint)
 returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_what text := 'late rings ' || p_queue;
   v_open bigint[] := array(
@@ -134,8 +115,7 @@ begin
   v_done := array(
     select w.floor
     from fairq.sweeps w
-    where w.shard_no = p_shard_no
-      and w.what = v_what
+    where w.shard_no = p_shard_no and w.what = v_what
       and w.floor < p_tick.next_xid::text::bigint
       and w.floor <> p_tick.heard_xid::text::bigint
       and w.floor::text::xid8 <> all(array(select p.xid from unnest(p_tick.pending) p))
@@ -149,24 +129,18 @@ begin
     cross join lateral (
       select k.ctid
       from fairq.rings k
-      where k.shard_no = p_shard_no
-        and k.queue = p_queue
-        and k.xid = d.xid::text::xid8
+      where k.shard_no = p_shard_no and k.queue = p_queue and k.xid = d.xid::text::xid8
       offset 0
     ) r
   ));
 end;
 $$;
-comment on function fairq._sweep_late_rings is 'Removes rings of transactions that were open when the sweep passed them.';
 
 -- Removes wishes to cancel and progress whose task is gone, watches that ran out, idempotency keys whose task is gone for longer than the retention, and rows of the
 -- history's default partitions past every queue's. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_notes(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_swept integer := 0;
   v_rows integer;
@@ -183,8 +157,7 @@ begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'watches', array(
     select n.ctid
     from fairq.watches n
-    where n.shard_no = p_shard_no
-      and n.until < p_now
+    where n.shard_no = p_shard_no and n.until < p_now
     limit p_limit
   ));
 
@@ -243,21 +216,16 @@ begin
   return v_swept + v_rows;
 end;
 $$;
-comment on function fairq._sweep_notes is 'Removes keys, wishes and history that nobody needs any more.';
 
+-- Where the next sweep of a kind starts; null: at the beginning.
 create function fairq._sweep_floor(p_shard_no integer, p_what text) returns bigint
-language sql
-stable
-as $$
+language sql stable as $$
   select max(w.floor) from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what
 $$;
-comment on function fairq._sweep_floor is 'Where the next sweep of a kind starts; null: at the beginning.';
 
+-- Remembers how far a sweep has come.
 create function fairq._set_sweep_floor(p_shard_no integer, p_what text, p_floor bigint) returns void
-language plpgsql
-volatile
-set search_path = ''
-as $$
+language plpgsql set search_path = '' as $$
 declare
   v_previous bigint := fairq._sweep_floor(p_shard_no, p_what);
 begin
@@ -268,4 +236,3 @@ begin
   delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what and w.floor = v_previous;
 end;
 $$;
-comment on function fairq._set_sweep_floor is 'Remembers how far a sweep has come.';

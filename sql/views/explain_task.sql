@@ -3,25 +3,11 @@
 -- group plus, for each other group, the rounds until then are not guessed: ahead_in_group is exact, ahead is null.
 create function fairq.explain_task(p_id bigint)
 returns table (
-  task_id bigint,
-  state text,
-  reason text,
-  ahead_in_group bigint,
-  ahead bigint,
-  next_look_at timestamptz,
-  worker_id bigint,
-  attempt integer,
+  task_id bigint, state text, reason text, ahead_in_group bigint, ahead bigint, next_look_at timestamptz, worker_id bigint, attempt integer,
   max_attempts integer
 )
-language plpgsql
-volatile
-rows 1
-set search_path = ''
-set plan_cache_mode = 'force_generic_plan'
-set jit = 'off'
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
+language plpgsql rows 1 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
+set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_task record;
@@ -33,8 +19,7 @@ begin
     select k.shard_no, k.id, k.queue, k.group_key, k.state, k.priority, k.sequence, k.block, k.position, k.run_at, k.expires_at,
       k.worker_id, k.attempt, k.max_attempts, k.concurrency_key
     from fairq.live_tasks k
-    where k.shard_no = s.shard_no
-      and k.id = p_id
+    where k.shard_no = s.shard_no and k.id = p_id
     offset 0
   ) t;
   if not found then
@@ -53,23 +38,19 @@ begin
   max_attempts := v_task.max_attempts;
   select count(*) into v_workers
   from fairq.workers w
-  where w.shard_no = v_task.shard_no
-    and v_task.queue = any(w.queues);
+  where w.shard_no = v_task.shard_no and v_task.queue = any(w.queues);
 
   if v_task.state in ('overflow', 'queued') then
     select count(*) into ahead_in_group
     from fairq.live_tasks t
-    where t.shard_no = v_task.shard_no
-      and t.queue = v_task.queue
-      and t.group_key = v_task.group_key
+    where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key
       and t.state in ('overflow', 'queued')
       and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence);
   end if;
   if v_task.state = 'queued' then
     select count(*) into ahead
     from fairq.live_tasks t
-    where t.shard_no = v_task.shard_no
-      and t.queue = v_task.queue
+    where t.shard_no = v_task.shard_no and t.queue = v_task.queue
       and t.state = 'queued'
       and (t.block, t.position) < (v_task.block, v_task.position);
   end if;
@@ -101,18 +82,9 @@ comment on function fairq.explain_task is 'Why a task is not running, and what s
 -- What keeps a waiting task from being served now, beside its turn: a paused queue, the limits of its group, key, queue and of the cluster, in the order in
 -- which it meets them. Reads the same lanes and the same _allowance as promotion and pop.
 create function fairq._obstacles(
-  p_shard_no integer,
-  p_queue text,
-  p_group_key text,
-  p_concurrency_key text,
-  p_state text,
-  p_now timestamptz
+  p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text, p_state text, p_now timestamptz
 ) returns table (nth integer, reason text, look_at timestamptz)
-language plpgsql
-stable
-rows 1
-set search_path = ''
-as $$
+language plpgsql stable rows 1 set search_path = '' as $$
 declare
   v_scope record;
   v_lane fairq.lanes;
@@ -148,9 +120,7 @@ begin
       from (
         select t.id
         from fairq.live_tasks t
-        where t.shard_no = p_shard_no
-          and t.concurrency_key = p_concurrency_key
-          and t.keyed
+        where t.shard_no = p_shard_no and t.concurrency_key = p_concurrency_key and t.keyed
         limit 5
       ) h;
       reason := format('%s; held by task %s', reason, coalesce(v_holders, 'none'));
@@ -159,4 +129,3 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq._obstacles is 'What keeps a waiting task from being served, beside its turn.';

@@ -38,10 +38,19 @@ def functions(conn: Conn) -> list[dict[str, Any]]:
         ).fetchall()
 
 
+FUNCTION = re.compile(r"(?ms)((?:^--[^\n]*\n)*)^create function fairq\.(\w+)(\(.*?\$\$;)$")
+
+# What stands above each function in its file, and its own text.
+HEADS: dict[str, str] = {}
+TEXTS: dict[str, str] = {}
+for file in install.sql_files():
+    for head, name, text in FUNCTION.findall(file.read_text("utf-8")):
+        HEADS[name] = head
+        TEXTS[name] = re.sub(r"--[^\n]*", "", text)
+
+
 def public_names() -> list[str]:
-    return sorted(
-        file.stem for file in (install.sql_dir() / "functions").glob("*.sql") if not file.stem.startswith("_")
-    )
+    return sorted(name for name in HEADS if not name.startswith("_"))
 
 
 def rows(conn: Conn, query: str) -> list[tuple[Any, ...]]:
@@ -122,14 +131,7 @@ def test_identity_and_serial_columns_are_not_used(db: Conn) -> None:
     )
 
 
-def statements_of(name: str) -> str:
-    text = (install.sql_dir() / "functions" / f"{name}.sql").read_text("utf-8")
-    return re.sub(r"--[^\n]*", "", text)
-
-
-@pytest.mark.parametrize(
-    "name", sorted(file.stem for file in (install.sql_dir() / "functions").glob("*.sql"))
-)
+@pytest.mark.parametrize("name", sorted(TEXTS))
 def test_every_use_of_a_sharded_table_names_the_shard(name: str, db: Conn) -> None:
     """
     DESIGN 12: every statement of a function is answerable by one shard. Each table or alias that a function
@@ -145,7 +147,7 @@ def test_every_use_of_a_sharded_table_names_the_shard(name: str, db: Conn) -> No
             """,
         )
     } - REFERENCE_TABLES
-    text = statements_of(name)
+    text = TEXTS[name]
     missing = []
     for match in re.finditer(r"\b(?:from|join|update|using)\s+fairq\.(\w+)\s+(?:as\s+)?(\w+)?", text):
         table, alias = match[1], match[2]
@@ -179,8 +181,12 @@ def test_each_public_function_has_a_file_and_there_are_no_overloads(db: Conn) ->
     assert public == {name: together.get(name, name) for name in public}
 
 
-def test_every_function_has_a_comment(db: Conn) -> None:
-    assert [function["signature"] for function in functions(db) if not function["comment"]] == []
+def test_every_function_says_what_it_is_for(db: Conn) -> None:
+    """In its file, above it; public functions in the database, too, where `\\df+` shows it."""
+    assert len(HEADS) > 50
+    assert [name for name, head in HEADS.items() if not head] == []
+    commented = {function["name"] for function in functions(db) if function["comment"]}
+    assert commented == set(public_names())
 
 
 def test_every_function_runs_with_the_rights_of_its_caller_but_one(db: Conn) -> None:
@@ -249,17 +255,7 @@ def test_functions_that_take_ctids_know_no_other_way(db: Conn) -> None:
 
 @pytest.mark.parametrize("name", public_names())
 def test_every_public_function_has_a_reference_page(name: str) -> None:
-    page = DOCS / f"{name}.md"
-    if not page.exists():
-        pytest.xfail(f"docs/reference/sql/{name}.md is not written yet")
-    assert name in page.read_text("utf-8")
-
-
-@pytest.mark.parametrize("name", public_names())
-def test_every_public_function_says_in_its_file_what_its_signature_cannot(name: str) -> None:
-    """STYLE 8: purpose, and what it returns, raises or locks."""
-    head = (install.sql_dir() / "functions" / f"{name}.sql").read_text("utf-8").split("create function")[0]
-    assert head.startswith("-- ")
+    assert name in (DOCS / f"{name}.md").read_text("utf-8")
 
 
 def test_nothing_is_granted_to_public(db: Conn) -> None:
