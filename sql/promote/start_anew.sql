@@ -58,6 +58,7 @@ declare
   v_snapshot pg_snapshot;
   v_last record;
   v_tick fairq.ticks;
+  v_ready tid[];
 begin
   perform fairq._lock_keys(p_shard_no, true);
   select coalesce(max(k.tick), 0) as tick, coalesce(max(greatest(k.top, k.clock)), 0) as top into v_last
@@ -68,14 +69,12 @@ begin
   where w.shard_no = p_shard_no
     and w.what in ('rings ' || p_queue, 'late rings ' || p_queue, 'ticks ' || p_queue, 'lanes ' || p_queue);
 
+  -- Waits here for pops in flight, in a statement of its own: the next one sees what they hold.
+  v_ready := array(
+    select r.ctid from fairq.ready r where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 for update
+  );
   with forgotten as (
     delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue
-  ),
-  gone as (
-    delete from fairq.ready r
-    where r.shard_no = p_shard_no
-      and r.id = any(array(select k.id from fairq.ready k where k.shard_no = p_shard_no and k.queue = p_queue and k.position >= 0 for update))
-    returning r.id, r.keyed
   ),
   given as (
     -- Waiting for a key is found out again; so is who is given one.
@@ -86,7 +85,11 @@ begin
   freed as (
     insert into fairq.rings (shard_no, queue, group_key, freed)
     select p_shard_no, '#keys', t.concurrency_key, count(*)
-    from (select g.id from gone g where g.keyed union all select v.id from given v) k
+    from (
+      select r.id from fairq.ready r where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 and r.keyed
+      union all
+      select v.id from given v
+    ) k
     join fairq.tasks t on t.shard_no = p_shard_no and t.id = k.id
     group by t.concurrency_key
   ),
@@ -101,6 +104,7 @@ begin
     group by t.group_key
   )
   select pg_current_snapshot() into v_snapshot;
+  perform fairq._remove(p_shard_no, 'ready', v_ready);
 
   v_tick := fairq._blank_tick(p_shard_no, p_queue, v_last.tick, v_snapshot);
   v_tick.clock := v_last.top + fairq._round();

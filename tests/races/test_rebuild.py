@@ -8,6 +8,7 @@ Interleavings (P: promotion that rebuilds, W: a worker, A: an application, B: wh
     B: begin; lock a ring or a ready task     P: promote (waits)     W: finish, commit     B: commit
     the same with a concurrency key, whose places are counted in a domain of their own
     the same with A: create, schedule and cancel, commit
+    W: begin; pop             P: promote (waits for the ready task W took)          W: commit, or rollback
 """
 
 import pytest
@@ -131,4 +132,27 @@ def test_what_applications_commit_while_a_rebuild_looks_is_not_missed(
     served = drain(observer, register(observer))
     assert {first, pending, later, due, scheduled} <= set(served)
     assert states(observer)[wished] == "cancelled"
+    assert_consistent(observer)
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
+def test_a_pop_that_a_rebuild_waits_for_is_counted_when_it_commits(
+    database: Database, observer: Conn, commits: bool
+) -> None:
+    """I7: what the pop holds is seen only by a statement that begins after it committed."""
+    cap(observer, "capped", 2)
+    create(observer, *["capped"] * 6)
+    promote(observer)
+    worker = register(observer)
+    popper, rebuilder = database.connect(), database.connect(autocommit=True)
+    assert len(pop(popper, worker, 2)) == 2
+    done = in_background(rebuilder, "select fairq.rebuild('default')")
+    assert wait_until_blocked(observer, pid_of(rebuilder)) == [pid_of(popper)]
+    if commits:
+        popper.commit()
+    else:
+        popper.rollback()
+    result(done)
+    assert_consistent(observer)
+    assert len(pop(observer, worker, 10)) == (0 if commits else 2)
     assert_consistent(observer)

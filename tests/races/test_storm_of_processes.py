@@ -1,0 +1,180 @@
+"""A storm: processes that produce, pop, finish, crash, configure, purge and rebuild, all at once.
+
+Keys, caps, rates, retries, two queues. A few seconds in `make test`, a minute in `make storm`. What happened is
+judged afterwards, from what each process noted and from what the database says: nothing lost, nothing handed to
+two (I1); caps, keys and rates never exceeded (I7); stale messages changed nothing (I10); who came back is before the
+younger (I12); no count is wrong, nothing waits for what has room (I13); and the rest is served in turns (I4).
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.races.engine import Conn, finish, pop, register
+from tests.support.database import Database
+from tests.support.invariants import assert_sound, violations
+from tests.support.sessions import wait_until
+from tests.support.storm import MOST, PLAIN, QUEUES, RATE_BURST, RATE_SECONDS, SETTINGS
+
+SECONDS = float(os.environ.get("FAIRQ_STORM_SECONDS", "4"))
+ROLES = ["produce"] * 2 + ["consume"] * 4 + ["operate"]
+
+RUNNING = """
+select t.queue || ' ' || t.group_key, count(*) from fairq.live_tasks t
+where t.worker_id is not null and t.group_key = 'capped' group by 1
+union all
+select t.concurrency_key, count(*) from fairq.live_tasks t
+where t.worker_id is not null and t.concurrency_key is not null group by 1
+"""
+
+
+def start(role: str, dsn: str, number: int, folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.support.storm", role, dsn, f"{role} {number}"]
+    return subprocess.Popen([*command, str(folder / f"{role}-{number}.jsonl")])
+
+
+def rage(database: Database, observer: Conn, folder: Path) -> None:
+    """Until the time is up; a process is killed now and then, and a new one takes its place."""
+    processes = {n: start(role, database.dsn, n, folder) for n, role in enumerate(ROLES)}
+    chance = random.Random(7)
+    deadline = time.monotonic() + SECONDS
+    samples = 0
+    try:
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            with observer.transaction():
+                observer.execute("set transaction isolation level repeatable read")
+                running = observer.execute(RUNNING.encode()).fetchall()
+                over = [row for row in running if row[1] > MOST[row[0].split(" ", 1)[1] if "capped" in row[0] else row[0]]]
+                if over:
+                    import datetime
+                    print("DEBUG", datetime.datetime.utcnow(), over)
+                    for q in ["select id, queue, group_key, state, attempt, worker_id, started_at, counted from fairq.live_tasks where group_key = 'capped' and state in ('running','claimed','queued') order by queue, started_at",
+                        "select l.queue, l.version, l.gate, l.policy, l.finish from fairq.lanes l where group_key='capped'",
+                        "select xid, ring_id, freed, configured, queue, sequence from fairq.rings where group_key='capped' order by xid desc, ring_id desc limit 25",
+                        "select * from fairq.ticks order by tick desc limit 6"]:
+                        for row in observer.execute(q.encode()).fetchall(): print("  ", row)
+                    os.system(f"mkdir -p /tmp/w/notes; cp {folder}/* /tmp/w/notes/")
+                assert not over, over
+                wrong = violations(observer)
+                assert not wrong, wrong
+            samples += 1
+            if chance.random() < 0.05:
+                number = chance.randrange(len(ROLES))
+                processes[number].send_signal(signal.SIGKILL)
+                processes[number].wait()
+                processes[number] = start(ROLES[number], database.dsn, number + 100 * samples, folder)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    assert samples > SECONDS
+
+
+def drain(observer: Conn) -> dict[str, list[tuple[Any, ...]]]:
+    """The storm is over: one worker serves what is left, and notes it by queue in the order in which it came."""
+    for queue in QUEUES:
+        observer.execute("select fairq.resume_queue(%s)", [queue])
+        observer.execute("select fairq.resume_group(%s, 'paused')", [queue])
+    # What the killed ones held comes back when they are given up.
+    def all_given_up() -> bool:
+        observer.execute("select fairq.maintain()")
+        row = observer.execute("select count(*) from fairq.held").fetchone()
+        return row == (0,)
+
+    wait_until(all_given_up, "the killed ones are given up", 30)
+    assert_sound(observer)
+    worker = register(observer, queues=QUEUES)
+    served: dict[str, list[tuple[Any, ...]]] = {queue: [] for queue in QUEUES}
+
+    def nothing_is_left() -> bool:
+        for queue in QUEUES:
+            bodies = dict(
+                (row[0], row[1:])
+                for row in observer.execute("select id, group_key, priority, sequence from fairq.tasks").fetchall()
+            )
+            held = pop(observer, worker, 10, queue=queue)
+            served[queue] += [(bodies[row[0]], row[0]) for row in held]
+            finish(observer, worker, held)
+        row = observer.execute("select count(*) from fairq.tasks").fetchone()
+        return row == (0,)
+
+    wait_until(nothing_is_left, "all is served", 60)
+    assert_sound(observer)
+    return served
+
+
+def judge(observer: Conn, folder: Path, served: dict[str, list[tuple[Any, ...]]]) -> None:
+    """What the notes say, against what the database says."""
+    notes = []
+    for file in folder.iterdir():
+        lines = file.read_text().splitlines()
+        notes += [json.loads(line) for line in lines if line.endswith("}")]
+    said: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in notes:
+        said[one["what"]].append(one)
+    assert not said["error"], said["error"][:3]
+    ended = Counter(row[0] for row in observer.execute("select id from fairq.finished_tasks").fetchall())
+
+    # I1: what was committed has ended, once; what was rolled back never was.
+    created = {one for note in said["created"] for one in note["ids"]}
+    attempted = {one for note in said["creates"] for one in note["ids"]}
+    rolled_back = {one for note in said["rolled back"] for one in note["ids"]}
+    assert len(created) > 50
+    assert set(ended.values()) == {1}
+    assert created <= set(ended) <= attempted - rolled_back
+    popped = Counter((task[0], task[1]) for note in said["popped"] for task in note["tasks"])
+    assert max(popped.values()) == 1, "an attempt was handed out twice"
+    succeeded = Counter(
+        one for note in said["ended"] if note["outcome"] == "succeeded" for one in note["ids"]
+    )
+    assert max(succeeded.values()) == 1, "a task succeeded twice"
+
+    # I7: a rate lets its burst go, and then one after the other; what was charged a moment before it started counts as that moment's.
+    starts: dict[str, list[float]] = defaultdict(list)
+    for note in said["popped"]:
+        starts[note["queue"]] += [task[4] for task in note["tasks"] if task[2] == "rated" and task[4]]
+    for times in starts.values():
+        times.sort()
+        for first in range(len(times)):
+            for last in range(first, min(len(times), first + 50)):
+                allowed = RATE_BURST + 2 + (times[last] - times[first]) / RATE_SECONDS
+                assert last - first + 1 <= allowed + 1, (times[first], times[last], last - first + 1)
+
+    # I10: nothing was ended by who had ended it, or lost it, before.
+    assert not [note for note in said["stale"] if note["ids"]]
+
+    for tasks in served.values():
+        # I12: in its group the older first, however often it came back.
+        line: dict[tuple[Any, ...], int] = {}
+        for (group, priority, sequence), _ in tasks:
+            if group in PLAIN:
+                assert line.get((group, priority), 0) < sequence, (group, priority, sequence)
+                line[group, priority] = sequence
+        # I4: while both have something left, two groups of one weight come as often as each other.
+        turns = [group for (group, _, _), _ in tasks if group in PLAIN]
+        backlog, counts = Counter(turns), Counter[str]()
+        for group in turns:
+            counts[group] += 1
+            if all(counts[one] < backlog[one] for one in PLAIN):
+                assert abs(counts[PLAIN[0]] - counts[PLAIN[1]]) <= 2, counts
+
+
+def test_after_a_storm_of_processes_everything_is_accounted_for(database: Database, tmp_path: Path) -> None:
+    observer = database.connect(autocommit=True)
+    for settings in SETTINGS:
+        observer.execute(settings.encode())
+    rage(database, observer, tmp_path)
+    served = drain(observer)
+    judge(observer, tmp_path, served)
+    with psycopg.connect(database.dsn, autocommit=True) as fresh:
+        assert_sound(fresh)
