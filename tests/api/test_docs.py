@@ -29,6 +29,7 @@ HOW_TO = [
             "retry-failed-tasks",
             "test-your-tasks",
             "wait-for-a-result",
+            "write-heavy-loads",
         )
     ),
 ]
