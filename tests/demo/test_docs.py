@@ -152,3 +152,13 @@ def test_the_python_of_the_readme_runs(database: Database, tmp_path: Path) -> No
     assert sorted(parsed[:2]) == ["parsing a.pdf for bob", "parsing letter.pdf for alice"]
     assert sorted(parsed[2:4]) == ["parsing b.pdf for bob", "parsing letter.pdf for alice"]
     assert parsed[4:] == [f"parsing {n}.pdf for bob" for n in range(10)]
+
+
+def test_decisions_are_numbered_without_gaps_and_listed_by_their_titles() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    index = re.sub(r"\s+", " ", (ROOT / "docs" / "README.md").read_text("utf-8"))
+    for number, page in enumerate(pages, 1):
+        title = page.read_text("utf-8").splitlines()[0].removeprefix("# ")
+        assert page.name.startswith(f"{number:04}-")
+        assert title.startswith(f"{number}. ")
+        assert f"- [{title}](decisions/{page.name})" in index
