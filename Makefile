@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See docs/how-to/run-the-tests.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format freeze test-long test-matrix test-shards test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long test-matrix test-shards test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -38,9 +38,6 @@ check: .venv/.dev ## Run the static checks: ruff, mypy, squawk, plpgsql_check, g
 
 format: .venv/.dev ## Lay out the Python code
 	@.venv/bin/python -m ruff check --fix-only --quiet . ; .venv/bin/python -m ruff format .
-
-freeze: .venv/.dev ## Write the initial migration anew from sql/ (until it is released)
-	@.venv/bin/python -m tools.freeze initial
 
 test-long: .venv/.dev ## Run the contracts of plans, held snapshots and policies with 1,000,000 tasks (needs npm)
 	@FAIRQ_TEST_ROWS=1000000 .ci/matrix $(lastword $(POSTGRES)) -- $(PYTEST) tests/contract/test_plans.py tests/contract/test_held_xmin.py tests/policies/test_adversaries.py tests/policies/test_cost.py

@@ -1,11 +1,8 @@
 """The engine's SQL: where it is, which version a database has, and how it gets another one.
 
-Importing this module loads neither Alembic nor SQLAlchemy; only :func:`migrate`, :func:`upgrade` and
-:func:`downgrade` do.
-
-Words: a *revision* is one step of the schema, called ``fairq_0001``; its files in ``migrations/versions`` are
-``0001_name.py``, ``.up.sql``, ``.down.sql``. *base* is a database without fairq, *head* the newest revision
-this code knows.
+Words: a *revision* is one step of the schema, called ``fairq_0001``. *base* is a database without fairq,
+*head* the newest revision this code knows. A new database loads ``sql/``, which is the engine at head; an
+older one runs the deltas in ``migrations/``. Why: docs/decisions/0010 and 0011.
 
 Errors::
 
@@ -22,14 +19,16 @@ Errors::
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from psycopg import sql
+import psycopg
 from psycopg.rows import tuple_row
 
 from fairq.errors import FairqError, TasksWouldBeLost
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Applied",
-    "Blocker",
     "InstallError",
     "Migration",
     "PackageBroken",
@@ -58,23 +56,19 @@ __all__ = [
     "check_version",
     "downgrade",
     "head",
+    "judge",
     "load_sql",
     "migrate",
     "migrations_dir",
     "plan",
     "resolve",
     "revisions",
-    "run_revision",
     "schema_version",
     "script",
     "sql_dir",
     "sql_files",
     "upgrade",
-    "version_location",
 ]
-
-SCHEMA = "fairq"
-VERSION_TABLE = "schema_version"
 
 # Where the engine's files are, in the order in which they are loaded; sql/README.md says what is where.
 ROOMS = ("schema", "create", "promote", "pop", "leave", "policies", "control", "upkeep", "views")
@@ -82,9 +76,8 @@ LAST = ("first_rows.sql", "grants.sql")
 BASE = "base"
 HEAD = "head"
 
-# Every way of changing the schema takes this lock first, to the end of its transaction: a
-# transaction-scoped lock also holds behind a pooler that gives each transaction another connection. The
-# number is 'fairq' in ASCII.
+# Every way of changing the schema takes this lock first, to the end of its transaction: a transaction-scoped
+# lock also holds behind a pooler. The number is 'fairq' in ASCII.
 LOCK_KEY = 0x6661697271
 
 Direction = Literal["up", "down"]
@@ -138,27 +131,44 @@ class WouldLoseData(InstallError, TasksWouldBeLost):
 
 @dataclass(frozen=True)
 class Revision:
-    """One step of the schema: ``id`` is its name in the database, ``stem`` that of its files."""
+    """``id`` is its name in the database, ``stem`` that of its files.
+
+    Until the first release the initial revision has none: it is ``sql/``.
+    """
 
     id: str
     stem: str
     folder: Path
     breaking: bool
 
-    def file(self, direction: Direction) -> Path:
-        return self.folder / f"{self.stem}.{direction}.sql"
-
-    def text(self, direction: Direction) -> str:
-        return self.file(direction).read_text("utf-8")
+    def parts(self, direction: Direction) -> list[tuple[str, str]]:
+        """Its SQL, as (name of the file, text)."""
+        file = self.folder / f"{self.stem}.{direction}.sql"
+        if direction == "up" and not file.exists():
+            return _engine()
+        if direction == "down" and self.id == FIRST:
+            return [("the way back to base", _way_back("".join(text for _, text in self.parts("up"))))]
+        return [(file.name, file.read_text("utf-8"))]
 
 
 @dataclass(frozen=True)
 class Step:
-    """Running one revision's file; ``result`` is the version afterwards, None for base."""
+    """One revision, up or down; ``result`` is the version afterwards, None for base.
+
+    A ``fresh`` one goes from base to head at once.
+    """
 
     revision: Revision
     direction: Direction
     result: str | None
+    fresh: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.result}, the whole engine" if self.fresh else self.revision.stem
+
+    def parts(self) -> list[tuple[str, str]]:
+        return _engine() if self.fresh else self.revision.parts(self.direction)
 
 
 @dataclass(frozen=True)
@@ -171,39 +181,11 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Blocker:
-    """A session that holds what we wait for; ``pid`` 0 is a prepared transaction."""
-
-    pid: int
-    user: str | None
-    application: str | None
-    state: str | None
-    query: str | None
-    seconds: float | None
-
-    def __str__(self) -> str:
-        if self.pid == 0:
-            return "a prepared transaction (see pg_prepared_xacts)"
-        about = [
-            text
-            for text in (
-                self.application,
-                self.user and f"user {self.user}",
-                self.state,
-                self.seconds is not None and f"transaction open for {self.seconds:.0f} s",
-            )
-            if text
-        ]
-        facts = f" ({', '.join(about)})" if about else ""
-        query = f": {' '.join(self.query.split())[:120]}" if self.query else ""
-        return f"pid {self.pid}{facts}{query}"
-
-
-@dataclass(frozen=True)
 class Waiting:
-    """Event: a lock is not to be had yet."""
+    """Event: a lock is not to be had yet. Who holds it, by number (0: prepared transaction) and in words."""
 
-    blockers: tuple[Blocker, ...]
+    pids: tuple[int, ...]
+    held_by: tuple[str, ...]
     seconds: float
 
 
@@ -216,9 +198,12 @@ class Migration:
     steps: tuple[Applied, ...]
 
 
-Report = Callable[[Applied | Waiting], None]
-
 # --- The files ------------------------------------------------------------------------------------
+
+FIRST = "fairq_0001"
+_BREAKING = re.compile(r"^--! breaking-change\b", re.MULTILINE)
+# The bootstrap has made it; 'if not exists' would ask for the right to make one even where one is.
+_CREATE_SCHEMA = re.compile(r"^create schema (?:if not exists )?fairq\s*;\n", re.MULTILINE)
 
 
 def _shipped(name: str) -> Path:
@@ -234,91 +219,89 @@ def _shipped(name: str) -> Path:
 
 
 def sql_dir() -> Path:
-    """The engine as it is today: schema/, functions/, grants.sql, queries/."""
+    """The engine as it is at head."""
     return _shipped("sql")
 
 
 def migrations_dir() -> Path:
-    """The folder that Alembic calls a script location: env.py, script.py.mako, versions/."""
+    """From the first release on: the initial revision as it was then, and the deltas since."""
     return _shipped("migrations")
 
 
-def version_location() -> str:
-    """The path to put into ``version_locations`` of your own Alembic tree."""
-    return str(migrations_dir() / "versions")
-
-
-def sql_files(root: Path | None = None) -> list[Path]:
+def sql_files() -> list[Path]:
     """The engine's files in loading order: tables, then the rooms in the order of a task's life."""
-    root = root or sql_dir()
+    root = sql_dir()
     found = [file for room in ROOMS for file in sorted((root / room).glob("*.sql"))]
     return [*found, *(root / name for name in LAST if (root / name).exists())]
 
 
-@cache
-def revisions(folder: Path | None = None) -> tuple[Revision, ...]:
+def _engine() -> list[tuple[str, str]]:
+    """``sql/``, file by file. Function bodies refer to functions of later files, so they are not checked."""
+    files = [(file.name, _CREATE_SCHEMA.sub("", file.read_text("utf-8"))) for file in sql_files()]
+    bodies = "set local check_function_bodies = {};\n"
+    return [("first of all", bodies.format("off")), *files, ("last of all", bodies.format("on"))]
+
+
+def revisions() -> tuple[Revision, ...]:
     """Every revision this code knows, oldest first."""
-    folder = folder or migrations_dir() / "versions"
-    found = []
-    for file in sorted(folder.glob("[0-9]*.py")):
-        stem = file.stem
-        first = (folder / f"{stem}.up.sql").read_text("utf-8")
-        breaking = re.search(r"^--! breaking-change\b", first, re.MULTILINE) is not None
-        found.append(Revision(f"fairq_{stem.split('_', 1)[0]}", stem, folder, breaking))
-    return tuple(found)
+    folder = migrations_dir()
+    texts = {file.name.split(".")[0]: file.read_text("utf-8") for file in folder.glob("[0-9]*.up.sql")}
+    if not any(stem.startswith("0001") for stem in texts):
+        texts["0001_initial"] = ""
+    return tuple(
+        Revision(f"fairq_{stem[:4]}", stem, folder, bool(_BREAKING.search(text)))
+        for stem, text in sorted(texts.items())
+    )
 
 
-def head() -> str | None:
+def head() -> str:
     """The newest revision this code knows."""
-    known = revisions()
-    return known[-1].id if known else None
+    return revisions()[-1].id
 
 
 def resolve(name: str) -> str | None:
     """The revision that a person means: head, base, 3, 0003, fairq_0003 or 0003_name. None is base."""
-    if name == BASE:
-        return None
-    if name == HEAD:
-        return head()
+    known = revisions()
+    if name in (BASE, HEAD):
+        return known[-1].id if name == HEAD else None
     number = re.fullmatch(r"(?:fairq_)?(\d{1,4})", name)
-    for revision in revisions():
+    for revision in known:
         if revision.stem == name or (number and revision.id == f"fairq_{int(number[1]):04d}"):
             return revision.id
     raise UnknownRevision(
-        f"there is no revision '{name}'", f"Known: base, {', '.join(r.id for r in revisions())} (head)."
+        f"there is no revision '{name}'", f"Known: base, {', '.join(r.id for r in known)} (head)."
     )
+
+
+def plan(version: str | None, target: str | None, known: Sequence[Revision] | None = None) -> list[Step]:
+    """The steps from one version to another, in order. From base to head is one: ``sql/`` as it is."""
+    known = revisions() if known is None else known
+    start, end = _index(version, known), _index(target, known)
+    if start == 0 and end == len(known):
+        return [Step(known[-1], "up", target, fresh=True)]
+    if start <= end:
+        return [Step(revision, "up", revision.id) for revision in known[start:end]]
+    return [Step(known[i], "down", known[i - 1].id if i else None) for i in range(start - 1, end - 1, -1)]
 
 
 def _index(version: str | None, known: Sequence[Revision]) -> int:
     """The number of revisions a database at this version has had."""
-    if version is None:
-        return 0
-    for index, revision in enumerate(known, 1):
-        if revision.id == version:
-            return index
-    raise _stranger(version, known)
+    ids = [None, *(revision.id for revision in known)]
+    if version not in ids:
+        raise _stranger(version, known)
+    return ids.index(version)
 
 
-def _stranger(version: str, known: Sequence[Revision]) -> InstallError:
-    newest = known[-1].id if known else "nothing"
-    if re.fullmatch(r"fairq_\d{4}", version):
+def _stranger(version: str | None, known: Sequence[Revision]) -> InstallError:
+    if re.fullmatch(r"fairq_\d{4}", str(version)):
         return SchemaTooNew(
-            f"the database is at {version}, this fairq knows only up to {newest}",
+            f"the database is at {version}, this fairq knows only up to {known[-1].id}",
             "Use the newer release of fairq that migrated the database, here as well.",
         )
     return SchemaForeign(
         f"the database says that it is at '{version}', which is no revision of fairq",
         "Look at the table fairq.schema_version: some other tool may have written to it.",
     )
-
-
-def plan(version: str | None, target: str | None, known: Sequence[Revision] | None = None) -> list[Step]:
-    """The steps from one version to another, in order."""
-    known = revisions() if known is None else known
-    start, end = _index(version, known), _index(target, known)
-    if start <= end:
-        return [Step(revision, "up", revision.id) for revision in known[start:end]]
-    return [Step(known[i], "down", known[i - 1].id if i else None) for i in range(start - 1, end - 1, -1)]
 
 
 def _oldest_code(version: str, known: Sequence[Revision]) -> str:
@@ -329,9 +312,7 @@ def _oldest_code(version: str, known: Sequence[Revision]) -> str:
 
 # --- SQL around the files -------------------------------------------------------------------------
 
-# 'create schema if not exists' asks for the right to create schemas even when it exists; an administrator
-# may have made it for us. The column oldest_code lets code that is behind the database know whether it may
-# still work.
+# The column oldest_code lets code that is behind the database know whether it may still work.
 _BOOTSTRAP = """\
 do $$
 begin
@@ -340,9 +321,9 @@ begin
   end if;
 end
 $$;
-create table if not exists fairq.schema_version (
-  version_num varchar(32) not null constraint schema_version_pkc primary key,
-  oldest_code varchar(32) not null default 'fairq_0001'
+create table fairq.schema_version (
+  version_num text not null primary key,
+  oldest_code text not null
 );
 comment on table fairq.schema_version is
   'The revision of this schema. Written by migrations only.';
@@ -352,39 +333,27 @@ comment on column fairq.schema_version.oldest_code is
   'Code that knows at least this revision may work with this database.';
 """
 
-_TEARDOWN = """\
-drop table fairq.schema_version;
-drop schema fairq;
+_RECORD = """\
+delete from fairq.schema_version;
+insert into fairq.schema_version (version_num, oldest_code) values ('{}', '{}');
 """
 
-_VERSION_EXISTS = "select pg_catalog.to_regclass('fairq.schema_version') is not null"
-_VERSION = "select version_num, oldest_code from fairq.schema_version"
+_TEARDOWN = "drop table fairq.schema_version;\ndrop schema fairq;\n"
 
-
-def _record(version: str | None) -> str:
-    """Statements that write down the version; at base nothing of fairq is left."""
-    if version is None:
-        return _TEARDOWN
-    statement = sql.SQL(
-        "delete from fairq.schema_version;\n"
-        "insert into fairq.schema_version (version_num, oldest_code) values ({}, {});\n"
-    )
-    return statement.format(version, _oldest_code(version, revisions())).as_string(None)
-
-
-# A script may meet a database at another version than it was made for. Dynamic SQL, because the table may
-# be missing.
+# A script may meet a database at another version than it was made for, or without the table.
 _GUARD = """\
 do $guard$
 declare
   v_version text;
 begin
   perform pg_advisory_xact_lock({key});
-  if to_regclass('fairq.schema_version') is not null then
+  if exists (select from pg_class as c join pg_namespace as n on n.oid = c.relnamespace
+             where n.nspname = 'fairq' and c.relname = 'schema_version') then
     execute 'select version_num from fairq.schema_version' into v_version;
   end if;
-  if v_version is distinct from {version} then
-    raise exception 'this script expects fairq at {shown}, the database is at %', coalesce(v_version, 'base')
+  if coalesce(v_version, 'base') <> '{version}' then
+    raise exception 'this script expects fairq at {version}, the database is at %',
+                    coalesce(v_version, 'base')
       using errcode = '55000',
             hint = 'Make the script that fits: fairq sql --from <version of the database>.';
   end if;
@@ -392,105 +361,234 @@ end
 $guard$;
 """
 
+# What is being enqueued at this moment counts as well: wait for it, then look.
+_KEEP = """\
+lock table {tables} in access exclusive mode;
+do $$
+begin
+  if {any_row} then
+    raise exception 'fairq still holds tasks, history or settings of yours, and this step would lose them'
+      using errcode = '{code}',
+            hint = 'Let them end and save the history, or throw all away: drop schema fairq cascade.';
+  end if;
+end
+$$;
+"""
 
-def _guard(version: str | None) -> str:
-    parts = {"key": sql.Literal(LOCK_KEY), "version": sql.Literal(version), "shown": sql.SQL(version or BASE)}
-    return sql.SQL(_GUARD).format(**parts).as_string(None)
+# Rows that are the user's, not the engine's own bookkeeping.
+_USERS_ROWS = {
+    "fairq.tasks": "",
+    "fairq.finished_tasks": "",
+    "fairq.groups": "",
+    "fairq.queues": " where queue <> 'default' and not internal",
+}
+
+_BODY = re.compile(r"(\$\w*\$).*?\1", re.DOTALL)
+_CREATE = re.compile(
+    r"^create (?:or replace )?(?:unlogged )?(materialized view|\w+) (?:if not exists )?([\w.]+)",
+    re.MULTILINE,
+)
+_DROPPED = {"materialized view", "table", "view", "function", "procedure", "sequence", "type", "domain"}
+_GOES_ALONG = {"index", "unique", "statistics", "trigger", "schema", "role"}
+
+
+def _created(text: str) -> list[tuple[str, str]]:
+    """Kind and name of every object that the SQL creates and that must be dropped again, in order."""
+    found = dict.fromkeys(_CREATE.findall(_BODY.sub("", text)))
+    if unknown := {kind for kind, _ in found} - _DROPPED - _GOES_ALONG:
+        raise PackageBroken(f"fairq does not know how to take 'create {', '.join(unknown)}' back")
+    return [(kind, name) for kind, name in found if kind in _DROPPED]
+
+
+def _way_back(up: str) -> str:
+    """What drops everything that the initial revision made; refused while there are rows of the user's.
+
+    Latest first, so that nothing has to cascade: what others have built on fairq makes this fail, not vanish.
+    """
+    objects = _created(up)
+    users = {table: rows for table, rows in _USERS_ROWS.items() if ("table", table) in objects}
+    any_row = "\n    or ".join(f"exists (select from {table}{rows})" for table, rows in users.items())
+    keep = _KEEP.format(tables=", ".join(users), any_row=any_row, code=WouldLoseData.sqlstate)
+    return keep + "".join(f"drop {kind} {name};\n" for kind, name in reversed(objects))
+
+
+def _record(version: str | None) -> str:
+    """Statements that write down the version; at base nothing of fairq is left."""
+    return _RECORD.format(version, _oldest_code(version, revisions())) if version else _TEARDOWN
+
+
+def _scripts(version: str | None, target: str | None, direction: Direction | None = None) -> list[str]:
+    """For each step the text that checks the version, runs it and writes the new version down."""
+    texts = []
+    for step in plan(version, target):
+        if direction in (None, step.direction):
+            parts = (f"\n-- {name}\n\n{text.rstrip()}\n" for name, text in step.parts())
+            before = _GUARD.format(key=LOCK_KEY, version=version or BASE) + ("" if version else _BOOTSTRAP)
+            title = f"-- {step.name}, {step.direction}\n"
+            texts.append("".join((title, before, *parts, _record(step.result))))
+        version = step.result
+    return texts
 
 
 def script(start: str = BASE, to: str = HEAD) -> str:
     """Plain SQL from one version to another, for psql or any other tool; each step is one transaction."""
     version, target = resolve(start), resolve(to)
-    parts = [f"-- fairq: {version or BASE} -> {target or BASE}\n"]
-    for step in plan(version, target):
-        parts += [
-            f"\n-- {step.revision.stem}, {step.direction}\nbegin;\n",
-            _guard(version),
-            _BOOTSTRAP if version is None else "",
-            step.revision.text(step.direction),
-            _record(step.result),
-            "commit;\n",
-        ]
-        version = step.result
-    return "".join(parts)
-
-
-def load_sql(conn: Connection[Any], root: Path | None = None) -> None:
-    """Build the engine from ``sql/`` in an empty database, without migrations: for tests and code generation.
-
-    The database says afterwards that it is at head; the drift test proves that this is true.
-    """
-    with conn.transaction():
-        # Function bodies refer to each other, whatever their order; an empty path shows every name that is
-        # not qualified.
-        conn.execute("set local client_encoding = 'UTF8'")
-        conn.execute("set local check_function_bodies = off")
-        conn.execute("set local search_path = ''")
-        conn.execute(_BOOTSTRAP.encode())
-        for file in sql_files(root):
-            try:
-                conn.execute(file.read_bytes())
-            except Exception as exc:
-                exc.add_note(f"while loading {file}")
-                raise
-        newest = head()
-        if newest:
-            conn.execute(_record(newest).encode())
+    steps = (f"\nbegin;\n{text}commit;\n" for text in _scripts(version, target))
+    return "".join((f"-- fairq: {version or BASE} -> {target or BASE}\n", *steps))
 
 
 # --- Which version has it -------------------------------------------------------------------------
 
+# Not to_regclass(): it asks the session's cache, which may be older than a lock that was just waited for.
+_EXISTS = """
+select 1 from pg_catalog.pg_class as c join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+ where n.nspname = 'fairq' and c.relname = 'schema_version'
+"""
+_VERSION = "select version_num, oldest_code from fairq.schema_version"
+Row = tuple[Any, ...] | None
+
 
 def schema_version(conn: Connection[Any]) -> str | None:
     """The revision of the database, None when fairq is not installed. Commits nothing."""
-    row = _read(conn)
-    return None if row is None else row[0]
+    row = _Session(conn).version()
+    return row[0] if row else None
 
 
 def check_version(conn: Connection[Any]) -> str:
     """The revision of the database; raises when this code must not work with it. For workers."""
-    return judge(_read(conn), revisions())
+    return judge(_Session(conn).version(), revisions())
 
 
 async def acheck_version(conn: AsyncConnection[Any]) -> str:
     """:func:`check_version` for an asynchronous connection."""
     async with conn.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(_VERSION_EXISTS)
-        exists = await cursor.fetchone()
-        row = None
-        if exists and exists[0]:
-            await cursor.execute(_VERSION)
-            row = await cursor.fetchone()
+        row = await (await cursor.execute(_EXISTS)).fetchone()
+        if row:
+            row = await (await cursor.execute(_VERSION)).fetchone()
     return judge(row, revisions())
 
 
-def _read(conn: Connection[Any]) -> tuple[str, str] | None:
-    with conn.cursor(row_factory=tuple_row) as cursor:
-        exists = cursor.execute(_VERSION_EXISTS).fetchone()
-        if not exists or not exists[0]:
-            return None
-        return cursor.execute(_VERSION).fetchone()
-
-
-def judge(row: tuple[str, str] | None, known: Sequence[Revision]) -> str:
+def judge(row: Row, known: Sequence[Revision]) -> str:
     """Decide from the row of ``fairq.schema_version`` whether code with these revisions may work with it."""
     if row is None:
         raise SchemaMissing("fairq is not installed in this database", "Run: fairq migrate")
-    version, oldest_code = row
+    version, oldest_code = map(str, row)
     ids = [revision.id for revision in known]
-    if version in ids:
-        if version != ids[-1]:
-            raise SchemaTooOld(
-                f"the database is at {version}, this fairq needs {ids[-1]}", "Run: fairq migrate"
-            )
-        return version
-    # The database is ahead. It says itself whether code as old as this one still fits.
-    if re.fullmatch(r"fairq_\d{4}", version) and oldest_code in ids:
+    if version in ids[:-1]:
+        raise SchemaTooOld(f"the database is at {version}, this fairq needs {ids[-1]}", "Run: fairq migrate")
+    # When the database is ahead, it says itself whether code as old as this one still fits.
+    if version == ids[-1] or (re.fullmatch(r"fairq_\d{4}", version) and oldest_code in ids):
         return version
     raise _stranger(version, known)
 
 
 # --- Changing it ----------------------------------------------------------------------------------
+
+_LOCK = f"select pg_advisory_xact_lock({LOCK_KEY})"
+_STRANGER = """
+select c.relname from pg_catalog.pg_class as c
+ where c.relnamespace = pg_catalog.to_regnamespace('fairq')
+ order by c.relname limit 1
+"""
+
+
+class _Session:
+    """Somebody's transaction on a psycopg connection."""
+
+    def __init__(self, conn: Any) -> None:
+        self.conn = conn
+
+    def run(self, text: str) -> None:
+        """Send a whole file as it is."""
+        self.conn.execute(text.encode())
+
+    def row(self, query: str) -> Row:
+        with self.conn.cursor(row_factory=tuple_row) as cursor:
+            row: Row = cursor.execute(query).fetchone()
+            return row
+
+    def version(self) -> Row:
+        return self.row(_VERSION) if self.row(_EXISTS) else None
+
+    def advance(self, target: str | None, only: Direction | None = None) -> tuple[Step | None, str | None]:
+        """Run the next step towards the target, with the lock held. Returns it, and the version then."""
+        row = self.version()
+        version = row[0] if row else None
+        steps = plan(version, target)
+        if not steps or only not in (None, steps[0].direction):
+            return None, version
+        if version is None:
+            if found := self.row(_STRANGER):
+                raise SchemaForeign(
+                    f"schema fairq has a table or view named {found[0]}, but no version",
+                    "Migrations did not make it. Move it away (alter schema fairq rename to …) or drop it.",
+                )
+            self.run(_BOOTSTRAP)
+        for name, text in steps[0].parts():
+            try:
+                self.run(text)
+            except Exception as exc:
+                exc.add_note(f"while running {name}")
+                raise
+        self.run(_record(steps[0].result))
+        return steps[0], steps[0].result
+
+
+class _AlchemySession(_Session):
+    """The same through SQLAlchemy, which would read ``:name`` in a file, as drivers would ``%``."""
+
+    def run(self, text: str) -> None:
+        self.conn.exec_driver_sql("select 1")  # drivers that open their transaction late have opened it now
+        driver = self.conn.connection.dbapi_connection
+        if self.conn.dialect.driver == "asyncpg":
+            # Its cursor prepares, and only one statement can be prepared; its own execute() takes a script.
+            driver.run_async(lambda conn: conn.execute(text))
+            return
+        cursor = driver.cursor()
+        cursor.execute(text)
+        cursor.close()
+
+    def row(self, query: str) -> Row:
+        row: Row = self.conn.exec_driver_sql(query).fetchone()
+        return row
+
+
+def load_sql(conn: Connection[Any]) -> None:
+    """Build the engine in an empty database, as :func:`migrate` does, but in your transaction."""
+    with conn.transaction():
+        # An empty path shows every name that is not qualified.
+        conn.execute("set local client_encoding = 'UTF8'; set local search_path = ''")
+        _Session(conn).advance(head())
+
+
+def upgrade(bind: AlchemyConnection, to: str = HEAD, *, start: str = BASE) -> None:
+    """Bring the schema up to a revision in the caller's transaction: for a revision of your own Alembic tree.
+
+    Give ``to`` a fixed revision, so that your own history stays reproducible. Does nothing when the schema is
+    there already. ``start`` counts only offline (``alembic --sql``), where no database can be asked.
+    """
+    _inside(bind, resolve(to), resolve(start), "up")
+
+
+def downgrade(bind: AlchemyConnection, to: str = BASE, *, start: str = HEAD) -> None:
+    """The way back from :func:`upgrade`; refuses, like every downgrade, when tasks would be lost."""
+    _inside(bind, resolve(to), resolve(start), "down")
+
+
+def _inside(bind: AlchemyConnection, target: str | None, start: str | None, direction: Direction) -> None:
+    """All steps in the caller's transaction, under the same lock. The caller's settings stay as they are."""
+    from sqlalchemy.engine.mock import MockConnection
+
+    if isinstance(bind, MockConnection):  # alembic --sql
+        import alembic.op
+
+        for text in _scripts(start, target, direction):
+            alembic.op.get_context().impl.static_output(text)
+        return
+    session = _AlchemySession(bind)
+    session.run(_LOCK)
+    while session.advance(target, direction)[0]:
+        pass
 
 
 def migrate(
@@ -499,7 +597,7 @@ def migrate(
     to: str = HEAD,
     lock_timeout: float = 3.0,
     patience: float = 300.0,
-    report: Report = lambda event: None,
+    report: Callable[[Applied | Waiting], None] = lambda event: None,
 ) -> Migration:
     """Bring the database to a revision, each step in its own transaction. Many may call it at once.
 
@@ -507,32 +605,93 @@ def migrate(
     the application's own statements behind it, and tries again, for ``patience`` seconds in all. Raises
     :class:`SchemaBusy` then, :class:`SchemaTooNew`, :class:`WouldLoseData`, or what the database says.
     """
-    from fairq import _migration
+    target = resolve(to)
+    with psycopg.connect(
+        dsn,
+        autocommit=True,
+        prepare_threshold=None,
+        client_encoding="utf8",
+        fallback_application_name="fairq migrate",
+    ) as conn:
+        # What a step reads after it got the lock must be newer than the lock, whatever the role has set.
+        conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        conn.read_only = False
+        before = version = schema_version(conn)
+        plan(before, target)  # refuses what we do not know, before anything is locked
+        applied: list[Applied] = []
+        while version != target:
+            started = time.monotonic()
+            step, version = _retrying(conn, target, lock_timeout, patience, report)
+            if step:
+                applied.append(Applied(step, time.monotonic() - started, len(plan(version, target))))
+                report(applied[-1])
+    return Migration(before, version, tuple(applied))
 
-    return _migration.migrate(dsn, resolve(to), lock_timeout, patience, report)
+
+# What a role may have set otherwise. An empty path shows every name that is not qualified.
+_SETTINGS = """
+select set_config('lock_timeout', %s, true), set_config('statement_timeout', '0', true),
+       set_config('search_path', '', true), set_config('standard_conforming_strings', 'on', true)
+"""
 
 
-def upgrade(bind: AlchemyConnection, to: str = HEAD, *, start: str = BASE) -> None:
-    """Bring the schema up to a revision in the caller's transaction: for a revision of your own Alembic tree.
+def _retrying(
+    conn: Connection[Any],
+    target: str | None,
+    lock_timeout: float,
+    patience: float,
+    report: Callable[[Waiting], None],
+) -> tuple[Step | None, str | None]:
+    """One step, tried until its locks are to be had or patience ends."""
+    since = time.monotonic()
+    seen = Waiting((), ("somebody who has let go of it meanwhile",), 0)
+    for attempt in itertools.count():
+        try:
+            with conn.transaction():
+                conn.execute(_SETTINGS, (f"{round(lock_timeout * 1000)}ms",))
+                conn.execute(_LOCK)
+                return _Session(conn).advance(target)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as exc:
+            waited = time.monotonic() - since
+            cursor = conn.cursor(row_factory=tuple_row).execute(_BLOCKERS, (LOCK_KEY, lock_timeout))
+            rows = cursor.fetchall()
+            found = Waiting(tuple(row[0] for row in rows), tuple(row[1] for row in rows), waited)
+            if found.pids and found.pids != seen.pids:
+                seen = found
+                report(seen)
+            if waited >= patience:
+                raise SchemaBusy(
+                    f"gave up after {waited:.0f} s of waiting for a lock held by {'; '.join(seen.held_by)}",
+                    "End that transaction (select pg_terminate_backend(pid)), or wait longer: --patience.",
+                ) from exc
+        except psycopg.Error as exc:
+            if exc.sqlstate == WouldLoseData.sqlstate:
+                raise WouldLoseData(exc.diag.message_primary or str(exc), exc.diag.message_hint) from exc
+            raise
+        # Full jitter: twenty that were refused together do not come back together.
+        time.sleep(random.uniform(0.05, min(5.0, 0.1 * 2 ** min(attempt, 10))))
+    raise AssertionError("unreachable")
 
-    Give ``to`` a fixed revision, so that your own history stays reproducible. Does nothing when the schema
-    is there already. ``start`` counts only offline (``alembic --sql``), where no database can be asked.
-    """
-    from fairq import _migration
 
-    _migration.run_inside(bind, resolve(to), resolve(start), "up")
-
-
-def downgrade(bind: AlchemyConnection, to: str = BASE, *, start: str = HEAD) -> None:
-    """The way back from :func:`upgrade`; refuses, like every downgrade, when tasks would be lost."""
-    from fairq import _migration
-
-    _migration.run_inside(bind, resolve(to), resolve(start), "down")
-
-
-def run_revision(file: str, direction: Direction) -> None:
-    """Run the SQL that lies beside a revision's Python file; our revisions consist of this call."""
-    from fairq import _migration
-
-    stem = Path(file).stem
-    _migration.run_revision(next(r for r in revisions() if r.stem == stem), direction)
+# Whoever holds a lock on something of ours, and has been in the same transaction for as long as we waited.
+_BLOCKERS = """
+select coalesce(l.pid, 0),
+       case when l.pid is null then 'a prepared transaction (see pg_prepared_xacts)' else
+         'pid ' || l.pid || ' ('
+         || concat_ws(', ', nullif(a.application_name, ''), 'user ' || a.usename, a.state,
+              'transaction open for ' || extract(epoch from clock_timestamp() - a.xact_start)::bigint || ' s')
+         || ')'
+         || coalesce(': ' || left(regexp_replace(trim(a.query), '\\s+', ' ', 'g'), 120), '') end
+  from pg_catalog.pg_locks as l
+  left join pg_catalog.pg_class as c on c.oid = l.relation
+  left join pg_catalog.pg_stat_activity as a on a.pid = l.pid
+ where l.granted
+   and l.pid is distinct from pg_backend_pid()
+   and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
+   and (c.relnamespace = to_regnamespace('fairq')
+        or l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint << 32 | l.objid::bigint = %s)
+   and coalesce(a.xact_start <= clock_timestamp() - make_interval(secs => %s), true)
+ group by l.pid, a.pid, a.usename, a.application_name, a.state, a.query, a.xact_start
+ order by a.xact_start
+ limit 5
+"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 import click
 import psycopg
@@ -118,7 +119,7 @@ def _check(dsn: str, to: str) -> None:
     sys.exit(Exit.NO)
 
 
-def _reporter(console: Console) -> install.Report:
+def _reporter(console: Console) -> Callable[[install.Applied | install.Waiting], None]:
     """One line per event, on stderr: for people who watch, and for the log of a deployment."""
     if wants_json():
         return lambda event: None
@@ -127,10 +128,10 @@ def _reporter(console: Console) -> install.Report:
         if isinstance(event, install.Applied):
             arrow = "↑" if event.step.direction == "up" else "↓"
             left = f", {event.remaining} left" if event.remaining else ""
-            _line(console, f"{arrow} {event.step.revision.stem} ({event.seconds:.2f} s{left})", "green")
+            _line(console, f"{arrow} {event.step.name} ({event.seconds:.2f} s{left})", "green")
         else:
-            for blocker in event.blockers:
-                _line(console, f"waiting for a lock held by {blocker}", "yellow")
+            for holder in event.held_by:
+                _line(console, f"waiting for a lock held by {holder}", "yellow")
 
     return report
 

@@ -489,7 +489,7 @@ order by 1
 
 # Used by statements that this short life has no need of.
 ELSEWHERE = {
-    "schema_version_pkc",  # migrations
+    "schema_version_pkey",  # migrations
     "attempts_default_shard_no_task_id_idx",  # the command fairq explain
     "settings_pkey",  # one row
 }

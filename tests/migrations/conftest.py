@@ -4,46 +4,33 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from fairq import install
-
-REVISION = """
-from fairq import install
-
-revision = "{id}"
-down_revision = "{before}"
-branch_labels = None
-depends_on = None
-
-
-def upgrade() -> None:
-    install.run_revision(__file__, "up")
-
-
-def downgrade() -> None:
-    install.run_revision(__file__, "down")
-"""
+from tools import freeze
 
 # What drivers and libraries like to read in a text, and must not: binds, placeholders, formats, backslashes.
 TRICKY = r"""a :bind, a %s, a %(name)s, 100 %, a {brace}, a \backslash, $1, a 'quote', a ; and ümläut"""
 
-# stem -> up, down
+# stem -> what is in `sql/` after the change, what the delta must do beside that, and the way back.
 EXTRA = {
-    "added_notes": (
+    "0002_added_notes": (
         "alter table fairq.groups add column notes text;\n"
         f"comment on column fairq.groups.notes is $${TRICKY}$$;\n",
+        "",
         "alter table fairq.groups drop column notes;\n",
     ),
-    "added_probe": (
-        "--! breaking-change: workers must know the probe\n"
+    "0003_added_probe": (
         f"create function fairq.probe() returns text language sql as $body$ select $${TRICKY}$$ $body$;\n",
+        "--! breaking-change: workers must know the probe\n"
+        "revoke all on function fairq.probe from public;\n"
+        "grant execute on function fairq.probe to fairq_admin, fairq_work;\n",
         "drop function fairq.probe;\n",
     ),
 }
@@ -54,7 +41,8 @@ import sys
 from pathlib import Path
 from fairq import install
 folder = Path(sys.argv.pop(1))
-install.migrations_dir = lambda: folder
+install.migrations_dir = lambda: folder / "migrations"
+install.sql_dir = lambda: folder / "sql"
 from fairq.cli import main
 main(prog_name="fairq")
 """
@@ -64,9 +52,11 @@ CROWD = """
 import os
 import sys
 from pathlib import Path
-from fairq import _migration, install
+from fairq import install
 from fairq.cli import main
-install.migrations_dir = lambda: Path(sys.argv[1])
+folder = Path(sys.argv[1])
+install.migrations_dir = lambda: folder / "migrations"
+install.sql_dir = lambda: folder / "sql"
 children = []
 for _ in range(int(sys.argv[2])):
     if child := os.fork():
@@ -80,10 +70,10 @@ for child in children:
 
 @dataclass(frozen=True)
 class History:
-    """A copy of the migrations with two more revisions."""
+    """fairq some releases later: a frozen initial revision, two deltas, and `sql/` as it is after them."""
 
     folder: Path
-    ids: tuple[str, ...]
+    ids: tuple[str, ...] = ("fairq_0001", "fairq_0002", "fairq_0003")
 
     @property
     def initial(self) -> str:
@@ -92,6 +82,10 @@ class History:
     @property
     def head(self) -> str:
         return self.ids[-1]
+
+    def file(self, pattern: str) -> Path:
+        (found,) = (self.folder / "migrations").glob(pattern)
+        return found
 
     def command(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
         """Start `fairq …` with this history."""
@@ -113,43 +107,32 @@ def _start(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
     )
 
 
-def lengthen(folder: Path) -> tuple[str, ...]:
-    """Append the extra revisions to a copy of the migrations; returns the ids of all."""
-    before = install.revisions(folder / "versions")[-1].id
-    install.revisions.cache_clear()
-    for name, (up, down) in EXTRA.items():
-        number = int(before.removeprefix("fairq_")) + 1
-        stem, new = f"{number:04d}_{name}", f"fairq_{number:04d}"
-        versions = folder / "versions"
-        (versions / f"{stem}.py").write_text(REVISION.format(id=new, before=before))
-        (versions / f"{stem}.up.sql").write_text(up, "utf-8")
-        (versions / f"{stem}.down.sql").write_text(down, "utf-8")
-        before = new
-    ids = tuple(revision.id for revision in install.revisions(folder / "versions"))
-    install.revisions.cache_clear()
-    return ids
+@pytest.fixture
+def unreleased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of `sql/`, and no migrations, in force in this process: as before the first release."""
+    shutil.copytree(install.sql_dir(), tmp_path / "sql")
+    (tmp_path / "migrations").mkdir()
+    monkeypatch.setattr(install, "sql_dir", lambda: tmp_path / "sql")
+    monkeypatch.setattr(install, "migrations_dir", lambda: tmp_path / "migrations")
+    return tmp_path
 
 
 @pytest.fixture
-def history(tmp_path: Path, use_migrations: Callable[[Path], None]) -> History:
+def released(unreleased: Path) -> Path:
+    """The same after a release."""
+    done = CliRunner().invoke(freeze.main, ["release"])
+    assert done.exit_code == 0, done.output
+    return unreleased
+
+
+@pytest.fixture
+def history(released: Path) -> History:
     """The longer history, in force in this process."""
-    folder = tmp_path / "migrations"
-    shutil.copytree(install.migrations_dir(), folder, ignore=shutil.ignore_patterns("__pycache__"))
-    ids = lengthen(folder)
-    use_migrations(folder)
-    return History(folder, ids)
-
-
-@pytest.fixture
-def use_migrations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Let fairq.install take its migrations from another folder, until the end of the test."""
-
-    def use(folder: Path) -> None:
-        monkeypatch.setattr(install, "migrations_dir", lambda: folder)
-        install.revisions.cache_clear()
-
-    yield use
-    install.revisions.cache_clear()
+    for stem, (change, rest, down) in EXTRA.items():
+        (released / "migrations" / f"{stem}.up.sql").write_text(change + rest, "utf-8")
+        (released / "migrations" / f"{stem}.down.sql").write_text(down, "utf-8")
+        (released / "sql" / "schema" / f"9{stem}.sql").write_text(change, "utf-8")
+    return History(released)
 
 
 # Only what happens in this database: other tests run on the same server.

@@ -3,12 +3,12 @@
 import psycopg
 import pytest
 
-from fairq import _migration, install
-from tests.migrations.conftest import History, waiters
+from fairq import install
+from tests.migrations.conftest import History
 from tests.support.catalog import catalog, differences
 from tests.support.database import Database
 from tests.support.pooler import pooler
-from tests.support.sessions import call_in_background, result, wait_until
+from tests.support.sessions import call_in_background, result
 
 
 def test_a_migration_through_a_pooler_leaves_nothing_in_its_sessions(
@@ -35,23 +35,21 @@ def test_a_migration_through_a_pooler_leaves_nothing_in_its_sessions(
 
 def test_many_take_turns_through_one_connection(history: History, empty_database: Database) -> None:
     with pooler(empty_database.dsn, connections=1) as dsn:
+        install.migrate(dsn, to="1")
         calls = [call_in_background(lambda: install.migrate(dsn)) for _ in range(8)]
-        assert sum(len(result(call).steps) for call in calls) == len(history.ids)
+        assert sum(len(result(call).steps) for call in calls) == 2
     assert install.check_version(empty_database.connect()) == history.head
 
 
-def test_a_pool_without_room_for_a_second_look_does_not_stop_a_migration(
-    history: History, empty_database: Database, monkeypatch: pytest.MonkeyPatch
+def test_behind_a_pooler_the_holder_of_a_lock_is_named_as_well(
+    history: History, empty_database: Database
 ) -> None:
-    """The watch waits for the one connection, which the migration has; so the migration must not wait."""
-    monkeypatch.setattr(_migration._Watch, "first_look", 0.0)
-    monkeypatch.setattr(_migration._Watch, "farewell", 3600.0)
+    """It looks through the one connection that there is, between two tries."""
     install.migrate(empty_database.dsn, to="1")
     holder = empty_database.connect()
     holder.execute("select count(*) from fairq.groups")
-    observer = empty_database.connect(autocommit=True)
-    with pooler(empty_database.dsn, connections=1) as dsn:
-        call = call_in_background(lambda: install.migrate(dsn, lock_timeout=60))
-        wait_until(lambda: bool(waiters(observer, "fairq.groups")), "the migration waits")
-        holder.rollback()
-        assert result(call).after == history.head
+    with (
+        pooler(empty_database.dsn, connections=1) as dsn,
+        pytest.raises(install.SchemaBusy, match=f"pid {holder.info.backend_pid} "),
+    ):
+        install.migrate(dsn, lock_timeout=0.2, patience=0)

@@ -2,11 +2,12 @@
 
 import asyncio
 import io
-import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import alembic
 import psycopg
 import pytest
 from alembic import command
@@ -47,7 +48,7 @@ from fairq import install
 
 revision = "{id}"
 down_revision = {before!r}
-branch_labels = None
+branch_labels = {label!r}
 depends_on = {depends_on!r}
 
 def upgrade():
@@ -64,20 +65,39 @@ OWN_DOWN = '    op.drop_table("orders")'
 class Tree:
     """A user's migrations, and Alembic over them."""
 
-    def __init__(self, folder: Path, *version_locations: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.versions = folder / "versions"
         self.versions.mkdir(parents=True)
         (folder / "env.py").write_text(ENV)
+        shutil.copy(Path(alembic.__file__).parent / "templates/generic/script.py.mako", folder)
         self.output = io.StringIO()
         self.config = Config(output_buffer=self.output)
         self.config.set_main_option("script_location", str(folder))
         self.config.set_main_option("path_separator", "os")
-        locations = os.pathsep.join([str(self.versions), *version_locations])
-        self.config.set_main_option("version_locations", locations)
 
-    def add(self, id: str, before: str | None, up: str, down: str, depends_on: str | None = None) -> None:
-        text = REVISION.format(id=id, before=before, up=up, down=down, depends_on=depends_on)
+    def add(
+        self,
+        id: str,
+        before: str | None,
+        up: str,
+        down: str,
+        depends_on: str | None = None,
+        label: str | None = None,
+    ) -> None:
+        text = REVISION.format(
+            id=id, before=before, up=up, down=down, depends_on=depends_on, label=label and (label,)
+        )
         (self.versions / f"{id}.py").write_text(text)
+
+    def add_fairq(self, id: str, before: str | None) -> None:
+        """What docs/how-to/embed-in-your-alembic.md says to write."""
+        self.add(
+            id,
+            before,
+            f'    install.upgrade(op.get_bind(), to="{id}", start="{before or "base"}")',
+            f'    install.downgrade(op.get_bind(), to="{before or "base"}", start="{id}")',
+            label=None if before else "fairq",
+        )
 
     def run(self, dsn: str, call: Callable[..., Any], *arguments: Any) -> None:
         engine = create_engine(
@@ -99,8 +119,10 @@ class Tree:
 
 @pytest.fixture
 def branch(history: History, tmp_path: Path) -> Tree:
-    """A tree with a revision of its own, one that needs fairq, and ours as a second location."""
-    tree = Tree(tmp_path / "app", install.version_location())
+    """A tree with a revision of its own, one that needs fairq, and a branch for fairq's."""
+    tree = Tree(tmp_path / "app")
+    for before, id in zip([None, *history.ids], history.ids, strict=False):
+        tree.add_fairq(id, before)
     tree.add("own_1", None, OWN_UP, OWN_DOWN)
     needs = '    op.execute("create view waiting as select id from fairq.tasks")'
     tree.add("own_2", "own_1", needs, '    op.execute("drop view waiting")', depends_on=history.initial)
@@ -144,6 +166,27 @@ def by_migrate(conn: psycopg.Connection[Any], dsn: str, to: str = "head") -> dic
 
 
 # --- As a branch ----------------------------------------------------------------------------------
+
+
+def files(*folders: Path) -> set[Path]:
+    found = (file for folder in folders for file in folder.rglob("*") if "__pycache__" not in file.parts)
+    return set(found)
+
+
+def test_in_a_tree_of_fairq_alone_the_next_revision_is_written_beside_the_others(
+    history: History, tmp_path: Path, empty_database: Database
+) -> None:
+    """Alembic writes it where the head is that it follows, and never into the package."""
+    tree = Tree(tmp_path / "app")
+    tree.add_fairq(history.initial, None)
+    package = files(install.sql_dir(), install.migrations_dir(), Path(install.__file__).parent)
+    before = files(tree.versions)
+    command.revision(tree.config, "orders")
+    command.revision(tree.config, "bills", head="base", branch_label="app")
+    assert len(files(tree.versions) - before) == 2
+    assert files(install.sql_dir(), install.migrations_dir(), Path(install.__file__).parent) == package
+    tree.run(empty_database.dsn, command.upgrade, "heads")
+    assert install.schema_version(empty_database.connect()) == history.initial
 
 
 def test_a_branch_builds_what_fairq_migrate_builds(
