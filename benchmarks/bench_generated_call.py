@@ -1,6 +1,7 @@
 """A generated psycopg call beside the same call written by hand: what the wrapper costs."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8
 
 from benchmarks.harness import Scale, Session, clear, median
-from fairq.queries import client, tasks, workers
+from fairq.queries import client, workers
 
 BASELINES: tuple[str, ...] = ()
 BLOCK = 20  # calls of one kind before the other has its turn
@@ -34,15 +35,14 @@ def run(session: Session) -> None:
 
 
 def fill(conn: psycopg.Connection[Any]) -> None:
-    tasks.create_tasks(
+    client.enqueue_many(
         conn,
         group_keys=[f"group {number % 10}" for number in range(100)],
-        payloads=[PAYLOAD] * 100,
+        payloads=[json.dumps(PAYLOAD)] * 100,
         queue="default",
         kind="default",
         priority=0,
         cost=1.0,
-        promote=False,
     )
 
 
@@ -51,11 +51,11 @@ def one_row(session: Session, conn: psycopg.Connection[Any]) -> None:
 
     def by_hand() -> object:
         cursor = psycopg.RawCursor(conn)
-        cursor.execute(tasks.CANCEL_TASK.sql, (Int8(-1),), binary=True)
+        cursor.execute(client.cancel.statement.sql, (Int8(-1),), binary=True)
         row = cursor.fetchone()
         return row[0] if row else None
 
-    beside(session, "one row", by_hand, lambda: tasks.cancel_task(conn, id=-1))
+    beside(session, "one row", by_hand, lambda: client.cancel(conn, id=-1))
 
 
 def many_rows(session: Session, conn: psycopg.Connection[Any]) -> None:
@@ -63,7 +63,7 @@ def many_rows(session: Session, conn: psycopg.Connection[Any]) -> None:
 
     def by_hand() -> object:
         cursor = psycopg.RawCursor(conn)
-        cursor.execute(client.LIVE_TASKS.sql, (None, None, None), binary=True)
+        cursor.execute(client.live_tasks.statement.sql, (None, None, None), binary=True)
         return [client.LiveTasksRow(*row) for row in cursor.fetchall()]
 
     beside(session, "100 rows", by_hand, lambda: client.live_tasks(conn), block=5)
@@ -82,7 +82,7 @@ def arrays(session: Session, conn: psycopg.Connection[Any]) -> None:
 
     def by_hand() -> object:
         cursor = Cursor(conn)
-        cursor.execute(workers.RELEASE_TASKS.sql, (Int8(-1), ids, attempts), binary=True)
+        cursor.execute(workers.release_tasks.statement.sql, (Int8(-1), ids, attempts), binary=True)
         return [row[0] for row in cursor.fetchall()]
 
     def generated() -> object:
@@ -96,7 +96,7 @@ async def one_row_async(session: Session) -> None:
 
         async def by_hand() -> object:
             cursor = psycopg.AsyncRawCursor(conn)
-            await cursor.execute(tasks.CANCEL_TASK.sql, (Int8(-1),), binary=True)
+            await cursor.execute(client.cancel.statement.sql, (Int8(-1),), binary=True)
             row = await cursor.fetchone()
             return row[0] if row else None
 
@@ -108,7 +108,7 @@ async def one_row_async(session: Session) -> None:
                 await by_hand()
             half = time.perf_counter()
             for _ in range(BLOCK):
-                await tasks.cancel_task_async(conn, id=-1)
+                await client.cancel(conn, id=-1)
             seconds["by hand"].append((half - begun) / BLOCK)
             seconds["generated"].append((time.perf_counter() - half) / BLOCK)
         report(session, "one row, async", seconds)

@@ -886,7 +886,7 @@ def _clean(text: str, longest: int, *, keep_end: bool = False) -> str:
 
 def finish_call(ctx: Context, outcome: Outcome) -> Call[list[int], bool]:
     """`fairq.finish_tasks` for one attempt; true when it was accepted."""
-    query = queries.finish_one_call(
+    query = queries.finish_one.call(
         worker_id=ctx.worker_id,
         id=ctx.id,
         attempt=ctx.attempt,

@@ -227,7 +227,7 @@ def create_call(
     _check_key("idempotency key", idempotency_key, group_key)
     _check_key("concurrency key", concurrency_key, group_key)
     _check_options(options)
-    query = queries.enqueue_call(
+    query = queries.enqueue.call(
         group_key=group_key,
         payload=payload,
         queue=options.queue,
@@ -279,7 +279,7 @@ def create_many_call(
             return None
         return [getattr(special.get(position), name, None) for position in range(len(group_keys))]
 
-    query = queries.enqueue_many_call(
+    query = queries.enqueue_many.call(
         group_keys=group_keys,
         payloads=payloads,
         queue=options.queue,
@@ -300,7 +300,7 @@ def create_many_call(
 
 
 def cancel_call(id: int) -> Call[bool, bool]:
-    return Call(queries.cancel_call(id=id), identity)
+    return Call(queries.cancel.call(id=id), identity)
 
 
 def _pair(item: Any, position: int) -> tuple[str, Any]:

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Generic, LiteralString, Protocol, TypeAli
 import psycopg
 from psycopg.rows import scalar_row
 
+from fairq import driver
 from fairq.errors import UnsupportedConnection, translating
-from fairq.queries import driver
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection as AlchemyConnection
@@ -148,11 +148,11 @@ def _kind_of_class(cls: type) -> str | None:
 
 
 def _psycopg(conn: psycopg.Connection[Any], query: driver.Call[Any]) -> Any:
-    return driver.run(conn, query.statement, query.params)
+    return driver.run(conn, query)
 
 
 async def _psycopg_async(conn: psycopg.AsyncConnection[Any], query: driver.Call[Any]) -> Any:
-    return await driver.run_async(conn, query.statement, query.params)
+    return await driver.run(conn, query)
 
 
 # --- The others ------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def configure_queue(
     """Create a queue, or change its settings."""
     _check_text("queue", queue)
     given = _given("configure_queue", settings, QueueSettings)
-    call = queries.configure_queue_call(queue=queue, settings=given)
+    call = queries.configure_queue.call(queue=queue, settings=given)
     return run(conn, Call(call, _settings(QueueState)))  # type: ignore[no-any-return]
 
 
@@ -203,7 +203,7 @@ def configure_group(
     _check_text("queue", queue)
     check_group_key(group_key)
     given = _given("configure_group", settings, GroupSettings)
-    call = queries.configure_group_call(queue=queue, group_key=group_key, settings=given)
+    call = queries.configure_group.call(queue=queue, group_key=group_key, settings=given)
     return run(conn, Call(call, _settings(GroupState)))  # type: ignore[no-any-return]
 
 
@@ -221,7 +221,7 @@ def configure_key(
     """Say how many tasks with a concurrency key may be in flight at once, over all queues and groups."""
     _check_text("concurrency key", concurrency_key)
     given = _given("configure_key", settings, KeySettings)
-    call = queries.configure_key_call(concurrency_key=concurrency_key, settings=given)
+    call = queries.configure_key.call(concurrency_key=concurrency_key, settings=given)
     return run(conn, Call(call, _settings(KeySettings)))  # type: ignore[no-any-return]
 
 
@@ -235,7 +235,7 @@ def configure_cluster(
     conn: Any, **settings: Unpack[ClusterSettings]
 ) -> ClusterSettings | Coroutine[Any, Any, ClusterSettings]:
     """Change settings of the installation."""
-    call = queries.configure_cluster_call(settings=_given("configure_cluster", settings, ClusterSettings))
+    call = queries.configure_cluster.call(settings=_given("configure_cluster", settings, ClusterSettings))
     return run(conn, Call(call, _settings(ClusterSettings)))  # type: ignore[no-any-return]
 
 
@@ -249,7 +249,7 @@ def pause_queue(conn: AsyncConnection, queue: str) -> Coroutine[Any, Any, None]:
 def pause_queue(conn: Any, queue: str) -> Coroutine[Any, Any, None] | None:
     """Stop serving a queue until it is resumed. Tasks can be created all the while; those that run go on."""
     _check_text("queue", queue)
-    call = queries.pause_queue_call(queue=queue)
+    call = queries.pause_queue.call(queue=queue)
     return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
 
 
@@ -260,7 +260,7 @@ def resume_queue(conn: AsyncConnection, queue: str) -> Coroutine[Any, Any, None]
 def resume_queue(conn: Any, queue: str) -> Coroutine[Any, Any, None] | None:
     """Serve a paused queue again, and take new tasks where it was draining."""
     _check_text("queue", queue)
-    call = queries.resume_queue_call(queue=queue)
+    call = queries.resume_queue.call(queue=queue)
     return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
 
 
@@ -271,7 +271,7 @@ def drain_queue(conn: AsyncConnection, queue: str) -> Coroutine[Any, Any, None]:
 def drain_queue(conn: Any, queue: str) -> Coroutine[Any, Any, None] | None:
     """Let a queue run empty: new tasks are refused, those that are there are served, until it is resumed."""
     _check_text("queue", queue)
-    call = queries.drain_queue_call(queue=queue)
+    call = queries.drain_queue.call(queue=queue)
     return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
 
 
@@ -283,7 +283,7 @@ def pause_group(conn: Any, queue: str, group_key: str) -> Coroutine[Any, Any, No
     """Stop serving a group until it is resumed. Its ready tasks go back in line; those that run go on."""
     _check_text("queue", queue)
     check_group_key(group_key)
-    call = queries.pause_group_call(queue=queue, group_key=group_key)
+    call = queries.pause_group.call(queue=queue, group_key=group_key)
     return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
 
 
@@ -295,7 +295,7 @@ def resume_group(conn: Any, queue: str, group_key: str) -> Coroutine[Any, Any, N
     """Serve a paused group again. What it missed is not made up for."""
     _check_text("queue", queue)
     check_group_key(group_key)
-    call = queries.resume_group_call(queue=queue, group_key=group_key)
+    call = queries.resume_group.call(queue=queue, group_key=group_key)
     return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
 
 
@@ -307,7 +307,7 @@ def purge_group(conn: Any, queue: str, group_key: str) -> int | Coroutine[Any, A
     """Cancel everything a group has waiting, and return how many tasks that were. Running ones are left."""
     _check_text("queue", queue)
     check_group_key(group_key)
-    call = queries.purge_group_call(queue=queue, group_key=group_key)
+    call = queries.purge_group.call(queue=queue, group_key=group_key)
     return run(conn, Call(call, identity))  # type: ignore[no-any-return]
 
 
@@ -327,7 +327,7 @@ def rate_usage(
     _check_text("queue", queue)
     if group_key is not None:
         check_group_key(group_key)
-    call = queries.rate_usage_call(queue=queue, group_key=group_key)
+    call = queries.rate_usage.call(queue=queue, group_key=group_key)
     return run(conn, Call(call, _usage))  # type: ignore[no-any-return]
 
 
@@ -342,7 +342,7 @@ def reset_rate(conn: Any, queue: str, group_key: str | None = None) -> Coroutine
     _check_text("queue", queue)
     if group_key is not None:
         check_group_key(group_key)
-    call = queries.reset_rate_call(queue=queue, group_key=group_key)
+    call = queries.reset_rate.call(queue=queue, group_key=group_key)
     return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
 
 

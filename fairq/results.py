@@ -23,6 +23,7 @@ from typing import Any, Literal, overload
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 
+from fairq import driver
 from fairq.client import identity
 from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
 from fairq.errors import (
@@ -35,7 +36,6 @@ from fairq.errors import (
     translating,
 )
 from fairq.queries import client as queries
-from fairq.queries import driver
 
 __all__ = ["Progress", "TaskResult", "progress", "result"]
 
@@ -102,7 +102,7 @@ def progress(conn: SyncConnection, id: int) -> Progress | None: ...
 def progress(conn: AsyncConnection, id: int) -> Coroutine[Any, Any, Progress | None]: ...
 def progress(conn: Any, id: int) -> Progress | Coroutine[Any, Any, Progress | None] | None:
     """What a running task reported last with `ctx.progress(…)`; None: nothing, or it is not live any more."""
-    return run(conn, Call(queries.latest_progress_call(id=id), _progress))  # type: ignore[no-any-return]
+    return run(conn, Call(queries.latest_progress.call(id=id), _progress))  # type: ignore[no-any-return]
 
 
 def _progress(row: queries.LatestProgressRow | None) -> Progress | None:
@@ -129,7 +129,7 @@ def _look_call(id: int) -> Call[queries.LookAtResultRow, _Look]:
         fixed = row.isolation in ("repeatable read", "serializable")
         return _Look(ended, row.live, fixed, row.transaction_began, row.has_written)
 
-    return Call(queries.look_at_result_call(id=id), read)
+    return Call(queries.look_at_result.call(id=id), read)
 
 
 def _parsed(text: str | None) -> Any:
@@ -241,7 +241,7 @@ async def _drive_async(conn: AsyncConnection, id: int, steps: _Steps) -> TaskRes
 
 # A role that may only read, or a standby: then it is polling alone.
 _NOT_ALLOWED = ("42501", "25006")
-_LISTENS = Call(queries.is_listening_call(), identity)
+_LISTENS = Call(queries.is_listening.call(), identity)
 _LISTEN = Call(driver.Call(driver.Statement[None]("exec", "listen fairq_done"), ()), lambda _: True)
 _UNLISTEN = Call(driver.Call(driver.Statement[None]("exec", "unlisten fairq_done"), ()), identity)
 
@@ -257,7 +257,7 @@ def _may_listen(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) ->
 
 
 def _watch_call(id: int) -> Call[bool, bool]:
-    return Call(queries.watch_task_call(id=id), identity)
+    return Call(queries.watch_task.call(id=id), identity)
 
 
 def _listens(conn: psycopg.Connection[Any], id: int) -> bool:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString, TypeVar, overload
 
+from fairq import driver
 from fairq.app import App, Context, Outcome, Task, finish_call, outcome_of
 from fairq.client import identity
 from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
@@ -36,7 +37,7 @@ from fairq.errors import (
     TaskTimeout,
 )
 from fairq.queries import client as queries
-from fairq.queries import driver, workers
+from fairq.queries import workers
 from fairq.results import Progress
 
 __all__ = ["Enqueued", "Ran", "call", "call_async", "context", "drain", "enqueued"]
@@ -143,7 +144,7 @@ def enqueued(
     conn: Any, *, kind: str | None = None, queue: str | None = None, group_key: str | None = None
 ) -> list[Enqueued] | Coroutine[Any, Any, list[Enqueued]]:
     """The live tasks that this transaction sees, in the order they were created."""
-    query = queries.live_tasks_call(kind=kind, queue=queue, group_key=group_key)
+    query = queries.live_tasks.call(kind=kind, queue=queue, group_key=group_key)
     return run(conn, Call(query, lambda rows: [_enqueued(row) for row in rows]))  # type: ignore[no-any-return]
 
 
@@ -287,14 +288,14 @@ def _drain(app: App, queues: list[str], at: datetime | None, limit: int, raise_e
         if at.utcoffset() is None:
             raise ConfigurationError(f"at={at!r} names no time zone", "Pass an aware datetime.")
         yield _clock(at.isoformat())
-    worker_id = yield Call(queries.register_tester_call(name="fairq.testing", queues=queues), identity)
+    worker_id = yield Call(queries.register_tester.call(name="fairq.testing", queues=queues), identity)
     ran: list[Ran] = []
     savepoints = yield from _savepoints_work()
     try:
         while True:
             row = None
             for queue in queues:
-                rows = yield Call(queries.pop_one_call(queue=queue, worker_id=worker_id), identity)
+                rows = yield Call(queries.pop_one.call(queue=queue, worker_id=worker_id), identity)
                 if rows:
                     row = rows[0]
                     break
@@ -312,14 +313,14 @@ def _drain(app: App, queues: list[str], at: datetime | None, limit: int, raise_e
                 raise attempt.exception
     finally:
         with contextlib.suppress(DatabaseError):
-            yield Call(workers.retire_worker_call(worker_id=worker_id), identity)
+            yield Call(workers.retire_worker.call(worker_id=worker_id), identity)
             if at is not None:
                 yield _clock("")
     return ran
 
 
 def _clock(text: str) -> Call[str, str]:
-    return Call(queries.set_clock_call(at=text), identity)
+    return Call(queries.set_clock.call(at=text), identity)
 
 
 def _savepoints_work() -> Generator[Call[Any, Any], Any, bool]:

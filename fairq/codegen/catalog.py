@@ -9,6 +9,7 @@ for, so that a column added later cannot change the shape of a prepared statemen
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from fairq.codegen.model import (
     Composite,
     Domain,
     Enum,
-    Function,
     GenerationError,
     Name,
     Parameter,
@@ -141,19 +141,6 @@ _TYPE_COMMENTS: LiteralString = """
     select objoid::int8 as oid, description as comment
       from pg_catalog.pg_description where classoid = 'pg_catalog.pg_type'::regclass and objsubid = 0
 """
-_FUNCTIONS: LiteralString = """
-    select p.oid::int8 as oid, n.nspname as schema, p.proname as name, p.proretset as returns_set,
-           p.prorettype::int8 as result, p.proargtypes::int8[] as inputs,
-           p.proallargtypes::int8[] as all_types,
-           p.proargmodes::text[] as modes, p.proargnames as names,
-           coalesce(pg_catalog.obj_description(p.oid, 'pg_proc'), '') as comment
-      from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
-     where p.prokind = 'f' and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
-       and not exists (select from pg_catalog.pg_depend d
-                        where d.classid = 'pg_catalog.pg_proc'::regclass and d.objid = p.oid
-                          and d.deptype = 'e')
-     order by 2, 3, 1
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +157,14 @@ class _Type:
 
 
 class Reader:
-    """One database, and what was asked about it so far. It must not change while a reader is in use."""
+    """One database, and what was asked about it so far. It must not change while a reader is in use.
 
-    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+    `promised` are patterns of functions that return no NULL.
+    """
+
+    def __init__(self, conn: psycopg.Connection[Any], promised: Sequence[str] = ()) -> None:
         self.conn = conn
+        self._promised = promised
         self._types: dict[int, _Type] = {}
         self.facts = nulls.Facts(
             relation=functools.cache(self._relation_facts),
@@ -259,7 +250,8 @@ class Reader:
         )
         modes = row.modes or ["i"] * len(row.names or [])
         names = tuple(name for name, mode in zip(row.names or [], modes, strict=False) if mode in "ibv")
-        return nulls.FunctionFacts(row.schema, row.name, row.rows_of, names)
+        promised = any(fnmatch.fnmatchcase(f"{row.schema}.{row.name}", each) for each in self._promised)
+        return nulls.FunctionFacts(row.schema, row.name, row.rows_of, names, promised)
 
     def _operator_name(self, oid: int) -> str:
         (row,) = self.rows(
@@ -314,9 +306,6 @@ class Reader:
             else:
                 kind = _RELATION_KINDS[row.kind]
                 relations.setdefault(row.schema, []).append(Relation(name, columns(row), row.comment, kind))
-        functions: dict[str, list[Function]] = {}
-        for row in self.rows(_FUNCTIONS):
-            functions.setdefault(row.schema, []).append(self._function(row))
 
         labels = {row.oid: tuple(row.labels) for row in self.rows(_ENUMS)}
         ranges = {row.oid: row for row in self.rows(_RANGES)}
@@ -353,7 +342,6 @@ class Reader:
                     tuple(domains.get(row.name, ())),
                     tuple(composites.get(row.name, ())),
                     tuple(range_types.get(row.name, ())),
-                    tuple(functions.get(row.name, ())),
                     row.comment,
                 )
                 for row in self.rows(_SCHEMAS)
@@ -366,26 +354,6 @@ class Reader:
     ) -> Column:
         type_, dims = self.type_name(type_oid, dims)
         return Column(name, type_, not_null, dims, comment)
-
-    def _function(self, row: Any) -> Function:
-        types = row.all_types or row.inputs
-        modes = row.modes or ["i"] * len(types)
-        names = row.names or [""] * len(types)
-        params = [
-            self._column(name, type_)
-            for name, type_, mode in zip(names, types, modes, strict=True)
-            if mode in "ibv"
-        ]
-        results = [
-            self._column(name, type_)
-            for name, type_, mode in zip(names, types, modes, strict=True)
-            if mode in "obt"
-        ]
-        if not results and row.result != _VOID:
-            results = [self._column("", row.result)]
-        return Function(
-            Name(row.schema, row.name), tuple(params), tuple(results), row.returns_set, row.comment
-        )
 
 
 # --------------------------------------------------------------------------------------- describing a query
@@ -436,6 +404,7 @@ def describe(reader: Reader, statement: Statement) -> Query:
         params=params,
         columns=columns,
         comments=statement.comments,
+        one_row=statement.cmd is Command.ONE and described.tree is not None and nulls.one_row(described.tree),
         insert_into=insert_into,
         path=statement.path,
         line=statement.line,
@@ -707,6 +676,13 @@ def _stars(statement: Statement, tree: nulls.Node | None) -> Iterator[_Star]:
         count = rest // len(bare) if index in bare else counts[index]
         if _is_star(item):
             entries = targets[first : first + count]
+            for entry in entries:
+                if function := _function_behind(entry["expr"], tree):
+                    raise statement.error(
+                        f"selects * from function {function}",
+                        "name the columns: `select t.a, t.b from f() as t`",
+                        item[0].start,
+                    )
             qualifier = "".join(token.text for token in item[:-2])
             names = [str(entry["resname"]) for entry in entries]
             columns = tuple(
@@ -773,6 +749,16 @@ def _alias(expression: nulls.Node, tree: nulls.Node) -> str:
     if expression.tag != "VAR" or not expression.number("varno"):
         return ""
     return str(tree.items("rtable")[expression.number("varno") - 1]["eref"]["aliasname"])
+
+
+def _function_behind(expression: nulls.Node, tree: nulls.Node) -> str:
+    """The function that a star's column comes from. It may gain columns, and then every open connection's
+    prepared statement that selects them all breaks (`0A000`).
+    """
+    if expression.tag != "VAR" or not expression.number("varno"):
+        return ""
+    entry = tree.items("rtable")[expression.number("varno") - 1]
+    return _alias(expression, tree) if entry.number("rtekind") == nulls.FUNCTION else ""
 
 
 def _expanded(reader: Reader, statement: Statement, stars: Sequence[_Star]) -> str:

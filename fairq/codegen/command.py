@@ -16,7 +16,7 @@ import psycopg
 from psycopg import conninfo, sql
 
 from fairq.cli import Exit, Failure, answer, json_option
-from fairq.codegen import catalog, checks, config, generate, parse, remarks
+from fairq.codegen import catalog, config, generate, parse, remarks
 from fairq.codegen.model import Catalog, GenerationError, Options, Query, Request, error_in
 from fairq.dsn import to_libpq
 
@@ -144,7 +144,7 @@ def _generate(entries: Sequence[config.Entry], dsn: str | None, *, existing: boo
             with _connect(server) if existing else scratch_database(server) as conn:
                 if not existing:
                     catalog.load(conn, entry.schema)
-                found, queries = read_database(conn, entry.queries)
+                found, queries = read_database(conn, entry.queries, entry.promised)
             for target in entry.targets:
                 files += _files(target.out, generate(request(found, queries, target.options)))
     return files
@@ -156,12 +156,12 @@ def request(found: Catalog, queries: tuple[Query, ...], options: Options) -> Req
 
 
 def read_database(
-    conn: psycopg.Connection[Any], query_files: Sequence[Path]
+    conn: psycopg.Connection[Any], query_files: Sequence[Path], promised: Sequence[str] = ()
 ) -> tuple[Catalog, tuple[Query, ...]]:
     """The model of a database and of the queries on it. Every query is read, so that all errors are told at
     once.
     """
-    reader = catalog.Reader(conn)
+    reader = catalog.Reader(conn, promised)
     queries: list[Query] = []
     errors: list[GenerationError] = []
     taken: dict[str, Query] = {}
@@ -190,11 +190,6 @@ def read_database(
 
 
 def _query(reader: catalog.Reader, statement: parse.Statement) -> Query:
-    # Before `*` is spelled out: a function's columns belong into the query.
-    if function := checks.star_from_function(statement.text):
-        raise statement.error(
-            f"selects * from function {function}", "name the columns: `select t.a, t.b from f() as t`"
-        )
     return remarks.apply(catalog.describe(reader, statement))
 
 

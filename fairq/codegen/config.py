@@ -34,6 +34,11 @@ class Entry:
     queries: tuple[Path, ...]
     targets: tuple[Target, ...]
 
+    @property
+    def promised(self) -> tuple[str, ...]:
+        """Functions of which any target says that they return no NULL."""
+        return tuple(name for target in self.targets for name in target.options.not_null_functions)
+
 
 def find(folder: Path) -> Path:
     """The configuration in a folder, or in its `sql` folder."""

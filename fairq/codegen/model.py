@@ -112,6 +112,7 @@ class Query:
     params: tuple[Parameter, ...] = ()
     columns: tuple[Column, ...] = ()
     comments: tuple[str, ...] = ()  # each `--` line after the name line, without its dashes
+    one_row: bool = False  # always gives exactly one, such as a SELECT without FROM
     insert_into: Name | None = None  # the target of an insert; :copyfrom copies into it
     path: str = ""  # the file, as a reader would open it; for messages
     line: int = 0  # the line of `-- name:` in it, counted from 1; 0: not known
@@ -163,19 +164,6 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """A function's shape. Only `fairq gen` fills it."""
-
-    name: Name
-    params: tuple[Column, ...] = ()
-    columns: tuple[
-        Column, ...
-    ] = ()  # of its result: one for a plain value, several for `returns table` and out parameters
-    returns_set: bool = False
-    comment: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Schema:
     name: str
     relations: tuple[Relation, ...] = ()
@@ -183,7 +171,6 @@ class Schema:
     domains: tuple[Domain, ...] = ()
     composites: tuple[Composite, ...] = ()
     ranges: tuple[Range, ...] = ()
-    functions: tuple[Function, ...] = ()
     comment: str = ""
 
 
@@ -250,6 +237,8 @@ class Options:
     # sqlalchemy: the reference's output to the byte, with its `Any` where it cannot tell a type.
     strict: bool = False
     raw_json: bool = False  # psycopg: json and jsonb come and go as text that nobody decodes
+    # Patterns of `schema.function`: what these return is never NULL, unless the query file says so.
+    not_null_functions: tuple[str, ...] = ()
     # PostgreSQL's name of a type (qualified unless in pg_catalog or the default schema) to the Python type.
     types: Mapping[str, str] = field(default_factory=dict)
 

@@ -96,7 +96,7 @@ def walk(value: Any) -> Iterator[Node]:
 # -------------------------------------------------------------------------------------------- what is known
 
 SELECT, UPDATE, INSERT, DELETE, MERGE = 1, 2, 3, 4, 5  # CmdType
-_RELATION, _SUBQUERY, _JOIN, _FUNCTION, _VALUES, _CTE, _GROUP = 0, 1, 2, 3, 5, 6, 9  # RTEKind
+_RELATION, _SUBQUERY, _JOIN, FUNCTION, _VALUES, _CTE, _GROUP = 0, 1, 2, 3, 5, 6, 9  # RTEKind
 _LEFT, _FULL, _RIGHT = 1, 2, 3  # JoinType
 _EXISTS, _SCALAR, _ARRAY = 0, 4, 6  # SubLinkType
 _UNION, _INTERSECT = 1, 2  # SetOperation
@@ -121,7 +121,7 @@ _KEEPS_NOT_NULL = words(
     make_date make_interval make_time make_timestamp make_timestamptz md5 mod nextval now
     num_nonnulls num_nulls octet_length overlay pg_backend_pid pg_current_xact_id pg_notify pi
     position power quote_ident quote_literal quote_nullable radians random repeat replace reverse
-    right round rpad rtrim setval sha224 sha256 sha384 sha512 sign sin sqrt starts_with
+    right round rpad rtrim set_config setval sha224 sha256 sha384 sha512 sign sin sqrt starts_with
     statement_timestamp string_to_array strpos tan timezone to_hex to_json to_jsonb
     transaction_timestamp translate trunc txid_current upper_inc upper_inf uuidv4 uuidv7"""
 )
@@ -159,6 +159,7 @@ class FunctionFacts:
     # The table whose rows it returns, for `returns setof <table>`: its NOT NULLs are taken as promised.
     rows_of: int | None
     param_names: tuple[str, ...] = ()
+    promised: bool = False  # its author says that it returns no NULL, in no column
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,24 @@ def _nulled(item: Any) -> frozenset[int]:
 
 def _entries(item: Any) -> frozenset[int]:
     return frozenset(node.number("rtindex") for node in walk(item) if node.tag in ("RANGETBLREF", "JOINEXPR"))
+
+
+def one_row(query: Node) -> bool:
+    """Whether a query always gives exactly one row: a SELECT without FROM, or of aggregates of all rows."""
+    tree = query["jointree"]
+    whole = not tree.items("fromlist") and tree["quals"] is None
+    if query.number("commandType") != SELECT or query.flag("hasTargetSRFs"):
+        return False
+    if query.flag("hasAggs") and not query.items("groupClause"):
+        whole = True
+    return (
+        whole
+        and not query.items("groupingSets")
+        and not any(
+            isinstance(query[clause], Node)
+            for clause in ("setOperations", "havingQual", "limitCount", "limitOffset")
+        )
+    )
 
 
 def output(query: Node) -> list[Node]:
@@ -309,7 +328,7 @@ class Inference:
                     node["arg"], scope
                 )
             case "FUNCEXPR":
-                return self._call(node) and all_of("args")
+                return self._call(node, scope)
             case "OPEXPR":
                 return self._facts.operator(node.number("opno")) in _OPERATORS and all_of("args")
             case "BOOLEXPR":
@@ -336,17 +355,21 @@ class Inference:
             case _:
                 return False
 
-    def _call(self, node: Node) -> bool:
+    def _call(self, node: Node, scope: Scope) -> bool:
         known = self._facts.function(node.number("funcid"))
+        if known.promised:
+            return True
         if known.schema != "pg_catalog":
             return False
         given = frozenset(_argument_types(node))
         if node["funcformat"] in _EXPLICIT_OR_IMPLICIT_CAST:
             # JSON's null cast to a number is NULL from PostgreSQL 18 on, and infinity has no time of day.
-            return not given & _JSON_TYPES and node["funcresulttype"] not in _TIME_TYPES
-        if known.name in _KEEPS_TEXT_NOT_NULL:
-            return given <= _TEXT_TYPES
-        return known.name in _KEEPS_NOT_NULL
+            keeps = not given & _JSON_TYPES and node["funcresulttype"] not in _TIME_TYPES
+        elif known.name in _KEEPS_TEXT_NOT_NULL:
+            keeps = given <= _TEXT_TYPES
+        else:
+            keeps = known.name in _KEEPS_NOT_NULL
+        return keeps and all(self.expression(item, scope) for item in node.items("args"))
 
     def _aggregate(self, node: Node, scope: Scope) -> bool:
         known = self._facts.function(node.number("aggfnoid"))
@@ -369,16 +392,7 @@ class Inference:
         if kind in (_EXISTS, _ARRAY):
             return True
         query = node["subselect"]
-        one_row = (
-            kind == _SCALAR
-            and query.flag("hasAggs")
-            and not query.items("groupClause")
-            and not query.items("groupingSets")
-            and not any(
-                isinstance(query[clause], Node) for clause in ("havingQual", "limitCount", "limitOffset")
-            )
-        )
-        return one_row and self._column(query, 0, scope)
+        return kind == _SCALAR and one_row(query) and self._column(query, 0, scope)
 
     def _variable(self, node: Node, scope: Scope) -> bool:
         scope = scope.up(node.number("varlevelsup"))
@@ -394,7 +408,7 @@ class Inference:
             return self.relation_column(entry.number("relid"), attribute)
         if kind == _SUBQUERY:
             return self._column(entry["subquery"], attribute - 1, scope)
-        if kind == _FUNCTION:
+        if kind == FUNCTION:
             return self._function_column(entry, attribute)
         if kind == _VALUES:
             return all(self.expression(row[attribute - 1], scope) for row in entry.items("values_lists"))
@@ -423,6 +437,8 @@ class Inference:
                 if not isinstance(call, Node) or call.tag != "FUNCEXPR" or len(entry.items("functions")) > 1:
                     return False
                 known = self._facts.function(call.number("funcid"))
+                if known.promised:
+                    return True
                 if known.rows_of is not None:
                     return self.relation_column(known.rows_of, attribute - before)
                 return known.schema == "pg_catalog" and attribute - before - 1 in _SET_FUNCTIONS.get(

@@ -43,8 +43,8 @@ def _value(name: str, value: Any, path: str) -> Any:
         expected, fits = "true or false", isinstance(value, bool)
     elif name == "query_parameter_limit":
         expected, fits = "a whole number", isinstance(value, int) and not isinstance(value, bool)
-    elif name == "inflection_exclude_table_names":
-        expected = "a list of table names"
+    elif name in ("inflection_exclude_table_names", "not_null_functions"):
+        expected = "a list of names"
         fits = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         value = tuple(value) if fits else value
     elif name == "template":

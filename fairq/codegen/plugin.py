@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairq.codegen import checks, remarks, spelling
+from fairq.codegen import parse, remarks, spelling
 from fairq.codegen.model import (
     SYSTEM_SCHEMAS,
     Catalog,
     Column,
+    Command,
     Composite,
     Enum,
     GenerationError,
@@ -29,6 +30,7 @@ from fairq.codegen.model import (
     Relation,
     Request,
     Schema,
+    error_in,
 )
 from fairq.codegen.options import parse_options
 
@@ -98,8 +100,20 @@ def to_model(message: Any) -> Request:
     )
     if options.strict:
         return request
-    checks.refuse_records(request.queries)
+    refuse_records(request.queries)
     return replace(request, queries=tuple(map(remarks.apply, request.queries)))
+
+
+def refuse_records(queries: Iterable[Query]) -> None:
+    """sqlc makes `select * from f()` one column of type `record`, with and without a database."""
+    for query in queries:
+        for column in query.columns:
+            if column.type.name == "record" and column.type.schema in ("", "pg_catalog"):
+                raise error_in(
+                    query,
+                    f"column {column.name} is a record: it selects * from a function",
+                    "name the columns: `select t.id, t.state from f($1) as t`",
+                )
 
 
 def _json_object(data: bytes) -> dict[str, Any]:
@@ -152,12 +166,40 @@ def _queries(message: Any, column: Callable[[Any], Column]) -> tuple[Query, ...]
                 params=tuple(Parameter(each.number, column(each.column)) for each in query.params),
                 columns=tuple(map(column, query.columns)),
                 comments=tuple(query.comments),
+                one_row=query.cmd == Command.ONE and _gives_one_row(query.text),
                 insert_into=_name(query.insert_into_table) if query.HasField("insert_into_table") else None,
                 path=path,
                 line=line,
             )
         )
     return tuple(queries)
+
+
+_NOT_ONE_ROW = frozenset("group having limit offset fetch union intersect except over window".split())
+_AGGREGATES = frozenset(
+    "count sum min max avg bool_and bool_or every string_agg array_agg json_agg jsonb_agg".split()
+)
+
+
+def _gives_one_row(sql: str) -> bool:
+    """Whether it is a SELECT of nothing but values and calls, or of aggregates over all rows.
+
+    sqlc does not say which functions return a set; they are taken for such as do not.
+    """
+    depth = 0
+    outside: list[str] = []
+    listed: set[str] = set()
+    for token in parse.tokens(sql):
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        if token.kind == "word":
+            word = token.text.lower()
+            if not {"from", "where"} & set(outside):
+                listed.add(word if depth == 0 or word != "select" else "")
+            if depth == 0:
+                outside.append(word)
+    if outside[:1] != ["select"] or _NOT_ONE_ROW & {*outside, *listed}:
+        return False
+    return not {"from", "where"} & set(outside) or ("" not in listed and bool(_AGGREGATES & listed))
 
 
 def _places(given: Iterable[str]) -> dict[tuple[str, str], tuple[str, int]]:

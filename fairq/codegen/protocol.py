@@ -119,8 +119,11 @@ _GenerateRequest, _GenerateResponse = _message_classes()
 
 
 def is_json(data: bytes) -> bool:
-    """Whether a request is in the JSON form. A protobuf request starts with a field tag, never a brace."""
-    return data.lstrip()[:1] == b"{"
+    """Whether a message is in the JSON form. One of protobuf starts with a field's tag, never with a brace.
+
+    The first byte alone decides: a tag may be a line break, and the length behind it a brace.
+    """
+    return data[:1] == b"{"
 
 
 def read_request(data: bytes) -> Any:

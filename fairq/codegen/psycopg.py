@@ -1,16 +1,15 @@
 """The `psycopg` template's decisions: which modules, classes and functions, their names, types and order.
 
-For each query there are three functions: `pop_tasks(conn, …)`, its twin `pop_tasks_async`, and
-`pop_tasks_call`, which only builds the call, for pipelines. What is laid out how is in templates/psycopg;
-lines are broken here, with a trailing comma wherever they are, so that `ruff format` leaves them as they
-are at any line length from 88 on.
+Each query becomes one function, which makes the parameters; `driver.Statement` around it sends them on any
+psycopg connection. What is laid out how is in templates/psycopg; whatever has several parts has a line for
+each and a comma behind the last, so `ruff format` leaves it as it is at any line length from 88 on.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,10 +38,9 @@ from fairq.codegen.psycopg_types import (
 )
 from fairq.codegen.render import render
 
-_WIDTH = 88
-_TAKEN_FILES = ("driver.py", "models.py", "__init__.py")
+_TAKEN_FILES = ("models.py", "__init__.py")
 # A parameter may not hide what the functions themselves name.
-_USED_IN_FUNCTIONS = frozenset({"conn", "driver", "models", "rows"})
+_USED_IN_FUNCTIONS = frozenset({"driver", "models"})
 _ANNOTATION_NAMES = frozenset(
     [
         "bool",
@@ -52,7 +50,6 @@ _ANNOTATION_NAMES = frozenset(
         "list",
         "str",
         "Sequence",
-        "Iterable",
         "Any",
         "driver",
         "models",
@@ -98,13 +95,12 @@ class Function:
 
     name: str
     rows: tuple[Row, ...]
-    statement: str
-    helpers: tuple[str, ...]  # functions the statement needs, before it
-    definitions: tuple[str, ...]
+    text: str
+    helper: str = ""  # a function that it needs, before it
 
 
 def generate(request: Request) -> dict[str, str]:
-    """File name to text: the driver, the models, and one module per query file."""
+    """File name to text: the models, and one module per query file."""
     if request.engine != "postgresql":
         raise GenerationError(f"the engine is {request.engine}", hint="fairq generates for PostgreSQL only")
     queries = tuple(remarks.apply(query) for query in request.queries if query.name and query.cmd)
@@ -120,7 +116,6 @@ def generate(request: Request) -> dict[str, str]:
                 path=source,
             )
         files[file] = _module(source, [query for query in queries if query.source == source], models)
-    files["driver.py"] = render("psycopg/driver.py.j2", head=_head())
     files["models.py"] = models.module()
     files["__init__.py"] = f'{_head()}\n"""Typed calls of SQL."""\n'
     return dict(sorted(files.items()))
@@ -216,14 +211,14 @@ class _Models:
             self._composites[name] = _row(name, fields, type_.comment)
             arguments = [
                 name,
-                _tuple([_literal(field.name) for field in self._composites[name].fields]),
-                _tuple([found.number.replace("models.", "") for _, found in fields]),
+                _tuple([_literal(field.name) for field in self._composites[name].fields], "    "),
+                _tuple([found.number.replace("models.", "") for _, found in fields], "    "),
             ]
-            self._registered[constant] = _call(f"{constant} = driver.composite_type", arguments)
+            self._registered[constant] = f"{constant} = driver.composite_type" + _parts(arguments)
         else:
             bound = python_type(Column("", type_.subtype), self.request.catalog)
             arguments = [_literal(type_.name.name), bound.number.replace("models.", "")]
-            self._registered[constant] = _call(f"{constant} = driver.range_type", arguments)
+            self._registered[constant] = f"{constant} = driver.range_type" + _parts(arguments)
 
     def module(self) -> str:
         rows = [*self._composites.values(), *sorted(self._relations.values(), key=lambda row: row.name)]
@@ -238,7 +233,6 @@ class _Models:
             "psycopg/models.py.j2",
             head=_head(),
             modules=modules,
-            package=self.request.options.package,
             uses_driver=uses_driver,
             enums=sorted(self._enums.values(), key=lambda enum: enum.name),
             rows=rows,
@@ -317,8 +311,7 @@ def _module(source: str, queries: Sequence[Query], models: _Models) -> str:
     functions = [_function(query, models) for query in queries]
     taken: dict[str, Query] = {}
     for function, query in zip(functions, queries, strict=True):
-        own = [f"{function.name}{ending}" for ending in ("", "_async", "_call", "_values")]
-        own += [row.name for row in function.rows]
+        own = [function.name, *(row.name for row in function.rows)]
         for name in own:
             if name in taken:
                 raise error_in(
@@ -328,16 +321,15 @@ def _module(source: str, queries: Sequence[Query], models: _Models) -> str:
                 )
         taken.update(dict.fromkeys(own, query))
     text = "\n".join(
-        [function.statement for function in functions]
-        + [text for function in functions for text in (*function.definitions, *function.helpers)]
+        [f"{function.text}\n{function.helper}" for function in functions]
         + [field.annotation for function in functions for row in function.rows for field in row.fields]
     )
     modules = [module for module in ("datetime", "decimal", "uuid") if re.search(rf"\b{module}\.", text)]
     if any(function.rows for function in functions):
         modules.append("dataclasses")
     imports = [f"import {module}" for module in sorted(modules)]
-    if abc := [name for name in ("Iterable", "Sequence") if re.search(rf"\b{name}\[", text)]:
-        imports.append(f"from collections.abc import {', '.join(abc)}")
+    if re.search(r"\bSequence\[", text):
+        imports.append("from collections.abc import Sequence")
     if re.search(r"\bAny\b", text):
         imports.append("from typing import Any")
     return render(
@@ -358,49 +350,42 @@ def _function(query: Query, models: _Models) -> Function:
     arguments = _arguments(query, models)
     if command is Command.COPYFROM:
         return _copy_function(query, name, arguments, models)
-    returned, row_factory, binary, raw = "None", "", True, False
-    rows: list[Row] = []
-    helpers: list[str] = []
+    value, result = "None", _Result("None")
     if command in _RETURNS_ROWS:
-        returned, row_factory, rows, helpers, binary, raw = _result(query, name, models)
+        result = _result(query, name, models)
+        value = f"list[{result.value}]" if command is Command.MANY else result.value
     elif command is Command.EXECROWS:
-        returned = "int"
+        value = "int"
     elif command is Command.EXECRESULT:
-        returned = "driver.Result"
-    value = {Command.ONE: f"{returned} | None", Command.MANY: f"list[{returned}]"}.get(command, returned)
-    value = value.replace(" | None | None", " | None")
+        value = "driver.Result"
     word = command.removeprefix(":")
-    if remarks.read(query).always:
-        word, value = "the", returned
-    constant = name.upper()
-    options = ([] if binary else ["binary=False"]) + (["raw_json=True"] if raw else [])
-    statement = _statement(
-        f"{constant} = driver.Statement[{value}]",
-        [f'"{word}"'],
-        _sql_literal(query),
-        ([row_factory] if row_factory else []) + (options if row_factory else []),
+    if query.one_row or remarks.read(query).always:
+        word = "the"
+    elif command is Command.ONE:
+        value = f"{value.removesuffix(' | None')} | None"
+    statement = [f'"{word}"', _sql_literal(query), *result.options]
+    text = _definition(
+        f"driver.Statement[{value}]",
+        statement,
+        query,
+        name,
+        ["*", *(argument.declaration for argument in arguments)] if arguments else [],
+        [argument.sent for argument in arguments],
     )
-    sent = _tuple([argument.sent for argument in arguments])
-    signature = ["*", *(argument.declaration for argument in arguments)] if arguments else []
-    doc = _docstring("\n".join(_prose(query)), indent="    ")
-    definitions: list[str] = []
-    options_ = models.request.options
-    both = options_.emit_sync_querier == options_.emit_async_querier
-    if both or options_.emit_sync_querier:
-        definitions.append(
-            _definition(f"def {name}", ["conn: driver.Connection", *signature], value, doc)
-            + _call("    return driver.run", ["conn", constant, sent])
-        )
-    if both or options_.emit_async_querier:
-        definitions.append(
-            _definition(f"async def {name}_async", ["conn: driver.AsyncConnection", *signature], value, doc)
-            + _call("    return await driver.run_async", ["conn", constant, sent])
-        )
-    definitions.append(
-        _definition(f"def {name}_call", signature, f"driver.Call[{value}]", "")
-        + _call("    return driver.Call", [constant, sent])
+    return Function(name, result.rows, text, result.helper)
+
+
+def _definition(
+    statement: str, about: Sequence[str], query: Query, name: str, takes: Sequence[str], sends: Sequence[str]
+) -> str:
+    """The function that makes the parameters, below the statement that sends them."""
+    doc = _docstring("\n".join(_prose(query)))
+    return (
+        f"@{statement}{_parts(about)}\n"
+        f"def {name}{_parts(takes)} -> driver.Params:\n"
+        + (f"    {doc}\n" if doc else "")
+        + f"    return {_tuple(sends, '    ')}"
     )
-    return Function(name, tuple(rows), statement, tuple(helpers), tuple(definitions))
 
 
 def _prose(query: Query) -> list[str]:
@@ -429,37 +414,40 @@ def _arguments(query: Query, models: _Models) -> list[_Argument]:
     return arguments
 
 
-def _result(query: Query, name: str, models: _Models) -> tuple[str, str, list[Row], list[str], bool, bool]:
-    """What one row is: its annotation, its row factory, classes and functions of its own, and how it is
-    asked for.
-    """
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What one row is, and how it is asked for."""
+
+    value: str  # its annotation
+    options: tuple[str, ...] = ()  # of the statement, from the row factory on
+    rows: tuple[Row, ...] = ()
+    helper: str = ""
+
+
+def _result(query: Query, name: str, models: _Models) -> _Result:
     if not query.columns:
         raise error_in(query, f"returns no columns, so it cannot be {query.cmd}", "use :exec or :execrows")
     if any(column.embed for column in query.columns):
         return _embedding_result(query, name, models)
-    types, raw = _column_types(query, models)
-    reads = _reads(types, raw)
-    binary = all(type_.binary for type_ in types) and not raw
+    types, raw = _column_types(query, query.columns, models)
     if len(types) == 1:
         annotation = types[0].annotation if query.columns[0].not_null else f"{types[0].annotation} | None"
-        factory = "driver.scalar()" if reads == ["0"] else f"driver.scalar({reads[0]})"
-        return annotation, factory, [], [], binary, raw
-    rows: list[Row] = []
+        return _Result(annotation, _read_by("driver.scalar", [], types, raw))
     relation = None if raw and not models.raw else _same_relation(query, models)
     if relation is not None:
         class_ = f"models.{models.relation(query, relation)}"
-    else:
-        class_ = f"{names.class_name(query.name)}Row"
-        rows = [_row(class_, zip(query.columns, types, strict=True))]
-    return class_, _row_factory(class_, reads), rows, [], binary, raw
+        return _Result(class_, _read_by("driver.row", [class_], types, raw))
+    class_ = f"{names.class_name(query.name)}Row"
+    row = _row(class_, zip(query.columns, types, strict=True))
+    return _Result(class_, _read_by("driver.row", [class_], types, raw), (row,))
 
 
-def _column_types(query: Query, models: _Models) -> tuple[list[PyType], bool]:
-    """The types of the result columns, and whether any JSON among them stays text."""
+def _column_types(query: Query, columns: Iterable[Column], models: _Models) -> tuple[list[PyType], bool]:
+    """The types of result columns, and whether any JSON among them stays text."""
     said = remarks.read(query)
     types: list[PyType] = []
     any_raw = False
-    for number, column in enumerate(query.columns, start=1):
+    for number, column in enumerate(columns, start=1):
         wants_raw = models.raw or said.all_raw or column.name in said.raw
         type_ = models.type_of(query, column, f"column {column.name or number}", raw_json=wants_raw)
         types.append(type_)
@@ -467,18 +455,17 @@ def _column_types(query: Query, models: _Models) -> tuple[list[PyType], bool]:
     return types, any_raw
 
 
-def _reads(types: Iterable[PyType], raw: bool) -> list[str]:
+def _read_by(factory: str, made: Sequence[str], types: Sequence[PyType], raw: bool) -> tuple[str, ...]:
+    """The options of a statement whose rows hold these types."""
     # Beside raw JSON, decoded JSON arrives as text, too.
-    return [
+    reads = [
         type_.number if raw and type_.is_json and "JsonValue" in type_.annotation else type_.read
         for type_ in types
     ]
-
-
-def _row_factory(make: str, reads: Sequence[str]) -> str:
-    return (
-        f"driver.row({make})" if set(reads) == {"0"} else _call("driver.row", [make, *reads], indent="    ")
-    )
+    reads = [] if set(reads) == {"0"} else reads
+    call = f"{factory}{_parts([*made, *reads], '    ') if reads else f'({made[0]})' if made else '()'}"
+    binary = all(type_.binary for type_ in types) and not raw
+    return (call, *([] if binary else ["binary=False"]), *(["raw_json=True"] if raw else []))
 
 
 def _same_relation(query: Query, models: _Models) -> Relation | None:
@@ -496,63 +483,46 @@ def _same_relation(query: Query, models: _Models) -> Relation | None:
     return relation
 
 
-def _embedding_result(
-    query: Query, name: str, models: _Models
-) -> tuple[str, str, list[Row], list[str], bool, bool]:
+def _embedding_result(query: Query, name: str, models: _Models) -> _Result:
     """A row with whole rows of tables in it: a function takes the flat values apart."""
     class_ = f"{names.class_name(query.name)}Row"
     values: list[str] = []
     annotations: list[str] = []
     types: list[PyType] = []
-    said = remarks.read(query)
     any_raw = False
     for column in query.columns:
         first = len(types)
-        if column.embed is None:
-            wants_raw = models.raw or said.all_raw or column.name in said.raw
-            type_ = models.type_of(query, column, f"column {column.name}", raw_json=wants_raw)
-            any_raw = any_raw or (wants_raw and type_.is_json)
-            types.append(type_)
-            value, annotation = f"values[{first}]", type_.annotation
-            optional = not column.not_null
+        relation = models.request.catalog.relation(column.embed) if column.embed else None
+        if column.embed is not None and relation is None:
+            raise error_in(query, f"sqlc.embed({column.embed}) is not a table or view")
+        more, raw = _column_types(query, relation.columns if relation else (column,), models)
+        types += more
+        any_raw = any_raw or raw
+        optional = not column.not_null
+        if relation is None:
+            value, annotation = f"values[{first}]", types[first].annotation
         else:
-            relation = models.request.catalog.relation(column.embed)
-            if relation is None:
-                raise error_in(query, f"sqlc.embed({column.embed}) is not a table or view")
-            model = f"models.{models.relation(query, relation)}"
-            types += [
-                models.type_of(query, each, f"column {each.name}", raw_json=models.raw)
-                for each in relation.columns
-            ]
-            any_raw = any_raw or (models.raw and any(type_.is_json for type_ in types[first:]))
-            value, annotation = f"{model}(*values[{first}:{len(types)}])", model
-            optional = not column.not_null
+            annotation = f"models.{models.relation(query, relation)}"
+            value = f"{annotation}(*values[{first}:{len(types)}])"
             if optional:
                 # An outer join that found nothing: all of it is NULL, also the column that never is.
-                present = next(
-                    (n for n, each in enumerate(relation.columns, start=first) if each.not_null), None
-                )
-                if present is None:
+                never_null = [n for n, each in enumerate(relation.columns, start=first) if each.not_null]
+                if not never_null:
                     raise error_in(
                         query,
                         f"nothing tells whether an outer join left {column.embed} out",
                         "list the columns",
                     )
-                value = f"{value} if values[{present}] is not None else None"
-        values.append(f"{value},")
+                value = f"{value} if values[{never_null[0]}] is not None else None"
+        values.append(value)
         annotations.append(f"{annotation} | None" if optional else annotation)
     field_names = _field_names((column.name for column in query.columns), annotations)
-    fields = map(Field, field_names, annotations)
-    lines = "".join(f"        {value}\n" for value in values)
-    helper = f"def _{name}_row(*values: Any) -> {class_}:\n    return {class_}(\n{lines}    )"
-    binary = all(type_.binary for type_ in types) and not any_raw
-    return (
+    made = f"    return {class_}{_parts(values, '    ')}"
+    return _Result(
         class_,
-        _row_factory(f"_{name}_row", _reads(types, any_raw)),
-        [Row(class_, tuple(fields))],
-        [helper],
-        binary,
-        any_raw,
+        _read_by("driver.row", [f"_{name}_row"], types, any_raw),
+        (Row(class_, tuple(map(Field, field_names, annotations))),),
+        f"def _{name}_row(*values: Any) -> {class_}:\n{made}",
     )
 
 
@@ -561,52 +531,25 @@ def _copy_function(query: Query, name: str, arguments: Sequence[_Argument], mode
         raise error_in(query, ":copyfrom needs an insert with parameters")
     targets = [_quoted(param.column.original_name or param.column.name) for param in query.params]
     table = ".".join(_quoted(part) for part in (query.insert_into.schema, query.insert_into.name) if part)
-    binary = all(argument.type.copy_binary for argument in arguments)
-    form = " (format binary)" if binary else ""
-    constant = name.upper()
-    statement = _statement(
-        f"{constant} = driver.CopyStatement",
-        [],
-        _text_literal(f"copy {table} ({', '.join(targets)}) from stdin{form}"),
-        [_tuple([argument.type.number for argument in arguments])],
-    )
-    doc = _docstring("\n".join(_prose(query)), indent="    ")
-    if len(arguments) == 1:
-        rows: tuple[Row, ...] = ()
-        item = arguments[0].annotation
-        values = [arguments[0].type.copy_value.format("row")]
-    else:
+    form = " (format binary)" if all(argument.type.copy_binary for argument in arguments) else ""
+    sql = _text_literal(f"copy {table} ({', '.join(targets)}) from stdin{form}")
+    rows: tuple[Row, ...] = ()
+    annotations = [argument.annotation for argument in arguments]
+    item, parts = annotations[0], ["row"]
+    if len(arguments) > 1:
         item = f"{names.class_name(query.name)}Row"
-        annotations = [argument.annotation for argument in arguments]
         fields = _field_names((argument.name for argument in arguments), annotations)
-        rows = (
-            Row(item, tuple(Field(field, a.annotation) for field, a in zip(fields, arguments, strict=True))),
-        )
-        values = [
-            a.type.copy_value.format(f"row.{field}") for field, a in zip(fields, arguments, strict=True)
-        ]
-    helper = _definition(f"def _{name}_values", [f"row: {item}"], "tuple[Any, ...]", "") + (
-        "    return (" + f"{values[0]},)" if len(values) == 1 else _lines("    return (", values, "    )")
+        rows = (Row(item, tuple(map(Field, fields, annotations))),)
+        parts = [f"row.{field}" for field in fields]
+    text = _definition(
+        "driver.CopyStatement",
+        [sql, _tuple([argument.type.number for argument in arguments], "    ")],
+        query,
+        name,
+        [f"row: {item}"],
+        [argument.type.copy_value.format(part) for argument, part in zip(arguments, parts, strict=True)],
     )
-    definitions = []
-    options = models.request.options
-    both = options.emit_sync_querier == options.emit_async_querier
-    if both or options.emit_sync_querier:
-        definitions.append(
-            _definition(f"def {name}", ["conn: driver.Connection", f"rows: Iterable[{item}]"], "int", doc)
-            + _call("    return driver.copy", ["conn", constant, f"map(_{name}_values, rows)"])
-        )
-    if both or options.emit_async_querier:
-        definitions.append(
-            _definition(
-                f"async def {name}_async",
-                ["conn: driver.AsyncConnection", f"rows: Iterable[{item}]"],
-                "int",
-                doc,
-            )
-            + _call("    return await driver.copy_async", ["conn", constant, f"map(_{name}_values, rows)"])
-        )
-    return Function(name, rows, statement, (helper,), tuple(definitions))
+    return Function(name, rows, text)
 
 
 def _quoted(name: str) -> str:
@@ -649,64 +592,12 @@ def _docstring(text: str, indent: str = "    ") -> str:
     return f'"""{escaped[0]}\n{body}\n{indent}"""'
 
 
-def _tuple(items: Sequence[str]) -> str:
-    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+def _parts(parts: Sequence[str], indent: str = "") -> str:
+    """Parts in parentheses, a line for each."""
+    if not parts:
+        return "()"
+    return "(\n" + "".join(f"{indent}    {part},\n" for part in parts) + f"{indent})"
 
 
-def _call(head: str, arguments: Sequence[str], indent: str | None = None) -> str:
-    """A call on one line when it fits, else one argument a line; a tuple among them likewise."""
-    line = f"{head}({', '.join(arguments)})"
-    indent = head[: len(head) - len(head.lstrip())] if indent is None else indent
-    inside = 0 if head.startswith(" ") or not indent else len(indent) + 1  # an argument has a comma behind it
-    if len(line) + inside <= _WIDTH:
-        return line
-    return head + "(\n" + "".join(_item(argument, f"{indent}    ") for argument in arguments) + f"{indent})"
-
-
-def _item(text: str, indent: str) -> str:
-    if len(text) + len(indent) + 1 <= _WIDTH or not (text.startswith("(") and text.endswith(")")):
-        return f"{indent}{text},\n"
-    inner = [part for part in _split(text[1:-1]) if part]
-    if len(inner) == 1:
-        return f"{indent}{text},\n"
-    return f"{indent}(\n" + "".join(f"{indent}    {part},\n" for part in inner) + f"{indent}),\n"
-
-
-def _split(text: str) -> Iterator[str]:
-    """The parts between commas that are not inside brackets."""
-    depth, part = 0, ""
-    for char in text:
-        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(char, 0)
-        if char == "," and depth == 0:
-            yield part.strip()
-            part = ""
-        else:
-            part += char
-    yield part.strip()
-
-
-def _lines(head: str, items: Iterable[str], tail: str) -> str:
-    indent = head[: len(head) - len(head.lstrip())] + "    "
-    return head + "\n" + "".join(f"{indent}{item},\n" for item in items) + tail
-
-
-def _definition(head: str, arguments: Sequence[str], returned: str, docstring: str) -> str:
-    """The head of a function, up to its first statement."""
-    line = f"{head}({', '.join(arguments)}) -> {returned}:"
-    if len(line) > _WIDTH and arguments:
-        # A lone star takes no comma in front of nothing; every argument does.
-        line = head + "(\n" + "".join(f"    {argument},\n" for argument in arguments) + f") -> {returned}:"
-    return line + "\n" + (f"    {docstring}\n" if docstring else "")
-
-
-def _statement(head: str, before: Sequence[str], sql: str, after: Sequence[str]) -> str:
-    """`NAME = driver.Statement[…](…)` over several lines: the SQL has lines of its own anyway."""
-    parts = [*before, sql, *after]
-    # Where a line that is too long may be broken depends on how long lines may be.
-    end = ")  # fmt: skip" if len(head) >= _WIDTH else ")"
-    return (
-        head
-        + "(\n"
-        + "".join(_item(part, "    ") if part != sql else f"    {sql},\n" for part in parts)
-        + end
-    )
+def _tuple(parts: Sequence[str], indent: str) -> str:
+    return f"({parts[0]},)" if len(parts) == 1 else _parts(parts, indent)

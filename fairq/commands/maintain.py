@@ -72,7 +72,7 @@ def _round(conn: Connection) -> dict[str, Any]:
     for part in workers.upkeep_parts(conn):
         with conn.transaction():
             did = workers.maintain(conn, part=part)
-        done.update(json.loads(did) if isinstance(did, str) else did or {})
+        done.update(json.loads(did))
     return dict(done)
 
 

@@ -32,7 +32,7 @@ from fairq.commands.common import (
     task_ids,
 )
 from fairq.errors import FairqError, Refused, ResultTimeout, translating
-from fairq.queries import tasks
+from fairq.queries import client as queries
 
 BATCH = 5000
 
@@ -488,7 +488,7 @@ def retry(ids: tuple[str, ...], dsn: str | None) -> None:
     Rights: fairq_work or fairq_admin
     """
     with session(dsn) as conn, conn.transaction():
-        answers = {task_id: tasks.retry_task(conn, id=task_id) is True for task_id in task_ids(ids)}
+        answers = {task_id: queries.retry_task(conn, id=task_id) is True for task_id in task_ids(ids)}
     _tell(answers, "will run again", "nothing to do: unknown, succeeded, running, or in line already")
 
 

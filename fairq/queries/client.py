@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from fairq.queries import driver
+from fairq import driver
 
-ENQUEUE = driver.Statement[int](
+
+@driver.Statement[int](
     "the",
     """-- name: Enqueue :one
 select fairq.create_task(
@@ -27,10 +28,7 @@ select fairq.create_task(
 )::bigint as id""",
     driver.scalar(),
 )
-
-
 def enqueue(
-    conn: driver.Connection,
     *,
     group_key: str,
     payload: str,
@@ -45,105 +43,26 @@ def enqueue(
     idempotency_key: str | None = None,
     concurrency_key: str | None = None,
     headers: str | None = None,
-) -> int:
+) -> driver.Params:
     """Creates a task in the caller's transaction and returns its id."""
-    return driver.run(
-        conn,
-        ENQUEUE,
-        (
-            group_key,
-            payload,
-            queue,
-            kind,
-            driver.Int4(priority),
-            run_at,
-            expires_at,
-            driver.maybe(driver.Int4, max_attempts),
-            driver.Float8(cost),
-            timeout,
-            idempotency_key,
-            concurrency_key,
-            headers,
-        ),
+    return (
+        group_key,
+        payload,
+        queue,
+        kind,
+        driver.Int4(priority),
+        run_at,
+        expires_at,
+        driver.maybe(driver.Int4, max_attempts),
+        driver.Float8(cost),
+        timeout,
+        idempotency_key,
+        concurrency_key,
+        headers,
     )
 
 
-async def enqueue_async(
-    conn: driver.AsyncConnection,
-    *,
-    group_key: str,
-    payload: str,
-    queue: str,
-    kind: str,
-    priority: int,
-    run_at: str | None = None,
-    expires_at: str | None = None,
-    max_attempts: int | None = None,
-    cost: float,
-    timeout: str | None = None,
-    idempotency_key: str | None = None,
-    concurrency_key: str | None = None,
-    headers: str | None = None,
-) -> int:
-    """Creates a task in the caller's transaction and returns its id."""
-    return await driver.run_async(
-        conn,
-        ENQUEUE,
-        (
-            group_key,
-            payload,
-            queue,
-            kind,
-            driver.Int4(priority),
-            run_at,
-            expires_at,
-            driver.maybe(driver.Int4, max_attempts),
-            driver.Float8(cost),
-            timeout,
-            idempotency_key,
-            concurrency_key,
-            headers,
-        ),
-    )
-
-
-def enqueue_call(
-    *,
-    group_key: str,
-    payload: str,
-    queue: str,
-    kind: str,
-    priority: int,
-    run_at: str | None = None,
-    expires_at: str | None = None,
-    max_attempts: int | None = None,
-    cost: float,
-    timeout: str | None = None,
-    idempotency_key: str | None = None,
-    concurrency_key: str | None = None,
-    headers: str | None = None,
-) -> driver.Call[int]:
-    return driver.Call(
-        ENQUEUE,
-        (
-            group_key,
-            payload,
-            queue,
-            kind,
-            driver.Int4(priority),
-            run_at,
-            expires_at,
-            driver.maybe(driver.Int4, max_attempts),
-            driver.Float8(cost),
-            timeout,
-            idempotency_key,
-            concurrency_key,
-            headers,
-        ),
-    )
-
-
-ENQUEUE_MANY = driver.Statement[list[int]](
+@driver.Statement[list[int]](
     "many",
     """-- name: EnqueueMany :many
 select c.id::bigint as id
@@ -166,10 +85,7 @@ from fairq.create_tasks(
 ) as c(id)""",
     driver.scalar(),
 )
-
-
 def enqueue_many(
-    conn: driver.Connection,
     *,
     group_keys: Sequence[str | None],
     payloads: Sequence[str | None],
@@ -186,137 +102,56 @@ def enqueue_many(
     headers: str | None = None,
     priorities: Sequence[int | None] | None = None,
     costs: Sequence[float | None] | None = None,
-) -> list[int]:
+) -> driver.Params:
     """Creates many tasks with one call and returns their ids in the order of the input."""
-    return driver.run(
-        conn,
-        ENQUEUE_MANY,
-        (
-            driver.Typed(group_keys, 1009),
-            driver.Typed(payloads, 1009),
-            queue,
-            kind,
-            driver.Int4(priority),
-            run_at,
-            expires_at,
-            driver.maybe(driver.Int4, max_attempts),
-            driver.Float8(cost),
-            timeout,
-            driver.Typed(idempotency_keys, 1009),
-            driver.Typed(concurrency_keys, 1009),
-            headers,
-            driver.Typed(priorities, 1007),
-            driver.Typed(costs, 1022),
-        ),
+    return (
+        driver.Typed(group_keys, 1009),
+        driver.Typed(payloads, 1009),
+        queue,
+        kind,
+        driver.Int4(priority),
+        run_at,
+        expires_at,
+        driver.maybe(driver.Int4, max_attempts),
+        driver.Float8(cost),
+        timeout,
+        driver.Typed(idempotency_keys, 1009),
+        driver.Typed(concurrency_keys, 1009),
+        headers,
+        driver.Typed(priorities, 1007),
+        driver.Typed(costs, 1022),
     )
 
 
-async def enqueue_many_async(
-    conn: driver.AsyncConnection,
-    *,
-    group_keys: Sequence[str | None],
-    payloads: Sequence[str | None],
-    queue: str,
-    kind: str,
-    priority: int,
-    run_at: str | None = None,
-    expires_at: str | None = None,
-    max_attempts: int | None = None,
-    cost: float,
-    timeout: str | None = None,
-    idempotency_keys: Sequence[str | None] | None = None,
-    concurrency_keys: Sequence[str | None] | None = None,
-    headers: str | None = None,
-    priorities: Sequence[int | None] | None = None,
-    costs: Sequence[float | None] | None = None,
-) -> list[int]:
-    """Creates many tasks with one call and returns their ids in the order of the input."""
-    return await driver.run_async(
-        conn,
-        ENQUEUE_MANY,
-        (
-            driver.Typed(group_keys, 1009),
-            driver.Typed(payloads, 1009),
-            queue,
-            kind,
-            driver.Int4(priority),
-            run_at,
-            expires_at,
-            driver.maybe(driver.Int4, max_attempts),
-            driver.Float8(cost),
-            timeout,
-            driver.Typed(idempotency_keys, 1009),
-            driver.Typed(concurrency_keys, 1009),
-            headers,
-            driver.Typed(priorities, 1007),
-            driver.Typed(costs, 1022),
-        ),
-    )
-
-
-def enqueue_many_call(
-    *,
-    group_keys: Sequence[str | None],
-    payloads: Sequence[str | None],
-    queue: str,
-    kind: str,
-    priority: int,
-    run_at: str | None = None,
-    expires_at: str | None = None,
-    max_attempts: int | None = None,
-    cost: float,
-    timeout: str | None = None,
-    idempotency_keys: Sequence[str | None] | None = None,
-    concurrency_keys: Sequence[str | None] | None = None,
-    headers: str | None = None,
-    priorities: Sequence[int | None] | None = None,
-    costs: Sequence[float | None] | None = None,
-) -> driver.Call[list[int]]:
-    return driver.Call(
-        ENQUEUE_MANY,
-        (
-            driver.Typed(group_keys, 1009),
-            driver.Typed(payloads, 1009),
-            queue,
-            kind,
-            driver.Int4(priority),
-            run_at,
-            expires_at,
-            driver.maybe(driver.Int4, max_attempts),
-            driver.Float8(cost),
-            timeout,
-            driver.Typed(idempotency_keys, 1009),
-            driver.Typed(concurrency_keys, 1009),
-            headers,
-            driver.Typed(priorities, 1007),
-            driver.Typed(costs, 1022),
-        ),
-    )
-
-
-CANCEL = driver.Statement[bool](
+@driver.Statement[bool](
     "the",
     """-- name: Cancel :one
 select fairq.cancel_task($1::bigint)::boolean as accepted""",
     driver.scalar(),
 )
-
-
-def cancel(conn: driver.Connection, *, id: int) -> bool:
+def cancel(
+    *,
+    id: int,
+) -> driver.Params:
     """Cancels a task when the transaction commits; false: it is not live."""
-    return driver.run(conn, CANCEL, (driver.Int8(id),))
+    return (driver.Int8(id),)
 
 
-async def cancel_async(conn: driver.AsyncConnection, *, id: int) -> bool:
-    """Cancels a task when the transaction commits; false: it is not live."""
-    return await driver.run_async(conn, CANCEL, (driver.Int8(id),))
+@driver.Statement[bool](
+    "the",
+    """-- name: RetryTask :one
+select fairq.retry_task($1::bigint)::boolean as accepted""",
+    driver.scalar(),
+)
+def retry_task(
+    *,
+    id: int,
+) -> driver.Params:
+    """Runs an ended task again, or a scheduled one now; false: there is no such task."""
+    return (driver.Int8(id),)
 
 
-def cancel_call(*, id: int) -> driver.Call[bool]:
-    return driver.Call(CANCEL, (driver.Int8(id),))
-
-
-FINISH_ONE = driver.Statement[list[int]](
+@driver.Statement[list[int]](
     "many",
     """-- name: FinishOne :many
 select f.id::bigint as id
@@ -331,10 +166,7 @@ from fairq.finish_tasks(
 ) as f(id)""",
     driver.scalar(),
 )
-
-
 def finish_one(
-    conn: driver.Connection,
     *,
     worker_id: int,
     id: int,
@@ -343,71 +175,16 @@ def finish_one(
     result: str | None = None,
     error: str | None = None,
     retry_delay: str | None = None,
-) -> list[int]:
+) -> driver.Params:
     """Ends one attempt; no row: the worker does not hold it any more."""
-    return driver.run(
-        conn,
-        FINISH_ONE,
-        (
-            driver.Int8(worker_id),
-            driver.Int8(id),
-            driver.Int4(attempt),
-            outcome,
-            result,
-            error,
-            retry_delay,
-        ),
-    )
-
-
-async def finish_one_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-    id: int,
-    attempt: int,
-    outcome: str,
-    result: str | None = None,
-    error: str | None = None,
-    retry_delay: str | None = None,
-) -> list[int]:
-    """Ends one attempt; no row: the worker does not hold it any more."""
-    return await driver.run_async(
-        conn,
-        FINISH_ONE,
-        (
-            driver.Int8(worker_id),
-            driver.Int8(id),
-            driver.Int4(attempt),
-            outcome,
-            result,
-            error,
-            retry_delay,
-        ),
-    )
-
-
-def finish_one_call(
-    *,
-    worker_id: int,
-    id: int,
-    attempt: int,
-    outcome: str,
-    result: str | None = None,
-    error: str | None = None,
-    retry_delay: str | None = None,
-) -> driver.Call[list[int]]:
-    return driver.Call(
-        FINISH_ONE,
-        (
-            driver.Int8(worker_id),
-            driver.Int8(id),
-            driver.Int4(attempt),
-            outcome,
-            result,
-            error,
-            retry_delay,
-        ),
+    return (
+        driver.Int8(worker_id),
+        driver.Int8(id),
+        driver.Int4(attempt),
+        outcome,
+        result,
+        error,
+        retry_delay,
     )
 
 
@@ -418,12 +195,12 @@ class LookAtResultRow:
     result: str | None
     error: str | None
     live: bool
-    isolation: str
+    isolation: str | None
     transaction_began: str
     has_written: bool
 
 
-LOOK_AT_RESULT = driver.Statement[LookAtResultRow](
+@driver.Statement[LookAtResultRow](
     "the",
     """-- name: LookAtResult :one
 select f.outcome,
@@ -447,24 +224,12 @@ left join lateral (
 ) f on true""",
     driver.row(LookAtResultRow),
 )
-
-
-def look_at_result(conn: driver.Connection, *, id: int) -> LookAtResultRow:
-    """How a task ended, or whether it is live still. One statement, so one snapshot: a task is never seen in neither state while it moves."""
-    return driver.run(conn, LOOK_AT_RESULT, (driver.Int8(id),))
-
-
-async def look_at_result_async(
-    conn: driver.AsyncConnection,
+def look_at_result(
     *,
     id: int,
-) -> LookAtResultRow:
+) -> driver.Params:
     """How a task ended, or whether it is live still. One statement, so one snapshot: a task is never seen in neither state while it moves."""
-    return await driver.run_async(conn, LOOK_AT_RESULT, (driver.Int8(id),))
-
-
-def look_at_result_call(*, id: int) -> driver.Call[LookAtResultRow]:
-    return driver.Call(LOOK_AT_RESULT, (driver.Int8(id),))
+    return (driver.Int8(id),)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -475,7 +240,7 @@ class LatestProgressRow:
     note: str | None
 
 
-LATEST_PROGRESS = driver.Statement[LatestProgressRow | None](
+@driver.Statement[LatestProgressRow | None](
     "one",
     """-- name: LatestProgress :one
 select g.attempt, g.done, g.total, g.note::text as note
@@ -486,108 +251,55 @@ order by g.reported_at desc
 limit 1""",
     driver.row(LatestProgressRow),
 )
-
-
-def latest_progress(conn: driver.Connection, *, id: int) -> LatestProgressRow | None:
-    """How far a running task says it is; no row: it has said nothing, or is not live."""
-    return driver.run(conn, LATEST_PROGRESS, (driver.Int8(id),))
-
-
-async def latest_progress_async(
-    conn: driver.AsyncConnection,
+def latest_progress(
     *,
     id: int,
-) -> LatestProgressRow | None:
+) -> driver.Params:
     """How far a running task says it is; no row: it has said nothing, or is not live."""
-    return await driver.run_async(conn, LATEST_PROGRESS, (driver.Int8(id),))
+    return (driver.Int8(id),)
 
 
-def latest_progress_call(*, id: int) -> driver.Call[LatestProgressRow | None]:
-    return driver.Call(LATEST_PROGRESS, (driver.Int8(id),))
-
-
-WATCH_TASK = driver.Statement[bool](
+@driver.Statement[bool](
     "the",
     """-- name: WatchTask :one
 select fairq.watch_task($1::bigint)::boolean as live""",
     driver.scalar(),
 )
-
-
-def watch_task(conn: driver.Connection, *, id: int) -> bool:
+def watch_task(
+    *,
+    id: int,
+) -> driver.Params:
     """Asks for a notice on fairq_done when the task ends, for a minute; false: it is not live."""
-    return driver.run(conn, WATCH_TASK, (driver.Int8(id),))
+    return (driver.Int8(id),)
 
 
-async def watch_task_async(conn: driver.AsyncConnection, *, id: int) -> bool:
-    """Asks for a notice on fairq_done when the task ends, for a minute; false: it is not live."""
-    return await driver.run_async(conn, WATCH_TASK, (driver.Int8(id),))
-
-
-def watch_task_call(*, id: int) -> driver.Call[bool]:
-    return driver.Call(WATCH_TASK, (driver.Int8(id),))
-
-
-IS_LISTENING = driver.Statement[bool](
+@driver.Statement[bool](
     "the",
     """-- name: IsListening :one
 select exists (select from pg_catalog.pg_listening_channels())::boolean as listens""",
     driver.scalar(),
 )
-
-
-def is_listening(conn: driver.Connection) -> bool:
+def is_listening() -> driver.Params:
     """Whether the session listens to anything."""
-    return driver.run(conn, IS_LISTENING, ())
+    return ()
 
 
-async def is_listening_async(conn: driver.AsyncConnection) -> bool:
-    """Whether the session listens to anything."""
-    return await driver.run_async(conn, IS_LISTENING, ())
-
-
-def is_listening_call() -> driver.Call[bool]:
-    return driver.Call(IS_LISTENING, ())
-
-
-REGISTER_TESTER = driver.Statement[int](
+@driver.Statement[int](
     "the",
     """-- name: RegisterTester :one
 select fairq.register_worker($1::text, $2::text[], 1, interval '1 hour')::bigint as worker_id""",
     driver.scalar(),
 )
-
-
 def register_tester(
-    conn: driver.Connection,
     *,
     name: str,
     queues: Sequence[str | None],
-) -> int:
+) -> driver.Params:
     """Tests: registers the worker that drains queues in the test's own transaction."""
-    return driver.run(conn, REGISTER_TESTER, (name, driver.Typed(queues, 1009)))
-
-
-async def register_tester_async(
-    conn: driver.AsyncConnection,
-    *,
-    name: str,
-    queues: Sequence[str | None],
-) -> int:
-    """Tests: registers the worker that drains queues in the test's own transaction."""
-    return await driver.run_async(
-        conn,
-        REGISTER_TESTER,
-        (name, driver.Typed(queues, 1009)),
+    return (
+        name,
+        driver.Typed(queues, 1009),
     )
-
-
-def register_tester_call(
-    *,
-    name: str,
-    queues: Sequence[str | None],
-) -> driver.Call[int]:
-    return driver.Call(REGISTER_TESTER, (name, driver.Typed(queues, 1009)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -603,7 +315,7 @@ class PopOneRow:
     payload: str
 
 
-POP_ONE = driver.Statement[list[PopOneRow]](
+@driver.Statement[list[PopOneRow]](
     "many",
     """-- name: PopOne :many
 select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
@@ -611,47 +323,30 @@ select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
 from fairq.pop_tasks(p_queue => $1::text, p_limit => 1, p_worker_id => $2::bigint) t""",
     driver.row(PopOneRow),
 )
-
-
-def pop_one(conn: driver.Connection, *, queue: str, worker_id: int) -> list[PopOneRow]:
-    """Tests: the next task of a queue."""
-    return driver.run(conn, POP_ONE, (queue, driver.Int8(worker_id)))
-
-
-async def pop_one_async(
-    conn: driver.AsyncConnection,
+def pop_one(
     *,
     queue: str,
     worker_id: int,
-) -> list[PopOneRow]:
+) -> driver.Params:
     """Tests: the next task of a queue."""
-    return await driver.run_async(conn, POP_ONE, (queue, driver.Int8(worker_id)))
+    return (
+        queue,
+        driver.Int8(worker_id),
+    )
 
 
-def pop_one_call(*, queue: str, worker_id: int) -> driver.Call[list[PopOneRow]]:
-    return driver.Call(POP_ONE, (queue, driver.Int8(worker_id)))
-
-
-SET_CLOCK = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: SetClock :one
 select set_config('fairq.now', $1::text, true)::text as at""",
     driver.scalar(),
 )
-
-
-def set_clock(conn: driver.Connection, *, at: str) -> str:
+def set_clock(
+    *,
+    at: str,
+) -> driver.Params:
     """Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again."""
-    return driver.run(conn, SET_CLOCK, (at,))
-
-
-async def set_clock_async(conn: driver.AsyncConnection, *, at: str) -> str:
-    """Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again."""
-    return await driver.run_async(conn, SET_CLOCK, (at,))
-
-
-def set_clock_call(*, at: str) -> driver.Call[str]:
-    return driver.Call(SET_CLOCK, (at,))
+    return (at,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -670,7 +365,7 @@ class LiveTasksRow:
     idempotency_key: str | None
 
 
-LIVE_TASKS = driver.Statement[list[LiveTasksRow]](
+@driver.Statement[list[LiveTasksRow]](
     "many",
     """-- name: LiveTasks :many
 select t.id, t.queue, t.kind, t.group_key, l.state, t.priority, l.attempt,
@@ -685,34 +380,15 @@ where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_
 order by t.id""",
     driver.row(LiveTasksRow),
 )
-
-
 def live_tasks(
-    conn: driver.Connection,
     *,
     kind: str | None = None,
     queue: str | None = None,
     group_key: str | None = None,
-) -> list[LiveTasksRow]:
+) -> driver.Params:
     """Tests: live tasks in the order they were created."""
-    return driver.run(conn, LIVE_TASKS, (kind, queue, group_key))
-
-
-async def live_tasks_async(
-    conn: driver.AsyncConnection,
-    *,
-    kind: str | None = None,
-    queue: str | None = None,
-    group_key: str | None = None,
-) -> list[LiveTasksRow]:
-    """Tests: live tasks in the order they were created."""
-    return await driver.run_async(conn, LIVE_TASKS, (kind, queue, group_key))
-
-
-def live_tasks_call(
-    *,
-    kind: str | None = None,
-    queue: str | None = None,
-    group_key: str | None = None,
-) -> driver.Call[list[LiveTasksRow]]:
-    return driver.Call(LIVE_TASKS, (kind, queue, group_key))
+    return (
+        kind,
+        queue,
+        group_key,
+    )

@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import datetime
 
-from fairq.queries import driver, models
+from fairq import driver
+from fairq.queries import models
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExplainTaskRow:
-    task_id: int | None
-    state: str | None
-    reason: str | None
+    task_id: int
+    state: str
+    reason: str
     ahead_in_group: int | None
     ahead: int | None
     next_look_at: datetime.datetime | None
     worker_id: int | None
-    attempt: int | None
-    max_attempts: int | None
+    attempt: int
+    max_attempts: int
 
 
-EXPLAIN_TASK = driver.Statement[ExplainTaskRow | None](
+@driver.Statement[ExplainTaskRow | None](
     "one",
     """-- name: ExplainTask :one
 select e.task_id, e.state, e.reason, e.ahead_in_group, e.ahead, e.next_look_at, e.worker_id, e.attempt, e.max_attempts
@@ -29,27 +30,15 @@ from fairq.explain_task(p_id => $1::bigint)
   as e(task_id, state, reason, ahead_in_group, ahead, next_look_at, worker_id, attempt, max_attempts)""",
     driver.row(ExplainTaskRow),
 )
-
-
-def explain_task(conn: driver.Connection, *, id: int) -> ExplainTaskRow | None:
-    """Why a task is not running, and what stands before it."""
-    return driver.run(conn, EXPLAIN_TASK, (driver.Int8(id),))
-
-
-async def explain_task_async(
-    conn: driver.AsyncConnection,
+def explain_task(
     *,
     id: int,
-) -> ExplainTaskRow | None:
+) -> driver.Params:
     """Why a task is not running, and what stands before it."""
-    return await driver.run_async(conn, EXPLAIN_TASK, (driver.Int8(id),))
+    return (driver.Int8(id),)
 
 
-def explain_task_call(*, id: int) -> driver.Call[ExplainTaskRow | None]:
-    return driver.Call(EXPLAIN_TASK, (driver.Int8(id),))
-
-
-QUEUE_STATS = driver.Statement[list[models.FairqQueueStat]](
+@driver.Statement[list[models.FairqQueueStat]](
     "many",
     """-- name: QueueStats :many
 select q.queue, q.scheduled, q.overflow, q.blocked, q.queued, q.claimed, q.running, q.waiting_groups, q.oldest_waiting_since
@@ -57,25 +46,12 @@ from fairq.queue_stats q
 order by q.queue""",
     driver.row(models.FairqQueueStat),
 )
-
-
-def queue_stats(conn: driver.Connection) -> list[models.FairqQueueStat]:
+def queue_stats() -> driver.Params:
     """Live tasks per queue and state."""
-    return driver.run(conn, QUEUE_STATS, ())
+    return ()
 
 
-async def queue_stats_async(
-    conn: driver.AsyncConnection,
-) -> list[models.FairqQueueStat]:
-    """Live tasks per queue and state."""
-    return await driver.run_async(conn, QUEUE_STATS, ())
-
-
-def queue_stats_call() -> driver.Call[list[models.FairqQueueStat]]:
-    return driver.Call(QUEUE_STATS, ())
-
-
-GROUP_STATS = driver.Statement[list[models.FairqGroupStat]](
+@driver.Statement[list[models.FairqGroupStat]](
     "many",
     """-- name: GroupStats :many
 select g.queue, g.group_key, g.scheduled, g.overflow, g.blocked, g.queued, g.claimed, g.running, g.oldest_waiting_since
@@ -85,37 +61,19 @@ order by g.overflow + g.queued + g.claimed + g.running desc, g.group_key
 limit $2::integer""",
     driver.row(models.FairqGroupStat),
 )
-
-
 def group_stats(
-    conn: driver.Connection,
     *,
     queue: str,
     max_groups: int,
-) -> list[models.FairqGroupStat]:
+) -> driver.Params:
     """Live tasks of a queue per group and state, busiest first."""
-    return driver.run(conn, GROUP_STATS, (queue, driver.Int4(max_groups)))
+    return (
+        queue,
+        driver.Int4(max_groups),
+    )
 
 
-async def group_stats_async(
-    conn: driver.AsyncConnection,
-    *,
-    queue: str,
-    max_groups: int,
-) -> list[models.FairqGroupStat]:
-    """Live tasks of a queue per group and state, busiest first."""
-    return await driver.run_async(conn, GROUP_STATS, (queue, driver.Int4(max_groups)))
-
-
-def group_stats_call(
-    *,
-    queue: str,
-    max_groups: int,
-) -> driver.Call[list[models.FairqGroupStat]]:
-    return driver.Call(GROUP_STATS, (queue, driver.Int4(max_groups)))
-
-
-WORKER_STATS = driver.Statement[list[models.FairqWorkerStat]](
+@driver.Statement[list[models.FairqWorkerStat]](
     "many",
     """-- name: WorkerStats :many
 select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease, w.beat_at, w.held
@@ -123,19 +81,6 @@ from fairq.worker_stats w
 order by w.worker_id""",
     driver.row(models.FairqWorkerStat),
 )
-
-
-def worker_stats(conn: driver.Connection) -> list[models.FairqWorkerStat]:
+def worker_stats() -> driver.Params:
     """Workers, their last sign of life and how many tasks they hold."""
-    return driver.run(conn, WORKER_STATS, ())
-
-
-async def worker_stats_async(
-    conn: driver.AsyncConnection,
-) -> list[models.FairqWorkerStat]:
-    """Workers, their last sign of life and how many tasks they hold."""
-    return await driver.run_async(conn, WORKER_STATS, ())
-
-
-def worker_stats_call() -> driver.Call[list[models.FairqWorkerStat]]:
-    return driver.Call(WORKER_STATS, ())
+    return ()

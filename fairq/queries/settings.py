@@ -4,281 +4,173 @@ from __future__ import annotations
 
 import dataclasses
 
-from fairq.queries import driver
+from fairq import driver
 
-CONFIGURE_QUEUE = driver.Statement[str](
+
+@driver.Statement[str](
     "the",
     """-- name: ConfigureQueue :one
-select fairq._settings_json(q)::text as settings
-from fairq.configure_queue(p_queue => $1::text, p_settings => $2::text::jsonb) q""",
+select fairq._settings_json(fairq.configure_queue(p_queue => $1::text, p_settings => $2::text::jsonb))::text as settings""",
     driver.scalar(),
 )
-
-
-def configure_queue(conn: driver.Connection, *, queue: str, settings: str) -> str:
-    """Creates a queue, or changes its settings; an absent one stays, a null takes one away."""
-    return driver.run(conn, CONFIGURE_QUEUE, (queue, settings))
-
-
-async def configure_queue_async(
-    conn: driver.AsyncConnection,
+def configure_queue(
     *,
     queue: str,
     settings: str,
-) -> str:
+) -> driver.Params:
     """Creates a queue, or changes its settings; an absent one stays, a null takes one away."""
-    return await driver.run_async(conn, CONFIGURE_QUEUE, (queue, settings))
+    return (
+        queue,
+        settings,
+    )
 
 
-def configure_queue_call(*, queue: str, settings: str) -> driver.Call[str]:
-    return driver.Call(CONFIGURE_QUEUE, (queue, settings))
-
-
-CONFIGURE_GROUP = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: ConfigureGroup :one
-select fairq._settings_json(g)::text as settings
-from fairq.configure_group(p_queue => $1::text, p_group_key => $2::text, p_settings => $3::text::jsonb) g""",
+select fairq._settings_json(fairq.configure_group(p_queue => $1::text, p_group_key => $2::text, p_settings => $3::text::jsonb))::text as settings""",
     driver.scalar(),
 )
-
-
 def configure_group(
-    conn: driver.Connection,
     *,
     queue: str,
     group_key: str,
     settings: str,
-) -> str:
+) -> driver.Params:
     """Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds."""
-    return driver.run(conn, CONFIGURE_GROUP, (queue, group_key, settings))
+    return (
+        queue,
+        group_key,
+        settings,
+    )
 
 
-async def configure_group_async(
-    conn: driver.AsyncConnection,
-    *,
-    queue: str,
-    group_key: str,
-    settings: str,
-) -> str:
-    """Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds."""
-    return await driver.run_async(conn, CONFIGURE_GROUP, (queue, group_key, settings))
-
-
-def configure_group_call(
-    *,
-    queue: str,
-    group_key: str,
-    settings: str,
-) -> driver.Call[str]:
-    return driver.Call(CONFIGURE_GROUP, (queue, group_key, settings))
-
-
-CONFIGURE_KEY = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: ConfigureKey :one
-select fairq._settings_json(k)::text as settings
-from fairq.configure_key(p_concurrency_key => $1::text, p_settings => $2::text::jsonb) k""",
+select fairq._settings_json(fairq.configure_key(p_concurrency_key => $1::text, p_settings => $2::text::jsonb))::text as settings""",
     driver.scalar(),
 )
-
-
 def configure_key(
-    conn: driver.Connection,
     *,
     concurrency_key: str,
     settings: str,
-) -> str:
+) -> driver.Params:
     """Changes how many tasks with a concurrency key may be in flight at once."""
-    return driver.run(conn, CONFIGURE_KEY, (concurrency_key, settings))
+    return (
+        concurrency_key,
+        settings,
+    )
 
 
-async def configure_key_async(
-    conn: driver.AsyncConnection,
-    *,
-    concurrency_key: str,
-    settings: str,
-) -> str:
-    """Changes how many tasks with a concurrency key may be in flight at once."""
-    return await driver.run_async(conn, CONFIGURE_KEY, (concurrency_key, settings))
-
-
-def configure_key_call(*, concurrency_key: str, settings: str) -> driver.Call[str]:
-    return driver.Call(CONFIGURE_KEY, (concurrency_key, settings))
-
-
-CONFIGURE_CLUSTER = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: ConfigureCluster :one
-select fairq._settings_json(c)::text as settings
-from fairq.configure_cluster(p_settings => $1::text::jsonb) c""",
+select fairq._settings_json(fairq.configure_cluster(p_settings => $1::text::jsonb))::text as settings""",
     driver.scalar(),
 )
-
-
-def configure_cluster(conn: driver.Connection, *, settings: str) -> str:
-    """Changes settings of the installation; an absent one stays, a null takes one away."""
-    return driver.run(conn, CONFIGURE_CLUSTER, (settings,))
-
-
-async def configure_cluster_async(
-    conn: driver.AsyncConnection,
+def configure_cluster(
     *,
     settings: str,
-) -> str:
+) -> driver.Params:
     """Changes settings of the installation; an absent one stays, a null takes one away."""
-    return await driver.run_async(conn, CONFIGURE_CLUSTER, (settings,))
+    return (settings,)
 
 
-def configure_cluster_call(*, settings: str) -> driver.Call[str]:
-    return driver.Call(CONFIGURE_CLUSTER, (settings,))
-
-
-PAUSE_QUEUE = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: PauseQueue :one
 select fairq.pause_queue(p_queue => $1::text)::text as done""",
     driver.scalar(),
 )
-
-
-def pause_queue(conn: driver.Connection, *, queue: str) -> str:
+def pause_queue(
+    *,
+    queue: str,
+) -> driver.Params:
     """Stops serving a queue until it is resumed."""
-    return driver.run(conn, PAUSE_QUEUE, (queue,))
+    return (queue,)
 
 
-async def pause_queue_async(conn: driver.AsyncConnection, *, queue: str) -> str:
-    """Stops serving a queue until it is resumed."""
-    return await driver.run_async(conn, PAUSE_QUEUE, (queue,))
-
-
-def pause_queue_call(*, queue: str) -> driver.Call[str]:
-    return driver.Call(PAUSE_QUEUE, (queue,))
-
-
-RESUME_QUEUE = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: ResumeQueue :one
 select fairq.resume_queue(p_queue => $1::text)::text as done""",
     driver.scalar(),
 )
-
-
-def resume_queue(conn: driver.Connection, *, queue: str) -> str:
+def resume_queue(
+    *,
+    queue: str,
+) -> driver.Params:
     """Serves a paused queue again, and takes new tasks where it was draining."""
-    return driver.run(conn, RESUME_QUEUE, (queue,))
+    return (queue,)
 
 
-async def resume_queue_async(conn: driver.AsyncConnection, *, queue: str) -> str:
-    """Serves a paused queue again, and takes new tasks where it was draining."""
-    return await driver.run_async(conn, RESUME_QUEUE, (queue,))
-
-
-def resume_queue_call(*, queue: str) -> driver.Call[str]:
-    return driver.Call(RESUME_QUEUE, (queue,))
-
-
-DRAIN_QUEUE = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: DrainQueue :one
 select fairq.drain_queue(p_queue => $1::text)::text as done""",
     driver.scalar(),
 )
-
-
-def drain_queue(conn: driver.Connection, *, queue: str) -> str:
+def drain_queue(
+    *,
+    queue: str,
+) -> driver.Params:
     """Refuses new tasks of a queue and serves those that are there, until it is resumed."""
-    return driver.run(conn, DRAIN_QUEUE, (queue,))
+    return (queue,)
 
 
-async def drain_queue_async(conn: driver.AsyncConnection, *, queue: str) -> str:
-    """Refuses new tasks of a queue and serves those that are there, until it is resumed."""
-    return await driver.run_async(conn, DRAIN_QUEUE, (queue,))
-
-
-def drain_queue_call(*, queue: str) -> driver.Call[str]:
-    return driver.Call(DRAIN_QUEUE, (queue,))
-
-
-PAUSE_GROUP = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: PauseGroup :one
 select fairq.pause_group(p_queue => $1::text, p_group_key => $2::text)::text as done""",
     driver.scalar(),
 )
-
-
-def pause_group(conn: driver.Connection, *, queue: str, group_key: str) -> str:
-    """Stops serving a group until it is resumed."""
-    return driver.run(conn, PAUSE_GROUP, (queue, group_key))
-
-
-async def pause_group_async(
-    conn: driver.AsyncConnection,
+def pause_group(
     *,
     queue: str,
     group_key: str,
-) -> str:
+) -> driver.Params:
     """Stops serving a group until it is resumed."""
-    return await driver.run_async(conn, PAUSE_GROUP, (queue, group_key))
+    return (
+        queue,
+        group_key,
+    )
 
 
-def pause_group_call(*, queue: str, group_key: str) -> driver.Call[str]:
-    return driver.Call(PAUSE_GROUP, (queue, group_key))
-
-
-RESUME_GROUP = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: ResumeGroup :one
 select fairq.resume_group(p_queue => $1::text, p_group_key => $2::text)::text as done""",
     driver.scalar(),
 )
-
-
-def resume_group(conn: driver.Connection, *, queue: str, group_key: str) -> str:
-    """Serves a paused group again."""
-    return driver.run(conn, RESUME_GROUP, (queue, group_key))
-
-
-async def resume_group_async(
-    conn: driver.AsyncConnection,
+def resume_group(
     *,
     queue: str,
     group_key: str,
-) -> str:
+) -> driver.Params:
     """Serves a paused group again."""
-    return await driver.run_async(conn, RESUME_GROUP, (queue, group_key))
+    return (
+        queue,
+        group_key,
+    )
 
 
-def resume_group_call(*, queue: str, group_key: str) -> driver.Call[str]:
-    return driver.Call(RESUME_GROUP, (queue, group_key))
-
-
-PURGE_GROUP = driver.Statement[int](
+@driver.Statement[int](
     "the",
     """-- name: PurgeGroup :one
 select fairq.purge_group(p_queue => $1::text, p_group_key => $2::text)::integer as ended""",
     driver.scalar(),
 )
-
-
-def purge_group(conn: driver.Connection, *, queue: str, group_key: str) -> int:
-    """Cancels everything a group has waiting; returns how many tasks that were."""
-    return driver.run(conn, PURGE_GROUP, (queue, group_key))
-
-
-async def purge_group_async(
-    conn: driver.AsyncConnection,
+def purge_group(
     *,
     queue: str,
     group_key: str,
-) -> int:
+) -> driver.Params:
     """Cancels everything a group has waiting; returns how many tasks that were."""
-    return await driver.run_async(conn, PURGE_GROUP, (queue, group_key))
-
-
-def purge_group_call(*, queue: str, group_key: str) -> driver.Call[int]:
-    return driver.Call(PURGE_GROUP, (queue, group_key))
+    return (
+        queue,
+        group_key,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -294,7 +186,7 @@ class RateUsageRow:
     full_at: str | None
 
 
-RATE_USAGE = driver.Statement[RateUsageRow | None](
+@driver.Statement[RateUsageRow | None](
     "one",
     """-- name: RateUsage :one
 select u.queue, u.group_key, u.rate_limit,
@@ -305,63 +197,31 @@ select u.queue, u.group_key, u.rate_limit,
 from fairq.rate_usage(p_queue => $1::text, p_group_key => $2::text) u""",
     driver.row(RateUsageRow),
 )
-
-
 def rate_usage(
-    conn: driver.Connection,
     *,
     queue: str,
     group_key: str | None = None,
-) -> RateUsageRow | None:
+) -> driver.Params:
     """How much of the rate of a group, or of a whole queue, is used; no row: there is no rate."""
-    return driver.run(conn, RATE_USAGE, (queue, group_key))
+    return (
+        queue,
+        group_key,
+    )
 
 
-async def rate_usage_async(
-    conn: driver.AsyncConnection,
-    *,
-    queue: str,
-    group_key: str | None = None,
-) -> RateUsageRow | None:
-    """How much of the rate of a group, or of a whole queue, is used; no row: there is no rate."""
-    return await driver.run_async(conn, RATE_USAGE, (queue, group_key))
-
-
-def rate_usage_call(
-    *,
-    queue: str,
-    group_key: str | None = None,
-) -> driver.Call[RateUsageRow | None]:
-    return driver.Call(RATE_USAGE, (queue, group_key))
-
-
-RESET_RATE = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: ResetRate :one
 select fairq.reset_rate(p_queue => $1::text, p_group_key => $2::text)::text as done""",
     driver.scalar(),
 )
-
-
 def reset_rate(
-    conn: driver.Connection,
     *,
     queue: str,
     group_key: str | None = None,
-) -> str:
+) -> driver.Params:
     """Forgets what was used of the rate of a group, or of a whole queue."""
-    return driver.run(conn, RESET_RATE, (queue, group_key))
-
-
-async def reset_rate_async(
-    conn: driver.AsyncConnection,
-    *,
-    queue: str,
-    group_key: str | None = None,
-) -> str:
-    """Forgets what was used of the rate of a group, or of a whole queue."""
-    return await driver.run_async(conn, RESET_RATE, (queue, group_key))
-
-
-def reset_rate_call(*, queue: str, group_key: str | None = None) -> driver.Call[str]:
-    return driver.Call(RESET_RATE, (queue, group_key))
+    return (
+        queue,
+        group_key,
+    )

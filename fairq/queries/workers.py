@@ -6,9 +6,10 @@ import dataclasses
 import datetime
 from collections.abc import Sequence
 
-from fairq.queries import driver
+from fairq import driver
 
-REGISTER_WORKER = driver.Statement[int](
+
+@driver.Statement[int](
     "the",
     """-- name: RegisterWorker :one
 select fairq.register_worker(
@@ -19,74 +20,32 @@ select fairq.register_worker(
 )::bigint as worker_id""",
     driver.scalar(),
 )
-
-
 def register_worker(
-    conn: driver.Connection,
     *,
     name: str,
     queues: Sequence[str | None],
     slots: int,
     lease: datetime.timedelta,
-) -> int:
+) -> driver.Params:
     """Registers a worker and returns its id."""
-    return driver.run(
-        conn,
-        REGISTER_WORKER,
-        (name, driver.Typed(queues, 1009), driver.Int4(slots), lease),
+    return (
+        name,
+        driver.Typed(queues, 1009),
+        driver.Int4(slots),
+        lease,
     )
 
 
-async def register_worker_async(
-    conn: driver.AsyncConnection,
-    *,
-    name: str,
-    queues: Sequence[str | None],
-    slots: int,
-    lease: datetime.timedelta,
-) -> int:
-    """Registers a worker and returns its id."""
-    return await driver.run_async(
-        conn,
-        REGISTER_WORKER,
-        (name, driver.Typed(queues, 1009), driver.Int4(slots), lease),
-    )
-
-
-def register_worker_call(
-    *,
-    name: str,
-    queues: Sequence[str | None],
-    slots: int,
-    lease: datetime.timedelta,
-) -> driver.Call[int]:
-    return driver.Call(
-        REGISTER_WORKER,
-        (name, driver.Typed(queues, 1009), driver.Int4(slots), lease),
-    )
-
-
-CLUSTER_CAP = driver.Statement[int | None](
+@driver.Statement[int | None](
     "one",
     """-- name: ClusterCap :one
 select s.max_running
 from fairq.settings s""",
     driver.scalar(),
 )
-
-
-def cluster_cap(conn: driver.Connection) -> int | None:
+def cluster_cap() -> driver.Params:
     """The most tasks that may be in flight over all queues; null: no cap."""
-    return driver.run(conn, CLUSTER_CAP, ())
-
-
-async def cluster_cap_async(conn: driver.AsyncConnection) -> int | None:
-    """The most tasks that may be in flight over all queues; null: no cap."""
-    return await driver.run_async(conn, CLUSTER_CAP, ())
-
-
-def cluster_cap_call() -> driver.Call[int | None]:
-    return driver.Call(CLUSTER_CAP, ())
+    return ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +66,7 @@ class TurnRow:
     payload: str
 
 
-TURN = driver.Statement[list[TurnRow]](
+@driver.Statement[list[TurnRow]](
     "many",
     """-- name: Turn :many
 select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
@@ -131,10 +90,7 @@ from fairq.turn(
 ) t""",
     driver.row(TurnRow),
 )
-
-
 def turn(
-    conn: driver.Connection,
     *,
     worker_id: int,
     queues: Sequence[str | None],
@@ -151,115 +107,28 @@ def turn(
     released_attempts: Sequence[int | None],
     started_ids: Sequence[int | None],
     started_attempts: Sequence[int | None],
-) -> list[TurnRow]:
+) -> driver.Params:
     """A whole turn: writes what ended, gives back, starts, and asks for the next tasks. First a row of what was accepted, then the tasks."""
-    return driver.run(
-        conn,
-        TURN,
-        (
-            driver.Int8(worker_id),
-            driver.Typed(queues, 1009),
-            driver.Typed(mosts, 1007),
-            driver.Int4(max_tasks),
-            claim_lease,
-            driver.Typed(ended_ids, 1016),
-            driver.Typed(ended_attempts, 1007),
-            driver.Typed(outcomes, 1009),
-            driver.Typed(driver.each(driver.jsonb_text, results), 3807),
-            driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
-            driver.Typed(retry_delays, 1187),
-            driver.Typed(released_ids, 1016),
-            driver.Typed(released_attempts, 1007),
-            driver.Typed(started_ids, 1016),
-            driver.Typed(started_attempts, 1007),
-        ),
+    return (
+        driver.Int8(worker_id),
+        driver.Typed(queues, 1009),
+        driver.Typed(mosts, 1007),
+        driver.Int4(max_tasks),
+        claim_lease,
+        driver.Typed(ended_ids, 1016),
+        driver.Typed(ended_attempts, 1007),
+        driver.Typed(outcomes, 1009),
+        driver.Typed(driver.each(driver.jsonb_text, results), 3807),
+        driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
+        driver.Typed(retry_delays, 1187),
+        driver.Typed(released_ids, 1016),
+        driver.Typed(released_attempts, 1007),
+        driver.Typed(started_ids, 1016),
+        driver.Typed(started_attempts, 1007),
     )
 
 
-async def turn_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-    queues: Sequence[str | None],
-    mosts: Sequence[int | None],
-    max_tasks: int,
-    claim_lease: datetime.timedelta | None = None,
-    ended_ids: Sequence[int | None],
-    ended_attempts: Sequence[int | None],
-    outcomes: Sequence[str | None] | None = None,
-    results: Sequence[str | None] | None = None,
-    errors: Sequence[str | None] | None = None,
-    retry_delays: Sequence[datetime.timedelta | None] | None = None,
-    released_ids: Sequence[int | None],
-    released_attempts: Sequence[int | None],
-    started_ids: Sequence[int | None],
-    started_attempts: Sequence[int | None],
-) -> list[TurnRow]:
-    """A whole turn: writes what ended, gives back, starts, and asks for the next tasks. First a row of what was accepted, then the tasks."""
-    return await driver.run_async(
-        conn,
-        TURN,
-        (
-            driver.Int8(worker_id),
-            driver.Typed(queues, 1009),
-            driver.Typed(mosts, 1007),
-            driver.Int4(max_tasks),
-            claim_lease,
-            driver.Typed(ended_ids, 1016),
-            driver.Typed(ended_attempts, 1007),
-            driver.Typed(outcomes, 1009),
-            driver.Typed(driver.each(driver.jsonb_text, results), 3807),
-            driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
-            driver.Typed(retry_delays, 1187),
-            driver.Typed(released_ids, 1016),
-            driver.Typed(released_attempts, 1007),
-            driver.Typed(started_ids, 1016),
-            driver.Typed(started_attempts, 1007),
-        ),
-    )
-
-
-def turn_call(
-    *,
-    worker_id: int,
-    queues: Sequence[str | None],
-    mosts: Sequence[int | None],
-    max_tasks: int,
-    claim_lease: datetime.timedelta | None = None,
-    ended_ids: Sequence[int | None],
-    ended_attempts: Sequence[int | None],
-    outcomes: Sequence[str | None] | None = None,
-    results: Sequence[str | None] | None = None,
-    errors: Sequence[str | None] | None = None,
-    retry_delays: Sequence[datetime.timedelta | None] | None = None,
-    released_ids: Sequence[int | None],
-    released_attempts: Sequence[int | None],
-    started_ids: Sequence[int | None],
-    started_attempts: Sequence[int | None],
-) -> driver.Call[list[TurnRow]]:
-    return driver.Call(
-        TURN,
-        (
-            driver.Int8(worker_id),
-            driver.Typed(queues, 1009),
-            driver.Typed(mosts, 1007),
-            driver.Int4(max_tasks),
-            claim_lease,
-            driver.Typed(ended_ids, 1016),
-            driver.Typed(ended_attempts, 1007),
-            driver.Typed(outcomes, 1009),
-            driver.Typed(driver.each(driver.jsonb_text, results), 3807),
-            driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
-            driver.Typed(retry_delays, 1187),
-            driver.Typed(released_ids, 1016),
-            driver.Typed(released_attempts, 1007),
-            driver.Typed(started_ids, 1016),
-            driver.Typed(started_attempts, 1007),
-        ),
-    )
-
-
-RELEASE_TASKS = driver.Statement[list[int]](
+@driver.Statement[list[int]](
     "many",
     """-- name: ReleaseTasks :many
 select r.id::bigint as id
@@ -270,51 +139,21 @@ from fairq.release_tasks(
 ) as r(id)""",
     driver.scalar(),
 )
-
-
 def release_tasks(
-    conn: driver.Connection,
     *,
     worker_id: int,
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
-) -> list[int]:
+) -> driver.Params:
     """Gives tasks back without burning an attempt; returns the ids accepted."""
-    return driver.run(
-        conn,
-        RELEASE_TASKS,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
+    return (
+        driver.Int8(worker_id),
+        driver.Typed(ids, 1016),
+        driver.Typed(attempts, 1007),
     )
 
 
-async def release_tasks_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-) -> list[int]:
-    """Gives tasks back without burning an attempt; returns the ids accepted."""
-    return await driver.run_async(
-        conn,
-        RELEASE_TASKS,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
-    )
-
-
-def release_tasks_call(
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-) -> driver.Call[list[int]]:
-    return driver.Call(
-        RELEASE_TASKS,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
-    )
-
-
-HELD_TASKS = driver.Statement[list[int]](
+@driver.Statement[list[int]](
     "many",
     """-- name: HeldTasks :many
 select h.id::bigint as id
@@ -325,47 +164,17 @@ from fairq.held_tasks(
 ) as h(id)""",
     driver.scalar(),
 )
-
-
 def held_tasks(
-    conn: driver.Connection,
     *,
     worker_id: int,
     ids: Sequence[int | None],
     attempts: Sequence[int | None],
-) -> list[int]:
+) -> driver.Params:
     """Which of these tasks the worker still holds; one that an open transaction is finishing is missing."""
-    return driver.run(
-        conn,
-        HELD_TASKS,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
-    )
-
-
-async def held_tasks_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-) -> list[int]:
-    """Which of these tasks the worker still holds; one that an open transaction is finishing is missing."""
-    return await driver.run_async(
-        conn,
-        HELD_TASKS,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
-    )
-
-
-def held_tasks_call(
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-) -> driver.Call[list[int]]:
-    return driver.Call(
-        HELD_TASKS,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016), driver.Typed(attempts, 1007)),
+    return (
+        driver.Int8(worker_id),
+        driver.Typed(ids, 1016),
+        driver.Typed(attempts, 1007),
     )
 
 
@@ -376,7 +185,7 @@ class TasksOfWorkerRow:
     state: str
 
 
-TASKS_OF_WORKER = driver.Statement[list[TasksOfWorkerRow]](
+@driver.Statement[list[TasksOfWorkerRow]](
     "many",
     """-- name: TasksOfWorker :many
 select t.id, t.attempt, case when t.started_at is null then 'claimed' else 'running' end::text as state
@@ -385,31 +194,15 @@ where t.shard_no = any(array(select s.shard_no from fairq._shards(null) s(shard_
   and t.worker_id = $1::bigint""",
     driver.row(TasksOfWorkerRow),
 )
-
-
 def tasks_of_worker(
-    conn: driver.Connection,
     *,
     worker_id: int,
-) -> list[TasksOfWorkerRow]:
+) -> driver.Params:
     """What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of."""
-    return driver.run(conn, TASKS_OF_WORKER, (driver.Int8(worker_id),))
+    return (driver.Int8(worker_id),)
 
 
-async def tasks_of_worker_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-) -> list[TasksOfWorkerRow]:
-    """What a worker holds by the book: after a connection broke in the middle of a pop, more than it knows of."""
-    return await driver.run_async(conn, TASKS_OF_WORKER, (driver.Int8(worker_id),))
-
-
-def tasks_of_worker_call(*, worker_id: int) -> driver.Call[list[TasksOfWorkerRow]]:
-    return driver.Call(TASKS_OF_WORKER, (driver.Int8(worker_id),))
-
-
-REPORT_PROGRESS = driver.Statement[list[int]](
+@driver.Statement[list[int]](
     "many",
     """-- name: ReportProgress :many
 select r.id::bigint as id
@@ -423,10 +216,7 @@ from fairq.report_progress(
 ) as r(id)""",
     driver.scalar(),
 )
-
-
 def report_progress(
-    conn: driver.Connection,
     *,
     worker_id: int,
     ids: Sequence[int | None],
@@ -434,70 +224,19 @@ def report_progress(
     done: Sequence[float | None],
     totals: Sequence[float | None] | None = None,
     notes: Sequence[str | None] | None = None,
-) -> list[int]:
+) -> driver.Params:
     """How far running tasks are; notes are JSON text. Returns the ids accepted."""
-    return driver.run(
-        conn,
-        REPORT_PROGRESS,
-        (
-            driver.Int8(worker_id),
-            driver.Typed(ids, 1016),
-            driver.Typed(attempts, 1007),
-            driver.Typed(done, 1022),
-            driver.Typed(totals, 1022),
-            driver.Typed(driver.each(driver.jsonb_text, notes), 3807),
-        ),
+    return (
+        driver.Int8(worker_id),
+        driver.Typed(ids, 1016),
+        driver.Typed(attempts, 1007),
+        driver.Typed(done, 1022),
+        driver.Typed(totals, 1022),
+        driver.Typed(driver.each(driver.jsonb_text, notes), 3807),
     )
 
 
-async def report_progress_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-    done: Sequence[float | None],
-    totals: Sequence[float | None] | None = None,
-    notes: Sequence[str | None] | None = None,
-) -> list[int]:
-    """How far running tasks are; notes are JSON text. Returns the ids accepted."""
-    return await driver.run_async(
-        conn,
-        REPORT_PROGRESS,
-        (
-            driver.Int8(worker_id),
-            driver.Typed(ids, 1016),
-            driver.Typed(attempts, 1007),
-            driver.Typed(done, 1022),
-            driver.Typed(totals, 1022),
-            driver.Typed(driver.each(driver.jsonb_text, notes), 3807),
-        ),
-    )
-
-
-def report_progress_call(
-    *,
-    worker_id: int,
-    ids: Sequence[int | None],
-    attempts: Sequence[int | None],
-    done: Sequence[float | None],
-    totals: Sequence[float | None] | None = None,
-    notes: Sequence[str | None] | None = None,
-) -> driver.Call[list[int]]:
-    return driver.Call(
-        REPORT_PROGRESS,
-        (
-            driver.Int8(worker_id),
-            driver.Typed(ids, 1016),
-            driver.Typed(attempts, 1007),
-            driver.Typed(done, 1022),
-            driver.Typed(totals, 1022),
-            driver.Typed(driver.each(driver.jsonb_text, notes), 3807),
-        ),
-    )
-
-
-HEARTBEAT = driver.Statement[list[int]](
+@driver.Statement[list[int]](
     "many",
     """-- name: Heartbeat :many
 select h.id::bigint as id
@@ -507,108 +246,53 @@ from fairq.heartbeat(
 ) as h(id)""",
     driver.scalar(),
 )
-
-
 def heartbeat(
-    conn: driver.Connection,
     *,
     worker_id: int,
     ids: Sequence[int | None] | None = None,
-) -> list[int]:
+) -> driver.Params:
     """A worker's sign of life; returns its tasks that are to be cancelled."""
-    return driver.run(
-        conn,
-        HEARTBEAT,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016)),
+    return (
+        driver.Int8(worker_id),
+        driver.Typed(ids, 1016),
     )
 
 
-async def heartbeat_async(
-    conn: driver.AsyncConnection,
-    *,
-    worker_id: int,
-    ids: Sequence[int | None] | None = None,
-) -> list[int]:
-    """A worker's sign of life; returns its tasks that are to be cancelled."""
-    return await driver.run_async(
-        conn,
-        HEARTBEAT,
-        (driver.Int8(worker_id), driver.Typed(ids, 1016)),
-    )
-
-
-def heartbeat_call(
-    *,
-    worker_id: int,
-    ids: Sequence[int | None] | None = None,
-) -> driver.Call[list[int]]:
-    return driver.Call(HEARTBEAT, (driver.Int8(worker_id), driver.Typed(ids, 1016)))
-
-
-RETIRE_WORKER = driver.Statement[None](
+@driver.Statement[None](
     "exec",
     """-- name: RetireWorker :exec
 select fairq.retire_worker(p_worker_id => $1::bigint)""",
 )
-
-
-def retire_worker(conn: driver.Connection, *, worker_id: int) -> None:
+def retire_worker(
+    *,
+    worker_id: int,
+) -> driver.Params:
     """Takes a worker off the list and puts what it holds back in line."""
-    return driver.run(conn, RETIRE_WORKER, (driver.Int8(worker_id),))
+    return (driver.Int8(worker_id),)
 
 
-async def retire_worker_async(conn: driver.AsyncConnection, *, worker_id: int) -> None:
-    """Takes a worker off the list and puts what it holds back in line."""
-    return await driver.run_async(conn, RETIRE_WORKER, (driver.Int8(worker_id),))
-
-
-def retire_worker_call(*, worker_id: int) -> driver.Call[None]:
-    return driver.Call(RETIRE_WORKER, (driver.Int8(worker_id),))
-
-
-MAINTAIN = driver.Statement[driver.JsonValue | None](
-    "one",
+@driver.Statement[str](
+    "the",
     """-- name: Maintain :one
 select fairq.maintain(p_part => $1::text)::jsonb as done""",
     driver.scalar(),
+    binary=False,
+    raw_json=True,
 )
-
-
-def maintain(conn: driver.Connection, *, part: str) -> driver.JsonValue | None:
-    """One part of maintenance, in a transaction of its own; returns what it did, by name."""
-    return driver.run(conn, MAINTAIN, (part,))
-
-
-async def maintain_async(
-    conn: driver.AsyncConnection,
+def maintain(
     *,
     part: str,
-) -> driver.JsonValue | None:
+) -> driver.Params:
     """One part of maintenance, in a transaction of its own; returns what it did, by name."""
-    return await driver.run_async(conn, MAINTAIN, (part,))
+    return (part,)
 
 
-def maintain_call(*, part: str) -> driver.Call[driver.JsonValue | None]:
-    return driver.Call(MAINTAIN, (part,))
-
-
-UPKEEP_PARTS = driver.Statement[list[str]](
+@driver.Statement[list[str]](
     "many",
     """-- name: UpkeepParts :many
 select u.part::text as part from fairq.upkeep_parts() u(part)""",
     driver.scalar(),
 )
-
-
-def upkeep_parts(conn: driver.Connection) -> list[str]:
+def upkeep_parts() -> driver.Params:
     """The parts of maintenance, in order."""
-    return driver.run(conn, UPKEEP_PARTS, ())
-
-
-async def upkeep_parts_async(conn: driver.AsyncConnection) -> list[str]:
-    """The parts of maintenance, in order."""
-    return await driver.run_async(conn, UPKEEP_PARTS, ())
-
-
-def upkeep_parts_call() -> driver.Call[list[str]]:
-    return driver.Call(UPKEEP_PARTS, ())
+    return ()

@@ -22,12 +22,12 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from fairq import install
+from fairq import driver, install
 from fairq.app import App
 from fairq.dsn import describe as describe_dsn
 from fairq.dsn import resolve
 from fairq.errors import ConfigurationError, FairqError, sqlstate_of
-from fairq.queries import driver, workers
+from fairq.queries import workers
 from fairq.worker import plan
 from fairq.worker import shares as sharing
 from fairq.worker.config import Limits, Settings, banner, limits, poll_interval
@@ -257,7 +257,7 @@ class Engine:
     async def _check_caps(self, conn: psycopg.AsyncConnection[Any]) -> None:
         if not self.settings.prefetch:
             return
-        cap = await workers.cluster_cap_async(conn)
+        cap = await workers.cluster_cap(conn)
         if cap is not None:
             raise ConfigurationError(
                 f"prefetch cannot be used together with the cluster cap of {cap}: tasks that wait in a"
@@ -267,7 +267,7 @@ class Engine:
 
     async def _register(self, conn: psycopg.AsyncConnection[Any]) -> None:
         if self.worker_id is None:
-            self.worker_id = await workers.register_worker_async(
+            self.worker_id = await workers.register_worker(
                 conn,
                 name=self.name,
                 queues=self.queues,
@@ -429,7 +429,7 @@ class Engine:
         """Give back what was given to us in an answer that never came."""
         assert self.worker_id is not None
         known = self.held.known()
-        rows = await workers.tasks_of_worker_async(conn, worker_id=self.worker_id)
+        rows = await workers.tasks_of_worker(conn, worker_id=self.worker_id)
         strange = [(row.id, row.attempt) for row in rows if (row.id, row.attempt) not in known]
         if strange:
             log.warning(
@@ -438,7 +438,7 @@ class Engine:
                 extra={"action": "reconciled"},
             )
             ids, attempts = zip(*strange, strict=True)
-            await workers.release_tasks_async(conn, worker_id=self.worker_id, ids=ids, attempts=attempts)
+            await workers.release_tasks(conn, worker_id=self.worker_id, ids=ids, attempts=attempts)
         # A start whose answer never came: it happened, or it did not.
         running = {row.id for row in rows if row.state == "running"}
         for entry in [each for each in self.held.claimed if each.row.id in running]:
@@ -722,7 +722,7 @@ class Engine:
         if self.worker_id is not None:
             with contextlib.suppress(*FAILURES):
                 conn = await self.database.connected()
-                await workers.retire_worker_async(conn, worker_id=self.worker_id)
+                await workers.retire_worker(conn, worker_id=self.worker_id)
 
     def _is_past_grace(self) -> bool:
         return self.stop_at is not None and time.monotonic() >= self.stop_at

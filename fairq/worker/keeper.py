@@ -8,6 +8,7 @@ where.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import random
 import sys
@@ -157,7 +158,7 @@ class Keeper:
                         "select set_config('statement_timeout', %s, true)",
                         [f"{longest // timedelta(milliseconds=1)}ms"],
                     )
-                    done = workers.maintain(conn, part=part) or {}
+                    done = json.loads(workers.maintain(conn, part=part))
             except psycopg.errors.QueryCanceled:
                 log.warning(
                     "upkeep: %s was stopped after %s",

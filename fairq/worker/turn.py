@@ -10,9 +10,10 @@ from typing import Any
 
 import psycopg
 
+from fairq import driver
 from fairq.app import Outcome
 from fairq.codec import encode
-from fairq.queries import driver, workers
+from fairq.queries import workers
 from fairq.worker import plan
 from fairq.worker.connect import FAILURES
 from fairq.worker.handlers import SUCCEEDED, Entry
@@ -110,7 +111,7 @@ def turn_call(
     if all(outcome is SUCCEEDED for outcome in outcomes):
         outcomes = []
     released, started = _names(releases), _names(starts)
-    return workers.turn_call(
+    return workers.turn.call(
         worker_id=worker_id,
         queues=steps.queues,
         mosts=steps.mosts,
@@ -130,7 +131,7 @@ def turn_call(
 
 
 def check_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:
-    return workers.held_tasks_call(worker_id=worker_id, **_names(entries))
+    return workers.held_tasks.call(worker_id=worker_id, **_names(entries))
 
 
 def report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:
@@ -139,7 +140,7 @@ def report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[in
         for entry in entries
         if entry.ctx is not None and entry.ctx.last_progress is not None
     ]
-    return workers.report_progress_call(
+    return workers.report_progress.call(
         worker_id=worker_id,
         ids=[id for id, _, _ in told],
         attempts=[attempt for _, attempt, _ in told],

@@ -1,11 +1,9 @@
--- What applications send, over any driver: fairq.client, fairq.results, fairq.testing.
+-- What applications send, over any driver: fairq.client, fairq.results, fairq.testing, and some of the command line.
 -- A parameter that drivers spell differently (JSON, a time, an interval) comes as text and is cast once more; results are texts and
 -- numbers for the same reason. So the same statement serves psycopg, asyncpg, SQLAlchemy and Django.
 
 -- name: Enqueue :one
 -- Creates a task in the caller's transaction and returns its id.
--- fairq: always
--- fairq: not null id
 select fairq.create_task(
   p_group_key => sqlc.arg(group_key)::text,
   p_payload => sqlc.arg(payload)::text::jsonb,
@@ -24,7 +22,6 @@ select fairq.create_task(
 
 -- name: EnqueueMany :many
 -- Creates many tasks with one call and returns their ids in the order of the input.
--- fairq: not null id
 select c.id::bigint as id
 from fairq.create_tasks(
   p_group_keys => sqlc.arg(group_keys)::text[],
@@ -46,13 +43,14 @@ from fairq.create_tasks(
 
 -- name: Cancel :one
 -- Cancels a task when the transaction commits; false: it is not live.
--- fairq: always
--- fairq: not null accepted
 select fairq.cancel_task(sqlc.arg(id)::bigint)::boolean as accepted;
+
+-- name: RetryTask :one
+-- Runs an ended task again, or a scheduled one now; false: there is no such task.
+select fairq.retry_task(sqlc.arg(id)::bigint)::boolean as accepted;
 
 -- name: FinishOne :many
 -- Ends one attempt; no row: the worker does not hold it any more.
--- fairq: not null id
 select f.id::bigint as id
 from fairq.finish_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -67,8 +65,6 @@ from fairq.finish_tasks(
 -- name: LookAtResult :one
 -- How a task ended, or whether it is live still. One statement, so one snapshot: a task is never seen in neither state while it moves.
 -- fairq: always
--- fairq: not null live, isolation, transaction_began, has_written
--- fairq: nullable outcome, finished_at, result, error
 select f.outcome,
   to_char(f.finished_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as finished_at,
   f.result::text as result,
@@ -91,7 +87,6 @@ left join lateral (
 
 -- name: LatestProgress :one
 -- How far a running task says it is; no row: it has said nothing, or is not live.
--- fairq: nullable note
 select g.attempt, g.done, g.total, g.note::text as note
 from fairq.progress g
 where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
@@ -101,40 +96,30 @@ limit 1;
 
 -- name: WatchTask :one
 -- Asks for a notice on fairq_done when the task ends, for a minute; false: it is not live.
--- fairq: always
--- fairq: not null live
 select fairq.watch_task(sqlc.arg(id)::bigint)::boolean as live;
 
 -- name: IsListening :one
 -- Whether the session listens to anything.
--- fairq: always
--- fairq: not null listens
 select exists (select from pg_catalog.pg_listening_channels())::boolean as listens;
 
 -- name: RegisterTester :one
 -- Tests: registers the worker that drains queues in the test's own transaction.
--- fairq: always
--- fairq: not null worker_id
 select fairq.register_worker(sqlc.arg(name)::text, sqlc.arg(queues)::text[], 1, interval '1 hour')::bigint as worker_id;
 
 -- name: PopOne :many
 -- Tests: the next task of a queue.
--- fairq: not null id, attempt, max_attempts, queue, group_key, kind, payload
--- fairq: nullable seconds, headers
+-- fairq: nullable headers
 select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
   extract(epoch from t.timeout)::double precision as seconds, t.headers::text as headers, t.payload::text as payload
 from fairq.pop_tasks(p_queue => sqlc.arg(queue)::text, p_limit => 1, p_worker_id => sqlc.arg(worker_id)::bigint) t;
 
 -- name: SetClock :one
 -- Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again.
--- fairq: always
--- fairq: not null at
 select set_config('fairq.now', sqlc.arg(at)::text, true)::text as at;
 
 -- name: LiveTasks :many
 -- Tests: live tasks in the order they were created.
--- fairq: not null run_at, payload
--- fairq: nullable headers
+-- fairq: not null run_at
 select t.id, t.queue, t.kind, t.group_key, l.state, t.priority, l.attempt,
   to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
   t.headers::text as headers, t.payload::text as payload, t.concurrency_key, t.idempotency_key

@@ -3,72 +3,48 @@
 
 -- name: ConfigureQueue :one
 -- Creates a queue, or changes its settings; an absent one stays, a null takes one away.
--- fairq: always
--- fairq: not null settings
-select fairq._settings_json(q)::text as settings
-from fairq.configure_queue(p_queue => sqlc.arg(queue)::text, p_settings => sqlc.arg(settings)::text::jsonb) q;
+select fairq._settings_json(fairq.configure_queue(p_queue => sqlc.arg(queue)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
 
 -- name: ConfigureGroup :one
 -- Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds.
--- fairq: always
--- fairq: not null settings
-select fairq._settings_json(g)::text as settings
-from fairq.configure_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb) g;
+select fairq._settings_json(fairq.configure_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
 
 -- name: ConfigureKey :one
 -- Changes how many tasks with a concurrency key may be in flight at once.
--- fairq: always
--- fairq: not null settings
-select fairq._settings_json(k)::text as settings
-from fairq.configure_key(p_concurrency_key => sqlc.arg(concurrency_key)::text, p_settings => sqlc.arg(settings)::text::jsonb) k;
+select fairq._settings_json(fairq.configure_key(p_concurrency_key => sqlc.arg(concurrency_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
 
 -- name: ConfigureCluster :one
 -- Changes settings of the installation; an absent one stays, a null takes one away.
--- fairq: always
--- fairq: not null settings
-select fairq._settings_json(c)::text as settings
-from fairq.configure_cluster(p_settings => sqlc.arg(settings)::text::jsonb) c;
+select fairq._settings_json(fairq.configure_cluster(p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
 
 -- name: PauseQueue :one
 -- Stops serving a queue until it is resumed.
--- fairq: always
--- fairq: not null done
 select fairq.pause_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 
 -- name: ResumeQueue :one
 -- Serves a paused queue again, and takes new tasks where it was draining.
--- fairq: always
--- fairq: not null done
 select fairq.resume_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 
 -- name: DrainQueue :one
 -- Refuses new tasks of a queue and serves those that are there, until it is resumed.
--- fairq: always
--- fairq: not null done
 select fairq.drain_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 
 -- name: PauseGroup :one
 -- Stops serving a group until it is resumed.
--- fairq: always
--- fairq: not null done
 select fairq.pause_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text)::text as done;
 
 -- name: ResumeGroup :one
 -- Serves a paused group again.
--- fairq: always
--- fairq: not null done
 select fairq.resume_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text)::text as done;
 
 -- name: PurgeGroup :one
 -- Cancels everything a group has waiting; returns how many tasks that were.
--- fairq: always
--- fairq: not null ended
 select fairq.purge_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text)::integer as ended;
 
 -- name: RateUsage :one
 -- How much of the rate of a group, or of a whole queue, is used; no row: there is no rate.
--- fairq: not null queue, rate_limit, rate_period, rate_burst, used, available
--- fairq: nullable group_key, next_at, full_at
+-- fairq: nullable group_key
+-- fairq: not null rate_period
 select u.queue, u.group_key, u.rate_limit,
   extract(epoch from u.rate_period)::double precision as rate_period,
   u.rate_burst, u.used, u.available,
@@ -78,6 +54,4 @@ from fairq.rate_usage(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.narg
 
 -- name: ResetRate :one
 -- Forgets what was used of the rate of a group, or of a whole queue.
--- fairq: always
--- fairq: not null done
 select fairq.reset_rate(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.narg(group_key)::text)::text as done;

@@ -3,8 +3,6 @@
 
 -- name: RegisterWorker :one
 -- Registers a worker and returns its id.
--- fairq: always
--- fairq: not null worker_id
 select fairq.register_worker(
   p_name => sqlc.arg(name)::text,
   p_queues => sqlc.arg(queues)::text[],
@@ -19,9 +17,7 @@ from fairq.settings s;
 
 -- name: Turn :many
 -- A whole turn: writes what ended, gives back, starts, and asks for the next tasks. First a row of what was accepted, then the tasks.
--- fairq: not null id, attempt, max_attempts, queue, group_key, kind, payload
--- fairq: nullable ended, released, started, due_in, started_at, timeout, headers
--- fairq: raw results, errors
+-- fairq: nullable ended, released, started, due_in, timeout, headers
 select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
   case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload
 from fairq.turn(
@@ -44,7 +40,6 @@ from fairq.turn(
 
 -- name: ReleaseTasks :many
 -- Gives tasks back without burning an attempt; returns the ids accepted.
--- fairq: not null id
 select r.id::bigint as id
 from fairq.release_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -54,7 +49,6 @@ from fairq.release_tasks(
 
 -- name: HeldTasks :many
 -- Which of these tasks the worker still holds; one that an open transaction is finishing is missing.
--- fairq: not null id
 select h.id::bigint as id
 from fairq.held_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -71,8 +65,6 @@ where t.shard_no = any(array(select s.shard_no from fairq._shards(null) s(shard_
 
 -- name: ReportProgress :many
 -- How far running tasks are; notes are JSON text. Returns the ids accepted.
--- fairq: not null id
--- fairq: raw notes
 select r.id::bigint as id
 from fairq.report_progress(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -85,7 +77,6 @@ from fairq.report_progress(
 
 -- name: Heartbeat :many
 -- A worker's sign of life; returns its tasks that are to be cancelled.
--- fairq: not null id
 select h.id::bigint as id
 from fairq.heartbeat(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -98,10 +89,8 @@ select fairq.retire_worker(p_worker_id => sqlc.arg(worker_id)::bigint);
 
 -- name: Maintain :one
 -- One part of maintenance, in a transaction of its own; returns what it did, by name.
--- fairq: not null done
 select fairq.maintain(p_part => sqlc.arg(part)::text)::jsonb as done;
 
 -- name: UpkeepParts :many
 -- The parts of maintenance, in order.
--- fairq: not null part
 select u.part::text as part from fairq.upkeep_parts() u(part);

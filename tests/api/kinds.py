@@ -18,9 +18,9 @@ from psycopg.rows import dict_row, namedtuple_row
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
+from fairq import driver
 from fairq.client import identity
 from fairq.connections import Call, run
-from fairq.queries import driver
 
 T = TypeVar("T")
 

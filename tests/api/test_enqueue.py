@@ -189,7 +189,7 @@ def test_the_engine_refuses_the_same_with_the_same_exception(
     if "timeout" in change:
         given["timeout"] = f"{change['timeout']} seconds"
     with pytest.raises(error) as caught:
-        run(db, Call(client.enqueue_call(**given), identity))
+        run(db, Call(client.enqueue.call(**given), identity))
     assert caught.value.__cause__ is not None
     db.rollback()
 

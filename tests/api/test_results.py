@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 import fairq
-from fairq import results
-from fairq.queries import client, driver
+from fairq import driver, results
+from fairq.queries import client
 from fairq.results import TaskResult
 from tests.api.kinds import Opened
 from tests.support import plans
@@ -111,7 +111,7 @@ def test_a_wait_that_cannot_watch_leaves_nothing_listened_to(
     with psycopg.connect(shared.dsn, autocommit=True) as conn:
         id = fairq.enqueue(conn, group)
         broken = driver.Call(driver.Statement[Any]("one", "select 1 / 0"), ())
-        monkeypatch.setattr(client, "watch_task_call", lambda id: broken)
+        monkeypatch.setattr(client.watch_task, "call", lambda id: broken)
         with pytest.raises(fairq.DatabaseError):
             fairq.result(conn, id, timeout=5)
         assert conn.execute("select * from pg_listening_channels()").fetchall() == []
@@ -353,7 +353,7 @@ def test_a_look_costs_no_scan_of_the_history(database: Database) -> None:
     conn.execute("analyze fairq.finished_tasks")
     fairq.enqueue_many(conn, [("bob", 1)] * 3000)
     conn.execute("analyze fairq.tasks")
-    plan = plans.explain_generic(conn, client.LOOK_AT_RESULT.sql, [4000], types=["bigint"])
+    plan = plans.explain_generic(conn, client.look_at_result.statement.sql, [4000], types=["bigint"])
     scans = [
         node for node in plans.nodes(plan) if node.get("Relation Name", "").startswith(("tasks", "finished"))
     ]

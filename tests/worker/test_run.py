@@ -519,7 +519,8 @@ def test_the_sign_of_life_names_the_tasks_held(desk: Desk, monkeypatch: pytest.M
 
     def heartbeat(conn: Any, *, worker_id: int, ids: Any = None) -> list[int]:
         named.append(set(ids))
-        return real(conn, worker_id=worker_id, ids=ids)
+        cancelled: list[int] = real(conn, worker_id=worker_id, ids=ids)
+        return cancelled
 
     monkeypatch.setattr(workers, "heartbeat", heartbeat)
     own = fairq.App()

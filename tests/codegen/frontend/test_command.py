@@ -58,11 +58,11 @@ def files(folder: Path) -> list[str]:
 def test_files_are_written_where_the_configuration_says(project: Path, run: Run) -> None:
     result = run()
     assert result.exit_code == 0, result.output
-    assert files(project / "out") == ["__init__.py", "driver.py", "models.py", "t.py"]
+    assert files(project / "out") == ["__init__.py", "models.py", "t.py"]
     assert "class T:\n    a: int\n    b: str | None\n" in (project / "out" / "models.py").read_text()
     assert not (project / "elsewhere").exists()
     assert "5 changed" not in result.output
-    assert "4 files generated, 0 changed" in run().output
+    assert "3 files generated, 0 changed" in run().output
 
 
 def test_check_tells_stale_files_and_what_to_run_and_writes_nothing(project: Path, run: Run) -> None:
@@ -86,7 +86,7 @@ def test_a_module_whose_queries_are_gone_is_removed_and_nothing_else(project: Pa
     assert run("--check").exit_code == 1
     result = run()
     assert "removed out/t.py" in result.output
-    assert files(project / "out") == ["__init__.py", "driver.py", "models.py", "own.py", "u.py"]
+    assert files(project / "out") == ["__init__.py", "models.py", "own.py", "u.py"]
 
 
 def test_output_depends_on_nothing_but_the_input(project: Path, run: Run) -> None:
@@ -103,11 +103,10 @@ def test_the_answer_can_be_json(project: Path, run: Run) -> None:
     document = json.loads(run("--json").output)
     assert sorted(Path(name).name for name in document["files"]) == [
         "__init__.py",
-        "driver.py",
         "models.py",
         "t.py",
     ]
-    assert len(document["stale"]) == 4
+    assert len(document["stale"]) == 3
 
 
 def test_the_configuration_is_found_in_the_sql_folder(project: Path, run: Run) -> None:
@@ -216,6 +215,16 @@ def test_scratch_databases_are_dropped_also_after_an_error(
         ("queries/t.sql", "-- name: A :one\nselect pg_notify('a', 'b')", ["void", ":exec"]),
         ("queries/t.sql", "-- name: A :many\nupdate t set a = 1", ["no columns", ":execrows"]),
         ("queries/t.sql", "-- name: A :many\nselect * from pg_stat_get_activity(null)", ["* from function"]),
+        (
+            "queries/t.sql",
+            "-- name: A :many\nselect 1, s.* from t, lateral unnest(array[1]) s",
+            ["function s"],
+        ),
+        (
+            "queries/t.sql",
+            "-- name: A :many\nselect * from t left join rows from (now()) x on true",
+            ["tion x"],
+        ),
         ("queries/t.sql", "-- name: A :one\nselect '{}'::aclitem[] as x", ["aclitem", "cast it"]),
         (
             "queries/t.sql",
@@ -225,7 +234,7 @@ def test_scratch_databases_are_dropped_also_after_an_error(
         ("queries/t.sql", "-- name: A :copyfrom\nselect 1", [":copyfrom needs an insert"]),
         ("queries/t.sql", "-- name: A :one\n-- fairq: not null x\nselect a from t", ["names x", "known: a"]),
         ("queries/t.sql", "-- name: A :one\n-- fairq: notnull a\nselect a from t", ["not understood"]),
-        ("queries/driver.sql", "-- name: A :one\nselect 1 as x", ["driver.py", "rename"]),
+        ("queries/models.sql", "-- name: A :one\nselect 1 as x", ["models.py", "rename"]),
         ("sqlc.yaml", "version: '1'\nsql: []", ["version"]),
         ("sqlc.yaml", CONFIG.replace("psycopg", "psycopgg"), ["template"]),
         ("sqlc.yaml", CONFIG.replace("postgresql", "mysql"), ["engine"]),
@@ -257,7 +266,7 @@ def test_all_queries_with_errors_are_told_at_once(project: Path, run: Run) -> No
 def test_it_starts_a_server_of_its_own(project: Path) -> None:
     result = CliRunner().invoke(gen, [])
     assert result.exit_code == 0, result.output
-    assert "4 files generated, 4 changed" in result.output
+    assert "3 files generated, 3 changed" in result.output
 
 
 def test_a_dsn_in_the_environment_is_not_taken(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from psycopg.types.array import ListDumper
 from psycopg.types.json import set_json_loads
 
+from fairq import driver
 from tests.codegen.frontend.build import Package, build, connect, forget
 from tests.support.database import Database
 from tests.support.server import TestServer, create_database, drop_database
@@ -186,13 +187,13 @@ def test_a_null_in_a_row_that_is_always_there_is_no_missing_row(
     queries: Any, package: Package, conn: psycopg.Connection[Any]
 ) -> None:
     assert queries.null_always(conn) is None
-    assert package.module("driver").run_pipeline(conn, queries.null_always_call()) == (None,)
+    assert driver.run_pipeline(conn, queries.null_always.call()) == (None,)
 
 
 def test_names_that_python_or_the_functions_need_are_changed(
     queries: Any, conn: psycopg.Connection[Any]
 ) -> None:
-    (row,) = queries.names(conn, conn_=1, driver_=2, class_=3)
+    (row,) = queries.names(conn, conn=1, driver_=2, class_=3)
     assert (row.conn, row.driver_, row.class_, row.from_) == (1, 2, 3, 1)
 
 
@@ -273,18 +274,17 @@ def test_embedded_rows_are_whole_or_none(
 def test_several_calls_take_one_round_trip(
     queries: Any, package: Package, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
-    driver = package.module("driver")
     queries.add_jobs(conn, names=["a", "b"], payloads=[{}, {}])
     trace = tmp_path / "trace"
     with trace.open("w") as file:
         conn.pgconn.trace(file.fileno())
         renamed, count, nothing, job, status = driver.run_pipeline(
             conn,
-            queries.rename_jobs_call(name="c", ids=[1, 2]),
-            queries.count_jobs_call(),
-            queries.job_ids_call(names=["none"]),
-            queries.get_job_call(id=1),
-            queries.touch_jobs_call(),
+            queries.rename_jobs.call(name="c", ids=[1, 2]),
+            queries.count_jobs.call(),
+            queries.job_ids.call(names=["none"]),
+            queries.get_job.call(id=1),
+            queries.touch_jobs.call(),
         )
         conn.pgconn.untrace()
     assert (renamed, count, nothing, job.name, status) == (2, 2, [], "c", ("UPDATE 2", 2))
@@ -299,13 +299,12 @@ def test_several_calls_take_one_round_trip(
 def test_a_failing_call_undoes_the_pipeline_in_autocommit(
     queries: Any, package: Package, conn: psycopg.Connection[Any]
 ) -> None:
-    driver = package.module("driver")
     with pytest.raises(psycopg.errors.DivisionByZero):
         driver.run_pipeline(
             conn,
-            queries.add_job_call(name="a", payload={}),
-            queries.fail_call(zero=0),
-            queries.count_jobs_call(),
+            queries.add_job.call(name="a", payload={}),
+            queries.fail.call(zero=0),
+            queries.count_jobs.call(),
         )
     assert queries.count_jobs(conn) == 0
 
@@ -313,14 +312,13 @@ def test_a_failing_call_undoes_the_pipeline_in_autocommit(
 def test_a_result_can_only_be_read_when_it_is_there(
     queries: Any, package: Package, conn: psycopg.Connection[Any]
 ) -> None:
-    driver = package.module("driver")
     with conn.pipeline() as pipeline:
-        sent = driver.send(conn, queries.count_jobs_call())
+        sent = driver.send(conn, queries.count_jobs.call())
         with pytest.raises(psycopg.InterfaceError):
             sent.result()
         pipeline.sync()
         assert sent.result() == 0
-        nobody = driver.send(conn, queries.nobody_call())
+        nobody = driver.send(conn, queries.nobody.call())
     assert sent.result() == 0
     with pytest.raises(psycopg.DataError):
         nobody.result()
@@ -337,35 +335,34 @@ def test_plain_functions_work_inside_a_pipeline(queries: Any, conn: psycopg.Conn
 
 
 def test_the_async_twins_do_the_same(queries: Any, package: Package, calls_database: Database) -> None:
-    driver = package.module("driver")
 
     async def run() -> None:
         async with await psycopg.AsyncConnection.connect(
             calls_database.dsn, autocommit=True, row_factory=dict_row
         ) as conn:
             await conn.execute("truncate jobs restart identity cascade")
-            job = await queries.add_job_async(conn, name="a", payload={"n": 1})
-            assert await queries.get_job_async(conn, id=1) == job
-            assert await queries.rename_jobs_async(conn, name="b", ids=[1]) == 1
-            assert (await queries.touch_jobs_async(conn)).status == "UPDATE 1"
-            assert await queries.copy_names_async(conn, ["x"]) == 1
-            assert await queries.job_ids_async(conn, names=["x"]) == [2]
+            job = await queries.add_job(conn, name="a", payload={"n": 1})
+            assert await queries.get_job(conn, id=1) == job
+            assert await queries.rename_jobs(conn, name="b", ids=[1]) == 1
+            assert (await queries.touch_jobs(conn)).status == "UPDATE 1"
+            assert await queries.copy_names(conn, ["x"]) == 1
+            assert await queries.job_ids(conn, names=["x"]) == [2]
             with pytest.raises(psycopg.DataError):
-                await queries.nobody_async(conn)
+                await queries.nobody(conn)
             renamed, ids, names = await driver.run_pipeline_async(
                 conn,
-                queries.rename_jobs_call(name="c", ids=[1, 2]),
-                queries.job_ids_call(names=["c"]),
-                queries.job_name_call(id=2),
+                queries.rename_jobs.call(name="c", ids=[1, 2]),
+                queries.job_ids.call(names=["c"]),
+                queries.job_name.call(id=2),
             )
             assert (renamed, ids, names) == (2, [1, 2], "c")
             async with conn.pipeline():
-                sent = await driver.send_async(conn, queries.count_jobs_call())
-                assert await queries.rename_jobs_async(conn, name="d", ids=[1]) == 1
-                assert await queries.job_name_async(conn, id=1) == "d"
+                sent = await driver.send_async(conn, queries.count_jobs.call())
+                assert await queries.rename_jobs(conn, name="d", ids=[1]) == 1
+                assert await queries.job_name(conn, id=1) == "d"
             assert sent.result() == 2
-            await queries.delete_jobs_async(conn)
-            assert await queries.count_jobs_async(conn) == 0
+            await queries.delete_jobs(conn)
+            assert await queries.count_jobs(conn) == 0
 
     asyncio.run(run())
 
@@ -382,17 +379,16 @@ def test_a_call_neither_commits_nor_breaks_the_transaction(
 
 
 def test_signatures_and_types_are_those_of_the_sql(package: Package, queries: Any) -> None:
-    hints: Callable[[Any], dict[str, Any]] = lambda function: {  # noqa: E731
-        name: str(hint) for name, hint in function.__annotations__.items()
+    hints: Callable[[Any], dict[str, Any]] = lambda query: {  # noqa: E731
+        name: str(hint) for name, hint in query.__annotations__.items()
     }
     assert hints(queries.rename_jobs) == {
-        "conn": "driver.Connection",
         "name": "str",
         "ids": "Sequence[int | None]",
-        "return": "int",
+        "return": "driver.Params",
     }
-    assert hints(queries.get_job_async)["return"] == "models.Job | None"
-    assert hints(queries.count_jobs)["return"] == "int"
-    assert hints(queries.list_jobs_call)["return"] == "driver.Call[list[ListJobsRow]]"
+    text = package.files["queries.py"]
+    for statement in ("[models.Job | None]", "[int]", "[list[ListJobsRow]]"):
+        assert f"@driver.Statement{statement}(" in text
     assert queries.add_job.__doc__ == 'Adds a job; says "hello" with a backslash \\ and a quote " '
     assert package.module("models").Job.__doc__ == "Work to do."

@@ -73,6 +73,7 @@ CASES: list[tuple[str, list[bool]]] = [
     ("select p.x, p.y from pairs() as p", [False, False]),
     ("select r.id, r.n from rows_of_t() with ordinality as r (id, a, b, p, n)", [True, True]),
     ("select scalar(1), scalar(1)::int", [False, False]),
+    ("select set_config('a.b', 'c', true), set_config('a.b', null, true)", [True, False]),
     ("select 'a'::text % 'b'::text, 1 % 2", [False, True]),
     ("select count(*), count(b), max(id), sum(id) from t", [True, True, False, False]),
     ("select a, count(*), max(id), max(b), array_agg(b) from t group by a", [True, True, True, False, True]),
@@ -273,3 +274,38 @@ def test_a_star_is_written_as_the_columns_it_stands_for(
 ) -> None:
     """A column added later must not change the shape of a prepared statement."""
     assert described(conn, sql).text == text
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("select 1", True),
+        ("select scalar(1), @x::int", True),
+        ("select exists (select from t)", True),
+        ("select max(id), count(*) from t where a = 'none'", True),
+        ("select id from t", False),
+        ("select 1 where false", False),
+        ("select unnest(@x::int[])", False),
+        ("select p.x from pairs() p", False),
+        ("select count(*) from t group by a", False),
+        ("select count(*) from t having count(*) > 1", False),
+        ("select 1 limit 0", False),
+        ("select 1 union select 2", False),
+        ("insert into u values (12, 1, 1, 1, 'k') returning id", False),
+    ],
+)
+def test_a_query_that_always_gives_one_row_is_known(
+    conn: psycopg.Connection[Any], sql: str, expected: bool
+) -> None:
+    (statement,) = parse.parse_file(f"-- name: Q :one\n{sql}", "q.sql")
+    assert catalog.describe(catalog.Reader(conn), statement).one_row == expected
+
+
+def test_what_functions_promise_is_believed(conn: psycopg.Connection[Any]) -> None:
+    sql = (
+        "select scalar(null), p.x, p.y, u.x, o.b, maybe('a', 'b')"
+        " from pairs() p left join pairs() u on true, one_t(1) o"
+    )
+    (statement,) = parse.parse_file(f"-- name: Q :many\n{sql}", "q.sql")
+    query = catalog.describe(catalog.Reader(conn, ["public.[so]*", "*.pairs"]), statement)
+    assert [column.not_null for column in query.columns] == [True, True, True, False, True, False]

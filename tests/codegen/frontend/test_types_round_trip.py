@@ -207,7 +207,7 @@ def test_values_are_the_same_on_an_async_connection(package: Package, types_data
     async def run() -> list[tuple[Any, Any]]:
         async with await psycopg.AsyncConnection.connect(types_database.dsn, autocommit=True) as conn:
             return [
-                (await getattr(queries, f"echo_{_method(sql_type)}_async")(conn, value=sent), sent)
+                (await getattr(queries, f"echo_{_method(sql_type)}")(conn, value=sent), sent)
                 for sql_type, value in CASES
                 for sent in [python(package, sql_type, value)]
             ]

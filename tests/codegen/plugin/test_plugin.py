@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fairq.codegen import plugin, protocol
-from fairq.codegen.model import GenerationError
+from fairq.codegen.model import UNKNOWN_TYPE, Column, GenerationError, Query, TypeName
 from tests.codegen.plugin import sqlc
 from tests.support.database import Database
 
@@ -112,7 +112,7 @@ def test_the_canonical_json_name_of_parameters_is_read_too() -> None:
         ({"emit_sync_querier": "yes"}, "must be true or false"),
         ({"query_parameter_limit": -1}, "invalid query parameter limit"),
         ({"query_parameter_limit": True}, "must be a whole number"),
-        ({"inflection_exclude_table_names": "data"}, "must be a list of table names"),
+        ({"inflection_exclude_table_names": "data"}, "must be a list of names"),
         ({"template": "cobol"}, "must be sqlalchemy or psycopg"),
         ({"types": {"a": 1}}, "must be a map"),
         ({"package": 3}, "must be text"),
@@ -120,6 +120,28 @@ def test_the_canonical_json_name_of_parameters_is_read_too() -> None:
 )
 def test_a_wrong_option_is_an_error_that_names_it(options: dict[str, Any], words: str) -> None:
     assert words in str(failure(request(options=options)))
+
+
+@pytest.mark.parametrize("size", [15, 123])
+def test_a_protobuf_request_is_told_from_json_by_its_first_byte(size: int) -> None:
+    """Settings are the first field, with tag 10, a line break; 123 bytes of them have a brace as length."""
+    message = protocol.read_request(request())
+    message.settings.CopyFrom(type(message.settings)(engine="postgresql"))
+    message.settings.version = "v" * (size - message.settings.ByteSize() - 2)
+    data = message.SerializeToString()
+    assert data[:2] == bytes([10, size])
+    assert protocol.read_request(data) == message
+    assert "models.py" in sqlc.respond(data)
+
+
+def test_a_record_in_a_result_is_refused_and_other_types_are_not() -> None:
+    columns = (Column("a", TypeName("pg_catalog", "int4")), Column("b", UNKNOWN_TYPE))
+    plugin.refuse_records([Query("Fine", ":many", "select 1", "q.sql", columns=columns)])
+    record = Column("f", TypeName("pg_catalog", "record", "record"))
+    with pytest.raises(GenerationError, match="column f is a record"):
+        plugin.refuse_records(
+            [Query("Star", ":many", "select f from f()", "q.sql", columns=(*columns, record))]
+        )
 
 
 def test_options_that_are_not_a_map_are_an_error() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tests.codegen.golden.psycopg.jobs.generated import driver, models
+from fairq import driver
+from tests.codegen.golden.psycopg.jobs.generated import models
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -16,29 +17,22 @@ class CopyJobsRow:
     tags: Sequence[str | None] | None
 
 
-def _copy_jobs_values(row: CopyJobsRow) -> tuple[Any, ...]:
+@driver.CopyStatement(
+    """copy "public"."jobs" ("name", "payload", "tags") from stdin (format binary)""",
+    (
+        25,
+        3802,
+        1009,
+    ),
+)
+def copy_jobs(
+    row: CopyJobsRow,
+) -> driver.Params:
     return (
         row.name,
         row.payload,
         row.tags,
     )
-
-
-COPY_JOBS = driver.CopyStatement(
-    """copy "public"."jobs" ("name", "payload", "tags") from stdin (format binary)""",
-    (25, 3802, 1009),
-)
-
-
-def copy_jobs(conn: driver.Connection, rows: Iterable[CopyJobsRow]) -> int:
-    return driver.copy(conn, COPY_JOBS, map(_copy_jobs_values, rows))
-
-
-async def copy_jobs_async(
-    conn: driver.AsyncConnection,
-    rows: Iterable[CopyJobsRow],
-) -> int:
-    return await driver.copy_async(conn, COPY_JOBS, map(_copy_jobs_values, rows))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +42,17 @@ class CopyStatesRow:
     payload: str
 
 
-def _copy_states_values(row: CopyStatesRow) -> tuple[Any, ...]:
+@driver.CopyStatement(
+    """copy "public"."jobs" ("name", "state", "payload") from stdin""",
+    (
+        25,
+        models.STATE_TYPE,
+        3802,
+    ),
+)
+def copy_states(
+    row: CopyStatesRow,
+) -> driver.Params:
     return (
         row.name,
         row.state,
@@ -56,39 +60,14 @@ def _copy_states_values(row: CopyStatesRow) -> tuple[Any, ...]:
     )
 
 
-COPY_STATES = driver.CopyStatement(
-    """copy "public"."jobs" ("name", "state", "payload") from stdin""",
-    (25, models.STATE_TYPE, 3802),
-)
-
-
-def copy_states(conn: driver.Connection, rows: Iterable[CopyStatesRow]) -> int:
-    return driver.copy(conn, COPY_STATES, map(_copy_states_values, rows))
-
-
-async def copy_states_async(
-    conn: driver.AsyncConnection,
-    rows: Iterable[CopyStatesRow],
-) -> int:
-    return await driver.copy_async(conn, COPY_STATES, map(_copy_states_values, rows))
-
-
-def _copy_names_values(row: str) -> tuple[Any, ...]:
-    return (row,)
-
-
-COPY_NAMES = driver.CopyStatement(
+@driver.CopyStatement(
     """copy "public"."jobs" ("name") from stdin (format binary)""",
     (25,),
 )
-
-
-def copy_names(conn: driver.Connection, rows: Iterable[str]) -> int:
-    return driver.copy(conn, COPY_NAMES, map(_copy_names_values, rows))
-
-
-async def copy_names_async(conn: driver.AsyncConnection, rows: Iterable[str]) -> int:
-    return await driver.copy_async(conn, COPY_NAMES, map(_copy_names_values, rows))
+def copy_names(
+    row: str,
+) -> driver.Params:
+    return (row,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,131 +85,76 @@ def _jobs_with_notes_row(*values: Any) -> JobsWithNotesRow:
     )
 
 
-JOBS_WITH_NOTES = driver.Statement[list[JobsWithNotesRow]](
+@driver.Statement[list[JobsWithNotesRow]](
     "many",
     """-- name: JobsWithNotes :many
 select j.id, j.name, j.state, j.payload, j.tags, n.id, n.job_id, n.body, n.body from jobs j left join notes n on n.job_id = j.id order by j.id""",
-    driver.row(_jobs_with_notes_row, 0, 0, models.STATE_TYPE, 0, 0, 0, 0, 0, 0),
+    driver.row(
+        _jobs_with_notes_row,
+        0,
+        0,
+        models.STATE_TYPE,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ),
 )
+def jobs_with_notes() -> driver.Params:
+    return ()
 
 
-def jobs_with_notes(conn: driver.Connection) -> list[JobsWithNotesRow]:
-    return driver.run(conn, JOBS_WITH_NOTES, ())
-
-
-async def jobs_with_notes_async(conn: driver.AsyncConnection) -> list[JobsWithNotesRow]:
-    return await driver.run_async(conn, JOBS_WITH_NOTES, ())
-
-
-def jobs_with_notes_call() -> driver.Call[list[JobsWithNotesRow]]:
-    return driver.Call(JOBS_WITH_NOTES, ())
-
-
-ADD_NOTE = driver.Statement[None](
+@driver.Statement[None](
     "exec",
     """-- name: AddNote :exec
 insert into notes (id, job_id, body) values ($1, $2, $3)""",
 )
-
-
 def add_note(
-    conn: driver.Connection,
     *,
     id: int,
     job_id: int | None = None,
     body: str,
-) -> None:
-    return driver.run(
-        conn,
-        ADD_NOTE,
-        (driver.Int8(id), driver.maybe(driver.Int8, job_id), body),
+) -> driver.Params:
+    return (
+        driver.Int8(id),
+        driver.maybe(driver.Int8, job_id),
+        body,
     )
 
 
-async def add_note_async(
-    conn: driver.AsyncConnection,
-    *,
-    id: int,
-    job_id: int | None = None,
-    body: str,
-) -> None:
-    return await driver.run_async(
-        conn,
-        ADD_NOTE,
-        (driver.Int8(id), driver.maybe(driver.Int8, job_id), body),
-    )
-
-
-def add_note_call(
-    *,
-    id: int,
-    job_id: int | None = None,
-    body: str,
-) -> driver.Call[None]:
-    return driver.Call(
-        ADD_NOTE,
-        (driver.Int8(id), driver.maybe(driver.Int8, job_id), body),
-    )
-
-
-NOBODY = driver.Statement[str](
+@driver.Statement[str](
     "the",
     """-- name: Nobody :one
 select name from jobs where false""",
     driver.scalar(),
 )
+def nobody() -> driver.Params:
+    return ()
 
 
-def nobody(conn: driver.Connection) -> str:
-    return driver.run(conn, NOBODY, ())
-
-
-async def nobody_async(conn: driver.AsyncConnection) -> str:
-    return await driver.run_async(conn, NOBODY, ())
-
-
-def nobody_call() -> driver.Call[str]:
-    return driver.Call(NOBODY, ())
-
-
-NULL_ALWAYS = driver.Statement[int | None](
+@driver.Statement[int | None](
     "the",
     """-- name: NullAlways :one
 select max(id) as top from jobs""",
     driver.scalar(),
 )
+def null_always() -> driver.Params:
+    return ()
 
 
-def null_always(conn: driver.Connection) -> int | None:
-    return driver.run(conn, NULL_ALWAYS, ())
-
-
-async def null_always_async(conn: driver.AsyncConnection) -> int | None:
-    return await driver.run_async(conn, NULL_ALWAYS, ())
-
-
-def null_always_call() -> driver.Call[int | None]:
-    return driver.Call(NULL_ALWAYS, ())
-
-
-FAIL = driver.Statement[int | None](
-    "one",
+@driver.Statement[int](
+    "the",
     """-- name: Fail :one
 select 1 / $1::int as x""",
     driver.scalar(),
 )
-
-
-def fail(conn: driver.Connection, *, zero: int) -> int | None:
-    return driver.run(conn, FAIL, (driver.Int4(zero),))
-
-
-async def fail_async(conn: driver.AsyncConnection, *, zero: int) -> int | None:
-    return await driver.run_async(conn, FAIL, (driver.Int4(zero),))
-
-
-def fail_call(*, zero: int) -> driver.Call[int | None]:
-    return driver.Call(FAIL, (driver.Int4(zero),))
+def fail(
+    *,
+    zero: int,
+) -> driver.Params:
+    return (driver.Int4(zero),)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -241,45 +165,21 @@ class NamesRow:
     from_: int
 
 
-NAMES = driver.Statement[list[NamesRow]](
+@driver.Statement[list[NamesRow]](
     "many",
     """-- name: Names :many
 select conn, "driver", "class", "from" from (values ($1::int, $2::int, $3::int, 1)) as
   v (conn, "driver", "class", "from")""",
     driver.row(NamesRow),
 )
-
-
 def names(
-    conn: driver.Connection,
     *,
-    conn_: int,
+    conn: int,
     driver_: int,
     class_: int,
-) -> list[NamesRow]:
-    return driver.run(
-        conn,
-        NAMES,
-        (driver.Int4(conn_), driver.Int4(driver_), driver.Int4(class_)),
-    )
-
-
-async def names_async(
-    conn: driver.AsyncConnection,
-    *,
-    conn_: int,
-    driver_: int,
-    class_: int,
-) -> list[NamesRow]:
-    return await driver.run_async(
-        conn,
-        NAMES,
-        (driver.Int4(conn_), driver.Int4(driver_), driver.Int4(class_)),
-    )
-
-
-def names_call(*, conn_: int, driver_: int, class_: int) -> driver.Call[list[NamesRow]]:
-    return driver.Call(
-        NAMES,
-        (driver.Int4(conn_), driver.Int4(driver_), driver.Int4(class_)),
+) -> driver.Params:
+    return (
+        driver.Int4(conn),
+        driver.Int4(driver_),
+        driver.Int4(class_),
     )

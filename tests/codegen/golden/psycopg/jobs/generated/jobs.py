@@ -5,113 +5,78 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tests.codegen.golden.psycopg.jobs.generated import driver, models
+from fairq import driver
+from tests.codegen.golden.psycopg.jobs.generated import models
 
-ADD_JOB = driver.Statement[models.Job](
+
+@driver.Statement[models.Job](
     "the",
     """-- name: AddJob :one
 insert into jobs (name, payload, tags) values ($1, $2, $3) returning id, name, state, payload, tags""",
-    driver.row(models.Job, 0, 0, models.STATE_TYPE, 0, 0),
+    driver.row(
+        models.Job,
+        0,
+        0,
+        models.STATE_TYPE,
+        0,
+        0,
+    ),
 )
-
-
 def add_job(
-    conn: driver.Connection,
     *,
     name: str,
     payload: driver.JsonValue,
     tags: Sequence[str | None] | None = None,
-) -> models.Job:
+) -> driver.Params:
     """Adds a job; says "hello" with a backslash \\ and a quote " """
-    return driver.run(
-        conn,
-        ADD_JOB,
-        (name, driver.Jsonb(payload), driver.Typed(tags, 1009)),
+    return (
+        name,
+        driver.Jsonb(payload),
+        driver.Typed(tags, 1009),
     )
 
 
-async def add_job_async(
-    conn: driver.AsyncConnection,
-    *,
-    name: str,
-    payload: driver.JsonValue,
-    tags: Sequence[str | None] | None = None,
-) -> models.Job:
-    """Adds a job; says "hello" with a backslash \\ and a quote " """
-    return await driver.run_async(
-        conn,
-        ADD_JOB,
-        (name, driver.Jsonb(payload), driver.Typed(tags, 1009)),
-    )
-
-
-def add_job_call(
-    *,
-    name: str,
-    payload: driver.JsonValue,
-    tags: Sequence[str | None] | None = None,
-) -> driver.Call[models.Job]:
-    return driver.Call(ADD_JOB, (name, driver.Jsonb(payload), driver.Typed(tags, 1009)))
-
-
-GET_JOB = driver.Statement[models.Job | None](
+@driver.Statement[models.Job | None](
     "one",
     """-- name: GetJob :one
 select id, name, state, payload, tags from jobs where id = $1""",
-    driver.row(models.Job, 0, 0, models.STATE_TYPE, 0, 0),
+    driver.row(
+        models.Job,
+        0,
+        0,
+        models.STATE_TYPE,
+        0,
+        0,
+    ),
 )
+def get_job(
+    *,
+    id: int,
+) -> driver.Params:
+    return (driver.Int8(id),)
 
 
-def get_job(conn: driver.Connection, *, id: int) -> models.Job | None:
-    return driver.run(conn, GET_JOB, (driver.Int8(id),))
-
-
-async def get_job_async(conn: driver.AsyncConnection, *, id: int) -> models.Job | None:
-    return await driver.run_async(conn, GET_JOB, (driver.Int8(id),))
-
-
-def get_job_call(*, id: int) -> driver.Call[models.Job | None]:
-    return driver.Call(GET_JOB, (driver.Int8(id),))
-
-
-COUNT_JOBS = driver.Statement[int](
+@driver.Statement[int](
     "the",
     """-- name: CountJobs :one
 select count(*) from jobs""",
     driver.scalar(),
 )
+def count_jobs() -> driver.Params:
+    return ()
 
 
-def count_jobs(conn: driver.Connection) -> int:
-    return driver.run(conn, COUNT_JOBS, ())
-
-
-async def count_jobs_async(conn: driver.AsyncConnection) -> int:
-    return await driver.run_async(conn, COUNT_JOBS, ())
-
-
-def count_jobs_call() -> driver.Call[int]:
-    return driver.Call(COUNT_JOBS, ())
-
-
-JOB_NAME = driver.Statement[str | None](
+@driver.Statement[str | None](
     "one",
     """-- name: JobName :one
 select name from jobs where id = $1""",
     driver.scalar(),
 )
-
-
-def job_name(conn: driver.Connection, *, id: int) -> str | None:
-    return driver.run(conn, JOB_NAME, (driver.Int8(id),))
-
-
-async def job_name_async(conn: driver.AsyncConnection, *, id: int) -> str | None:
-    return await driver.run_async(conn, JOB_NAME, (driver.Int8(id),))
-
-
-def job_name_call(*, id: int) -> driver.Call[str | None]:
-    return driver.Call(JOB_NAME, (driver.Int8(id),))
+def job_name(
+    *,
+    id: int,
+) -> driver.Params:
+    return (driver.Int8(id),)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,126 +87,70 @@ class ListJobsRow:
     payload: driver.JsonValue
 
 
-LIST_JOBS = driver.Statement[list[ListJobsRow]](
+@driver.Statement[list[ListJobsRow]](
     "many",
     """-- name: ListJobs :many
 select id, name, state, payload from jobs where state = $1 or $1 is null order by id""",
-    driver.row(ListJobsRow, 0, 0, models.STATE_TYPE, 0),
+    driver.row(
+        ListJobsRow,
+        0,
+        0,
+        models.STATE_TYPE,
+        0,
+    ),
 )
-
-
 def list_jobs(
-    conn: driver.Connection,
     *,
     state: models.State | None = None,
-) -> list[ListJobsRow]:
-    return driver.run(conn, LIST_JOBS, (state,))
+) -> driver.Params:
+    return (state,)
 
 
-async def list_jobs_async(
-    conn: driver.AsyncConnection,
-    *,
-    state: models.State | None = None,
-) -> list[ListJobsRow]:
-    return await driver.run_async(conn, LIST_JOBS, (state,))
-
-
-def list_jobs_call(
-    *,
-    state: models.State | None = None,
-) -> driver.Call[list[ListJobsRow]]:
-    return driver.Call(LIST_JOBS, (state,))
-
-
-JOB_IDS = driver.Statement[list[int]](
+@driver.Statement[list[int]](
     "many",
     """-- name: JobIds :many
 select id from jobs where name = any($1::text[]) order by id""",
     driver.scalar(),
 )
-
-
-def job_ids(conn: driver.Connection, *, names: Sequence[str | None]) -> list[int]:
-    return driver.run(conn, JOB_IDS, (driver.Typed(names, 1009),))
-
-
-async def job_ids_async(
-    conn: driver.AsyncConnection,
+def job_ids(
     *,
     names: Sequence[str | None],
-) -> list[int]:
-    return await driver.run_async(conn, JOB_IDS, (driver.Typed(names, 1009),))
+) -> driver.Params:
+    return (driver.Typed(names, 1009),)
 
 
-def job_ids_call(*, names: Sequence[str | None]) -> driver.Call[list[int]]:
-    return driver.Call(JOB_IDS, (driver.Typed(names, 1009),))
-
-
-RENAME_JOBS = driver.Statement[int](
+@driver.Statement[int](
     "execrows",
     """-- name: RenameJobs :execrows
 update jobs set name = $1 where id = any($2::bigint[])""",
 )
-
-
 def rename_jobs(
-    conn: driver.Connection,
     *,
     name: str,
     ids: Sequence[int | None],
-) -> int:
-    return driver.run(conn, RENAME_JOBS, (name, driver.Typed(ids, 1016)))
+) -> driver.Params:
+    return (
+        name,
+        driver.Typed(ids, 1016),
+    )
 
 
-async def rename_jobs_async(
-    conn: driver.AsyncConnection,
-    *,
-    name: str,
-    ids: Sequence[int | None],
-) -> int:
-    return await driver.run_async(conn, RENAME_JOBS, (name, driver.Typed(ids, 1016)))
-
-
-def rename_jobs_call(*, name: str, ids: Sequence[int | None]) -> driver.Call[int]:
-    return driver.Call(RENAME_JOBS, (name, driver.Typed(ids, 1016)))
-
-
-DELETE_JOBS = driver.Statement[None](
+@driver.Statement[None](
     "exec",
     """-- name: DeleteJobs :exec
 delete from jobs""",
 )
+def delete_jobs() -> driver.Params:
+    return ()
 
 
-def delete_jobs(conn: driver.Connection) -> None:
-    return driver.run(conn, DELETE_JOBS, ())
-
-
-async def delete_jobs_async(conn: driver.AsyncConnection) -> None:
-    return await driver.run_async(conn, DELETE_JOBS, ())
-
-
-def delete_jobs_call() -> driver.Call[None]:
-    return driver.Call(DELETE_JOBS, ())
-
-
-TOUCH_JOBS = driver.Statement[driver.Result](
+@driver.Statement[driver.Result](
     "execresult",
     """-- name: TouchJobs :execresult
 update jobs set name = name || '%s "quoted" \\n' || E'\\\\'""",
 )
-
-
-def touch_jobs(conn: driver.Connection) -> driver.Result:
-    return driver.run(conn, TOUCH_JOBS, ())
-
-
-async def touch_jobs_async(conn: driver.AsyncConnection) -> driver.Result:
-    return await driver.run_async(conn, TOUCH_JOBS, ())
-
-
-def touch_jobs_call() -> driver.Call[driver.Result]:
-    return driver.Call(TOUCH_JOBS, ())
+def touch_jobs() -> driver.Params:
+    return ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -251,129 +160,50 @@ class RawJobsRow:
     decoded: driver.JsonValue
 
 
-RAW_JOBS = driver.Statement[list[RawJobsRow]](
+@driver.Statement[list[RawJobsRow]](
     "many",
     """-- name: RawJobs :many
 select id, payload, jsonb_build_object('n', name) as decoded from jobs order by id""",
-    driver.row(RawJobsRow, 0, 0, 3802),
+    driver.row(
+        RawJobsRow,
+        0,
+        0,
+        3802,
+    ),
     binary=False,
     raw_json=True,
 )
+def raw_jobs() -> driver.Params:
+    return ()
 
 
-def raw_jobs(conn: driver.Connection) -> list[RawJobsRow]:
-    return driver.run(conn, RAW_JOBS, ())
-
-
-async def raw_jobs_async(conn: driver.AsyncConnection) -> list[RawJobsRow]:
-    return await driver.run_async(conn, RAW_JOBS, ())
-
-
-def raw_jobs_call() -> driver.Call[list[RawJobsRow]]:
-    return driver.Call(RAW_JOBS, ())
-
-
-ADD_RAW_JOBS = driver.Statement[None](
+@driver.Statement[None](
     "exec",
     """-- name: AddRawJobs :exec
 insert into jobs (name, payload) select n, p from unnest($1::text[], $2::jsonb[]) as s (n, p)""",
 )
-
-
 def add_raw_jobs(
-    conn: driver.Connection,
     *,
     names: Sequence[str | None],
     payloads: Sequence[str | None],
-) -> None:
-    return driver.run(
-        conn,
-        ADD_RAW_JOBS,
-        (
-            driver.Typed(names, 1009),
-            driver.Typed(driver.each(driver.jsonb_text, payloads), 3807),
-        ),
+) -> driver.Params:
+    return (
+        driver.Typed(names, 1009),
+        driver.Typed(driver.each(driver.jsonb_text, payloads), 3807),
     )
 
 
-async def add_raw_jobs_async(
-    conn: driver.AsyncConnection,
-    *,
-    names: Sequence[str | None],
-    payloads: Sequence[str | None],
-) -> None:
-    return await driver.run_async(
-        conn,
-        ADD_RAW_JOBS,
-        (
-            driver.Typed(names, 1009),
-            driver.Typed(driver.each(driver.jsonb_text, payloads), 3807),
-        ),
-    )
-
-
-def add_raw_jobs_call(
-    *,
-    names: Sequence[str | None],
-    payloads: Sequence[str | None],
-) -> driver.Call[None]:
-    return driver.Call(
-        ADD_RAW_JOBS,
-        (
-            driver.Typed(names, 1009),
-            driver.Typed(driver.each(driver.jsonb_text, payloads), 3807),
-        ),
-    )
-
-
-ADD_JOBS = driver.Statement[None](
+@driver.Statement[None](
     "exec",
     """-- name: AddJobs :exec
 insert into jobs (name, payload) select n, p from unnest($1::text[], $2::jsonb[]) as s (n, p)""",
 )
-
-
 def add_jobs(
-    conn: driver.Connection,
     *,
     names: Sequence[str | None],
     payloads: Sequence[driver.JsonValue | None],
-) -> None:
-    return driver.run(
-        conn,
-        ADD_JOBS,
-        (
-            driver.Typed(names, 1009),
-            driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
-        ),
-    )
-
-
-async def add_jobs_async(
-    conn: driver.AsyncConnection,
-    *,
-    names: Sequence[str | None],
-    payloads: Sequence[driver.JsonValue | None],
-) -> None:
-    return await driver.run_async(
-        conn,
-        ADD_JOBS,
-        (
-            driver.Typed(names, 1009),
-            driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
-        ),
-    )
-
-
-def add_jobs_call(
-    *,
-    names: Sequence[str | None],
-    payloads: Sequence[driver.JsonValue | None],
-) -> driver.Call[None]:
-    return driver.Call(
-        ADD_JOBS,
-        (
-            driver.Typed(names, 1009),
-            driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
-        ),
+) -> driver.Params:
+    return (
+        driver.Typed(names, 1009),
+        driver.Typed(driver.each(driver.Jsonb, payloads), 3807),
     )

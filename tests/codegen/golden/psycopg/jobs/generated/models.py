@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from tests.codegen.golden.psycopg.jobs.generated import driver
+from fairq import driver
 
 
 class State(str, enum.Enum):

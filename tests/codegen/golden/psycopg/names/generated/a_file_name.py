@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import uuid
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tests.codegen.golden.psycopg.names.generated import driver, models
+from fairq import driver
+from tests.codegen.golden.psycopg.names.generated import models
 
-GET_ORDER_LINES = driver.Statement[list[models.OddSchemaOrderLine]](
+
+@driver.Statement[list[models.OddSchemaOrderLine]](
     "many",
     """-- name: GetOrderLines :many
 select class, "Some Column", "1st", uuid, date, datetime, "int", str, __x__ from "Odd Schema"."Order Lines" where "Some Column" = $1""",
@@ -27,21 +28,11 @@ select class, "Some Column", "1st", uuid, date, datetime, "int", str, __x__ from
         0,
     ),
 )
-
-
-async def get_order_lines_async(
-    conn: driver.AsyncConnection,
+def get_order_lines(
     *,
     some_column: str,
-) -> list[models.OddSchemaOrderLine]:
-    return await driver.run_async(conn, GET_ORDER_LINES, (some_column,))
-
-
-def get_order_lines_call(
-    *,
-    some_column: str,
-) -> driver.Call[list[models.OddSchemaOrderLine]]:
-    return driver.Call(GET_ORDER_LINES, (some_column,))
+) -> driver.Params:
+    return (some_column,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +50,7 @@ class AQueryWithANameThatIsFarTooLongForOneLineOfCodeToHoldItAllRow:
     _1st_2: models.OddSchemaInProgress | None
 
 
-A_QUERY_WITH_A_NAME_THAT_IS_FAR_TOO_LONG_FOR_ONE_LINE_OF_CODE_TO_HOLD_IT_ALL = driver.Statement[AQueryWithANameThatIsFarTooLongForOneLineOfCodeToHoldItAllRow | None](
+@driver.Statement[AQueryWithANameThatIsFarTooLongForOneLineOfCodeToHoldItAllRow | None](
     "one",
     """-- name: AQueryWithANameThatIsFarTooLongForOneLineOfCodeToHoldItAll :one
 select "class", "Some Column", uuid, "date", "datetime", "int", "str", 1, 2, "1st", "1st"
@@ -81,52 +72,25 @@ select "class", "Some Column", uuid, "date", "datetime", "int", "str", 1, 2, "1s
         models.ODD_SCHEMA_IN_PROGRESS_TYPE,
         models.ODD_SCHEMA_IN_PROGRESS_TYPE,
     ),
-)  # fmt: skip
-
-
-async def a_query_with_a_name_that_is_far_too_long_for_one_line_of_code_to_hold_it_all_async(
-    conn: driver.AsyncConnection,
+)
+def a_query_with_a_name_that_is_far_too_long_for_one_line_of_code_to_hold_it_all(
     *,
     a_parameter_with_a_name_that_is_long_too: uuid.UUID | None = None,
     the_second_parameter_is_an_array_of_numbers: Sequence[int | None],
-    conn_: str,
+    conn: str,
     driver_: int,
-    rows_: int,
-) -> AQueryWithANameThatIsFarTooLongForOneLineOfCodeToHoldItAllRow | None:
+    rows: int,
+) -> driver.Params:
     """First line of a comment.
 
     Third line: a \\ and \"\"\"quotes\"\"\".
     """
-    return await driver.run_async(
+    return (
+        a_parameter_with_a_name_that_is_long_too,
+        driver.Typed(the_second_parameter_is_an_array_of_numbers, 1007),
         conn,
-        A_QUERY_WITH_A_NAME_THAT_IS_FAR_TOO_LONG_FOR_ONE_LINE_OF_CODE_TO_HOLD_IT_ALL,
-        (
-            a_parameter_with_a_name_that_is_long_too,
-            driver.Typed(the_second_parameter_is_an_array_of_numbers, 1007),
-            conn_,
-            driver.Int4(driver_),
-            driver.Int8(rows_),
-        ),
-    )
-
-
-def a_query_with_a_name_that_is_far_too_long_for_one_line_of_code_to_hold_it_all_call(
-    *,
-    a_parameter_with_a_name_that_is_long_too: uuid.UUID | None = None,
-    the_second_parameter_is_an_array_of_numbers: Sequence[int | None],
-    conn_: str,
-    driver_: int,
-    rows_: int,
-) -> driver.Call[AQueryWithANameThatIsFarTooLongForOneLineOfCodeToHoldItAllRow | None]:
-    return driver.Call(
-        A_QUERY_WITH_A_NAME_THAT_IS_FAR_TOO_LONG_FOR_ONE_LINE_OF_CODE_TO_HOLD_IT_ALL,
-        (
-            a_parameter_with_a_name_that_is_long_too,
-            driver.Typed(the_second_parameter_is_an_array_of_numbers, 1007),
-            conn_,
-            driver.Int4(driver_),
-            driver.Int8(rows_),
-        ),
+        driver.Int4(driver_),
+        driver.Int8(rows),
     )
 
 
@@ -138,7 +102,18 @@ class CopyOrderLinesRow:
     int_: int | None
 
 
-def _copy_order_lines_values(row: CopyOrderLinesRow) -> tuple[Any, ...]:
+@driver.CopyStatement(
+    """copy "Odd Schema"."Order Lines" ("class", "Some Column", "1st", "int") from stdin""",
+    (
+        23,
+        25,
+        models.ODD_SCHEMA_IN_PROGRESS_TYPE,
+        23,
+    ),
+)
+def copy_order_lines(
+    row: CopyOrderLinesRow,
+) -> driver.Params:
     return (
         row.class_,
         row.Some_Column,
@@ -147,33 +122,10 @@ def _copy_order_lines_values(row: CopyOrderLinesRow) -> tuple[Any, ...]:
     )
 
 
-COPY_ORDER_LINES = driver.CopyStatement(
-    """copy "Odd Schema"."Order Lines" ("class", "Some Column", "1st", "int") from stdin""",
-    (23, 25, models.ODD_SCHEMA_IN_PROGRESS_TYPE, 23),
-)
-
-
-async def copy_order_lines_async(
-    conn: driver.AsyncConnection,
-    rows: Iterable[CopyOrderLinesRow],
-) -> int:
-    return await driver.copy_async(
-        conn,
-        COPY_ORDER_LINES,
-        map(_copy_order_lines_values, rows),
-    )
-
-
-GET_HTTP_CODE = driver.Statement[None](
+@driver.Statement[None](
     "exec",
     """-- name: getHTTPCode :exec
 select 1""",
 )
-
-
-async def get_http_code_async(conn: driver.AsyncConnection) -> None:
-    return await driver.run_async(conn, GET_HTTP_CODE, ())
-
-
-def get_http_code_call() -> driver.Call[None]:
-    return driver.Call(GET_HTTP_CODE, ())
+def get_http_code() -> driver.Params:
+    return ()

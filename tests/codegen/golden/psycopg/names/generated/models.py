@@ -9,7 +9,7 @@ import datetime
 import enum
 import uuid
 
-from tests.codegen.golden.psycopg.names.generated import driver
+from fairq import driver
 
 
 class OddSchemaInProgress(str, enum.Enum):

@@ -8,7 +8,7 @@ import dataclasses
 import datetime
 import enum
 
-from tests.codegen.golden.psycopg.types.generated import driver
+from fairq import driver
 
 
 class AppMood(enum.StrEnum):
@@ -42,14 +42,41 @@ class Box3:
 
 MOOD_TYPE = driver.enum_type(Mood)
 APP_MOOD_TYPE = driver.enum_type(AppMood)
-FLOATRANGE_TYPE = driver.range_type("floatrange", 701)
+FLOATRANGE_TYPE = driver.range_type(
+    "floatrange",
+    701,
+)
 POINT3_TYPE = driver.composite_type(
     Point3,
-    ("x", "label", "at", "mood", "tags", "n"),
-    (701, 25, 1184, MOOD_TYPE, 1009, 23),
+    (
+        "x",
+        "label",
+        "at",
+        "mood",
+        "tags",
+        "n",
+    ),
+    (
+        701,
+        25,
+        1184,
+        MOOD_TYPE,
+        1009,
+        23,
+    ),
 )
 BOX3_TYPE = driver.composite_type(
     Box3,
-    ("low", "high", "ranges", "document"),
-    (POINT3_TYPE, POINT3_TYPE, FLOATRANGE_TYPE + 1, 3802),
+    (
+        "low",
+        "high",
+        "ranges",
+        "document",
+    ),
+    (
+        POINT3_TYPE,
+        POINT3_TYPE,
+        FLOATRANGE_TYPE + 1,
+        3802,
+    ),
 )

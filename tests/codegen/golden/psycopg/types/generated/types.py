@@ -7,3261 +7,1387 @@ import decimal
 import uuid
 from collections.abc import Sequence
 
-from tests.codegen.golden.psycopg.types.generated import driver, models
+from fairq import driver
+from tests.codegen.golden.psycopg.types.generated import models
 
-ECHO_BOOLEAN = driver.Statement[bool | None](
-    "one",
+
+@driver.Statement[bool | None](
+    "the",
     """-- name: EchoBoolean :one
 select $1::boolean as value""",
     driver.scalar(),
 )
-
-
-def echo_boolean(conn: driver.Connection, *, value: bool | None = None) -> bool | None:
-    return driver.run(conn, ECHO_BOOLEAN, (value,))
-
-
-async def echo_boolean_async(
-    conn: driver.AsyncConnection,
+def echo_boolean(
     *,
     value: bool | None = None,
-) -> bool | None:
-    return await driver.run_async(conn, ECHO_BOOLEAN, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_boolean_call(*, value: bool | None = None) -> driver.Call[bool | None]:
-    return driver.Call(ECHO_BOOLEAN, (value,))
-
-
-ECHO_BOOLEAN_ARRAY = driver.Statement[list[bool] | None](
-    "one",
+@driver.Statement[list[bool] | None](
+    "the",
     """-- name: EchoBooleanArray :one
 select $1::boolean[] as value""",
     driver.scalar(),
 )
-
-
 def echo_boolean_array(
-    conn: driver.Connection,
     *,
     value: Sequence[bool | None] | None = None,
-) -> list[bool] | None:
-    return driver.run(conn, ECHO_BOOLEAN_ARRAY, (driver.Typed(value, 1000),))
+) -> driver.Params:
+    return (driver.Typed(value, 1000),)
 
 
-async def echo_boolean_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[bool | None] | None = None,
-) -> list[bool] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_BOOLEAN_ARRAY,
-        (driver.Typed(value, 1000),),
-    )
-
-
-def echo_boolean_array_call(
-    *,
-    value: Sequence[bool | None] | None = None,
-) -> driver.Call[list[bool] | None]:
-    return driver.Call(ECHO_BOOLEAN_ARRAY, (driver.Typed(value, 1000),))
-
-
-ECHO_SMALLINT = driver.Statement[int | None](
-    "one",
+@driver.Statement[int | None](
+    "the",
     """-- name: EchoSmallint :one
 select $1::smallint as value""",
     driver.scalar(),
 )
-
-
-def echo_smallint(conn: driver.Connection, *, value: int | None = None) -> int | None:
-    return driver.run(conn, ECHO_SMALLINT, (driver.maybe(driver.Int2, value),))
-
-
-async def echo_smallint_async(
-    conn: driver.AsyncConnection,
+def echo_smallint(
     *,
     value: int | None = None,
-) -> int | None:
-    return await driver.run_async(
-        conn,
-        ECHO_SMALLINT,
-        (driver.maybe(driver.Int2, value),),
-    )
+) -> driver.Params:
+    return (driver.maybe(driver.Int2, value),)
 
 
-def echo_smallint_call(*, value: int | None = None) -> driver.Call[int | None]:
-    return driver.Call(ECHO_SMALLINT, (driver.maybe(driver.Int2, value),))
-
-
-ECHO_SMALLINT_ARRAY = driver.Statement[list[int] | None](
-    "one",
+@driver.Statement[list[int] | None](
+    "the",
     """-- name: EchoSmallintArray :one
 select $1::smallint[] as value""",
     driver.scalar(),
 )
-
-
 def echo_smallint_array(
-    conn: driver.Connection,
     *,
     value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return driver.run(conn, ECHO_SMALLINT_ARRAY, (driver.Typed(value, 1005),))
+) -> driver.Params:
+    return (driver.Typed(value, 1005),)
 
 
-async def echo_smallint_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_SMALLINT_ARRAY,
-        (driver.Typed(value, 1005),),
-    )
-
-
-def echo_smallint_array_call(
-    *,
-    value: Sequence[int | None] | None = None,
-) -> driver.Call[list[int] | None]:
-    return driver.Call(ECHO_SMALLINT_ARRAY, (driver.Typed(value, 1005),))
-
-
-ECHO_INTEGER = driver.Statement[int | None](
-    "one",
+@driver.Statement[int | None](
+    "the",
     """-- name: EchoInteger :one
 select $1::integer as value""",
     driver.scalar(),
 )
-
-
-def echo_integer(conn: driver.Connection, *, value: int | None = None) -> int | None:
-    return driver.run(conn, ECHO_INTEGER, (driver.maybe(driver.Int4, value),))
-
-
-async def echo_integer_async(
-    conn: driver.AsyncConnection,
+def echo_integer(
     *,
     value: int | None = None,
-) -> int | None:
-    return await driver.run_async(
-        conn,
-        ECHO_INTEGER,
-        (driver.maybe(driver.Int4, value),),
-    )
+) -> driver.Params:
+    return (driver.maybe(driver.Int4, value),)
 
 
-def echo_integer_call(*, value: int | None = None) -> driver.Call[int | None]:
-    return driver.Call(ECHO_INTEGER, (driver.maybe(driver.Int4, value),))
-
-
-ECHO_INTEGER_ARRAY = driver.Statement[list[int] | None](
-    "one",
+@driver.Statement[list[int] | None](
+    "the",
     """-- name: EchoIntegerArray :one
 select $1::integer[] as value""",
     driver.scalar(),
 )
-
-
 def echo_integer_array(
-    conn: driver.Connection,
     *,
     value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return driver.run(conn, ECHO_INTEGER_ARRAY, (driver.Typed(value, 1007),))
+) -> driver.Params:
+    return (driver.Typed(value, 1007),)
 
 
-async def echo_integer_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_INTEGER_ARRAY,
-        (driver.Typed(value, 1007),),
-    )
-
-
-def echo_integer_array_call(
-    *,
-    value: Sequence[int | None] | None = None,
-) -> driver.Call[list[int] | None]:
-    return driver.Call(ECHO_INTEGER_ARRAY, (driver.Typed(value, 1007),))
-
-
-ECHO_BIGINT = driver.Statement[int | None](
-    "one",
+@driver.Statement[int | None](
+    "the",
     """-- name: EchoBigint :one
 select $1::bigint as value""",
     driver.scalar(),
 )
-
-
-def echo_bigint(conn: driver.Connection, *, value: int | None = None) -> int | None:
-    return driver.run(conn, ECHO_BIGINT, (driver.maybe(driver.Int8, value),))
-
-
-async def echo_bigint_async(
-    conn: driver.AsyncConnection,
+def echo_bigint(
     *,
     value: int | None = None,
-) -> int | None:
-    return await driver.run_async(
-        conn,
-        ECHO_BIGINT,
-        (driver.maybe(driver.Int8, value),),
-    )
+) -> driver.Params:
+    return (driver.maybe(driver.Int8, value),)
 
 
-def echo_bigint_call(*, value: int | None = None) -> driver.Call[int | None]:
-    return driver.Call(ECHO_BIGINT, (driver.maybe(driver.Int8, value),))
-
-
-ECHO_BIGINT_ARRAY = driver.Statement[list[int] | None](
-    "one",
+@driver.Statement[list[int] | None](
+    "the",
     """-- name: EchoBigintArray :one
 select $1::bigint[] as value""",
     driver.scalar(),
 )
-
-
 def echo_bigint_array(
-    conn: driver.Connection,
     *,
     value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return driver.run(conn, ECHO_BIGINT_ARRAY, (driver.Typed(value, 1016),))
+) -> driver.Params:
+    return (driver.Typed(value, 1016),)
 
 
-async def echo_bigint_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return await driver.run_async(conn, ECHO_BIGINT_ARRAY, (driver.Typed(value, 1016),))
-
-
-def echo_bigint_array_call(
-    *,
-    value: Sequence[int | None] | None = None,
-) -> driver.Call[list[int] | None]:
-    return driver.Call(ECHO_BIGINT_ARRAY, (driver.Typed(value, 1016),))
-
-
-ECHO_REAL = driver.Statement[float | None](
-    "one",
+@driver.Statement[float | None](
+    "the",
     """-- name: EchoReal :one
 select $1::real as value""",
     driver.scalar(),
 )
-
-
-def echo_real(conn: driver.Connection, *, value: float | None = None) -> float | None:
-    return driver.run(conn, ECHO_REAL, (driver.maybe(driver.Float4, value),))
-
-
-async def echo_real_async(
-    conn: driver.AsyncConnection,
+def echo_real(
     *,
     value: float | None = None,
-) -> float | None:
-    return await driver.run_async(
-        conn,
-        ECHO_REAL,
-        (driver.maybe(driver.Float4, value),),
-    )
+) -> driver.Params:
+    return (driver.maybe(driver.Float4, value),)
 
 
-def echo_real_call(*, value: float | None = None) -> driver.Call[float | None]:
-    return driver.Call(ECHO_REAL, (driver.maybe(driver.Float4, value),))
-
-
-ECHO_REAL_ARRAY = driver.Statement[list[float] | None](
-    "one",
+@driver.Statement[list[float] | None](
+    "the",
     """-- name: EchoRealArray :one
 select $1::real[] as value""",
     driver.scalar(),
 )
-
-
 def echo_real_array(
-    conn: driver.Connection,
     *,
     value: Sequence[float | None] | None = None,
-) -> list[float] | None:
-    return driver.run(conn, ECHO_REAL_ARRAY, (driver.Typed(value, 1021),))
+) -> driver.Params:
+    return (driver.Typed(value, 1021),)
 
 
-async def echo_real_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[float | None] | None = None,
-) -> list[float] | None:
-    return await driver.run_async(conn, ECHO_REAL_ARRAY, (driver.Typed(value, 1021),))
-
-
-def echo_real_array_call(
-    *,
-    value: Sequence[float | None] | None = None,
-) -> driver.Call[list[float] | None]:
-    return driver.Call(ECHO_REAL_ARRAY, (driver.Typed(value, 1021),))
-
-
-ECHO_DOUBLE_PRECISION = driver.Statement[float | None](
-    "one",
+@driver.Statement[float | None](
+    "the",
     """-- name: EchoDoublePrecision :one
 select $1::double precision as value""",
     driver.scalar(),
 )
-
-
 def echo_double_precision(
-    conn: driver.Connection,
     *,
     value: float | None = None,
-) -> float | None:
-    return driver.run(
-        conn,
-        ECHO_DOUBLE_PRECISION,
-        (driver.maybe(driver.Float8, value),),
-    )
+) -> driver.Params:
+    return (driver.maybe(driver.Float8, value),)
 
 
-async def echo_double_precision_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: float | None = None,
-) -> float | None:
-    return await driver.run_async(
-        conn,
-        ECHO_DOUBLE_PRECISION,
-        (driver.maybe(driver.Float8, value),),
-    )
-
-
-def echo_double_precision_call(
-    *,
-    value: float | None = None,
-) -> driver.Call[float | None]:
-    return driver.Call(ECHO_DOUBLE_PRECISION, (driver.maybe(driver.Float8, value),))
-
-
-ECHO_DOUBLE_PRECISION_ARRAY = driver.Statement[list[float] | None](
-    "one",
+@driver.Statement[list[float] | None](
+    "the",
     """-- name: EchoDoublePrecisionArray :one
 select $1::double precision[] as value""",
     driver.scalar(),
 )
-
-
 def echo_double_precision_array(
-    conn: driver.Connection,
     *,
     value: Sequence[float | None] | None = None,
-) -> list[float] | None:
-    return driver.run(conn, ECHO_DOUBLE_PRECISION_ARRAY, (driver.Typed(value, 1022),))
+) -> driver.Params:
+    return (driver.Typed(value, 1022),)
 
 
-async def echo_double_precision_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[float | None] | None = None,
-) -> list[float] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_DOUBLE_PRECISION_ARRAY,
-        (driver.Typed(value, 1022),),
-    )
-
-
-def echo_double_precision_array_call(
-    *,
-    value: Sequence[float | None] | None = None,
-) -> driver.Call[list[float] | None]:
-    return driver.Call(ECHO_DOUBLE_PRECISION_ARRAY, (driver.Typed(value, 1022),))
-
-
-ECHO_NUMERIC = driver.Statement[decimal.Decimal | None](
-    "one",
+@driver.Statement[decimal.Decimal | None](
+    "the",
     """-- name: EchoNumeric :one
 select $1::numeric as value""",
     driver.scalar(),
 )
-
-
 def echo_numeric(
-    conn: driver.Connection,
     *,
     value: decimal.Decimal | None = None,
-) -> decimal.Decimal | None:
-    return driver.run(conn, ECHO_NUMERIC, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_numeric_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: decimal.Decimal | None = None,
-) -> decimal.Decimal | None:
-    return await driver.run_async(conn, ECHO_NUMERIC, (value,))
-
-
-def echo_numeric_call(
-    *,
-    value: decimal.Decimal | None = None,
-) -> driver.Call[decimal.Decimal | None]:
-    return driver.Call(ECHO_NUMERIC, (value,))
-
-
-ECHO_NUMERIC_ARRAY = driver.Statement[list[decimal.Decimal] | None](
-    "one",
+@driver.Statement[list[decimal.Decimal] | None](
+    "the",
     """-- name: EchoNumericArray :one
 select $1::numeric[] as value""",
     driver.scalar(),
 )
-
-
 def echo_numeric_array(
-    conn: driver.Connection,
     *,
     value: Sequence[decimal.Decimal | None] | None = None,
-) -> list[decimal.Decimal] | None:
-    return driver.run(conn, ECHO_NUMERIC_ARRAY, (driver.Typed(value, 1231),))
+) -> driver.Params:
+    return (driver.Typed(value, 1231),)
 
 
-async def echo_numeric_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[decimal.Decimal | None] | None = None,
-) -> list[decimal.Decimal] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_NUMERIC_ARRAY,
-        (driver.Typed(value, 1231),),
-    )
-
-
-def echo_numeric_array_call(
-    *,
-    value: Sequence[decimal.Decimal | None] | None = None,
-) -> driver.Call[list[decimal.Decimal] | None]:
-    return driver.Call(ECHO_NUMERIC_ARRAY, (driver.Typed(value, 1231),))
-
-
-ECHO_NUMERIC102 = driver.Statement[decimal.Decimal | None](
-    "one",
+@driver.Statement[decimal.Decimal | None](
+    "the",
     """-- name: EchoNumeric102 :one
 select $1::numeric(10,2) as value""",
     driver.scalar(),
 )
-
-
 def echo_numeric102(
-    conn: driver.Connection,
     *,
     value: decimal.Decimal | None = None,
-) -> decimal.Decimal | None:
-    return driver.run(conn, ECHO_NUMERIC102, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_numeric102_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: decimal.Decimal | None = None,
-) -> decimal.Decimal | None:
-    return await driver.run_async(conn, ECHO_NUMERIC102, (value,))
-
-
-def echo_numeric102_call(
-    *,
-    value: decimal.Decimal | None = None,
-) -> driver.Call[decimal.Decimal | None]:
-    return driver.Call(ECHO_NUMERIC102, (value,))
-
-
-ECHO_NUMERIC102_ARRAY = driver.Statement[list[decimal.Decimal] | None](
-    "one",
+@driver.Statement[list[decimal.Decimal] | None](
+    "the",
     """-- name: EchoNumeric102Array :one
 select $1::numeric(10,2)[] as value""",
     driver.scalar(),
 )
-
-
 def echo_numeric102_array(
-    conn: driver.Connection,
     *,
     value: Sequence[decimal.Decimal | None] | None = None,
-) -> list[decimal.Decimal] | None:
-    return driver.run(conn, ECHO_NUMERIC102_ARRAY, (driver.Typed(value, 1231),))
+) -> driver.Params:
+    return (driver.Typed(value, 1231),)
 
 
-async def echo_numeric102_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[decimal.Decimal | None] | None = None,
-) -> list[decimal.Decimal] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_NUMERIC102_ARRAY,
-        (driver.Typed(value, 1231),),
-    )
-
-
-def echo_numeric102_array_call(
-    *,
-    value: Sequence[decimal.Decimal | None] | None = None,
-) -> driver.Call[list[decimal.Decimal] | None]:
-    return driver.Call(ECHO_NUMERIC102_ARRAY, (driver.Typed(value, 1231),))
-
-
-ECHO_TEXT = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoText :one
 select $1::text as value""",
     driver.scalar(),
 )
-
-
-def echo_text(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_TEXT, (value,))
-
-
-async def echo_text_async(
-    conn: driver.AsyncConnection,
+def echo_text(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_TEXT, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_text_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_TEXT, (value,))
-
-
-ECHO_TEXT_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoTextArray :one
 select $1::text[] as value""",
     driver.scalar(),
 )
-
-
 def echo_text_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_TEXT_ARRAY, (driver.Typed(value, 1009),))
+) -> driver.Params:
+    return (driver.Typed(value, 1009),)
 
 
-async def echo_text_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(conn, ECHO_TEXT_ARRAY, (driver.Typed(value, 1009),))
-
-
-def echo_text_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_TEXT_ARRAY, (driver.Typed(value, 1009),))
-
-
-ECHO_VARCHAR40 = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoVarchar40 :one
 select $1::varchar(40) as value""",
     driver.scalar(),
 )
-
-
-def echo_varchar40(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_VARCHAR40, (value,))
-
-
-async def echo_varchar40_async(
-    conn: driver.AsyncConnection,
+def echo_varchar40(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_VARCHAR40, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_varchar40_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_VARCHAR40, (value,))
-
-
-ECHO_VARCHAR40_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoVarchar40Array :one
 select $1::varchar(40)[] as value""",
     driver.scalar(),
 )
-
-
 def echo_varchar40_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_VARCHAR40_ARRAY, (driver.Typed(value, 1015),))
+) -> driver.Params:
+    return (driver.Typed(value, 1015),)
 
 
-async def echo_varchar40_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_VARCHAR40_ARRAY,
-        (driver.Typed(value, 1015),),
-    )
-
-
-def echo_varchar40_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_VARCHAR40_ARRAY, (driver.Typed(value, 1015),))
-
-
-ECHO_CHARACTER3 = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoCharacter3 :one
 select $1::character(3) as value""",
     driver.scalar(),
 )
-
-
-def echo_character3(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_CHARACTER3, (value,))
-
-
-async def echo_character3_async(
-    conn: driver.AsyncConnection,
+def echo_character3(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_CHARACTER3, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_character3_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_CHARACTER3, (value,))
-
-
-ECHO_CHARACTER3_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoCharacter3Array :one
 select $1::character(3)[] as value""",
     driver.scalar(),
 )
-
-
 def echo_character3_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_CHARACTER3_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_character3_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_CHARACTER3_ARRAY,
-        (driver.Text(value, 1009),),
-    )
-
-
-def echo_character3_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_CHARACTER3_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_NAME = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoName :one
 select $1::name as value""",
     driver.scalar(),
 )
-
-
-def echo_name(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_NAME, (value,))
-
-
-async def echo_name_async(
-    conn: driver.AsyncConnection,
+def echo_name(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_NAME, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_name_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_NAME, (value,))
-
-
-ECHO_NAME_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoNameArray :one
 select $1::name[] as value""",
     driver.scalar(),
 )
-
-
 def echo_name_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_NAME_ARRAY, (driver.Typed(value, 1003),))
+) -> driver.Params:
+    return (driver.Typed(value, 1003),)
 
 
-async def echo_name_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(conn, ECHO_NAME_ARRAY, (driver.Typed(value, 1003),))
-
-
-def echo_name_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_NAME_ARRAY, (driver.Typed(value, 1003),))
-
-
-ECHO_BYTEA = driver.Statement[bytes | None](
-    "one",
+@driver.Statement[bytes | None](
+    "the",
     """-- name: EchoBytea :one
 select $1::bytea as value""",
     driver.scalar(),
 )
-
-
-def echo_bytea(conn: driver.Connection, *, value: bytes | None = None) -> bytes | None:
-    return driver.run(conn, ECHO_BYTEA, (value,))
-
-
-async def echo_bytea_async(
-    conn: driver.AsyncConnection,
+def echo_bytea(
     *,
     value: bytes | None = None,
-) -> bytes | None:
-    return await driver.run_async(conn, ECHO_BYTEA, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_bytea_call(*, value: bytes | None = None) -> driver.Call[bytes | None]:
-    return driver.Call(ECHO_BYTEA, (value,))
-
-
-ECHO_BYTEA_ARRAY = driver.Statement[list[bytes] | None](
-    "one",
+@driver.Statement[list[bytes] | None](
+    "the",
     """-- name: EchoByteaArray :one
 select $1::bytea[] as value""",
     driver.scalar(),
 )
-
-
 def echo_bytea_array(
-    conn: driver.Connection,
     *,
     value: Sequence[bytes | None] | None = None,
-) -> list[bytes] | None:
-    return driver.run(conn, ECHO_BYTEA_ARRAY, (driver.Typed(value, 1001),))
+) -> driver.Params:
+    return (driver.Typed(value, 1001),)
 
 
-async def echo_bytea_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[bytes | None] | None = None,
-) -> list[bytes] | None:
-    return await driver.run_async(conn, ECHO_BYTEA_ARRAY, (driver.Typed(value, 1001),))
-
-
-def echo_bytea_array_call(
-    *,
-    value: Sequence[bytes | None] | None = None,
-) -> driver.Call[list[bytes] | None]:
-    return driver.Call(ECHO_BYTEA_ARRAY, (driver.Typed(value, 1001),))
-
-
-ECHO_UUID = driver.Statement[uuid.UUID | None](
-    "one",
+@driver.Statement[uuid.UUID | None](
+    "the",
     """-- name: EchoUuid :one
 select $1::uuid as value""",
     driver.scalar(),
 )
-
-
 def echo_uuid(
-    conn: driver.Connection,
     *,
     value: uuid.UUID | None = None,
-) -> uuid.UUID | None:
-    return driver.run(conn, ECHO_UUID, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_uuid_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: uuid.UUID | None = None,
-) -> uuid.UUID | None:
-    return await driver.run_async(conn, ECHO_UUID, (value,))
-
-
-def echo_uuid_call(*, value: uuid.UUID | None = None) -> driver.Call[uuid.UUID | None]:
-    return driver.Call(ECHO_UUID, (value,))
-
-
-ECHO_UUID_ARRAY = driver.Statement[list[uuid.UUID] | None](
-    "one",
+@driver.Statement[list[uuid.UUID] | None](
+    "the",
     """-- name: EchoUuidArray :one
 select $1::uuid[] as value""",
     driver.scalar(),
 )
-
-
 def echo_uuid_array(
-    conn: driver.Connection,
     *,
     value: Sequence[uuid.UUID | None] | None = None,
-) -> list[uuid.UUID] | None:
-    return driver.run(conn, ECHO_UUID_ARRAY, (driver.Typed(value, 2951),))
+) -> driver.Params:
+    return (driver.Typed(value, 2951),)
 
 
-async def echo_uuid_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[uuid.UUID | None] | None = None,
-) -> list[uuid.UUID] | None:
-    return await driver.run_async(conn, ECHO_UUID_ARRAY, (driver.Typed(value, 2951),))
-
-
-def echo_uuid_array_call(
-    *,
-    value: Sequence[uuid.UUID | None] | None = None,
-) -> driver.Call[list[uuid.UUID] | None]:
-    return driver.Call(ECHO_UUID_ARRAY, (driver.Typed(value, 2951),))
-
-
-ECHO_JSONB = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoJsonb :one
 select $1::jsonb as value""",
     driver.scalar(),
     binary=False,
     raw_json=True,
 )
-
-
-def echo_jsonb(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_JSONB, (driver.maybe(driver.jsonb_text, value),))
-
-
-async def echo_jsonb_async(
-    conn: driver.AsyncConnection,
+def echo_jsonb(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(
-        conn,
-        ECHO_JSONB,
-        (driver.maybe(driver.jsonb_text, value),),
-    )
+) -> driver.Params:
+    return (driver.maybe(driver.jsonb_text, value),)
 
 
-def echo_jsonb_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_JSONB, (driver.maybe(driver.jsonb_text, value),))
-
-
-ECHO_JSONB_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoJsonbArray :one
 select $1::jsonb[] as value""",
     driver.scalar(),
     binary=False,
     raw_json=True,
 )
-
-
 def echo_jsonb_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(
-        conn,
-        ECHO_JSONB_ARRAY,
-        (driver.Typed(driver.each(driver.jsonb_text, value), 3807),),
-    )
+) -> driver.Params:
+    return (driver.Typed(driver.each(driver.jsonb_text, value), 3807),)
 
 
-async def echo_jsonb_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_JSONB_ARRAY,
-        (driver.Typed(driver.each(driver.jsonb_text, value), 3807),),
-    )
-
-
-def echo_jsonb_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(
-        ECHO_JSONB_ARRAY,
-        (driver.Typed(driver.each(driver.jsonb_text, value), 3807),),
-    )
-
-
-ECHO_JSON = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoJson :one
 select $1::json as value""",
     driver.scalar(),
     binary=False,
     raw_json=True,
 )
-
-
-def echo_json(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_JSON, (driver.maybe(driver.json_text, value),))
-
-
-async def echo_json_async(
-    conn: driver.AsyncConnection,
+def echo_json(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(
-        conn,
-        ECHO_JSON,
-        (driver.maybe(driver.json_text, value),),
-    )
+) -> driver.Params:
+    return (driver.maybe(driver.json_text, value),)
 
 
-def echo_json_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_JSON, (driver.maybe(driver.json_text, value),))
-
-
-ECHO_JSON_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoJsonArray :one
 select $1::json[] as value""",
     driver.scalar(),
     binary=False,
     raw_json=True,
 )
-
-
 def echo_json_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(
-        conn,
-        ECHO_JSON_ARRAY,
-        (driver.Typed(driver.each(driver.json_text, value), 199),),
-    )
+) -> driver.Params:
+    return (driver.Typed(driver.each(driver.json_text, value), 199),)
 
 
-async def echo_json_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_JSON_ARRAY,
-        (driver.Typed(driver.each(driver.json_text, value), 199),),
-    )
-
-
-def echo_json_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(
-        ECHO_JSON_ARRAY,
-        (driver.Typed(driver.each(driver.json_text, value), 199),),
-    )
-
-
-ECHO_DATE = driver.Statement[datetime.date | None](
-    "one",
+@driver.Statement[datetime.date | None](
+    "the",
     """-- name: EchoDate :one
 select $1::date as value""",
     driver.scalar(),
 )
-
-
 def echo_date(
-    conn: driver.Connection,
     *,
     value: datetime.date | None = None,
-) -> datetime.date | None:
-    return driver.run(conn, ECHO_DATE, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_date_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: datetime.date | None = None,
-) -> datetime.date | None:
-    return await driver.run_async(conn, ECHO_DATE, (value,))
-
-
-def echo_date_call(
-    *,
-    value: datetime.date | None = None,
-) -> driver.Call[datetime.date | None]:
-    return driver.Call(ECHO_DATE, (value,))
-
-
-ECHO_DATE_ARRAY = driver.Statement[list[datetime.date] | None](
-    "one",
+@driver.Statement[list[datetime.date] | None](
+    "the",
     """-- name: EchoDateArray :one
 select $1::date[] as value""",
     driver.scalar(),
 )
-
-
 def echo_date_array(
-    conn: driver.Connection,
     *,
     value: Sequence[datetime.date | None] | None = None,
-) -> list[datetime.date] | None:
-    return driver.run(conn, ECHO_DATE_ARRAY, (driver.Typed(value, 1182),))
+) -> driver.Params:
+    return (driver.Typed(value, 1182),)
 
 
-async def echo_date_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[datetime.date | None] | None = None,
-) -> list[datetime.date] | None:
-    return await driver.run_async(conn, ECHO_DATE_ARRAY, (driver.Typed(value, 1182),))
-
-
-def echo_date_array_call(
-    *,
-    value: Sequence[datetime.date | None] | None = None,
-) -> driver.Call[list[datetime.date] | None]:
-    return driver.Call(ECHO_DATE_ARRAY, (driver.Typed(value, 1182),))
-
-
-ECHO_TIME = driver.Statement[datetime.time | None](
-    "one",
+@driver.Statement[datetime.time | None](
+    "the",
     """-- name: EchoTime :one
 select $1::time as value""",
     driver.scalar(),
 )
-
-
 def echo_time(
-    conn: driver.Connection,
     *,
     value: datetime.time | None = None,
-) -> datetime.time | None:
-    return driver.run(conn, ECHO_TIME, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_time_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: datetime.time | None = None,
-) -> datetime.time | None:
-    return await driver.run_async(conn, ECHO_TIME, (value,))
-
-
-def echo_time_call(
-    *,
-    value: datetime.time | None = None,
-) -> driver.Call[datetime.time | None]:
-    return driver.Call(ECHO_TIME, (value,))
-
-
-ECHO_TIME_ARRAY = driver.Statement[list[datetime.time] | None](
-    "one",
+@driver.Statement[list[datetime.time] | None](
+    "the",
     """-- name: EchoTimeArray :one
 select $1::time[] as value""",
     driver.scalar(),
 )
-
-
 def echo_time_array(
-    conn: driver.Connection,
     *,
     value: Sequence[datetime.time | None] | None = None,
-) -> list[datetime.time] | None:
-    return driver.run(conn, ECHO_TIME_ARRAY, (driver.Typed(value, 1183),))
+) -> driver.Params:
+    return (driver.Typed(value, 1183),)
 
 
-async def echo_time_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[datetime.time | None] | None = None,
-) -> list[datetime.time] | None:
-    return await driver.run_async(conn, ECHO_TIME_ARRAY, (driver.Typed(value, 1183),))
-
-
-def echo_time_array_call(
-    *,
-    value: Sequence[datetime.time | None] | None = None,
-) -> driver.Call[list[datetime.time] | None]:
-    return driver.Call(ECHO_TIME_ARRAY, (driver.Typed(value, 1183),))
-
-
-ECHO_TIMETZ = driver.Statement[datetime.time | None](
-    "one",
+@driver.Statement[datetime.time | None](
+    "the",
     """-- name: EchoTimetz :one
 select $1::timetz as value""",
     driver.scalar(),
 )
-
-
 def echo_timetz(
-    conn: driver.Connection,
     *,
     value: datetime.time | None = None,
-) -> datetime.time | None:
-    return driver.run(conn, ECHO_TIMETZ, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_timetz_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: datetime.time | None = None,
-) -> datetime.time | None:
-    return await driver.run_async(conn, ECHO_TIMETZ, (value,))
-
-
-def echo_timetz_call(
-    *,
-    value: datetime.time | None = None,
-) -> driver.Call[datetime.time | None]:
-    return driver.Call(ECHO_TIMETZ, (value,))
-
-
-ECHO_TIMETZ_ARRAY = driver.Statement[list[datetime.time] | None](
-    "one",
+@driver.Statement[list[datetime.time] | None](
+    "the",
     """-- name: EchoTimetzArray :one
 select $1::timetz[] as value""",
     driver.scalar(),
 )
-
-
 def echo_timetz_array(
-    conn: driver.Connection,
     *,
     value: Sequence[datetime.time | None] | None = None,
-) -> list[datetime.time] | None:
-    return driver.run(conn, ECHO_TIMETZ_ARRAY, (driver.Typed(value, 1270),))
+) -> driver.Params:
+    return (driver.Typed(value, 1270),)
 
 
-async def echo_timetz_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[datetime.time | None] | None = None,
-) -> list[datetime.time] | None:
-    return await driver.run_async(conn, ECHO_TIMETZ_ARRAY, (driver.Typed(value, 1270),))
-
-
-def echo_timetz_array_call(
-    *,
-    value: Sequence[datetime.time | None] | None = None,
-) -> driver.Call[list[datetime.time] | None]:
-    return driver.Call(ECHO_TIMETZ_ARRAY, (driver.Typed(value, 1270),))
-
-
-ECHO_TIMESTAMP = driver.Statement[datetime.datetime | None](
-    "one",
+@driver.Statement[datetime.datetime | None](
+    "the",
     """-- name: EchoTimestamp :one
 select $1::timestamp as value""",
     driver.scalar(),
 )
-
-
 def echo_timestamp(
-    conn: driver.Connection,
     *,
     value: datetime.datetime | None = None,
-) -> datetime.datetime | None:
-    return driver.run(conn, ECHO_TIMESTAMP, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_timestamp_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: datetime.datetime | None = None,
-) -> datetime.datetime | None:
-    return await driver.run_async(conn, ECHO_TIMESTAMP, (value,))
-
-
-def echo_timestamp_call(
-    *,
-    value: datetime.datetime | None = None,
-) -> driver.Call[datetime.datetime | None]:
-    return driver.Call(ECHO_TIMESTAMP, (value,))
-
-
-ECHO_TIMESTAMP_ARRAY = driver.Statement[list[datetime.datetime] | None](
-    "one",
+@driver.Statement[list[datetime.datetime] | None](
+    "the",
     """-- name: EchoTimestampArray :one
 select $1::timestamp[] as value""",
     driver.scalar(),
 )
-
-
 def echo_timestamp_array(
-    conn: driver.Connection,
     *,
     value: Sequence[datetime.datetime | None] | None = None,
-) -> list[datetime.datetime] | None:
-    return driver.run(conn, ECHO_TIMESTAMP_ARRAY, (driver.Typed(value, 1115),))
+) -> driver.Params:
+    return (driver.Typed(value, 1115),)
 
 
-async def echo_timestamp_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[datetime.datetime | None] | None = None,
-) -> list[datetime.datetime] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_TIMESTAMP_ARRAY,
-        (driver.Typed(value, 1115),),
-    )
-
-
-def echo_timestamp_array_call(
-    *,
-    value: Sequence[datetime.datetime | None] | None = None,
-) -> driver.Call[list[datetime.datetime] | None]:
-    return driver.Call(ECHO_TIMESTAMP_ARRAY, (driver.Typed(value, 1115),))
-
-
-ECHO_TIMESTAMPTZ = driver.Statement[datetime.datetime | None](
-    "one",
+@driver.Statement[datetime.datetime | None](
+    "the",
     """-- name: EchoTimestamptz :one
 select $1::timestamptz as value""",
     driver.scalar(),
 )
-
-
 def echo_timestamptz(
-    conn: driver.Connection,
     *,
     value: datetime.datetime | None = None,
-) -> datetime.datetime | None:
-    return driver.run(conn, ECHO_TIMESTAMPTZ, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_timestamptz_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: datetime.datetime | None = None,
-) -> datetime.datetime | None:
-    return await driver.run_async(conn, ECHO_TIMESTAMPTZ, (value,))
-
-
-def echo_timestamptz_call(
-    *,
-    value: datetime.datetime | None = None,
-) -> driver.Call[datetime.datetime | None]:
-    return driver.Call(ECHO_TIMESTAMPTZ, (value,))
-
-
-ECHO_TIMESTAMPTZ_ARRAY = driver.Statement[list[datetime.datetime] | None](
-    "one",
+@driver.Statement[list[datetime.datetime] | None](
+    "the",
     """-- name: EchoTimestamptzArray :one
 select $1::timestamptz[] as value""",
     driver.scalar(),
 )
-
-
 def echo_timestamptz_array(
-    conn: driver.Connection,
     *,
     value: Sequence[datetime.datetime | None] | None = None,
-) -> list[datetime.datetime] | None:
-    return driver.run(conn, ECHO_TIMESTAMPTZ_ARRAY, (driver.Typed(value, 1185),))
+) -> driver.Params:
+    return (driver.Typed(value, 1185),)
 
 
-async def echo_timestamptz_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[datetime.datetime | None] | None = None,
-) -> list[datetime.datetime] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_TIMESTAMPTZ_ARRAY,
-        (driver.Typed(value, 1185),),
-    )
-
-
-def echo_timestamptz_array_call(
-    *,
-    value: Sequence[datetime.datetime | None] | None = None,
-) -> driver.Call[list[datetime.datetime] | None]:
-    return driver.Call(ECHO_TIMESTAMPTZ_ARRAY, (driver.Typed(value, 1185),))
-
-
-ECHO_INTERVAL = driver.Statement[datetime.timedelta | None](
-    "one",
+@driver.Statement[datetime.timedelta | None](
+    "the",
     """-- name: EchoInterval :one
 select $1::interval as value""",
     driver.scalar(),
 )
-
-
 def echo_interval(
-    conn: driver.Connection,
     *,
     value: datetime.timedelta | None = None,
-) -> datetime.timedelta | None:
-    return driver.run(conn, ECHO_INTERVAL, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_interval_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: datetime.timedelta | None = None,
-) -> datetime.timedelta | None:
-    return await driver.run_async(conn, ECHO_INTERVAL, (value,))
-
-
-def echo_interval_call(
-    *,
-    value: datetime.timedelta | None = None,
-) -> driver.Call[datetime.timedelta | None]:
-    return driver.Call(ECHO_INTERVAL, (value,))
-
-
-ECHO_INTERVAL_ARRAY = driver.Statement[list[datetime.timedelta] | None](
-    "one",
+@driver.Statement[list[datetime.timedelta] | None](
+    "the",
     """-- name: EchoIntervalArray :one
 select $1::interval[] as value""",
     driver.scalar(),
 )
-
-
 def echo_interval_array(
-    conn: driver.Connection,
     *,
     value: Sequence[datetime.timedelta | None] | None = None,
-) -> list[datetime.timedelta] | None:
-    return driver.run(conn, ECHO_INTERVAL_ARRAY, (driver.Typed(value, 1187),))
+) -> driver.Params:
+    return (driver.Typed(value, 1187),)
 
 
-async def echo_interval_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[datetime.timedelta | None] | None = None,
-) -> list[datetime.timedelta] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_INTERVAL_ARRAY,
-        (driver.Typed(value, 1187),),
-    )
-
-
-def echo_interval_array_call(
-    *,
-    value: Sequence[datetime.timedelta | None] | None = None,
-) -> driver.Call[list[datetime.timedelta] | None]:
-    return driver.Call(ECHO_INTERVAL_ARRAY, (driver.Typed(value, 1187),))
-
-
-ECHO_INET = driver.Statement[driver.InetValue | None](
-    "one",
+@driver.Statement[driver.InetValue | None](
+    "the",
     """-- name: EchoInet :one
 select $1::inet as value""",
     driver.scalar(),
 )
-
-
 def echo_inet(
-    conn: driver.Connection,
     *,
     value: driver.InetValue | None = None,
-) -> driver.InetValue | None:
-    return driver.run(conn, ECHO_INET, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_inet_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.InetValue | None = None,
-) -> driver.InetValue | None:
-    return await driver.run_async(conn, ECHO_INET, (value,))
-
-
-def echo_inet_call(
-    *,
-    value: driver.InetValue | None = None,
-) -> driver.Call[driver.InetValue | None]:
-    return driver.Call(ECHO_INET, (value,))
-
-
-ECHO_INET_ARRAY = driver.Statement[list[driver.InetValue] | None](
-    "one",
+@driver.Statement[list[driver.InetValue] | None](
+    "the",
     """-- name: EchoInetArray :one
 select $1::inet[] as value""",
     driver.scalar(),
 )
-
-
 def echo_inet_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.InetValue | None] | None = None,
-) -> list[driver.InetValue] | None:
-    return driver.run(conn, ECHO_INET_ARRAY, (driver.Typed(value, 1041),))
+) -> driver.Params:
+    return (driver.Typed(value, 1041),)
 
 
-async def echo_inet_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.InetValue | None] | None = None,
-) -> list[driver.InetValue] | None:
-    return await driver.run_async(conn, ECHO_INET_ARRAY, (driver.Typed(value, 1041),))
-
-
-def echo_inet_array_call(
-    *,
-    value: Sequence[driver.InetValue | None] | None = None,
-) -> driver.Call[list[driver.InetValue] | None]:
-    return driver.Call(ECHO_INET_ARRAY, (driver.Typed(value, 1041),))
-
-
-ECHO_CIDR = driver.Statement[driver.CidrValue | None](
-    "one",
+@driver.Statement[driver.CidrValue | None](
+    "the",
     """-- name: EchoCidr :one
 select $1::cidr as value""",
     driver.scalar(),
 )
-
-
 def echo_cidr(
-    conn: driver.Connection,
     *,
     value: driver.CidrValue | None = None,
-) -> driver.CidrValue | None:
-    return driver.run(conn, ECHO_CIDR, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_cidr_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.CidrValue | None = None,
-) -> driver.CidrValue | None:
-    return await driver.run_async(conn, ECHO_CIDR, (value,))
-
-
-def echo_cidr_call(
-    *,
-    value: driver.CidrValue | None = None,
-) -> driver.Call[driver.CidrValue | None]:
-    return driver.Call(ECHO_CIDR, (value,))
-
-
-ECHO_CIDR_ARRAY = driver.Statement[list[driver.CidrValue] | None](
-    "one",
+@driver.Statement[list[driver.CidrValue] | None](
+    "the",
     """-- name: EchoCidrArray :one
 select $1::cidr[] as value""",
     driver.scalar(),
 )
-
-
 def echo_cidr_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.CidrValue | None] | None = None,
-) -> list[driver.CidrValue] | None:
-    return driver.run(conn, ECHO_CIDR_ARRAY, (driver.Typed(value, 651),))
+) -> driver.Params:
+    return (driver.Typed(value, 651),)
 
 
-async def echo_cidr_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.CidrValue | None] | None = None,
-) -> list[driver.CidrValue] | None:
-    return await driver.run_async(conn, ECHO_CIDR_ARRAY, (driver.Typed(value, 651),))
-
-
-def echo_cidr_array_call(
-    *,
-    value: Sequence[driver.CidrValue | None] | None = None,
-) -> driver.Call[list[driver.CidrValue] | None]:
-    return driver.Call(ECHO_CIDR_ARRAY, (driver.Typed(value, 651),))
-
-
-ECHO_MACADDR = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoMacaddr :one
 select $1::macaddr as value""",
     driver.scalar(),
     binary=False,
 )
-
-
-def echo_macaddr(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_MACADDR, (value,))
-
-
-async def echo_macaddr_async(
-    conn: driver.AsyncConnection,
+def echo_macaddr(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_MACADDR, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_macaddr_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_MACADDR, (value,))
-
-
-ECHO_MACADDR_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoMacaddrArray :one
 select $1::macaddr[] as value""",
     driver.scalar(),
     binary=False,
 )
-
-
 def echo_macaddr_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_MACADDR_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_macaddr_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(conn, ECHO_MACADDR_ARRAY, (driver.Text(value, 1009),))
-
-
-def echo_macaddr_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_MACADDR_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_MACADDR8 = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoMacaddr8 :one
 select $1::macaddr8 as value""",
     driver.scalar(),
     binary=False,
 )
-
-
-def echo_macaddr8(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_MACADDR8, (value,))
-
-
-async def echo_macaddr8_async(
-    conn: driver.AsyncConnection,
+def echo_macaddr8(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_MACADDR8, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_macaddr8_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_MACADDR8, (value,))
-
-
-ECHO_MACADDR8_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoMacaddr8Array :one
 select $1::macaddr8[] as value""",
     driver.scalar(),
     binary=False,
 )
-
-
 def echo_macaddr8_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_MACADDR8_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_macaddr8_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_MACADDR8_ARRAY,
-        (driver.Text(value, 1009),),
-    )
-
-
-def echo_macaddr8_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_MACADDR8_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_BIT4 = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoBit4 :one
 select $1::bit(4) as value""",
     driver.scalar(),
     binary=False,
 )
-
-
-def echo_bit4(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_BIT4, (value,))
-
-
-async def echo_bit4_async(
-    conn: driver.AsyncConnection,
+def echo_bit4(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_BIT4, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_bit4_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_BIT4, (value,))
-
-
-ECHO_BIT4_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoBit4Array :one
 select $1::bit(4)[] as value""",
     driver.scalar(),
     binary=False,
 )
-
-
 def echo_bit4_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_BIT4_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_bit4_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(conn, ECHO_BIT4_ARRAY, (driver.Text(value, 1009),))
-
-
-def echo_bit4_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_BIT4_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_BIT_VARYING = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoBitVarying :one
 select $1::bit varying as value""",
     driver.scalar(),
     binary=False,
 )
-
-
 def echo_bit_varying(
-    conn: driver.Connection,
     *,
     value: str | None = None,
-) -> str | None:
-    return driver.run(conn, ECHO_BIT_VARYING, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_bit_varying_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_BIT_VARYING, (value,))
-
-
-def echo_bit_varying_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_BIT_VARYING, (value,))
-
-
-ECHO_BIT_VARYING_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoBitVaryingArray :one
 select $1::bit varying[] as value""",
     driver.scalar(),
     binary=False,
 )
-
-
 def echo_bit_varying_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_BIT_VARYING_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_bit_varying_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_BIT_VARYING_ARRAY,
-        (driver.Text(value, 1009),),
-    )
-
-
-def echo_bit_varying_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_BIT_VARYING_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_MONEY = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoMoney :one
 select $1::money as value""",
     driver.scalar(),
     binary=False,
 )
-
-
-def echo_money(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_MONEY, (value,))
-
-
-async def echo_money_async(
-    conn: driver.AsyncConnection,
+def echo_money(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_MONEY, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_money_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_MONEY, (value,))
-
-
-ECHO_MONEY_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoMoneyArray :one
 select $1::money[] as value""",
     driver.scalar(),
     binary=False,
 )
-
-
 def echo_money_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_MONEY_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_money_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(conn, ECHO_MONEY_ARRAY, (driver.Text(value, 1009),))
-
-
-def echo_money_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_MONEY_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_OID = driver.Statement[int | None](
-    "one",
+@driver.Statement[int | None](
+    "the",
     """-- name: EchoOid :one
 select $1::oid as value""",
     driver.scalar(),
 )
-
-
-def echo_oid(conn: driver.Connection, *, value: int | None = None) -> int | None:
-    return driver.run(conn, ECHO_OID, (driver.maybe(driver.Oid, value),))
-
-
-async def echo_oid_async(
-    conn: driver.AsyncConnection,
+def echo_oid(
     *,
     value: int | None = None,
-) -> int | None:
-    return await driver.run_async(conn, ECHO_OID, (driver.maybe(driver.Oid, value),))
+) -> driver.Params:
+    return (driver.maybe(driver.Oid, value),)
 
 
-def echo_oid_call(*, value: int | None = None) -> driver.Call[int | None]:
-    return driver.Call(ECHO_OID, (driver.maybe(driver.Oid, value),))
-
-
-ECHO_OID_ARRAY = driver.Statement[list[int] | None](
-    "one",
+@driver.Statement[list[int] | None](
+    "the",
     """-- name: EchoOidArray :one
 select $1::oid[] as value""",
     driver.scalar(),
 )
-
-
 def echo_oid_array(
-    conn: driver.Connection,
     *,
     value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return driver.run(conn, ECHO_OID_ARRAY, (driver.Typed(value, 1028),))
+) -> driver.Params:
+    return (driver.Typed(value, 1028),)
 
 
-async def echo_oid_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return await driver.run_async(conn, ECHO_OID_ARRAY, (driver.Typed(value, 1028),))
-
-
-def echo_oid_array_call(
-    *,
-    value: Sequence[int | None] | None = None,
-) -> driver.Call[list[int] | None]:
-    return driver.Call(ECHO_OID_ARRAY, (driver.Typed(value, 1028),))
-
-
-ECHO_PG_LSN = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoPgLsn :one
 select $1::pg_lsn as value""",
     driver.scalar(),
     binary=False,
 )
-
-
-def echo_pg_lsn(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_PG_LSN, (value,))
-
-
-async def echo_pg_lsn_async(
-    conn: driver.AsyncConnection,
+def echo_pg_lsn(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_PG_LSN, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_pg_lsn_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_PG_LSN, (value,))
-
-
-ECHO_PG_LSN_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoPgLsnArray :one
 select $1::pg_lsn[] as value""",
     driver.scalar(),
     binary=False,
 )
-
-
 def echo_pg_lsn_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_PG_LSN_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_pg_lsn_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(conn, ECHO_PG_LSN_ARRAY, (driver.Text(value, 1009),))
-
-
-def echo_pg_lsn_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_PG_LSN_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_POINT = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoPoint :one
 select $1::point as value""",
     driver.scalar(),
     binary=False,
 )
-
-
-def echo_point(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_POINT, (value,))
-
-
-async def echo_point_async(
-    conn: driver.AsyncConnection,
+def echo_point(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_POINT, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_point_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_POINT, (value,))
-
-
-ECHO_POINT_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoPointArray :one
 select $1::point[] as value""",
     driver.scalar(),
     binary=False,
 )
-
-
 def echo_point_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_POINT_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_point_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(conn, ECHO_POINT_ARRAY, (driver.Text(value, 1009),))
-
-
-def echo_point_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_POINT_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_TSVECTOR = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoTsvector :one
 select $1::tsvector as value""",
     driver.scalar(),
     binary=False,
 )
-
-
-def echo_tsvector(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_TSVECTOR, (value,))
-
-
-async def echo_tsvector_async(
-    conn: driver.AsyncConnection,
+def echo_tsvector(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_TSVECTOR, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_tsvector_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_TSVECTOR, (value,))
-
-
-ECHO_TSVECTOR_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoTsvectorArray :one
 select $1::tsvector[] as value""",
     driver.scalar(),
     binary=False,
 )
-
-
 def echo_tsvector_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_TSVECTOR_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_tsvector_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_TSVECTOR_ARRAY,
-        (driver.Text(value, 1009),),
-    )
-
-
-def echo_tsvector_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_TSVECTOR_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_INT4RANGE = driver.Statement[driver.Range[int] | None](
-    "one",
+@driver.Statement[driver.Range[int] | None](
+    "the",
     """-- name: EchoInt4range :one
 select $1::int4range as value""",
     driver.scalar(),
 )
-
-
 def echo_int4range(
-    conn: driver.Connection,
     *,
     value: driver.Range[int] | None = None,
-) -> driver.Range[int] | None:
-    return driver.run(conn, ECHO_INT4RANGE, (driver.Typed(value, 3904),))
+) -> driver.Params:
+    return (driver.Typed(value, 3904),)
 
 
-async def echo_int4range_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Range[int] | None = None,
-) -> driver.Range[int] | None:
-    return await driver.run_async(conn, ECHO_INT4RANGE, (driver.Typed(value, 3904),))
-
-
-def echo_int4range_call(
-    *,
-    value: driver.Range[int] | None = None,
-) -> driver.Call[driver.Range[int] | None]:
-    return driver.Call(ECHO_INT4RANGE, (driver.Typed(value, 3904),))
-
-
-ECHO_INT4RANGE_ARRAY = driver.Statement[list[driver.Range[int]] | None](
-    "one",
+@driver.Statement[list[driver.Range[int]] | None](
+    "the",
     """-- name: EchoInt4rangeArray :one
 select $1::int4range[] as value""",
     driver.scalar(),
 )
-
-
 def echo_int4range_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Range[int] | None] | None = None,
-) -> list[driver.Range[int]] | None:
-    return driver.run(conn, ECHO_INT4RANGE_ARRAY, (driver.Typed(value, 3905),))
+) -> driver.Params:
+    return (driver.Typed(value, 3905),)
 
 
-async def echo_int4range_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Range[int] | None] | None = None,
-) -> list[driver.Range[int]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_INT4RANGE_ARRAY,
-        (driver.Typed(value, 3905),),
-    )
-
-
-def echo_int4range_array_call(
-    *,
-    value: Sequence[driver.Range[int] | None] | None = None,
-) -> driver.Call[list[driver.Range[int]] | None]:
-    return driver.Call(ECHO_INT4RANGE_ARRAY, (driver.Typed(value, 3905),))
-
-
-ECHO_INT8RANGE = driver.Statement[driver.Range[int] | None](
-    "one",
+@driver.Statement[driver.Range[int] | None](
+    "the",
     """-- name: EchoInt8range :one
 select $1::int8range as value""",
     driver.scalar(),
 )
-
-
 def echo_int8range(
-    conn: driver.Connection,
     *,
     value: driver.Range[int] | None = None,
-) -> driver.Range[int] | None:
-    return driver.run(conn, ECHO_INT8RANGE, (driver.Typed(value, 3926),))
+) -> driver.Params:
+    return (driver.Typed(value, 3926),)
 
 
-async def echo_int8range_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Range[int] | None = None,
-) -> driver.Range[int] | None:
-    return await driver.run_async(conn, ECHO_INT8RANGE, (driver.Typed(value, 3926),))
-
-
-def echo_int8range_call(
-    *,
-    value: driver.Range[int] | None = None,
-) -> driver.Call[driver.Range[int] | None]:
-    return driver.Call(ECHO_INT8RANGE, (driver.Typed(value, 3926),))
-
-
-ECHO_INT8RANGE_ARRAY = driver.Statement[list[driver.Range[int]] | None](
-    "one",
+@driver.Statement[list[driver.Range[int]] | None](
+    "the",
     """-- name: EchoInt8rangeArray :one
 select $1::int8range[] as value""",
     driver.scalar(),
 )
-
-
 def echo_int8range_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Range[int] | None] | None = None,
-) -> list[driver.Range[int]] | None:
-    return driver.run(conn, ECHO_INT8RANGE_ARRAY, (driver.Typed(value, 3927),))
+) -> driver.Params:
+    return (driver.Typed(value, 3927),)
 
 
-async def echo_int8range_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Range[int] | None] | None = None,
-) -> list[driver.Range[int]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_INT8RANGE_ARRAY,
-        (driver.Typed(value, 3927),),
-    )
-
-
-def echo_int8range_array_call(
-    *,
-    value: Sequence[driver.Range[int] | None] | None = None,
-) -> driver.Call[list[driver.Range[int]] | None]:
-    return driver.Call(ECHO_INT8RANGE_ARRAY, (driver.Typed(value, 3927),))
-
-
-ECHO_NUMRANGE = driver.Statement[driver.Range[decimal.Decimal] | None](
-    "one",
+@driver.Statement[driver.Range[decimal.Decimal] | None](
+    "the",
     """-- name: EchoNumrange :one
 select $1::numrange as value""",
     driver.scalar(),
 )
-
-
 def echo_numrange(
-    conn: driver.Connection,
     *,
     value: driver.Range[decimal.Decimal] | None = None,
-) -> driver.Range[decimal.Decimal] | None:
-    return driver.run(conn, ECHO_NUMRANGE, (driver.Typed(value, 3906),))
+) -> driver.Params:
+    return (driver.Typed(value, 3906),)
 
 
-async def echo_numrange_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Range[decimal.Decimal] | None = None,
-) -> driver.Range[decimal.Decimal] | None:
-    return await driver.run_async(conn, ECHO_NUMRANGE, (driver.Typed(value, 3906),))
-
-
-def echo_numrange_call(
-    *,
-    value: driver.Range[decimal.Decimal] | None = None,
-) -> driver.Call[driver.Range[decimal.Decimal] | None]:
-    return driver.Call(ECHO_NUMRANGE, (driver.Typed(value, 3906),))
-
-
-ECHO_NUMRANGE_ARRAY = driver.Statement[list[driver.Range[decimal.Decimal]] | None](
-    "one",
+@driver.Statement[list[driver.Range[decimal.Decimal]] | None](
+    "the",
     """-- name: EchoNumrangeArray :one
 select $1::numrange[] as value""",
     driver.scalar(),
 )
-
-
 def echo_numrange_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Range[decimal.Decimal] | None] | None = None,
-) -> list[driver.Range[decimal.Decimal]] | None:
-    return driver.run(conn, ECHO_NUMRANGE_ARRAY, (driver.Typed(value, 3907),))
+) -> driver.Params:
+    return (driver.Typed(value, 3907),)
 
 
-async def echo_numrange_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Range[decimal.Decimal] | None] | None = None,
-) -> list[driver.Range[decimal.Decimal]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_NUMRANGE_ARRAY,
-        (driver.Typed(value, 3907),),
-    )
-
-
-def echo_numrange_array_call(
-    *,
-    value: Sequence[driver.Range[decimal.Decimal] | None] | None = None,
-) -> driver.Call[list[driver.Range[decimal.Decimal]] | None]:
-    return driver.Call(ECHO_NUMRANGE_ARRAY, (driver.Typed(value, 3907),))
-
-
-ECHO_DATERANGE = driver.Statement[driver.Range[datetime.date] | None](
-    "one",
+@driver.Statement[driver.Range[datetime.date] | None](
+    "the",
     """-- name: EchoDaterange :one
 select $1::daterange as value""",
     driver.scalar(),
 )
-
-
 def echo_daterange(
-    conn: driver.Connection,
     *,
     value: driver.Range[datetime.date] | None = None,
-) -> driver.Range[datetime.date] | None:
-    return driver.run(conn, ECHO_DATERANGE, (driver.Typed(value, 3912),))
+) -> driver.Params:
+    return (driver.Typed(value, 3912),)
 
 
-async def echo_daterange_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Range[datetime.date] | None = None,
-) -> driver.Range[datetime.date] | None:
-    return await driver.run_async(conn, ECHO_DATERANGE, (driver.Typed(value, 3912),))
-
-
-def echo_daterange_call(
-    *,
-    value: driver.Range[datetime.date] | None = None,
-) -> driver.Call[driver.Range[datetime.date] | None]:
-    return driver.Call(ECHO_DATERANGE, (driver.Typed(value, 3912),))
-
-
-ECHO_DATERANGE_ARRAY = driver.Statement[list[driver.Range[datetime.date]] | None](
-    "one",
+@driver.Statement[list[driver.Range[datetime.date]] | None](
+    "the",
     """-- name: EchoDaterangeArray :one
 select $1::daterange[] as value""",
     driver.scalar(),
 )
-
-
 def echo_daterange_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Range[datetime.date] | None] | None = None,
-) -> list[driver.Range[datetime.date]] | None:
-    return driver.run(conn, ECHO_DATERANGE_ARRAY, (driver.Typed(value, 3913),))
+) -> driver.Params:
+    return (driver.Typed(value, 3913),)
 
 
-async def echo_daterange_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Range[datetime.date] | None] | None = None,
-) -> list[driver.Range[datetime.date]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_DATERANGE_ARRAY,
-        (driver.Typed(value, 3913),),
-    )
-
-
-def echo_daterange_array_call(
-    *,
-    value: Sequence[driver.Range[datetime.date] | None] | None = None,
-) -> driver.Call[list[driver.Range[datetime.date]] | None]:
-    return driver.Call(ECHO_DATERANGE_ARRAY, (driver.Typed(value, 3913),))
-
-
-ECHO_TSRANGE = driver.Statement[driver.Range[datetime.datetime] | None](
-    "one",
+@driver.Statement[driver.Range[datetime.datetime] | None](
+    "the",
     """-- name: EchoTsrange :one
 select $1::tsrange as value""",
     driver.scalar(),
 )
-
-
 def echo_tsrange(
-    conn: driver.Connection,
     *,
     value: driver.Range[datetime.datetime] | None = None,
-) -> driver.Range[datetime.datetime] | None:
-    return driver.run(conn, ECHO_TSRANGE, (driver.Typed(value, 3908),))
+) -> driver.Params:
+    return (driver.Typed(value, 3908),)
 
 
-async def echo_tsrange_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Range[datetime.datetime] | None = None,
-) -> driver.Range[datetime.datetime] | None:
-    return await driver.run_async(conn, ECHO_TSRANGE, (driver.Typed(value, 3908),))
-
-
-def echo_tsrange_call(
-    *,
-    value: driver.Range[datetime.datetime] | None = None,
-) -> driver.Call[driver.Range[datetime.datetime] | None]:
-    return driver.Call(ECHO_TSRANGE, (driver.Typed(value, 3908),))
-
-
-ECHO_TSRANGE_ARRAY = driver.Statement[list[driver.Range[datetime.datetime]] | None](
-    "one",
+@driver.Statement[list[driver.Range[datetime.datetime]] | None](
+    "the",
     """-- name: EchoTsrangeArray :one
 select $1::tsrange[] as value""",
     driver.scalar(),
 )
-
-
 def echo_tsrange_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
-) -> list[driver.Range[datetime.datetime]] | None:
-    return driver.run(conn, ECHO_TSRANGE_ARRAY, (driver.Typed(value, 3909),))
+) -> driver.Params:
+    return (driver.Typed(value, 3909),)
 
 
-async def echo_tsrange_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
-) -> list[driver.Range[datetime.datetime]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_TSRANGE_ARRAY,
-        (driver.Typed(value, 3909),),
-    )
-
-
-def echo_tsrange_array_call(
-    *,
-    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
-) -> driver.Call[list[driver.Range[datetime.datetime]] | None]:
-    return driver.Call(ECHO_TSRANGE_ARRAY, (driver.Typed(value, 3909),))
-
-
-ECHO_TSTZRANGE = driver.Statement[driver.Range[datetime.datetime] | None](
-    "one",
+@driver.Statement[driver.Range[datetime.datetime] | None](
+    "the",
     """-- name: EchoTstzrange :one
 select $1::tstzrange as value""",
     driver.scalar(),
 )
-
-
 def echo_tstzrange(
-    conn: driver.Connection,
     *,
     value: driver.Range[datetime.datetime] | None = None,
-) -> driver.Range[datetime.datetime] | None:
-    return driver.run(conn, ECHO_TSTZRANGE, (driver.Typed(value, 3910),))
+) -> driver.Params:
+    return (driver.Typed(value, 3910),)
 
 
-async def echo_tstzrange_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Range[datetime.datetime] | None = None,
-) -> driver.Range[datetime.datetime] | None:
-    return await driver.run_async(conn, ECHO_TSTZRANGE, (driver.Typed(value, 3910),))
-
-
-def echo_tstzrange_call(
-    *,
-    value: driver.Range[datetime.datetime] | None = None,
-) -> driver.Call[driver.Range[datetime.datetime] | None]:
-    return driver.Call(ECHO_TSTZRANGE, (driver.Typed(value, 3910),))
-
-
-ECHO_TSTZRANGE_ARRAY = driver.Statement[list[driver.Range[datetime.datetime]] | None](
-    "one",
+@driver.Statement[list[driver.Range[datetime.datetime]] | None](
+    "the",
     """-- name: EchoTstzrangeArray :one
 select $1::tstzrange[] as value""",
     driver.scalar(),
 )
-
-
 def echo_tstzrange_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
-) -> list[driver.Range[datetime.datetime]] | None:
-    return driver.run(conn, ECHO_TSTZRANGE_ARRAY, (driver.Typed(value, 3911),))
+) -> driver.Params:
+    return (driver.Typed(value, 3911),)
 
 
-async def echo_tstzrange_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
-) -> list[driver.Range[datetime.datetime]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_TSTZRANGE_ARRAY,
-        (driver.Typed(value, 3911),),
-    )
-
-
-def echo_tstzrange_array_call(
-    *,
-    value: Sequence[driver.Range[datetime.datetime] | None] | None = None,
-) -> driver.Call[list[driver.Range[datetime.datetime]] | None]:
-    return driver.Call(ECHO_TSTZRANGE_ARRAY, (driver.Typed(value, 3911),))
-
-
-ECHO_INT4MULTIRANGE = driver.Statement[driver.Multirange[int] | None](
-    "one",
+@driver.Statement[driver.Multirange[int] | None](
+    "the",
     """-- name: EchoInt4multirange :one
 select $1::int4multirange as value""",
     driver.scalar(),
 )
-
-
 def echo_int4multirange(
-    conn: driver.Connection,
     *,
     value: driver.Multirange[int] | None = None,
-) -> driver.Multirange[int] | None:
-    return driver.run(conn, ECHO_INT4MULTIRANGE, (driver.Typed(value, 4451),))
+) -> driver.Params:
+    return (driver.Typed(value, 4451),)
 
 
-async def echo_int4multirange_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Multirange[int] | None = None,
-) -> driver.Multirange[int] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_INT4MULTIRANGE,
-        (driver.Typed(value, 4451),),
-    )
-
-
-def echo_int4multirange_call(
-    *,
-    value: driver.Multirange[int] | None = None,
-) -> driver.Call[driver.Multirange[int] | None]:
-    return driver.Call(ECHO_INT4MULTIRANGE, (driver.Typed(value, 4451),))
-
-
-ECHO_INT4MULTIRANGE_ARRAY = driver.Statement[list[driver.Multirange[int]] | None](
-    "one",
+@driver.Statement[list[driver.Multirange[int]] | None](
+    "the",
     """-- name: EchoInt4multirangeArray :one
 select $1::int4multirange[] as value""",
     driver.scalar(),
 )
-
-
 def echo_int4multirange_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Multirange[int] | None] | None = None,
-) -> list[driver.Multirange[int]] | None:
-    return driver.run(conn, ECHO_INT4MULTIRANGE_ARRAY, (driver.Typed(value, 6150),))
+) -> driver.Params:
+    return (driver.Typed(value, 6150),)
 
 
-async def echo_int4multirange_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Multirange[int] | None] | None = None,
-) -> list[driver.Multirange[int]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_INT4MULTIRANGE_ARRAY,
-        (driver.Typed(value, 6150),),
-    )
-
-
-def echo_int4multirange_array_call(
-    *,
-    value: Sequence[driver.Multirange[int] | None] | None = None,
-) -> driver.Call[list[driver.Multirange[int]] | None]:
-    return driver.Call(ECHO_INT4MULTIRANGE_ARRAY, (driver.Typed(value, 6150),))
-
-
-ECHO_TSTZMULTIRANGE = driver.Statement[driver.Multirange[datetime.datetime] | None](
-    "one",
+@driver.Statement[driver.Multirange[datetime.datetime] | None](
+    "the",
     """-- name: EchoTstzmultirange :one
 select $1::tstzmultirange as value""",
     driver.scalar(),
 )
-
-
 def echo_tstzmultirange(
-    conn: driver.Connection,
     *,
     value: driver.Multirange[datetime.datetime] | None = None,
-) -> driver.Multirange[datetime.datetime] | None:
-    return driver.run(conn, ECHO_TSTZMULTIRANGE, (driver.Typed(value, 4534),))
+) -> driver.Params:
+    return (driver.Typed(value, 4534),)
 
 
-async def echo_tstzmultirange_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Multirange[datetime.datetime] | None = None,
-) -> driver.Multirange[datetime.datetime] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_TSTZMULTIRANGE,
-        (driver.Typed(value, 4534),),
-    )
-
-
-def echo_tstzmultirange_call(
-    *,
-    value: driver.Multirange[datetime.datetime] | None = None,
-) -> driver.Call[driver.Multirange[datetime.datetime] | None]:
-    return driver.Call(ECHO_TSTZMULTIRANGE, (driver.Typed(value, 4534),))
-
-
-ECHO_TSTZMULTIRANGE_ARRAY = driver.Statement[list[driver.Multirange[datetime.datetime]] | None](
-    "one",
+@driver.Statement[list[driver.Multirange[datetime.datetime]] | None](
+    "the",
     """-- name: EchoTstzmultirangeArray :one
 select $1::tstzmultirange[] as value""",
     driver.scalar(),
-)  # fmt: skip
-
-
+)
 def echo_tstzmultirange_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Multirange[datetime.datetime] | None] | None = None,
-) -> list[driver.Multirange[datetime.datetime]] | None:
-    return driver.run(conn, ECHO_TSTZMULTIRANGE_ARRAY, (driver.Typed(value, 6153),))
+) -> driver.Params:
+    return (driver.Typed(value, 6153),)
 
 
-async def echo_tstzmultirange_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Multirange[datetime.datetime] | None] | None = None,
-) -> list[driver.Multirange[datetime.datetime]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_TSTZMULTIRANGE_ARRAY,
-        (driver.Typed(value, 6153),),
-    )
-
-
-def echo_tstzmultirange_array_call(
-    *,
-    value: Sequence[driver.Multirange[datetime.datetime] | None] | None = None,
-) -> driver.Call[list[driver.Multirange[datetime.datetime]] | None]:
-    return driver.Call(ECHO_TSTZMULTIRANGE_ARRAY, (driver.Typed(value, 6153),))
-
-
-ECHO_MOOD = driver.Statement[models.Mood | None](
-    "one",
+@driver.Statement[models.Mood | None](
+    "the",
     """-- name: EchoMood :one
 select $1::mood as value""",
-    driver.scalar(models.MOOD_TYPE),
+    driver.scalar(
+        models.MOOD_TYPE,
+    ),
 )
-
-
 def echo_mood(
-    conn: driver.Connection,
     *,
     value: models.Mood | None = None,
-) -> models.Mood | None:
-    return driver.run(conn, ECHO_MOOD, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_mood_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: models.Mood | None = None,
-) -> models.Mood | None:
-    return await driver.run_async(conn, ECHO_MOOD, (value,))
-
-
-def echo_mood_call(
-    *,
-    value: models.Mood | None = None,
-) -> driver.Call[models.Mood | None]:
-    return driver.Call(ECHO_MOOD, (value,))
-
-
-ECHO_MOOD_ARRAY = driver.Statement[list[models.Mood] | None](
-    "one",
+@driver.Statement[list[models.Mood] | None](
+    "the",
     """-- name: EchoMoodArray :one
 select $1::mood[] as value""",
-    driver.scalar(models.MOOD_TYPE + 1),
+    driver.scalar(
+        models.MOOD_TYPE + 1,
+    ),
     binary=False,
 )
-
-
 def echo_mood_array(
-    conn: driver.Connection,
     *,
     value: Sequence[models.Mood | None] | None = None,
-) -> list[models.Mood] | None:
-    return driver.run(
-        conn,
-        ECHO_MOOD_ARRAY,
-        (driver.Text(value, models.MOOD_TYPE + 1),),
-    )
+) -> driver.Params:
+    return (driver.Text(value, models.MOOD_TYPE + 1),)
 
 
-async def echo_mood_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[models.Mood | None] | None = None,
-) -> list[models.Mood] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_MOOD_ARRAY,
-        (driver.Text(value, models.MOOD_TYPE + 1),),
-    )
-
-
-def echo_mood_array_call(
-    *,
-    value: Sequence[models.Mood | None] | None = None,
-) -> driver.Call[list[models.Mood] | None]:
-    return driver.Call(ECHO_MOOD_ARRAY, (driver.Text(value, models.MOOD_TYPE + 1),))
-
-
-ECHO_APP_MOOD = driver.Statement[models.AppMood | None](
-    "one",
+@driver.Statement[models.AppMood | None](
+    "the",
     """-- name: EchoAppMood :one
 select $1::app.mood as value""",
-    driver.scalar(models.APP_MOOD_TYPE),
+    driver.scalar(
+        models.APP_MOOD_TYPE,
+    ),
 )
-
-
 def echo_app_mood(
-    conn: driver.Connection,
     *,
     value: models.AppMood | None = None,
-) -> models.AppMood | None:
-    return driver.run(conn, ECHO_APP_MOOD, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_app_mood_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: models.AppMood | None = None,
-) -> models.AppMood | None:
-    return await driver.run_async(conn, ECHO_APP_MOOD, (value,))
-
-
-def echo_app_mood_call(
-    *,
-    value: models.AppMood | None = None,
-) -> driver.Call[models.AppMood | None]:
-    return driver.Call(ECHO_APP_MOOD, (value,))
-
-
-ECHO_APP_MOOD_ARRAY = driver.Statement[list[models.AppMood] | None](
-    "one",
+@driver.Statement[list[models.AppMood] | None](
+    "the",
     """-- name: EchoAppMoodArray :one
 select $1::app.mood[] as value""",
-    driver.scalar(models.APP_MOOD_TYPE + 1),
+    driver.scalar(
+        models.APP_MOOD_TYPE + 1,
+    ),
     binary=False,
 )
-
-
 def echo_app_mood_array(
-    conn: driver.Connection,
     *,
     value: Sequence[models.AppMood | None] | None = None,
-) -> list[models.AppMood] | None:
-    return driver.run(
-        conn,
-        ECHO_APP_MOOD_ARRAY,
-        (driver.Text(value, models.APP_MOOD_TYPE + 1),),
-    )
+) -> driver.Params:
+    return (driver.Text(value, models.APP_MOOD_TYPE + 1),)
 
 
-async def echo_app_mood_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[models.AppMood | None] | None = None,
-) -> list[models.AppMood] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_APP_MOOD_ARRAY,
-        (driver.Text(value, models.APP_MOOD_TYPE + 1),),
-    )
-
-
-def echo_app_mood_array_call(
-    *,
-    value: Sequence[models.AppMood | None] | None = None,
-) -> driver.Call[list[models.AppMood] | None]:
-    return driver.Call(
-        ECHO_APP_MOOD_ARRAY,
-        (driver.Text(value, models.APP_MOOD_TYPE + 1),),
-    )
-
-
-ECHO_POSITIVE = driver.Statement[int | None](
-    "one",
+@driver.Statement[int | None](
+    "the",
     """-- name: EchoPositive :one
 select $1::positive as value""",
     driver.scalar(),
 )
-
-
-def echo_positive(conn: driver.Connection, *, value: int | None = None) -> int | None:
-    return driver.run(conn, ECHO_POSITIVE, (driver.maybe(driver.Int4, value),))
-
-
-async def echo_positive_async(
-    conn: driver.AsyncConnection,
+def echo_positive(
     *,
     value: int | None = None,
-) -> int | None:
-    return await driver.run_async(
-        conn,
-        ECHO_POSITIVE,
-        (driver.maybe(driver.Int4, value),),
-    )
+) -> driver.Params:
+    return (driver.maybe(driver.Int4, value),)
 
 
-def echo_positive_call(*, value: int | None = None) -> driver.Call[int | None]:
-    return driver.Call(ECHO_POSITIVE, (driver.maybe(driver.Int4, value),))
-
-
-ECHO_POSITIVE_ARRAY = driver.Statement[list[int] | None](
-    "one",
+@driver.Statement[list[int] | None](
+    "the",
     """-- name: EchoPositiveArray :one
 select $1::positive[] as value""",
-    driver.scalar(1007),
+    driver.scalar(
+        1007,
+    ),
     binary=False,
 )
-
-
 def echo_positive_array(
-    conn: driver.Connection,
     *,
     value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return driver.run(conn, ECHO_POSITIVE_ARRAY, (driver.Text(value, 1007),))
+) -> driver.Params:
+    return (driver.Text(value, 1007),)
 
 
-async def echo_positive_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[int | None] | None = None,
-) -> list[int] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_POSITIVE_ARRAY,
-        (driver.Text(value, 1007),),
-    )
-
-
-def echo_positive_array_call(
-    *,
-    value: Sequence[int | None] | None = None,
-) -> driver.Call[list[int] | None]:
-    return driver.Call(ECHO_POSITIVE_ARRAY, (driver.Text(value, 1007),))
-
-
-ECHO_EMAIL = driver.Statement[str | None](
-    "one",
+@driver.Statement[str | None](
+    "the",
     """-- name: EchoEmail :one
 select $1::email as value""",
     driver.scalar(),
 )
-
-
-def echo_email(conn: driver.Connection, *, value: str | None = None) -> str | None:
-    return driver.run(conn, ECHO_EMAIL, (value,))
-
-
-async def echo_email_async(
-    conn: driver.AsyncConnection,
+def echo_email(
     *,
     value: str | None = None,
-) -> str | None:
-    return await driver.run_async(conn, ECHO_EMAIL, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-def echo_email_call(*, value: str | None = None) -> driver.Call[str | None]:
-    return driver.Call(ECHO_EMAIL, (value,))
-
-
-ECHO_EMAIL_ARRAY = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoEmailArray :one
 select $1::email[] as value""",
-    driver.scalar(1009),
+    driver.scalar(
+        1009,
+    ),
     binary=False,
 )
-
-
 def echo_email_array(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_EMAIL_ARRAY, (driver.Text(value, 1009),))
+) -> driver.Params:
+    return (driver.Text(value, 1009),)
 
 
-async def echo_email_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(conn, ECHO_EMAIL_ARRAY, (driver.Text(value, 1009),))
-
-
-def echo_email_array_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_EMAIL_ARRAY, (driver.Text(value, 1009),))
-
-
-ECHO_TAG_LIST = driver.Statement[list[str] | None](
-    "one",
+@driver.Statement[list[str] | None](
+    "the",
     """-- name: EchoTagList :one
 select $1::tag_list as value""",
     driver.scalar(),
 )
-
-
 def echo_tag_list(
-    conn: driver.Connection,
     *,
     value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return driver.run(conn, ECHO_TAG_LIST, (driver.Typed(value, 1009),))
+) -> driver.Params:
+    return (driver.Typed(value, 1009),)
 
 
-async def echo_tag_list_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[str | None] | None = None,
-) -> list[str] | None:
-    return await driver.run_async(conn, ECHO_TAG_LIST, (driver.Typed(value, 1009),))
-
-
-def echo_tag_list_call(
-    *,
-    value: Sequence[str | None] | None = None,
-) -> driver.Call[list[str] | None]:
-    return driver.Call(ECHO_TAG_LIST, (driver.Typed(value, 1009),))
-
-
-ECHO_FEELING = driver.Statement[models.Mood | None](
-    "one",
+@driver.Statement[models.Mood | None](
+    "the",
     """-- name: EchoFeeling :one
 select $1::feeling as value""",
-    driver.scalar(models.MOOD_TYPE),
+    driver.scalar(
+        models.MOOD_TYPE,
+    ),
 )
-
-
 def echo_feeling(
-    conn: driver.Connection,
     *,
     value: models.Mood | None = None,
-) -> models.Mood | None:
-    return driver.run(conn, ECHO_FEELING, (value,))
+) -> driver.Params:
+    return (value,)
 
 
-async def echo_feeling_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: models.Mood | None = None,
-) -> models.Mood | None:
-    return await driver.run_async(conn, ECHO_FEELING, (value,))
-
-
-def echo_feeling_call(
-    *,
-    value: models.Mood | None = None,
-) -> driver.Call[models.Mood | None]:
-    return driver.Call(ECHO_FEELING, (value,))
-
-
-ECHO_FEELING_ARRAY = driver.Statement[list[models.Mood] | None](
-    "one",
+@driver.Statement[list[models.Mood] | None](
+    "the",
     """-- name: EchoFeelingArray :one
 select $1::feeling[] as value""",
-    driver.scalar(models.MOOD_TYPE + 1),
+    driver.scalar(
+        models.MOOD_TYPE + 1,
+    ),
     binary=False,
 )
-
-
 def echo_feeling_array(
-    conn: driver.Connection,
     *,
     value: Sequence[models.Mood | None] | None = None,
-) -> list[models.Mood] | None:
-    return driver.run(
-        conn,
-        ECHO_FEELING_ARRAY,
-        (driver.Text(value, models.MOOD_TYPE + 1),),
-    )
+) -> driver.Params:
+    return (driver.Text(value, models.MOOD_TYPE + 1),)
 
 
-async def echo_feeling_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[models.Mood | None] | None = None,
-) -> list[models.Mood] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_FEELING_ARRAY,
-        (driver.Text(value, models.MOOD_TYPE + 1),),
-    )
-
-
-def echo_feeling_array_call(
-    *,
-    value: Sequence[models.Mood | None] | None = None,
-) -> driver.Call[list[models.Mood] | None]:
-    return driver.Call(ECHO_FEELING_ARRAY, (driver.Text(value, models.MOOD_TYPE + 1),))
-
-
-ECHO_FLOATRANGE = driver.Statement[driver.Range[float] | None](
-    "one",
+@driver.Statement[driver.Range[float] | None](
+    "the",
     """-- name: EchoFloatrange :one
 select $1::floatrange as value""",
-    driver.scalar(models.FLOATRANGE_TYPE),
+    driver.scalar(
+        models.FLOATRANGE_TYPE,
+    ),
     binary=False,
 )
-
-
 def echo_floatrange(
-    conn: driver.Connection,
     *,
     value: driver.Range[float] | None = None,
-) -> driver.Range[float] | None:
-    return driver.run(
-        conn,
-        ECHO_FLOATRANGE,
-        (driver.Text(value, models.FLOATRANGE_TYPE),),
-    )
+) -> driver.Params:
+    return (driver.Text(value, models.FLOATRANGE_TYPE),)
 
 
-async def echo_floatrange_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Range[float] | None = None,
-) -> driver.Range[float] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_FLOATRANGE,
-        (driver.Text(value, models.FLOATRANGE_TYPE),),
-    )
-
-
-def echo_floatrange_call(
-    *,
-    value: driver.Range[float] | None = None,
-) -> driver.Call[driver.Range[float] | None]:
-    return driver.Call(ECHO_FLOATRANGE, (driver.Text(value, models.FLOATRANGE_TYPE),))
-
-
-ECHO_FLOATRANGE_ARRAY = driver.Statement[list[driver.Range[float]] | None](
-    "one",
+@driver.Statement[list[driver.Range[float]] | None](
+    "the",
     """-- name: EchoFloatrangeArray :one
 select $1::floatrange[] as value""",
-    driver.scalar(models.FLOATRANGE_TYPE + 1),
+    driver.scalar(
+        models.FLOATRANGE_TYPE + 1,
+    ),
     binary=False,
 )
-
-
 def echo_floatrange_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Range[float] | None] | None = None,
-) -> list[driver.Range[float]] | None:
-    return driver.run(
-        conn,
-        ECHO_FLOATRANGE_ARRAY,
-        (driver.Text(value, models.FLOATRANGE_TYPE + 1),),
-    )
+) -> driver.Params:
+    return (driver.Text(value, models.FLOATRANGE_TYPE + 1),)
 
 
-async def echo_floatrange_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Range[float] | None] | None = None,
-) -> list[driver.Range[float]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_FLOATRANGE_ARRAY,
-        (driver.Text(value, models.FLOATRANGE_TYPE + 1),),
-    )
-
-
-def echo_floatrange_array_call(
-    *,
-    value: Sequence[driver.Range[float] | None] | None = None,
-) -> driver.Call[list[driver.Range[float]] | None]:
-    return driver.Call(
-        ECHO_FLOATRANGE_ARRAY,
-        (driver.Text(value, models.FLOATRANGE_TYPE + 1),),
-    )
-
-
-ECHO_FLOATMULTIRANGE = driver.Statement[driver.Multirange[float] | None](
-    "one",
+@driver.Statement[driver.Multirange[float] | None](
+    "the",
     """-- name: EchoFloatmultirange :one
 select $1::floatmultirange as value""",
-    driver.scalar(models.FLOATRANGE_TYPE + 2),
+    driver.scalar(
+        models.FLOATRANGE_TYPE + 2,
+    ),
     binary=False,
 )
-
-
 def echo_floatmultirange(
-    conn: driver.Connection,
     *,
     value: driver.Multirange[float] | None = None,
-) -> driver.Multirange[float] | None:
-    return driver.run(
-        conn,
-        ECHO_FLOATMULTIRANGE,
-        (driver.Text(value, models.FLOATRANGE_TYPE + 2),),
-    )
+) -> driver.Params:
+    return (driver.Text(value, models.FLOATRANGE_TYPE + 2),)
 
 
-async def echo_floatmultirange_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: driver.Multirange[float] | None = None,
-) -> driver.Multirange[float] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_FLOATMULTIRANGE,
-        (driver.Text(value, models.FLOATRANGE_TYPE + 2),),
-    )
-
-
-def echo_floatmultirange_call(
-    *,
-    value: driver.Multirange[float] | None = None,
-) -> driver.Call[driver.Multirange[float] | None]:
-    return driver.Call(
-        ECHO_FLOATMULTIRANGE,
-        (driver.Text(value, models.FLOATRANGE_TYPE + 2),),
-    )
-
-
-ECHO_FLOATMULTIRANGE_ARRAY = driver.Statement[list[driver.Multirange[float]] | None](
-    "one",
+@driver.Statement[list[driver.Multirange[float]] | None](
+    "the",
     """-- name: EchoFloatmultirangeArray :one
 select $1::floatmultirange[] as value""",
-    driver.scalar(models.FLOATRANGE_TYPE + 3),
+    driver.scalar(
+        models.FLOATRANGE_TYPE + 3,
+    ),
     binary=False,
 )
-
-
 def echo_floatmultirange_array(
-    conn: driver.Connection,
     *,
     value: Sequence[driver.Multirange[float] | None] | None = None,
-) -> list[driver.Multirange[float]] | None:
-    return driver.run(
-        conn,
-        ECHO_FLOATMULTIRANGE_ARRAY,
-        (driver.Text(value, models.FLOATRANGE_TYPE + 3),),
-    )
+) -> driver.Params:
+    return (driver.Text(value, models.FLOATRANGE_TYPE + 3),)
 
 
-async def echo_floatmultirange_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[driver.Multirange[float] | None] | None = None,
-) -> list[driver.Multirange[float]] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_FLOATMULTIRANGE_ARRAY,
-        (driver.Text(value, models.FLOATRANGE_TYPE + 3),),
-    )
-
-
-def echo_floatmultirange_array_call(
-    *,
-    value: Sequence[driver.Multirange[float] | None] | None = None,
-) -> driver.Call[list[driver.Multirange[float]] | None]:
-    return driver.Call(
-        ECHO_FLOATMULTIRANGE_ARRAY,
-        (driver.Text(value, models.FLOATRANGE_TYPE + 3),),
-    )
-
-
-ECHO_POINT3 = driver.Statement[models.Point3 | None](
-    "one",
+@driver.Statement[models.Point3 | None](
+    "the",
     """-- name: EchoPoint3 :one
 select $1::point3 as value""",
-    driver.scalar(models.POINT3_TYPE),
+    driver.scalar(
+        models.POINT3_TYPE,
+    ),
     binary=False,
 )
-
-
 def echo_point3(
-    conn: driver.Connection,
     *,
     value: models.Point3 | None = None,
-) -> models.Point3 | None:
-    return driver.run(conn, ECHO_POINT3, (driver.Text(value, models.POINT3_TYPE),))
+) -> driver.Params:
+    return (driver.Text(value, models.POINT3_TYPE),)
 
 
-async def echo_point3_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: models.Point3 | None = None,
-) -> models.Point3 | None:
-    return await driver.run_async(
-        conn,
-        ECHO_POINT3,
-        (driver.Text(value, models.POINT3_TYPE),),
-    )
-
-
-def echo_point3_call(
-    *,
-    value: models.Point3 | None = None,
-) -> driver.Call[models.Point3 | None]:
-    return driver.Call(ECHO_POINT3, (driver.Text(value, models.POINT3_TYPE),))
-
-
-ECHO_POINT3_ARRAY = driver.Statement[list[models.Point3] | None](
-    "one",
+@driver.Statement[list[models.Point3] | None](
+    "the",
     """-- name: EchoPoint3Array :one
 select $1::point3[] as value""",
-    driver.scalar(models.POINT3_TYPE + 1),
+    driver.scalar(
+        models.POINT3_TYPE + 1,
+    ),
     binary=False,
 )
-
-
 def echo_point3_array(
-    conn: driver.Connection,
     *,
     value: Sequence[models.Point3 | None] | None = None,
-) -> list[models.Point3] | None:
-    return driver.run(
-        conn,
-        ECHO_POINT3_ARRAY,
-        (driver.Text(value, models.POINT3_TYPE + 1),),
-    )
+) -> driver.Params:
+    return (driver.Text(value, models.POINT3_TYPE + 1),)
 
 
-async def echo_point3_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[models.Point3 | None] | None = None,
-) -> list[models.Point3] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_POINT3_ARRAY,
-        (driver.Text(value, models.POINT3_TYPE + 1),),
-    )
-
-
-def echo_point3_array_call(
-    *,
-    value: Sequence[models.Point3 | None] | None = None,
-) -> driver.Call[list[models.Point3] | None]:
-    return driver.Call(ECHO_POINT3_ARRAY, (driver.Text(value, models.POINT3_TYPE + 1),))
-
-
-ECHO_BOX3 = driver.Statement[models.Box3 | None](
-    "one",
+@driver.Statement[models.Box3 | None](
+    "the",
     """-- name: EchoBox3 :one
 select $1::box3 as value""",
-    driver.scalar(models.BOX3_TYPE),
+    driver.scalar(
+        models.BOX3_TYPE,
+    ),
     binary=False,
 )
-
-
 def echo_box3(
-    conn: driver.Connection,
     *,
     value: models.Box3 | None = None,
-) -> models.Box3 | None:
-    return driver.run(conn, ECHO_BOX3, (driver.Text(value, models.BOX3_TYPE),))
+) -> driver.Params:
+    return (driver.Text(value, models.BOX3_TYPE),)
 
 
-async def echo_box3_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: models.Box3 | None = None,
-) -> models.Box3 | None:
-    return await driver.run_async(
-        conn,
-        ECHO_BOX3,
-        (driver.Text(value, models.BOX3_TYPE),),
-    )
-
-
-def echo_box3_call(
-    *,
-    value: models.Box3 | None = None,
-) -> driver.Call[models.Box3 | None]:
-    return driver.Call(ECHO_BOX3, (driver.Text(value, models.BOX3_TYPE),))
-
-
-ECHO_BOX3_ARRAY = driver.Statement[list[models.Box3] | None](
-    "one",
+@driver.Statement[list[models.Box3] | None](
+    "the",
     """-- name: EchoBox3Array :one
 select $1::box3[] as value""",
-    driver.scalar(models.BOX3_TYPE + 1),
+    driver.scalar(
+        models.BOX3_TYPE + 1,
+    ),
     binary=False,
 )
-
-
 def echo_box3_array(
-    conn: driver.Connection,
     *,
     value: Sequence[models.Box3 | None] | None = None,
-) -> list[models.Box3] | None:
-    return driver.run(
-        conn,
-        ECHO_BOX3_ARRAY,
-        (driver.Text(value, models.BOX3_TYPE + 1),),
-    )
-
-
-async def echo_box3_array_async(
-    conn: driver.AsyncConnection,
-    *,
-    value: Sequence[models.Box3 | None] | None = None,
-) -> list[models.Box3] | None:
-    return await driver.run_async(
-        conn,
-        ECHO_BOX3_ARRAY,
-        (driver.Text(value, models.BOX3_TYPE + 1),),
-    )
-
-
-def echo_box3_array_call(
-    *,
-    value: Sequence[models.Box3 | None] | None = None,
-) -> driver.Call[list[models.Box3] | None]:
-    return driver.Call(ECHO_BOX3_ARRAY, (driver.Text(value, models.BOX3_TYPE + 1),))
+) -> driver.Params:
+    return (driver.Text(value, models.BOX3_TYPE + 1),)

@@ -1,5 +1,8 @@
-{{ head }}
-"""Sends the generated calls over psycopg connections and reads their answers.
+"""What generated calls run on: they are sent over psycopg connections, and their answers are read.
+
+    orders.add_order(conn, customer="bob")                  # on a psycopg connection
+    await orders.add_order(aconn, customer="bob")           # on an asynchronous one
+    run_pipeline(conn, orders.add_order.call(customer="bob"), …)
 
 Every call has a cursor of its own with adapters of its own: whatever a connection was told
 about rows, cursors and types (by Django, SQLAlchemy or an application) changes neither what is
@@ -9,10 +12,11 @@ sent nor what comes back.
 from __future__ import annotations
 
 import enum
+import functools
 import ipaddress
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from types import NoneType
 from typing import (
     Any,
@@ -20,6 +24,7 @@ from typing import (
     Literal,
     LiteralString,
     NamedTuple,
+    ParamSpec,
     TypeAlias,
     TypeVar,
     overload,
@@ -47,6 +52,8 @@ __all__ = [
     "Call",
     "CidrValue",
     "Connection",
+    "Copy",
+    "CopyStatement",
     "Float4",
     "Float8",
     "InetValue",
@@ -58,9 +65,13 @@ __all__ = [
     "Jsonb",
     "Multirange",
     "Oid",
+    "Params",
+    "Query",
     "Range",
+    "Result",
     "Sent",
     "Statement",
+    "run",
     "run_pipeline",
     "run_pipeline_async",
     "send",
@@ -79,8 +90,8 @@ T = TypeVar("T")
 T1 = TypeVar("T1")
 T2 = TypeVar("T2")
 T3 = TypeVar("T3")
-T4 = TypeVar("T4")
-T5 = TypeVar("T5")
+P = ParamSpec("P")
+_Item = TypeVar("_Item")
 _Row = TypeVar("_Row")
 _AnyCursor: TypeAlias = "psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]"
 
@@ -319,10 +330,18 @@ def range_type(name: str, subtype: int) -> int:
 # ---------------------------------------------------------------------- statements
 
 Command: TypeAlias = Literal["one", "the", "many", "exec", "execrows", "execresult"]
+Params: TypeAlias = tuple[Any, ...]
 
 
 class Statement(Generic[T]):
-    """SQL, and how its result is read. `T` is what a call of it returns."""
+    """SQL, and how its result is read. `T` is what a call of it returns.
+
+    It decorates the function that makes its parameters:
+
+        @driver.Statement[list[int]]("many", "select id from jobs where name = $1", driver.scalar())
+        def job_ids(*, name: str) -> driver.Params:
+            return (name,)
+    """
 
     __slots__ = ("async_cursor", "binary", "command", "cursor", "row", "sql")
 
@@ -342,12 +361,38 @@ class Statement(Generic[T]):
         self.cursor = _RawJsonCursor[Any] if raw_json else _Cursor[Any]
         self.async_cursor = _AsyncRawJsonCursor[Any] if raw_json else _AsyncCursor[Any]
 
+    def __call__(self, params: Callable[P, Params]) -> Query[P, T]:
+        return Query(self, params)
+
 
 class Call(NamedTuple, Generic[T]):
     """A statement with its parameters, not sent yet."""
 
     statement: Statement[T]
-    params: tuple[Any, ...]
+    params: Params
+
+
+class Query(Generic[P, T]):
+    """A statement and the function that makes its parameters."""
+
+    def __init__(self, statement: Statement[T], params: Callable[P, Params]) -> None:
+        functools.update_wrapper(self, params)
+        self.statement = statement
+        self.params = params
+
+    @overload
+    def __call__(self, conn: Connection, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def __call__(
+        self, conn: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+    def __call__(self, conn: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Send it and return what came back; on an asynchronous connection, when it is awaited."""
+        return run(conn, Call(self.statement, self.params(*args, **kwargs)))
+
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[T]:
+        """Only build the call, for a pipeline."""
+        return Call(self.statement, self.params(*args, **kwargs))
 
 
 class Result(NamedTuple):
@@ -357,20 +402,25 @@ class Result(NamedTuple):
     rows: int
 
 
-def run(conn: Connection, statement: Statement[T], params: tuple[Any, ...]) -> T:
+@overload
+def run(conn: Connection, call: Call[T]) -> T: ...
+@overload
+def run(conn: AsyncConnection, call: Call[T]) -> Coroutine[Any, Any, T]: ...
+def run(conn: Connection | AsyncConnection, call: Call[T]) -> T | Coroutine[Any, Any, T]:
     """Send one call and wait for its result."""
+    if isinstance(conn, psycopg.AsyncConnection):
+        return _run_async(conn, call)
+    statement, params = call
     cursor = statement.cursor(conn, row_factory=statement.row)
     cursor.execute(statement.sql, params, binary=statement.binary)
-    command: str = statement.command
-    value: Any
+    command = statement.command
+    value: Any = None
     if command == "many":
         value = cursor.fetchall()
     elif command == "one" or command == "the":
-        value = cursor.fetchone()
-        if value is None and command == "the" and not cursor.rowcount:
-            raise psycopg.DataError(_NO_ROW)
-    else:
-        if command != "exec" and cursor.pgresult is None:
+        value = _checked(cursor.fetchone(), cursor, command)
+    elif command != "exec":
+        if cursor.pgresult is None:
             # Ends with a sync: then the pipeline around us has answered.
             with conn.pipeline():
                 pass
@@ -378,28 +428,28 @@ def run(conn: Connection, statement: Statement[T], params: tuple[Any, ...]) -> T
     return value  # type: ignore[no-any-return]
 
 
-async def run_async(
-    conn: AsyncConnection,
-    statement: Statement[T],
-    params: tuple[Any, ...],
-) -> T:
-    """Send one call and wait for its result."""
+async def _run_async(conn: AsyncConnection, call: Call[T]) -> T:
+    statement, params = call
     cursor = statement.async_cursor(conn, row_factory=statement.row)
     await cursor.execute(statement.sql, params, binary=statement.binary)
-    command: str = statement.command
-    value: Any
+    command = statement.command
+    value: Any = None
     if command == "many":
         value = await cursor.fetchall()
     elif command == "one" or command == "the":
-        value = await cursor.fetchone()
-        if value is None and command == "the" and not cursor.rowcount:
-            raise psycopg.DataError(_NO_ROW)
-    else:
-        if command != "exec" and cursor.pgresult is None:
+        value = _checked(await cursor.fetchone(), cursor, command)
+    elif command != "exec":
+        if cursor.pgresult is None:
             async with conn.pipeline():
                 pass
         value = _outcome(cursor, command)
     return value  # type: ignore[no-any-return]
+
+
+def _checked(value: Any, cursor: _AnyCursor, command: str) -> Any:
+    if value is None and command == "the" and not cursor.rowcount:
+        raise psycopg.DataError(_NO_ROW)
+    return value
 
 
 _NO_ROW = "the statement returned no row, though it is said to have one always"
@@ -468,44 +518,14 @@ async def send_async(conn: AsyncConnection, call: Call[T]) -> Sent[T]:
     return Sent(cursor, statement)
 
 
+# The results of two or three calls keep their types one by one. Of more they have the one type that all of
+# them share, or `object`: never Any. `send` keeps the type of each, however many there are.
 @overload
-def run_pipeline(conn: Connection, call: Call[T1], /) -> tuple[T1]: ...
+def run_pipeline(conn: Connection, a: Call[T1], b: Call[T2], /) -> tuple[T1, T2]: ...
 @overload
-def run_pipeline(
-    conn: Connection,
-    call: Call[T1],
-    call2: Call[T2],
-    /,
-) -> tuple[T1, T2]: ...
+def run_pipeline(conn: Connection, a: Call[T1], b: Call[T2], c: Call[T3], /) -> tuple[T1, T2, T3]: ...
 @overload
-def run_pipeline(
-    conn: Connection,
-    call: Call[T1],
-    call2: Call[T2],
-    call3: Call[T3],
-    /,
-) -> tuple[T1, T2, T3]: ...
-@overload
-def run_pipeline(
-    conn: Connection,
-    call: Call[T1],
-    call2: Call[T2],
-    call3: Call[T3],
-    call4: Call[T4],
-    /,
-) -> tuple[T1, T2, T3, T4]: ...
-@overload
-def run_pipeline(
-    conn: Connection,
-    call: Call[T1],
-    call2: Call[T2],
-    call3: Call[T3],
-    call4: Call[T4],
-    call5: Call[T5],
-    /,
-) -> tuple[T1, T2, T3, T4, T5]: ...
-@overload
-def run_pipeline(conn: Connection, /, *calls: Call[Any]) -> tuple[Any, ...]: ...
+def run_pipeline(conn: Connection, /, *calls: Call[T]) -> tuple[T, ...]: ...
 def run_pipeline(conn: Connection, /, *calls: Call[Any]) -> tuple[Any, ...]:
     """Send several calls and read their results in one round trip.
 
@@ -517,52 +537,14 @@ def run_pipeline(conn: Connection, /, *calls: Call[Any]) -> tuple[Any, ...]:
 
 
 @overload
-async def run_pipeline_async(conn: AsyncConnection, call: Call[T1], /) -> tuple[T1]: ...
+async def run_pipeline_async(conn: AsyncConnection, a: Call[T1], b: Call[T2], /) -> tuple[T1, T2]: ...
 @overload
 async def run_pipeline_async(
-    conn: AsyncConnection,
-    call: Call[T1],
-    call2: Call[T2],
-    /,
-) -> tuple[T1, T2]: ...
-@overload
-async def run_pipeline_async(
-    conn: AsyncConnection,
-    call: Call[T1],
-    call2: Call[T2],
-    call3: Call[T3],
-    /,
+    conn: AsyncConnection, a: Call[T1], b: Call[T2], c: Call[T3], /
 ) -> tuple[T1, T2, T3]: ...
 @overload
-async def run_pipeline_async(
-    conn: AsyncConnection,
-    call: Call[T1],
-    call2: Call[T2],
-    call3: Call[T3],
-    call4: Call[T4],
-    /,
-) -> tuple[T1, T2, T3, T4]: ...
-@overload
-async def run_pipeline_async(
-    conn: AsyncConnection,
-    call: Call[T1],
-    call2: Call[T2],
-    call3: Call[T3],
-    call4: Call[T4],
-    call5: Call[T5],
-    /,
-) -> tuple[T1, T2, T3, T4, T5]: ...
-@overload
-async def run_pipeline_async(
-    conn: AsyncConnection,
-    /,
-    *calls: Call[Any],
-) -> tuple[Any, ...]: ...
-async def run_pipeline_async(
-    conn: AsyncConnection,
-    /,
-    *calls: Call[Any],
-) -> tuple[Any, ...]:
+async def run_pipeline_async(conn: AsyncConnection, /, *calls: Call[T]) -> tuple[T, ...]: ...
+async def run_pipeline_async(conn: AsyncConnection, /, *calls: Call[Any]) -> tuple[Any, ...]:
     """Send several calls and read their results in one round trip, as `run_pipeline` does."""
     async with conn.pipeline():
         sent = [await send_async(conn, call) for call in calls]
@@ -572,39 +554,49 @@ async def run_pipeline_async(
 # ---------------------------------------------------------------------- COPY
 
 
-class CopyStatement(NamedTuple):
-    """A `copy … from stdin` and the types of its columns."""
+class CopyStatement:
+    """A `copy … from stdin` and the types of its columns. It decorates what makes a row's values."""
 
-    sql: LiteralString
-    types: tuple[int, ...]
+    def __init__(self, sql: LiteralString, types: tuple[int, ...]) -> None:
+        self.sql = sql
+        self.types = types
 
-
-def copy(
-    conn: Connection,
-    statement: CopyStatement,
-    rows: Iterable[tuple[Any, ...]],
-) -> int:
-    """Send rows by COPY; how many."""
-    cursor = _CopyCursor(conn)
-    with cursor.copy(statement.sql) as target:
-        target.set_types(statement.types)
-        for row in rows:
-            target.write_row(row)
-    return cursor.rowcount
+    def __call__(self, values: Callable[[_Item], Params]) -> Copy[_Item]:
+        return Copy(self, values)
 
 
-async def copy_async(
-    conn: AsyncConnection,
-    statement: CopyStatement,
-    rows: Iterable[tuple[Any, ...]],
-) -> int:
-    """Send rows by COPY; how many."""
-    cursor = _AsyncCopyCursor(conn)
-    async with cursor.copy(statement.sql) as target:
-        target.set_types(statement.types)
-        for row in rows:
-            await target.write_row(row)
-    return cursor.rowcount
+class Copy(Generic[_Item]):
+    """A COPY and the function that makes a row's values of an item."""
+
+    def __init__(self, statement: CopyStatement, values: Callable[[_Item], Params]) -> None:
+        functools.update_wrapper(self, values)
+        self.statement = statement
+        self.values = values
+
+    @overload
+    def __call__(self, conn: Connection, rows: Iterable[_Item]) -> int: ...
+    @overload
+    def __call__(self, conn: AsyncConnection, rows: Iterable[_Item]) -> Coroutine[Any, Any, int]: ...
+    def __call__(
+        self, conn: Connection | AsyncConnection, rows: Iterable[_Item]
+    ) -> int | Coroutine[Any, Any, int]:
+        """Send the rows; how many they were."""
+        if isinstance(conn, psycopg.AsyncConnection):
+            return self._send(conn, rows)
+        cursor = _CopyCursor(conn)
+        with cursor.copy(self.statement.sql) as target:
+            target.set_types(self.statement.types)
+            for row in rows:
+                target.write_row(self.values(row))
+        return cursor.rowcount
+
+    async def _send(self, conn: AsyncConnection, rows: Iterable[_Item]) -> int:
+        cursor = _AsyncCopyCursor(conn)
+        async with cursor.copy(self.statement.sql) as target:
+            target.set_types(self.statement.types)
+            for row in rows:
+                await target.write_row(self.values(row))
+        return cursor.rowcount
 
 
 # ---------------------------------------------------------------------- rows
