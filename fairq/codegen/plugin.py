@@ -32,6 +32,7 @@ from fairq.codegen.model import (
     Schema,
     error_in,
 )
+from fairq.codegen.nulls import words
 from fairq.codegen.options import parse_options
 
 _METHOD = "/plugin.CodegenService/Generate"
@@ -175,10 +176,8 @@ def _queries(message: Any, column: Callable[[Any], Column]) -> tuple[Query, ...]
     return tuple(queries)
 
 
-_NOT_ONE_ROW = frozenset("group having limit offset fetch union intersect except over window".split())
-_AGGREGATES = frozenset(
-    "count sum min max avg bool_and bool_or every string_agg array_agg json_agg jsonb_agg".split()
-)
+_NOT_ONE_ROW = words("group having limit offset fetch union intersect except over window")
+_AGGREGATES = words("count sum min max avg bool_and bool_or every string_agg array_agg json_agg jsonb_agg")
 
 
 def _gives_one_row(sql: str) -> bool:
