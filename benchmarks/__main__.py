@@ -79,6 +79,12 @@ out_option = click.option(
     help="Where the JSON lines go; plans go into the folder plans beside them.",
 )
 
+draft_option = click.option(
+    "--draft",
+    is_flag=True,
+    help="Measure although something is not committed. The results say that they are a draft.",
+)
+
 
 @main.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(NAMES)))
@@ -87,6 +93,7 @@ out_option = click.option(
 @out_option
 @click.option("--without", "without", multiple=True, type=click.Choice(list(NAMES)), help="All but these.")
 @click.option("--repetitions", type=click.IntRange(1), help="How often, instead of what the scale says.")
+@draft_option
 def run(
     names: tuple[str, ...],
     scale: str,
@@ -94,6 +101,7 @@ def run(
     out: Path | None,
     without: tuple[str, ...],
     repetitions: int | None,
+    draft: bool,
 ) -> None:
     """Run benchmarks, all or those named, and show what they measured.
 
@@ -111,14 +119,15 @@ def run(
     chosen = [name for name in names or NAMES if name not in without]
     out = out or harness.ROOT / "results" / "local" / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
     size = harness.SCALES[scale]
-    measure(chosen, replace(size, repetitions=repetitions or size.repetitions), dsn, out)
+    measure(chosen, replace(size, repetitions=repetitions or size.repetitions), dsn, out, draft=draft)
 
 
 @main.command()
 @scale_option
 @dsn_option
 @out_option
-def explain(scale: str, dsn: str | None, out: Path | None) -> None:
+@draft_option
+def explain(scale: str, dsn: str | None, out: Path | None, draft: bool) -> None:
     """Show what a pop visits in five designs, as backlog and groups grow.
 
     Plain FIFO, a window function, a lateral join per group, block ids given at creation, and fairq: each
@@ -137,7 +146,7 @@ def explain(scale: str, dsn: str | None, out: Path | None) -> None:
       2  wrong usage
     """
     out = out or harness.ROOT / "results" / "local" / f"{time.strftime('%Y%m%d-%H%M%S')}-explain.jsonl"
-    measure(["explain"], harness.SCALES[scale], dsn, out)
+    measure(["explain"], harness.SCALES[scale], dsn, out, draft=draft)
     click.echo(f"Plans are in {out.parent / 'plans' / out.stem}")
 
 
@@ -153,8 +162,13 @@ def explain(scale: str, dsn: str | None, out: Path | None) -> None:
 @click.option(
     "--images", type=click.Path(path_type=Path, file_okay=False), help="Another folder for the plots."
 )
-def report(results: tuple[Path, ...], out: Path | None, images: Path | None) -> None:
-    """Make one Markdown page and its plots from results.
+@click.option(
+    "--tables",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where all values go. Default: beside the page, with -tables behind its name.",
+)
+def report(results: tuple[Path, ...], out: Path | None, images: Path | None, tables: Path | None) -> None:
+    """Make a Markdown page with plots from results, and a second one with all values.
 
     \b
     Examples:
@@ -170,7 +184,8 @@ def report(results: tuple[Path, ...], out: Path | None, images: Path | None) -> 
     except ModuleNotFoundError as exc:
         raise click.ClickException(f"{exc.name} is missing: pip install 'fairq[demo]'") from exc
     out = out or results[0].with_suffix(".md")
-    click.echo(f"Written: {', '.join(map(str, write(results, out, images or out.parent)))}")
+    tables = tables or out.with_name(f"{out.stem}-tables.md")
+    click.echo(f"Written: {', '.join(map(str, write(results, out, images or out.parent, tables)))}")
 
 
 @main.command("compare")
@@ -227,8 +242,11 @@ def compare_runs(old: Path, new: Path, tolerance: float, everything: bool) -> No
 # --- Running ---------------------------------------------------------------------------------------
 
 
-def measure(names: list[str], scale: harness.Scale, dsn: str | None, out: Path) -> None:
-    """Runs the benchmarks, one after the other, each in a database of its own."""
+def measure(names: list[str], scale: harness.Scale, dsn: str | None, out: Path, *, draft: bool) -> None:
+    """Runs the benchmarks, one after the other, each in a database of its own. Numbers belong to a commit."""
+    if (changed := harness.uncommitted()) and not draft:
+        files = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        raise click.UsageError(f"Not committed: {files}. Commit first, or measure with --draft.")
     console = _console()
     out.parent.mkdir(parents=True, exist_ok=True)
     modules = {name: _module(name) for name in names}

@@ -41,10 +41,11 @@ def churn(session: Session) -> None:
                     sizes.append((now, live_size(conn)))
     scenario = {"seconds": seconds}
     session.record("fairq", "tasks of the churn", tasks / now, "tasks/s", **scenario)
-    early = len(sizes) // 4
     for what, points in (("memory of the worker", resident), ("live tables and indexes", sizes)):
-        session.record("fairq", f"{what}, early", points[early][1], "MB", **scenario)
-        session.record("fairq", f"{what}, at the end", points[-1][1], "MB", **scenario)
+        values = [value for _, value in points]
+        half = len(values) // 2
+        session.record("fairq", f"{what}, most in the first half", max(values[:half]), "MB", **scenario)
+        session.record("fairq", f"{what}, most in the second half", max(values[half:]), "MB", **scenario)
         session.series("fairq", what, points, "MB", **scenario)
 
 

@@ -87,7 +87,7 @@ def single(session: Session, pool: Pool, subject: str, statement: str, size: str
     seconds = session.scale.seconds
     calls = [(session.dsn, statement, seconds, client, text) for client in range(CONNECTIONS)]
     times = [each for found in pool.starmap(_autocommit, calls, 1) for each in found]
-    scenario = {"payload": size, "connections": CONNECTIONS}
+    scenario: dict[str, Any] = {"payload": size, "connections": CONNECTIONS}
     session.record(subject, "single", len(times) / seconds, "tasks/s", **scenario)
     session.record(subject, "single call, p50", percentile(times, 0.5) * 1000, "ms", **scenario)
     session.record(subject, "single call, p99", percentile(times, 0.99) * 1000, "ms", **scenario)

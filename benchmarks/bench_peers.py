@@ -220,8 +220,8 @@ def flood(session: Session, sizes: Sizes, subject: Subject, name: str, *, fair: 
     # What has not started when time is up has waited at least so long, and nobody is said to wait longer.
     longest = sizes.flood_seconds * 1e3
     waits = [min(each, longest) for each in waits] + [longest] * (expected - len(waits))
-    session.record(name, "newcomers' wait, p50", percentile(waits, 0.50), "ms")
-    session.record(name, "newcomers' wait, p99", percentile(waits, 0.99), "ms")
+    session.record(name, "newcomers' wait, p50", percentile(waits, 0.50), "ms", limit=longest)
+    session.record(name, "newcomers' wait, p99", percentile(waits, 0.99), "ms", limit=longest)
     session.record(name, "tasks a second in the flood", rate, "tasks/s")
 
 

@@ -54,7 +54,7 @@ def drain(session: Session, kind: str, tasks: int, processes: int, slots: int) -
         ended = scalar(conn, "select count(*) from fairq.finished_tasks where outcome = 'succeeded'")
     if ended != tasks:
         raise RuntimeError(f"{ended} of {tasks} tasks succeeded")
-    scenario = {"handler": kind, "processes": processes, "slots": slots}
+    scenario: dict[str, Any] = {"handler": kind, "processes": processes, "slots": slots}
     session.record("fairq", "drain", tasks / seconds, "tasks/s", **scenario)
     session.record("fairq", "processor time of the worker", used / tasks * 1e6, "µs/task", **scenario)
 

@@ -103,9 +103,19 @@ class Session:
             yield repetition
             self.record("machine", "spin", max(before, spin()), "s")
 
-    def record(self, subject: str, what: str, value: float, unit: str, **scenario: Any) -> None:
-        """One value."""
-        self.records.append(self._write(subject, what, {"value": value}, unit, scenario))
+    def record(
+        self,
+        subject: str,
+        what: str,
+        value: float,
+        unit: str,
+        *,
+        limit: float | None = None,
+        **scenario: Any,
+    ) -> None:
+        """One value. `limit`: where the measurement was cut off; a value that reaches it is at least that."""
+        content = {"value": value} if limit is None else {"value": value, "limit": limit}
+        self.records.append(self._write(subject, what, content, unit, scenario))
 
     def series(
         self, subject: str, what: str, points: Sequence[tuple[float, float]], unit: str, **scenario: Any
@@ -163,16 +173,36 @@ def facts(dsn: str) -> dict[str, Any]:
         "psycopg": psycopg.__version__,
         "python": platform.python_version(),
         "settings": dict(settings),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": {"system": platform.system(), "arch": platform.machine(), "cores": os.cpu_count()},
     }
 
 
-def _commit() -> str | None:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or None
+# What is measured. Documents and results may change without a commit.
+MEASURED = ("fairq", "sql", "migrations", "benchmarks", "pyproject.toml", ":!*.md", ":!benchmarks/results")
+
+
+def uncommitted() -> list[str]:
+    """Files of what is measured that are not as they were committed; without git, the whole clone."""
+    if _git("rev-parse", "--verify", "HEAD") is None:
+        return ["everything (this is no git clone)"]
+    return [line[3:] for line in (_git("status", "--porcelain", "--", *MEASURED) or "").splitlines()]
+
+
+def commit() -> str:
+    """The commit that was measured; a draft says so."""
+    name = (_git("rev-parse", "--short", "HEAD") or "").strip()
+    return f"{name}-draft" if uncommitted() else name
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT.parent, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 @contextlib.contextmanager

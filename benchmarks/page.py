@@ -1,4 +1,4 @@
-"""The report: one Markdown page and its plots, from the results of a run."""
+"""The report from the results of a run: a page with plots and conclusions, and one with all values."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -29,49 +29,47 @@ TITLES = {
 LEADS = {
     "explain": (
         "Tasks wait in groups, one of which holds half of them. Each way pops 100 of them, under `explain"
-        " (analyze, buffers, wal)`. FIFO is what a fair pop is measured against: it visits what it takes,"
-        " and serves one group. The window function numbers everything that waits, the lateral join looks"
-        " at every group; block ids and fairq visit what they take. fairq's pop and its promotion are two"
-        " rows, for promotion is paid once per thousand tasks or so, not by every pop."
+        " (analyze, buffers, wal)`. FIFO is the reference: it visits what it takes, and serves one group."
+        " The window function numbers everything that waits, the lateral join looks at every group; block"
+        " ids and fairq visit what they take. fairq's pop and promotion are shown apart, because promotion"
+        " is not paid by every pop."
     ),
     "create_task": (
-        "One task a call with autocommit; one within an application's transaction that goes on for 20 ms;"
-        " many in one call. Always beside an insert of the same payload into a plain table with one index."
-        " Inside transactions it shows who waits for whom: the article's way locks the group's row until"
-        " the application commits."
+        "One task a call with autocommit; one within an application's transaction of 20 ms; many in one"
+        " call. Always beside an insert of the same payload into a plain table with one index. Inside"
+        " transactions the article's way locks the group's row until the application commits."
     ),
     "cycle": (
         "All tasks of a backlog promoted, popped and finished on one connection, beside a FIFO queue with"
         " the same durability and the same history. This is what fairness costs the database."
     ),
     "policies": (
-        "The same cycle of a queue that has no limits, in a database where nobody has any, where ten thousand"
-        " groups of another queue have caps, rates, breakers and keys, and where as many groups of the same"
-        " queue have them, with tasks that wait."
+        "The same cycle of a queue without limits: in a database where nobody has any; beside ten thousand"
+        " groups of another queue with caps, rates, breakers and keys, and tasks that wait; and beside as"
+        " many such groups of the same queue."
     ),
-    "worker": "`fairq work` with handlers that do nothing: the rest is the way there and back.",
+    "worker": "`fairq work` with handlers that do nothing: what is left is the way there and back.",
     "fairness": (
         "Tasks are sleeps, eight slots serve them, and the same arrivals go through a FIFO queue, the"
-        " article's block ids and fairq. One small loop of the benchmark works all three; *fairq work* is"
-        " fairq with its own worker. A task that still waits at the end counts with its age, so the waits"
-        " of a FIFO queue grow with the length of the run."
+        " article's block ids and fairq. One small loop works all three; *fairq work* is fairq with its own"
+        " worker. A task that still waits at the end counts with its age, so the waits of a FIFO queue grow"
+        " with the length of the run."
     ),
     "held": (
-        "A thousand tasks a second arrive and are served. While one transaction holds an old snapshot,"
-        " vacuum may remove nothing, and dead rows pile up: *held*. Without it: *free*. All four at the same"
-        " time, in databases of one server; the values are those of the last quarter of that time."
+        "A thousand tasks a second arrive and are served. In *held* one transaction holds an old snapshot, so"
+        " vacuum may remove nothing and dead rows pile up; in *free* nothing does. All four run at the same"
+        " time, in databases of one server; values are those of the last quarter of that time."
     ),
     "churn": (
-        "A worker runs tasks that do nothing, as many as it can. Its memory and the tables of what is alive"
-        " should not grow; the history of ended tasks, which grows by design, is not counted."
+        "A worker runs tasks that do nothing, as many as it can. Its memory, and the tables of what is alive,"
+        " should stay as they are. The history of ended tasks, which grows by design, is not counted."
     ),
-    "backlog": "One connection pops a hundred and finishes them, with much waiting and with little.",
+    "backlog": "One connection pops a hundred tasks and finishes them, with much waiting and with little.",
     "peers": (
         "Each queue is a process of its own with its own worker, in a configuration that its documentation"
         " recommends for throughput. In the flood, Bob's 20,000 tasks of 1 ms keep eight slots busy, and nine"
-        " newcomers come with ten tasks each: a queue that has an option for keeping tenants apart is there"
-        " twice, with the option behind its name. A wait of exactly 6,000 ms (40,000 in a longer run) means"
-        " that the time was up. What a queue lacks is said below the table."
+        " newcomers come with ten tasks each. A queue that has an option for keeping tenants apart is there"
+        " twice, with the option behind its name. What a queue lacks is said below the tables."
     ),
     "generated_call": "The typed wrapper that `fairq gen` writes, beside the same call written by hand.",
 }
@@ -118,33 +116,31 @@ WHY = {
 }
 
 
-def write(paths: Sequence[Path], out: Path, images: Path) -> list[Path]:
-    """Writes the page and the plots it shows; returns what was written."""
+def write(paths: Sequence[Path], out: Path, images: Path, tables: Path) -> list[Path]:
+    """Writes the page, the plots it shows and the tables; returns what was written."""
     results = load(paths)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    images.mkdir(parents=True, exist_ok=True)
+    for folder in (out.parent, images, tables.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     drawn = plots.draw_all(results, images)
-    parts = [
+    names = [*TITLES, *(name for name in results.benchmarks() if name not in TITLES)]
+    names = [name for name in names if results.of(name)]
+    page = [
         "# What fairness costs, and what it buys",
-        _written_by(paths),
-        _conditions(results),
+        "Values are medians; a ratio is the median of the ratios within each repetition. Every value, its"
+        f" spread, and the machine: [all tables]({_relative(tables, out.parent)}).",
         _targets(results),
         _slower(results),
+        *(_section(results, name, drawn.get(name, []), out.parent) for name in names),
     ]
-    names = [*TITLES, *(name for name in results.benchmarks() if name not in TITLES)]
-    for name in names:
-        if results.of(name):
-            parts.append(_section(results, name, drawn.get(name, []), out.parent))
-    out.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
-    return [out, *(picture.path for pictures in drawn.values() for picture in pictures)]
+    every = ["# All values", _written_by(paths), _conditions(results)]
+    every += [_tables(results, name) for name in names]
+    for path, parts in ((out, page), (tables, every)):
+        path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    return [out, tables, *(picture.path for pictures in drawn.values() for picture in pictures)]
 
 
 def _written_by(paths: Sequence[Path]) -> str:
-    files = ", ".join(f"`{path.name}`" for path in paths)
-    return (
-        f"Written by `fairq bench report` from {files}. [How to measure on your own machine, and how to read"
-        " it](../how-to/measure.md)"
-    )
+    return f"Written by `fairq bench report` from {', '.join(f'`{path.name}`' for path in paths)}."
 
 
 def _conditions(results: Results) -> str:
@@ -194,9 +190,7 @@ def _targets(results: Results) -> str:
             )
     if not rows:
         return ""
-    lead = (
-        "They were set before the first line was written, for a machine of two cores with nothing else to do."
-    )
+    lead = "The targets are for a machine of two cores with nothing else to do."
     return f"## What it should reach\n\n{lead}\n\n" + _table(("", "target", "measured", "reached"), rows)
 
 
@@ -411,13 +405,44 @@ def _why(benchmark: str, what: str) -> str:
 
 
 def _section(results: Results, name: str, pictures: Sequence[plots.Picture], folder: Path) -> str:
-    parts = [f"## {TITLES.get(name, name)}"]
-    if lead := LEADS.get(name):
-        parts.append(lead)
-    for picture in pictures:
-        parts.append(f"![{picture.alt}]({_relative(picture.path, folder)})")
+    """What was asked, the plots, and what they do not show."""
+    parts = [f"## {TITLES.get(name, name)}", LEADS.get(name, "")]
+    parts += [f"![{picture.alt}]({_relative(picture.path, folder)})" for picture in pictures]
     if name == "explain":
         parts.append(_growth(results))
+    elif name == "churn":
+        parts.append(_over_time(results))
+    elif not pictures:
+        parts.append(_medians(results, name))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _medians(results: Results, name: str) -> str:
+    """A line per value, without its spread."""
+    rows = []
+    for key, subjects in results.of(name).items():
+        what = f"{key.what} ({key.text()})" if key.text() else key.what
+        rows += [
+            (what, subject, shown(median(values), key.unit), _ratio(results, key, subject, values))
+            for subject, values in subjects.items()
+        ]
+    return _table(("", "", "median", "beside the reference"), rows)
+
+
+def _over_time(results: Results) -> str:
+    """The least and the most of each half of a series: whether something grows."""
+    lines = []
+    for each in (each for each in results.series if each["benchmark"] == "churn"):
+        values = [value for _, value in each["points"][1:]]
+        halves = values[: len(values) // 2], values[len(values) // 2 :]
+        first, second = (f"{shown(min(half))} to {shown(max(half), each['unit'])}" for half in halves if half)
+        lines.append(f"- {each['what']}: {first} in the first half, {second} in the second")
+    return "\n".join(lines)
+
+
+def _tables(results: Results, name: str) -> str:
+    """All that was measured."""
+    parts = [f"## {TITLES.get(name, name)}"]
     by_what: dict[str, dict[Key, Values]] = {}
     for key, values in results.of(name).items():
         by_what.setdefault(key.what, {})[key] = values
@@ -518,18 +543,28 @@ def _values(results: Results, keys: dict[Key, Values]) -> str:
 
 def _cell(results: Results, key: Key, subject: str, values: dict[int, float]) -> str:
     """A median, least and most, and the ratio to the reference, if it is not the reference itself."""
-    against = reference(results, key, subject)
-    ratios = pairs(values, against[1]) if against else {}
-    ratio = f" **×{shown(median(ratios))}**" if ratios else ""
+    if cut := results.cut_off(key, median(values)):
+        return cut
+    ratio = _ratio(results, key, subject, values)
+    ratio = f" **×{ratio}**" if ratio else ""
     if min(values.values()) == max(values.values()):
         return shown(median(values)) + ratio
     return f"{shown(median(values))} ({shown(min(values.values()))} – {shown(max(values.values()))}){ratio}"
 
 
+def _ratio(results: Results, key: Key, subject: str, values: dict[int, float]) -> str:
+    """To the reference; nothing where that, or the value, was cut off."""
+    against = reference(results, key, subject)
+    if not against or any(results.cut_off(key, median(each)) for each in (values, against[1])):
+        return ""
+    ratios = pairs(values, against[1])
+    return shown(median(ratios)) if ratios else ""
+
+
 def _growth(results: Results) -> str:
     """How many times more is visited at the largest than at the smallest: the argument in one table."""
     rows = []
-    for what in ("rows visited", "buffers", "time"):
+    for what in ("rows visited", "time"):
         keys = results.of("explain", what)
         subjects = dict.fromkeys(subject for values in keys.values() for subject in values)
         for subject in subjects:

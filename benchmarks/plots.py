@@ -1,5 +1,6 @@
 """Plots of the report. Cards of their own, opaque: they read the same on a light page and on a dark one."""
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from benchmarks.results import Key, Results, Values, better, median, pairs, reference, shown
 
@@ -77,7 +78,8 @@ def visited(results: Results) -> Figure | None:
     usual_groups = max(groups_of, key=lambda groups: (groups_of[groups], groups))
     figure, axes = _card(
         "Rows visited by one pop of 100 tasks",
-        "One group holds half of what waits. Index entries and rows, as PostgreSQL's statistics count them.",
+        "Index entries and rows, as PostgreSQL's statistics count them; both axes logarithmic."
+        " One group holds half of what waits.",
         panels=2,
         height=5.2,
     )
@@ -138,42 +140,47 @@ def cycling(results: Results) -> Figure | None:
 
 
 def waits(results: Results) -> Figure | None:
-    keys = {
-        key: values
-        for key, values in results.of("fairness").items()
-        if key.what in ("newcomers' wait, p50", "newcomers' wait, p99")
-    }
-    return _bar_card(
+    names = ("newcomers' wait, p50", "newcomers' wait, p99")
+    keys = {key: values for key, values in results.of("fairness").items() if key.what in names}
+    return _dot_cards(
+        results,
         keys,
         "Bob floods the queue, nine newcomers arrive",
-        "Milliseconds that the newcomers' tasks wait, logarithmic; less is better.",
-        label=lambda key: key.what.removeprefix("newcomers' "),
-        log=True,
+        "How long the newcomers' tasks wait; less is better. Dots are medians, lines the least and the most.",
+        unit="ms",
     )
 
 
 def turnover(results: Results) -> Figure | None:
     what = "wait when tenants come and go, "
     keys = {key: values for key, values in results.of("fairness").items() if key.what.startswith(what)}
-    return _bar_card(
+    return _dot_cards(
+        results,
         keys,
         "Tenants come and go",
-        "Milliseconds that tasks wait, logarithmic. Two heavy tenants, bursts of fifty, single tasks.",
+        "How long tasks wait; less is better. Two heavy tenants, bursts of fifty tasks, single small tasks.",
+        unit="ms",
         label=lambda key: f"{dict(key.scenario)['tenant']}, {key.what.removeprefix(what)}",
-        log=True,
     )
 
 
 def peers(results: Results) -> Figure | None:
     keys = {key: values for key, values in results.of("peers").items() if key.unit == "tasks/s"}
-    subtitle = "Tasks a second; more is better."
-    return _bar_card(_best_first(keys), "Beside other queues", subtitle)
+    return _bar_cards(
+        results, _best_first(keys), "Beside other queues", "Tasks a second; more is better.", unit="tasks/s"
+    )
 
 
 def peers_waits(results: Results) -> Figure | None:
     keys = {key: values for key, values in results.of("peers").items() if key.unit == "ms"}
-    subtitle = "Milliseconds, logarithmic; less is better. After a comma: the queue's own fairness option."
-    return _bar_card(_best_first(keys), "Beside other queues: waits", subtitle, log=True)
+    return _dot_cards(
+        results,
+        _best_first(keys),
+        "Beside other queues: waits",
+        "Less is better. After a comma: the queue's own fairness option."
+        " Triangles: the time was up before the task was served.",
+        unit="ms",
+    )
 
 
 def _best_first(keys: dict[Key, Values]) -> dict[Key, Values]:
@@ -185,7 +192,7 @@ def _best_first(keys: dict[Key, Values]) -> dict[Key, Values]:
 
 def _bars(results: Results, benchmark: str, what: str | None, title: str, subtitle: str) -> Figure | None:
     keys = {key: values for key, values in results.of(benchmark, what).items() if key.unit == "tasks/s"}
-    return _bar_card(keys, title, subtitle)
+    return _bar_card(keys, title, subtitle, unit="tasks/s")
 
 
 def _bar_card(
@@ -193,61 +200,153 @@ def _bar_card(
     title: str,
     subtitle: str,
     *,
-    label: Callable[[Key], str] | None = None,
+    unit: str,
     beside: Callable[[Key, str, float], str] | None = None,
-    log: bool = False,
 ) -> Figure | None:
-    """A group of bars per scenario, a bar per subject with its spread as a line."""
+    """A group of bars per scenario, all on one axis: for what is compared across scenarios."""
     if not keys:
         return None
     rows = sum(len(values) for values in keys.values())
-    labels = [label(key) if label else _two_lines(key) for key in keys]
+    labels = [_two_lines(key) for key in keys]
     left = 0.04 + 0.0072 * max(len(line) for text in labels for line in text.splitlines())
     figure, axes = _card(title, subtitle, height=1.7 + 0.30 * rows + 0.34 * len(keys), left=left)
     axis = axes[0]
     at = 0.0
     ticks = []
-    most = max(max(values.values()) for subjects in keys.values() for values in subjects.values())
     for key, subjects in keys.items():
         first = at
         for subject, values in subjects.items():
-            middle = median(values)
-            axis.barh(at, middle, height=0.82, color=_colour(subject))
-            if len(values) > 1:
-                axis.plot(
-                    [min(values.values()), max(values.values())],
-                    [at, at],
-                    color=INK,
-                    linewidth=1.2,
-                    alpha=0.6,
-                )
-            text = beside(key, subject, middle) if beside else f"{shown(middle)}  {subject}"
-            axis.annotate(
-                text,
-                (max(values.values()), at),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                color=INK,
-                fontsize=9.5,
-                fontweight="bold" if subject.startswith("fairq") else "normal",
-                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5},
-            )
+            text = beside(key, subject, median(values)) if beside else None
+            _bar(axis, at, subject, values, text)
             at += 1
         ticks.append((first + at - 1) / 2)
         at += 0.9
     axis.set_yticks(ticks, labels)
-    axis.tick_params(axis="y", labelcolor=INK)
     axis.set_ylim(at - 0.9, -0.9)
-    if log:
-        axis.set_xscale("log")
-        least = min(median(values) for subjects in keys.values() for values in subjects.values())
-        axis.set_xlim(max(least / 3, 1e-3), most * 40)
-    else:
-        axis.set_xlim(0, max(most * 1.32, 1.1 if beside else 0))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
-    axis.grid(axis="y", visible=False)
+    most = max(max(values.values()) for subjects in keys.values() for values in subjects.values())
+    _from_left(axis, max(most * 1.32, 1.1 if beside else 0), unit)
     return figure
+
+
+def _bar_cards(
+    results: Results, keys: dict[Key, Values], title: str, subtitle: str, *, unit: str
+) -> Figure | None:
+    """A panel per thing measured, each with an axis of its own, bars from zero."""
+
+    def draw(axis: Axes, key: Key, subjects: Values) -> None:
+        for at, (subject, values) in enumerate(subjects.items()):
+            _bar(axis, at, subject, values)
+        _from_left(axis, max(max(values.values()) for values in subjects.values()) * 1.55, unit)
+
+    return _panels(keys, title, subtitle, draw)
+
+
+def _dot_cards(
+    results: Results,
+    keys: dict[Key, Values],
+    title: str,
+    subtitle: str,
+    *,
+    unit: str,
+    label: Callable[[Key], str] | None = None,
+) -> Figure | None:
+    """A panel per thing measured, on one logarithmic axis. Dots, for a logarithmic axis has no zero for bars
+    to stand on. What was cut off is a hollow triangle at the cut, and says so.
+    """
+    every = [value for subjects in keys.values() for values in subjects.values() for value in values.values()]
+    if not every:
+        return None
+    least, most = max(min(every), 1e-3) / 2, max(every) * 5
+
+    def draw(axis: Axes, key: Key, subjects: Values) -> None:
+        for at, (subject, values) in enumerate(subjects.items()):
+            middle, colour = median(values), _colour(subject)
+            cut = results.cut_off(key, middle)
+            axis.plot([min(values.values()), max(values.values())], [at, at], color=colour, linewidth=2)
+            marker = ">" if cut else "o"
+            axis.plot(middle, at, marker, color=colour, markersize=8, fillstyle="none" if cut else "full")
+            text = f"{subject}: {cut}" if cut else f"{shown(middle)}  {subject}"
+            place = math.log(max(values.values()) / least) / math.log(most / least)
+            right = place < 0.55 or place + 0.0135 * (len(text) + 1) < 1.03
+            _beside(
+                axis, subject, text, max(values.values()) if right else min(values.values()), at, right=right
+            )
+        axis.set_xscale("log")
+        axis.set_xlim(least, most)
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
+        axis.set_xlabel(f"{unit}, logarithmic", color=MUTED, loc="left")
+        axis.grid(axis="y", visible=False)
+
+    return _panels(keys, title, subtitle, draw, label)
+
+
+def _panels(
+    keys: dict[Key, Values],
+    title: str,
+    subtitle: str,
+    draw: Callable[[Axes, Key, Values], None],
+    label: Callable[[Key], str] | None = None,
+) -> Figure | None:
+    """Two panels beside each other, as many rows of them as needed; the height follows the longest."""
+    if not keys:
+        return None
+    items = list(keys.items())
+    rows = [items[at : at + 2] for at in range(0, len(items), 2)]
+    sizes = [max(len(subjects) for _, subjects in row) for row in rows]
+    heights = [0.27 * size + 1.1 for size in sizes]
+    height = 1.0 + sum(heights)
+    figure = Figure(figsize=(12, height), dpi=120, facecolor=PAPER)
+    _title(figure, title, subtitle)
+    top = height - 1.0
+    for row, size, tall in zip(rows, sizes, heights, strict=True):
+        for column, (key, subjects) in enumerate(row):
+            bottom = (top - tall + 0.75) / height
+            axis = figure.add_axes((0.025 + 0.495 * column, bottom, 0.455, 0.27 * size / height))
+            _plain(axis)
+            draw(axis, key, subjects)
+            axis.set_title(label(key) if label else _title_of(key), loc="left", color=INK, fontsize=12)
+            axis.set_yticks([])
+            axis.set_ylim(size - 0.4, -0.6)
+        top -= tall
+    return figure
+
+
+def _title_of(key: Key) -> str:
+    text = key.text()
+    return f"{key.what} ({text})" if text else key.what
+
+
+def _bar(axis: Axes, at: float, subject: str, values: dict[int, float], text: str | None = None) -> None:
+    middle = median(values)
+    axis.barh(at, middle, height=0.82, color=_colour(subject))
+    if len(values) > 1:
+        ends = [min(values.values()), max(values.values())]
+        axis.plot(ends, [at, at], color=INK, linewidth=1.2, alpha=0.6)
+    _beside(axis, subject, text or f"{shown(middle)}  {subject}", max(values.values()), at)
+
+
+def _beside(axis: Axes, subject: str, text: str, x: float, y: float, *, right: bool = True) -> None:
+    axis.annotate(
+        text,
+        (x, y),
+        xytext=(8 if right else -8, 0),
+        textcoords="offset points",
+        va="center",
+        ha="left" if right else "right",
+        color=INK,
+        fontsize=9.5,
+        fontweight="bold" if subject.startswith("fairq") else "normal",
+        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.0},
+    )
+
+
+def _from_left(axis: Axes, most: float, unit: str) -> None:
+    axis.set_xlim(0, most)
+    axis.xaxis.set_major_locator(MaxNLocator(6))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
+    axis.set_xlabel(unit, color=MUTED, loc="left")
+    axis.tick_params(axis="y", labelcolor=INK)
+    axis.grid(axis="y", visible=False)
 
 
 def _ratio_card(results: Results, keys: dict[Key, Values], title: str, subtitle: str) -> Figure | None:
@@ -265,7 +364,7 @@ def _ratio_card(results: Results, keys: dict[Key, Values], title: str, subtitle:
     def beside(key: Key, subject: str, ratio: float) -> str:
         return f"{ratio:.2f}  {subject}, {shown(rates[key, subject], key.unit)}"
 
-    figure = _bar_card(ratios, title, subtitle, beside=beside)
+    figure = _bar_card(ratios, title, subtitle, unit="times a plain insert", beside=beside)
     if figure is not None:
         figure.axes[0].axvline(1, color=INK, linewidth=1.2, zorder=0.5)
     return figure
@@ -306,7 +405,8 @@ def held(results: Results) -> Figure | None:
         return None
     figure, axes = _card(
         "A snapshot is held open, then let go",
-        "A steady rate through one connection. Dotted: the snapshot ends, vacuum may remove what is dead.",
+        "A steady rate through one connection. Dotted: the snapshot ends, and vacuum may remove what is dead."
+        " Faint: single runs.",
         panels=3,
         height=4.6,
         share=False,
@@ -346,7 +446,7 @@ def churned(results: Results) -> Figure | None:
 
 
 def _over_time(axis: Axes, series: Sequence[dict[str, Any]]) -> None:
-    """A line per subject, the median of its repetitions; each of them faint behind it."""
+    """A line per subject: the median of its repetitions while all of them go on, each faint behind it."""
     of_subject: dict[str, list[list[list[float]]]] = {}
     for each in series:
         of_subject.setdefault(each["subject"], []).append(each["points"])
@@ -359,7 +459,16 @@ def _over_time(axis: Axes, series: Sequence[dict[str, Any]]) -> None:
             for together in zip(*runs, strict=False)
         ]
         axis.plot(*zip(*middle, strict=True), color=colour, linewidth=2.2, label=subject)
+    axis.set_xlim(0, max(_all_end(series), 1e-3) * 1.02)
     axis.set_xlabel("seconds", color=MUTED, loc="left")
+
+
+def _all_end(series: Sequence[dict[str, Any]]) -> float:
+    """Where the shortest of the repetitions of the longest-lived subject ends."""
+    ends: dict[str, list[float]] = {}
+    for each in series:
+        ends.setdefault(each["subject"], []).append(each["points"][-1][0])
+    return max(min(times) for times in ends.values())
 
 
 def _from_zero(axis: Axes, title: str) -> None:
@@ -390,16 +499,25 @@ def _card(
         bottom=0.65 / height,
         wspace=0.10 if share else 0.22,
     )
+    _title(figure, title, subtitle)
+    for axis in axes:
+        _plain(axis)
+    return figure, axes
+
+
+def _title(figure: Figure, title: str, subtitle: str) -> None:
+    height = figure.get_figheight()
     figure.text(0.025, 1 - 0.42 / height, title, fontsize=17, fontweight="bold", color=INK)
     figure.text(0.025, 1 - 0.72 / height, subtitle, fontsize=10.5, color=MUTED)
-    for axis in axes:
-        axis.set_facecolor(PAPER)
-        axis.grid(color=GRID, linewidth=0.8)
-        axis.set_axisbelow(True)
-        axis.tick_params(length=0, colors=MUTED, which="both")
-        for side in axis.spines.values():
-            side.set_visible(False)
-    return figure, axes
+
+
+def _plain(axis: Axes) -> None:
+    axis.set_facecolor(PAPER)
+    axis.grid(color=GRID, linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.tick_params(length=0, colors=MUTED, which="both")
+    for side in axis.spines.values():
+        side.set_visible(False)
 
 
 def _legend(figure: Figure, axis: Axes) -> None:

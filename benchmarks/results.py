@@ -57,7 +57,7 @@ class Results:
     series: list[dict[str, Any]] = field(default_factory=list)
     notes: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
     spins: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    repetitions: dict[tuple[Key, str], int] = field(default_factory=dict)
+    limits: dict[Key, float] = field(default_factory=dict)
 
     def benchmarks(self) -> list[str]:
         return list(dict.fromkeys(key.benchmark for key in self.values))
@@ -94,6 +94,13 @@ class Results:
             while number in of_subject:
                 number += 1_000
             of_subject[number] = record["value"]
+            if "limit" in record:
+                self.limits[key] = record["limit"]
+
+    def cut_off(self, key: Key, value: float) -> str:
+        """What to say of a value instead of it, where the measurement ended before: for waits in ms."""
+        limit = self.limits.get(key)
+        return f"not served in {limit / 1000:g} s" if limit is not None and value >= limit else ""
 
 
 def load(paths: Iterable[Path]) -> Results:

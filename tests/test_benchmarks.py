@@ -4,13 +4,14 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import compare, measures, page, plots
+from benchmarks import compare, harness, measures, page, plots
 from benchmarks.__main__ import NAMES, main
 from benchmarks.engines import Record
 from benchmarks.results import Results, gather, reference, shown
@@ -25,7 +26,7 @@ def test_benchmark_runs_and_is_reported(name: str, empty_database: Database, tmp
     out = tmp_path / "out.jsonl"
     ran = CliRunner().invoke(
         main,
-        ["run", name, "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)],
+        ["run", name, "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out), "--draft"],
         catch_exceptions=False,
     )
     assert ran.exit_code == 0
@@ -37,9 +38,11 @@ def test_benchmark_runs_and_is_reported(name: str, empty_database: Database, tmp
     reported = CliRunner().invoke(main, ["report", str(out)], catch_exceptions=False)
     assert reported.exit_code == 0
     text = out.with_suffix(".md").read_text()
+    tables = (tmp_path / "out-tables.md").read_text()
     assert f"## {page.TITLES.get(name, name)}" in text
+    assert "(out-tables.md)" in text
     for what in {record["what"] for record in records if "value" in record} - {"spin"}:
-        assert f"**{what}**" in text
+        assert f"**{what}**" in tables
     for picture in plots.PLOTS:
         if picture[0] == name:
             assert f"(bench-{picture[1]}.png)" in text
@@ -54,7 +57,7 @@ def test_one_that_fails_does_not_stop_the_others(
 
     monkeypatch.setattr("benchmarks.bench_cycle.run", fail)
     out = tmp_path / "out.jsonl"
-    arguments = ["--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)]
+    arguments = ["--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out), "--draft"]
     ran = CliRunner().invoke(main, ["run", "cycle", "generated_call", *arguments])
     assert ran.exit_code == 1
     assert "out of luck" in ran.output
@@ -64,7 +67,7 @@ def test_one_that_fails_does_not_stop_the_others(
 
 def test_explain_keeps_the_plans_and_tells_who_got_what(empty_database: Database, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    arguments = ["explain", "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out)]
+    arguments = ["explain", "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out), "--draft"]
     assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
     plans = {path.name: path.read_text() for path in (tmp_path / "plans" / "out").iterdir()}
     assert "WindowAgg" in plans["window-300-tasks-10-groups.txt"]
@@ -79,6 +82,58 @@ def test_explain_keeps_the_plans_and_tells_who_got_what(empty_database: Database
     visited = next(iter(values.of("explain", "rows visited").values()))
     # Of each task an entry of the order and its body, and no more of others than that makes.
     assert visited["fairq pop"][0] < 2 * 15 + 15 < 300 <= visited["window"][0]
+
+
+def a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git repository with one committed file of the engine, in the place of ours."""
+    monkeypatch.setattr("benchmarks.harness.ROOT", tmp_path / "benchmarks")
+    for folder in ("benchmarks/results", "sql", "docs"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "sql" / "engine.sql").write_text("select 1;")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *who, *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_what_is_measured_is_committed_or_called_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = a_clone(tmp_path, monkeypatch)
+    (clone / "docs" / "page.md").write_text("Documents may change.")
+    (clone / "benchmarks" / "results" / "new.jsonl").write_text("And so may results.")
+    assert harness.uncommitted() == []
+    assert "draft" not in str(harness.commit())
+
+    (clone / "sql" / "new.sql").write_text("select 2;")
+    assert harness.uncommitted() == ["sql/new.sql"]
+    assert str(harness.commit()).endswith("-draft")
+    refused = CliRunner().invoke(main, ["run", "cycle", "--scale", "tiny", "--dsn", "postgresql://nowhere"])
+    assert refused.exit_code == 2
+    assert "Not committed: sql/new.sql" in refused.output
+    assert "--draft" in refused.output
+
+
+def test_without_git_every_measurement_is_a_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.harness.ROOT", tmp_path / "benchmarks")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert harness.uncommitted()
+
+
+def test_a_wait_that_was_cut_off_is_no_wait(tmp_path: Path) -> None:
+    """Neither in the tables nor in a ratio: the task was not served."""
+    base = {"benchmark": "peers", "what": "newcomers' wait, p50", "unit": "ms", "scenario": {}, "limit": 6000}
+    rows = [("fairq", 6.0), ("fifo", 6000.0), ("other", 5999.0)]
+    lines = [{**base, "subject": subject, "value": value, "repetition": 0} for subject, value in rows]
+    facts = {"postgresql": "18", "python": "3", "psycopg": "3", "commit": "abc", "settings": {}}
+    facts["machine"] = {"cores": 2, "system": "Linux", "arch": "x86_64"}
+    out = tmp_path / "out.jsonl"
+    out.write_text("\n".join(json.dumps(each) for each in [{"facts": facts}, *lines]))
+    page.write([out], tmp_path / "page.md", tmp_path, tmp_path / "tables.md")
+    tables = (tmp_path / "tables.md").read_text()
+    assert "| fifo | not served in 6 s |" in tables
+    assert "| fairq | 6 |" in tables
+    assert "| other | 5,999 |" in tables
 
 
 @pytest.mark.parametrize(
