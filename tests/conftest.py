@@ -21,6 +21,7 @@ from tests.support.server import (
     create_database,
     docker_answers,
     drop_database,
+    keep_temporary_files_in_memory,
     running_server,
 )
 
@@ -51,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     stack = config.stash[CLOSING] = contextlib.ExitStack()
     if config.option.basetemp is None:
         config.option.basetemp = stack.enter_context(_temporary_folder(config.rootpath))
+    keep_temporary_files_in_memory(os.environ)
     try:
         config.stash[CHOICE] = choose(os.environ, docker_answers)
         config.stash[SERVER] = stack.enter_context(running_server(config.stash[CHOICE]))
