@@ -16,8 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fairq.app import App, Backoff, Cancellation, Context, Task
+    from fairq.app import App
+    from fairq.backoff import Backoff
     from fairq.client import Item, cancel, enqueue, enqueue_many
+    from fairq.context import Cancellation, Context
     from fairq.errors import (
         Cancelled,
         ConfigurationError,
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
         resume_queue,
     )
     from fairq.results import Progress, TaskResult, progress, result
+    from fairq.task import Task
 
 __all__ = [
     "App",
@@ -140,7 +143,7 @@ __all__ = [
     "resume_queue",
 ]
 
-_MODULES = ("app", "client", "errors", "policies", "results")
+_MODULES = ("errors", "client", "policies", "results", "context", "backoff", "task", "app")
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
 

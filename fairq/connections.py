@@ -8,6 +8,8 @@
 | and their async twins; psycopg, psycopg2, asyncpg     | knows of the transaction                      |
 | Django connection (also `connections["…"]`)           | its cursor                                    |
 
+`on_connection` is the way of every public function from its arguments to a connection.
+
 The caller owns the connection and its transaction. Nothing here commits, rolls back, or changes a setting.
 A library is looked for among the modules already imported: who passes its connection has imported it.
 
@@ -19,17 +21,28 @@ has to know a type, and no codec that the application set is in the way.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import sys
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Generator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, LiteralString, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    LiteralString,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import psycopg
-from psycopg.rows import scalar_row
 
 from fairq import driver
+from fairq.driver import Call
 from fairq.errors import UnsupportedConnection, translating
 
 if TYPE_CHECKING:
@@ -38,7 +51,16 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
-__all__ = ["AsyncConnection", "Call", "DjangoConnection", "SyncConnection", "is_async", "run"]
+__all__ = [
+    "AsyncConnection",
+    "DjangoConnection",
+    "Step",
+    "Steps",
+    "SyncConnection",
+    "is_async",
+    "on_connection",
+    "run",
+]
 
 
 class DjangoConnection(Protocol):
@@ -58,39 +80,117 @@ AsyncConnection: TypeAlias = (
     "psycopg.AsyncConnection[Any] | AlchemyAsyncConnection | AsyncSession | async_scoped_session[Any]"
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Row = tuple[Any, ...]
 
 
-S = TypeVar("S")
+# --- From a call to a connection -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[S, T]):
-    """A generated call, and what to make of its answer."""
+class Step(Protocol):
+    """Something that is done on a connection and is no call: a wait, a look at the connection itself."""
 
-    query: driver.Call[S]
-    read: Callable[[S], T]
+    def do(self, conn: Any) -> Any: ...
+    async def do_async(self, conn: Any) -> Any: ...
+
+
+# Several calls and steps that need each other's answers, apart from how they are sent.
+Steps: TypeAlias = Generator[Call[Any] | Step, Any, T]
+
+
+class OnConnection(Protocol[P, T_co]):
+    """A public function: on a sync connection it returns the answer, on an async one a coroutine."""
+
+    @overload
+    def __call__(self, conn: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+    @overload
+    def __call__(
+        self, conn: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T_co]: ...
+
+
+def on_connection(make: Callable[P, Call[T] | Steps[T]]) -> OnConnection[P, T]:
+    """The function that makes a call and runs it on the connection that it gets as its first argument."""
+    name = f"fairq.{make.__name__}"
+
+    @functools.wraps(make)
+    def function(conn: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return run(conn, make(*args, **kwargs), name)
+
+    own = inspect.signature(make)
+    first = inspect.Parameter("conn", inspect.Parameter.POSITIONAL_ONLY)
+    function.__signature__ = own.replace(parameters=[first, *own.parameters.values()])  # type: ignore[attr-defined]
+    return function
 
 
 @overload
-def run(conn: SyncConnection, call: Call[Any, T]) -> T: ...
+def run(conn: SyncConnection, work: Call[T] | Steps[T], name: str = ...) -> T: ...
 @overload
-def run(conn: AsyncConnection, call: Call[Any, T]) -> Coroutine[Any, Any, T]: ...
-def run(conn: Any, call: Call[Any, T]) -> T | Coroutine[Any, Any, T]:
-    """Run a call on a connection; on an async one, return a coroutine that does."""
+def run(conn: AsyncConnection, work: Call[T] | Steps[T], name: str = ...) -> Coroutine[Any, Any, T]: ...
+def run(
+    conn: Any, work: Call[T] | Steps[T], name: str = "fairq.connections.run"
+) -> T | Coroutine[Any, Any, T]:
+    """Run a call, or steps, on a connection; on an async one, return a coroutine that does.
+
+    `name` is what Python calls the coroutine when nobody awaits it.
+    """
     kind = _kind(conn)
     if kind in _ASYNC:
-        return _run_async(_ASYNC[kind], conn, call)
+        coroutine: Any = (
+            _send_async(_ASYNC[kind], conn, work)
+            if isinstance(work, Call)
+            else _drive_async(_ASYNC[kind], conn, work)
+        )
+        coroutine.__qualname__ = name
+        return coroutine  # type: ignore[no-any-return]
+    return _send(_SYNC[kind], conn, work) if isinstance(work, Call) else _drive(_SYNC[kind], conn, work)
+
+
+def _send(send: Callable[[Any, Call[Any]], Any], conn: Any, call: Call[T]) -> T:
     with translating():
-        return call.read(_SYNC[kind](conn, call.query))
+        return send(conn, call)  # type: ignore[no-any-return]
 
 
-async def _run_async(
-    send: Callable[[Any, driver.Call[Any]], Coroutine[Any, Any, Any]], conn: Any, call: Call[Any, T]
+async def _send_async(
+    send: Callable[[Any, Call[Any]], Coroutine[Any, Any, Any]], conn: Any, call: Call[T]
 ) -> T:
     with translating():
-        return call.read(await send(conn, call.query))
+        return await send(conn, call)  # type: ignore[no-any-return]
+
+
+def _drive(send: Callable[[Any, Call[Any]], Any], conn: Any, steps: Steps[T]) -> T:
+    answer, error = None, None
+    while True:
+        try:
+            step = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        answer, error = None, None
+        try:
+            answer = _send(send, conn, step) if isinstance(step, Call) else step.do(conn)
+        except BaseException as exc:  # the steps know what to do about it
+            error = exc
+
+
+async def _drive_async(
+    send: Callable[[Any, Call[Any]], Coroutine[Any, Any, Any]], conn: Any, steps: Steps[T]
+) -> T:
+    answer, error = None, None
+    while True:
+        try:
+            step = steps.send(answer) if error is None else steps.throw(error)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        answer, error = None, None
+        try:
+            if isinstance(step, Call):
+                answer = await _send_async(send, conn, step)
+            else:
+                answer = await step.do_async(conn)
+        except BaseException as exc:
+            error = exc
 
 
 def is_async(conn: object) -> bool:
@@ -144,17 +244,6 @@ def _kind_of_class(cls: type) -> str | None:
     return found
 
 
-# --- psycopg ---------------------------------------------------------------------------------------
-
-
-def _psycopg(conn: psycopg.Connection[Any], query: driver.Call[Any]) -> Any:
-    return driver.run(conn, query)
-
-
-async def _psycopg_async(conn: psycopg.AsyncConnection[Any], query: driver.Call[Any]) -> Any:
-    return await driver.run(conn, query)
-
-
 # --- The others ------------------------------------------------------------------------------------
 
 _NUMBERED = re.compile(r"\$(\d+)")
@@ -174,17 +263,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _answer(statement: driver.Statement[Any], rows: list[Row]) -> Any:
+def _answer(call: Call[T], rows: list[Row]) -> T:
     """What psycopg's side would have made of the rows."""
-    if statement.row is scalar_row:
-        made: list[Any] = [row[0] for row in rows]
-    else:
-        # The generated factories call the row's class, and look at no cursor.
-        make = statement.row(None)
-        made = [make(row) for row in rows]
-    if statement.command == "many":
-        return made
-    return made[0] if made else None
+    # The generated factories call the row's class, and look at no cursor.
+    make = call.statement.row(None)
+    answer: Any = [make(row) for row in rows]
+    if call.statement.command != "many":
+        answer = answer[0] if answer else None
+    return answer if call.read is None else call.read(answer)
 
 
 # --- SQLAlchemy ------------------------------------------------------------------------------------
@@ -205,13 +291,13 @@ def _alchemy_text(sql: LiteralString) -> Any:
     return text(named).bindparams(*(bindparam(f"p{n}", type_=NullType()) for n in range(1, count + 1)))
 
 
-def _named(query: driver.Call[Any]) -> dict[str, Any]:
+def _named(query: Call[Any]) -> dict[str, Any]:
     return {f"p{number}": _plain(value) for number, value in enumerate(query.params, 1)}
 
 
-def _alchemy_answer(query: driver.Call[Any], result: Any) -> Any:
+def _alchemy_answer(query: Call[Any], result: Any) -> Any:
     rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
-    return _answer(query.statement, rows)
+    return _answer(query, rows)
 
 
 def _check_dialect(conn: AlchemyConnection | AlchemyAsyncConnection) -> None:
@@ -219,21 +305,21 @@ def _check_dialect(conn: AlchemyConnection | AlchemyAsyncConnection) -> None:
         raise UnsupportedConnection(f"SQLAlchemy's connection is to {conn.dialect.name}, not to PostgreSQL")
 
 
-def _alchemy(conn: AlchemyConnection, query: driver.Call[Any]) -> Any:
+def _alchemy(conn: AlchemyConnection, query: Call[Any]) -> Any:
     _check_dialect(conn)
     return _alchemy_answer(query, conn.execute(_alchemy_text(query.statement.sql), _named(query)))
 
 
-def _alchemy_session(session: Session, query: driver.Call[Any]) -> Any:
+def _alchemy_session(session: Session, query: Call[Any]) -> Any:
     return _alchemy(session.connection(), query)
 
 
-async def _alchemy_async(conn: AlchemyAsyncConnection, query: driver.Call[Any]) -> Any:
+async def _alchemy_async(conn: AlchemyAsyncConnection, query: Call[Any]) -> Any:
     _check_dialect(conn)
     return _alchemy_answer(query, await conn.execute(_alchemy_text(query.statement.sql), _named(query)))
 
 
-async def _alchemy_async_session(session: AsyncSession, query: driver.Call[Any]) -> Any:
+async def _alchemy_async_session(session: AsyncSession, query: Call[Any]) -> Any:
     return await _alchemy_async(await session.connection(), query)
 
 
@@ -248,22 +334,22 @@ def _django_text(sql: LiteralString) -> tuple[str, tuple[int, ...]]:
     return _NUMBERED.sub("%s", sql.replace("%", "%%")), order
 
 
-def _django(conn: DjangoConnection, query: driver.Call[Any]) -> Any:
+def _django(conn: DjangoConnection, query: Call[Any]) -> Any:
     sql, order = _django_text(query.statement.sql)
     with conn.cursor() as cursor:
         cursor.execute(sql, [_plain(query.params[position]) for position in order])
         rows = [] if query.statement.command == "exec" else [tuple(row) for row in cursor.fetchall()]
-    return _answer(query.statement, rows)
+    return _answer(query, rows)
 
 
-_SYNC: dict[str, Callable[[Any, driver.Call[Any]], Any]] = {
-    "psycopg": _psycopg,
+_SYNC: dict[str, Callable[[Any, Call[Any]], Any]] = {
+    "psycopg": driver.run,
     "alchemy": _alchemy,
     "alchemy_session": _alchemy_session,
     "django": _django,
 }
-_ASYNC: dict[str, Callable[[Any, driver.Call[Any]], Coroutine[Any, Any, Any]]] = {
-    "psycopg_async": _psycopg_async,
+_ASYNC: dict[str, Callable[[Any, Call[Any]], Coroutine[Any, Any, Any]]] = {
+    "psycopg_async": driver.run,
     "alchemy_async": _alchemy_async,
     "alchemy_async_session": _alchemy_async_session,
 }

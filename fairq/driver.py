@@ -87,6 +87,8 @@ InetValue: TypeAlias = _Address | _Interface
 CidrValue: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
 T1 = TypeVar("T1")
 T2 = TypeVar("T2")
 T3 = TypeVar("T3")
@@ -365,11 +367,19 @@ class Statement(Generic[T]):
         return Query(self, params)
 
 
-class Call(NamedTuple, Generic[T]):
+class Call(NamedTuple, Generic[T_co]):
     """A statement with its parameters, not sent yet."""
 
-    statement: Statement[T]
-    params: Params
+    statement: Statement[Any]
+    params: Params = ()
+    read: Callable[[Any], T_co] | None = None
+    """What is made of the answer; None: nothing, it is the answer that counts."""
+
+    def then(self, read: Callable[[T_co], U]) -> Call[U]:
+        """The same call, and what is made of its answer."""
+        before = self.read
+        made = read if before is None else lambda answer: read(before(answer))
+        return Call(self.statement, self.params, made)
 
 
 class Query(Generic[P, T]):
@@ -410,7 +420,7 @@ def run(conn: Connection | AsyncConnection, call: Call[T]) -> T | Coroutine[Any,
     """Send one call and wait for its result."""
     if isinstance(conn, psycopg.AsyncConnection):
         return _run_async(conn, call)
-    statement, params = call
+    statement, params, read = call
     cursor = statement.cursor(conn, row_factory=statement.row)
     cursor.execute(statement.sql, params, binary=statement.binary)
     command = statement.command
@@ -425,11 +435,11 @@ def run(conn: Connection | AsyncConnection, call: Call[T]) -> T | Coroutine[Any,
             with conn.pipeline():
                 pass
         value = _outcome(cursor, command)
-    return value  # type: ignore[no-any-return]
+    return value if read is None else read(value)
 
 
 async def _run_async(conn: AsyncConnection, call: Call[T]) -> T:
-    statement, params = call
+    statement, params, read = call
     cursor = statement.async_cursor(conn, row_factory=statement.row)
     await cursor.execute(statement.sql, params, binary=statement.binary)
     command = statement.command
@@ -443,7 +453,7 @@ async def _run_async(conn: AsyncConnection, call: Call[T]) -> T:
             async with conn.pipeline():
                 pass
         value = _outcome(cursor, command)
-    return value  # type: ignore[no-any-return]
+    return value if read is None else read(value)
 
 
 def _checked(value: Any, cursor: _AnyCursor, command: str) -> Any:
@@ -472,14 +482,14 @@ class Sent(Generic[T]):
     `result()` reads it once the pipeline has been synchronised or left.
     """
 
-    __slots__ = ("_cursor", "_statement")
+    __slots__ = ("_call", "_cursor")
 
-    def __init__(self, cursor: _AnyCursor, statement: Statement[T]) -> None:
+    def __init__(self, cursor: _AnyCursor, call: Call[T]) -> None:
         self._cursor = cursor
-        self._statement = statement
+        self._call = call
 
     def result(self) -> T:
-        cursor, statement = self._cursor, self._statement
+        cursor, (statement, _, read) = self._cursor, self._call
         value: Any
         if cursor.pgresult is None:
             raise psycopg.InterfaceError(
@@ -499,23 +509,23 @@ class Sent(Generic[T]):
                 value = value[0] if value else None
         else:
             value = _outcome(cursor, statement.command)
-        return value  # type: ignore[no-any-return]
+        return value if read is None else read(value)
 
 
 def send(conn: Connection, call: Call[T]) -> Sent[T]:
     """Send a call inside `with conn.pipeline():` and go on without its result."""
-    statement, params = call
+    statement = call.statement
     cursor = statement.cursor(conn, row_factory=statement.row)
-    cursor.execute(statement.sql, params, binary=statement.binary)
-    return Sent(cursor, statement)
+    cursor.execute(statement.sql, call.params, binary=statement.binary)
+    return Sent(cursor, call)
 
 
 async def send_async(conn: AsyncConnection, call: Call[T]) -> Sent[T]:
     """Send a call inside `async with conn.pipeline():` and go on without its result."""
-    statement, params = call
+    statement = call.statement
     cursor = statement.async_cursor(conn, row_factory=statement.row)
-    await cursor.execute(statement.sql, params, binary=statement.binary)
-    return Sent(cursor, statement)
+    await cursor.execute(statement.sql, call.params, binary=statement.binary)
+    return Sent(cursor, call)
 
 
 # The results of two or three calls keep their types one by one. Of more they have the one type that all of
@@ -525,7 +535,9 @@ def run_pipeline(conn: Connection, a: Call[T1], b: Call[T2], /) -> tuple[T1, T2]
 @overload
 def run_pipeline(conn: Connection, a: Call[T1], b: Call[T2], c: Call[T3], /) -> tuple[T1, T2, T3]: ...
 @overload
-def run_pipeline(conn: Connection, /, *calls: Call[T]) -> tuple[T, ...]: ...
+def run_pipeline(
+    conn: Connection, a: Call[T], b: Call[T], c: Call[T], d: Call[T], /, *more: Call[T]
+) -> tuple[T, ...]: ...
 def run_pipeline(conn: Connection, /, *calls: Call[Any]) -> tuple[Any, ...]:
     """Send several calls and read their results in one round trip.
 
@@ -543,7 +555,9 @@ async def run_pipeline_async(
     conn: AsyncConnection, a: Call[T1], b: Call[T2], c: Call[T3], /
 ) -> tuple[T1, T2, T3]: ...
 @overload
-async def run_pipeline_async(conn: AsyncConnection, /, *calls: Call[T]) -> tuple[T, ...]: ...
+async def run_pipeline_async(
+    conn: AsyncConnection, a: Call[T], b: Call[T], c: Call[T], d: Call[T], /, *more: Call[T]
+) -> tuple[T, ...]: ...
 async def run_pipeline_async(conn: AsyncConnection, /, *calls: Call[Any]) -> tuple[Any, ...]:
     """Send several calls and read their results in one round trip, as `run_pipeline` does."""
     async with conn.pipeline():

@@ -11,12 +11,9 @@ their help are made from the same line.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from functools import lru_cache
-from types import NoneType
 from typing import (
     Annotated,
     Any,
@@ -26,14 +23,22 @@ from typing import (
     TypeVar,
     Unpack,
     get_args,
-    get_origin,
     get_type_hints,
-    overload,
 )
 
-from fairq.client import check_group_key, identity, interval, is_int, stored_bytes
-from fairq.connections import AsyncConnection, Call, SyncConnection, run
-from fairq.errors import ConfigurationError, InvalidName, InvalidTime, OutOfRange
+from fairq.connections import on_connection
+from fairq.driver import Call
+from fairq.errors import ConfigurationError, InvalidTime, OutOfRange
+from fairq.options import (
+    Seconds,
+    check_group_key,
+    check_text,
+    interval,
+    is_int,
+    is_number,
+    options_of,
+    refuse_unknown,
+)
 from fairq.queries import settings as queries
 
 __all__ = [
@@ -58,7 +63,6 @@ __all__ = [
     "resume_queue",
 ]
 
-Seconds = float | timedelta
 Fairness = Literal["count", "time"]
 Time = TypeVar("Time")  # Seconds where it is set, timedelta where it is answered
 
@@ -170,206 +174,109 @@ class RateUsage:
 # --- Settings --------------------------------------------------------------------------------------
 
 
-@overload
-def configure_queue(
-    conn: SyncConnection, queue: str, **settings: Unpack[QueueSettings[Seconds]]
-) -> QueueState: ...
-@overload
-def configure_queue(
-    conn: AsyncConnection, queue: str, **settings: Unpack[QueueSettings[Seconds]]
-) -> Coroutine[Any, Any, QueueState]: ...
-def configure_queue(
-    conn: Any, queue: str, **settings: Unpack[QueueSettings[Seconds]]
-) -> QueueState | Coroutine[Any, Any, QueueState]:
+@on_connection
+def configure_queue(queue: str, **settings: Unpack[QueueSettings[Seconds]]) -> Call[QueueState]:
     """Create a queue, or change its settings."""
-    _check_text("queue", queue)
     given = _given("configure_queue", settings, QueueSettings)
-    call = queries.configure_queue.call(queue=queue, settings=given)
-    return run(conn, Call(call, _settings(QueueState)))  # type: ignore[no-any-return]
+    call = queries.configure_queue.call(queue=check_text("queue", queue), settings=given)
+    return call.then(_settings(QueueState))
 
 
-@overload
+@on_connection
 def configure_group(
-    conn: SyncConnection, queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
-) -> GroupState: ...
-@overload
-def configure_group(
-    conn: AsyncConnection, queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
-) -> Coroutine[Any, Any, GroupState]: ...
-def configure_group(
-    conn: Any, queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
-) -> GroupState | Coroutine[Any, Any, GroupState]:
+    queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
+) -> Call[GroupState]:
     """Change settings of one group of a queue. Groups need none: unknown ones have those of their queue."""
-    _check_text("queue", queue)
-    check_group_key(group_key)
     given = _given("configure_group", settings, GroupSettings)
-    call = queries.configure_group.call(queue=queue, group_key=group_key, settings=given)
-    return run(conn, Call(call, _settings(GroupState)))  # type: ignore[no-any-return]
+    return queries.configure_group.call(**_group(queue, group_key), settings=given).then(
+        _settings(GroupState)
+    )
 
 
-@overload
-def configure_key(
-    conn: SyncConnection, concurrency_key: str, **settings: Unpack[KeySettings]
-) -> KeySettings: ...
-@overload
-def configure_key(
-    conn: AsyncConnection, concurrency_key: str, **settings: Unpack[KeySettings]
-) -> Coroutine[Any, Any, KeySettings]: ...
-def configure_key(
-    conn: Any, concurrency_key: str, **settings: Unpack[KeySettings]
-) -> KeySettings | Coroutine[Any, Any, KeySettings]:
+@on_connection
+def configure_key(concurrency_key: str, **settings: Unpack[KeySettings]) -> Call[KeySettings]:
     """Say how many tasks with a concurrency key may be in flight at once, over all queues and groups."""
-    _check_text("concurrency key", concurrency_key)
+    key = check_text("concurrency key", concurrency_key)
     given = _given("configure_key", settings, KeySettings)
-    call = queries.configure_key.call(concurrency_key=concurrency_key, settings=given)
-    return run(conn, Call(call, _settings(KeySettings)))  # type: ignore[no-any-return]
+    return queries.configure_key.call(concurrency_key=key, settings=given).then(_settings(KeySettings))
 
 
-@overload
-def configure_cluster(conn: SyncConnection, **settings: Unpack[ClusterSettings]) -> ClusterSettings: ...
-@overload
-def configure_cluster(
-    conn: AsyncConnection, **settings: Unpack[ClusterSettings]
-) -> Coroutine[Any, Any, ClusterSettings]: ...
-def configure_cluster(
-    conn: Any, **settings: Unpack[ClusterSettings]
-) -> ClusterSettings | Coroutine[Any, Any, ClusterSettings]:
+@on_connection
+def configure_cluster(**settings: Unpack[ClusterSettings]) -> Call[ClusterSettings]:
     """Change settings of the installation."""
-    call = queries.configure_cluster.call(settings=_given("configure_cluster", settings, ClusterSettings))
-    return run(conn, Call(call, _settings(ClusterSettings)))  # type: ignore[no-any-return]
+    given = _given("configure_cluster", settings, ClusterSettings)
+    return queries.configure_cluster.call(settings=given).then(_settings(ClusterSettings))
 
 
 # --- Stop and go on --------------------------------------------------------------------------------
 
 
-@overload
-def pause_queue(conn: SyncConnection, queue: str) -> None: ...
-@overload
-def pause_queue(conn: AsyncConnection, queue: str) -> Coroutine[Any, Any, None]: ...
-def pause_queue(conn: Any, queue: str) -> Coroutine[Any, Any, None] | None:
+@on_connection
+def pause_queue(queue: str) -> Call[None]:
     """Stop serving a queue until it is resumed. Tasks can be created all the while; those that run go on."""
-    _check_text("queue", queue)
-    call = queries.pause_queue.call(queue=queue)
-    return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
+    return queries.pause_queue.call(queue=check_text("queue", queue)).then(_nothing)
 
 
-@overload
-def resume_queue(conn: SyncConnection, queue: str) -> None: ...
-@overload
-def resume_queue(conn: AsyncConnection, queue: str) -> Coroutine[Any, Any, None]: ...
-def resume_queue(conn: Any, queue: str) -> Coroutine[Any, Any, None] | None:
+@on_connection
+def resume_queue(queue: str) -> Call[None]:
     """Serve a paused queue again, and take new tasks where it was draining."""
-    _check_text("queue", queue)
-    call = queries.resume_queue.call(queue=queue)
-    return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
+    return queries.resume_queue.call(queue=check_text("queue", queue)).then(_nothing)
 
 
-@overload
-def drain_queue(conn: SyncConnection, queue: str) -> None: ...
-@overload
-def drain_queue(conn: AsyncConnection, queue: str) -> Coroutine[Any, Any, None]: ...
-def drain_queue(conn: Any, queue: str) -> Coroutine[Any, Any, None] | None:
+@on_connection
+def drain_queue(queue: str) -> Call[None]:
     """Let a queue run empty: new tasks are refused, those that are there are served, until it is resumed."""
-    _check_text("queue", queue)
-    call = queries.drain_queue.call(queue=queue)
-    return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
+    return queries.drain_queue.call(queue=check_text("queue", queue)).then(_nothing)
 
 
-@overload
-def pause_group(conn: SyncConnection, queue: str, group_key: str) -> None: ...
-@overload
-def pause_group(conn: AsyncConnection, queue: str, group_key: str) -> Coroutine[Any, Any, None]: ...
-def pause_group(conn: Any, queue: str, group_key: str) -> Coroutine[Any, Any, None] | None:
+@on_connection
+def pause_group(queue: str, group_key: str) -> Call[None]:
     """Stop serving a group until it is resumed. Its ready tasks go back in line; those that run go on."""
-    _check_text("queue", queue)
-    check_group_key(group_key)
-    call = queries.pause_group.call(queue=queue, group_key=group_key)
-    return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
+    return queries.pause_group.call(**_group(queue, group_key)).then(_nothing)
 
 
-@overload
-def resume_group(conn: SyncConnection, queue: str, group_key: str) -> None: ...
-@overload
-def resume_group(conn: AsyncConnection, queue: str, group_key: str) -> Coroutine[Any, Any, None]: ...
-def resume_group(conn: Any, queue: str, group_key: str) -> Coroutine[Any, Any, None] | None:
+@on_connection
+def resume_group(queue: str, group_key: str) -> Call[None]:
     """Serve a paused group again. What it missed is not made up for."""
-    _check_text("queue", queue)
-    check_group_key(group_key)
-    call = queries.resume_group.call(queue=queue, group_key=group_key)
-    return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
+    return queries.resume_group.call(**_group(queue, group_key)).then(_nothing)
 
 
-@overload
-def purge_group(conn: SyncConnection, queue: str, group_key: str) -> int: ...
-@overload
-def purge_group(conn: AsyncConnection, queue: str, group_key: str) -> Coroutine[Any, Any, int]: ...
-def purge_group(conn: Any, queue: str, group_key: str) -> int | Coroutine[Any, Any, int]:
+@on_connection
+def purge_group(queue: str, group_key: str) -> Call[int]:
     """Cancel everything a group has waiting, and return how many tasks that were. Running ones are left."""
-    _check_text("queue", queue)
-    check_group_key(group_key)
-    call = queries.purge_group.call(queue=queue, group_key=group_key)
-    return run(conn, Call(call, identity))  # type: ignore[no-any-return]
+    return queries.purge_group.call(**_group(queue, group_key))
 
 
 # --- Rates -----------------------------------------------------------------------------------------
 
 
-@overload
-def rate_usage(conn: SyncConnection, queue: str, group_key: str | None = ...) -> RateUsage | None: ...
-@overload
-def rate_usage(
-    conn: AsyncConnection, queue: str, group_key: str | None = ...
-) -> Coroutine[Any, Any, RateUsage | None]: ...
-def rate_usage(
-    conn: Any, queue: str, group_key: str | None = None
-) -> RateUsage | Coroutine[Any, Any, RateUsage | None] | None:
+@on_connection
+def rate_usage(queue: str, group_key: str | None = None) -> Call[RateUsage | None]:
     """Say how much is used of a group's rate, or of the rate of the whole queue. None: there is no rate."""
-    _check_text("queue", queue)
-    if group_key is not None:
-        check_group_key(group_key)
-    call = queries.rate_usage.call(queue=queue, group_key=group_key)
-    return run(conn, Call(call, _usage))  # type: ignore[no-any-return]
+    return queries.rate_usage.call(**_group(queue, group_key, optional=True)).then(_usage)
 
 
-@overload
-def reset_rate(conn: SyncConnection, queue: str, group_key: str | None = ...) -> None: ...
-@overload
-def reset_rate(
-    conn: AsyncConnection, queue: str, group_key: str | None = ...
-) -> Coroutine[Any, Any, None]: ...
-def reset_rate(conn: Any, queue: str, group_key: str | None = None) -> Coroutine[Any, Any, None] | None:
+@on_connection
+def reset_rate(queue: str, group_key: str | None = None) -> Call[None]:
     """Forget what was used of a group's rate, or of that of the whole queue: a full burst may go at once."""
-    _check_text("queue", queue)
-    if group_key is not None:
-        check_group_key(group_key)
-    call = queries.reset_rate.call(queue=queue, group_key=group_key)
-    return run(conn, Call(call, _nothing))  # type: ignore[no-any-return]
+    return queries.reset_rate.call(**_group(queue, group_key, optional=True)).then(_nothing)
 
 
 # --- What can be judged without the database -------------------------------------------------------
 
 
-@lru_cache
-def kinds(settings: Any) -> dict[str, tuple[type, str]]:
-    """The settings of a typed dict, each with its type (timedelta: a length of time) and what it is for."""
-    found = {}
-    for name, hint in get_type_hints(settings, include_extras=True).items():
-        if get_origin(hint) is Annotated:
-            hint, text = get_args(hint)
-            (kind,) = {*get_args(hint)} - {NoneType}
-            found[name] = (
-                timedelta if kind is Time else str if get_origin(kind) is Literal else kind,
-                text,
-            )
-    return found
+def _group(queue: str, group_key: str | None, *, optional: bool = False) -> dict[str, Any]:
+    check_text("queue", queue)
+    if group_key is not None or not optional:
+        check_group_key(group_key)
+    return {"queue": queue, "group_key": group_key}
 
 
 def _given(function: str, settings: Mapping[str, Any], known: Any) -> str:
     """The settings as the statement takes them. Ranges the engine judges; it knows them better."""
-    for name in settings:
-        if name not in kinds(known):
-            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    return json.dumps({name: _value(name, value, kinds(known)[name][0]) for name, value in settings.items()})
+    refuse_unknown(function, settings, known)
+    types = {name: option.type for name, option in options_of(known).items()}
+    return json.dumps({name: _value(name, value, types[name]) for name, value in settings.items()})
 
 
 def _value(name: str, value: Any, kind: type) -> Any:
@@ -385,24 +292,15 @@ def _value(name: str, value: Any, kind: type) -> Any:
         return value
     if kind is timedelta:
         seconds = value.total_seconds() if isinstance(value, timedelta) else value
-        if not _is_number(seconds) or not abs(seconds) <= 1e10:
+        if not is_number(seconds) or not abs(seconds) <= 1e10:
             raise InvalidTime(f"{name} is {value!r:.60}", "Seconds or a timedelta; None takes it away.")
         return interval(value)
-    if not _is_number(value):
+    if not is_number(value):
         raise OutOfRange(f"{name} is {value!r:.60}", "A number; None takes the setting away.")
     return float(value)
 
 
 _EXAMPLES = {bool: "True or False", str: "a string"}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_text(what: str, name: object) -> None:
-    if not isinstance(name, str) or not 1 <= stored_bytes(name) <= 500:
-        raise InvalidName(f"the {what} is {name!r:.60}", "A text of 1 to 500 bytes, without U+0000.")
 
 
 # --- Reading answers -------------------------------------------------------------------------------

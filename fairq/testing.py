@@ -17,15 +17,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, LiteralString, TypeVar, overload
+from typing import Any, LiteralString, TypeVar
 
 from fairq import driver
-from fairq.app import App, Context, Outcome, Task, finish_call, outcome_of
-from fairq.client import identity
-from fairq.connections import AsyncConnection, Call, SyncConnection, is_async, run
+from fairq.app import App
+from fairq.connections import Steps, on_connection
+from fairq.context import Context, finish_call
+from fairq.driver import Call
 from fairq.errors import (
     Cancelled,
     ConfigurationError,
@@ -36,9 +37,11 @@ from fairq.errors import (
     Retry,
     TaskTimeout,
 )
+from fairq.outcome import Outcome, outcome_of
 from fairq.queries import client as queries
 from fairq.queries import workers
 from fairq.results import Progress
+from fairq.task import Task
 
 __all__ = ["Enqueued", "Ran", "call", "call_async", "context", "drain", "enqueued"]
 
@@ -132,20 +135,13 @@ class Enqueued:
     idempotency_key: str | None
 
 
-@overload
+@on_connection
 def enqueued(
-    conn: SyncConnection, *, kind: str | None = ..., queue: str | None = ..., group_key: str | None = ...
-) -> list[Enqueued]: ...
-@overload
-def enqueued(
-    conn: AsyncConnection, *, kind: str | None = ..., queue: str | None = ..., group_key: str | None = ...
-) -> Coroutine[Any, Any, list[Enqueued]]: ...
-def enqueued(
-    conn: Any, *, kind: str | None = None, queue: str | None = None, group_key: str | None = None
-) -> list[Enqueued] | Coroutine[Any, Any, list[Enqueued]]:
+    *, kind: str | None = None, queue: str | None = None, group_key: str | None = None
+) -> Call[list[Enqueued]]:
     """The live tasks that this transaction sees, in the order they were created."""
     query = queries.live_tasks.call(kind=kind, queue=queue, group_key=group_key)
-    return run(conn, Call(query, lambda rows: [_enqueued(row) for row in rows]))  # type: ignore[no-any-return]
+    return query.then(lambda rows: [_enqueued(row) for row in rows])
 
 
 def _enqueued(row: queries.LiveTasksRow) -> Enqueued:
@@ -180,35 +176,15 @@ class Ran:
     progress: Progress | None
 
 
-@overload
+@on_connection
 def drain(
-    conn: SyncConnection,
-    app: App,
-    *,
-    queues: Sequence[str] | None = ...,
-    at: datetime | None = ...,
-    limit: int = ...,
-    raise_errors: bool = ...,
-) -> list[Ran]: ...
-@overload
-def drain(
-    conn: AsyncConnection,
-    app: App,
-    *,
-    queues: Sequence[str] | None = ...,
-    at: datetime | None = ...,
-    limit: int = ...,
-    raise_errors: bool = ...,
-) -> Coroutine[Any, Any, list[Ran]]: ...
-def drain(
-    conn: Any,
     app: App,
     *,
     queues: Sequence[str] | None = None,
     at: datetime | None = None,
     limit: int = 1000,
     raise_errors: bool = True,
-) -> list[Ran] | Coroutine[Any, Any, list[Ran]]:
+) -> Steps[list[Ran]]:
     """Run all tasks that may run now, one after the other, in served order; also those that they enqueue.
 
     All of it happens in the transaction of `conn`, nothing is committed. Each handler runs in a savepoint,
@@ -218,58 +194,24 @@ def drain(
     sync handler is not enforced. Needs READ COMMITTED, as every worker.
     """
     names = app.queues or ["default"] if queues is None else list(queues)
-    steps = _drain(app, names, at, limit, raise_errors)
-    return _drive_async(conn, steps) if is_async(conn) else _drive(conn, steps)
+    return _drain(app, names, at, limit, raise_errors)
 
 
 @dataclass(frozen=True, slots=True)
 class _Invoke:
+    """A handler, run on whatever loop there is."""
+
     task: Task[Any, ..., Any]
     payload: Any
     ctx: Context
 
+    def do(self, conn: Any) -> Any:
+        answer = self.task.invoke(self.payload, self.ctx)
+        return _run_coroutine(_in_time(answer, self.task)) if self.task.is_async else answer
 
-_Steps = Generator[Call[Any, Any] | _Invoke, Any, list[Ran]]
-
-
-def _drive(conn: Any, steps: _Steps) -> list[Ran]:
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            step = steps.throw(error) if error is not None else steps.send(answer)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        answer, error = None, None
-        try:
-            if isinstance(step, Call):
-                answer = run(conn, step)
-            else:
-                answer = step.task.invoke(step.payload, step.ctx)
-                if step.task.is_async:
-                    answer = _run_coroutine(_in_time(answer, step.task))
-        except (Exception, SystemExit, asyncio.CancelledError) as exc:
-            error = exc
-
-
-async def _drive_async(conn: Any, steps: _Steps) -> list[Ran]:
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            step = steps.throw(error) if error is not None else steps.send(answer)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        answer, error = None, None
-        try:
-            if isinstance(step, Call):
-                answer = await run(conn, step)
-            else:
-                answer = step.task.invoke(step.payload, step.ctx)
-                if step.task.is_async:
-                    answer = await _in_time(answer, step.task)
-        except (Exception, SystemExit, asyncio.CancelledError) as exc:
-            error = exc
+    async def do_async(self, conn: Any) -> Any:
+        answer = self.task.invoke(self.payload, self.ctx)
+        return await _in_time(answer, self.task) if self.task.is_async else answer
 
 
 async def _in_time(coroutine: Coroutine[Any, Any, Any], task: Task[Any, ..., Any]) -> Any:
@@ -282,20 +224,22 @@ async def _in_time(coroutine: Coroutine[Any, Any, Any], task: Task[Any, ..., Any
         raise
 
 
-def _drain(app: App, queues: list[str], at: datetime | None, limit: int, raise_errors: bool) -> _Steps:
+def _drain(
+    app: App, queues: list[str], at: datetime | None, limit: int, raise_errors: bool
+) -> Steps[list[Ran]]:
     """The work of one worker, apart from sending and running anything: that is done by who drives it."""
     if at is not None:
         if at.utcoffset() is None:
             raise ConfigurationError(f"at={at!r} names no time zone", "Pass an aware datetime.")
         yield _clock(at.isoformat())
-    worker_id = yield Call(queries.register_tester.call(name="fairq.testing", queues=queues), identity)
+    worker_id = yield queries.register_tester.call(name="fairq.testing", queues=queues)
     ran: list[Ran] = []
     savepoints = yield from _savepoints_work()
     try:
         while True:
             row = None
             for queue in queues:
-                rows = yield Call(queries.pop_one.call(queue=queue, worker_id=worker_id), identity)
+                rows = yield queries.pop_one.call(queue=queue, worker_id=worker_id)
                 if rows:
                     row = rows[0]
                     break
@@ -313,17 +257,17 @@ def _drain(app: App, queues: list[str], at: datetime | None, limit: int, raise_e
                 raise attempt.exception
     finally:
         with contextlib.suppress(DatabaseError):
-            yield Call(workers.retire_worker.call(worker_id=worker_id), identity)
+            yield workers.retire_worker.call(worker_id=worker_id)
             if at is not None:
                 yield _clock("")
     return ran
 
 
-def _clock(text: str) -> Call[str, str]:
-    return Call(queries.set_clock.call(at=text), identity)
+def _clock(text: str) -> Call[str]:
+    return queries.set_clock.call(at=text)
 
 
-def _savepoints_work() -> Generator[Call[Any, Any], Any, bool]:
+def _savepoints_work() -> Steps[bool]:
     """In autocommit there are none, and none are needed: each statement stands alone."""
     try:
         yield _SAVEPOINT
@@ -335,8 +279,8 @@ def _savepoints_work() -> Generator[Call[Any, Any], Any, bool]:
     return True
 
 
-def _plain(sql: LiteralString) -> Call[None, None]:
-    return Call(driver.Call(driver.Statement[None]("exec", sql), ()), identity)
+def _plain(sql: LiteralString) -> Call[None]:
+    return Call(driver.Statement[None]("exec", sql))
 
 
 _SAVEPOINT = _plain("savepoint fairq_testing")
@@ -358,9 +302,7 @@ def _context_of(row: queries.PopOneRow, worker_id: int) -> Context:
     )
 
 
-def _attempt(
-    app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool
-) -> Generator[Call[Any, Any] | _Invoke, Any, Ran]:
+def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool) -> Steps[Ran]:
     ctx = _context_of(row, worker_id)
     task: Task[Any, ..., Any] | None = None
     exception: BaseException | None = None

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import click
 
-from fairq.commands.common import DURATION
-from fairq.policies import kinds
+from fairq.commands.common import DURATION, WHEN
+from fairq.options import DEFAULTS, EnqueueOptions, Option, options_of
 
-__all__ = ["named", "settings_options"]
+__all__ = ["named", "settings_options", "task_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def settings_options(settings: Any) -> Callable[[F], F]:
     """One option per setting, --max-running N, --retention TIME, --notify / --no-notify; and --reset NAME."""
-    known = kinds(settings)
+    known = options_of(settings)
 
     def decorate(command: F) -> F:
         command = click.option(
@@ -28,24 +28,42 @@ def settings_options(settings: Any) -> Callable[[F], F]:
             metavar="NAME",
             help="Take a setting away, so that the default holds; --reset max_running. May be repeated.",
         )(command)
-        for name, (kind, text) in reversed(known.items()):
-            flag = name.replace("_", "-")
-            if kind is bool:
-                option = click.option(f"--{flag}/--no-{flag}", name, default=None, help=text)
-            else:
-                shown, converter = _TYPES[kind]
-                option = click.option(f"--{flag}", name, type=converter, metavar=shown, help=text)
-            command = option(command)
+        for name in reversed(known):
+            command = declared_option(name, known[name])(command)
         return command
 
     return decorate
 
 
-_TYPES: dict[type, tuple[str, Any]] = {
+def task_options(command: F) -> F:
+    """One option for each that a task may be told: --run-at TIME, --headers JSON."""
+    known = options_of(EnqueueOptions)
+    first = [*DEFAULTS, *(name for name in known if name not in DEFAULTS)]
+    for name in reversed(first):
+        default = {"default": DEFAULTS[name], "show_default": True} if name in DEFAULTS else {}
+        command = declared_option(name, known[name], **default)(command)
+    return command
+
+
+def declared_option(name: str, declared: Option, **given: Any) -> Callable[[F], F]:
+    """The option of a command that a field of a typed dict declares."""
+    flag = name.replace("_", "-")
+    if declared.type is bool:
+        return click.option(f"--{flag}/--no-{flag}", name, default=None, help=declared.help)
+    shown, converter = _TYPES[declared.type]
+    if shown == "TEXT":
+        shown = _NAMED.get(name, "KEY" if name.endswith("_key") else shown)
+    return click.option(f"--{flag}", name, type=converter, metavar=shown, help=declared.help, **given)
+
+
+_NAMED = {"queue": "NAME", "kind": "NAME"}
+_TYPES: dict[Any, tuple[str, Any]] = {
     int: ("N", int),
     float: ("X", float),
     timedelta: ("TIME", DURATION),
+    datetime: ("TIME", WHEN),
     str: ("TEXT", str),
+    Mapping: ("JSON", str),
 }
 
 

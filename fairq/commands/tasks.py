@@ -7,20 +7,18 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from fairq import client, results
+from fairq import client, driver, results
 from fairq.cli import Exit, Failure, dsn_option, json_option, wants_json
-from fairq.codec import encode
 from fairq.commands.common import (
     DURATION,
-    WHEN,
     Connection,
     clean,
     console,
@@ -31,7 +29,9 @@ from fairq.commands.common import (
     show,
     task_ids,
 )
+from fairq.commands.settings import task_options
 from fairq.errors import FairqError, Refused, ResultTimeout, translating
+from fairq.options import OF_ITEMS, EnqueueOptions, Item, options_of
 from fairq.queries import client as queries
 
 BATCH = 5000
@@ -43,25 +43,7 @@ BATCH = 5000
 @click.argument("group", required=False, metavar="[GROUP]")
 @click.argument("payload", required=False, metavar="[PAYLOAD]")
 @dsn_option
-@click.option("--queue", default=client.DEFAULT_QUEUE, show_default=True, metavar="NAME", help="The queue.")
-@click.option(
-    "--kind", default=client.DEFAULT_KIND, show_default=True, metavar="NAME", help="Which handler runs it."
-)
-@click.option(
-    "--priority", type=int, default=0, show_default=True, metavar="N", help="Higher first, within the group."
-)
-@click.option("--run-at", type=WHEN, metavar="TIME", help="Not before: +10m, or 2030-01-31T08:00:00+00:00.")
-@click.option("--expires-at", type=WHEN, metavar="TIME", help="Not started after this time.")
-@click.option("--max-attempts", type=int, metavar="N", help="Default: the queue's.")
-@click.option(
-    "--cost", type=float, default=1.0, show_default=True, metavar="X", help="Relative to an ordinary task."
-)
-@click.option("--timeout", type=DURATION, metavar="TIME", help="Longest run of one attempt: 30s, 10m.")
-@click.option(
-    "--idempotency-key", metavar="KEY", help="The group has one task with this key: again means the same."
-)
-@click.option("--concurrency-key", metavar="KEY", help="Tasks with equal keys do not run at the same time.")
-@click.option("--headers", metavar="JSON", help="A JSON object that travels with the task.")
+@task_options
 @click.option(
     "--from",
     "source",
@@ -98,9 +80,6 @@ def enqueue(
     commit_each: bool,
     batch: int,
     skip: int,
-    headers: str | None,
-    idempotency_key: str | None,
-    concurrency_key: str | None,
     **options: Any,
 ) -> None:
     """Create tasks, one or a file of them.
@@ -123,7 +102,7 @@ def enqueue(
     Exit codes: 0 done · 1 refused, nothing created · 2 wrong usage · 3 database
     Rights: fairq_enqueue
     """
-    chosen = client.Options(**options, headers=_json_object(headers, "--headers"))
+    options["headers"] = _json_object(options["headers"], "--headers")
     if source is None:
         if commit_each or skip:
             raise click.UsageError("--commit-each and --skip belong to --from.")
@@ -131,12 +110,13 @@ def enqueue(
             raise click.UsageError(
                 "Whose task is it? fairq enqueue GROUP [PAYLOAD], or fairq enqueue --from FILE."
             )
-        _enqueue_one(dsn, group, payload, chosen, idempotency_key, concurrency_key)
+        _enqueue_one(dsn, group, payload, options)
         return
-    if payload is not None or idempotency_key or concurrency_key:
+    keys = {name: options.pop(name) for name in ("idempotency_key", "concurrency_key")}
+    if payload is not None or any(keys.values()):
         raise click.UsageError("With --from, payloads and keys stand in the lines of the file.")
     with _lines(source) as lines:
-        done = _enqueue_many(dsn, itertools.islice(lines, skip, None), chosen, group, batch, commit_each)
+        done = _enqueue_many(dsn, itertools.islice(lines, skip, None), options, group, batch, commit_each)
     text = f"{count(done['created'], 'task')} of {count(done['groups'], 'group')}"
     show(
         done,
@@ -144,27 +124,14 @@ def enqueue(
     )
 
 
-def _enqueue_one(
-    dsn: str | None,
-    group: str,
-    payload: str | None,
-    options: client.Options,
-    idempotency_key: str | None,
-    concurrency_key: str | None,
-) -> None:
+def _enqueue_one(dsn: str | None, group: str, payload: str | None, options: dict[str, Any]) -> None:
     if payload == "-":
         payload = sys.stdin.read()
     value = _json(payload, "The payload") if payload is not None else {}
     with session(dsn) as conn, conn.transaction():
-        task_id = client.enqueue(
-            conn,
-            group,
-            value,
-            idempotency_key=idempotency_key,
-            concurrency_key=concurrency_key,
-            **{name: getattr(options, name) for name in options.__slots__},
-        )
-    show({"id": task_id, "group_key": group, "queue": options.queue, "kind": options.kind}, str(task_id))
+        task_id = client.enqueue(conn, group, value, **options)
+    answer = {"id": task_id, "group_key": group, "queue": options["queue"], "kind": options["kind"]}
+    show(answer, str(task_id))
 
 
 def _json(text: str, what: str) -> Any:
@@ -199,8 +166,8 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Task:
     line: int
-    options: client.Options
-    item: client.Item
+    options: dict[str, Any]
+    item: Item
 
 
 class BadLine(Failure):
@@ -208,27 +175,10 @@ class BadLine(Failure):
         super().__init__(f"line {number}: {message}", hint=hint, code="invalid_line", exit_code=Exit.NO)
 
 
-FIELDS = frozenset(
-    {
-        "group_key",
-        "payload",
-        "queue",
-        "kind",
-        "priority",
-        "run_at",
-        "expires_at",
-        "max_attempts",
-        "cost",
-        "timeout",
-        "idempotency_key",
-        "concurrency_key",
-        "headers",
-    }
-)
-_OPTION_FIELDS = ("queue", "kind", "max_attempts")
+FIELDS = frozenset({"group_key", "payload", *options_of(EnqueueOptions)})
 
 
-def read_line(line: Line, defaults: client.Options, group: str | None, now: datetime) -> Task:
+def read_line(line: Line, defaults: dict[str, Any], group: str | None, now: datetime) -> Task:
     """What a line asks for. Raises BadLine."""
     try:
         value = json.loads(line.text.decode(), parse_constant=_no_constant)
@@ -246,36 +196,30 @@ def read_line(line: Line, defaults: client.Options, group: str | None, now: date
             line.number, "no group_key", "Put it into the line, or name a GROUP for all that have none."
         )
 
-    changes = {name: value[name] for name in _OPTION_FIELDS if value.get(name) is not None}
-    for name in ("run_at", "expires_at"):
-        if value.get(name) is not None:
-            at = parse_when(value[name], now) if isinstance(value[name], str) else None
-            if at is None:
-                hint = "A time with its zone, 2030-01-31T08:00:00+00:00, or +10m."
-                raise BadLine(line.number, f"{name} is {value[name]!r:.60}", hint)
-            changes[name] = at
-    if value.get("timeout") is not None:
-        length = value["timeout"]
-        length = parse_duration(length) if isinstance(length, str) else length
+    given = {name: _option(line, name, value[name], now) for name in value if value[name] is not None}
+    own = {name: given.pop(name) for name in OF_ITEMS if name in given}
+    payload = value.get("payload", {})
+    options = {name: given[name] for name in given if name not in ("group_key", "payload")}
+    return Task(line.number, {**defaults, **options}, Item(group_key, payload, **own))
+
+
+def _option(line: Line, name: str, value: Any, now: datetime) -> Any:
+    """A field as JSON has it, as the option of that name takes it."""
+    kind = options_of(EnqueueOptions)[name].type if name not in ("group_key", "payload") else None
+    if kind is datetime:
+        at = parse_when(value, now) if isinstance(value, str) else None
+        if at is None:
+            hint = "A time with its zone, 2030-01-31T08:00:00+00:00, or +10m."
+            raise BadLine(line.number, f"{name} is {value!r:.60}", hint)
+        return at
+    if kind is timedelta:
+        length = parse_duration(value) if isinstance(value, str) else value
         if not isinstance(length, timedelta | int | float):
-            raise BadLine(line.number, f"timeout is {value['timeout']!r:.60}", "Seconds, or 30s, 10m, 2h.")
-        changes["timeout"] = length
-    if value.get("headers") is not None:
-        if not isinstance(value["headers"], dict):
-            raise BadLine(line.number, "headers is not an object")
-        changes["headers"] = value["headers"]
-    return Task(
-        line.number,
-        replace(defaults, **changes) if changes else defaults,
-        client.Item(
-            group_key,
-            value.get("payload", {}),
-            value.get("priority"),
-            value.get("cost"),
-            value.get("idempotency_key"),
-            value.get("concurrency_key"),
-        ),
-    )
+            raise BadLine(line.number, f"{name} is {value!r:.60}", "Seconds, or 30s, 10m, 2h.")
+        return length
+    if kind is Mapping and not isinstance(value, dict):
+        raise BadLine(line.number, f"{name} is not an object")
+    return value
 
 
 @contextlib.contextmanager
@@ -320,7 +264,7 @@ def _progress(file: IO[bytes], source: str) -> Iterator[Callable[[int], None]]:
 def _enqueue_many(
     dsn: str | None,
     lines: Iterator[Line],
-    options: client.Options,
+    options: dict[str, Any],
     group: str | None,
     batch: int,
     commit_each: bool,
@@ -342,41 +286,19 @@ def _enqueue_many(
     return {"created": created, "groups": len(groups), "first_id": first, "last_id": last}
 
 
-# create_tasks has one queue, kind and time for all its tasks. Lines that differ in those go one by one, but
-# still in one statement: a scan of unnest() keeps the order of the file, and so of a group's tasks.
-CREATE_EACH = """
-select fairq.create_task(
-  p_group_key => t.group_key,
-  p_payload => t.payload::jsonb,
-  p_queue => t.queue,
-  p_kind => t.kind,
-  p_priority => t.priority,
-  p_run_at => t.run_at,
-  p_expires_at => t.expires_at,
-  p_max_attempts => t.max_attempts,
-  p_cost => t.cost,
-  p_timeout => t.timeout::interval,
-  p_idempotency_key => t.idempotency_key,
-  p_concurrency_key => t.concurrency_key,
-  p_headers => t.headers::jsonb
-)
-from unnest(%b::text[], %b::text[], %b::text[], %b::text[], %b::integer[], %b::timestamptz[],
-    %b::timestamptz[], %b::integer[], %b::double precision[], %b::text[], %b::text[], %b::text[], %b::text[])
-  as t(group_key, payload, queue, kind, priority, run_at, expires_at, max_attempts, cost, timeout,
-    idempotency_key, concurrency_key, headers)"""
-
-
 def _create(conn: Connection, found: list[Task]) -> list[int]:
-    """Create the tasks of some lines, in their order."""
-    options = found[0].options
+    """Create the tasks of some lines, in their order, in one round trip.
+
+    create_tasks has one queue, kind and time for all its tasks, so each run of lines that agree in those is a
+    call.
+    """
     try:
-        if all(task.options == options for task in found):
-            return client.enqueue_many(conn, [task.item for task in found], **_fields(options))
-        for task in found:
-            _check(task)
-        columns = [list(column) for column in zip(*map(_row, found), strict=True)]
+        calls = [
+            client.create_many_call([task.item for task in run], options)
+            for options, run in itertools.groupby(found, key=lambda task: task.options)
+        ]
         with translating():
-            return [row[0] for row in conn.execute(CREATE_EACH, columns).fetchall()]
+            return [id for ids in driver.run_pipeline(conn, *calls) for id in ids]
     except Refused as exc:
         for task in found:  # if it is not the database that refuses, one of these raises, and says which line
             _check(task)
@@ -385,29 +307,10 @@ def _create(conn: Connection, found: list[Task]) -> list[int]:
         raise
 
 
-def _row(task: Task) -> tuple[Any, ...]:
-    item, options = task.item, task.options
-    return (
-        item.group_key,
-        encode(item.payload),
-        options.queue,
-        options.kind,
-        options.priority if item.priority is None else item.priority,
-        options.run_at,
-        options.expires_at,
-        options.max_attempts,
-        float(options.cost if item.cost is None else item.cost),
-        client.interval(options.timeout),
-        item.idempotency_key,
-        item.concurrency_key,
-        None if options.headers is None else encode(options.headers, "headers"),
-    )
-
-
 def _check(task: Task) -> None:
     """Everything that can be known without the database. Raises BadLine."""
     with _at_line(task.line):
-        client.create_many_call([task.item], task.options, lambda value, _: encode(value))
+        client.create_many_call([task.item], task.options)
 
 
 @contextlib.contextmanager
@@ -416,10 +319,6 @@ def _at_line(number: int) -> Iterator[None]:
         yield
     except FairqError as exc:
         raise BadLine(number, str(exc).replace("items[0].", ""), exc.hint) from None
-
-
-def _fields(options: client.Options) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in options.__slots__}
 
 
 def _stopped(exc: Exception, chunk: list[Line], done: int | None) -> Failure:

@@ -97,11 +97,11 @@ def enqueue_many(
     max_attempts: int | None = None,
     cost: float,
     timeout: str | None = None,
-    idempotency_keys: Sequence[str | None] | None = None,
-    concurrency_keys: Sequence[str | None] | None = None,
+    idempotency_key_each: Sequence[str | None] | None = None,
+    concurrency_key_each: Sequence[str | None] | None = None,
     headers: str | None = None,
-    priorities: Sequence[int | None] | None = None,
-    costs: Sequence[float | None] | None = None,
+    priority_each: Sequence[int | None] | None = None,
+    cost_each: Sequence[float | None] | None = None,
 ) -> driver.Params:
     """Creates many tasks with one call and returns their ids in the order of the input."""
     return (
@@ -115,11 +115,11 @@ def enqueue_many(
         driver.maybe(driver.Int4, max_attempts),
         driver.Float8(cost),
         timeout,
-        driver.Typed(idempotency_keys, 1009),
-        driver.Typed(concurrency_keys, 1009),
+        driver.Typed(idempotency_key_each, 1009),
+        driver.Typed(concurrency_key_each, 1009),
         headers,
-        driver.Typed(priorities, 1007),
-        driver.Typed(costs, 1022),
+        driver.Typed(priority_each, 1007),
+        driver.Typed(cost_each, 1022),
     )
 
 

@@ -21,8 +21,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from fairq.app import Context, Outcome, PoppedTask, Task, outcome_of
+from fairq.context import Context, PoppedTask
 from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
+from fairq.outcome import Outcome, outcome_of
+from fairq.task import Task
 
 __all__ = ["RELEASE", "SUCCEEDED", "Entry", "Loopside", "Threads", "conclude"]
 

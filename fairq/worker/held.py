@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from fairq.app import App, Context, Outcome, describe, outcome_of
+from fairq.app import App
+from fairq.context import Context
 from fairq.dsn import mask
 from fairq.errors import FairqError, FinishLost, ResultNotEncodable
+from fairq.outcome import Outcome, describe, outcome_of
 from fairq.queries.workers import TurnRow
 from fairq.worker.connect import explain
 from fairq.worker.handlers import RELEASE, Entry, Loopside, Threads, conclude, seconds_of, timed_out

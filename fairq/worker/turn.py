@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 
 from fairq import driver
-from fairq.app import Outcome
 from fairq.codec import encode
+from fairq.outcome import Outcome
 from fairq.queries import workers
 from fairq.worker import plan
 from fairq.worker.connect import FAILURES

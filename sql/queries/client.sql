@@ -34,11 +34,11 @@ from fairq.create_tasks(
   p_max_attempts => sqlc.narg(max_attempts)::integer,
   p_cost => sqlc.arg(cost)::double precision,
   p_timeout => sqlc.narg(timeout)::text::interval,
-  p_idempotency_keys => sqlc.narg(idempotency_keys)::text[],
-  p_concurrency_keys => sqlc.narg(concurrency_keys)::text[],
+  p_idempotency_keys => sqlc.narg(idempotency_key_each)::text[],
+  p_concurrency_keys => sqlc.narg(concurrency_key_each)::text[],
   p_headers => sqlc.narg(headers)::text::jsonb,
-  p_priorities => sqlc.narg(priorities)::integer[],
-  p_costs => sqlc.narg(costs)::double precision[]
+  p_priorities => sqlc.narg(priority_each)::integer[],
+  p_costs => sqlc.narg(cost_each)::double precision[]
 ) as c(id);
 
 -- name: Cancel :one

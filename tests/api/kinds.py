@@ -19,8 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fairq import driver
-from fairq.client import identity
-from fairq.connections import Call, run
+from fairq.connections import run
 
 T = TypeVar("T")
 
@@ -45,13 +44,13 @@ class Opened:
         self.finish(self.conn.rollback())
 
     def rows(self, sql: LiteralString, *params: Any) -> list[tuple[Any, ...]]:
-        query = driver.Call(driver.Statement[Any]("many", sql), params)
-        found: Any = self.finish(run(self.conn, Call(query, identity)))
+        query: driver.Call[Any] = driver.Call(driver.Statement[Any]("many", sql), params)
+        found: Any = self.finish(run(self.conn, query))
         return list(found)
 
     def do(self, sql: LiteralString) -> None:
-        query = driver.Call(driver.Statement[None]("exec", sql), ())
-        self.finish(run(self.conn, Call(query, identity)))
+        query: driver.Call[None] = driver.Call(driver.Statement[None]("exec", sql), ())
+        self.finish(run(self.conn, query))
 
     def value(self, sql: LiteralString, *params: Any) -> Any:
         return self.rows(sql, *params)[0][0]

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import fairq
 from fairq import testing
-from fairq.app import Outcome, describe, outcome_of
 from fairq.errors import (
     FinishLost,
     NotDecodable,
@@ -26,6 +25,7 @@ from fairq.errors import (
     TaskError,
     UnknownTask,
 )
+from fairq.outcome import Outcome, describe, outcome_of
 
 
 @dataclasses.dataclass
@@ -52,8 +52,13 @@ async def send(payload: dict[str, str], ctx: fairq.Context) -> str:
 
 
 def test_a_task_takes_what_is_not_said_from_its_app_and_its_function() -> None:
-    assert (parse.kind, parse.queue, parse.options.max_attempts, parse.timeout) == ("parse", "docs", 7, 30)
-    assert (send.kind, send.queue, send.options.max_attempts, send.timeout) == ("mail.send", "mail", 2, 5.0)
+    assert (parse.kind, parse.queue, parse.options["max_attempts"], parse.timeout) == ("parse", "docs", 7, 30)
+    assert (send.kind, send.queue, send.options["max_attempts"], send.timeout) == (
+        "mail.send",
+        "mail",
+        2,
+        5.0,
+    )
     assert (parse.is_async, send.is_async) == (False, True)
     assert (parse.wants_context, send.wants_context) == (False, True)
     assert parse.__name__ == "parse"

@@ -13,6 +13,8 @@ import pytest
 
 import fairq
 from fairq import cli, testing
+from fairq.options import EnqueueOptions
+from fairq.task import Declaration
 from fairq.testing import __all__ as testing_names
 from tests.support.database import Database
 from tests.support.processes import ROOT
@@ -109,6 +111,8 @@ def test_every_option_of_the_public_functions_has_its_place_in_the_reference() -
         fairq.App.task,
         testing.drain,
     ]
+    names = {*EnqueueOptions.__optional_keys__, *Declaration.__optional_keys__}
     for function in [*functions, testing.enqueued, fairq.Backoff.__init__, fairq.Item.__init__]:
-        for name in inspect.signature(function).parameters:
-            assert name in ("self", "handler") or re.search(rf"\b{name}\b", page), (function, name)
+        names |= inspect.signature(function).parameters.keys()
+    for name in names - {"self", "handler", "options", "declared", "defaults"}:
+        assert re.search(rf"\b{name}\b", page), name

@@ -1,6 +1,7 @@
 """Enqueue in the caller's transaction, on every kind of connection."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
@@ -8,8 +9,7 @@ import psycopg
 import pytest
 
 import fairq
-from fairq.client import identity
-from fairq.connections import Call, run
+from fairq.connections import run
 from fairq.queries import client
 from tests.api.kinds import Opened
 
@@ -189,7 +189,7 @@ def test_the_engine_refuses_the_same_with_the_same_exception(
     if "timeout" in change:
         given["timeout"] = f"{change['timeout']} seconds"
     with pytest.raises(error) as caught:
-        run(db, Call(client.enqueue.call(**given), identity))
+        run(db, client.enqueue.call(**given))
     assert caught.value.__cause__ is not None
     db.rollback()
 
@@ -374,3 +374,22 @@ def test_other_objects_are_no_connections(shared: Any) -> None:
 def test_in_autocommit_a_task_is_there_at_once(observer: psycopg.Connection[Any], group: str) -> None:
     fairq.enqueue(observer, group)
     assert count(observer, group) == 1
+
+
+@pytest.mark.parametrize(
+    ("forget", "name"),
+    [
+        (lambda conn: fairq.enqueue(conn, "bob"), "fairq.enqueue"),
+        (lambda conn: fairq.result(conn, 1), "fairq.result"),
+        (lambda conn: fairq.App().task(lambda payload: None).enqueue(conn, "bob", 1), "fairq.Task.enqueue"),
+    ],
+)
+def test_a_forgotten_await_is_a_warning_that_names_the_function(
+    observer: psycopg.Connection[Any], forget: Callable[[Any], Any], name: str
+) -> None:
+    async def run() -> None:
+        async with await psycopg.AsyncConnection.connect(observer.info.dsn) as conn:
+            forget(conn)
+
+    with pytest.warns(RuntimeWarning, match=f"coroutine '{name}' was never awaited"):
+        asyncio.run(run())

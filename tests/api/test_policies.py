@@ -9,6 +9,7 @@ import pytest
 
 import fairq
 from fairq import policies
+from fairq.options import options_of
 from tests.api.kinds import Opened
 
 Observer = psycopg.Connection[Any]
@@ -67,11 +68,11 @@ def test_a_queue_takes_every_setting_and_says_what_holds(
         "breaker_threshold": 13,
         "breaker_cooldown": timedelta(milliseconds=1500),
     }
-    assert everything.keys() == policies.kinds(policies.QueueSettings).keys()
+    assert everything.keys() == options_of(policies.QueueSettings).keys()
     found = do(opened, fairq.configure_queue, queue, **everything)
-    kinds = policies.kinds(policies.QueueSettings)
+    kinds = options_of(policies.QueueSettings)
     for name, value in everything.items():
-        as_span = kinds[name][0] is timedelta and not isinstance(value, timedelta)
+        as_span = kinds[name].type is timedelta and not isinstance(value, timedelta)
         assert found[name] == (timedelta(seconds=value) if as_span else value), name
     assert (found["queue"], found["paused_at"], found["draining_at"]) == (queue, None, None)
     assert found.keys() == {*everything, "queue", "paused_at", "draining_at"}
@@ -278,4 +279,4 @@ def test_python_knows_every_setting_that_the_engine_has(
     with pytest.raises(psycopg.Error) as caught:
         observer.execute(f"select fairq.{function}({places}'{{\"nonsense\": 1}}')".encode(), args)
     hint = str(caught.value.diag.message_hint)
-    assert hint.endswith(f"There are: {', '.join(policies.kinds(settings))}.")
+    assert hint.endswith(f"There are: {', '.join(options_of(settings))}.")

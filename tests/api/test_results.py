@@ -110,7 +110,7 @@ def test_a_wait_that_cannot_watch_leaves_nothing_listened_to(
 ) -> None:
     with psycopg.connect(shared.dsn, autocommit=True) as conn:
         id = fairq.enqueue(conn, group)
-        broken = driver.Call(driver.Statement[Any]("one", "select 1 / 0"), ())
+        broken: driver.Call[Any] = driver.Call(driver.Statement[Any]("one", "select 1 / 0"), ())
         monkeypatch.setattr(client.watch_task, "call", lambda id: broken)
         with pytest.raises(fairq.DatabaseError):
             fairq.result(conn, id, timeout=5)
@@ -139,13 +139,13 @@ def test_a_notification_ends_the_wait(
     monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
     monkeypatch.setattr(results, "LONGEST_PAUSE", 3600.0)
     listening = threading.Event()
-    hear = results._hear
+    hear = results._Notice.do
 
     def spy(*args: Any) -> None:
         listening.set()
         hear(*args)
 
-    monkeypatch.setattr(results, "_hear", spy)
+    monkeypatch.setattr(results._Notice, "do", spy)
     conn = shared.connect(autocommit=True)
     other, id = fairq.enqueue(conn, group), fairq.enqueue(conn, group)
     waiting = call_in_background(lambda: fairq.result(conn, id))
@@ -160,13 +160,13 @@ def test_a_notification_ends_the_wait_of_a_coroutine(
 ) -> None:
     monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
     listening = asyncio.Event()
-    hear = results._hear_async
+    hear = results._Notice.do_async
 
     async def spy(*args: Any) -> None:
         listening.set()
         await hear(*args)
 
-    monkeypatch.setattr(results, "_hear_async", spy)
+    monkeypatch.setattr(results._Notice, "do_async", spy)
 
     async def work() -> TaskResult:
         conn = await psycopg.AsyncConnection.connect(shared.dsn, autocommit=True)
@@ -213,13 +213,13 @@ def test_any_end_is_announced_with_or_without_a_result(
     monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
     monkeypatch.setattr(results, "LONGEST_PAUSE", 3600.0)
     listening = threading.Event()
-    hear = results._hear
+    hear = results._Notice.do
 
     def spy(*args: Any) -> None:
         listening.set()
         hear(*args)
 
-    monkeypatch.setattr(results, "_hear", spy)
+    monkeypatch.setattr(results._Notice, "do", spy)
     conn = shared.connect(autocommit=True)
     id = fairq.enqueue(conn, group)
     waiting = call_in_background(lambda: fairq.result(conn, id))

@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from fairq import policies
 from fairq.cli import COMMANDS, Exit, main
+from fairq.options import options_of
 from tests.cli.running import answer, as_role, fairq, ok, process, terminal
 from tests.support.database import Database
 
@@ -197,9 +198,9 @@ def test_every_setting_has_an_option_and_can_be_reset(
     group: Any = main
     found = group.get_command(click.Context(main), command).commands["set"]
     options = {option.name: option for option in found.params}
-    known = policies.kinds(settings)
-    for name, (_, text) in known.items():
-        assert options[name].help == text
+    known = options_of(settings)
+    for name, declared in known.items():
+        assert options[name].help == declared.help
     assert options["reset"].type.choices == tuple(known)
     ok(database, command, "set", *target, *(word for name in known for word in ("--reset", name)))
 

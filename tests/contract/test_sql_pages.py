@@ -10,6 +10,7 @@ import pytest
 
 from fairq import policies
 from fairq.errors import BY_SQLSTATE
+from fairq.options import options_of
 from tests.support.database import Database
 from tests.support.sql_pages import blocks, run
 
@@ -130,7 +131,7 @@ def test_pages_list_settings_as_the_engine_has_them(
 ) -> None:
     """The columns that a configure_… function knows and Python, with their types and defaults."""
     rows = settings_of(page(name))
-    known = list(policies.kinds(getattr(policies, f"{name.removeprefix('configure_').title()}Settings")))
+    known = list(options_of(getattr(policies, f"{name.removeprefix('configure_').title()}Settings")))
     columns = db.execute(
         """
         select a.attname::text, format_type(a.atttypid, null), pg_get_expr(d.adbin, d.adrelid)

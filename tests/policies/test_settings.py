@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from fairq import policies
+from fairq.options import options_of
 from tests.policies.calls import (
     Conn,
     at,
@@ -125,10 +126,10 @@ def test_settings_that_promote_need_read_committed(conn: Conn, level: str) -> No
 
 
 SCOPES: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "configure_queue": (("default",), set(policies.kinds(policies.QueueSettings))),
-    "configure_group": (("default", "bob"), set(policies.kinds(policies.GroupSettings))),
-    "configure_key": (("printer",), set(policies.kinds(policies.KeySettings))),
-    "configure_cluster": ((), set(policies.kinds(policies.ClusterSettings))),
+    "configure_queue": (("default",), set(options_of(policies.QueueSettings))),
+    "configure_group": (("default", "bob"), set(options_of(policies.GroupSettings))),
+    "configure_key": (("printer",), set(options_of(policies.KeySettings))),
+    "configure_cluster": ((), set(options_of(policies.ClusterSettings))),
 }
 
 
@@ -250,8 +251,8 @@ def test_a_null_takes_a_setting_away_and_an_absent_one_stays(conn: Conn) -> None
     call(conn, "configure_queue", "fresh")
     fresh = one(conn, row, "fresh")
     given: dict[str, Any] = {
-        name: {int: 7, float: 2.5, bool: False, str: "time"}.get(kind, "1 hour")
-        for name, (kind, _) in policies.kinds(policies.QueueSettings).items()
+        name: {int: 7, float: 2.5, bool: False, str: "time"}.get(option.type, "1 hour")
+        for name, option in options_of(policies.QueueSettings).items()
     }
     call(conn, "configure_queue", "docs", **given)
     every = one(conn, row, "docs")

@@ -151,7 +151,7 @@ def test_a_result_that_only_the_database_refuses_fails_alone(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Written in one batch with others, which must not suffer for it."""
-    from fairq.app import Outcome
+    from fairq.outcome import Outcome
     from fairq.worker import handlers
 
     real = handlers.conclude

@@ -14,7 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 import fairq
-from fairq import testing
+from fairq import driver, testing
+from fairq.queries import client
 
 
 @dataclasses.dataclass
@@ -79,6 +80,9 @@ def sync(
     assert_type(testing.drain(plain, app), list[testing.Ran])
     assert_type(testing.enqueued(session), list[testing.Enqueued])
     ctx.finish_in(plain, {"done": True})
+    cancel, live = client.cancel.call(id=1), client.live_tasks.call()
+    assert_type(driver.run_pipeline(plain, cancel, live), tuple[bool, list[client.LiveTasksRow]])
+    assert_type(driver.run_pipeline(plain, cancel, cancel, cancel, cancel), tuple[bool, ...])
 
 
 def many(conn: psycopg.Connection[Any]) -> None:

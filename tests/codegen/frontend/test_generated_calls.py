@@ -187,7 +187,8 @@ def test_a_null_in_a_row_that_is_always_there_is_no_missing_row(
     queries: Any, package: Package, conn: psycopg.Connection[Any]
 ) -> None:
     assert queries.null_always(conn) is None
-    assert driver.run_pipeline(conn, queries.null_always.call()) == (None,)
+    call = queries.null_always.call()
+    assert driver.run_pipeline(conn, call, call) == (None, None)
 
 
 def test_names_that_python_or_the_functions_need_are_changed(

@@ -1,0 +1,220 @@
+"""What a handler may know about its attempt, and say about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import threading
+import typing
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol, overload
+
+from fairq.codec import encode, simplify
+from fairq.connections import AsyncConnection, SyncConnection, run
+from fairq.driver import Call
+from fairq.errors import Cancelled, ConfigurationError, NotHeld
+from fairq.options import interval
+from fairq.outcome import Outcome
+from fairq.queries import client as queries
+from fairq.results import Progress
+
+__all__ = ["Cancellation", "Context", "PoppedTask", "finish_call"]
+
+
+class Cancellation:
+    """Tells a handler to stop. True once it should: `if ctx.cancelled: …`.
+
+    A thread waits with `ctx.cancelled.wait(seconds)`, a coroutine with `await ctx.cancelled`.
+    `reason` is "cancelled", "timeout" or "shutdown".
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def set(self, reason: str = "cancelled") -> None:
+        """For the worker, from any thread. Only the first reason counts."""
+        with self._lock:
+            if self._event.is_set():
+                return
+            self.reason = reason
+            self._event.set()
+            waiting, self._waiting = self._waiting, []
+        for loop, future in waiting:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_resolve, future)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block this thread until it is set, or the time is over. Says whether it is set."""
+        return self._event.wait(timeout)
+
+    def raise_if_set(self) -> None:
+        if self._event.is_set():
+            raise Cancelled(f"the handler was told to stop: {self.reason}")
+
+    def __await__(self) -> typing.Generator[Any, None, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            if self._event.is_set():
+                return
+            entry = (loop, future)
+            self._waiting.append(entry)
+        try:
+            await future
+        finally:
+            with self._lock, contextlib.suppress(ValueError):
+                self._waiting.remove(entry)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class PoppedTask(Protocol):
+    """A row of `fairq.pop_tasks`, as far as a context needs it."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def max_attempts(self) -> int: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def group_key(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def started_at(self) -> datetime | None: ...
+    @property
+    def timeout(self) -> timedelta | None: ...
+    @property
+    def headers(self) -> Any: ...
+
+
+@dataclass(eq=False, slots=True)
+class Context:
+    """What a handler may know about its attempt, and say about it."""
+
+    id: int
+    attempt: int
+    max_attempts: int
+    group_key: str
+    queue: str
+    kind: str
+    worker_id: int
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    deadline: datetime | None = None
+    """When the attempt times out; None: never."""
+    cancelled: Cancellation = field(default_factory=Cancellation)
+    last_progress: Progress | None = None
+    finished_in: bool = False
+    """The handler ended the task in a transaction of its own. Whether that one commits is another matter."""
+    on_progress: Callable[[Context], None] | None = None
+    """Set by who runs the handler; called in the handler's thread after each report."""
+
+    @classmethod
+    def of(
+        cls, row: PoppedTask, worker_id: int, on_progress: Callable[[Context], None] | None = None
+    ) -> Context:
+        """The context of a task just popped. `headers` may be parsed, or JSON text."""
+        headers = row.headers
+        if isinstance(headers, str | bytes):
+            headers = json.loads(headers)
+        deadline = None
+        if row.timeout is not None:
+            deadline = (row.started_at or datetime.now(UTC)) + row.timeout
+        return cls(
+            id=row.id,
+            attempt=row.attempt,
+            max_attempts=row.max_attempts,
+            group_key=row.group_key,
+            queue=row.queue,
+            kind=row.kind,
+            worker_id=worker_id,
+            headers=headers or {},
+            deadline=deadline,
+            on_progress=on_progress,
+        )
+
+    @property
+    def is_last_attempt(self) -> bool:
+        return self.attempt >= self.max_attempts
+
+    def progress(self, done: float, total: float | None = None, note: Any = None) -> None:
+        """Report how far the work is. Cheap: only the newest report is sent, with the worker's next turn."""
+        # A copy: the handler may go on with its note while the report waits for the next turn.
+        note = simplify(note, "note")
+        self.last_progress = Progress(
+            _amount("done", done), None if total is None else _amount("total", total), note
+        )
+        if self.on_progress is not None:
+            self.on_progress(self)
+
+    @overload
+    def finish_in(self, conn: SyncConnection, result: Any = ...) -> None: ...
+    @overload
+    def finish_in(self, conn: AsyncConnection, result: Any = ...) -> Coroutine[Any, Any, None]: ...
+    def finish_in(self, conn: Any, result: Any = None) -> Coroutine[Any, Any, None] | None:
+        """End the task as succeeded in the transaction of `conn`: what else that does and this end commit
+        together.
+
+        Call it last, and commit before the handler returns. When that transaction rolls back the task is not
+        ended, and gets another attempt. Raises NotHeld, so that nothing commits, when the attempt is not this
+        worker's any more.
+        """
+        text = None if result is None else encode(result, "result")
+        call = finish_call(self, Outcome("succeeded", result=text)).then(self._finished)
+        return run(conn, call, "fairq.Context.finish_in")  # type: ignore[no-any-return]
+
+    def _finished(self, accepted: bool) -> None:
+        if not accepted:
+            hint = "Let the exception pass, so that your transaction rolls back: somebody else does the work."
+            if self.finished_in:
+                hint = "ctx.finish_in() ended it before. Call it once, as the last thing before the commit."
+            raise NotHeld(
+                f"attempt {self.attempt} of task {self.id} is not held by worker {self.worker_id} any more",
+                hint,
+            )
+        self.finished_in = True
+
+
+def _amount(what: str, value: Any) -> float:
+    try:
+        amount = float(value)
+    except (TypeError, ValueError, OverflowError):
+        amount = math.nan
+    if not math.isfinite(amount):
+        raise ConfigurationError(
+            f"the progress is reported with {what}={value!r:.60}, which is no number",
+            "ctx.progress(pages_read, pages): how much is done, and of how much, if that is known.",
+        )
+    return amount
+
+
+def finish_call(ctx: Context, outcome: Outcome) -> Call[bool]:
+    """`fairq.finish_tasks` for one attempt; true when it was accepted."""
+    return queries.finish_one.call(
+        worker_id=ctx.worker_id,
+        id=ctx.id,
+        attempt=ctx.attempt,
+        outcome=outcome.outcome,
+        result=outcome.result,
+        error=outcome.error,
+        retry_delay=interval(outcome.retry_delay),
+    ).then(bool)

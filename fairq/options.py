@@ -1,0 +1,249 @@
+"""What a task may be told beside its group and payload. One line is one option.
+
+Its name, its type, what it is for, and how it is sent: the arguments of `enqueue` and `@app.task`, the
+options of the command line and the parameters of the statements are made from it. None takes the default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fairq.codec import encode
+from fairq.errors import (
+    ConfigurationError,
+    InvalidCost,
+    InvalidGroupKey,
+    InvalidName,
+    InvalidTime,
+    OutOfRange,
+    is_within,
+)
+
+__all__ = [
+    "BatchOptions",
+    "Declared",
+    "EnqueueManyOptions",
+    "EnqueueOptions",
+    "Item",
+    "Seconds",
+    "TaskOptions",
+]
+
+Seconds = float | timedelta
+
+# --- How values are judged and sent ----------------------------------------------------------------
+# What can be judged without the database is judged before anything is sent, so a wrong argument leaves the
+# transaction usable. Drivers agree on numbers and texts; the statements cast them.
+
+
+def stored_bytes(text: str) -> int:
+    """Length as PostgreSQL counts it; too long for any limit where the text cannot be stored at all."""
+    if text.isascii():
+        return len(text) if "\0" not in text else 10**9
+    try:
+        return len(text.encode()) if "\0" not in text else 10**9
+    except UnicodeEncodeError:
+        return 10**9
+
+
+def check_text(what: str, value: object, longest: int = 500) -> str:
+    if isinstance(value, str) and 1 <= stored_bytes(value) <= longest:
+        return value
+    raise InvalidName(f"the {what} is {value!r:.60}", f"A text of 1 to {longest} bytes, without U+0000.")
+
+
+def check_group_key(group_key: object) -> None:
+    if not isinstance(group_key, str) or not 1 <= stored_bytes(group_key) <= 500:
+        raise InvalidGroupKey(
+            f"the group key is {group_key!r:.60}",
+            "Name the tenant the task belongs to: a text of 1 to 500 bytes, without U+0000.",
+        )
+
+
+def interval(length: Seconds | None) -> str | None:
+    """A length of time as PostgreSQL reads it, whatever the session's settings."""
+    if length is None:
+        return None
+    if not isinstance(length, timedelta):
+        length = timedelta(seconds=length)
+    return f"{length // timedelta(microseconds=1)} microseconds"
+
+
+def is_int(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _name(what: str, value: Any) -> str:
+    return check_text(what, value, 200)
+
+
+def _key(what: str, value: Any) -> str:
+    return check_text(what.replace("_", " "), value)
+
+
+def _priority(what: str, value: Any) -> int:
+    if is_int(value, -1_000_000, 1_000_000):
+        return int(value)
+    raise OutOfRange(f"the priority is {value!r}", "Higher runs first: -1000000 to 1000000, 0 by default.")
+
+
+def _cost(what: str, value: Any) -> float:
+    if is_within(value, 0.001, 1_000_000):
+        return float(value)
+    raise InvalidCost(f"the cost is {value!r}", "Relative to an ordinary task of cost 1: 0.001 to 1000000.")
+
+
+def _attempts(what: str, value: Any) -> int:
+    if is_int(value, 1, 1_000_000):
+        return int(value)
+    raise OutOfRange(f"max_attempts is {value!r}", "1 to 1000000; None takes the queue's default.")
+
+
+def _moment(what: str, value: Any) -> str:
+    if isinstance(value, datetime) and value.utcoffset() is not None:
+        return value.isoformat()
+    raise InvalidTime(
+        f"{what} is {value!r:.80}, which names no time zone",
+        "Pass an aware datetime: datetime.now(timezone.utc) + timedelta(hours=1).",
+    )
+
+
+def _timeout(what: str, value: Any) -> str | None:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if is_within(seconds, 1e-6, 1e9):
+        return interval(value)
+    raise InvalidTime(f"the timeout is {value!r}", "Seconds or a timedelta, more than 0; None: no limit.")
+
+
+def _headers(what: str, value: Any) -> str:
+    return encode(dict(value), "headers")
+
+
+# --- The options -----------------------------------------------------------------------------------
+
+
+class Declared(TypedDict, total=False):
+    """What tasks of one kind are told once, where their handler is declared."""
+
+    queue: Annotated[str | None, "The queue.", _name]
+    priority: Annotated[int | None, "Higher first, within the group.", _priority]
+    cost: Annotated[float | None, "Relative to an ordinary task.", _cost]
+    max_attempts: Annotated[int | None, "Default: the queue's.", _attempts]
+    timeout: Annotated[Seconds | None, "Longest run of one attempt: 30s, 10m.", _timeout]
+
+
+class BatchOptions(Declared, total=False):
+    """What all tasks of one call may be told."""
+
+    run_at: Annotated[datetime | None, "Not before: +10m, or 2030-01-31T08:00:00+00:00.", _moment]
+    expires_at: Annotated[datetime | None, "Not started after this time.", _moment]
+    headers: Annotated[Mapping[str, Any] | None, "A JSON object that travels with the task.", _headers]
+
+
+class TaskOptions(BatchOptions, total=False):
+    """What one task may be told."""
+
+    idempotency_key: Annotated[
+        str | None, "The group has one task with this key: again means the same.", _key
+    ]
+    concurrency_key: Annotated[str | None, "Tasks with equal keys do not run at the same time.", _key]
+
+
+class _Kind(TypedDict, total=False):
+    kind: Annotated[str | None, "Which handler runs it.", _name]
+
+
+class EnqueueManyOptions(_Kind, BatchOptions, total=False):
+    """Those of `fairq.enqueue_many`, which knows no handler."""
+
+
+class EnqueueOptions(_Kind, TaskOptions, total=False):
+    """Those of `fairq.enqueue`, which knows no handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One task of `enqueue_many`, where a pair of group key and payload does not say enough."""
+
+    group_key: str
+    payload: Any
+    priority: int | None = None
+    cost: float | None = None
+    idempotency_key: str | None = None
+    concurrency_key: str | None = None
+
+
+OF_ITEMS = Item.__slots__[2:]
+DEFAULTS: Mapping[str, Any] = {"queue": "default", "kind": "default", "priority": 0, "cost": 1.0}
+
+
+# --- What is made of them --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    type: Any  # timedelta: a length of time, which comes as seconds, too
+    help: str
+    send: Callable[[str, Any], Any] | None = None  # checks a value, and gives what the statement takes
+
+
+@cache
+def options_of(declared: Any) -> dict[str, Option]:
+    """The options, or settings, that a typed dict declares."""
+    found = {}
+    for name, hint in get_type_hints(declared, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            hint, text, *send = get_args(hint)
+            found[name] = Option(_type(hint), text, *send)
+    return found
+
+
+def _type(hint: Any) -> Any:
+    members = {*get_args(hint)} if get_origin(hint) in (Union, UnionType) else {hint}
+    members -= {NoneType}
+    if timedelta in members or any(isinstance(each, TypeVar) for each in members):
+        return timedelta
+    (only,) = members
+    return str if get_origin(only) is Literal else get_origin(only) or only
+
+
+@cache
+def _names(declared: Any) -> frozenset[str]:
+    return declared.__optional_keys__ | declared.__required_keys__  # type: ignore[no-any-return]
+
+
+def refuse_unknown(function: str, given: Mapping[str, Any], declared: Any) -> None:
+    """What Python itself says of an argument that a function does not have."""
+    known = _names(declared)
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def sent(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a task as the statement takes them."""
+    known = options_of(EnqueueOptions)
+    found = dict(DEFAULTS)
+    for name, value in given.items():
+        send = known[name].send
+        if value is not None and send is not None:
+            found[name] = send(name, value)
+    return found
+
+
+def pair(item: Any, position: int) -> tuple[str, Any]:
+    if isinstance(item, Sequence) and not isinstance(item, str | bytes) and len(item) == 2:
+        return item[0], item[1]
+    raise ConfigurationError(
+        f"items[{position}] is neither a pair of group key and payload nor a fairq.Item: {item!r:.80}"
+    )

@@ -1,0 +1,156 @@
+"""How an attempt ends, from what its handler raised or returned. Nothing in here talks to a database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fairq.codec import encode
+from fairq.dsn import mask
+from fairq.errors import (
+    Cancelled,
+    Fail,
+    FairqError,
+    FinishLost,
+    NotDecodable,
+    NotEncodable,
+    ResultNotEncodable,
+    Retry,
+    TaskError,
+    UnknownTask,
+)
+
+if TYPE_CHECKING:
+    from fairq.task import Task
+
+__all__ = ["Outcome", "describe", "outcome_of"]
+
+OutcomeName = Literal["succeeded", "failed", "retry", "cancelled", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `fairq.finish_tasks` is told about one attempt. `result` and `error` are JSON text."""
+
+    outcome: OutcomeName
+    result: str | None = None
+    error: str | None = None
+    retry_delay: float | None = None
+    """Seconds; None takes the queue's back-off."""
+
+
+LONGEST_MESSAGE = 2_000
+LONGEST_TRACEBACK = 8_000
+LONGEST_CHAIN = 20
+
+# Another attempt cannot help: the payload and the code are what they are.
+_FINAL = (NotDecodable, ResultNotEncodable, Fail)
+
+
+def outcome_of(
+    exception: BaseException | None,
+    task: Task[Any, ..., Any] | None,
+    attempt: int,
+    *,
+    result: Any = None,
+    draw: Callable[[], float] = random.random,
+) -> Outcome:
+    """How an attempt ended, from what its handler raised, or from None and what it returned. Pure but for
+    `draw`.
+
+    | raised                                   | outcome                                                     |
+    |------------------------------------------|-------------------------------------------------------------|
+    | nothing                                  | succeeded; the result kept if the task stores results       |
+    | Cancelled, asyncio.CancelledError        | cancelled                                                   |
+    | Fail, NotDecodable, ResultNotEncodable   | failed                                                      |
+    | Retry                                    | retry, after its delay, or the task's back-off              |
+    | UnknownTask, FinishLost, no policy given | retry, after the queue's back-off: a newer worker may know  |
+    | what the task's policy retries           | retry, after the policy's delay                             |
+    | anything else                            | failed                                                      |
+
+    `retry` becomes `failed` in the engine when no attempts are left.
+    """
+    if exception is None:
+        try:
+            stored = encode(result, "result") if task is not None and task.store_result else None
+        except NotEncodable as exc:
+            exception = ResultNotEncodable(str(exc), exc.hint)
+        else:
+            return Outcome("succeeded", result=stored)
+
+    error = describe(exception)
+    if isinstance(exception, Cancelled | asyncio.CancelledError):
+        return Outcome("cancelled", error=error)
+    if isinstance(exception, _FINAL):
+        return Outcome("failed", error=error)
+    policy = None if task is None else task.retry
+    if isinstance(exception, Retry):
+        delay = exception.delay
+        if delay is None and policy is not None:
+            delay = policy.delay(attempt, draw)
+        return Outcome("retry", error=error, retry_delay=delay)
+    if policy is None or isinstance(exception, UnknownTask | FinishLost):
+        return Outcome("retry", error=error)
+    if policy.retries(exception):
+        return Outcome("retry", error=error, retry_delay=policy.delay(attempt, draw))
+    return Outcome("failed", error=error)
+
+
+def describe(exception: BaseException) -> str:
+    """The JSON that is stored of an exception: code, type, message and, where it helps, the traceback."""
+    ours = isinstance(exception, TaskError)
+    code = exception.code if isinstance(exception, TaskError) else "unhandled_error"
+    if isinstance(exception, asyncio.CancelledError):
+        code = Cancelled.code
+    cls = type(exception)
+    found: dict[str, Any] = {
+        "code": _clean(str(code), 200),
+        "type": cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}",
+        "message": _clean(_message(exception), LONGEST_MESSAGE),
+    }
+    if isinstance(exception, FairqError) and exception.hint:
+        found["hint"] = _clean(exception.hint, LONGEST_MESSAGE)
+    if exception.__traceback__ is not None and not (ours and not isinstance(exception, Fail | Retry)):
+        found["traceback"] = _clean("\n".join(_frames(exception)), LONGEST_TRACEBACK, keep_end=True)
+    return json.dumps(found)
+
+
+def _frames(exception: BaseException) -> list[str]:
+    """Where it was raised, after where its causes were; long messages and deep recursion cut short."""
+    found: list[str] = []
+    for each in reversed(_causes(exception)):
+        last = traceback.format_tb(each.__traceback__, limit=-20)
+        name = type(each).__qualname__
+        found += [""] * bool(found)
+        found += ["".join(last).rstrip("\n"), f"{name}: {_clean(_message(each), 500)}"]
+    return found
+
+
+def _causes(exception: BaseException) -> list[BaseException]:
+    """The exception and what led to it, the newest ones: a chain may be long, and may lead back to itself."""
+    chain: list[BaseException] = []
+    current: BaseException | None = exception
+    while current is not None and len(chain) < LONGEST_CHAIN and not any(current is each for each in chain):
+        chain.append(current)
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return chain
+
+
+def _message(exception: BaseException) -> str:
+    try:
+        return str(exception) or type(exception).__name__
+    except Exception:  # somebody's __str__ is broken; the task's end must be written all the same
+        return type(exception).__name__
+
+
+def _clean(text: str, longest: int, *, keep_end: bool = False) -> str:
+    """What may be stored: no passwords, no characters that jsonb refuses, not too long."""
+    text = mask(text).replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    if len(text) <= longest:
+        return text
+    return f"…{text[-longest + 1 :]}" if keep_end else f"{text[: longest - 1]}…"
