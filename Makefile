@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See docs/how-to/run-the-tests.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long test-matrix test-shards test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long storm test-matrix test-shards test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -47,6 +47,9 @@ test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs 
 
 test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 	@FAIRQ_TEST_SHARDS=16 .venv/bin/python -m pytest $(PYTEST)
+
+storm: .venv/.dev ## Run a storm of processes for a minute, and stop calls between any two statements
+	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_stops.py
 
 test-ground: ## Prove that `make demo` and `make test` work in a clean clone and leave nothing behind (root, Linux)
 	@ARGS='$(ARGS)' .ci/prove

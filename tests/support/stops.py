@@ -37,7 +37,8 @@ def with_stops(name: str, body: str) -> str:
     """The body of a PL/pgSQL function with a stop after each of its statements."""
     start = re.search(r"(?m)^begin$", body)
     end = body.rfind("\nend;")
-    assert start and end > 0, name
+    assert start, name
+    assert end > 0, name
     out, depth, number, at = [body[: start.end()]], 0, 0, start.end()
     # What may hold a semicolon or a parenthesis that is none, or is one.
     for token in re.finditer(r"--[^\n]*|'(?:[^']|'')*'|[();]", body[at:end]):

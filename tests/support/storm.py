@@ -1,4 +1,4 @@
-"""Processes that use the engine all at once, and what each of them saw, line by line: see test_storm.
+"""Processes that use the engine all at once, and what each saw, line by line: see tests/races/test_storm.py.
 
 python -m tests.support.storm produce|consume|operate DSN SEED FILE
 
@@ -22,13 +22,17 @@ GROUPS = ("plain 1", "plain 2", "plain 3", "capped", "rated", "paused", "purged"
 KEYS = ("key 1", "key 2", None, None, None)
 MOST = {"capped": 3, "key 1": 1, "key 2": 1}
 RATE_SECONDS, RATE_BURST = 0.05, 3
+LEVELS = [
+    psycopg.IsolationLevel.READ_COMMITTED,
+    psycopg.IsolationLevel.REPEATABLE_READ,
+    psycopg.IsolationLevel.SERIALIZABLE,
+]
 
 SETTINGS = (
-    """select fairq.configure_queue('other', '{"max_attempts": 50}')""",
-    """select fairq.configure_queue('default', '{"max_attempts": 50}')""",
-    """select fairq.configure_group(q, 'capped', '{"max_running": 3}') from unnest(array['default', 'other']) q""",
-    """select fairq.configure_group(q, 'rated', '{"rate_limit": 20, "rate_period": "1 second", "rate_burst": 3}')
-       from unnest(array['default', 'other']) q""",
+    """select fairq.configure_queue(%(queue)s, '{"max_attempts": 50}')""",
+    """select fairq.configure_group(%(queue)s, 'capped', '{"max_running": 3}')""",
+    """select fairq.configure_group(%(queue)s, 'rated',
+         '{"rate_limit": 20, "rate_period": "1 second", "rate_burst": 3}')""",
 )
 
 Conn = psycopg.Connection[Any]
@@ -36,14 +40,16 @@ Note = Callable[..., None]
 
 
 def produce(conn: Conn, random: Random, note: Note) -> None:
-    """One transaction of one to six tasks, or many at once; some roll back."""
+    """One transaction of one to six calls, of some tasks each; some roll back, in part or in whole."""
     queue = random.choice(QUEUES)
     conn.autocommit = False
-    ids = []
+    conn.isolation_level = random.choice(LEVELS)
+    ids, gone = [], []
     for _ in range(random.randint(1, 6)):
         group = random.choice(GROUPS)
         keys = random.choices(KEYS if group not in PLAIN else [None], k=random.choice([1, 1, 1, 5]))
-        ids += [
+        conn.execute("savepoint s")
+        new = [
             row[0]
             for row in conn.execute(
                 "select fairq.create_tasks(%s::text[], %s::jsonb[], %s, p_concurrency_keys => %s::text[],"
@@ -51,7 +57,13 @@ def produce(conn: Conn, random: Random, note: Note) -> None:
                 [[group] * len(keys), ["{}"] * len(keys), queue, keys, random.choice([0, 0, 0, 5])],
             )
         ]
-    note("creates", ids=ids)
+        if random.random() < 0.1:
+            conn.execute("rollback to s")
+            gone += new
+        else:
+            ids += new
+    note("creates", ids=ids + gone)
+    note("rolled back", ids=gone)
     if random.random() < 0.1:
         conn.rollback()
         note("rolled back", ids=ids)
@@ -106,7 +118,8 @@ class Consumer:
         if self.stale and random.random() < 0.3:
             ids, attempts = [s[0] for s in self.stale], [s[1] for s in self.stale]
             ended = conn.execute(
-                "select f from fairq.finish_tasks(%s, %s::bigint[], %s::int[]) f", [self.worker, ids, attempts]
+                "select f from fairq.finish_tasks(%s, %s::bigint[], %s::int[]) f",
+                [self.worker, ids, attempts],
             ).fetchall()
             note("stale", ids=[row[0] for row in ended])
             self.stale.clear()
@@ -124,7 +137,8 @@ class Consumer:
                     " p_retry_delays => %s::interval[]) f"
                 )
                 delays = [random.choice(["0 s", "20 ms"])] * len(ids)
-                ended = conn.execute(query, [self.worker, ids, attempts, [outcome] * len(ids), delays]).fetchall()
+                outcomes = [outcome] * len(ids)
+                ended = conn.execute(query, [self.worker, ids, attempts, outcomes, delays]).fetchall()
             note("ended", ids=[row[0] for row in ended], outcome=outcome)
             self.stale += [(row[0], row[1]) for row in part][:2]
         if random.random() < 0.01:
@@ -153,8 +167,10 @@ def operate(conn: Conn, random: Random, note: Note) -> None:
             "select fairq.purge_group(%(queue)s, 'purged')",
             "select fairq.rebuild(%(queue)s)",
             "select fairq.cancel_task(t.id) from (select id from fairq.tasks order by random() limit 3) t",
-            """select pg_terminate_backend(a.pid) from (select pid from pg_stat_activity
-               where application_name = 'consume' and datname = current_database() order by random() limit 1) a""",
+            """select pg_terminate_backend(a.pid) from (
+                 select pid from pg_stat_activity
+                 where application_name = 'consume' and datname = current_database() order by random() limit 1
+               ) a""",
         ]
     )
     try:
@@ -169,7 +185,9 @@ def operate(conn: Conn, random: Random, note: Note) -> None:
 def main(role: str, dsn: str, seed: str, file: TextIO) -> None:
     """Until the process is ended."""
     random = Random(seed)
-    step = {"produce": produce, "consume": Consumer(), "operate": operate}[role]
+    steps: dict[str, Callable[[Conn, Random, Note], None]]
+    steps = {"produce": produce, "consume": Consumer(), "operate": operate}
+    step = steps[role]
 
     def note(what: str, **said: Any) -> None:
         file.write(json.dumps({"what": what, "at": time.time(), **said}) + "\n")

@@ -1,11 +1,6 @@
-"""Many sessions doing everything at once: what single interleavings do not show.
-
-The seeds are fixed, the schedule is not. After each storm nothing is lost, nothing was served twice, and
-derived state equals fairq.tasks.
-"""
+"""Transactions of several calls, and migrations among them: who waits for whom, and who does not."""
 
 import threading
-from random import Random
 
 import psycopg
 import pytest
@@ -13,18 +8,14 @@ import pytest
 from fairq import install
 from tests.races.engine import (
     FINISH,
-    RELEASE,
     Conn,
     assert_consistent,
-    cap,
     create,
     finish,
     finish_parameters,
-    maintain,
     pop,
     promote,
     register,
-    release_parameters,
     states,
 )
 from tests.support.database import Database
@@ -36,106 +27,6 @@ from tests.support.sessions import (
     wait_until,
     wait_until_blocked,
 )
-
-CAPS = {"capped 1": 1, "capped 3": 3}
-GROUPS = [*CAPS, "a", "b", "c"]
-
-
-def storm_worker(database: Database, seed: int, turns: int, served: list[int]) -> None:
-    """Pops, finishes, retries, releases, loses its connection, rolls back."""
-    random = Random(seed)
-    with psycopg.connect(database.dsn) as conn:
-        worker = register(conn)
-        conn.commit()
-        for _ in range(turns):
-            held = pop(conn, worker, random.randint(1, 12))
-            if random.random() < 0.15:
-                conn.rollback()
-                continue
-            conn.commit()
-            random.shuffle(held)
-            for part, outcome in ((held[::3], "succeeded"), (held[1::3], None), (held[2::3], "release")):
-                if outcome == "release":
-                    conn.execute(RELEASE, release_parameters(worker, part))
-                elif outcome is None and random.random() < 0.3:
-                    conn.execute(
-                        "select fairq.finish_tasks(%s, %s::bigint[], %s::int[], %s::text[],"
-                        " p_retry_delays => %s::interval[])",
-                        [*finish_parameters(worker, part, "retry"), ["0 s"] * len(part)],
-                    )
-                else:
-                    ended = finish(conn, worker, part, "succeeded")
-                    if random.random() < 0.1:
-                        conn.rollback()
-                        conn.execute(RELEASE, release_parameters(worker, part))
-                    else:
-                        served += ended
-                conn.commit()
-            in_flight = conn.execute(
-                "select group_key, count(*) from fairq.live_tasks where state = 'running' group by 1"
-            ).fetchall()
-            conn.commit()
-            for group_key, count in in_flight:
-                assert count <= CAPS.get(group_key, 10**9), f"{count} running in {group_key}"
-        conn.execute("select fairq.retire_worker(%s)", [worker])
-
-
-def storm_app(database: Database, seed: int, turns: int, created: list[int]) -> None:
-    """Creates in transactions of several statements: rolled back, with savepoints, cancelled."""
-    random = Random(seed)
-    with psycopg.connect(database.dsn) as conn:
-        for _ in range(turns):
-            conn.isolation_level = psycopg.IsolationLevel(random.choice([2, 3, 4]))
-            ids = create(conn, *random.choices(GROUPS, k=random.randint(1, 6)), priority=random.randint(0, 2))
-            conn.execute("savepoint s")
-            create(conn, *random.choices(GROUPS, k=2))
-            if random.random() < 0.5:
-                conn.execute("rollback to s")
-            else:
-                ids = []
-                conn.rollback()
-            if ids and random.random() < 0.3:
-                conn.execute("select fairq.cancel_task(%s)", [random.choice(ids)])
-            conn.commit()
-            created += ids
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_storm_of_workers_and_applications_loses_nothing_and_keeps_the_caps(
-    database: Database, seed: int
-) -> None:
-    """I1, I2, I7, I10, H17: six workers, three applications in all isolation levels."""
-    observer = database.connect(autocommit=True)
-    for group_key, most in CAPS.items():
-        cap(observer, group_key, most)
-    created: list[int] = []
-    served: list[int] = []
-    calls = [
-        call_in_background(lambda n=number: storm_app(database, seed * 100 + n, 40, created))  # type: ignore[misc]
-        for number in range(3)
-    ] + [
-        call_in_background(lambda n=number: storm_worker(database, seed * 100 + n, 30, served))  # type: ignore[misc]
-        for number in range(6)
-    ]
-    while not all(call.done() for call in calls):
-        maintain(observer)
-        promote(observer)
-    for call in calls:
-        result(call)
-
-    assert_consistent(observer)
-    worker = register(observer)
-    observer.execute("select set_config('fairq.now', (clock_timestamp() + interval '1 hour')::text, false)")
-    for _ in range(1000):
-        held = pop(observer, worker, 20)
-        if not held:
-            break
-        served += finish(observer, worker, held)
-    ended = states(observer)
-    assert sorted(ended) == sorted(created)
-    assert set(ended.values()) <= {"succeeded", "cancelled", "failed"}
-    assert len(served) == len(set(served))
-    assert_consistent(observer)
 
 
 def test_functions_are_replaced_while_workers_run(database: Database) -> None:
