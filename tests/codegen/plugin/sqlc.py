@@ -2,8 +2,7 @@
 
     python -m tests.codegen.plugin.sqlc [name …]
 
-writes `expected/` and `request.json` of the golden directories anew; read the difference before you commit
-it.
+writes `expected/` of the golden directories anew; read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ def why_sqlc_cannot_run() -> str:
 
 def generate(directory: Path, work: Path, *, form: str = "json") -> subprocess.CompletedProcess[str]:
     """`sqlc generate` on a copy of `directory`, which becomes `work`; `form` is what both speak."""
-    shutil.copytree(
-        directory, work, ignore=shutil.ignore_patterns("expected", "request.json"), dirs_exist_ok=True
-    )
+    shutil.copytree(directory, work, ignore=shutil.ignore_patterns("expected"), dirs_exist_ok=True)
     config = work / "sqlc.yaml"
     config.write_text(config.read_text().replace("format: json", f"format: {form}"))
     return command("generate", work)
@@ -73,9 +70,7 @@ def capture(directory: Path, work: Path) -> bytes:
     # sqlc gives a plugin no environment but what it is told to, so the shell looks in its default PATH.
     recorder.write_text("#!/bin/sh\ncat > request\nprintf '{}'\n")
     recorder.chmod(0o755)
-    shutil.copytree(
-        directory, work, ignore=shutil.ignore_patterns("expected", "request.json"), dirs_exist_ok=True
-    )
+    shutil.copytree(directory, work, ignore=shutil.ignore_patterns("expected"), dirs_exist_ok=True)
     config = work / "sqlc.yaml"
     config.write_text(config.read_text().replace("cmd: sqlc-gen-fairq", "cmd: ./recorder"))
     done = subprocess.run(
@@ -119,12 +114,11 @@ def rewrite(names: list[str]) -> None:
         if names and directory.name not in names:
             continue
         with tempfile.TemporaryDirectory() as work:
-            (directory / "request.json").write_bytes(capture(directory, Path(work, "capture")))
-            done = generate(directory, Path(work, "generate"))
+            done = generate(directory, Path(work))
             if done.returncode:
                 sys.exit(f"{directory.name}: {done.stderr}")
             shutil.rmtree(directory / "expected", ignore_errors=True)
-            shutil.copytree(Path(work, "generate", OUT), directory / "expected")
+            shutil.copytree(Path(work, OUT), directory / "expected")
 
 
 if __name__ == "__main__":
