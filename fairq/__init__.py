@@ -151,7 +151,12 @@ if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
         # Imported when first asked for: `fairq --help` must not wait for a database driver.
         if name in __all__:
             for module in _MODULES:
-                found = import_module(f"fairq.{module}")
+                try:
+                    found = import_module(f"fairq.{module}")
+                except ImportError as exc:
+                    if "no pq wrapper" not in str(exc):
+                        raise
+                    raise ImportError("psycopg finds no libpq here: pip install 'fairq[binary]'") from exc
                 if name in found.__all__:
                     value = globals()[name] = getattr(found, name)
                     return value

@@ -1,6 +1,17 @@
-"""`python -m fairq` is `fairq`."""
+"""`fairq`, and `python -m fairq`."""
 
-from fairq.cli import main
+import sys
+
+
+def main() -> None:
+    try:
+        from fairq.cli import main as command_line
+    except ModuleNotFoundError as exc:
+        if exc.name != "click":
+            raise
+        sys.exit("fairq: the command line is an extra, and not installed\n  pip install 'fairq[cli]'")
+    command_line(prog_name="fairq")
+
 
 if __name__ == "__main__":
-    main(prog_name="fairq")
+    main()

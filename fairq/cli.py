@@ -1,7 +1,7 @@
 """The command line: one small group whose commands are imported when they are called.
 
-`fairq work` and `fairq enqueue` must start fast, so nothing here imports a database driver, and the list of
-commands is a table of texts: `fairq --help` imports none of them. A new command is one line in COMMANDS.
+`fairq work` and `fairq enqueue` must start fast, so nothing here imports a database driver, and `fairq
+--help` imports no command. A new command is a line in COMMANDS; everything else stands at its function.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib import import_module, metadata, util
-from typing import IO, Any, TypeVar
+from importlib import import_module, metadata
+from typing import IO, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -24,11 +24,11 @@ __all__ = [
     "Command",
     "Exit",
     "Failure",
-    "answer",
-    "dsn_option",
+    "command",
     "failure_of",
-    "json_option",
+    "group",
     "main",
+    "named_dsn",
     "wants_json",
 ]
 
@@ -48,55 +48,38 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True)
 class Command:
-    """A line of the list: where the command is, what it is for, and the extra that brings what it needs."""
+    """A line of the list: the module, what it is for, and the extra that brings what it needs."""
 
-    target: str
+    module: str
     help: str
     section: str
-    extra: str | None = None
+    extra: str = "cli"
 
 
 COMMANDS = {
-    "demo": Command("fairq.demo:demo", "Watch a fair queue beside a plain one.", "Start", "demo"),
-    "work": Command("fairq.commands.work:work", "Run the tasks of an app.", "Start"),
-    "migrate": Command("fairq.commands.migrate:migrate", "Install or upgrade fairq in a database.", "Set up"),
-    "sql": Command("fairq.commands.migrate:sql", "Print migrations as plain SQL.", "Set up"),
-    "doctor": Command(
-        "fairq.commands.doctor:doctor", "Check the installation, and say what to do.", "Set up"
-    ),
-    "completion": Command(
-        "fairq.commands.completion:completion",
-        "Print a script that makes your shell complete on TAB.",
-        "Set up",
-    ),
-    "enqueue": Command("fairq.commands.tasks:enqueue", "Create tasks, one or a file of them.", "Tasks"),
-    "cancel": Command("fairq.commands.tasks:cancel", "Cancel tasks.", "Tasks"),
-    "retry": Command("fairq.commands.tasks:retry", "Run ended tasks again, or waiting ones now.", "Tasks"),
-    "result": Command("fairq.commands.tasks:result", "Show how a task ended, or wait until it has.", "Tasks"),
-    "explain": Command("fairq.commands.explain:explain", "Say why a task waits, or how it ended.", "Tasks"),
-    "stats": Command("fairq.commands.stats:stats", "Show how queues, groups and workers stand.", "Queues"),
-    "top": Command("fairq.commands.top:top", "Watch queues, groups and workers.", "Queues"),
-    "queues": Command(
-        "fairq.commands.queues:queues", "List queues; create them, change their settings.", "Queues"
-    ),
-    "groups": Command(
-        "fairq.commands.queues:groups", "List the busiest groups; change a group's settings.", "Queues"
-    ),
-    "keys": Command(
-        "fairq.commands.queues:keys", "List concurrency keys with settings; change them.", "Queues"
-    ),
-    "cluster": Command(
-        "fairq.commands.queues:cluster", "Show the settings of the installation; change them.", "Queues"
-    ),
-    "pause": Command("fairq.commands.queues:pause", "Stop serving a queue or a group.", "Queues"),
-    "resume": Command("fairq.commands.queues:resume", "Serve a paused queue or group again.", "Queues"),
-    "drain": Command("fairq.commands.queues:drain", "Let a queue run empty.", "Queues"),
-    "maintain": Command("fairq.commands.maintain:maintain", "Run one round of maintenance.", "Queues"),
-    "bench": Command("fairq.commands.bench:bench", "Measure fairq on this machine, from a clone.", "Develop"),
-    "gen": Command("fairq.codegen.command:gen", "Write typed Python for your SQL.", "Develop", "codegen"),
+    "demo": Command("fairq.demo", "Watch a fair queue beside a plain one.", "Start", "demo"),
+    "work": Command("fairq.commands.work", "Run the tasks of an app.", "Start"),
+    "migrate": Command("fairq.commands.migrate", "Install or upgrade fairq in a database.", "Set up"),
+    "sql": Command("fairq.commands.migrate", "Print migrations as plain SQL.", "Set up"),
+    "doctor": Command("fairq.commands.doctor", "Check the installation, and say what to do.", "Set up"),
+    "enqueue": Command("fairq.commands.tasks", "Create tasks, one or a file of them.", "Tasks"),
+    "cancel": Command("fairq.commands.tasks", "Cancel tasks.", "Tasks"),
+    "retry": Command("fairq.commands.tasks", "Run ended tasks again, or waiting ones now.", "Tasks"),
+    "result": Command("fairq.commands.tasks", "Show how a task ended, or wait until it has.", "Tasks"),
+    "explain": Command("fairq.commands.explain", "Say why a task waits, or how it ended.", "Tasks"),
+    "stats": Command("fairq.commands.stats", "Show how queues, groups and workers stand.", "Queues"),
+    "top": Command("fairq.commands.top", "Watch queues, groups and workers.", "Queues"),
+    "queues": Command("fairq.commands.queues", "List queues; create them, change their settings.", "Queues"),
+    "groups": Command("fairq.commands.queues", "List the busiest groups; change their settings.", "Queues"),
+    "keys": Command("fairq.commands.queues", "List concurrency keys with settings; change them.", "Queues"),
+    "cluster": Command("fairq.commands.queues", "Show or change the installation's settings.", "Queues"),
+    "pause": Command("fairq.commands.queues", "Stop serving a queue or a group.", "Queues"),
+    "resume": Command("fairq.commands.queues", "Serve a paused queue or group again.", "Queues"),
+    "drain": Command("fairq.commands.queues", "Let a queue run empty.", "Queues"),
+    "maintain": Command("fairq.commands.maintain", "Run one round of maintenance.", "Queues"),
+    "bench": Command("fairq.commands.bench", "Measure fairq on this machine, from a clone.", "Develop"),
+    "gen": Command("fairq.codegen.command", "Write typed Python for your SQL.", "Develop", "codegen"),
 }
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Failure(click.ClickException):
@@ -123,54 +106,32 @@ class Failure(click.ClickException):
 
 
 class Commands(click.Group):
-    """Looks a command up in COMMANDS and imports it then."""
+    """Looks a command up in COMMANDS and imports it then; help and completion import nothing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, command in COMMANDS.items() if _there(command)]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command = COMMANDS.get(cmd_name)
-        if command is None or not _there(command):
+        if (known := COMMANDS.get(cmd_name)) is None:
             return None
-        module, attribute = command.target.split(":")
         try:
-            found: click.Command = getattr(import_module(module), attribute)
-        except ModuleNotFoundError as exc:
-            if command.extra is None or (exc.name or "").startswith("fairq"):
-                raise
-            raise Failure(
-                f"'fairq {cmd_name}' needs {exc.name}, which is not installed",
-                hint=f"pip install 'fairq[{command.extra}]'",
-                code="not_installed",
-                exit_code=Exit.USAGE,
-            ) from exc
+            found: click.Command = getattr(import_module(known.module), cmd_name)
+        except ImportError as exc:
+            if failure := missing(exc, f"'fairq {cmd_name}'", known.extra):
+                raise failure from exc
+            raise
         return found
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """From the table, too: TAB imports nothing, and works where an extra is missing."""
-        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
         found = [CompletionItem(name, help=COMMANDS[name].help) for name in names]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as exc:
-            import difflib
-
-            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if not close:
-                raise
-            raise click.UsageError(f"{exc.message} Did you mean '{close[0]}'?", ctx) from exc
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        names = self.list_commands(ctx)
-        for section in dict.fromkeys(COMMANDS[name].section for name in names):
+        for section in dict.fromkeys(each.section for each in COMMANDS.values()):
             with formatter.section(section):
                 formatter.write_dl(
-                    [(name, COMMANDS[name].help) for name in names if COMMANDS[name].section == section]
+                    [(name, each.help) for name, each in COMMANDS.items() if each.section == section]
                 )
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -180,7 +141,13 @@ class Commands(click.Group):
         except click.UsageError as exc:
             if not as_json:
                 raise
-            raise _usage_failure(exc) from exc
+            # click has not come as far as --json.
+            path = exc.ctx.command_path if exc.ctx else "fairq"
+            failure = Failure(
+                exc.format_message(), hint=f"{path} --help tells more.", code="usage", exit_code=Exit.USAGE
+            )
+            failure.as_json = True
+            raise failure from exc
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
@@ -195,21 +162,20 @@ class Commands(click.Group):
             raise failure_of(exc) from exc
 
 
-def _usage_failure(exc: click.UsageError) -> Failure:
-    """A wrong option, for programs: click has not come as far as --json."""
-    path = exc.ctx.command_path if exc.ctx else "fairq"
-    failure = Failure(
-        exc.format_message(), hint=f"{path} --help tells more.", code="usage", exit_code=Exit.USAGE
+def missing(exc: ImportError, what: str, extra: str) -> Failure | None:
+    """What to install, if what is missing is not of ours."""
+    if "no pq wrapper" in str(exc):
+        name, extra = "psycopg's libpq", "binary"
+    elif isinstance(exc, ModuleNotFoundError) and not (exc.name or "fairq").startswith("fairq"):
+        name = str(exc.name)
+    else:
+        return None
+    return Failure(
+        f"{what} needs {name}, which is not installed",
+        hint=f"pip install 'fairq[{extra}]'",
+        code="not_installed",
+        exit_code=Exit.USAGE,
     )
-    failure.as_json = True
-    return failure
-
-
-def _there(command: Command) -> bool:
-    try:
-        return util.find_spec(command.target.split(":")[0]) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def failure_of(exc: Exception) -> Failure:
@@ -231,43 +197,72 @@ def failure_of(exc: Exception) -> Failure:
     return Failure(mask(f"{type(exc).__name__}: {exc}"), hint=hint, code="bug", exit_code=Exit.BUG)
 
 
-def dsn_option(command: F) -> F:
-    """--dsn; the command gets the text as given, and asks fairq.dsn.resolve() for the one that counts."""
-    return click.option(
-        "--dsn",
-        metavar="DSN",
-        help="The database, as a URL or as key=value pairs. Default: FAIRQ_DSN, then DATABASE_URL.",
-    )(command)
+# --- What commands are made of ---------------------------------------------------------------------
 
 
-def json_option(command: F) -> F:
-    """--json; read it with wants_json(), print with answer()."""
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Options of every command: also before a subcommand, and for whoever asks."""
+    if value:
+        ctx.meta[f"fairq.{param.name}"] = value
 
-    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-        ctx.meta["fairq.json"] = value
 
-    return click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        is_eager=True,
-        callback=remember,
-        help="Answer in JSON.",
-    )(command)
+DSN = click.Option(
+    ["--dsn"],
+    metavar="DSN",
+    expose_value=False,
+    is_eager=True,
+    callback=_remember,
+    help="The database, as a URL or as key=value pairs. Default: FAIRQ_DSN, then DATABASE_URL.",
+)
+JSON = click.Option(
+    ["--json"], is_flag=True, expose_value=False, is_eager=True, callback=_remember, help="Answer in JSON."
+)
+
+
+def named_dsn() -> str | None:
+    """--dsn as given; ask fairq.dsn.resolve() for the one that counts."""
+    return click.get_current_context().meta.get("fairq.dsn")
 
 
 def wants_json(ctx: click.Context | None = None) -> bool:
-    ctx = ctx or click.get_current_context()
-    return bool(ctx.meta.get("fairq.json", False))
+    return bool((ctx or click.get_current_context()).meta.get("fairq.json"))
 
 
-def answer(document: dict[str, Any], text: str) -> None:
-    """The result of a command, for whoever asked: people or programs."""
-    click.echo(json.dumps(document, default=str) if wants_json() else text)
+def command(
+    name: str | None = None,
+    *,
+    codes: Mapping[int, str] | None = None,
+    rights: str | None = None,
+    dsn: bool = True,
+    json: bool = True,
+    parent: click.Group | None = None,
+    **attributes: Any,
+) -> Callable[[Callable[..., Any]], Any]:
+    """A command with --dsn and --json. Its help ends with the exit codes and the role that it needs."""
+    ends = {0: "done", 2: "wrong usage", **({3: "database"} if dsn else {}), **(codes or {})}
+    about = f"Exit codes: {' · '.join(f'{code} {ends[code]}' for code in sorted(ends))}"
+    options = [*([DSN] if dsn else []), *([JSON] if json else [])]
+    epilog = about + (f"\n\nRights: {rights}" if rights else "")
+
+    def made(function: Callable[..., Any]) -> click.Command:
+        kind: type[click.Command] = attributes.pop("cls", click.Command)
+        found = click.command(name, kind, epilog=epilog, **attributes)(function)
+        found.params += options
+        if parent is not None:
+            parent.add_command(found)
+        return found
+
+    return made
+
+
+def group(**attributes: Any) -> Callable[[Callable[..., Any]], Any]:
+    """The same with subcommands; without one it does something itself."""
+    return command(cls=click.Group, invoke_without_command=True, **attributes)
 
 
 @click.group(
     cls=Commands,
+    commands=dict.fromkeys(COMMANDS),  # for its suggestions
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="'fairq COMMAND --help' tells more about each.",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from fairq.cli import Exit, Failure
+from fairq.cli import Exit, Failure, command
 
 __all__ = ["bench"]
 
@@ -53,7 +53,15 @@ def find_benchmarks(here: Path) -> Path | None:
     return None
 
 
-@click.command("bench", cls=Benchmarks)
+@command(
+    cls=Benchmarks,
+    codes={
+        1: "something is slower, or a benchmark failed",
+        2: "wrong usage, something not committed, or no clone here",
+    },
+    dsn=False,
+    json=False,
+)
 def bench() -> None:
     """Measure fairq on this machine, from a clone.
 
@@ -63,7 +71,4 @@ def bench() -> None:
     fairq bench run --scale quick              all of them, small
     fairq bench explain                        what a pop visits in five designs
     fairq bench report RESULTS --out page.md   a page with plots
-
-    \b
-    Exit codes: 0 done · 1 something is slower, or a benchmark failed · 2 wrong usage, or no clone here
     """

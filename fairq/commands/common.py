@@ -19,32 +19,34 @@ from typing import Any, Literal
 import click
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fairq import install
-from fairq.cli import wants_json
+from fairq.cli import named_dsn, wants_json
 from fairq.dsn import resolve
 from fairq.errors import translating
 
 __all__ = [
-    "DURATION",
-    "WHEN",
     "Connection",
     "clean",
     "connect",
     "console",
     "count",
+    "duration",
     "emit",
     "number",
     "plain",
+    "rows",
     "server_time",
     "session",
     "show",
     "span",
     "table",
     "task_ids",
+    "when",
 ]
 
 Connection = psycopg.Connection[Any]
@@ -72,34 +74,28 @@ def connect(dsn: str) -> Connection:
 
 
 @contextlib.contextmanager
-def session(dsn: str | None) -> Iterator[Connection]:
+def session() -> Iterator[Connection]:
     """A connection to the database that was named, with a fairq in it that fits this code."""
-    with contextlib.closing(connect(resolve(dsn))) as conn:
+    with contextlib.closing(connect(resolve(named_dsn()))) as conn:
         install.check_version(conn)
         with translating():
             yield conn
 
 
+def rows(conn: Connection, query: str, **parameters: Any) -> list[dict[str, Any]]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(query.encode(), parameters or None).fetchall()
+
+
 def server_time(conn: Connection) -> datetime:
     """The database's clock: ages are never told by two clocks."""
-    row = conn.execute("select clock_timestamp()").fetchone()
-    assert row is not None
-    at: datetime = row[0]
+    at: datetime = rows(conn, "select clock_timestamp() as at")[0]["at"]
     return at
 
 
 # --- Options ---------------------------------------------------------------------------------------
 
-_UNITS = {
-    "ms": 0.001,
-    "s": 1.0,
-    "sec": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-    "w": 604800.0,
-}
+_UNITS = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|sec|s|min|m|h|d|w)", re.IGNORECASE)
 
 
@@ -131,37 +127,21 @@ def parse_when(text: str, now: datetime) -> datetime | None:
     return at if at.utcoffset() is not None else None
 
 
-class Duration(click.ParamType[timedelta]):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        if isinstance(value, timedelta):
-            return value
-        found = parse_duration(str(value))
-        if found is None:
-            self.fail(f"{value!r} is no length of time. Say 500ms, 90s, 10m, 1h30m, 7d.", param, ctx)
-        return found
+def duration(text: str) -> timedelta:
+    """The type of an option."""
+    if (found := parse_duration(text)) is None:
+        raise click.BadParameter(f"{text!r} is no length of time. Say 500ms, 90s, 10m, 1h30m, 7d.")
+    return found
 
 
-class When(click.ParamType[datetime]):
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        found = parse_when(str(value), datetime.now(UTC))
-        if found is None:
-            self.fail(
-                f"{value!r} is no time. Say +10m for ten minutes from now, or a time with its zone: "
-                "2030-01-31T08:00:00+00:00.",
-                param,
-                ctx,
-            )
-        return found
-
-
-DURATION = Duration()
-WHEN = When()
+def when(text: str) -> datetime:
+    """The type of an option."""
+    if (found := parse_when(text, datetime.now(UTC))) is None:
+        raise click.BadParameter(
+            f"{text!r} is no time. Say +10m for ten minutes from now, or a time with its zone: "
+            "2030-01-31T08:00:00+00:00."
+        )
+    return found
 
 
 def task_ids(values: Sequence[str]) -> list[int]:
@@ -182,11 +162,9 @@ def task_ids(values: Sequence[str]) -> list[int]:
 
 def console(stderr: bool = False) -> Console:
     made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    return (
-        made
-        if made.is_terminal
-        else Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
-    )
+    if not made.is_terminal:
+        made.width = PLAIN_WIDTH
+    return made
 
 
 def plain(value: Any) -> Any:

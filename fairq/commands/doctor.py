@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fairq import install
-from fairq.cli import Exit, dsn_option, json_option
-from fairq.commands.common import DURATION, Connection, clean, connect, count, plain, show, span
+from fairq.cli import Exit, command, named_dsn
+from fairq.commands.common import Connection, clean, connect, count, duration, plain, show, span
 from fairq.dsn import describe, mask, resolve
 from fairq.embedded import OLDEST_MAJOR
 from fairq.errors import FairqError
@@ -50,16 +50,17 @@ class Finding:
 Row = dict[str, Any]
 
 
-@click.command(short_help="Check the installation, and say what to do.")
+@command(
+    codes={0: "nothing is wrong", 1: "something is", 3: "database cannot be reached"},
+    rights="any; fairq_observe sees more, fairq_work and pg_monitor see all",
+)
 @click.option(
     "--max-wait",
-    type=DURATION,
+    type=duration,
     metavar="TIME",
     help="A task that has waited longer than this is wrong. Default: over an hour deserves a look.",
 )
-@dsn_option
-@json_option
-def doctor(max_wait: timedelta | None, dsn: str | None) -> None:
+def doctor(max_wait: timedelta | None) -> None:
     """Check the installation, and say what to do.
 
     It reads, and sends itself one notification; it changes nothing. Each check ends as ok, look (worth your
@@ -68,12 +69,8 @@ def doctor(max_wait: timedelta | None, dsn: str | None) -> None:
     \b
     fairq doctor
     fairq doctor --max-wait 10m --json | jq '.findings[] | select(.verdict == "wrong")'
-
-    \b
-    Exit codes: 0 nothing is wrong · 1 something is · 2 wrong usage · 3 database cannot be reached
-    Rights: any; fairq_observe sees more, fairq_work and pg_monitor see all
     """
-    where = resolve(dsn)
+    where = resolve(named_dsn())
     with contextlib.closing(connect(where)) as conn:
         found = [*examine(conn, where, max_wait)]
     wrong = sum(each.verdict == "wrong" for each in found)

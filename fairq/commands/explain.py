@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fairq.cli import dsn_option, json_option
+from fairq.cli import command
 from fairq.commands.common import Connection, clean, number, plain, server_time, session, show, span, table
 from fairq.errors import NoSuchTask
 from fairq.queries import inspection
@@ -44,11 +44,9 @@ limit 1
 """
 
 
-@click.command(short_help="Say why a task waits, or how it ended.")
+@command(codes={1: "no such task"}, rights="fairq_observe")
 @click.argument("task_id", metavar="ID", type=click.IntRange(0, 2**63 - 1))
-@dsn_option
-@json_option
-def explain(task_id: int, dsn: str | None) -> None:
+def explain(task_id: int) -> None:
     """Say why a task waits, or how it ended.
 
     The reason is the engine's own: promotion and this command ask the same function. Earlier attempts follow,
@@ -57,12 +55,8 @@ def explain(task_id: int, dsn: str | None) -> None:
     \b
     fairq explain 42
     fairq explain 42 --json | jq -r .reason
-
-    \b
-    Exit codes: 0 done · 1 no such task · 2 wrong usage · 3 database
-    Rights: fairq_observe
     """
-    with session(dsn) as conn:
+    with session() as conn:
         found = explanation(conn, task_id)
         now = server_time(conn)
     show(found, *_render(found, now))

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from fairq.cli import Exit, dsn_option, json_option, wants_json
-from fairq.commands.common import DURATION, Connection, count, session, show
+from fairq.cli import Exit, command, wants_json
+from fairq.commands.common import Connection, count, duration, session, show
 from fairq.queries import workers
 
 DONE = {
@@ -27,13 +27,11 @@ DONE = {
 }
 
 
-@click.command(short_help="Run one round of maintenance.")
+@command(codes={1: "a part failed"}, rights="fairq_work or fairq_admin")
 @click.option(
-    "--every", type=DURATION, metavar="TIME", help="Again and again, with this pause, until Ctrl-C or TERM."
+    "--every", type=duration, metavar="TIME", help="Again and again, with this pause, until Ctrl-C or TERM."
 )
-@dsn_option
-@json_option
-def maintain(every: timedelta | None, dsn: str | None) -> None:
+def maintain(every: timedelta | None) -> None:
     """Run one round of maintenance.
 
     It takes tasks from lost workers, ends what expired, promotes what is due, sweeps old rows, and makes and
@@ -44,17 +42,13 @@ def maintain(every: timedelta | None, dsn: str | None) -> None:
     \b
     fairq maintain
     fairq maintain --every 5s
-
-    \b
-    Exit codes: 0 done · 1 a part failed · 2 wrong usage · 3 database
-    Rights: fairq_work or fairq_admin
     """
     if every is not None and every.total_seconds() < 0.1:
         raise click.UsageError("--every needs at least 100ms.")
     if every is not None:
         # As for Ctrl-C: the first process of a container is not ended by a TERM that nobody handles.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with session(dsn) as conn, contextlib.suppress(KeyboardInterrupt):
+    with session() as conn, contextlib.suppress(KeyboardInterrupt):
         while True:
             done = _round(conn)
             if every is None or done or wants_json():

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 
 import click
 import psycopg
-from rich.console import Console
 
 from fairq import install
-from fairq.cli import Exit, answer, dsn_option, json_option, wants_json
+from fairq.cli import Exit, command, named_dsn, wants_json
+from fairq.commands.common import console, show
 from fairq.dsn import describe, resolve
 
 
-@click.command(short_help="Install or upgrade fairq in a database.")
-@dsn_option
+@command(
+    codes={
+        1: "behind (--check)",
+        3: "database cannot be reached or refused",
+        4: "database is newer than this fairq",
+        5: "a lock was not to be had",
+        6: "would lose data",
+    }
+)
 @click.option(
     "--to",
     default=install.HEAD,
@@ -45,10 +51,7 @@ from fairq.dsn import describe, resolve
     metavar="SECONDS",
     help="Try again for this long when somebody holds a lock.",
 )
-@json_option
-def migrate(
-    dsn: str | None, to: str, check: bool, as_sql: bool, lock_timeout: float, patience: float
-) -> None:
+def migrate(to: str, check: bool, as_sql: bool, lock_timeout: float, patience: float) -> None:
     """Install or upgrade fairq in a database.
 
     Every step is one transaction. Any number of these may run at once, for example one in each new
@@ -59,24 +62,18 @@ def migrate(
     fairq migrate --check            is there something to do? (for health checks)
     fairq migrate --sql | psql       the same as plain SQL
     fairq migrate --to base          take fairq out again; refused while there are tasks
-
-    \b
-    Exit codes: 0 done · 1 behind (--check) · 2 wrong usage · 3 database cannot be reached or refused
-                4 database is newer than this fairq · 5 a lock was not to be had · 6 would lose data
     """
     if check and as_sql:
         raise click.UsageError("--check asks a database and --sql needs none: use one of them.")
     if as_sql:
         click.echo(install.script(install.BASE, to), nl=False)
         return
-    where = resolve(dsn)
+    where = resolve(named_dsn())
     if check:
         _check(where, to)
         return
     started = time.monotonic()
-    done = install.migrate(
-        where, to=to, lock_timeout=lock_timeout, patience=patience, report=_reporter(Console(stderr=True))
-    )
+    done = install.migrate(where, to=to, lock_timeout=lock_timeout, patience=patience, report=_report)
     version = done.after or install.BASE
     document = {
         "database": describe(where),
@@ -93,7 +90,7 @@ def migrate(
         text = f"{describe(where)} is at {version} now; another fairq migrate did it."
     else:
         text = f"{describe(where)} is at {version} already; nothing to do."
-    answer(document, text)
+    show(document, text)
 
 
 def _check(dsn: str, to: str) -> None:
@@ -110,37 +107,30 @@ def _check(dsn: str, to: str) -> None:
     }
     here, there = version or install.BASE, target or install.BASE
     if not steps:
-        answer(document, f"{describe(dsn)} is at {here}.")
+        show(document, f"{describe(dsn)} is at {here}.")
         return
     command = "fairq migrate" if to == install.HEAD else f"fairq migrate --to {to}"
     side = "behind" if steps[0].direction == "up" else "ahead"
     count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
-    answer(document, f"{describe(dsn)} is at {here}, {count} {side} of {there}. Run: {command}")
+    show(document, f"{describe(dsn)} is at {here}, {count} {side} of {there}. Run: {command}")
     sys.exit(Exit.NO)
 
 
-def _reporter(console: Console) -> Callable[[install.Applied | install.Waiting], None]:
+def _report(event: install.Applied | install.Waiting) -> None:
     """One line per event, on stderr: for people who watch, and for the log of a deployment."""
     if wants_json():
-        return lambda event: None
-
-    def report(event: install.Applied | install.Waiting) -> None:
-        if isinstance(event, install.Applied):
-            arrow = "↑" if event.step.direction == "up" else "↓"
-            left = f", {event.remaining} left" if event.remaining else ""
-            _line(console, f"{arrow} {event.step.name} ({event.seconds:.2f} s{left})", "green")
-        else:
-            for holder in event.held_by:
-                _line(console, f"waiting for a lock held by {holder}", "yellow")
-
-    return report
+        return
+    if isinstance(event, install.Applied):
+        arrow = "↑" if event.step.direction == "up" else "↓"
+        left = f", {event.remaining} left" if event.remaining else ""
+        lines, style = [f"{arrow} {event.step.name} ({event.seconds:.2f} s{left})"], "green"
+    else:
+        lines, style = [f"waiting for a lock held by {holder}" for holder in event.held_by], "yellow"
+    for line in lines:
+        console(stderr=True).print(line, style=style, soft_wrap=True)
 
 
-def _line(console: Console, text: str, style: str) -> None:
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-@click.command(short_help="Print migrations as plain SQL.")
+@command(codes={2: "wrong usage, or no such revision"}, dsn=False, json=False)
 @click.option(
     "--from",
     "start",
@@ -151,17 +141,14 @@ def _line(console: Console, text: str, style: str) -> None:
 )
 @click.option("--to", default=install.HEAD, show_default=True, metavar="REVISION", help="Where it shall go.")
 def sql(start: str, to: str) -> None:
-    """Print migrations as plain SQL, for psql or a migration tool of your own.
+    """Print migrations as plain SQL.
 
-    Each step is one transaction, takes the same lock as `fairq migrate`, refuses a database at another
-    revision, and writes the new one down, so both ways can be mixed.
+    For psql, or a migration tool of your own. Each step is one transaction, takes the same lock as `fairq
+    migrate`, refuses a database at another revision, and writes the new one down, so both ways can be mixed.
 
     \b
     fairq sql | psql -v ON_ERROR_STOP=1 "$FAIRQ_DSN"
     fairq sql --from 0001 --to 0003 > V42__fairq.sql
     fairq sql --from 0003 --to 0002            the way back
-
-    \b
-    Exit codes: 0 done · 2 wrong usage, or no such revision
     """
     click.echo(install.script(start, to), nl=False)

@@ -9,24 +9,32 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import click
-from psycopg.rows import dict_row
 from rich.console import RenderableType
 from rich.text import Text
 
 from fairq import policies
-from fairq.cli import Failure, dsn_option, json_option, wants_json
-from fairq.commands.common import DURATION, Connection, clean, count, server_time, session, show, span, table
+from fairq.cli import Failure, command, group, wants_json
+from fairq.commands.common import (
+    Connection,
+    clean,
+    count,
+    duration,
+    rows,
+    server_time,
+    session,
+    show,
+    span,
+    table,
+)
 from fairq.commands.settings import named, settings_options
-from fairq.commands.stats import Snapshot, group_table, take
+from fairq.commands.stats import Snapshot, group_table, live, take
 
 # --- queues ----------------------------------------------------------------------------------------
 
 
-@click.group(invoke_without_command=True, short_help="List queues; create them, change their settings.")
-@dsn_option
-@json_option
+@group(codes={1: "refused"}, rights="any role of fairq to look, fairq_admin to change")
 @click.pass_context
-def queues(ctx: click.Context, /, dsn: str | None) -> None:
+def queues(ctx: click.Context) -> None:
     """List queues; create them, change their settings.
 
     \b
@@ -34,31 +42,14 @@ def queues(ctx: click.Context, /, dsn: str | None) -> None:
     fairq queues set docs --max-attempts 3        a new queue, or a change
     fairq queues set docs --retention 30d --no-notify
     fairq queues usage mail                       how much of its rate is used
-
-    \b
-    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: any role of fairq to look, fairq_admin to change
     """
-    ctx.obj = dsn
     if ctx.invoked_subcommand is not None:
         return
-    with session(dsn) as conn:
-        rows = queue_settings(conn)
-    show({"queues": rows}, *_queue_tables(rows))
-
-
-def _queue_tables(rows: list[dict[str, Any]]) -> list[RenderableType]:
-    names = (
-        "queue",
-        ">attempts",
-        ">back-off",
-        ">up to",
-        ">kept",
-        ">ready",
-        "notify",
-        ">weight",
-        "paused",
-        "draining",
+    with session() as conn:
+        found = queue_settings(conn)
+    columns = (
+        *("queue", ">attempts", ">back-off", ">up to", ">kept", ">ready", "notify", ">weight"),
+        *("paused", "draining"),
     )
     cells = [
         (
@@ -73,14 +64,14 @@ def _queue_tables(rows: list[dict[str, Any]]) -> list[RenderableType]:
             _since(row["paused_at"]),
             _since(row["draining_at"]),
         )
-        for row in rows
+        for row in found
     ]
-    held = [(row["queue"], limits(row, "group_") or "-", limits(row) or "-") for row in rows]
+    held = [(row["queue"], limits(row, "group_") or "-", limits(row) or "-") for row in found]
     held = [each for each in held if each[1:] != ("-", "-")]
-    parts: list[RenderableType] = [table(None, names, cells)]
+    parts: list[RenderableType] = [table(None, columns, cells)]
     if held:
         parts += [Text(), table("Limits", ("queue", "of each group", "of the whole queue"), held)]
-    return parts
+    show({"queues": found}, *parts)
 
 
 def _since(at: datetime | None) -> str:
@@ -95,56 +86,56 @@ def limits(row: Mapping[str, Any], prefix: str = "") -> str:
     if cap is not None:
         parts.append(f"{cap} at once")
     if rate is not None:
-        parts.append(
-            f"{rate} per {span(row[f'{prefix}rate_period'])}" + (f", burst {burst}" if burst else "")
-        )
+        period = span(row[f"{prefix}rate_period"])
+        parts.append(f"{rate} per {period}" + (f", burst {burst}" if burst else ""))
     if failures is not None:
         parts.append(f"stops {span(cooldown)} after {count(failures, 'failure')}")
     return "; ".join(parts)
 
 
+def _without(found: list[dict[str, Any]], *hidden: str) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in hidden} for row in found]
+
+
 def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str, Any]]:
     """Every setting there is."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(
-            """
-            select q.*
-            from fairq.queues q
-            where not q.internal and (%(queue)s::text is null or q.queue = %(queue)s)
-            order by q.queue
-            """,
-            {"queue": queue},
-        ).fetchall()
-    return [
-        {name: value for name, value in row.items() if name not in ("internal", "metered")} for row in rows
-    ]
+    found = rows(
+        conn,
+        """
+        select q.* from fairq.queues q
+        where not q.internal and (%(queue)s::text is null or q.queue = %(queue)s)
+        order by q.queue
+        """,
+        queue=queue,
+    )
+    return _without(found, "internal", "metered")
 
 
 def group_settings(conn: Connection, queue: str, group_key: str | None = None) -> list[dict[str, Any]]:
     """Groups with settings of their own; none where the role may not read them."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        may = cursor.execute("select has_table_privilege('fairq.groups', 'select') as may").fetchone()
-        if not may or not may["may"]:
-            return []
-        rows = cursor.execute(
-            """
-            select g.*
-            from fairq.groups g
-            where g.queue = %(queue)s and (%(group_key)s::text is null or g.group_key = %(group_key)s)
-            order by g.group_key
-            """,
-            {"queue": queue, "group_key": group_key},
-        ).fetchall()
-    return [{name: value for name, value in row.items() if name not in ("shard_no", "queue")} for row in rows]
+    if not rows(conn, "select 1 where has_table_privilege('fairq.groups', 'select')"):
+        return []
+    found = rows(
+        conn,
+        """
+        select g.* from fairq.groups g
+        where g.queue = %(queue)s and (%(group_key)s::text is null or g.group_key = %(group_key)s)
+        order by g.group_key
+        """,
+        queue=queue,
+        group_key=group_key,
+    )
+    return _without(found, "shard_no", "queue")
 
 
-@queues.command("set", short_help="Create a queue, or change its settings.")
+def cluster_settings(conn: Connection) -> dict[str, Any]:
+    return _without(rows(conn, "select s.* from fairq.settings s"), "singleton", "test_clock")[0]
+
+
+@command("set", parent=queues, codes={1: "refused"}, rights="fairq_admin")
 @click.argument("name")
 @settings_options(policies.QueueSettings)
-@dsn_option
-@json_option
-@click.pass_context
-def set_queue(ctx: click.Context, /, name: str, dsn: str | None, **options: Any) -> None:
+def set_queue(name: str, **options: Any) -> None:
     """Create a queue, or change its settings.
 
     What you do not name stays as it is. The change takes effect with the next promotion, which the next pop
@@ -155,12 +146,8 @@ def set_queue(ctx: click.Context, /, name: str, dsn: str | None, **options: Any)
     fairq queues set docs --group-max-running 2          no tenant runs more than two at once
     fairq queues set mail --rate-limit 100 --rate-period 1m
     fairq queues set mail --reset rate_limit             no limit any more
-
-    \b
-    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: fairq_admin
     """
-    with session(dsn or ctx.obj) as conn, conn.transaction():
+    with session() as conn, conn.transaction():
         is_new = not queue_settings(conn, name)
         policies.configure_queue(conn, name, **named(options, may_be_none=is_new))
         (row,) = queue_settings(conn, name)
@@ -168,73 +155,9 @@ def set_queue(ctx: click.Context, /, name: str, dsn: str | None, **options: Any)
     show({"created": is_new, **row}, f"Queue {clean(name)} {verb}.", _facts(row, "queue"))
 
 
-@queues.command("usage", short_help="Show how much of a queue's rate is used.")
-@click.argument("name")
-@dsn_option
-@json_option
-@click.pass_context
-def queue_usage(ctx: click.Context, /, name: str, dsn: str | None) -> None:
-    """Show how much of a queue's rate is used, and when the next task may start.
-
-    \b
-    fairq queues usage mail
-
-    \b
-    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
-    Rights: fairq_observe
-    """
-    _show_usage(dsn or ctx.obj, name, None)
-
-
-@queues.command("reset-rate", short_help="Forget what was used of a queue's rate.")
-@click.argument("name")
-@dsn_option
-@json_option
-@click.pass_context
-def reset_queue_rate(ctx: click.Context, /, name: str, dsn: str | None) -> None:
-    """Forget what was used of a queue's rate. A full burst may start at once.
-
-    \b
-    fairq queues reset-rate mail
-
-    \b
-    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
-    Rights: fairq_admin
-    """
-    _reset_rate(dsn or ctx.obj, name, None)
-
-
-def _show_usage(dsn: str | None, queue: str, group_key: str | None) -> None:
-    with session(dsn) as conn:
-        found = policies.rate_usage(conn, queue, group_key)
-        now = server_time(conn)
-    document: dict[str, Any] = {"queue": queue, "group_key": group_key, "rate_limit": None}
-    if found is None:
-        show(document, f"{_name(queue, group_key)} has no rate.")
-        return
-    rate = f"{found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}"
-    until = [
-        f"the next task may start in {span(found.next_at - now)}" if found.next_at else "",
-        f"all of it is free in {span(found.full_at - now)}" if found.full_at else "",
-    ]
-    state = f"Of the burst {count(found.used, 'is', 'are')} used, {count(found.available, 'is', 'are')} free"
-    show(
-        dataclasses.asdict(found),
-        f"{_name(queue, group_key)} has a rate of {rate}.",
-        "; ".join([state, *filter(None, until)]) + ".",
-    )
-
-
-def _reset_rate(dsn: str | None, queue: str, group_key: str | None) -> None:
-    with session(dsn) as conn, conn.transaction():
-        policies.reset_rate(conn, queue, group_key)
-    _tell(queue, group_key, "rate reset", "may use its full burst.")
-
-
 def _name(queue: str, group_key: str | None) -> str:
-    if group_key is None:
-        return f"Queue {clean(queue)}"
-    return f"Group {clean(group_key)} of queue {clean(queue)}"
+    of = f"queue {clean(queue)}"
+    return f"Q{of[1:]}" if group_key is None else f"Group {clean(group_key)} of {of}"
 
 
 def _facts(row: Mapping[str, Any], *hidden: str) -> RenderableType:
@@ -254,7 +177,7 @@ def _cell(value: Any) -> str:
 # --- groups ----------------------------------------------------------------------------------------
 
 
-@click.group(invoke_without_command=True, short_help="List the busiest groups; change a group's settings.")
+@group(codes={1: "no such queue"}, rights="fairq_observe to look, fairq_admin to change")
 @click.option("--queue", default="default", show_default=True, metavar="NAME", help="The queue.")
 @click.option(
     "--limit",
@@ -264,11 +187,9 @@ def _cell(value: Any) -> str:
     metavar="N",
     help="How many groups, busiest first.",
 )
-@dsn_option
-@json_option
 @click.pass_context
-def groups(ctx: click.Context, /, queue: str, limit: int, dsn: str | None) -> None:
-    """List the busiest groups of a queue; change a group's settings.
+def groups(ctx: click.Context, queue: str, limit: int) -> None:
+    """List the busiest groups; change their settings.
 
     A group is a tenant. It needs no registration: it is listed while it has live tasks, or settings of its
     own.
@@ -279,15 +200,11 @@ def groups(ctx: click.Context, /, queue: str, limit: int, dsn: str | None) -> No
     fairq groups set bob --weight 3 --max-running 5
     fairq groups usage bob
     fairq groups purge bob
-
-    \b
-    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
-    Rights: fairq_observe to look, fairq_admin to change
     """
-    ctx.obj = (dsn, queue)
+    ctx.obj = queue
     if ctx.invoked_subcommand is not None:
         return
-    with session(dsn) as conn:
+    with session() as conn:
         found: Snapshot = take(conn, queue, limit)
         every = group_settings(conn, queue)
     own = [row for row in every if any(value is not None for key, value in row.items() if key != "group_key")]
@@ -307,30 +224,20 @@ def groups(ctx: click.Context, /, queue: str, limit: int, dsn: str | None) -> No
     show({"queue": queue, "groups": found.groups, "settings": own[:limit]}, *parts)
 
 
-def _target(ctx: click.Context, dsn: str | None, queue: str | None) -> tuple[str | None, str]:
-    """--dsn and --queue may stand before the subcommand or after it."""
-    dsn_before, queue_before = ctx.obj
-    return dsn or dsn_before, queue or queue_before
+# Before the subcommand or after it.
+queue_after = click.option(
+    "--queue",
+    metavar="NAME",
+    callback=lambda ctx, _, value: value or ctx.obj,
+    help="The queue. Default: default.",
+)
 
 
-queue_after = click.option("--queue", metavar="NAME", help="The queue. Default: default.")
-
-
-@groups.command("set", short_help="Change a group's settings.")
+@command("set", parent=groups, codes={1: "refused"}, rights="fairq_admin")
 @click.argument("group_key", metavar="GROUP")
 @queue_after
 @settings_options(policies.GroupSettings)
-@dsn_option
-@json_option
-@click.pass_context
-def set_group(
-    ctx: click.Context,
-    /,
-    group_key: str,
-    queue: str | None,
-    dsn: str | None,
-    **options: Any,
-) -> None:
+def set_group(group_key: str, queue: str, **options: Any) -> None:
     """Change a group's settings.
 
     What you do not name stays as it is; what a group has none of, its queue says. The change takes
@@ -342,27 +249,19 @@ def set_group(
     fairq groups set bob --rate-limit 10 --rate-period 1m --rate-burst 20
     fairq groups set bob --reset weight --reset rate_limit
                                                          the queue's own again
-
-    \b
-    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: fairq_admin
     """
-    where, name = _target(ctx, dsn, queue)
     chosen = named(options)
-    with session(where) as conn, conn.transaction():
-        policies.configure_group(conn, name, group_key, **chosen)
-        row = group_settings(conn, name, group_key)[0]
-    show({"queue": name, **row}, f"Group {clean(group_key)} changed.", _facts(row, "group_key"))
+    with session() as conn, conn.transaction():
+        policies.configure_group(conn, queue, group_key, **chosen)
+        row = group_settings(conn, queue, group_key)[0]
+    show({"queue": queue, **row}, f"Group {clean(group_key)} changed.", _facts(row, "group_key"))
 
 
-@groups.command("purge", short_help="Cancel everything that a group has waiting.")
+@command("purge", parent=groups, codes={1: "refused, or you said no"}, rights="fairq_admin")
 @click.argument("group_key", metavar="GROUP")
 @queue_after
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@dsn_option
-@json_option
-@click.pass_context
-def purge_group(ctx: click.Context, /, group_key: str, queue: str | None, yes: bool, dsn: str | None) -> None:
+def purge_group(group_key: str, queue: str, yes: bool) -> None:
     """Cancel everything that a group has waiting.
 
     Running tasks go on; cancel those by their ids. The tasks end as cancelled, and can be retried one by one.
@@ -370,115 +269,134 @@ def purge_group(ctx: click.Context, /, group_key: str, queue: str | None, yes: b
     \b
     fairq groups purge bob
     fairq groups purge bob --queue docs --yes
-
-    \b
-    Exit codes: 0 done · 1 refused, or you said no · 2 wrong usage · 3 database
-    Rights: fairq_admin
     """
-    where, name = _target(ctx, dsn, queue)
     if not yes:
         if wants_json():
             raise click.UsageError("With --json nobody is asked: add --yes.")
         click.confirm(
-            f"Cancel all that group {clean(group_key)} has waiting in queue {clean(name)}?", abort=True
+            f"Cancel all that group {clean(group_key)} has waiting in queue {clean(queue)}?", abort=True
         )
-    with session(where) as conn, conn.transaction():
-        ended = policies.purge_group(conn, name, group_key)
-    show({"queue": name, "group_key": group_key, "cancelled": ended}, f"{count(ended, 'task')} cancelled.")
+    with session() as conn, conn.transaction():
+        ended = policies.purge_group(conn, queue, group_key)
+    show({"queue": queue, "group_key": group_key, "cancelled": ended}, f"{count(ended, 'task')} cancelled.")
 
 
-@groups.command("usage", short_help="Show how much of a group's rate is used.")
+# --- Rates, of queues and of groups -----------------------------------------------------------------
+
+
+def _show_usage(queue: str, group_key: str | None = None) -> None:
+    with session() as conn:
+        found = policies.rate_usage(conn, queue, group_key)
+        now = server_time(conn)
+    if found is None:
+        document = {"queue": queue, "group_key": group_key, "rate_limit": None}
+        show(document, f"{_name(queue, group_key)} has no rate.")
+        return
+    rate = f"{found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}"
+    until = [
+        f"Of the burst {count(found.used, 'is', 'are')} used, {count(found.available, 'is', 'are')} free",
+        f"the next task may start in {span(found.next_at - now)}" if found.next_at else "",
+        f"all of it is free in {span(found.full_at - now)}" if found.full_at else "",
+    ]
+    show(
+        dataclasses.asdict(found),
+        f"{_name(queue, group_key)} has a rate of {rate}.",
+        "; ".join(filter(None, until)) + ".",
+    )
+
+
+def _reset_rate(queue: str, group_key: str | None = None) -> None:
+    with session() as conn, conn.transaction():
+        policies.reset_rate(conn, queue, group_key)
+    _tell(queue, group_key, "rate reset", "may use its full burst.")
+
+
+@command("usage", parent=queues, codes={1: "no such queue"}, rights="fairq_observe")
+@click.argument("name")
+def queue_usage(name: str) -> None:
+    """Show how much of a queue's rate is used, and when the next task may start.
+
+    \b
+    fairq queues usage mail
+    """
+    _show_usage(name)
+
+
+@command("reset-rate", parent=queues, codes={1: "no such queue"}, rights="fairq_admin")
+@click.argument("name")
+def reset_queue_rate(name: str) -> None:
+    """Forget what was used of a queue's rate. A full burst may start at once.
+
+    \b
+    fairq queues reset-rate mail
+    """
+    _reset_rate(name)
+
+
+@command("usage", parent=groups, codes={1: "no such queue"}, rights="fairq_observe")
 @click.argument("group_key", metavar="GROUP")
 @queue_after
-@dsn_option
-@json_option
-@click.pass_context
-def group_usage(ctx: click.Context, /, group_key: str, queue: str | None, dsn: str | None) -> None:
+def group_usage(group_key: str, queue: str) -> None:
     """Show how much of a group's rate is used, and when its next task may become ready.
 
     \b
     fairq groups usage bob
     fairq groups usage bob --queue mail
-
-    \b
-    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
-    Rights: fairq_observe
     """
-    where, name = _target(ctx, dsn, queue)
-    _show_usage(where, name, group_key)
+    _show_usage(queue, group_key)
 
 
-@groups.command("reset-rate", short_help="Forget what was used of a group's rate.")
+@command("reset-rate", parent=groups, codes={1: "no such queue"}, rights="fairq_admin")
 @click.argument("group_key", metavar="GROUP")
 @queue_after
-@dsn_option
-@json_option
-@click.pass_context
-def reset_group_rate(ctx: click.Context, /, group_key: str, queue: str | None, dsn: str | None) -> None:
+def reset_group_rate(group_key: str, queue: str) -> None:
     """Forget what was used of a group's rate. A full burst may become ready at once.
 
     \b
     fairq groups reset-rate bob
     fairq groups reset-rate bob --queue mail
-
-    \b
-    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
-    Rights: fairq_admin
     """
-    where, name = _target(ctx, dsn, queue)
-    _reset_rate(where, name, group_key)
+    _reset_rate(queue, group_key)
 
 
 # --- keys, cluster ---------------------------------------------------------------------------------
 
 
-@click.group(invoke_without_command=True, short_help="List concurrency keys with settings; change them.")
-@dsn_option
-@json_option
+@group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")
 @click.pass_context
-def keys(ctx: click.Context, /, dsn: str | None) -> None:
-    """List concurrency keys with settings of their own; change them.
+def keys(ctx: click.Context) -> None:
+    """List concurrency keys with settings; change them.
 
     A key needs no settings: of the tasks that have it, one runs at a time.
 
     \b
     fairq keys
     fairq keys set printer-7 --max-running 2
-
-    \b
-    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: fairq_observe to look, fairq_admin to change
     """
-    ctx.obj = dsn
     if ctx.invoked_subcommand is not None:
         return
-    with session(dsn) as conn:
-        found = {row["group_key"]: row["max_running"] for row in group_settings(conn, "#keys")}
-    rows = [{"concurrency_key": key, "max_running": most} for key, most in found.items()]
-    cells = [(key, "1" if most is None else most) for key, most in found.items()]
+    with session() as conn:
+        found = [(row["group_key"], row["max_running"]) for row in group_settings(conn, "#keys")]
     nobody = Text("No concurrency key has settings of its own: of each, one task runs at a time.")
-    show({"keys": rows}, table(None, ("concurrency key", ">at once"), cells) if cells else nobody)
+    cells = [(key, "1" if most is None else most) for key, most in found]
+    show(
+        {"keys": [{"concurrency_key": key, "max_running": most} for key, most in found]},
+        table(None, ("concurrency key", ">at once"), cells) if cells else nobody,
+    )
 
 
-@keys.command("set", short_help="Say how many tasks with a key may run at once.")
+@command("set", parent=keys, codes={1: "refused"}, rights="fairq_admin")
 @click.argument("key")
 @settings_options(policies.KeySettings)
-@dsn_option
-@json_option
-@click.pass_context
-def set_key(ctx: click.Context, /, key: str, dsn: str | None, **options: Any) -> None:
+def set_key(key: str, **options: Any) -> None:
     """Say how many tasks with a key may run at once.
 
     \b
     fairq keys set printer-7 --max-running 2
     fairq keys set printer-7 --reset max_running         one at a time again
-
-    \b
-    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: fairq_admin
     """
     chosen = named(options)
-    with session(dsn or ctx.obj) as conn, conn.transaction():
+    with session() as conn, conn.transaction():
         most = policies.configure_key(conn, key, **chosen)["max_running"]
     most = 1 if most is None else most
     show(
@@ -487,41 +405,24 @@ def set_key(ctx: click.Context, /, key: str, dsn: str | None, **options: Any) ->
     )
 
 
-@click.group(invoke_without_command=True, short_help="Show the settings of the installation; change them.")
-@dsn_option
-@json_option
+@group(codes={1: "refused"}, rights="any role of fairq to look, fairq_admin to change")
 @click.pass_context
-def cluster(ctx: click.Context, /, dsn: str | None) -> None:
-    """Show the settings of the installation; change them.
+def cluster(ctx: click.Context) -> None:
+    """Show or change the installation's settings.
 
     \b
     fairq cluster
     fairq cluster set --max-running 200
-
-    \b
-    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: any role of fairq to look, fairq_admin to change
     """
-    ctx.obj = dsn
-    if ctx.invoked_subcommand is not None:
-        return
-    with session(dsn) as conn:
-        row = cluster_settings(conn)
-    show(row, "Settings of the installation", _facts(row))
+    if ctx.invoked_subcommand is None:
+        with session() as conn:
+            row = cluster_settings(conn)
+        show(row, "Settings of the installation", _facts(row))
 
 
-def cluster_settings(conn: Connection) -> dict[str, Any]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute("select s.* from fairq.settings s").fetchone()
-    return {name: value for name, value in (row or {}).items() if name not in ("singleton", "test_clock")}
-
-
-@cluster.command("set", short_help="Change settings of the installation.")
+@command("set", parent=cluster, codes={1: "refused"}, rights="fairq_admin")
 @settings_options(policies.ClusterSettings)
-@dsn_option
-@json_option
-@click.pass_context
-def set_cluster(ctx: click.Context, /, dsn: str | None, **options: Any) -> None:
+def set_cluster(**options: Any) -> None:
     """Change settings of the installation.
 
     A cap on the whole cluster excludes workers that prefetch.
@@ -530,13 +431,9 @@ def set_cluster(ctx: click.Context, /, dsn: str | None, **options: Any) -> None:
     fairq cluster set --max-running 200
     fairq cluster set --reset max_running
     fairq cluster set --payload-limit 4194304
-
-    \b
-    Exit codes: 0 done · 1 refused · 2 wrong usage · 3 database
-    Rights: fairq_admin
     """
     chosen = named(options)
-    with session(dsn or ctx.obj) as conn, conn.transaction():
+    with session() as conn, conn.transaction():
         policies.configure_cluster(conn, **chosen)
         row = cluster_settings(conn)
     show(row, "Changed.", _facts(row))
@@ -544,13 +441,13 @@ def set_cluster(ctx: click.Context, /, dsn: str | None, **options: Any) -> None:
 
 # --- pause, resume, drain --------------------------------------------------------------------------
 
+only_group = click.option("--group", "group_key", metavar="GROUP", help="Only this group of the queue.")
 
-@click.command(short_help="Stop serving a queue or a group.")
+
+@command(codes={1: "no such queue"}, rights="fairq_admin")
 @click.argument("queue", default="default")
-@click.option("--group", "group_key", metavar="GROUP", help="Only this group of the queue.")
-@dsn_option
-@json_option
-def pause(queue: str, group_key: str | None, dsn: str | None) -> None:
+@only_group
+def pause(queue: str, group_key: str | None) -> None:
     """Stop serving a queue or a group.
 
     Running tasks go on, new ones are accepted, none is started. QUEUE is "default" when you name none.
@@ -559,12 +456,8 @@ def pause(queue: str, group_key: str | None, dsn: str | None) -> None:
     fairq pause docs
     fairq pause docs --group bob
     fairq resume docs --group bob
-
-    \b
-    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
-    Rights: fairq_admin
     """
-    with session(dsn) as conn, conn.transaction():
+    with session() as conn, conn.transaction():
         if group_key is None:
             policies.pause_queue(conn, queue)
         else:
@@ -572,25 +465,20 @@ def pause(queue: str, group_key: str | None, dsn: str | None) -> None:
     _tell(queue, group_key, "paused", "is paused. Running tasks go on.")
 
 
-@click.command(short_help="Serve a paused queue or group again.")
+@command(codes={1: "no such queue"}, rights="fairq_admin")
 @click.argument("queue", default="default")
-@click.option("--group", "group_key", metavar="GROUP", help="Only this group of the queue.")
-@dsn_option
-@json_option
-def resume(queue: str, group_key: str | None, dsn: str | None) -> None:
-    """Serve a paused queue or group again; a queue that drains takes new tasks again.
+@only_group
+def resume(queue: str, group_key: str | None) -> None:
+    """Serve a paused queue or group again.
 
-    A queue and its groups are paused apart: to resume one leaves the other as it is.
+    A queue that drains takes new tasks again. A queue and its groups are paused apart: to resume one leaves
+    the other as it is.
 
     \b
     fairq resume docs
     fairq resume docs --group bob
-
-    \b
-    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
-    Rights: fairq_admin
     """
-    with session(dsn) as conn, conn.transaction():
+    with session() as conn, conn.transaction():
         if group_key is None:
             policies.resume_queue(conn, queue)
         else:
@@ -598,13 +486,11 @@ def resume(queue: str, group_key: str | None, dsn: str | None) -> None:
     _tell(queue, group_key, "resumed", "is served again.")
 
 
-@click.command(short_help="Let a queue run empty.")
+@command(codes={1: "no such queue, or not empty in time"}, rights="fairq_admin")
 @click.argument("queue", default="default")
 @click.option("--wait", is_flag=True, help="Wait until the queue is empty.")
-@click.option("--timeout", type=DURATION, metavar="TIME", help="Wait no longer than this: 30s, 10m.")
-@dsn_option
-@json_option
-def drain(queue: str, wait: bool, timeout: timedelta | None, dsn: str | None) -> None:
+@click.option("--timeout", type=duration, metavar="TIME", help="Wait no longer than this: 30s, 10m.")
+def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
     """Let a queue run empty.
 
     New tasks are refused; those that are there are served to the end, retries and scheduled ones included.
@@ -614,18 +500,14 @@ def drain(queue: str, wait: bool, timeout: timedelta | None, dsn: str | None) ->
     fairq drain docs
     fairq drain docs --wait --timeout 1h
     fairq resume docs                    it takes new tasks again
-
-    \b
-    Exit codes: 0 done · 1 no such queue, or not empty in time · 2 wrong usage · 3 database
-    Rights: fairq_admin
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout belongs to --wait.")
-    with session(dsn) as conn:
+    with session() as conn:
         with conn.transaction():
             policies.drain_queue(conn, queue)
         end = None if timeout is None else time.monotonic() + timeout.total_seconds()
-        left = _live(conn, queue)
+        left = _left(conn, queue)
         while wait and left:
             pause = DRAIN_PAUSE if end is None else min(DRAIN_PAUSE, end - time.monotonic())
             if pause <= 0:
@@ -635,7 +517,7 @@ def drain(queue: str, wait: bool, timeout: timedelta | None, dsn: str | None) ->
                     code="not_empty",
                 )
             time.sleep(pause)
-            left = _live(conn, queue)
+            left = _left(conn, queue)
     rest = "It is empty." if not left else f"{count(left, 'task')} left, which are still served."
     show(
         {"queue": queue, "done": "draining", "left": left},
@@ -646,9 +528,9 @@ def drain(queue: str, wait: bool, timeout: timedelta | None, dsn: str | None) ->
 DRAIN_PAUSE = 0.5  # seconds; each look counts the live tasks
 
 
-def _live(conn: Connection, queue: str) -> int:
+def _left(conn: Connection, queue: str) -> int:
     (each,) = take(conn, queue, 0).queues
-    return each.scheduled + each.overflow + each.blocked + each.queued + each.claimed + each.running
+    return live(each)
 
 
 def _tell(queue: str, group_key: str | None, what: str, text: str) -> None:

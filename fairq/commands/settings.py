@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fairq.commands.common import DURATION, WHEN
+from fairq.commands.common import duration, when
 from fairq.options import DEFAULTS, EnqueueOptions, Option, options_of
 
 __all__ = ["named", "settings_options", "task_options"]
@@ -60,8 +60,8 @@ _NAMED = {"queue": "NAME", "kind": "NAME"}
 _TYPES: dict[Any, tuple[str, Any]] = {
     int: ("N", int),
     float: ("X", float),
-    timedelta: ("TIME", DURATION),
-    datetime: ("TIME", WHEN),
+    timedelta: ("TIME", duration),
+    datetime: ("TIME", when),
     str: ("TEXT", str),
     Mapping: ("JSON", str),
 }

@@ -10,7 +10,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from fairq.cli import dsn_option, json_option
+from fairq.cli import command
 from fairq.commands.common import Connection, count, number, plain, server_time, session, show, span, table
 from fairq.errors import UnknownQueue
 from fairq.queries import inspection, models
@@ -30,8 +30,7 @@ class Snapshot:
     ended: int
 
 
-@click.command(short_help="Show how queues, groups and workers stand.")
-@dsn_option
+@command(codes={1: "no such queue"}, rights="fairq_observe")
 @click.option("--queue", metavar="NAME", help="Only this queue. Default: all.")
 @click.option(
     "--groups",
@@ -42,8 +41,7 @@ class Snapshot:
     metavar="N",
     help="How many groups of each queue, busiest first.",
 )
-@json_option
-def stats(dsn: str | None, queue: str | None, max_groups: int) -> None:
+def stats(queue: str | None, max_groups: int) -> None:
     """Show how queues, groups and workers stand.
 
     Waiting are the tasks that could run; ready are those of them that have their place in the order. Blocked
@@ -54,12 +52,8 @@ def stats(dsn: str | None, queue: str | None, max_groups: int) -> None:
     fairq stats                          all queues
     fairq stats --queue docs --groups 5  one queue and its five busiest groups
     fairq stats --json | jq '.queues[] | {queue, overflow, running}'
-
-    \b
-    Exit codes: 0 done · 1 no such queue · 2 wrong usage · 3 database
-    Rights: fairq_observe
     """
-    with session(dsn) as conn:
+    with session() as conn:
         found = take(conn, queue, max_groups)
     show(document(found), *render(found))
 
@@ -73,7 +67,7 @@ def take(conn: Connection, queue: str | None = None, max_groups: int = GROUPS) -
     groups = [
         group
         for each in queues
-        if max_groups and _live(each)
+        if max_groups and live(each)
         for group in inspection.group_stats(conn, queue=str(each.queue), max_groups=max_groups)
     ]
     workers = [
@@ -97,10 +91,8 @@ def _counters(conn: Connection) -> tuple[int, int]:
     return row[0], row[1]
 
 
-def _live(each: models.FairqQueueStat) -> bool:
-    return bool(
-        each.scheduled or each.overflow or each.blocked or each.queued or each.claimed or each.running
-    )
+def live(each: models.FairqQueueStat) -> int:
+    return each.scheduled + each.overflow + each.blocked + each.queued + each.claimed + each.running
 
 
 def document(found: Snapshot) -> dict[str, Any]:

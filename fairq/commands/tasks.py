@@ -16,13 +16,13 @@ import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fairq import client, driver, results
-from fairq.cli import Exit, Failure, dsn_option, json_option, wants_json
+from fairq.cli import Exit, Failure, command, wants_json
 from fairq.commands.common import (
-    DURATION,
     Connection,
     clean,
     console,
     count,
+    duration,
     parse_duration,
     parse_when,
     session,
@@ -39,10 +39,9 @@ BATCH = 5000
 # --- enqueue ---------------------------------------------------------------------------------------
 
 
-@click.command(short_help="Create tasks, one or a file of them.")
+@command(codes={1: "refused, nothing created"}, rights="fairq_enqueue")
 @click.argument("group", required=False, metavar="[GROUP]")
 @click.argument("payload", required=False, metavar="[PAYLOAD]")
-@dsn_option
 @task_options
 @click.option(
     "--from",
@@ -71,11 +70,9 @@ BATCH = 5000
     metavar="N",
     help="With --from: leave out the first N lines, to go on where an earlier run stopped.",
 )
-@json_option
 def enqueue(
     group: str | None,
     payload: str | None,
-    dsn: str | None,
     source: str | None,
     commit_each: bool,
     batch: int,
@@ -97,10 +94,6 @@ def enqueue(
     fairq enqueue --from tasks.jsonl
     jq -c '{group_key: .owner, payload: .}' files.json | fairq enqueue --from - --kind parse
     fairq enqueue --from huge.jsonl --commit-each        then, if it stopped: --skip N
-
-    \b
-    Exit codes: 0 done · 1 refused, nothing created · 2 wrong usage · 3 database
-    Rights: fairq_enqueue
     """
     options["headers"] = _json_object(options["headers"], "--headers")
     if source is None:
@@ -110,13 +103,13 @@ def enqueue(
             raise click.UsageError(
                 "Whose task is it? fairq enqueue GROUP [PAYLOAD], or fairq enqueue --from FILE."
             )
-        _enqueue_one(dsn, group, payload, options)
+        _enqueue_one(group, payload, options)
         return
     keys = {name: options.pop(name) for name in ("idempotency_key", "concurrency_key")}
     if payload is not None or any(keys.values()):
         raise click.UsageError("With --from, payloads and keys stand in the lines of the file.")
     with _lines(source) as lines:
-        done = _enqueue_many(dsn, itertools.islice(lines, skip, None), options, group, batch, commit_each)
+        done = _enqueue_many(itertools.islice(lines, skip, None), options, group, batch, commit_each)
     text = f"{count(done['created'], 'task')} of {count(done['groups'], 'group')}"
     show(
         done,
@@ -124,11 +117,11 @@ def enqueue(
     )
 
 
-def _enqueue_one(dsn: str | None, group: str, payload: str | None, options: dict[str, Any]) -> None:
+def _enqueue_one(group: str, payload: str | None, options: dict[str, Any]) -> None:
     if payload == "-":
         payload = sys.stdin.read()
     value = _json(payload, "The payload") if payload is not None else {}
-    with session(dsn) as conn, conn.transaction():
+    with session() as conn, conn.transaction():
         task_id = client.enqueue(conn, group, value, **options)
     answer = {"id": task_id, "group_key": group, "queue": options["queue"], "kind": options["kind"]}
     show(answer, str(task_id))
@@ -262,7 +255,6 @@ def _progress(file: IO[bytes], source: str) -> Iterator[Callable[[int], None]]:
 
 
 def _enqueue_many(
-    dsn: str | None,
     lines: Iterator[Line],
     options: dict[str, Any],
     group: str | None,
@@ -272,7 +264,7 @@ def _enqueue_many(
     now = datetime.now(UTC)
     created, first, last, done = 0, None, None, 0
     groups: set[str] = set()
-    with session(dsn) as conn, contextlib.nullcontext() if commit_each else conn.transaction():
+    with session() as conn, contextlib.nullcontext() if commit_each else conn.transaction():
         while chunk := list(itertools.islice(lines, batch)):
             try:
                 found = [read_line(line, options, group, now) for line in chunk]
@@ -342,11 +334,12 @@ def _stopped(exc: Exception, chunk: list[Line], done: int | None) -> Failure:
 # --- cancel, retry ---------------------------------------------------------------------------------
 
 
-@click.command(short_help="Cancel tasks.")
+@command(
+    codes={0: "all were live", 1: "some had ended, or never were; the others are cancelled"},
+    rights="fairq_enqueue",
+)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@dsn_option
-@json_option
-def cancel(ids: tuple[str, ...], dsn: str | None) -> None:
+def cancel(ids: tuple[str, ...]) -> None:
     """Cancel tasks.
 
     One that waits never runs. One that runs is told with its worker's next heartbeat; its handler may stop at
@@ -355,22 +348,18 @@ def cancel(ids: tuple[str, ...], dsn: str | None) -> None:
     \b
     fairq cancel 42 43
     psql -Atc "select id from ..." | fairq cancel -
-
-    \b
-    Exit codes: 0 all were live · 1 some had ended, or never were; the others are cancelled · 2 wrong usage
-                3 database
-    Rights: fairq_enqueue
     """
-    with session(dsn) as conn, conn.transaction():
+    with session() as conn, conn.transaction():
         answers = {task_id: client.cancel(conn, task_id) for task_id in task_ids(ids)}
     _tell(answers, "cancelled", "not live: ended already, or never created")
 
 
-@click.command(short_help="Run ended tasks again, or waiting ones now.")
+@command(
+    codes={0: "all go again", 1: "some had nothing to be done; the others go again"},
+    rights="fairq_work or fairq_admin",
+)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@dsn_option
-@json_option
-def retry(ids: tuple[str, ...], dsn: str | None) -> None:
+def retry(ids: tuple[str, ...]) -> None:
     """Run ended tasks again, or waiting ones now.
 
     A task that failed, expired or was cancelled gets one attempt more than it had. One that is scheduled or
@@ -380,13 +369,8 @@ def retry(ids: tuple[str, ...], dsn: str | None) -> None:
     \b
     fairq retry 42 43
     psql -Atc "select id from fairq.finished_tasks where outcome = 'failed'" | fairq retry -
-
-    \b
-    Exit codes: 0 all go again · 1 some had nothing to be done; the others go again · 2 wrong usage
-                3 database
-    Rights: fairq_work or fairq_admin
     """
-    with session(dsn) as conn, conn.transaction():
+    with session() as conn, conn.transaction():
         answers = {task_id: queries.retry_task(conn, id=task_id) is True for task_id in task_ids(ids)}
     _tell(answers, "will run again", "nothing to do: unknown, succeeded, running, or in line already")
 
@@ -406,13 +390,14 @@ def _tell(answers: dict[int, bool], done: str, not_done: str) -> None:
 # --- result ----------------------------------------------------------------------------------------
 
 
-@click.command(short_help="Show how a task ended, or wait until it has.")
+@command(
+    codes={0: "it succeeded", 1: "it failed, was cancelled, expired, is unknown, or has not ended (in time)"},
+    rights="fairq_enqueue",
+)
 @click.argument("task_id", metavar="ID", type=click.IntRange(0, 2**63 - 1))
 @click.option("--wait", is_flag=True, help="Wait until the task has ended.")
-@click.option("--timeout", type=DURATION, metavar="TIME", help="Wait no longer than this: 30s, 10m.")
-@dsn_option
-@json_option
-def result(task_id: int, wait: bool, timeout: timedelta | None, dsn: str | None) -> None:
+@click.option("--timeout", type=duration, metavar="TIME", help="Wait no longer than this: 30s, 10m.")
+def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
     """Show how a task ended, or wait until it has.
 
     What the handler returned is printed on stdout as JSON (null when results are not stored), anything else
@@ -421,16 +406,11 @@ def result(task_id: int, wait: bool, timeout: timedelta | None, dsn: str | None)
     \b
     fairq result 42
     id=$(fairq enqueue bob '{"file": "a.pdf"}') && fairq result "$id" --wait --timeout 10m
-
-    \b
-    Exit codes: 0 it succeeded · 1 it failed, was cancelled, expired, is unknown, or has not ended (in time)
-                2 wrong usage · 3 database
-    Rights: fairq_enqueue
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout belongs to --wait.")
     seconds = (timeout.total_seconds() if timeout is not None else None) if wait else 0
-    with session(dsn) as conn:
+    with session() as conn:
         try:
             found = results.result(conn, task_id, timeout=seconds)
         except ResultTimeout:

@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fairq.cli import dsn_option, json_option, wants_json
+from fairq.cli import command, wants_json
 from fairq.commands.common import console, count, emit, session
 from fairq.commands.stats import Snapshot, document, group_table, queue_table, take, worker_table
 
@@ -24,8 +24,7 @@ from fairq.commands.stats import Snapshot, document, group_table, queue_table, t
 BREATHE = 4
 
 
-@click.command(short_help="Watch queues, groups and workers.")
-@dsn_option
+@command(codes={0: "ended by you", 1: "no such queue"}, rights="fairq_observe")
 @click.option("--queue", metavar="NAME", help="Only this queue. Default: all.")
 @click.option(
     "--interval",
@@ -36,8 +35,7 @@ BREATHE = 4
     help="Time between two looks. Longer by itself where a look takes long.",
 )
 @click.option("--count", "looks", type=click.IntRange(min=1), metavar="N", help="End after so many looks.")
-@json_option
-def top(dsn: str | None, queue: str | None, interval: float, looks: int | None) -> None:
+def top(queue: str | None, interval: float, looks: int | None) -> None:
     """Watch queues, groups and workers.
 
     On a terminal it refreshes in place until you press q or Ctrl-C. Elsewhere it writes one snapshot after
@@ -49,12 +47,8 @@ def top(dsn: str | None, queue: str | None, interval: float, looks: int | None) 
     fairq top --queue docs --interval 5     one queue, more calmly
     fairq top --count 1                     once
     fairq top --json | jq -c '.queues[0]'   feed something else
-
-    \b
-    Exit codes: 0 ended by you · 1 no such queue · 2 wrong usage · 3 database
-    Rights: fairq_observe
     """
-    with contextlib.suppress(KeyboardInterrupt), session(dsn) as conn, _screen() as (draw, wants_to_end):
+    with contextlib.suppress(KeyboardInterrupt), session() as conn, _screen() as (draw, wants_to_end):
         before: Snapshot | None = None
         for look in counting(1):
             started = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fairq.cli import Exit, dsn_option, failure_of, json_option, wants_json
+from fairq.cli import Exit, command, failure_of, named_dsn, wants_json
 from fairq.dsn import VARIABLES, mask
 from fairq.errors import ConfigurationError, UnknownQueue
 from fairq.worker.config import Settings, queues_of
@@ -21,17 +21,23 @@ LISTEN_DSN = "FAIRQ_LISTEN_DSN"
 LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.command(short_help="Run the tasks of an app.")
+@command(
+    codes={
+        0: "ended as told",
+        1: "handlers hang, or the database is older than this fairq",
+        3: "the database refuses the worker, or was away for --db-retry-max-attempts",
+        4: "the database is newer than this fairq",
+    }
+)
 @click.argument("app", metavar="MODULE[:APP]")
-@dsn_option
 @click.option(
     "--queue",
     "-q",
     "queues",
     multiple=True,
     metavar="NAME[=WEIGHT]",
-    help="Serve this queue; several in order of priority, or each with a weight for its share."
-    " Default: the queues of the app's tasks.",
+    help="Serve this queue. Of several, the first is emptied before the next is asked; with a weight each,"
+    " each gets its share. Default: the queues of the app's tasks.",
 )
 @click.option(
     "--concurrency",
@@ -39,7 +45,7 @@ LEVELS = ("debug", "info", "warning", "error")
     type=int,
     default=0,
     metavar="N",
-    help="Tasks at once, in each process. Default: the number of CPUs.",
+    help="Slots: tasks at once, in each process. Default: the number of CPUs.",
 )
 @click.option(
     "--processes",
@@ -50,35 +56,35 @@ LEVELS = ("debug", "info", "warning", "error")
     metavar="N",
     help="Worker processes; more than one get a supervisor, which restarts them when they crash.",
 )
-@click.option("--once", is_flag=True, help="Look for work once, run what is there, and end.")
-@click.option("--drain", is_flag=True, help="Run until there is nothing left to run, and end.")
+@click.option("--once", is_flag=True, help="Look for work once, run what was found, end.")
+@click.option("--drain", is_flag=True, help="Run until there is nothing left that may run now, end.")
 @click.option(
     "--prefetch",
     type=int,
     default=0,
     metavar="N",
-    help="Claim so many tasks beyond the free slots. Needs --claim-lease; not together with a cluster cap.",
+    help="Claim this many tasks beyond the slots. Needs --claim-lease; excludes a cluster cap.",
 )
 @click.option(
     "--claim-lease",
     type=float,
     metavar="SECONDS",
-    help="With --prefetch: how long a claim keeps a task from others.",
+    help="With --prefetch only: how long a claim keeps a task from others.",
 )
 @click.option(
     "--max-claim-batch",
     type=int,
     default=0,
     metavar="N",
-    help="Most tasks taken from a queue at a time, or with weights from all together."
-    " 0: as many as there are slots, and the prefetch.",
+    help="The most tasks taken from a queue at a time; with weights, from all together. 0: slots plus"
+    " prefetch.",
 )
 @click.option(
     "--max-claim-per-worker",
     type=int,
     default=0,
     metavar="N",
-    help="Most tasks held that have not begun. 0: as for --max-claim-batch.",
+    help="The most tasks held that have not begun. 0: as for --max-claim-batch.",
 )
 @click.option(
     "--grace",
@@ -86,7 +92,7 @@ LEVELS = ("debug", "info", "warning", "error")
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="After TERM or INT: how long handlers may go on before their tasks are given back.",
+    help="How long handlers have to end after TERM or INT.",
 )
 @click.option(
     "--lease",
@@ -94,19 +100,19 @@ LEVELS = ("debug", "info", "warning", "error")
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="Without a sign of life for so long, others take over this worker's tasks.",
+    help="After this long without a sign of life the worker counts as lost, and others get its tasks.",
 )
 @click.option(
     "--poll-interval",
     type=float,
     metavar="SECONDS",
-    help="Longest pause between two looks for work. Default: 5, or 1 without LISTEN.",
+    help="Longest pause between two looks for work, 1 to 300. Default: 5, or 1 without LISTEN.",
 )
 @click.option(
     "--listen-dsn",
     metavar="DSN",
     envvar=LISTEN_DSN,
-    help="Where to LISTEN, if --dsn leads through a pooler by transaction. Default: FAIRQ_LISTEN_DSN.",
+    help="Where to LISTEN, if --dsn leads through a transaction pooler. Default: FAIRQ_LISTEN_DSN.",
 )
 @click.option("--no-listen", is_flag=True, help="Only poll.")
 @click.option(
@@ -123,7 +129,8 @@ LEVELS = ("debug", "info", "warning", "error")
     default=500,
     show_default=True,
     metavar="MS",
-    help="First pause after a failure of the database; doubled each time.",
+    help="First pause after a failure of the database, 100 to 60000. Doubled each time, give or take a"
+    " quarter.",
 )
 @click.option(
     "--db-retry-max-ms",
@@ -131,7 +138,7 @@ LEVELS = ("debug", "info", "warning", "error")
     default=30_000,
     show_default=True,
     metavar="MS",
-    help="Longest of these pauses.",
+    help="Longest of these pauses, 500 to 300000.",
 )
 @click.option(
     "--db-retry-max-attempts",
@@ -139,7 +146,7 @@ LEVELS = ("debug", "info", "warning", "error")
     default=0,
     show_default=True,
     metavar="N",
-    help="Failures in a row after which to give up. 0: never.",
+    help="Failures in a row after which to give up, up to 10000. 0: never.",
 )
 @click.option(
     "--breaker-threshold",
@@ -153,11 +160,15 @@ LEVELS = ("debug", "info", "warning", "error")
     "--breaker-cooldown-ms", type=int, default=60_000, show_default=True, metavar="MS", help="For how long."
 )
 @click.option("--name", default="", help="Name in the statistics. Default: host and process id.")
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
-@json_option
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    help="debug adds tracebacks of handlers.",
+)
 def work(
     app: str,
-    dsn: str | None,
     queues: tuple[str, ...],
     processes: int,
     once: bool,
@@ -168,9 +179,10 @@ def work(
     log_level: str,
     **options: Any,
 ) -> None:
-    """Run the tasks of an app, until a signal ends it.
+    """Run the tasks of an app.
 
-    MODULE:APP is the fairq.App, for example myapp.tasks:app; with one app in the module, MODULE is enough.
+    It runs until a signal ends it. MODULE:APP is the fairq.App, for example myapp.tasks:app; with one app in
+    the module, MODULE is enough.
 
     \b
     fairq work myapp.tasks                                   all queues of the app
@@ -181,11 +193,6 @@ def work(
 
     TERM or INT: no new tasks; handlers get the grace time to end; the rest is given back and burns no
     attempt. A second signal, or QUIT: give back everything now.
-
-    \b
-    Exit codes: 0 ended as told · 1 handlers hang, or the database is older than this fairq · 2 wrong usage
-                3 the database refuses the worker, or was away for --db-retry-max-attempts
-                4 the database is newer than this fairq
     """
     from fairq.worker.loading import load_app
     from fairq.worker.supervisor import LIFELINE, supervise, watch_supervisor
@@ -210,7 +217,7 @@ def work(
     )
     from fairq.worker.worker import Worker
 
-    worker = Worker(load_app(app), dsn, settings=settings, announce=_announce, also_wrong=problems)
+    worker = Worker(load_app(app), named_dsn(), settings=settings, announce=_announce, also_wrong=problems)
     if processes > 1 and LIFELINE not in os.environ:
         args, secrets = hide_dsns(sys.argv[1:])
         sys.exit(supervise([sys.executable, "-m", "fairq", *args], processes, settings.grace, secrets))

@@ -18,7 +18,7 @@ from rich.live import Live
 
 from fairq import dsn as dsns
 from fairq import embedded, install
-from fairq.cli import Exit, Failure
+from fairq.cli import Exit, Failure, command
 from fairq.demo import engines, view
 from fairq.demo.engines import Record
 from fairq.demo.run import Standings, run
@@ -30,7 +30,19 @@ DATABASE = "demo"
 LOCK_KEY = 0x66616972_64656D6F  # 'fairdemo' in ASCII: one demo per database at a time
 
 
-@click.command(short_help="Watch a fair queue beside a plain one.")
+@command(
+    codes={
+        0: "it ran",
+        1: "it could not start",
+        2: "wrong usage, or matplotlib is missing",
+        3: "database",
+        5: "another demo runs in that database",
+        6: 'the queue "demo" belongs to somebody else',
+        128: "and more: ended by a signal",
+    },
+    dsn=False,
+    json=False,
+)
 @click.option(
     "--tasks", type=click.IntRange(10, 1_000_000), default=10_000, show_default=True, help="Bob's tasks."
 )
@@ -54,7 +66,7 @@ LOCK_KEY = 0x66616972_64656D6F  # 'fairdemo' in ASCII: one demo per database at 
     help="Use this database, where fairq is installed, instead of a PostgreSQL of the demo's own.",
 )
 def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> None:
-    """Watch a fair queue beside a plain one, under the same load at the same time.
+    """Watch a fair queue beside a plain one.
 
     Bob enqueues 10,000 tasks at once; the other tenants enqueue a few each, now and then. A FIFO queue ("for
     update skip locked") and fairq serve the same arrivals with the same number of worker slots, in one
@@ -68,10 +80,6 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
     \b
     fairq demo                                      about 20 seconds
     fairq demo --tasks 3000 --tenants 4 --slots 8   smaller
-
-    \b
-    Exit codes: 0 it ran · 1 it could not start · 2 wrong usage, or matplotlib is missing · 3 database
-                5 another demo runs in that database · 6 the queue "demo" belongs to somebody else
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise Failure(

@@ -2,4 +2,4 @@
 
 import click
 
-command: click.Command
+fail: click.Command

@@ -8,23 +8,31 @@ import click
 import pytest
 
 from fairq import install
-from fairq.cli import Exit
-from fairq.commands.migrate import migrate, sql
+from fairq.cli import Exit, command
+from tools import reference
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
 
-@pytest.mark.parametrize("command", [migrate, sql], ids=lambda command: command.name)
-def test_the_page_has_a_line_for_every_option_with_its_default(command: click.Command) -> None:
-    page = (REFERENCE / "cli-migrate.md").read_text("utf-8")
-    section = page.split(f"\n## fairq {command.name}\n")[1].split("\n## ")[0]
-    for option in command.params:
-        assert isinstance(option, click.Option)
-        (line,) = re.findall(rf"^\| `{option.opts[0]}`.*$", section, re.MULTILINE)
-        default = option.default
-        if not option.is_flag and isinstance(default, str | float):
-            shown = f"{default:g}" if isinstance(default, float) else f"`{default}`"
-            assert line.split("|")[2].strip() == shown
+def test_what_the_pages_say_of_commands_is_what_the_commands_declare() -> None:
+    assert [file.name for file in reference.stale()] == [], "run: python -m tools.reference"
+
+
+def test_a_command_without_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    @command()
+    @click.option("--far", metavar="N", help="How far.")
+    def jump() -> None:
+        """Jump."""
+
+    every = [*reference.commands(), ("fairq jump", jump)]
+    monkeypatch.setattr(reference, "commands", lambda: every)
+    with pytest.raises(SystemExit, match="fairq jump"):
+        reference.stale()
+    assert reference.about("fairq jump", jump) == (
+        "```\nfairq jump [OPTIONS]\n```\n\n"
+        "| option | default | meaning |\n|---|---|---|\n| `--far N` |  | How far. |\n\n"
+        "Exit codes: 0 done · 2 wrong usage · 3 database.\n"
+    )
 
 
 def test_the_page_of_exit_codes_lists_each() -> None:

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,11 +119,92 @@ def test_the_wheel_holds_nothing_of_the_workshop(wheel: Path) -> None:
     assert "fairq/py.typed" in names
 
 
-def test_the_wheel_names_what_it_needs(installed: Installed) -> None:
+def test_the_wheel_needs_psycopg_and_nothing_else(installed: Installed) -> None:
     code = "from importlib.metadata import requires; print('\\n'.join(requires('fairq')))"
-    required = installed.run("-c", code).stdout
-    for name in ("click", "psycopg", "rich"):
-        assert any(line.startswith(name) and "extra" not in line for line in required.splitlines()), name
+    required = installed.run("-c", code).stdout.splitlines()
+    assert [line.split(">")[0] for line in required if "extra" not in line] == ["psycopg"]
+
+
+@pytest.fixture
+def lean(wheel: Path, tmp_path: Path) -> Callable[..., Installed]:
+    """An environment with the wheel and only those libraries that a test names."""
+
+    def make(*libraries: str) -> Installed:
+        venv.create(tmp_path, with_pip=False, symlinks=True)
+        (site,) = tmp_path.glob("lib/python*/site-packages")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
+        for name in libraries:
+            for found in Path(sysconfig.get_path("purelib")).glob(f"{name}*"):
+                if re.fullmatch(rf"{name}(\.py|\.libs|-[\d.]+\.dist-info)?", found.name):
+                    (site / found.name).symlink_to(found)
+        return Installed(tmp_path / "bin" / "python", tmp_path)
+
+    return make
+
+
+PSYCOPG = ("psycopg", "typing_extensions")
+BINARY = (*PSYCOPG, "psycopg_binary")
+
+
+def test_who_only_enqueues_needs_nothing_but_psycopg(
+    lean: Callable[..., Installed], database: Database
+) -> None:
+    code = """
+import sys, fairq, psycopg
+with psycopg.connect(sys.argv[1]) as conn:
+    print(fairq.enqueue(conn, "bob", {"n": 1}))
+print({"click", "rich", "sqlalchemy", "alembic"} & set(sys.modules))
+"""
+    done = lean(*BINARY).run("-c", code, database.dsn)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["1", "set()"]
+
+
+def test_migrating_by_a_call_needs_nothing_but_psycopg(
+    lean: Callable[..., Installed], empty_database: Database
+) -> None:
+    code = "import sys\nfrom fairq import install\nprint(install.migrate(sys.argv[1]).after)"
+    done = lean(*BINARY).run("-c", code, empty_database.dsn)
+    assert (done.stdout.strip(), done.stderr) == (install.head(), "")
+
+
+def test_without_the_extra_the_command_line_says_what_to_install(lean: Callable[..., Installed]) -> None:
+    done = lean(*BINARY).run("-m", "fairq", "stats")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "fairq: the command line is an extra, and not installed\n  pip install 'fairq[cli]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("libraries", "command", "said"),
+    [
+        ((*BINARY, "click"), "stats", "'fairq stats' needs rich, which is not installed\n  {cli}"),
+        ((*BINARY, "click"), "gen", "'fairq gen' needs yaml, which is not installed\n  {codegen}"),
+    ],
+)
+def test_a_command_says_which_extra_brings_what_it_lacks(
+    lean: Callable[..., Installed], libraries: tuple[str, ...], command: str, said: str
+) -> None:
+    done = lean(*libraries).run("-m", "fairq", command)
+    assert done.returncode == 2
+    extras = {name: f"pip install 'fairq[{name}]'" for name in ("cli", "codegen")}
+    assert done.stderr == f"fairq: {said.format(**extras)}\n"
+
+
+def test_without_any_libpq_the_extra_is_named(lean: Callable[..., Installed]) -> None:
+    installed = lean(*PSYCOPG, "click", "rich", "pygments", "markdown_it", "mdurl")
+    # psycopg looks for the system's libpq with ctypes.
+    nowhere = "import ctypes.util; ctypes.util.find_library = lambda name: None\n"
+    done = installed.run("-c", f"{nowhere}import fairq\nfairq.enqueue")
+    assert "ImportError: psycopg finds no libpq here: pip install 'fairq[binary]'" in done.stderr
+    main = "import sys; sys.argv[1:] = ['stats']\nfrom fairq.__main__ import main; main()"
+    done = installed.run("-c", nowhere + main)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "fairq: 'fairq stats' needs psycopg's libpq, which is not installed\n  pip install 'fairq[binary]'\n"
+    )
 
 
 def test_an_installed_fairq_uses_its_own_files(installed: Installed) -> None:

@@ -1,0 +1,121 @@
+"""What docs/reference says of each command, made from its declaration. For maintainers.
+
+    python -m tools.reference            write it into the pages
+    python -m tools.reference --check    exit 1 when a page is stale
+
+A command has its place in one page, between `<!-- fairq NAME -->` and `<!-- end -->`: how it is called, its
+options, how it ends and which role it needs. The list of all is between `<!-- commands -->` and
+`<!-- end -->`. Everything around is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from fairq.cli import COMMANDS, DSN, JSON, main
+
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+_BLOCK = re.compile(r"<!-- (commands|fairq [\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command and subcommand, by its full name."""
+    assert isinstance(main, click.Group)
+    context = click.Context(main)
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command
+        yield f"fairq {name}", command
+        if isinstance(command, click.Group):
+            inner = click.Context(command)
+            for each in command.list_commands(inner):
+                found = command.get_command(inner, each)
+                assert found
+                yield f"fairq {name} {each}", found
+
+
+def about(name: str, command: click.Command) -> str:
+    """How a command is called, its options, how it ends."""
+    usage = [name, *command.collect_usage_pieces(click.Context(command, info_name=name))]
+    parts = [f"```\n{' '.join(usage)}\n```"]
+    options = [each for each in command.params if isinstance(each, click.Option) and each not in (DSN, JSON)]
+    if options:
+        rows = [f"| {_names(each)} | {_default(each)} | {_cell(each.help)} |" for each in options]
+        parts.append("\n".join(("| option | default | meaning |", "|---|---|---|", *rows)))
+    if command.epilog:
+        parts.append(textwrap.fill(_cell(command.epilog).replace("\n\n", ". ") + ".", 120))
+    return "\n\n".join(parts) + "\n"
+
+
+_VALUES: dict[type, str] = {click.IntRange: "N", click.FloatRange: "X", click.Path: "FILE"}
+
+
+def _names(option: click.Option) -> str:
+    value = "" if option.is_flag else f" {option.metavar or _VALUES.get(type(option.type), 'TEXT')}"
+    if isinstance(option.type, click.Choice) and not option.metavar:
+        choices = "|".join(map(str, option.type.choices))
+        value = f" {choices if len(choices) < 40 else 'NAME'}"
+    return ", ".join(f"`{each}{value}`" for each in (*option.opts, *option.secondary_opts)).replace(
+        "|", "\\|"
+    )
+
+
+def _default(option: click.Option) -> str:
+    if not option.show_default or option.is_flag:
+        return ""
+    return f"`{option.default:g}`" if isinstance(option.default, float) else f"`{option.default}`"
+
+
+def _cell(text: str | None) -> str:
+    return re.sub(r"(?<![\w`-])--[a-z][\w-]*", lambda found: f"`{found[0]}`", text or "").replace("|", "\\|")
+
+
+def listing(pages: dict[Path, str]) -> str:
+    """The table of all commands, each with a link to its place."""
+    text = "| command | for |\n|---|---|\n"
+    for name, command in COMMANDS.items():
+        page = next(file for file, page in pages.items() if f"<!-- fairq {name} -->" in page)
+        heading = re.findall(r"^(#+) (.*)$", pages[page].split(f"<!-- fairq {name} -->")[0], re.MULTILINE)[-1]
+        anchor = (
+            "" if heading[0] == "#" else "#" + re.sub(r"[^\w -]", "", heading[1].lower()).replace(" ", "-")
+        )
+        text += f"| [{name}]({page.name}{anchor}) | {command.help} |\n"
+    return text
+
+
+def written() -> dict[Path, str]:
+    """Every page as it should be."""
+    pages = {file: file.read_text("utf-8") for file in sorted(REFERENCE.glob("*.md"))}
+    texts = {name: about(name, command) for name, command in commands()}
+    places = [found[1] for page in pages.values() for found in _BLOCK.finditer(page)]
+    if missing := sorted({*texts, "commands"} - {*places}):
+        sys.exit(f"no page in docs/reference has a place for: {', '.join(missing)}")
+    if wrong := sorted(
+        {name for name in places if name not in (*texts, "commands") or places.count(name) > 1}
+    ):
+        sys.exit(f"pages in docs/reference have two places, or no command, for: {', '.join(wrong)}")
+    texts["commands"] = listing(pages)
+    return {
+        file: _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n{texts[found[1]]}<!-- end -->", page)
+        for file, page in pages.items()
+    }
+
+
+def stale() -> dict[Path, str]:
+    return {file: text for file, text in written().items() if file.read_text("utf-8") != text}
+
+
+if __name__ == "__main__":
+    found = stale()
+    for file, text in found.items():
+        print(f"{'stale' if '--check' in sys.argv else 'written'}: {file.name}")
+        if "--check" not in sys.argv:
+            file.write_text(text, "utf-8")
+    if found and "--check" in sys.argv:
+        sys.exit("run: python -m tools.reference")
