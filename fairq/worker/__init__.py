@@ -2,10 +2,13 @@
 
 worker      what a program sees: checked configuration, the loop, signals, stop
 engine      the run: turn after turn, from registering to signing off
-turn        what is sent in one turn
+turns       what the next turn sends, how, and what its answer or its failure means
+turn        the statements of a turn
+membership  under which number the database knows it, and what it holds by the book
+ending      who asked it to end, how urgently, until when
 held        the tasks in hand, from the pop to the written end
 handlers    running them, on the loop and in threads
-lookout     when to look for work
+waking      notices, and when to look for work
 database    the connection for the turns, and pauses when it fails
 keeper      a thread of its own: signs of life, cancellations, maintenance, a watch on the loop
 listen      LISTEN, which shortens the wait

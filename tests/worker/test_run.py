@@ -18,7 +18,7 @@ import pytest
 import fairq
 from fairq.errors import ConfigurationError, UnknownQueue
 from fairq.worker import Stuck, Worker
-from fairq.worker.engine import Engine
+from fairq.worker.turns import Turns
 from tests.support.database import Database
 from tests.worker.running import Desk, drain, worker_thread
 
@@ -424,17 +424,15 @@ def test_a_notice_wakes_a_worker_that_sleeps(desk: Desk, monkeypatch: pytest.Mon
 
 def test_a_burst_of_notices_is_one_look(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """HR16: thirty notices that come while the loop is busy."""
-    from fairq.worker import engine
-
     monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
     pops: list[int] = []
-    real = engine.Engine._popped
+    real = Turns._popped
 
-    def popped(self: Any, about: Any, rows: Any) -> None:
+    def popped(self: Any, worker_id: Any, asked: Any, rows: Any, due_in: Any) -> None:
         pops.append(len(rows))
-        real(self, about, rows)
+        real(self, worker_id, asked, rows, due_in)
 
-    monkeypatch.setattr(engine.Engine, "_popped", popped)
+    monkeypatch.setattr(Turns, "_popped", popped)
     own = fairq.App()
     own.include(app)
     began, release = threading.Event(), threading.Event()
@@ -900,19 +898,19 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1: the pop was committed, its answer lost with the connection."""
-    from fairq.worker import engine
-
-    real = engine.Engine._send
+    real = Turns._send
     broken: list[int] = []
 
     async def send(self: Any, conn: Any, turn: Any) -> None:
         if turn.pop and not broken:
-            rows = await conn.execute("select id from fairq.pop_tasks('default', 2, %s)", [self.worker_id])
+            rows = await conn.execute(
+                "select id from fairq.pop_tasks('default', 2, %s)", [self._membership.worker_id]
+            )
             broken.extend(id for (id,) in await rows.fetchall())
             await conn.close()
         await real(self, conn, turn)
 
-    monkeypatch.setattr(engine.Engine, "_send", send)
+    monkeypatch.setattr(Turns, "_send", send)
     ids = desk.enqueue_many("measure", 5, {"name": "a"})
     drain(app, desk.dsn, db_retry_initial_ms=100)
     assert len(broken) == 2
@@ -1092,13 +1090,13 @@ def test_a_mistake_of_ours_gives_everything_back(desk: Desk, monkeypatch: pytest
     """The worker ends with the exception; what it held is in line again, not lost until its lease is over."""
     desk.enqueue_many("measure", 3, {"name": "a"})
 
-    take_in = Engine._popped
+    take_in = Turns._popped
 
     def stumble(*args: Any) -> None:
         take_in(*args)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Engine, "_popped", stumble)
+    monkeypatch.setattr(Turns, "_popped", stumble)
     with pytest.raises(ZeroDivisionError):
         Worker(app, desk.dsn, concurrency=2).run()
     assert desk.rows("select id from fairq.held") == []

@@ -1,0 +1,326 @@
+"""A worker's turns: what is sent in the next one, how it is sent, and what its answer or its failure means.
+
+One turn is one round trip and one transaction. Either all of it happens or nothing, so a turn that fails is
+made again, and what ended stays with `Held` until it is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import psycopg
+
+from fairq import driver
+from fairq.errors import sqlstate_of
+from fairq.queries import workers
+from fairq.worker import plan
+from fairq.worker import shares as sharing
+from fairq.worker.config import Limits, Settings, limits
+from fairq.worker.connect import FAILURES, is_about_data, is_read_only, is_unknown_worker, is_worth_a_try
+from fairq.worker.database import Database
+from fairq.worker.handlers import Entry
+from fairq.worker.held import Held, convicted
+from fairq.worker.membership import Membership
+from fairq.worker.turn import (
+    NOBODY,
+    End,
+    Steps,
+    Turn,
+    by_worker,
+    check_call,
+    cut,
+    one_transaction,
+    report_call,
+    turn_call,
+)
+from fairq.worker.waking import Waking
+
+__all__ = ["Turns"]
+
+log = logging.getLogger("fairq.worker")
+
+# Reports of progress are written at most this often.
+REPORT_SECONDS: Final = 1.0
+# What a database can raise, and what cannot be sent to it.
+REFUSALS: Final = (*FAILURES, UnicodeError)
+
+
+def _nothing(about: Any, answer: Any) -> None:
+    pass
+
+
+class Asked(NamedTuple):
+    """What a pop was for, to be compared with its answer."""
+
+    room: int
+    batch: int
+    places: list[tuple[int, int]]
+    """Of several queues: which was asked for how many."""
+    rings: int
+    """Notices that had come before."""
+    whom: Steps
+
+
+class Said(NamedTuple):
+    """What a turn was about, to be compared with its answer."""
+
+    worker_id: int
+    ends: Sequence[End]
+    releases: Sequence[Entry]
+    starts: Sequence[Entry]
+    asked: Asked | None
+
+
+class Turns:
+    def __init__(
+        self,
+        settings: Settings,
+        queues: tuple[str, ...],
+        database: Database,
+        held: Held,
+        membership: Membership,
+        waking: Waking,
+    ) -> None:
+        self.limits: Limits = limits(settings)
+        self._settings = settings
+        self._queues = queues
+        self._database = database
+        self._held = held
+        self._membership = membership
+        self._waking = waking
+        self._shares = sharing.shares_of(settings.queues) if isinstance(settings.queues, Mapping) else None
+        self._claim_lease = None if settings.claim_lease is None else timedelta(seconds=settings.claim_lease)
+        self._report_at = 0.0
+        # Ends and pops apart: a turn with both failed, and not for want of a database.
+        self._apart = False
+
+    # --- The next one ---
+
+    def to_write(self) -> Turn:
+        """What has ended and is not written."""
+        held = self._held
+        held.fetch_due_checks(time.monotonic())
+        return Turn(ends=cut(held.ends), releases=held.releases, checks=held.checks)
+
+    def next(self) -> Turn:
+        now = time.monotonic()
+        held, lookout = self._held, self._waking.lookout
+        turn = self.to_write()
+        room = 0
+        if not (self._apart and turn):
+            room = plan.pop_limit(self.limits, held=held.taken, waiting=held.waiting)
+        if self._settings.mode == "once" and lookout.looked:
+            room = 0
+        if room and (lookout.hungry or now >= lookout.look_at or turn.ends or turn.releases):
+            turn.pop = room
+        if held.claimed:
+            turn.starts = self._startable(now)
+        if held.reports and now >= self._report_at:
+            turn.reports = list(held.reports.values())
+        if not turn.starts and plan.ought_to_gather(
+            self.limits, ended=len(turn.ends), ready=len(held.loopside)
+        ):
+            return Turn()
+        return turn
+
+    def _startable(self, now: float) -> list[Entry]:
+        held = self._held
+        held.drop_late_claims(now)
+        count = plan.to_start(self.limits, running=held.taken - len(held.claimed), claimed=len(held.claimed))
+        return [held.claimed[place] for place in range(count)]
+
+    def until_next(self) -> float:
+        """Seconds until one is due, if nothing happens before."""
+        now = time.monotonic()
+        held = self._held
+        times = [self._waking.lookout.look_at]
+        if held.reports:
+            times.append(self._report_at)
+        times += self._membership.reconcile_at[:1]
+        if held.later_checks:
+            times.append(held.later_checks[0][0])
+        room = held.taken < self.limits.slots + self.limits.prefetch
+        return max(0.001, min(times if room else times[1:] or [now + 3600.0]) - now)
+
+    # --- On its way ---
+
+    async def take(self, turn: Turn) -> None:
+        """Send a turn. What was taken out of our lists for it comes back when it fails."""
+        held = self._held
+        held.ends = held.ends[len(turn.ends) :]
+        held.releases, held.checks = [], []
+        for entry in turn.reports:
+            held.reports.pop(entry.row.id, None)
+        try:
+            await self._send(await self._database.connected(), turn)
+        except BaseException as exc:
+            held.ends = turn.ends + held.ends
+            held.releases = turn.releases + held.releases
+            held.checks = turn.checks + held.checks
+            if isinstance(exc, REFUSALS):
+                if is_worth_a_try(exc):
+                    held.report_again(turn.reports)
+                await self.failed(exc, turn)
+                return
+            # Cancelled, perhaps with half of a turn on its way: what ends the worker gets a new connection.
+            await self._database.disconnect()
+            raise
+        self._database.succeeded()
+        if self._apart and not turn.ends and turn.pop:
+            self._apart = False
+
+    async def _send(self, conn: psycopg.AsyncConnection[Any], turn: Turn) -> None:
+        """One round trip, one transaction. Nothing here changes but by an answer."""
+        calls: list[tuple[driver.Call[Any], Any, Callable[[Any, Any], None]]] = []
+        for holder, (checks,) in by_worker(turn.checks).items():
+            calls.append((check_call(holder, checks), checks, self._held.checked))
+        for holder, (reports,) in by_worker(turn.reports).items():
+            calls.append((report_call(holder, reports), reports, _nothing))
+        groups = by_worker(turn.ends, turn.releases, turn.starts)
+        asked, ours = None, self._membership.worker_id
+        if turn.pop and ours is not None:
+            groups.setdefault(ours, [[], [], []])
+            asked = self._ask(turn.pop)
+        # What others of our numbers held is written before we ask for more.
+        for holder, (ends, releases, starts) in sorted(groups.items(), key=lambda each: each[0] == ours):
+            about = Said(holder, ends, releases, starts, asked if holder == ours else None)
+            whom = about.asked.whom if about.asked is not None else NOBODY
+            call = turn_call(holder, ends, releases, starts, whom, self._claim_lease)
+            calls.append((call, about, self._answered))
+
+        if len(calls) == 1 and not self._database.asks_for_isolation:
+            answers = [await driver.send_async(conn, calls[0][0])]  # a statement is a transaction by itself
+        else:
+            async with one_transaction(conn, self._database.asks_for_isolation):
+                answers = [await driver.send_async(conn, call) for call, _, _ in calls]
+        if turn.reports:
+            self._report_at = time.monotonic() + REPORT_SECONDS
+        for (_, about, read), answer in zip(calls, answers, strict=True):
+            read(about, answer.result())
+        self._held.loopside.go()
+
+    def _ask(self, room: int) -> Asked:
+        queues, rings = self._queues, self._waking.lookout.rings
+        batch = min(room, self.limits.claim_batch)
+        if len(queues) == 1:
+            return Asked(room, batch, [], rings, Steps(queues, (batch,), batch))
+        if self._shares is None:  # in order of priority, each for as many as there is room for
+            places = [(place, batch) for place in range(len(queues))]
+        else:
+            room = batch
+            places = sharing.steps(self._shares, room)
+        whom = Steps([queues[place] for place, _ in places], [most for _, most in places], room)
+        return Asked(room, batch, places, rings, whom)
+
+    def _answered(self, said: Said, rows: list[workers.TurnRow]) -> None:
+        head, *tasks = rows
+        if said.ends:
+            self._finished(said.ends, head.ended or [])
+        if said.releases:
+            count = len(head.released or [])
+            log.debug("gave back %d of %d tasks", count, len(said.releases), extra={"action": "released"})
+        if said.starts:
+            there = set(head.started or [])
+            for entry in said.starts:
+                self._held.started(entry, ours=entry.row.id in there)
+        if said.asked is not None:
+            self._popped(said.worker_id, said.asked, tasks, head.due_in)
+
+    def _finished(self, ends: Sequence[End], accepted: list[int]) -> None:
+        if len(accepted) == len(ends):
+            return
+        there = set(accepted)
+        stale = [end.id for end in ends if end.id not in there]
+        log.warning(
+            "%d ended attempts were not accepted: written already, or not this worker's any more: %s",
+            len(stale),
+            stale[:20],
+            extra={"action": "stale", "task_ids": stale},
+        )
+
+    def _popped(
+        self, worker_id: int, asked: Asked, rows: list[workers.TurnRow], due_in: float | None
+    ) -> None:
+        if self._shares is not None and asked.places:
+            counts = Counter(row.queue for row in rows)
+            by_place = [counts[queue] for queue in self._queues]
+            self._shares = sharing.served(self._shares, asked.places, by_place, asked.room)
+        held, lease = self._held, self._claim_lease
+        # Of several queues, one that gave a whole batch may have more.
+        full = len(rows) >= asked.batch
+        self._waking.looked(len(rows), full=full, rings=asked.rings, holds=held.taken > 0, due_in=due_in)
+        held.take_in(rows, worker_id, None if lease is None else time.monotonic() + lease.total_seconds())
+
+    # --- A turn that failed ---
+
+    def lost(self, worker_id: int) -> None:
+        """Go on under a new number."""
+        if self._membership.lost(worker_id):
+            self._waking.rung()
+
+    async def failed(self, exc: BaseException, turn: Turn) -> None:
+        if is_unknown_worker(exc) and self._membership.worker_id is not None:
+            self._database.succeeded()  # it answers; this may have been the breaker's probe
+            self.lost(self._membership.worker_id)
+            return
+        broken = self._database.is_broken
+        if broken and (turn.pop or turn.starts):
+            self._membership.broke_off()
+        if self._claim_lease is not None and sqlstate_of(exc) == "QF015":
+            log.warning(
+                "a cluster cap was set: the worker goes on without prefetch",
+                extra={"action": "prefetch_off"},
+            )
+            self._database.succeeded()
+            self._claim_lease = None
+            self.limits = limits(replace(self._settings, prefetch=0, claim_lease=None))
+            return
+        if turn.ends and is_about_data(exc):
+            await self._write_with_care(turn.ends)
+            return
+        if not is_worth_a_try(exc):
+            self._apart = True
+        if broken or is_read_only(exc) or not is_worth_a_try(exc):
+            await self._database.disconnect()
+        self._database.failed(exc, "to take a turn")
+
+    async def _write_with_care(self, ends: list[End]) -> None:
+        """The database refuses a value among these. Find whose, let that attempt fail for it, write the
+        others.
+        """
+        held = self._held
+        held.ends = held.ends[len(ends) :]
+        pending: list[Sequence[End]] = [ends]
+        try:
+            while pending:
+                batch = pending[-1]
+                try:
+                    await self._send(await self._database.connected(), Turn(ends=list(batch)))
+                    pending.pop()
+                except REFUSALS as exc:
+                    innocent = batch[0].before
+                    if innocent is not None:
+                        pending[-1] = [innocent]  # not its result, then: something is wrong in general
+                        raise
+                    if not is_about_data(exc):
+                        raise
+                    pending.pop()
+                    if len(batch) == 1:
+                        pending.append([convicted(batch[0], exc)])
+                    else:
+                        first, second = plan.halves(batch)
+                        pending += [second, first]
+        except REFUSALS as exc:
+            self._database.failed(exc, "to write how tasks ended")
+            if self._database.conn is not None and self._database.is_broken:
+                await self._database.disconnect()
+        else:
+            self._database.succeeded()
+        finally:
+            held.ends = [end for batch in pending for end in batch] + held.ends

@@ -1,0 +1,151 @@
+"""When a worker wakes up: a notice, something to write, or the time to look again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+from fairq.dsn import describe, resolve
+from fairq.worker import plan
+from fairq.worker.config import Settings, poll_interval
+from fairq.worker.connect import FAILURES, conninfo
+from fairq.worker.database import Database
+from fairq.worker.listen import TEST_SECONDS, Listener
+
+__all__ = ["Lookout", "Waking"]
+
+log = logging.getLogger("fairq.worker")
+
+
+@dataclass(slots=True)
+class Lookout:
+    """What the last looks at the queues came to."""
+
+    hungry: bool = True
+    """There may be work."""
+    rings: int = 0
+    """Notices so far. One that comes while a look is on its way makes another look due."""
+    look_at: float = 0.0
+    """When to look again although nothing rings."""
+    empties: int = 0
+    """Looks in a row that found nothing."""
+    quiet: int = 0
+    """Those of them since the last notice."""
+    heeded: int = 0
+    """Notices before the last look."""
+    was_full: bool = False
+    looked: bool = False
+    nothing_left: bool = False
+
+    def ring(self) -> None:
+        self.rings += 1
+        self.hungry = True
+
+    def found(self, count: int, *, full: bool, rings: int, holds: bool) -> None:
+        """A look that was sent when `rings` notices had come found so many; `full`: there may be more."""
+        self.looked = True
+        self.was_full = full
+        self.hungry = full or rings != self.rings
+        self.empties = 0 if count else self.empties + 1
+        self.quiet = 0 if count or rings != self.heeded else self.quiet + 1
+        self.heeded = rings
+        # Three times in a row: an empty answer may mean that somebody else is promoting right now.
+        self.nothing_left = self.empties >= 3 and not holds
+
+    def due_at(self, at: float) -> None:
+        """Something is due then."""
+        self.look_at = min(self.look_at, at)
+
+
+class Waking:
+    """`wake` may be set at any time, on the loop; `sleep` ends then."""
+
+    def __init__(self, dsn: str, settings: Settings, queues: tuple[str, ...], database: Database) -> None:
+        self.wake = asyncio.Event()
+        self.lookout = Lookout()
+        self._dsn = dsn
+        self._settings = settings
+        self._queues = queues
+        self._database = database
+        self._listener: Listener | None = None
+
+    @property
+    def is_listening(self) -> bool:
+        return self._listener is not None and self._listener.is_listening
+
+    def rung(self) -> None:
+        """There may be work. However many notices come, the next turn looks once."""
+        self.lookout.ring()
+        self.wake.set()
+
+    def looked(self, count: int, *, full: bool, rings: int, holds: bool, due_in: float | None) -> None:
+        """A look found so many tasks; when to look again."""
+        now = time.monotonic()
+        lookout, listening = self.lookout, self.is_listening
+        lookout.found(count, full=full, rings=rings, holds=holds)
+        interval = poll_interval(self._settings, listening)
+        lookout.look_at = now + plan.poll_delay(
+            lookout.quiet, listening=listening, interval=interval, due_in=None
+        )
+        if due_in is not None and due_in > 0:
+            lookout.due_at(now + due_in + 0.001)
+
+    async def sleep(self, seconds: float) -> None:
+        """Until woken, at most so long."""
+        timer = asyncio.get_running_loop().call_later(seconds, self.wake.set)
+        try:
+            await self.wake.wait()
+        finally:
+            timer.cancel()
+            self.wake.clear()
+
+    async def start_listening(self) -> None:
+        settings = self._settings
+        if not settings.listen or settings.mode != "forever":
+            return
+        dsn = resolve(settings.listen_dsn) if settings.listen_dsn else self._dsn
+        listener = Listener(
+            conninfo(dsn, "fairq listen"),
+            self._queues,
+            self.rung,
+            may_connect=self._database.may_connect,
+            first_pause=settings.db_retry_initial_ms / 1000,
+            longest_pause=settings.db_retry_max_ms / 1000,
+        )
+        listener.start()
+        self._listener = listener
+        if not await _within(TEST_SECONDS, listener.connected.wait()):
+            return  # it goes on trying; meanwhile the worker polls
+        try:
+            assert self._database.conn is not None
+            await self._database.conn.execute("select pg_catalog.pg_notify(%s, '')", [listener.test_channel])
+        except FAILURES:
+            return
+        if not await _within(TEST_SECONDS, listener.heard.wait()):
+            log.warning(
+                "LISTEN on %s is accepted but hears nothing, as behind a pooler that hands out connections by"
+                " transaction; the worker polls."
+                " Name a way around the pooler with --listen-dsn, or say --no-listen",
+                describe(dsn),
+                extra={"action": "listen_silent"},
+            )
+            await self.close()
+        elif not settings.listen_dsn:
+            # A notice that arrives proves that the DSN leads to sessions, not to a pooler by transaction.
+            self._database.prepare_statements()
+
+    async def close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
+
+
+async def _within(seconds: float, awaitable: Awaitable[object]) -> bool:
+    try:
+        await asyncio.wait_for(awaitable, seconds)
+    except TimeoutError:
+        return False
+    return True
