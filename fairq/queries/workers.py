@@ -108,7 +108,7 @@ def turn(
     started_ids: Sequence[int | None],
     started_attempts: Sequence[int | None],
 ) -> driver.Params:
-    """A whole turn: writes what ended, gives back, starts, and asks for the next tasks. First a row of what was accepted, then the tasks."""
+    """A whole turn: writes what ended, gives back, starts, and asks for the next tasks. The tasks, then a row of what was accepted."""
     return (
         driver.Int8(worker_id),
         driver.Typed(queues, 1009),

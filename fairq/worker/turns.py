@@ -219,7 +219,7 @@ class Turns:
         return Asked(room, batch, places, rings, whom)
 
     def _answered(self, said: Said, rows: list[workers.TurnRow]) -> None:
-        head, *tasks = rows
+        *tasks, head = rows
         if said.ends:
             self._finished(said.ends, head.ended or [])
         if said.releases:

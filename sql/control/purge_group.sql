@@ -20,11 +20,11 @@ begin
     where r.shard_no = v_shard_no and r.queue = p_queue and r.position >= 0 and r.group_key = p_group_key
     for update skip locked
   );
-  v_ended := cardinality(v_ready) + fairq._end_tasks(v_shard_no, array(
+  v_ended := cardinality(v_ready) + cardinality(fairq._end_waiting(v_shard_no, array(
     select t.id
     from fairq.tasks t
     where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.id <> all(v_ready)
-  ), 'cancelled', null, v_now);
+  ), 'cancelled', v_now));
   insert into fairq.cancellations (shard_no, task_id, requested_at)
   select v_shard_no, r.id, v_now
   from unnest(v_ready) r(id);

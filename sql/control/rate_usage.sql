@@ -26,7 +26,7 @@ begin
   from fairq.groups g
   where g.shard_no = v_lane.shard_no and g.queue = v_lane.queue and g.group_key = v_lane.group_key;
   -- The settings as they are now, of which the lane may not have heard yet.
-  v_policy := case when v_lane.queue = '#meters' then fairq._meter_policy(v_lane.group_key) else fairq._policy(v_queue, v_group) end;
+  v_policy := fairq._policy_of(v_lane.shard_no, v_lane.queue, v_lane.group_key);
   if v_policy.rate_seconds is null then
     return;
   end if;

@@ -172,7 +172,7 @@ $$;
 create function fairq._apply_meter(p_scope text, p_queue text) returns void
 language plpgsql set search_path = '' as $$
 declare
-  v_counts boolean := fairq._counts(fairq._meter_policy(p_scope));
+  v_counts boolean := fairq._counts(fairq._policy_of(0, '#meters', p_scope));
   v_bit integer := case when p_scope = 'cluster' then 2 else 1 end;
   v_adopted integer;
 begin
@@ -210,7 +210,7 @@ begin
   update fairq.queues q
   set metered = not q.metered
   where not q.internal
-    and q.metered <> (fairq._meter_policy('queue ' || q.queue) is distinct from null or fairq._meter_policy('cluster') is distinct from null);
+    and q.metered <> (fairq._policy_of(0, '#meters', 'queue ' || q.queue) is distinct from null or fairq._policy_of(0, '#meters', 'cluster') is distinct from null);
 end;
 $$;
 

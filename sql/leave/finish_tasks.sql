@@ -36,7 +36,8 @@ begin
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query
       select l.*
-      from fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays, v_now), v_now) l;
+      from fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts, v_now, p_outcomes => p_outcomes, p_results => p_results,
+        p_errors => p_errors, p_retry_delays => p_retry_delays), v_now) l;
   end loop;
 end;
 $$;

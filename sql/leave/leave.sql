@@ -1,159 +1,165 @@
 -- The one way out of flight, whatever the outcome. A task that succeeded, failed, was cancelled or expired is history; one that is tried again later
 -- waits for its time; one that was released, whose claim ran out, or whose worker was lost stands in line again, at its old place (I12).
 -- What a task gives back is what its own row said that it holds, and the caller has read under the row's lock; nothing else.
--- Whatever leaves rings: the places that came free, what an attempt took beyond what was charged for it, where it stands in line again.
--- The attempt of a task that comes back has a number that is not given out again: worker and attempt are the fencing token, and the same worker may take
--- the task again while a message about the first time is still under way (I10). One that was given back may have one more.
 -- By ctid and no other way: every other scan is switched off. Where statistics are missing or old, the planner finds a walk through all tasks of the
--- shard cheaper than a hundred fetches by ctid, and it keeps such a plan for the whole session.
+-- shard cheaper than a hundred fetches by ctid, and it keeps such a plan for the whole session. The functions below are planned under these settings.
 -- Returns the ids.
 -- Locks: the rows named, which the caller has locked. No row that others share.
 create function fairq._leave(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
 language plpgsql rows 100 set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
+declare
+  v_all record;
 begin
-  if p_tasks is null or p_tasks = '{}' then
-    return;
+  select array_agg(t.held) filter (where t.held is not null) as held, array_agg(t.ready) filter (where t.ready is not null) as ready,
+    array_agg(t.parked) filter (where t.parked is not null) as parked, bool_or(t.ends) as ends, bool_or(not t.ends) as comes_back,
+    bool_or(t.counted or t.keyed or t.meters <> 0 or t.charge is not null) as gives_back
+  into v_all
+  from unnest(p_tasks) t;
+  if v_all.held is not null then
+    delete from fairq.held h where h.shard_no = p_shard_no and h.ctid = any(v_all.held);
   end if;
-  return query
-    with task as materialized (
-      select t.id, t.body, t.held, t.ready, t.parked, t.outcome, t.result, t.error, t.run_at, t.attempt, t.worker_id, t.started_at, t.charge, t.meters,
-        t.counted, t.keyed, t.nth, t.outcome in ('succeeded', 'failed', 'cancelled', 'expired') as ends
-      from unnest(p_tasks) with ordinality as t(id, body, held, ready, parked, outcome, result, error, run_at, attempt, worker_id, started_at, charge, meters,
-        counted, keyed, nth)
-    ),
-    unheld as (
-      delete from fairq.held h where h.shard_no = p_shard_no and h.ctid = any(array(select t.held from task t where t.held is not null))
-    ),
-    unready as (
-      delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(array(select t.ready from task t where t.ready is not null))
-    ),
-    unparked as (
-      delete from fairq.parked k where k.shard_no = p_shard_no and k.ctid = any(array(select t.parked from task t where t.parked is not null))
-    ),
-    ended as (
-      delete from fairq.tasks b
-      using task t
-      where b.shard_no = p_shard_no
-        and b.ctid = t.body
-        and t.ends
-      returning b.*, t.outcome, t.result, t.error, t.started_at, t.worker_id, coalesce(t.attempt, b.attempt) as last_attempt,
-        t.charge, t.meters, t.counted, t.keyed, t.nth
-    ),
-    history as (
-      insert into fairq.finished_tasks (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at,
-        expires_at, started_at, finished_at, cost, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload,
-        result, error)
-      select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, e.outcome, e.worker_id, e.created_at, e.run_at,
-        e.expires_at, e.started_at, p_now, e.cost, e.last_attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers,
-        e.payload, e.result, e.error
-      from ended e
-    ),
-    back as (
-      update fairq.tasks b
-      set scheduled = t.outcome = 'retry' and t.run_at > p_now,
-        run_at = coalesce(t.run_at, b.run_at),
-        attempt = t.attempt,
-        max_attempts = b.max_attempts + case when t.outcome in ('released', 'lease_expired') then 1 else 0 end
-      from task t
-      where b.shard_no = p_shard_no
-        and b.ctid = t.body
-        and not t.ends
-      returning b.id, b.queue, b.group_key, b.kind, b.priority, b.sequence, b.scheduled, b.run_at, b.concurrency_key, t.outcome, t.error, t.attempt,
-        t.worker_id, t.started_at, t.charge, t.meters, t.counted, t.keyed, t.nth
-    ),
-    attempted as (
-      insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
-      select p_shard_no, b.id, b.attempt, b.worker_id, b.started_at, p_now, b.outcome, b.error
-      from back b
-    ),
-    in_line as (
-      insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-      select p_shard_no, b.queue, b.group_key, b.priority, min(b.sequence), bool_or(b.concurrency_key is not null)
-      from back b
-      where not b.scheduled
-      group by b.queue, b.group_key, b.priority
-    ),
-    due as (
-      insert into fairq.rings (shard_no, queue, group_key, due_at)
-      select p_shard_no, b.queue, min(b.group_key), min(b.run_at)
-      from back b
-      where b.scheduled
-      group by b.queue
-    ),
-    left_flight as (
-      select e.queue, e.group_key, e.kind, e.concurrency_key, e.outcome, e.started_at, e.charge, e.meters, e.counted, e.keyed, e.nth
-      from ended e
-      where e.counted or e.keyed or e.meters <> 0 or e.charge is not null
-      union all
-      select b.queue, b.group_key, b.kind, b.concurrency_key, b.outcome, b.started_at, b.charge, b.meters, b.counted, b.keyed, b.nth
-      from back b
-      where b.counted or b.keyed or b.meters <> 0 or b.charge is not null
-    ),
-    timed as (
-      -- Where groups share time: what the attempts took beyond what was charged for them. Only one that ended by itself tells how long its kind takes.
-      insert into fairq.rings (shard_no, queue, group_key, correction, ran)
-      select p_shard_no, a.queue, a.group_key, sum(a.seconds - a.charge),
-        case when a.measured then (a.kind, count(*), sum(a.seconds))::fairq.estimate end
-      from (
-        select l.queue, l.group_key, l.kind, l.charge, fairq._ran(l.started_at, p_now) as seconds,
-          l.started_at is not null and l.outcome in ('succeeded', 'failed', 'retry', 'cancelled', 'expired') as measured
-        from left_flight l
-        where l.charge is not null
-      ) a
-      group by a.queue, a.group_key, a.kind, a.measured
-    ),
-    freed as (
-      -- Places, and for breakers how the attempts ended: failures after the last success.
-      insert into fairq.rings (shard_no, queue, group_key, freed, failures, succeeded)
-      select f.shard_no, f.queue, f.group_key, count(*), count(*) filter (where f.outcome in ('failed', 'retry') and f.nth > f.last_success),
-        bool_or(f.outcome = 'succeeded')
-      from (
-        select s.shard_no, s.queue, s.group_key, l.outcome, l.nth,
-          coalesce(max(l.nth) filter (where l.outcome = 'succeeded') over (partition by s.shard_no, s.queue, s.group_key), 0) as last_success
-        from left_flight l
-        cross join lateral fairq._scopes(p_shard_no, l.queue, l.group_key, l.counted, l.meters, case when l.keyed then l.concurrency_key end) s
-      ) f
-      group by f.shard_no, f.queue, f.group_key
-    )
-    select e.id from ended e
-    union all
-    select b.id from back b;
-
-  -- Nearly always nobody waits, and this look into an index is all.
-  if exists (select from fairq.watches w where w.shard_no = p_shard_no and w.until > p_now) then
-    perform fairq._tell_watchers(p_shard_no, array(select t.id from unnest(p_tasks) t), p_now);
+  if v_all.ready is not null then
+    delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(v_all.ready);
   end if;
-  if exists (select from unnest(p_tasks) t where t.outcome in ('retry', 'released', 'lease_expired', 'worker_lost')) then
-    perform fairq._ring_wishes(p_shard_no, array(select t.id from unnest(p_tasks) t));
+  if v_all.parked is not null then
+    delete from fairq.parked k where k.shard_no = p_shard_no and k.ctid = any(v_all.parked);
+  end if;
+  if v_all.gives_back then
+    perform fairq._give_back(p_shard_no, p_tasks, p_now);
+  end if;
+  if v_all.ends then
+    return query
+      with ended as (
+        delete from fairq.tasks b
+        using unnest(p_tasks) t
+        where b.shard_no = p_shard_no
+          and b.ctid = t.body
+          and t.ends
+        returning b.*, t.outcome, t.worker_id, t.started_at, t.result, t.error, coalesce(t.attempt, b.attempt) as last_attempt
+      )
+      insert into fairq.finished_tasks as f (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at,
+        started_at, finished_at, cost, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload, result, error)
+      select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, e.outcome, e.worker_id, e.created_at, e.run_at, e.expires_at,
+        e.started_at, p_now, e.cost, e.last_attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, e.result,
+        e.error
+      from ended e
+      returning f.id;
+    perform fairq._tell_watchers(p_shard_no, p_tasks, p_now);
+  end if;
+  if v_all.comes_back then
+    return query select b.* from fairq._come_back(p_shard_no, p_tasks, p_now) b;
   end if;
 end;
 $$;
 
--- Tasks that a worker holds in the attempts named, locked, with what they hold. The fencing of finish, release and start.
--- Each is looked up by its id, in the order of the ids: two calls with the same tasks wait for each other and do not deadlock.
+-- Whatever leaves rings: the places that came free, how its attempt ended, and what it took beyond what was charged for it.
+create function fairq._give_back(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
+language plpgsql set search_path = '' as $$
+begin
+  -- Places, and for breakers how the attempts ended: failures after the last success.
+  insert into fairq.rings (shard_no, queue, group_key, freed, failures, succeeded)
+  select f.shard_no, f.queue, f.group_key, count(*), count(*) filter (where f.outcome in ('failed', 'retry') and f.nth > f.last_success),
+    bool_or(f.outcome = 'succeeded')
+  from (
+    select s.shard_no, s.queue, s.group_key, t.outcome, t.nth,
+      coalesce(max(t.nth) filter (where t.outcome = 'succeeded') over (partition by s.shard_no, s.queue, s.group_key), 0) as last_success
+    from unnest(p_tasks) with ordinality as t(id, body, held, ready, parked, ends, outcome, result, error, run_at, attempt, worker_id, started_at,
+      charge, meters, counted, keyed, nth)
+    join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
+    cross join lateral fairq._scopes(p_shard_no, b.queue, b.group_key, t.counted, t.meters, case when t.keyed then b.concurrency_key end) s
+  ) f
+  group by f.shard_no, f.queue, f.group_key;
+
+  -- Where groups share time: the seconds. An attempt counts for an hour at most, so that one that hangs does not banish its group, and for nothing when it
+  -- never started. Only one that ended by itself tells how long its kind takes.
+  insert into fairq.rings (shard_no, queue, group_key, correction, ran)
+  select p_shard_no, a.queue, a.group_key, sum(a.seconds - a.charge),
+    case when a.measured then (a.kind, count(*), sum(a.seconds))::fairq.estimate end
+  from (
+    select b.queue, b.group_key, b.kind, t.charge,
+      least(3600, greatest(0, coalesce(extract(epoch from p_now - t.started_at)::double precision, 0))) as seconds,
+      t.started_at is not null and t.outcome in ('succeeded', 'failed', 'retry', 'cancelled', 'expired') as measured
+    from unnest(p_tasks) t
+    join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
+    where t.charge is not null
+  ) a
+  group by a.queue, a.group_key, a.kind, a.measured;
+end;
+$$;
+
+-- Tasks that did not end stand in line again, or wait for their back-off, and ring. Their attempt is noted, and its number is not given out again: worker and
+-- attempt are the fencing token, and the same worker may take the task again while a message about the first time is still under way (I10). One that was
+-- given back may have one more. The ring that told of a wish to cancel was heard while the task was held, so it is rung again.
+create function fairq._come_back(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
+language plpgsql rows 100 set search_path = '' as $$
+declare
+  v_ids bigint[];
+begin
+  with back as (
+    update fairq.tasks b
+    set scheduled = t.outcome = 'retry' and t.run_at > p_now,
+      run_at = coalesce(t.run_at, b.run_at),
+      attempt = t.attempt,
+      max_attempts = b.max_attempts + case when t.outcome in ('released', 'lease_expired') then 1 else 0 end
+    from unnest(p_tasks) t
+    where b.shard_no = p_shard_no
+      and b.ctid = t.body
+      and not t.ends
+    returning b.id, b.queue, b.group_key, b.priority, b.sequence, b.scheduled, b.run_at, b.concurrency_key, t.outcome, t.error, t.attempt, t.worker_id,
+      t.started_at
+  ),
+  attempted as (
+    insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
+    select p_shard_no, b.id, b.attempt, b.worker_id, b.started_at, p_now, b.outcome, b.error
+    from back b
+  ),
+  in_line as (
+    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+    select p_shard_no, b.queue, b.group_key, b.priority, min(b.sequence), bool_or(b.concurrency_key is not null)
+    from back b
+    where not b.scheduled
+    group by b.queue, b.group_key, b.priority
+  ),
+  due as (
+    insert into fairq.rings (shard_no, queue, group_key, due_at)
+    select p_shard_no, b.queue, min(b.group_key), min(b.run_at)
+    from back b
+    where b.scheduled
+    group by b.queue
+  )
+  select array_agg(b.id) into v_ids from back b;
+  perform fairq._ring_wishes(p_shard_no, v_ids);
+  return query select u.id from unnest(v_ids) u(id);
+end;
+$$;
+
+-- Tasks that a worker holds in the attempts named (null: in any), locked, with what they hold, and what becomes of them: p_outcome, where p_outcomes does
+-- not say another one. The fencing of finish, release and start.
+-- Each is looked up by its id, once, in the order of the ids: two calls with the same tasks wait for each other and do not deadlock.
 -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
 create function fairq._find_held(
-  p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[], p_results jsonb[], p_errors jsonb[],
-  p_retry_delays interval[], p_now timestamptz
+  p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_now timestamptz, p_outcome text default 'succeeded',
+  p_error jsonb default null, p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
+  p_retry_delays interval[] default null
 ) returns fairq.leaving[]
 language plpgsql set search_path = '' as $$
 begin
   return (
-    select array_agg((b.id, b.ctid, h.ctid, null, null,
-      -- No attempt is left, or the next one would come after the deadline.
-      case when i.outcome = 'retry' and (h.attempt >= b.max_attempts or r.run_at >= b.expires_at) then 'failed' else i.outcome end,
-      i.result, i.error, r.run_at, h.attempt, h.worker_id, h.started_at, h.charge, h.meters, h.counted, h.keyed)::fairq.leaving)
+    select array_agg((b.id, b.ctid, h.ctid, null, null, f.outcome not in ('retry', 'released', 'lease_expired', 'worker_lost'), f.outcome, i.result, i.error,
+      r.run_at, h.attempt, h.worker_id, h.started_at, h.charge, h.meters, h.counted, h.keyed)::fairq.leaving)
     from (
-      select u.id, u.attempt, coalesce(u.outcome, 'succeeded') as outcome, u.result, u.error, u.retry_delay
+      select distinct on (u.id, u.attempt) u.id, u.attempt, coalesce(u.outcome, p_outcome) as outcome, u.result, coalesce(u.error, p_error) as error,
+        u.retry_delay
       from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) as u(id, attempt, outcome, result, error, retry_delay)
-      order by u.id
+      order by u.id, u.attempt
       offset 0
     ) i
     cross join lateral (
       select k.ctid, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed
       from fairq.held k
-      where k.shard_no = p_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
-        and (k.started_at is not null or i.outcome = 'released')
+      where k.shard_no = p_shard_no and k.id = i.id and k.worker_id = p_worker_id
+        and (p_attempts is null or k.attempt = i.attempt)
+        and (k.started_at is not null or p_outcome <> 'succeeded')
       for update
       offset 0
     ) h
@@ -164,59 +170,43 @@ begin
       offset 0
     ) b
     cross join lateral (
+      -- Doubled each time, capped, 25 percent of jitter both ways; in seconds: 2^30 times a base of days would overflow an interval. A pause that the worker
+      -- asks for is taken as it is; an absurd one is as long as the longest: refusing it would refuse the whole batch.
       select case
         when i.outcome = 'retry' then p_now + coalesce(
-          -- An absurd one is as long as the longest: refusing it would refuse the worker's whole batch.
           case when fairq._is_span(i.retry_delay, '366 days') then i.retry_delay when i.retry_delay > interval '0' then interval '366 days' end, (
-          select fairq._backoff(q.retry_base, q.retry_cap, h.attempt) from fairq.queues q where q.queue = b.queue
+          select least(extract(epoch from q.retry_cap), extract(epoch from q.retry_base) * power(2, least(h.attempt - 1, 30)))::double precision
+            * (0.75 + random() / 2) * interval '1 second'
+          from fairq.queues q
+          where q.queue = b.queue
         ))
       end as run_at
       offset 0
     ) r
-  );
-end;
-$$;
-
--- Tasks that a worker holds, all of them or those among p_ids, at most p_limit, locked. A task that its worker is finishing this very moment is locked and
--- skipped: let it.
--- No index leads from a worker to its tasks: that would be one more to write for each task, and only who leaves or is lost is looked for.
-create function fairq._find_of_worker(
-  p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_outcome text, p_error jsonb, p_limit integer default 100000
-) returns fairq.leaving[]
-language plpgsql set search_path = '' as $$
-begin
-  return (
-    select array_agg((h.id, b.ctid, h.ctid, null, null,
-      case when p_outcome <> 'worker_lost' then p_outcome when h.started_at is null then 'lease_expired' when h.attempt >= b.max_attempts then 'failed'
-        else p_outcome end,
-      null, p_error, null, h.attempt, h.worker_id, h.started_at, h.charge, h.meters, h.counted, h.keyed)::fairq.leaving)
-    from (
-      select k.ctid, k.id, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed
-      from fairq.held k
-      where k.shard_no = p_shard_no and k.worker_id = p_worker_id
-        and (p_ids is null or k.id = any(p_ids))
-      limit p_limit
-      for update skip locked
-    ) h
     cross join lateral (
-      select t.ctid, t.max_attempts
-      from fairq.tasks t
-      where t.shard_no = p_shard_no and t.id = h.id
+      -- No attempt is left, or the next one would come after the deadline. An attempt that never started was not lost.
+      select case
+        when i.outcome = 'retry' and (h.attempt >= b.max_attempts or r.run_at >= b.expires_at) then 'failed'
+        when i.outcome = 'worker_lost' and h.started_at is null then 'lease_expired'
+        when i.outcome = 'worker_lost' and h.attempt >= b.max_attempts then 'failed'
+        else i.outcome
+      end as outcome
       offset 0
-    ) b
+    ) f
   );
 end;
 $$;
 
--- Waiting tasks among p_ids: in line, scheduled, ready or parked; those that are being popped are locked, and left out. With what they hold.
--- The caller holds the domain.
-create function fairq._find_waiting(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb) returns fairq.leaving[]
+-- Ends waiting tasks among p_ids: in line, scheduled, ready or parked; those that are being popped are locked, and left out. The caller holds the domain.
+-- Returns the ids.
+-- Locks: bodies, ready and parked rows, all "skip locked".
+create function fairq._end_waiting(p_shard_no integer, p_ids bigint[], p_outcome text, p_now timestamptz) returns bigint[]
 language plpgsql set search_path = '' as $$
 declare
   v_tasks fairq.leaving[];
 begin
-  select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, p_outcome, null, p_error, null, null, null, null, r.charge, 0,
-    coalesce(r.counted, false), coalesce(r.keyed, k.granted, false))::fairq.leaving)
+  select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, r.charge, 0, coalesce(r.counted, false),
+    coalesce(r.keyed, k.granted, false))::fairq.leaving)
   into v_tasks
   from unnest(p_ids) i(id)
   cross join lateral (
@@ -234,7 +224,7 @@ begin
     offset 0
   ) r on true
   left join lateral (
-    select p.ctid, p.granted, p.turn
+    select p.ctid, p.granted
     from fairq.parked p
     where p.shard_no = p_shard_no and p.id = i.id
     for update skip locked
@@ -254,15 +244,7 @@ begin
     offset 0
   ) p
   where t.parked is not null;
-  return v_tasks;
-end;
-$$;
-
--- Ends waiting tasks: cancelled, expired. Returns how many it ended.
-create function fairq._end_tasks(p_shard_no integer, p_ids bigint[], p_outcome text, p_error jsonb, p_now timestamptz) returns integer
-language plpgsql set search_path = '' as $$
-begin
-  return (select count(*)::integer from fairq._leave(p_shard_no, fairq._find_waiting(p_shard_no, p_ids, p_outcome, p_error), p_now));
+  return array(select l.* from fairq._leave(p_shard_no, v_tasks, p_now) l);
 end;
 $$;
 
@@ -282,17 +264,20 @@ language sql immutable rows 1 as $$
 $$;
 
 -- Announces the ends of those of these tasks that somebody watches; where nobody does, no NOTIFY, which takes a database-wide lock at commit.
--- The callers have settings of their own for their plans; this one has its own, too.
+-- Nearly always nobody waits, and one look into an index is all. The callers have settings of their own for their plans; this one has its own, too.
 -- Cost: the watches that have not run out, never those behind them.
-create function fairq._tell_watchers(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void
+create function fairq._tell_watchers(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
 language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set enable_seqscan = off set enable_bitmapscan = off
 set enable_indexscan = on as $$
 declare
   v_watched bigint[];
 begin
+  if not exists (select from fairq.watches w where w.shard_no = p_shard_no and w.until > p_now) then
+    return;
+  end if;
   select array_agg(distinct w.task_id) into v_watched
   from fairq.watches w
-  where w.shard_no = p_shard_no and w.until > p_now and w.task_id = any(p_ids);
+  where w.shard_no = p_shard_no and w.until > p_now and w.task_id = any(array(select t.id from unnest(p_tasks) t where t.ends));
   if v_watched is not null then
     -- A notice has its limits: of many it names none, and everybody looks.
     perform pg_notify('fairq_done', case when cardinality(v_watched) <= 200 then array_to_string(v_watched, ',') else '' end);
@@ -300,8 +285,7 @@ begin
 end;
 $$;
 
--- Tasks that come back in line although somebody wished to cancel them: the wish is rung again, since the ring that told of it was heard while the task
--- was held.
+-- Those of these waiting tasks that somebody wished to cancel ring once more.
 create function fairq._ring_wishes(p_shard_no integer, p_ids bigint[]) returns void
 language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
 begin
@@ -319,40 +303,25 @@ begin
 end;
 $$;
 
--- Deletes rows of the engine's own notes: lanes that were replaced, rings, ticks, keys and wishes that nobody needs any more. By ctid and no
--- other way, see _leave.
+-- Deletes rows that nobody needs any more, of the tables named here. By ctid and no other way, see _leave. Not on the hot path but for ready and lanes,
+-- which have a statement of their own: one that is put together is four times as slow.
 -- Returns how many rows it deleted.
 -- Locks: the rows named; the caller holds what protects them.
 create function fairq._remove(p_shard_no integer, p_table text, p_ctids tid[]) returns integer
 language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
-  v_count integer;
+  v_count integer := 0;
 begin
-  case p_table
-    when 'lanes' then delete from fairq.lanes r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
-    when 'rings' then delete from fairq.rings r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
-    when 'ticks' then delete from fairq.ticks r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
-    when 'cancellations' then delete from fairq.cancellations r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
-    when 'watches' then delete from fairq.watches r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
-    when 'progress' then delete from fairq.progress r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
-    when 'ready' then delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
-    when 'idempotency_keys' then delete from fairq.idempotency_keys r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
-  end case;
-  get diagnostics v_count = row_count;
+  if p_table = 'lanes' then
+    delete from fairq.lanes l where l.shard_no = p_shard_no and l.ctid = any(p_ctids);
+    get diagnostics v_count = row_count;
+  elsif p_table = 'ready' then
+    delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(p_ctids);
+    get diagnostics v_count = row_count;
+  elsif p_ctids <> '{}' then
+    execute format('delete from fairq.%I n where n.shard_no = $1 and n.ctid = any($2)', p_table) using p_shard_no, p_ctids;
+    get diagnostics v_count = row_count;
+  end if;
   return v_count;
 end;
-$$;
-
--- Seconds of worker time that an attempt counts for: from its start to now, an hour at most, so that one that hangs does not banish its group;
--- nothing when it never started.
-create function fairq._ran(p_started_at timestamptz, p_now timestamptz) returns double precision
-language sql immutable parallel safe
-as $$ select least(3600, greatest(0, coalesce(extract(epoch from p_now - p_started_at)::double precision, 0))) $$;
-
--- Pause before the next attempt: doubled each time, capped, 25 percent of jitter both ways.
-create function fairq._backoff(p_base interval, p_cap interval, p_attempt integer) returns interval
-language sql as $$
-  -- In seconds: 2^30 times a base of days would overflow an interval. It is past every cap that matters, and more would overflow in the end, too.
-  select least(extract(epoch from p_cap), extract(epoch from p_base) * power(2, least(p_attempt - 1, 30)))::double precision
-    * (0.75 + random() / 2) * interval '1 second'
 $$;

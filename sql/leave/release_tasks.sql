@@ -15,8 +15,7 @@ begin
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     return query
       select l.*
-      from fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts,
-        array_fill('released'::text, array[cardinality(p_ids)]), null, null, null, v_now), v_now) l;
+      from fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts, v_now, 'released'), v_now) l;
   end loop;
 end;
 $$;

@@ -10,8 +10,9 @@ begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id for update;
     -- What is being finished right now is waited for: should that roll back, nobody would know the worker any more that holds it.
-    perform from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.id for update;
-    perform fairq._leave(v_shard_no, fairq._find_of_worker(v_shard_no, p_worker_id, null, 'released', null), fairq._now());
+    perform fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, array(
+      select h.id from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.id for update
+    ), null, fairq._now(), 'released'), fairq._now());
     delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
     delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
   end loop;

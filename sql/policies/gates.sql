@@ -20,37 +20,25 @@ begin
 end;
 $$;
 
--- What limits a group, a concurrency key (a group of #keys), a queue or the cluster (#meters), by its settings as they are.
+-- What limits a group, a concurrency key (a group of #keys), a whole queue ('queue NAME' of #meters) or the cluster, by its settings as they are.
 create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text) returns fairq.policy
 language plpgsql stable set search_path = '' as $$
-begin
-  if p_queue = '#meters' then
-    return fairq._meter_policy(p_group_key);
-  end if;
-  return (
-    select fairq._policy(q, g)
-    from fairq.queues q
-    left join fairq.groups g on g.shard_no = p_shard_no and g.queue = q.queue and g.group_key = p_group_key
-    where q.queue = p_queue
-  );
-end;
-$$;
-
--- As _policy, for a whole queue ('queue NAME') or the cluster: a group of nothing but limits.
-create function fairq._meter_policy(p_scope text) returns fairq.policy
-language plpgsql stable set search_path = '' as $$
 declare
+  v_queue fairq.queues;
   v_limits fairq.groups;
 begin
-  if p_scope = 'cluster' then
+  if p_queue <> '#meters' then
+    select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+    select g.* into v_limits from fairq.groups g where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key;
+  elsif p_group_key = 'cluster' then
     select s.max_running into v_limits.max_running from fairq.settings s;
   else
     select q.max_running, q.rate_limit, q.rate_period, q.rate_burst, q.breaker_threshold, q.breaker_cooldown
     into v_limits.max_running, v_limits.rate_limit, v_limits.rate_period, v_limits.rate_burst, v_limits.breaker_threshold, v_limits.breaker_cooldown
     from fairq.queues q
-    where q.queue = substr(p_scope, 7);
+    where q.queue = substr(p_group_key, 7);
   end if;
-  return fairq._policy(null, v_limits);
+  return fairq._policy(v_queue, v_limits);
 end;
 $$;
 

@@ -8,11 +8,9 @@
 -- One row more than p_quota is returned, which is not looked at: where the lane goes on.
 -- Locks: lanes of #keys, whose domain the caller holds, too; parked.
 -- Cost: tasks_line_idx from the cursors, p_quota rows and those that are parked.
-create function fairq._take_keys(
-  p_tick fairq.ticks, p_group_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_quota integer, p_finish bigint,
-  p_reach bigint, p_is_rated boolean, p_now timestamptz
-) returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
-  meets_key boolean, yields boolean, touched bigint, is_open boolean)
+create function fairq._take_keys(p_tick fairq.ticks, p_lane fairq.lanes, p_quota integer, p_reach bigint, p_now timestamptz)
+returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
+  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz)
 language plpgsql rows 10 set search_path = '' as $$
 declare
   v_cursor fairq.cursor;
@@ -23,20 +21,20 @@ declare
 begin
   meets_key := true;
   yields := false;
-  foreach v_cursor in array p_cursors loop
+  foreach v_cursor in array p_lane.cursors loop
     for v_task in
-      select t.id, t.priority, t.sequence, t.kind, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
+      select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key
       from fairq.tasks t
-      where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_group_key and not t.scheduled
+      where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_lane.group_key and not t.scheduled
         and t.priority = v_cursor.priority
         and t.sequence >= v_cursor.sequence
       union all
-      select t.id, t.priority, t.sequence, t.kind, t.cost, t.concurrency_key, t.expires_at is not null and t.expires_at <= p_now as is_expired
+      select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key
       from fairq.tasks t
       where v_cursor.is_open
         and t.shard_no = p_tick.shard_no
         and t.queue = p_tick.queue
-        and t.group_key = p_group_key
+        and t.group_key = p_lane.group_key
         and not t.scheduled
         and t.priority < v_cursor.priority
       order by priority desc, sequence
@@ -59,30 +57,32 @@ begin
       sequence := v_task.sequence;
       touched := v_cursor.touched;
       is_open := v_cursor.is_open;
-      is_expired := v_task.is_expired;
+      attempt := v_task.attempt + 1;
+      expires_at := v_task.expires_at;
+      is_expired := coalesce(expires_at <= p_now, false);
       keyed := v_task.concurrency_key is not null and not is_expired;
-      charge := case when p_pace is distinct from null then fairq._expected(p_pace, v_task.kind, v_task.cost) end;
-      step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_weight) end;
+      charge := case when p_lane.pace is distinct from null then fairq._expected(p_lane.pace, v_task.kind, v_task.cost) end;
+      step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_lane.weight) end;
       stops := v_found >= p_quota
-        or (not is_expired and v_granted is null and (keyed or p_is_rated) and p_finish >= p_reach)
+        or (not is_expired and v_granted is null and (keyed or (p_lane.policy).rate_seconds is not null) and p_lane.finish >= p_reach)
         or v_parked >= 500;
       yields := v_parked >= 500;
       if v_granted and not stops and not is_expired then
         delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
       elsif keyed and v_granted is null and not stops and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now) then
-        perform fairq._park(p_tick.shard_no, p_tick.queue, p_group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
+        perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
         v_parked := v_parked + 1;
         continue;
       end if;
       return next;
       if yields then
-        insert into fairq.rings (shard_no, queue, group_key, keyed) values (p_tick.shard_no, p_tick.queue, p_group_key, true);
+        insert into fairq.rings (shard_no, queue, group_key, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, true);
       end if;
       if stops then
         return;
       end if;
       v_found := v_found + 1;
-      p_finish := p_finish + step;
+      p_lane.finish := p_lane.finish + step;
     end loop;
   end loop;
 end;

@@ -1,27 +1,30 @@
 -- Caps, rates and breakers of a whole queue and of the cluster, asked at pop: how many tasks may be popped now. Takes the lock of #meters, so pops of such
 -- queues go one after the other; other queues never come here.
 -- Hears first what left since, so what it says is exact.
--- Returns at most p_limit.
+-- Returns at most p_limit, and in which meters a task of this queue holds a place: 1 its queue, 2 the cluster.
 -- Raises QF015: claim leases and a cluster cap exclude each other.
 -- Locks: the domain #meters, waits for it; until the transaction ends.
-create function fairq._meter(p_queue text, p_limit integer, p_now timestamptz, p_claim_lease interval) returns integer
+create function fairq._meter(p_queue text, p_limit integer, p_now timestamptz, p_claim_lease interval, out o_most integer, out o_meters integer)
 language plpgsql set search_path = '' as $$
 declare
-  v_lane fairq.lanes;
-  v_scope text;
+  v_meter record;
 begin
   perform fairq._settle_meters(p_now);
-  foreach v_scope in array array['queue ' || p_queue, 'cluster'] loop
-    v_lane := fairq._lane(0, '#meters', v_scope);
-    if v_scope = 'cluster' and p_claim_lease is not null and (v_lane.policy).max_running is not null then
-      raise exception 'queue "%" is popped with claim leases, but the cluster has a cap of %', p_queue, (v_lane.policy).max_running
+  o_most := p_limit;
+  o_meters := 0;
+  for v_meter in
+    select m.bit, l.policy, l.gate
+    from (values (1, 'queue ' || p_queue), (2, 'cluster')) m(bit, scope)
+    cross join lateral fairq._lane(0, '#meters', m.scope) l
+    where l.policy is distinct from null
+  loop
+    if v_meter.bit = 2 and p_claim_lease is not null and (v_meter.policy).max_running is not null then
+      raise exception 'queue "%" is popped with claim leases, but the cluster has a cap of %', p_queue, (v_meter.policy).max_running
         using errcode = 'QF015', hint = 'Prefetched tasks would hold places of the cluster without running. Pop without a claim lease, or lift the cap.';
     end if;
-    if v_lane.policy is distinct from null then
-      p_limit := least(p_limit, (fairq._allowance(v_lane.policy, v_lane.gate, p_now)).tasks);
-    end if;
+    o_most := least(o_most, (fairq._allowance(v_meter.policy, v_meter.gate, p_now)).tasks);
+    o_meters := o_meters + case when fairq._counts(v_meter.policy) then v_meter.bit else 0 end;
   end loop;
-  return p_limit;
 end;
 $$;
 
@@ -36,15 +39,6 @@ begin
   foreach v_meter in array fairq._hear_counters(0, '#meters', p_now) loop
     perform fairq._write_counter(0, '#meters', v_meter.group_key, v_meter);
   end loop;
-end;
-$$;
-
--- In which meters a task of this queue holds a place: 1 its queue, 2 the cluster.
-create function fairq._meters_of(p_queue text) returns integer
-language plpgsql stable set search_path = '' as $$
-begin
-  return ((case when fairq._counts((fairq._lane(0, '#meters', 'queue ' || p_queue)).policy) then 1 else 0 end)
-    + (case when fairq._counts((fairq._lane(0, '#meters', 'cluster')).policy) then 2 else 0 end))::integer;
 end;
 $$;
 

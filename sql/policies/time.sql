@@ -3,11 +3,6 @@ create function fairq._expected(p_pace fairq.pace, p_kind text, p_cost double pr
 language sql immutable parallel safe
 as $$ select coalesce((select e.seconds from unnest(p_pace.estimates) e where e.kind = p_kind), p_cost) $$;
 
--- The pace of a lane whose last address is in this block; null: where it was.
-create function fairq._last_block(p_pace fairq.pace, p_block bigint) returns fairq.pace
-language sql immutable parallel safe
-as $$ select case when p_pace is distinct from null then (coalesce(p_block, p_pace.last_block), p_pace.credit, p_pace.estimates)::fairq.pace end $$;
-
 -- Where a lane of a queue that shares time goes on after its attempts took p_correction seconds more than was charged for them, or less.
 -- What was charged too much is given back as far as p_clock and the last address given out: tasks of a group keep their order. The rest is credit, for the
 -- next correction; without it a group whose tasks differ in length would lose a little each time. Credit is worth sixteen tasks at most, and is lost when the group

@@ -13,8 +13,7 @@ declare
   v_shard_no integer;
 begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
-    perform fairq._touch_worker(v_shard_no, p_worker_id, v_now);
-    perform fairq._beat(v_shard_no, p_worker_id, v_now);
+    perform fairq._touch_worker(v_shard_no, p_worker_id, v_now, true);
     if p_ids is not null then
       return query
         select t.id
@@ -43,15 +42,16 @@ end;
 $$;
 comment on function fairq.heartbeat is 'A worker''s sign of life. Returns its tasks that are to be cancelled.';
 
--- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone: working is a sign of life.
+-- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone, or at once (p_beats): working is a sign of life. The newest
+-- is inserted, the one before it deleted; an older one is already gone, and dead rows are not walked again.
 -- Raises QF004, also when its tasks were taken from it.
 -- Locks: heartbeats, the worker's own rows, when it beats.
 -- Cost: one entry of heartbeats_pkey, read backwards.
-create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
+create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz, p_beats boolean default false) returns void
 language plpgsql set search_path = '' as $$
 declare
   v_lease interval;
-  v_beat_at timestamptz;
+  v_previous timestamptz;
 begin
   select w.lease, (
       select h.beat_at
@@ -60,29 +60,18 @@ begin
       order by h.beat_at desc
       limit 1
     )
-  into v_lease, v_beat_at
+  into v_lease, v_previous
   from fairq.workers w
   where w.shard_no = p_shard_no and w.worker_id = p_worker_id
     and w.lost_at is null;
   if not found then
     perform fairq._refuse_worker(p_worker_id);
   end if;
-  if v_beat_at is null or v_beat_at < p_now - v_lease / 3 then
-    perform fairq._beat(p_shard_no, p_worker_id, p_now);
+  if v_previous >= p_now - (case when p_beats then interval '0' else v_lease / 3 end) then
+    return;
   end if;
-end;
-$$;
-
--- Keeps a worker from being given up until the transaction ends: between a pop and its commit, that would leave the tasks with nobody.
--- Raises QF004 when it was given up a moment ago.
--- Locks: workers, one row, shared.
-create function fairq._hold_worker(p_shard_no integer, p_worker_id bigint) returns void
-language plpgsql set search_path = '' as $$
-begin
-  perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
-  if not found then
-    perform fairq._refuse_worker(p_worker_id);
-  end if;
+  insert into fairq.heartbeats (shard_no, worker_id, beat_at) values (p_shard_no, p_worker_id, p_now) on conflict do nothing;
+  delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id and h.beat_at = v_previous;
 end;
 $$;
 
@@ -93,29 +82,5 @@ begin
   raise exception 'there is no worker %', coalesce(p_worker_id::text, 'null')
     using errcode = 'QF004',
       hint = 'It was retired, or counted as lost because it gave no sign of life for its lease. Register again: select fairq.register_worker(...);';
-end;
-$$;
-
--- Writes a sign of life: insert the new one, delete the ones before it.
-create function fairq._beat(p_shard_no integer, p_worker_id bigint, p_now timestamptz) returns void
-language plpgsql set search_path = '' as $$
-declare
-  v_previous timestamptz;
-begin
-  select h.beat_at into v_previous
-  from fairq.heartbeats h
-  where h.shard_no = p_shard_no and h.worker_id = p_worker_id
-  order by h.beat_at desc
-  limit 1;
-  if v_previous >= p_now then
-    return;
-  end if;
-  insert into fairq.heartbeats (shard_no, worker_id, beat_at)
-  values (p_shard_no, p_worker_id, p_now)
-  on conflict do nothing;
-  -- Only the row just read: an older one is already gone, and dead rows are not walked again.
-  delete from fairq.heartbeats h
-  where h.shard_no = p_shard_no and h.worker_id = p_worker_id
-    and h.beat_at = v_previous;
 end;
 $$;

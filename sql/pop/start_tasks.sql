@@ -33,9 +33,9 @@ begin
       offset 0
     ) b;
     if v_expired is not null then
-      perform fairq._leave(v_shard_no, fairq._find_of_worker(v_shard_no, p_worker_id, v_expired, 'expired', null), v_now);
+      perform fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, v_expired, null, v_now, 'expired'), v_now);
     end if;
-    return query select s.id from fairq._start(v_shard_no, v_ctids, v_now) s(id);
+    return query select s.* from fairq._start(v_shard_no, v_ctids, v_now) s;
   end loop;
 end;
 $$;

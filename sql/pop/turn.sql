@@ -2,8 +2,8 @@
 -- come with the answer; when there are fewer than asked for, also when to look again. Either all of it happens or nothing.
 -- p_queues and p_mosts say step by step whom to ask for how many; a queue may be asked again for what others left over, but not when it gave less
 -- than it was asked for: it has no more. p_limit is the most over all; 0: only write.
--- Returns first one row with the ids that were accepted (see finish_tasks, release_tasks, start_tasks) and the seconds until something is due, then the
--- tasks. A turn that writes nothing and finds nothing leaves no trace, not even a transaction id.
+-- Returns the tasks, and after them one row with the ids that were accepted (see finish_tasks, release_tasks, start_tasks) and the seconds until something
+-- is due. A turn that writes nothing and finds nothing leaves no trace, not even a transaction id.
 -- Raises what pop_tasks, finish_tasks, release_tasks and start_tasks raise.
 -- Locks: as these do, in the order in which they are named.
 create function fairq.turn(
@@ -16,10 +16,11 @@ language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_gene
 set enable_bitmapscan = off as $$
 declare
   v_answer fairq.turned;
-  v_tasks fairq.popped[] := array[]::fairq.popped[];
-  v_popped fairq.popped[];
-  v_empty text[] := array[]::text[];
+  v_left integer := p_limit;
   v_most integer;
+  v_popped integer;
+  v_empty text[] := array[]::text[];
+  v_next record;
 begin
   if p_ended_ids <> '{}' then
     v_answer.ended := array(
@@ -32,43 +33,37 @@ begin
   if p_started_ids <> '{}' then
     v_answer.started := array(select s.* from fairq.start_tasks(p_worker_id, p_started_ids, p_started_attempts) s);
   end if;
-  if p_limit = 0 then
-    return next v_answer;
-    return;
-  end if;
 
   for v_step in 1 .. coalesce(cardinality(p_queues), 0) loop
-    v_most := least(p_mosts[v_step], p_limit - cardinality(v_tasks));
-    exit when cardinality(v_tasks) >= p_limit;
+    v_most := least(p_mosts[v_step], v_left);
+    exit when v_left < 1;
     continue when p_queues[v_step] = any(v_empty);
-    v_popped := array(select t from fairq.pop_tasks(p_queues[v_step], v_most, p_worker_id, p_claim_lease) t);
-    v_tasks := v_tasks || v_popped;
-    if cardinality(v_popped) < v_most then
+    return query
+      select null::bigint[], null::bigint[], null::bigint[], null::double precision, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+        t.started_at, t.timeout, t.headers, t.payload
+      from fairq.pop_tasks(p_queues[v_step], v_most, p_worker_id, p_claim_lease) t;
+    get diagnostics v_popped = row_count;
+    v_left := v_left - v_popped;
+    if v_popped < v_most then
       v_empty := v_empty || p_queues[v_step];
     end if;
   end loop;
-  if cardinality(v_tasks) < p_limit then
-    v_answer.due_in := extract(epoch from (
-      select min(fairq.next_due_at(q.queue)) from (select distinct u.queue from unnest(p_queues) u(queue)) q
-    ) - fairq._now())::double precision;
+
+  if v_left > 0 then
+    select min(case when q.metered then fairq.next_due_at(q.queue) else k.next_due_at end) as due_at,
+      bool_or(q.paused_at is null and fairq._has_news(k)) as has_news
+    into v_next
+    from fairq.queues q
+    cross join fairq._shards(null) s(shard_no)
+    cross join lateral fairq._tick(s.shard_no, q.queue) k
+    where q.queue = any(p_queues);
+    v_answer.due_in := extract(epoch from v_next.due_at - fairq._now())::double precision;
     -- One call hears and parks a bounded amount, and somebody else may be promoting: then there is more to look at soon.
-    if exists (
-      select
-      from fairq.queues q
-      cross join fairq._shards(null) s(shard_no)
-      cross join lateral fairq._tick(s.shard_no, q.queue) k
-      where q.queue = any(p_queues)
-        and q.paused_at is null
-        and fairq._has_news(k)
-    ) then
+    if v_next.has_news then
       v_answer.due_in := least(v_answer.due_in, 0.02);
     end if;
   end if;
   return next v_answer;
-  return query
-    select null::bigint[], null::bigint[], null::bigint[], null::double precision, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind, t.started_at,
-      t.timeout, t.headers, t.payload
-    from unnest(v_tasks) t;
 end;
 $$;
 comment on function fairq.turn is 'A worker''s whole turn: writes what ended, gives back, starts, and hands out the next tasks.';

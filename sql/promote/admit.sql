@@ -1,24 +1,8 @@
 -- Gives addresses to waiting tasks. Where they go, straight to a worker or into the ready set, is not decided here.
---
 -- Candidates are the lanes just rung (p_lanes, not stored) and, when the ready set is short (p_refill), the waiting lanes from the last
--- tick's horizon on. They are filled like connected vessels: the level is the virtual time up to which all of them together have
--- p_budget tasks; a lane below it gets as many as fit, at least one. The prefix sums below give that level without a loop: for lanes in order of
--- their tags, (budget + sum(width * tag)) / sum(width) is smallest at the prefix that the water covers. The width of a lane is how many of its
--- tasks fit into a round: its weight; where groups share time, by the seconds that its last task was expected to take. Counted as a second each, a
--- refill of quick tasks would raise the level by minutes, and promote groups of slow ones as far ahead by their first guess.
---
--- A lane may get fewer tasks than others already have, and then the new horizon is its next task: pops stop there until the next
--- refill. So the served order is exact whatever the level was; the level only decides how much work a pass does.
---
+-- tick's horizon on. p_lanes are all written again. Expired tasks get no address; the caller ends them.
 -- What has a limit that runs with time is only given to a pop that takes it now (p_take tasks, p_ready being those in order before). A rate is charged
 -- for nothing that waits, a concurrency key is not held from far back: such a lane stops at its next task, and the horizon with it.
---
--- One pass, lanes -> lateral tasks, and the new lane versions from the same rows: a join between these CTEs would be a nested loop, because
--- the planner expects one row of each.
---
--- How many tasks a lane with limits may have, says _allowance, what they use up, _charge. In a lane whose tasks have concurrency keys,
--- _take_keys says which are next, and passes over those whose key is taken.
--- p_lanes are all written again. Expired tasks get no address; the caller ends them.
 -- Locks: lanes; the caller holds the domain, under which bodies that wait do not change.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_line_idx from each lane's cursor.
 create function fairq._admit(
@@ -27,88 +11,108 @@ create function fairq._admit(
 )
 language plpgsql set search_path = '' as $$
 declare
-  v_replaced tid[];
-  v_touched bigint;
-  v_keyed boolean;
-  -- With so many ready tasks before it, nothing reaches this pop any more.
-  v_last fairq.placed := p_ready[p_take];
+  v_drawn fairq.drawn[] := fairq._draw(p_tick, fairq._share_out(p_tick, p_lanes, p_refill, p_budget, p_take, p_ready[p_take], p_now), p_now);
 begin
-  o_tick := p_tick;
-  with waiting as (
-    select l.ctid as replaces, l.lane_no, l.version, l.finish, l.position, l.weight, l.last_priority, l.last_sequence, l.look_at,
-      l.admissible, l.keyed, l.group_key, l.cursors, l.policy, l.gate, l.pace
-    from fairq.lanes l
-    where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
-      and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
-    order by l.finish, l.position
-    limit 1 + case when p_refill then p_budget else 0 end
-  ),
-  candidate as materialized (
-    select c.*, fairq._rounds(c.finish - p_tick.clock) as tag,
-      c.weight / coalesce(((c.pace).estimates[1]).seconds, 1) as width,
-      row_number() over (order by c.admissible desc, c.finish, c.position) as nth
-    from (
-      select null::tid as replaces, r.lane_no, r.version, r.finish, r.position, r.weight, r.last_priority, r.last_sequence, r.look_at,
-        r.admissible, r.keyed, r.group_key, r.cursors, r.policy, r.gate, r.pace
-      from unnest(p_lanes) r
-      union all
-      select w.* from waiting w
-    ) c
-  ),
-  fence as materialized (
-    -- The first lane that has to wait for another pass, and with it whatever comes after. Without a refill that is whoever stands at the
-    -- horizon or behind it, lanes just rung as well, and who shares time and still has something ready: groups that ring all the time would
-    -- be promoted ever further ahead, and pay for it by old estimates.
-    select c.nth, c.tag
-    from candidate c
-    where c.admissible
-      and (c.nth > p_budget
-        or (not p_refill and (c.replaces is not null
-          or (c.finish, c.position) >= (p_tick.horizon, p_tick.horizon_position)
-          or (c.pace).last_block >= p_tick.clock)))
-    order by c.nth
-    limit 1
-  ),
-  water as materialized (
-    select min(x.level) as level, least(min(x.level), min(x.fence)) as fenced, min(x.fence_nth) as fence_nth, min(x.reach) as reach
-    from (
-      select (p_budget + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as level,
-        (p_take + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as reach, f.tag as fence, f.nth as fence_nth
+  if exists (select from unnest(v_drawn) d where ((d.lane).policy).rate_seconds is not null and d.tasks is not null) then
+    v_drawn := fairq._cut(v_drawn, p_ready, p_take);
+  end if;
+  o_tick := fairq._write_lanes(p_tick, v_drawn, p_now);
+  o_placed := (select array_agg(t order by t.block, t.position) from unnest(v_drawn) d cross join lateral unnest(d.tasks) t);
+  o_expired := (select array_agg(e.id) from unnest(v_drawn) d cross join lateral unnest(d.expired) e(id));
+end;
+$$;
+
+-- Who may have how many. Lanes are filled like connected vessels: the level is the virtual time up to which all of them together have
+-- p_budget tasks; a lane below it gets as many as fit, at least one. The prefix sums below give that level without a loop: for lanes in order of
+-- their tags, (budget + sum(width * tag)) / sum(width) is smallest at the prefix that the water covers. The width of a lane is how many of its
+-- tasks fit into a round: its weight; where groups share time, by the seconds that its last task was expected to take. Counted as a second each, a
+-- refill of quick tasks would raise the level by minutes, and promote groups of slow ones as far ahead by their first guess.
+-- A lane may get fewer tasks than others already have, and then the new horizon is its next task: pops stop there until the next
+-- refill. So the served order is exact whatever the level was; the level only decides how much work a pass does.
+-- p_last: with so many ready tasks before it, nothing behind it reaches this pop any more.
+create function fairq._share_out(
+  p_tick fairq.ticks, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_last fairq.placed, p_now timestamptz
+) returns fairq.share[]
+language plpgsql stable set search_path = '' as $$
+begin
+  return (
+    with candidate as materialized (
+      select c.lane, c.replaces, (c.lane).admissible, fairq._rounds((c.lane).finish - p_tick.clock) as tag,
+        (c.lane).weight / coalesce((((c.lane).pace).estimates[1]).seconds, 1) as width,
+        row_number() over (order by (c.lane).admissible desc, (c.lane).finish, (c.lane).position) as nth
+      from (
+        select r as lane, null::tid as replaces from unnest(p_lanes) r
+        union all
+        (
+          select l, l.ctid
+          from fairq.lanes l
+          where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
+            and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
+          order by l.finish, l.position
+          limit 1 + case when p_refill then p_budget else 0 end
+        )
+      ) c
+    ),
+    fence as materialized (
+      -- The first lane that has to wait for another pass, and with it whatever comes after. Without a refill that is whoever stands at the
+      -- horizon or behind it, lanes just rung as well, and who shares time and still has something ready: groups that ring all the time would
+      -- be promoted ever further ahead, and pay for it by old estimates.
+      select c.nth, c.tag
       from candidate c
-      left join fence f on true
       where c.admissible
-        and c.nth < coalesce(f.nth, 9223372036854775807)
-      window by_tag as (order by c.nth)
-    ) x
-  ),
-  share as (
-    select c.*,
+        and (c.nth > p_budget
+          or (not p_refill and (c.replaces is not null
+            or ((c.lane).finish, (c.lane).position) >= (p_tick.horizon, p_tick.horizon_position)
+            or ((c.lane).pace).last_block >= p_tick.clock)))
+      order by c.nth
+      limit 1
+    ),
+    water as (
+      select min(x.level) as level, least(min(x.level), min(x.fence)) as fenced, min(x.fence_nth) as fence_nth, min(x.reach) as reach
+      from (
+        select (p_budget + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as level,
+          (p_take + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as reach, f.tag as fence, f.nth as fence_nth
+        from candidate c
+        left join fence f on true
+        where c.admissible
+          and c.nth < coalesce(f.nth, 9223372036854775807)
+        window by_tag as (order by c.nth)
+      ) x
+    )
+    select array_agg((c.lane, c.replaces,
       case
         when c.admissible and c.tag < w.level and c.nth < coalesce(w.fence_nth, 9223372036854775807)
           then least(
-            case when c.policy is distinct from null then (fairq._allowance(c.policy, c.gate, p_now)).tasks end,
+            case when (c.lane).policy is distinct from null then (fairq._allowance((c.lane).policy, (c.lane).gate, p_now)).tasks end,
             p_budget,
             greatest(1, ceil((w.fenced - c.tag) * c.width))
           )::integer
         else 0
-      end as quota,
-      (c.policy).rate_seconds is not null as is_rated,
+      end,
       -- Where this pop ends, at most, for what it would have to take now.
       case
-        when p_take = 0 or (c.finish, c.position) >= (v_last.block, v_last.position) then p_tick.clock
-        else least(v_last.block + 1, p_tick.clock + least(4e18, ceil(w.reach * fairq._round()))::bigint)
-      end as reach
+        when p_take = 0 or ((c.lane).finish, (c.lane).position) >= (p_last.block, p_last.position) then p_tick.clock
+        else least(p_last.block + 1, p_tick.clock + least(4e18, ceil(w.reach * fairq._round()))::bigint)
+      end)::fairq.share order by c.nth)
     from candidate c
     left join water w on true
-  ),
-  found as materialized (
-    select s.replaces, s.lane_no, s.version, s.finish, s.position, s.weight, s.last_priority, s.last_sequence, s.look_at, s.admissible,
-      s.keyed, s.group_key, s.cursors, s.quota, s.policy, s.gate, s.pace, s.is_rated, k.tasks, k.expired, k.next, k.served, k.touched, k.meets_key, k.yields
-    from share s
+  );
+end;
+$$;
+
+-- The next tasks of each lane, with their addresses, and where it goes on. In a lane whose tasks have concurrency keys, _take_keys says which are next.
+-- One pass, lanes -> lateral tasks: a join would be a nested loop, because the planner expects one row of each.
+create function fairq._draw(p_tick fairq.ticks, p_shares fairq.share[], p_now timestamptz) returns fairq.drawn[]
+language plpgsql set search_path = '' as $$
+begin
+  return (
+    select array_agg((s.lane, s.replaces, s.quota, k.tasks, k.expired, k.next, coalesce(k.served, 0), k.touched, k.meets_key, k.yields)::fairq.drawn)
+    from unnest(p_shares) s
     left join lateral (
       select
-        array_agg((n.id, s.finish + n.start, case when n.start = 0 then s.position else fairq._lane_position(s.lane_no) end, n.charge,
-          fairq._counts(s.policy), n.keyed, n.priority, n.sequence, s.group_key, null)::fairq.placed) filter (where n.is_taken) as tasks,
+        array_agg((n.id, (s.lane).finish + n.start, case when n.start = 0 then (s.lane).position else fairq._lane_position((s.lane).lane_no) end, n.charge,
+          fairq._counts((s.lane).policy), n.keyed, n.priority, n.sequence, (s.lane).group_key, n.attempt, n.expires_at, null)::fairq.placed)
+          filter (where not n.is_next and not n.is_expired) as tasks,
         array_agg(n.id) filter (where n.is_expired and not n.is_next) as expired,
         (array_agg((n.priority, n.sequence, n.touched, n.is_open)::fairq.cursor) filter (where n.is_next))[1] as next,
         max(n.start + n.step) filter (where not n.is_next) as served,
@@ -116,122 +120,130 @@ begin
         bool_or(n.meets_key) as meets_key,
         bool_or(n.yields) as yields
       from (
-        select t.*, not t.is_expired and not t.is_next as is_taken
+        -- In the order in which they come: of priority, and of becoming runnable.
+        select y.*, (sum(y.step) over line - y.step)::bigint as start, bool_or(y.stops) over line or row_number() over line > s.quota as is_next
         from (
-          select y.*, (sum(y.step) over line - y.step)::bigint as start, bool_or(y.stops) over line or row_number() over line > s.quota as is_next
-          from (
-            select x.*
-            from fairq._next_tasks(p_tick.shard_no, p_tick.queue, s.group_key, s.cursors, s.weight, s.pace, s.quota + 1, p_now) x
-            where not s.keyed
-            union all
-            select x.*
-            from fairq._take_keys(p_tick, s.group_key, s.cursors, s.weight, s.pace, s.quota, s.finish, s.reach, s.is_rated, p_now) x
-            where s.keyed
-          ) y
-          window line as (order by y.priority desc, y.sequence rows unbounded preceding)
-          limit s.quota + 1
-        ) t
+          select x.*
+          from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).cursors, (s.lane).weight, (s.lane).pace, s.quota + 1, p_now) x
+          where not (s.lane).keyed
+          union all
+          select x.*
+          from fairq._take_keys(p_tick, s.lane, s.quota, s.reach, p_now) x
+          where (s.lane).keyed
+        ) y
+        window line as (rows unbounded preceding)
+        limit s.quota + 1
       ) n
     ) k on s.quota > 0
-  ),
-  cut as materialized (
-    -- The address at which this pop ends.
-    select a.block, a.position
-    from (
-      select r.block, r.position from unnest(p_ready) r
-      union all
-      select t.block, t.position
-      from found f
-      cross join lateral unnest(f.tasks) t
-      where exists (select from found g where g.is_rated and g.quota > 0)
-    ) a
-    order by a.block, a.position
-    offset greatest(p_take - 1, 0)
-    limit 1
-  ),
-  chunk as materialized (
-    select f.replaces, f.lane_no, f.version, f.finish, f.position, f.weight, f.last_priority, f.last_sequence, f.look_at, f.admissible,
-      f.keyed or coalesce(f.meets_key, false) as keyed, f.group_key, f.cursors, f.quota, f.policy, f.touched, f.expired, coalesce(f.yields, false) as yields,
-      case when f.policy is distinct from null then fairq._charge(f.policy, f.gate, coalesce(x.kept, 0), p_now) else f.gate end as gate,
-      fairq._last_block(f.pace, (f.tasks[x.kept]).block) as pace,
-      case when x.is_cut then f.tasks[1:x.kept] else f.tasks end as tasks,
-      f.tasks[x.kept] as last,
-      case when x.is_cut then (f.tasks[x.kept + 1]).block - f.finish else coalesce(f.served, 0) end as served,
-      case
-        when x.is_cut then ((f.tasks[x.kept + 1]).priority, (f.tasks[x.kept + 1]).sequence, null, false)::fairq.cursor
-        else f.next
-      end as next
-    from found f
+  );
+end;
+$$;
+
+-- Lanes with a rate give this pop what it takes now, and nothing more: what lies behind the address at which the pop ends is put back.
+create function fairq._cut(p_drawn fairq.drawn[], p_ready fairq.placed[], p_take integer) returns fairq.drawn[]
+language plpgsql immutable set search_path = '' as $$
+declare
+  v_end record;
+begin
+  select a.block, a.position into v_end
+  from (
+    select r.block, r.position from unnest(p_ready) r
+    union all
+    select t.block, t.position from unnest(p_drawn) d cross join lateral unnest(d.tasks) t
+  ) a
+  order by a.block, a.position
+  offset greatest(p_take - 1, 0)
+  limit 1;
+  return (
+    select array_agg(case
+      when x.kept >= cardinality(d.tasks) is not false or ((d.lane).policy).rate_seconds is null or (d.lane).keyed then d
+      else (d.lane, d.replaces, d.quota, d.tasks[1:x.kept], d.expired,
+        ((d.tasks[x.kept + 1]).priority, (d.tasks[x.kept + 1]).sequence, null, false)::fairq.cursor,
+        (d.tasks[x.kept + 1]).block - (d.lane).finish, d.touched, d.keyed, d.yields)::fairq.drawn
+    end)
+    from unnest(p_drawn) d
     cross join lateral (
-      select c.kept, c.kept < coalesce(cardinality(f.tasks), 0) as is_cut
-      from (
-        select case
-          when not f.is_rated or f.keyed or f.tasks is null then coalesce(cardinality(f.tasks), 0)
-          when p_take = 0 then 0
-          else (
-            select count(*)::integer
-            from unnest(f.tasks) t
-            where (t.block, t.position) <= (coalesce((select u.block from cut u), 9223372036854775807), coalesce((select u.position from cut u), 0))
-          )
-        end as kept
-        offset 0
-      ) c
-      offset 0
+      select count(*)::integer as kept
+      from unnest(d.tasks) t
+      where p_take > 0
+        and (t.block, t.position) <= (coalesce(v_end.block, 9223372036854775807), coalesce(v_end.position, 0))
     ) x
-  ),
-  written as (
+  );
+end;
+$$;
+
+-- The next versions of the lanes: their tasks are charged, and higher priorities are used up, the level of the next task begins with it, lower ones are
+-- untouched. Returns the tick with what they say: how far the domain has come, and where pops have to stop.
+create function fairq._write_lanes(p_tick fairq.ticks, p_drawn fairq.drawn[], p_now timestamptz) returns fairq.ticks
+language plpgsql set search_path = '' as $$
+declare
+  v_all record;
+begin
+  with written as (
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority,
       last_sequence, cursors, look_at, admissible)
-    select p_tick.shard_no, p_tick.queue, c.group_key, c.version + 1, c.lane_no, c.finish + c.served,
-      case when (c.last).id is not null then fairq._lane_position(c.lane_no) else c.position end,
-      c.weight, c.keyed, c.policy, c.gate, c.pace,
-      coalesce((c.last).priority, c.last_priority), coalesce((c.last).sequence, c.last_sequence),
-      -- Higher priorities are used up, the level of the next task begins with it, lower ones are untouched. Written out here:
-      -- a function with a subquery would cost an executor start for every lane.
+    select p_tick.shard_no, p_tick.queue, (d.lane).group_key, (d.lane).version + 1, (d.lane).lane_no, (d.lane).finish + d.served,
+      case when (n.last).id is not null then fairq._lane_position((d.lane).lane_no) else (d.lane).position end,
+      (d.lane).weight, (d.lane).keyed or coalesce(d.keyed, false), (d.lane).policy, n.gate,
       case
-        when c.quota = 0 then c.cursors
-        when (c.next).sequence is null then '{}'
-        when cardinality(c.cursors) = 1 and not (c.cursors[1]).is_open
-          then array[((c.next).priority, (c.next).sequence, greatest((c.cursors[1]).touched, c.touched), false)::fairq.cursor]
-        else fairq._advance_cursors(c.cursors, c.next, c.touched)
+        when (d.lane).pace is distinct from null
+          then (coalesce((n.last).block, ((d.lane).pace).last_block), ((d.lane).pace).credit, ((d.lane).pace).estimates)::fairq.pace
       end,
-      case when c.quota = 0 then c.look_at when (c.next).sequence is not null then (a.allowance).look_at end,
-      case when c.quota = 0 then c.admissible else (c.next).sequence is not null and not c.yields and (c.policy is null or (a.allowance).tasks > 0) end
-    from chunk c
+      coalesce((n.last).priority, (d.lane).last_priority), coalesce((n.last).sequence, (d.lane).last_sequence),
+      -- Written out here: a function with a subquery would cost an executor start for every lane.
+      case
+        when d.quota = 0 then (d.lane).cursors
+        when (d.next).sequence is null then '{}'
+        when cardinality((d.lane).cursors) = 1 and not ((d.lane).cursors[1]).is_open
+          then array[((d.next).priority, (d.next).sequence, greatest(((d.lane).cursors[1]).touched, d.touched), false)::fairq.cursor]
+        else fairq._advance_cursors((d.lane).cursors, d.next, d.touched)
+      end,
+      case when d.quota = 0 then (d.lane).look_at when (d.next).sequence is not null then (a.allowance).look_at end,
+      case
+        when d.quota = 0 then (d.lane).admissible
+        else (d.next).sequence is not null and d.yields is not true and ((d.lane).policy is null or (a.allowance).tasks > 0)
+      end
+    from unnest(p_drawn) d
     cross join lateral (
-      select case when c.policy is distinct from null then fairq._allowance(c.policy, c.gate, p_now) end as allowance
+      select d.tasks[cardinality(d.tasks)] as last,
+        case
+          when (d.lane).policy is distinct from null then fairq._charge((d.lane).policy, (d.lane).gate, coalesce(cardinality(d.tasks), 0), p_now)
+          else (d.lane).gate
+        end as gate
+      offset 0
+    ) n
+    cross join lateral (
+      select case when (d.lane).policy is distinct from null then fairq._allowance((d.lane).policy, n.gate, p_now) end as allowance
       offset 0
     ) a
-    where c.quota > 0
-      or c.replaces is null
+    where d.quota > 0
+      or d.replaces is null
     returning finish, position, admissible
-  ),
-  horizon as materialized (
-    select h.finish, h.position
-    from (
-      select w.finish, w.position from written w where w.admissible
-      union all
-      select c.finish, c.position from chunk c where c.replaces is not null and c.quota = 0
-    ) h
-    order by h.finish, h.position
-    limit 1
   )
-  select (select greatest(p_tick.top, max(c.finish + c.served)) from chunk c),
-    (select h.finish from horizon h), (select h.position from horizon h),
-    (select array_agg(e.id) from chunk c cross join lateral unnest(c.expired) e(id)),
-    (select array_agg(c.replaces) from chunk c where c.replaces is not null and c.quota > 0),
-    (select array_agg(t order by t.block, t.position)
-      from chunk c
-      cross join lateral unnest(c.tasks) t),
-    (select max(c.touched) from chunk c), (select bool_or(c.keyed) from chunk c)
-  into o_tick.top, o_tick.horizon, o_tick.horizon_position, o_expired, v_replaced, o_placed, v_touched, v_keyed;
+  select array_agg(d.replaces) filter (where d.quota > 0 and d.replaces is not null) as replaced, max((d.lane).finish + d.served) as top,
+    max(d.touched) as touched, bool_or(d.keyed) as keyed,
+    (
+      select array[h.finish, h.position]
+      from (
+        select w.finish, w.position from written w where w.admissible
+        union all
+        select (u.lane).finish, (u.lane).position from unnest(p_drawn) u where u.quota = 0 and u.replaces is not null
+      ) h
+      order by h.finish, h.position
+      limit 1
+    ) as horizon
+  into v_all
+  from unnest(p_drawn) d;
 
-  o_tick.top := coalesce(o_tick.top, p_tick.top);
-  o_tick.touched := greatest(p_tick.touched, v_touched);
-  o_tick.keyed := p_tick.keyed or coalesce(v_keyed, false);
-  if v_replaced is not null then
-    perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
+  p_tick.top := greatest(p_tick.top, v_all.top);
+  p_tick.horizon := v_all.horizon[1];
+  p_tick.horizon_position := v_all.horizon[2];
+  p_tick.touched := greatest(p_tick.touched, v_all.touched);
+  p_tick.keyed := p_tick.keyed or coalesce(v_all.keyed, false);
+  if v_all.replaced is not null then
+    perform fairq._remove(p_tick.shard_no, 'lanes', v_all.replaced);
   end if;
+  return p_tick;
 end;
 $$;
 
@@ -244,13 +256,14 @@ create function fairq._next_tasks(
   p_shard_no integer, p_queue text, p_group_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_limit integer,
   p_now timestamptz
 ) returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
-  meets_key boolean, yields boolean, touched bigint, is_open boolean)
+  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz)
 language sql stable as $$
   select o.id, o.priority, o.sequence, o.is_expired, o.charge,
-    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false, o.meets_key, o.meets_key, false, c.touched, c.is_open
+    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false, o.meets_key, o.meets_key, false, c.touched, c.is_open,
+    o.attempt, o.expires_at
   from unnest(p_cursors) c
   cross join lateral (
-    select t.id, t.priority, t.sequence, t.cost, t.expires_at is not null and t.expires_at <= p_now as is_expired,
+    select t.id, t.priority, t.sequence, t.cost, t.attempt + 1 as attempt, t.expires_at, t.expires_at is not null and t.expires_at <= p_now as is_expired,
       case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
@@ -263,10 +276,11 @@ language sql stable as $$
   union all
   -- Only a lane with more levels than it keeps cursors for: "offset 0" is the gate.
   select o.id, o.priority, o.sequence, o.is_expired, o.charge,
-    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false, o.meets_key, o.meets_key, false, c.touched, true
+    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false, o.meets_key, o.meets_key, false, c.touched, true,
+    o.attempt, o.expires_at
   from (select l.* from unnest(p_cursors) l where l.is_open offset 0) c
   cross join lateral (
-    select t.id, t.priority, t.sequence, t.cost, t.expires_at is not null and t.expires_at <= p_now as is_expired,
+    select t.id, t.priority, t.sequence, t.cost, t.attempt + 1 as attempt, t.expires_at, t.expires_at is not null and t.expires_at <= p_now as is_expired,
       case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t

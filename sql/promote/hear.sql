@@ -61,30 +61,15 @@ begin
 end;
 $$;
 
--- As many rings as a pass should hear: five thousand, for each may bring a lane of its own. Where they come from few groups, as those of ten thousand tasks
--- that one tenant created one by one, four times as many: whoever comes behind them is heard, too.
-create function fairq._hear_enough(p_tick fairq.ticks, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[])
-language plpgsql set search_path = '' as $$
-declare
-  v_heard record;
-begin
-  select h.* into v_heard from fairq._hear(p_tick, 5000) h;
-  if cardinality(v_heard.o_news) < 500 and exists (select from fairq._new_rings(v_heard.o_tick, 1)) then
-    select h.* into v_heard from fairq._hear(p_tick, 20000) h;
-  end if;
-  o_tick := v_heard.o_tick;
-  o_news := v_heard.o_news;
-  o_cancelled := v_heard.o_cancelled;
-end;
-$$;
-
 -- Turns the new rings into one row per group, and the tick into one that has heard them. Nothing else.
 --
 -- Exactly once, without deleting or marking a ring: what is visible and what the next tick remembers come from the snapshot of one statement. Two
 -- snapshots would hear a ring twice or never, and a ring that tells of freed places may not be heard twice.
 -- The own transaction is a case of its own: no snapshot lists it as pending, and its id may lie above or below the snapshot's xmax. Its rings are heard
 -- up to here, and the tick says up to which.
--- When p_limit rings were read there may be more: then the tick stops at the last of them, in the middle of a transaction if need be.
+-- When p_limit rings were read there may be more: then the tick stops at the last of them, in the middle of a transaction if need be. A pass hears five
+-- thousand, for each may bring a lane of its own. Where they come from few groups, as those of ten thousand tasks that one tenant created one by one,
+-- it hears four times as many: whoever comes behind them is heard, too.
 -- Cost: p_limit entries of rings_xid_idx.
 create function fairq._hear(p_tick fairq.ticks, p_limit integer, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[])
 language plpgsql set search_path = '' as $$
@@ -96,6 +81,8 @@ declare
   v_last bigint[];
   v_last_xid xid8;
   v_due_at timestamptz;
+  v_keyed boolean;
+  v_again record;
 begin
   with ring as materialized (
     select r.* from fairq._new_rings(p_tick, p_limit) r
@@ -104,7 +91,10 @@ begin
     select r.group_key, sum(r.freed)::integer as freed,
       coalesce(sum(r.failures) filter (where r.ring_id >= r.last_success), 0)::integer as failures,
       bool_or(r.succeeded) as succeeded, bool_or(r.keyed) as keyed, bool_or(r.configured) as configured, min(r.sequence) as first_sequence,
-      array_agg((r.priority, r.sequence, null, false)::fairq.cursor) filter (where r.sequence is not null) as heard,
+      case
+        when min(r.priority) = max(r.priority) then array[(min(r.priority), min(r.sequence), null, false)::fairq.cursor]
+        else array_agg((r.priority, r.sequence, null, false)::fairq.cursor) filter (where r.sequence is not null)
+      end as heard,
       sum(r.correction) as correction, array_agg(r.ran) filter (where (r.ran).kind is not null) as ran
     from (
       select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
@@ -117,10 +107,19 @@ begin
     (select max(r.ring_id) from ring r where r.xid = v_own), (select min(r.due_at) from ring r),
     (select array_agg(r.cancelled_id) from ring r where r.cancelled_id is not null),
     (select array_agg((n.group_key, n.freed, n.failures, n.succeeded, n.keyed, n.configured, n.first_sequence, n.heard, n.correction, n.ran)::fairq.news)
-      from news n)
-  into v_snapshot, v_count, v_last, v_own_ring, v_due_at, o_cancelled, o_news;
+      from news n),
+    (select bool_or(n.keyed) from news n)
+  into v_snapshot, v_count, v_last, v_own_ring, v_due_at, o_cancelled, o_news, v_keyed;
+  if v_count = 5000 and p_limit = 5000 and cardinality(o_news) < 500 then
+    v_again := fairq._hear(p_tick, 20000);
+    o_tick := v_again.o_tick;
+    o_news := v_again.o_news;
+    o_cancelled := v_again.o_cancelled;
+    return;
+  end if;
 
   o_tick := p_tick;
+  o_tick.keyed := p_tick.keyed or coalesce(v_keyed, false);
   o_tick.next_due_at := least(p_tick.next_due_at, v_due_at);
   v_own_ring := coalesce(v_own_ring, case when p_tick.heard_xid = v_own then p_tick.heard_ring end,
     (select p.ring_id from unnest(p_tick.pending) p where p.xid = v_own), 0);

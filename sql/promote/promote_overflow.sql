@@ -32,16 +32,18 @@ comment on function fairq.promote_overflow is 'Hears new rings and moves waiting
 -- p_used_up is the tick whose ready set the caller found used up: what is still ready before the horizon is being popped by others, and a pop
 -- in flight, or one whose client hangs, must not keep the rest waiting. Who promoted since has seen to it: callers that waited for the lock
 -- would each add another ready set.
--- o_goes_on: it ended expired tasks, or rang lanes, and another pass may find what was behind them.
+-- o_goes_on: another pass may find more; this one moved something, or rang. o_tick is the tick it wrote.
 -- Returns null when another session is at it and p_wait is false.
 -- Raises QF003, QF005 (see _lock_domain).
+-- enable_sort is off: ready tasks and lanes come in the order of an index. To a table that was analyzed while it was empty, another index with a sort
+-- behind it looks cheaper, and reads all of it.
 -- Locks: domains, then what the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
 create function fairq._promote(
   p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_used_up bigint default null, p_take integer default 0, out o_promoted integer,
-  out o_popped fairq.placed[], out o_goes_on boolean
+  out o_popped fairq.placed[], out o_goes_on boolean, out o_tick bigint
 )
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = '' set enable_sort = off as $$
 declare
   v_now timestamptz;
   v_queue fairq.queues;
@@ -49,15 +51,8 @@ declare
   v_read fairq.ticks;
   v_first record;
   v_heard record;
-  v_settled record;
-  v_lanes fairq.lanes[];
-  v_ready fairq.placed[] := array[]::fairq.placed[];
-  v_rest fairq.placed[];
-  v_room integer;
-  v_is_short boolean;
-  v_refill boolean;
-  v_horizon fairq.placed;
-  v_done record;
+  v_is_idle boolean;
+  v_served record;
 begin
   if not fairq._lock_domain(p_shard_no, p_queue, p_wait) then
     return;
@@ -71,17 +66,24 @@ begin
   v_read := v_tick;
 
   -- What rings by itself comes first, for the rings of this transaction are heard below: bodies after a rebuild, keys that came free, what is due.
-  v_tick := fairq._announce_bodies(v_tick);
+  if v_tick.announce_from is not null then
+    v_tick := fairq._announce_bodies(v_tick);
+  end if;
   if v_tick.keyed then
     if not fairq._lock_keys(p_shard_no, p_wait) then
       return;
     end if;
     perform fairq._open_keys(p_shard_no, v_now);
   end if;
-  v_tick.next_due_at := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
+  v_tick := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
 
   -- The clock: the first task still ready, one that is being popped counts, too. With the horizon it says what is being served.
-  select f.o_block as block, f.o_position as position into v_first from fairq._first_ready(v_tick) f;
+  select r.block, r.position into v_first
+  from fairq.ready r
+  where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0
+    and (r.block, r.position) >= (v_tick.clock, v_tick.clock_position)
+  order by r.block, r.position
+  limit 1;
   v_tick := fairq._move_clock(v_tick, v_first.block, v_first.position);
   if v_tick.clock > 2305843009213693952 then
     v_first.block := v_first.block - v_tick.clock;
@@ -89,99 +91,219 @@ begin
   end if;
 
   -- Hearing writes nothing: it may be done again, and who cannot have the keys that he hears of now leaves it at that.
-  v_heard := fairq._hear_enough(v_tick);
+  v_heard := fairq._hear(v_tick, 5000);
   if (v_heard.o_tick).next_due_at <= v_now then
     -- A schedule heard of now that is due already: what it wakes belongs into this pass, before younger tasks.
     v_tick.next_due_at := (v_heard.o_tick).next_due_at;
-    v_tick.next_due_at := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
-    v_heard := fairq._hear_enough(v_tick);
+    v_tick := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
+    v_heard := fairq._hear(v_tick, 5000);
   end if;
-  if not v_tick.keyed and exists (select from unnest(v_heard.o_news) n where n.keyed) then
+  if not v_tick.keyed and (v_heard.o_tick).keyed then
     if not fairq._lock_keys(p_shard_no, p_wait) then
       return;
     end if;
     perform fairq._open_keys(p_shard_no, v_now);
   end if;
-  select s.* into v_settled from fairq._settle_lanes(v_heard.o_tick, v_queue, v_heard.o_news, v_now) s;
-  v_tick := v_settled.o_tick;
-  v_lanes := fairq._recall(v_tick, v_settled.o_lanes, v_heard.o_news, v_heard.o_cancelled, v_now);
-  if v_heard.o_cancelled is not null then
-    perform fairq._cancel_waiting(p_shard_no, v_heard.o_cancelled, v_now);
-  end if;
 
-  -- Ready tasks this pop may take, in order; those beyond the horizon only if it moves.
-  if p_take > 0 then
-    v_ready := fairq._pick(v_tick, p_take, false);
+  v_is_idle := p_take > 0 and v_first.block is null and v_tick.horizon is null;
+  if v_is_idle then
+    select s.* into v_served from fairq._serve_at_once(v_heard.o_tick, v_queue, v_heard.o_news, v_heard.o_cancelled, p_take, v_now) s;
+    v_is_idle := v_served.o_promoted is not null;
   end if;
-  v_room := p_take - (
-    select count(*)::integer
-    from unnest(v_ready) r
-    where (r.block, r.position) < (coalesce(v_tick.horizon, 9223372036854775807), coalesce(v_tick.horizon_position, 0))
-  );
+  if not v_is_idle then
+    select s.* into v_served
+    from fairq._serve(v_heard.o_tick, v_queue, v_heard.o_news, v_heard.o_cancelled, v_first.block, v_first.position, p_limit,
+      coalesce(p_used_up = v_read.tick, false), p_take, v_now) s;
+  end if;
+  v_tick := v_served.o_tick;
+  o_popped := v_served.o_popped;
+  o_promoted := v_served.o_promoted;
 
-  -- The ready set is short when it has not enough for this pop, when pops have passed its middle, or stand at the horizon, which may lie before it: a
-  -- lane of cheap tasks gets as many tasks as the others and comes less far. Then it gets p_limit more; when nothing waits for that many, what comes later
-  -- goes on filling it. Otherwise only the lanes just rung are looked at, and only for what comes before the horizon, or before the end of a ready set
-  -- that is full.
-  v_is_short := v_room > 0 or coalesce(p_used_up = v_read.tick, false) or v_first.block is null or v_tick.refill_block is null
-    or (v_first.block, v_first.position) >= (v_tick.refill_block, v_tick.refill_position)
-    or coalesce((v_first.block, v_first.position) >= (v_tick.horizon, v_tick.horizon_position), false);
-  v_tick.filled := case when v_is_short then 0 else v_tick.filled end;
-  if v_is_short and p_take > 0 and v_queue.ready_target is null and v_queue.fairness = 'count' then
-    p_limit := greatest(p_limit, fairq._worth_a_lane(v_tick, cardinality(v_settled.o_lanes), p_take) - p_take);
-  end if;
-  v_refill := v_is_short or (v_tick.horizon is null and v_tick.filled < p_limit);
-  if v_tick.horizon is null and not v_refill then
-    v_tick.horizon := v_tick.top;
-    v_tick.horizon_position := -9223372036854775808;
-  end if;
-  v_horizon.block := v_tick.horizon;
-  v_horizon.position := v_tick.horizon_position;
-  select a.* into v_done
-  from fairq._admit(v_tick, v_lanes, v_refill, case when v_refill then greatest(1, p_limit + v_room - v_tick.filled) else greatest(1000, p_limit, p_take) end,
-    p_take, v_ready, v_now) a;
-  v_tick := v_done.o_tick;
-  o_goes_on := v_done.o_expired is not null;
-  if o_goes_on then
-    perform fairq._end_tasks(p_shard_no, v_done.o_expired, 'expired', null, v_now);
-  end if;
-  if v_tick.keyed then
-    perform fairq._take_keys_back(p_shard_no, p_queue, v_now);
-  end if;
-
-  -- The first p_take of all that is ready before the new horizon go to the pop, the rest of the pass becomes ready.
-  select m.popped, m.rest into o_popped, v_rest
-  from fairq._merge(v_ready, v_done.o_placed, p_take, v_tick.horizon, v_tick.horizon_position) m;
-  perform fairq._place(v_tick, v_rest);
-  o_promoted := coalesce(cardinality(v_done.o_placed), 0);
-
-  -- Where pops will have passed the middle of what is ready.
-  if v_is_short or (o_promoted > 0 and (v_tick.horizon, v_tick.horizon_position) < (v_horizon.block, v_horizon.position)) then
-    v_tick.refill_block := coalesce((v_rest[cardinality(v_rest) / 2 + 1]).block, v_tick.horizon);
-    v_tick.refill_position := case when v_rest <> '{}' then (v_rest[cardinality(v_rest) / 2 + 1]).position else v_tick.horizon_position end;
-  end if;
-  v_tick.filled := v_tick.filled + coalesce(cardinality(v_rest), 0);
-  v_tick.next_due_at := least(v_tick.next_due_at, fairq._next_look(v_read, v_now));
-
-  -- A refill that did not get past the first lane: the server's clock was set back, and who had room by a rate or a breaker has none now. Those lanes
-  -- look again, or everyone behind would wait with them.
-  if v_refill and o_promoted = 0 and (v_tick.horizon, v_tick.horizon_position) = (v_horizon.block, v_horizon.position) then
-    o_goes_on := o_goes_on or fairq._look_again(v_tick, p_limit, v_now);
-  end if;
-  perform fairq._write_tick(v_tick);
+  -- When lanes that a rate or a breaker holds back want to be looked at; of those that are due now this pass may have taken a part.
+  v_tick.next_due_at := least(v_tick.next_due_at, (
+    select l.look_at
+    from fairq.lanes l
+    where l.shard_no = p_shard_no and l.queue = p_queue
+      and l.look_at >= least(v_read.next_due_at, v_now)
+    order by l.look_at
+    limit 1
+  ));
+  o_goes_on := v_served.o_goes_on or o_promoted > 0
+    or (v_tick.horizon, v_tick.horizon_position, v_tick.next_xid, v_tick.pending, v_tick.touched, v_tick.next_due_at)
+      is distinct from (v_read.horizon, v_read.horizon_position, v_read.next_xid, v_read.pending, v_read.touched, v_read.next_due_at);
+  o_tick := (fairq._write_tick(v_tick)).tick;
 end;
 $$;
 
--- The first task that is ready. For enable_sort see _pick.
-create function fairq._first_ready(p_tick fairq.ticks, out o_block bigint, out o_position bigint)
-language sql set search_path = '' set enable_sort = off as $$
-  select r.block, r.position
-  from fairq.ready r
-  where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
-    and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
-  order by r.block, r.position
-  limit 1
+-- Where nothing is ready and nothing waits, tasks that come are handed over at once, in their turns, and no lane is written for them: all of them are
+-- gone, and the clock goes past them. Only where nothing limits the groups that rang, and all that they have waiting fits into this pop.
+-- Returns null where that is not so: then it is the whole way for all of them.
+-- Cost: two look-ups per group that rang, and p_take entries of tasks_line_idx.
+create function fairq._serve_at_once(
+  p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_cancelled bigint[], p_take integer, p_now timestamptz,
+  out o_tick fairq.ticks, out o_popped fairq.placed[], out o_promoted integer, out o_goes_on boolean
+)
+language plpgsql stable set search_path = '' as $$
+declare
+  v_all record;
+begin
+  if cardinality(p_news) > p_take or p_cancelled is not null or p_tick.keyed or p_queue.fairness <> 'count'
+    or coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null
+  then
+    return;
+  end if;
+  select array_agg((t.id, p_tick.clock + t.start, t.nth, null, false, false, t.priority, t.sequence, t.group_key, t.attempt, t.expires_at, null)::fairq.placed
+      order by t.start, t.nth) as tasks,
+    max(t.start + t.step) as served, max(t.sequence) as touched, bool_or(t.meets_key or t.is_expired) as is_odd
+  into v_all
+  from (
+    select x.*, (sum(x.step) over (partition by x.nth order by x.priority desc, x.sequence rows unbounded preceding) - x.step)::bigint as start
+    from (
+      select y.*, u.group_key, u.nth
+      from (select w.*, row_number() over (order by w.first_sequence) as nth from unnest(p_news) w) u
+      cross join lateral fairq._next_tasks(p_tick.shard_no, p_tick.queue, u.group_key,
+        case
+          when cardinality(u.heard) = 1 then array[((u.heard[1]).priority, (u.heard[1]).sequence, p_tick.touched, false)::fairq.cursor]
+          else fairq._merge_cursors(null, u.heard, p_tick.touched)
+        end, p_queue.weight, null, p_take + 1, p_now) y
+      limit p_take + 1
+    ) x
+  ) t;
+  if coalesce(cardinality(v_all.tasks), 0) not between 1 and p_take or v_all.is_odd or exists (
+    select
+    from unnest(p_news) n
+    left join lateral (
+      select v.policy is not distinct from null and v.gate is not distinct from null and v.cursors = '{}' and v.finish <= p_tick.clock as is_plain
+      from fairq.lanes v
+      where v.shard_no = p_tick.shard_no and v.queue = p_tick.queue and v.group_key = n.group_key and v.version >= p_tick.first_version
+      order by v.version desc
+      limit 1
+    ) l on true
+    where not l.is_plain
+      or n.freed <> 0
+      or n.configured
+      or exists (
+        select from fairq.groups g where g.shard_no = p_tick.shard_no and g.queue = p_tick.queue and g.group_key = n.group_key offset 0
+      )
+  ) then
+    return;
+  end if;
+  o_tick := p_tick;
+  o_tick.top := greatest(p_tick.top, p_tick.clock + v_all.served);
+  o_tick.touched := greatest(p_tick.touched, v_all.touched);
+  o_tick.refill_block := null;
+  o_tick.filled := 0;
+  o_popped := v_all.tasks;
+  o_promoted := cardinality(o_popped);
+  o_goes_on := false;
+end;
 $$;
+
+-- The whole way: lanes are settled, what may not be ready any more is recalled, and if the ready set is short, waiting tasks get addresses. p_block and
+-- p_position are those of the first task still ready.
+-- The ready set is short when it has not enough for this pop, when pops have passed its middle, or stand at the horizon, which may lie before it: a
+-- lane of cheap tasks gets as many tasks as the others and comes less far. Then it gets p_limit more; when nothing waits for that many, what comes later
+-- goes on filling it. Otherwise only the lanes just rung are looked at, and only for what comes before the horizon, or before the end of a ready set
+-- that is full.
+-- Locks: lanes; ready and parked rows with "skip locked".
+create function fairq._serve(
+  p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_cancelled bigint[], p_block bigint, p_position bigint,
+  p_limit integer, p_is_used_up boolean, p_take integer, p_now timestamptz,
+  out o_tick fairq.ticks, out o_popped fairq.placed[], out o_promoted integer, out o_goes_on boolean
+)
+language plpgsql set search_path = '' as $$
+declare
+  v_settled record;
+  v_lanes fairq.lanes[];
+  v_ready fairq.placed[] := array[]::fairq.placed[];
+  v_room integer := p_take;
+  v_is_short boolean;
+  v_refill boolean;
+  v_horizon fairq.placed;
+  v_done record;
+  v_rest fairq.placed[];
+begin
+  select s.* into v_settled from fairq._settle_lanes(p_tick, p_queue, p_news, p_now) s;
+  o_tick := v_settled.o_tick;
+  v_lanes := fairq._recall(o_tick, v_settled.o_lanes, p_news, p_cancelled, p_now);
+  if p_cancelled is not null then
+    perform fairq._cancel_waiting(o_tick.shard_no, p_cancelled, p_now);
+  end if;
+
+  -- Ready tasks this pop may take, in order; those beyond the horizon only if it moves.
+  if p_take > 0 and p_block is not null then
+    v_ready := fairq._pick(o_tick, p_take, false);
+    v_room := p_take - (select count(*)::integer from unnest(v_ready) r where fairq._is_before_horizon(o_tick, r));
+  end if;
+
+  v_is_short := v_room > 0 or p_is_used_up or p_block is null or o_tick.refill_block is null
+    or (p_block, p_position) >= (o_tick.refill_block, o_tick.refill_position)
+    or coalesce((p_block, p_position) >= (o_tick.horizon, o_tick.horizon_position), false);
+  o_tick.filled := case when v_is_short then 0 else o_tick.filled end;
+  if v_is_short and p_take > 0 and p_queue.ready_target is null and p_queue.fairness = 'count' then
+    p_limit := greatest(p_limit, fairq._worth_a_lane(o_tick, cardinality(v_lanes), p_take) - p_take);
+  end if;
+  v_refill := v_is_short or (o_tick.horizon is null and o_tick.filled < p_limit);
+  if o_tick.horizon is null and not v_refill then
+    o_tick.horizon := o_tick.top;
+    o_tick.horizon_position := -9223372036854775808;
+  end if;
+  v_horizon.block := o_tick.horizon;
+  v_horizon.position := o_tick.horizon_position;
+  select a.* into v_done
+  from fairq._admit(o_tick, v_lanes, v_refill, case when v_refill then greatest(1, p_limit + v_room - o_tick.filled) else greatest(1000, p_limit, p_take) end,
+    p_take, v_ready, p_now) a;
+  o_tick := v_done.o_tick;
+  o_promoted := coalesce(cardinality(v_done.o_placed), 0);
+  o_goes_on := v_done.o_expired is not null;
+  if o_goes_on then
+    perform fairq._end_waiting(o_tick.shard_no, v_done.o_expired, 'expired', p_now);
+  end if;
+  if o_tick.keyed then
+    perform fairq._take_keys_back(o_tick.shard_no, o_tick.queue, p_now);
+  end if;
+
+  -- The first p_take of all that is ready before the new horizon go to the pop, the rest of the pass becomes ready. Most often nothing was ready, and what
+  -- there is is in order already.
+  if v_ready = '{}' then
+    v_room := least(p_take, (select count(*)::integer from unnest(v_done.o_placed) t where fairq._is_before_horizon(o_tick, t)));
+    o_popped := coalesce(v_done.o_placed[1:v_room], '{}');
+    v_rest := coalesce(v_done.o_placed[v_room + 1:], '{}');
+  else
+    select coalesce(array_agg(m.task order by m.nth) filter (where m.is_popped), '{}'),
+      coalesce(array_agg(m.task order by m.nth) filter (where not m.is_popped and (m.task).ready is null), '{}')
+    into o_popped, v_rest
+    from (
+      select n.task, n.nth, n.nth <= p_take and fairq._is_before_horizon(o_tick, n.task) as is_popped
+      from (select u, row_number() over (order by u.block, u.position) from unnest(v_ready || v_done.o_placed) u) n(task, nth)
+    ) m;
+  end if;
+  if v_rest <> '{}' then
+    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed, priority, sequence, group_key, attempt, expires_at)
+    select o_tick.shard_no, o_tick.queue, t.id, t.block, t.position, t.charge, t.counted, t.keyed, t.priority, t.sequence, t.group_key, t.attempt,
+      t.expires_at
+    from unnest(v_rest) t;
+  end if;
+
+  -- Where pops will have passed the middle of what is ready.
+  if v_is_short or (o_promoted > 0 and (o_tick.horizon, o_tick.horizon_position) < (v_horizon.block, v_horizon.position)) then
+    o_tick.refill_block := coalesce((v_rest[cardinality(v_rest) / 2 + 1]).block, o_tick.horizon);
+    o_tick.refill_position := case when v_rest <> '{}' then (v_rest[cardinality(v_rest) / 2 + 1]).position else o_tick.horizon_position end;
+  end if;
+  o_tick.filled := o_tick.filled + cardinality(v_rest);
+
+  -- A refill that did not get past the first lane: the server's clock was set back, and who had room by a rate or a breaker has none now. Those lanes
+  -- look again, or everyone behind would wait with them.
+  if v_refill and o_promoted = 0 and (o_tick.horizon, o_tick.horizon_position) = (v_horizon.block, v_horizon.position) then
+    o_goes_on := o_goes_on or fairq._look_again(o_tick, p_limit, p_now);
+  end if;
+end;
+$$;
+
+-- Whether a task may be popped as things stand. Inlined.
+create function fairq._is_before_horizon(p_tick fairq.ticks, p_task fairq.placed) returns boolean
+language sql immutable
+as $$ select (p_task.block, p_task.position) < (coalesce(p_tick.horizon, 9223372036854775807), coalesce(p_tick.horizon_position, 0)) $$;
 
 -- Ready tasks in served order, locked for the caller, at most p_limit; with p_before_horizon only those that may be popped as things stand.
 -- A row that another session pops is skipped; one that another session popped after our snapshot is gone at the second look and is skipped too; one
@@ -192,9 +314,10 @@ create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizo
 language plpgsql set search_path = '' set enable_sort = off as $$
 begin
   return coalesce((
-    select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed, n.priority, n.sequence, n.group_key, n.ctid)::fairq.placed)
+    select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed, n.priority, n.sequence, n.group_key, n.attempt,
+      n.expires_at, n.ctid)::fairq.placed)
     from (
-      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed, r.priority, r.sequence, r.group_key
+      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed, r.priority, r.sequence, r.group_key, r.attempt, r.expires_at
       from fairq.ready r
       where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
         and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
@@ -205,49 +328,6 @@ begin
       for update skip locked
     ) n
   ), '{}');
-end;
-$$;
-
--- Ready tasks and those just given an address, in served order: the first p_take before the horizon are popped, of the others the new ones become ready.
-create function fairq._merge(p_ready fairq.placed[], p_placed fairq.placed[], p_take integer, p_horizon bigint, p_horizon_position bigint)
-returns table (popped fairq.placed[], rest fairq.placed[])
-language plpgsql immutable rows 1 set search_path = '' as $$
-begin
-  -- Most often one of the two is all there is, and in order already.
-  if p_take = 0 then
-    return query select '{}'::fairq.placed[], coalesce(p_placed, '{}');
-  elsif p_ready = '{}' and p_horizon is null then
-    return query select coalesce(p_placed[1:p_take], '{}'), coalesce(p_placed[p_take + 1:], '{}');
-  else
-    return query
-      select
-        coalesce(array_agg(m.task order by m.nth) filter (where m.is_popped), '{}'),
-        coalesce(array_agg(m.task order by m.nth) filter (where not m.is_popped and m.is_new), '{}')
-      from (
-        select a.task, a.is_new, a.nth,
-          a.nth <= p_take and ((a.task).block, (a.task).position) < (coalesce(p_horizon, 9223372036854775807), coalesce(p_horizon_position, 0)) as is_popped
-        from (
-          select u.task, u.is_new, row_number() over (order by (u.task).block, (u.task).position) as nth
-          from (
-            select r as task, false as is_new from unnest(p_ready) r
-            union all
-            select n as task, true as is_new from unnest(p_placed) n
-          ) u
-        ) a
-      ) m;
-  end if;
-end;
-$$;
-
--- Puts tasks with an address into the ready set.
-create function fairq._place(p_tick fairq.ticks, p_tasks fairq.placed[]) returns void
-language plpgsql set search_path = '' as $$
-begin
-  if p_tasks <> '{}' then
-    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed, priority, sequence, group_key)
-    select p_tick.shard_no, p_tick.queue, t.id, t.block, t.position, t.charge, t.counted, t.keyed, t.priority, t.sequence, t.group_key
-    from unnest(p_tasks) t;
-  end if;
 end;
 $$;
 
@@ -273,21 +353,6 @@ begin
 end;
 $$;
 
--- When lanes that a rate or a breaker holds back want to be looked at; of those that are due now this pass may have taken a part.
-create function fairq._next_look(p_tick fairq.ticks, p_now timestamptz) returns timestamptz
-language plpgsql stable set search_path = '' as $$
-begin
-  return (
-    select l.look_at
-    from fairq.lanes l
-    where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue
-      and l.look_at >= least(p_tick.next_due_at, p_now)
-    order by l.look_at
-    limit 1
-  );
-end;
-$$;
-
 -- Rings lanes that had room when they were written and have none now.
 create function fairq._look_again(p_tick fairq.ticks, p_limit integer, p_now timestamptz) returns boolean
 language plpgsql set search_path = '' as $$
@@ -307,16 +372,16 @@ $$;
 
 -- Lanes that a rate or a breaker held back until now ring. Scheduled tasks that are due stand in line from now on, behind what their groups have
 -- waiting, and ring; one that was tried before keeps its old place.
--- Returns when the next one is due.
+-- Returns the tick, which knows when the next one is due.
 -- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
-create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns timestamptz
+create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns fairq.ticks
 language plpgsql set search_path = '' as $$
 declare
-  v_ctids tid[];
+  v_due tid[];
 begin
   if p_tick.next_due_at is null or p_tick.next_due_at > p_now then
-    return p_tick.next_due_at;
+    return p_tick;
   end if;
   insert into fairq.rings (shard_no, queue, group_key)
   select p_tick.shard_no, p_tick.queue, l.group_key
@@ -325,7 +390,7 @@ begin
   order by l.look_at
   limit p_limit;
 
-  v_ctids := array(
+  v_due := array(
     select t.ctid
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.scheduled and t.run_at >= p_tick.next_due_at and t.run_at <= p_now
@@ -333,20 +398,19 @@ begin
     limit p_limit
     for update skip locked
   );
-  if v_ctids <> '{}' then
-    perform fairq._wake(p_tick.shard_no, p_tick.queue, v_ctids);
+  if v_due <> '{}' then
+    perform fairq._wake(p_tick.shard_no, p_tick.queue, v_due);
   end if;
-  return (
-    select t.run_at
-    from fairq.tasks t
-    where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.scheduled and t.run_at >= p_tick.next_due_at
-    order by t.run_at
-    limit 1
-  );
+  select t.run_at into p_tick.next_due_at
+  from fairq.tasks t
+  where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.scheduled and t.run_at >= p_tick.next_due_at
+  order by t.run_at
+  limit 1;
+  return p_tick;
 end;
 $$;
 
--- By ctid and no other way, see _leave.
+-- Scheduled tasks stand in line from now on, in the order given. By ctid and no other way, see _leave.
 create function fairq._wake(p_shard_no integer, p_queue text, p_ctids tid[]) returns void
 language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin

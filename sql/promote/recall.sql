@@ -13,11 +13,17 @@ create function fairq._recall(
 language plpgsql set search_path = '' as $$
 declare
   v_configured text[] := array(select n.group_key from unnest(p_news) n where n.configured);
-  v_whole text[];
+  v_whole text[] := v_configured;
   v_groups text[];
   v_before fairq.cursor[];
 begin
-  v_whole := case when p_cancelled is not null then v_configured || fairq._groups_of_ready(p_tick.shard_no, p_cancelled) else v_configured end;
+  if p_cancelled is not null then
+    v_whole := v_configured || array(
+      select distinct t.group_key
+      from unnest(p_cancelled) i(id)
+      cross join lateral (select r.group_key from fairq.ready r where r.shard_no = p_tick.shard_no and r.id = i.id offset 0) t
+    );
+  end if;
   select array_agg(l.group_key), array_agg(case when not w.is_whole then l.cursors[1] end) into v_groups, v_before
   from unnest(p_lanes) l
   cross join lateral (
@@ -166,23 +172,6 @@ begin
 end;
 $$;
 
--- The groups of those tasks that are ready.
-create function fairq._groups_of_ready(p_shard_no integer, p_ids bigint[]) returns text[]
-language plpgsql stable set search_path = '' as $$
-begin
-  return array(
-    select distinct t.group_key
-    from unnest(p_ids) i(id)
-    cross join lateral (
-      select r.group_key
-      from fairq.ready r
-      where r.shard_no = p_shard_no and r.id = i.id
-      offset 0
-    ) t
-  );
-end;
-$$;
-
 -- Ends the waiting tasks among those somebody wished to cancel. Held ones are left: their wish stays, and their holder learns of
 -- it with its heartbeat. A ready task that is being popped right now is locked and counts as held; should the pop roll back it would be waiting again,
 -- so the wish is rung once more.
@@ -191,17 +180,16 @@ $$;
 create function fairq._cancel_waiting(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void
 language plpgsql set search_path = '' as $$
 declare
-  v_tasks fairq.leaving[] := fairq._find_waiting(p_shard_no, array(
+  v_ended bigint[] := fairq._end_waiting(p_shard_no, array(
     select distinct i.id
     from unnest(p_ids) i(id)
     -- retry_task withdraws the wish, not the ring.
     where exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id offset 0)
-  ), 'cancelled', null);
+  ), 'cancelled', p_now);
 begin
-  perform fairq._leave(p_shard_no, v_tasks, p_now);
   perform fairq._remove(p_shard_no, 'cancellations', array(
     select w.ctid
-    from unnest(v_tasks) t
+    from unnest(v_ended) t(id)
     cross join lateral (
       select c.ctid
       from fairq.cancellations c

@@ -23,6 +23,9 @@ begin
         when n.heard is null then coalesce(l.cursors, '{}')
         when cardinality(n.heard) = 1 and coalesce(l.cursors, '{}') = '{}'
           then array[((n.heard[1]).priority, (n.heard[1]).sequence, p_tick.touched, false)::fairq.cursor]
+        when cardinality(n.heard) = 1 and cardinality(l.cursors) = 1 and (l.cursors[1]).priority = (n.heard[1]).priority
+          then array[((l.cursors[1]).priority, least((l.cursors[1]).sequence, (n.heard[1]).sequence), (l.cursors[1]).touched,
+            (l.cursors[1]).is_open)::fairq.cursor]
         else fairq._merge_cursors(l.cursors, n.heard, p_tick.touched)
       end as cursors,
       coalesce((g.settings).weight, p_queue.weight) as weight,
@@ -72,9 +75,9 @@ begin
     from lane l
   ),
   placed as (
-    -- A group that was idle, and has used up its last turn, comes at once: before the lane that is next, behind the newcomers before it. Of a crowd only
+    -- A group that was idle, and has used up its last turn, comes at once: before the lane that is next, behind the newcomers before it. All have room before the next lane. Of a crowd only
     -- the first few do, the others have their turn in the same round: a tenant of a thousand keys would be a thousand newcomers before the next.
-    select n.*, case when n.nth_newcomer <= 16 then least(p_tick.newcomer_position + n.nth_newcomer, fairq._gap_end(p_tick.clock_position)) end as newcomer_position
+    select n.*, case when n.nth_newcomer <= 16 then least(p_tick.newcomer_position + n.nth_newcomer, ((p_tick.clock_position >> 20) + 1 << 20) - 1) end as newcomer_position
     from numbered n
   ),
   told as (
@@ -101,7 +104,6 @@ begin
   o_tick := p_tick;
   o_tick.lane_count := greatest(p_tick.lane_count, v_lane_count);
   o_tick.newcomer_position := greatest(p_tick.newcomer_position, v_newcomer_position);
-  o_tick.keyed := p_tick.keyed or exists (select from unnest(o_lanes) l where l.keyed);
   if v_replaced is not null then
     perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
   end if;

@@ -45,22 +45,22 @@ begin
 end;
 $$;
 
--- Forgets what promotion knows of a domain.
+-- Forgets what promotion knows of a domain, or the counts of the counters, which have no order to lose: those are only counted anew.
 -- A ready task that is being popped is waited for: should the pop roll back, nobody would look for it where it was.
--- One statement counts the holders' places, and gives the snapshot: taken a moment apart, a task that left in between would be off the count already, and
--- its ring, which the tick holds for pending, would take it off again.
+-- One statement counts the places of those who hold some, removes the rings that these cover, and gives the snapshot: taken a moment apart, a task that left
+-- in between would be off the count already, and its ring, which the tick holds for pending, would take it off again.
 -- Returns the tick it wrote.
 -- Locks: ready, rings, parked of the domain; the caller holds the domain.
--- Cost: ready and held tasks, and the rings that were not swept yet.
+-- Cost: ready and held tasks (of all shards for the meters), and the rings that were not swept yet.
 create function fairq._start_anew(p_shard_no integer, p_queue text) returns fairq.ticks
 language plpgsql set search_path = '' as $$
 declare
+  v_counts_only boolean := p_queue in ('#keys', '#meters');
   v_snapshot pg_snapshot;
   v_last record;
   v_tick fairq.ticks;
   v_ready tid[];
 begin
-  perform fairq._lock_keys(p_shard_no, true);
   select coalesce(max(k.tick), 0) as tick, coalesce(max(greatest(k.top, k.clock)), 0) as top into v_last
   from fairq.ticks k
   where k.shard_no = p_shard_no and k.queue = p_queue;
@@ -68,11 +68,16 @@ begin
   delete from fairq.sweeps w
   where w.shard_no = p_shard_no
     and w.what in ('rings ' || p_queue, 'late rings ' || p_queue, 'ticks ' || p_queue, 'lanes ' || p_queue);
+  if v_counts_only then
+    delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue;
+  else
+    perform fairq._lock_keys(p_shard_no, true);
+    -- Waits here for pops in flight, in a statement of its own: the next one sees what they hold.
+    v_ready := array(
+      select r.ctid from fairq.ready r where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 for update
+    );
+  end if;
 
-  -- Waits here for pops in flight, in a statement of its own: the next one sees what they hold.
-  v_ready := array(
-    select r.ctid from fairq.ready r where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 for update
-  );
   with forgotten as (
     delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue
   ),
@@ -80,51 +85,79 @@ begin
     -- Waiting for a key is found out again; so is who is given one.
     delete from fairq.parked k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
-    returning k.id, k.granted as keyed
+    returning k.concurrency_key
   ),
   freed as (
     insert into fairq.rings (shard_no, queue, group_key, freed)
-    select p_shard_no, '#keys', t.concurrency_key, count(*)
+    select p_shard_no, '#keys', k.concurrency_key, count(*)
     from (
-      select r.id from fairq.ready r where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 and r.keyed
+      select t.concurrency_key
+      from fairq.ready r
+      join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
+      where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 and r.keyed
       union all
-      select v.id from given v
+      select v.concurrency_key from given v
     ) k
-    join fairq.tasks t on t.shard_no = p_shard_no and t.id = k.id
-    group by t.concurrency_key
+    group by k.concurrency_key
+  ),
+  holder as (
+    select h.shard_no, t.queue, t.group_key, h.counted, h.meters, case when h.keyed then t.concurrency_key end as concurrency_key
+    from fairq._shards(case when p_queue <> '#meters' then p_shard_no end) x(shard_no)
+    join fairq.held h on h.shard_no = x.shard_no
+    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+    union all
+    select r.shard_no, t.queue, t.group_key, false, 0, t.concurrency_key
+    from fairq.ready r
+    join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
+    where p_queue = '#keys' and r.shard_no = p_shard_no and r.keyed
+    union all
+    select k.shard_no, k.queue, k.group_key, false, 0, k.concurrency_key
+    from fairq.parked k
+    where p_queue = '#keys' and k.shard_no = p_shard_no and k.granted
   ),
   taken as (
-    insert into fairq.rings (shard_no, queue, group_key, freed)
-    select p_shard_no, p_queue, t.group_key, -count(*)
-    from fairq.held h
-    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
-    where h.shard_no = p_shard_no
-      and h.counted
-      and t.queue = p_queue
-    group by t.group_key
+    select s.group_key, count(*) as places
+    from holder h
+    cross join lateral fairq._scopes(h.shard_no, h.queue, h.group_key, h.counted, h.meters, h.concurrency_key) s
+    where s.shard_no = p_shard_no and s.queue = p_queue
+    group by s.group_key
+  ),
+  counter as (
+    select t.group_key from taken t
+    union
+    -- Counters with settings, and keys that somebody waits for, are looked at again.
+    select g.group_key from fairq.groups g where v_counts_only and g.shard_no = p_shard_no and g.queue = p_queue
+    union
+    select m.scope
+    from (select 'cluster' union all select 'queue ' || q.queue from fairq.queues q where not q.internal) m(scope)
+    where p_queue = '#meters'
+      and fairq._policy_of(0, '#meters', m.scope) is distinct from null
+    union
+    select k.concurrency_key from fairq.parked k where p_queue = '#keys' and k.shard_no = p_shard_no and k.turn is not null
+  ),
+  rung as (
+    insert into fairq.rings (shard_no, queue, group_key, freed, configured)
+    select p_shard_no, p_queue, c.group_key, -coalesce(t.places, 0), v_counts_only
+    from counter c
+    left join taken t on t.group_key = c.group_key
   )
   select pg_current_snapshot() into v_snapshot;
-  perform fairq._remove(p_shard_no, 'ready', v_ready);
 
   v_tick := fairq._blank_tick(p_shard_no, p_queue, v_last.tick, v_snapshot);
-  v_tick.clock := v_last.top + fairq._round();
-  v_tick.top := v_tick.clock;
-  -- Versions go on where the lanes of before end.
-  select coalesce(max(l.version), 0) + 1, coalesce(max(l.lane_no), 0) into v_tick.first_version, v_tick.lane_count
-  from fairq.lanes l
-  where l.shard_no = p_shard_no and l.queue = p_queue;
-  v_tick.touched := fairq._last_sequence();
-  select min(t.id) into v_tick.announce_from
-  from fairq.tasks t
-  where t.shard_no = p_shard_no;
+  if not v_counts_only then
+    perform fairq._remove(p_shard_no, 'ready', v_ready);
+    v_tick.clock := v_last.top + fairq._round();
+    v_tick.top := v_tick.clock;
+    -- Versions go on where the lanes of before end; the highest sequence ever given is the last id.
+    select coalesce(max(l.version), 0) + 1, coalesce(max(l.lane_no), 0) into v_tick.first_version, v_tick.lane_count
+    from fairq.lanes l
+    where l.shard_no = p_shard_no and l.queue = p_queue;
+    v_tick.touched := (select s.last_value from fairq.task_ids s);
+    v_tick.announce_from := (select min(t.id) from fairq.tasks t where t.shard_no = p_shard_no);
+  end if;
   return fairq._write_tick(v_tick);
 end;
 $$;
-
--- The highest sequence given to any task.
-create function fairq._last_sequence() returns bigint
-language sql set search_path = ''
-as $$ select s.last_value from fairq.task_ids s $$;
 
 -- After a rebuild: rings for the next portion of bodies, as if they had just been created; those parked are so no more.
 -- Cost: 5000 entries of tasks_pkey.

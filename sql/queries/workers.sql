@@ -16,7 +16,7 @@ select s.max_running
 from fairq.settings s;
 
 -- name: Turn :many
--- A whole turn: writes what ended, gives back, starts, and asks for the next tasks. First a row of what was accepted, then the tasks.
+-- A whole turn: writes what ended, gives back, starts, and asks for the next tasks. The tasks, then a row of what was accepted.
 -- fairq: nullable ended, released, started, due_in, timeout, headers
 select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
   case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload

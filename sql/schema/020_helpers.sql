@@ -21,11 +21,6 @@ create function fairq._lane_position(p_lane_no bigint) returns bigint
 language sql immutable parallel safe
 as $$ select p_lane_no << 20 $$;
 
--- The last position before the next lane.
-create function fairq._gap_end(p_position bigint) returns bigint
-language sql immutable parallel safe
-as $$ select ((p_position >> 20) + 1 << 20) - 1 $$;
-
 -- The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.
 create function fairq._shard_of(p_group_key text, p_shard_count integer) returns integer
 language sql immutable parallel safe as $$

@@ -194,6 +194,8 @@ create table fairq.ready (
   block bigint not null,
   position bigint not null,
   charge double precision,
+  expires_at timestamptz,
+  attempt integer not null,
   counted boolean not null,
   keyed boolean not null,
   queue text collate "C" not null,
@@ -204,6 +206,8 @@ comment on table fairq.ready is 'Tasks that may be popped, in served order: few,
 comment on column fairq.ready.block is 'Block address: virtual start time, 2^20 units per round.';
 comment on column fairq.ready.position is 'Order inside the block: the lane''s position, or a newcomer''s before the lane that is next.';
 comment on column fairq.ready.charge is 'Seconds charged to its group, where groups share time; the end of the attempt reports the difference.';
+comment on column fairq.ready.expires_at is 'Past this time it is not handed out any more.';
+comment on column fairq.ready.attempt is 'The number of its next attempt.';
 comment on column fairq.ready.counted is 'The task takes one of its group''s places.';
 comment on column fairq.ready.keyed is 'The task has a place of its concurrency key.';
 
@@ -248,7 +252,7 @@ comment on column fairq.parked.granted is 'The task was given a place of its key
 -- What promotion found for a task, on its way to ready or straight to held.
 create type fairq.placed as (
   id bigint, block bigint, position bigint, charge double precision, counted boolean, keyed boolean, priority integer, sequence bigint,
-  group_key text, ready tid
+  group_key text, attempt integer, expires_at timestamptz, ready tid
 );
 comment on type fairq.placed is 'A task with its address, and where it is in fairq.ready; null: it was promoted a moment ago, and is not.';
 
@@ -259,16 +263,16 @@ create type fairq.popped as (
 );
 comment on type fairq.popped is 'A task as its worker gets it: the body, the attempt, and the address at which it was served.';
 
--- What a worker's turn answers: first what was accepted, then the tasks, a row each.
+-- What a worker's turn answers: the tasks, a row each, and then what was accepted.
 create type fairq.turned as (
   ended bigint[], released bigint[], started bigint[], due_in double precision, id bigint, attempt integer, max_attempts integer, queue text,
   group_key text, kind text, started_at timestamptz, timeout interval, headers jsonb, payload jsonb
 );
-comment on type fairq.turned is 'The answer to fairq.turn(): one row of what was accepted, then the tasks.';
+comment on type fairq.turned is 'The answer to fairq.turn(): the tasks, then one row of what was accepted.';
 
 -- A task on its way out of flight, its rows locked: where they are, what they hold, and how it leaves.
 create type fairq.leaving as (
-  id bigint, body tid, held tid, ready tid, parked tid, outcome text, result jsonb, error jsonb, run_at timestamptz, attempt integer,
+  id bigint, body tid, held tid, ready tid, parked tid, ends boolean, outcome text, result jsonb, error jsonb, run_at timestamptz, attempt integer,
   worker_id bigint, started_at timestamptz, charge double precision, meters integer, counted boolean, keyed boolean
 );
 comment on type fairq.leaving is 'A task that leaves flight, see _leave.';
@@ -402,6 +406,15 @@ comment on column fairq.lanes.admissible is 'Has overflow that may be promoted n
 comment on column fairq.lanes.cursors is 'Where its waiting tasks begin, per priority level, highest first; empty: it has none.';
 comment on column fairq.lanes.last_sequence is 'Sequence of that task.';
 comment on column fairq.lanes.last_priority is 'With last_sequence the task promoted last: one before it that comes later, or comes back, overtakes it.';
+
+create type fairq.share as (lane fairq.lanes, replaces tid, quota integer, reach bigint);
+comment on type fairq.share is 'A lane, where its stored version is, how many tasks it may have, and up to which block it may take places of keys.';
+
+create type fairq.drawn as (
+  lane fairq.lanes, replaces tid, quota integer, tasks fairq.placed[], expired bigint[], next fairq.cursor, served bigint, touched bigint, keyed boolean,
+  yields boolean
+);
+comment on type fairq.drawn is 'What a lane gave: its tasks, those that had expired, where it goes on, and how far in virtual time it has come.';
 
 create table fairq.ticks (
   shard_no integer not null,

@@ -35,15 +35,15 @@ begin
     order by t.queue
   loop
     if fairq._lock_domain(p_shard_no, v_queue, false) then
-      v_ended := v_ended + fairq._end_tasks(p_shard_no, array(
+      v_ended := v_ended + cardinality(fairq._end_waiting(p_shard_no, array(
         select t.id
         from fairq.tasks t
         where t.shard_no = p_shard_no and t.queue = v_queue
-              and t.expires_at >= coalesce(v_floor, '-infinity')
+          and t.expires_at >= coalesce(v_floor, '-infinity')
           and t.expires_at <= v_until
         order by t.expires_at
         limit p_limit - v_ended
-      ), 'expired', null, p_now);
+      ), 'expired', p_now));
     else
       v_complete := false;
     end if;

@@ -63,7 +63,6 @@ create function fairq._upkeep(p_shard_no integer, p_part text, p_limit integer) 
 language plpgsql set search_path = '' as $$
 declare
   v_now timestamptz := fairq._wall();
-  v_queue fairq.queues;
 begin
   case
     when p_part = 'recovery' then
@@ -77,38 +76,33 @@ begin
     when p_part = 'partitions' then
       return jsonb_build_object('partitions', case when p_shard_no = 0 then fairq._rotate_partitions() end);
     else
-      select q.* into v_queue from fairq.queues q where 'queue ' || q.queue = p_part;
-      return fairq._keep_queue(p_shard_no, v_queue, p_limit);
+      return (select fairq._keep_queue(p_shard_no, q, p_limit) from fairq.queues q where 'queue ' || q.queue = p_part);
   end case;
 end;
 $$;
 
--- Promotes a queue that has news, and sweeps what promotion left behind.
+-- Promotes a queue that has news, and sweeps what promotion left behind. Whoever promotes is not waited for.
 create function fairq._keep_queue(p_shard_no integer, p_queue fairq.queues, p_limit integer) returns jsonb
 language plpgsql set search_path = '' as $$
 declare
-  v_promoted integer;
-  v_swept integer;
+  v_promoted integer := 0;
 begin
-  if p_queue.internal then
-    if fairq._lock_domain(p_shard_no, p_queue.queue, false) and p_queue.queue = '#keys' then
-      perform fairq._open_keys(p_shard_no, fairq._now());
-    elsif p_queue.queue = '#meters' and p_shard_no = 0 and fairq._lock_domain(0, '#meters', false) then
-      perform fairq._settle_meters(fairq._now());
-    end if;
+  if not fairq._lock_domain(p_shard_no, p_queue.queue, false) then
+    return null;
+  elsif p_queue.queue = '#keys' then
+    perform fairq._open_keys(p_shard_no, fairq._now());
+  elsif p_queue.queue = '#meters' then
+    perform fairq._settle_meters(fairq._now()) where p_shard_no = 0;
   elsif not exists (select from fairq._tick(p_shard_no, p_queue.queue) k where not fairq._has_news(k)) then
     v_promoted := (fairq._promote(p_shard_no, p_queue.queue, fairq._ready_target(p_shard_no, p_queue), false)).o_promoted;
     if v_promoted > 0 and p_queue.notify then
       perform pg_notify('fairq', p_queue.queue);
     end if;
   end if;
-  if fairq._lock_domain(p_shard_no, p_queue.queue, false) then
-    -- Nobody promotes a paused queue, which keeps a key that was given to one of its tasks.
-    if p_queue.paused_at is not null and fairq._lock_domain(p_shard_no, '#keys', false) then
-      perform fairq._take_keys_back(p_shard_no, p_queue.queue, fairq._now());
-    end if;
-    v_swept := fairq._sweep_domain(p_shard_no, p_queue.queue, p_limit);
+  -- Nobody promotes a paused queue, which keeps a key that was given to one of its tasks.
+  if p_queue.paused_at is not null and fairq._lock_domain(p_shard_no, '#keys', false) then
+    perform fairq._take_keys_back(p_shard_no, p_queue.queue, fairq._now());
   end if;
-  return jsonb_build_object('promoted', coalesce(v_promoted, 0), 'swept', coalesce(v_swept, 0));
+  return jsonb_build_object('promoted', v_promoted, 'swept', fairq._sweep_domain(p_shard_no, p_queue.queue, p_limit));
 end;
 $$;

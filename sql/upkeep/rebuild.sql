@@ -12,11 +12,11 @@ begin
     perform fairq._refuse_queue(p_queue);
   end if;
   perform fairq._lock_domain(0, '#meters', true);
-  perform fairq._count_anew(0, '#meters');
+  perform fairq._start_anew(0, '#meters');
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._lock_domain(v_shard_no, p_queue, true);
     perform fairq._start_anew(v_shard_no, p_queue);
-    perform fairq._count_anew(v_shard_no, '#keys');
+    perform fairq._start_anew(v_shard_no, '#keys');
   end loop;
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
 end;

@@ -7,21 +7,23 @@
 create function fairq._recover_worker(p_shard_no integer, p_worker_id bigint, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = '' as $$
 declare
-  v_error jsonb := jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id));
-  v_lost fairq.leaving[];
+  v_held bigint[];
 begin
   perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id for update skip locked;
   if not found or not exists (select from fairq._silent_workers(p_shard_no, p_now) s(worker_id) where s.worker_id = p_worker_id) then
     return 0;
   end if;
   update fairq.workers w set lost_at = p_now where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null;
-  v_lost := fairq._find_of_worker(p_shard_no, p_worker_id, null, 'worker_lost', v_error, p_limit);
-  perform fairq._leave(p_shard_no, v_lost, p_now);
+  v_held := array(
+    select h.id from fairq.held h where h.shard_no = p_shard_no and h.worker_id = p_worker_id limit p_limit for update skip locked
+  );
+  perform fairq._leave(p_shard_no, fairq._find_held(p_shard_no, p_worker_id, v_held, null, p_now, 'worker_lost',
+    jsonb_build_object('code', 'worker_lost', 'message', format('worker %s gave no sign of life', p_worker_id))), p_now);
   if not exists (select from fairq.held h where h.shard_no = p_shard_no and h.worker_id = p_worker_id) then
     delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id;
     delete from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id;
   end if;
-  return coalesce(cardinality(v_lost), 0);
+  return cardinality(v_held);
 end;
 $$;
 
@@ -57,21 +59,24 @@ declare
   v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'claims') / 1000000.0), '-infinity');
   v_next bigint := fairq._sweep_floor(p_shard_no, 'claims next');
   v_next_xid bigint := fairq._sweep_floor(p_shard_no, 'claims next xid');
-  v_claims fairq.leaving[];
+  v_claims record;
+  v_given_up integer := 0;
 begin
-  select array_agg((h.id, b.ctid, h.ctid, null, null, 'lease_expired', null, null, null, h.attempt, h.worker_id, null, h.charge, h.meters, h.counted,
-    h.keyed)::fairq.leaving)
-  into v_claims
-  from (
-    select k.ctid, k.id, k.attempt, k.worker_id, k.charge, k.meters, k.counted, k.keyed
-    from fairq.held k
-    where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor and k.lease_expires_at <= p_now
-    order by k.lease_expires_at
-    limit p_limit
-    for update skip locked
-  ) h
-  cross join lateral (select t.ctid from fairq.tasks t where t.shard_no = p_shard_no and t.id = h.id offset 0) b;
-  perform fairq._leave(p_shard_no, v_claims, p_now);
+  for v_claims in
+    select h.worker_id, array_agg(h.id) as ids
+    from (
+      select k.id, k.worker_id
+      from fairq.held k
+      where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor and k.lease_expires_at <= p_now
+      order by k.lease_expires_at
+      limit p_limit
+      for update skip locked
+    ) h
+    group by h.worker_id
+  loop
+    perform fairq._leave(p_shard_no, fairq._find_held(p_shard_no, v_claims.worker_id, v_claims.ids, null, p_now, 'lease_expired'), p_now);
+    v_given_up := v_given_up + cardinality(v_claims.ids);
+  end loop;
 
   if v_next is null or (pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= v_next_xid and not exists (
       select
@@ -83,6 +88,6 @@ begin
     perform fairq._set_sweep_floor(p_shard_no, 'claims next', (extract(epoch from p_now - interval '1 minute') * 1000000)::bigint);
     perform fairq._set_sweep_floor(p_shard_no, 'claims next xid', pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
   end if;
-  return coalesce(cardinality(v_claims), 0);
+  return v_given_up;
 end;
 $$;

@@ -8,11 +8,9 @@ language plpgsql set search_path = '' set enable_sort = off as $$
 declare
   v_tick fairq.ticks;
   v_floor bigint;
-  v_partly xid8;
-  v_rings record;
-  v_late integer;
-  v_ticks record;
-  v_lanes record;
+  v_unheard xid8[];
+  v_found record;
+  v_swept integer := 0;
 begin
   select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
   if not found then
@@ -20,24 +18,21 @@ begin
   end if;
 
   -- Rings of transactions that were open when a sweep passed them are named in fairq.sweeps, and removed once they are heard: the floor
-  -- does not wait for the longest transaction.
+  -- does not wait for the longest transaction. But it does not pass one of which only a part was heard: its rings may be many, and will be heard soon.
+  v_unheard := array(select p.xid from unnest(v_tick.pending) p) || v_tick.heard_xid;
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'rings ' || p_queue), 0);
-  -- Not past a transaction of which only a part was heard: its rings may be many, and will be heard soon.
-  select p.xid into v_partly from unnest(v_tick.pending) p where p.ring_id > 0 order by p.xid limit 1;
   with heard as materialized (
     select r.ctid, r.xid
     from fairq.rings r
     where r.shard_no = p_shard_no and r.queue = p_queue and r.xid >= v_floor::text::xid8
-      and r.xid < least(v_tick.next_xid, v_partly)
-      and r.xid <> v_tick.heard_xid
-      and r.xid <> all(array(select p.xid from unnest(v_tick.pending) p))
+      and r.xid < least(v_tick.next_xid, (select min(p.xid::text::bigint)::text::xid8 from unnest(v_tick.pending) p where p.ring_id > 0))
+      and r.xid <> all(v_unheard)
     order by r.xid
     limit p_limit
   )
-  select count(*)::integer as swept, array_agg(h.ctid) as ctids, max(h.xid::text::bigint) as last into v_rings from heard h;
-  perform fairq._remove(p_shard_no, 'rings', v_rings.ctids);
-  v_late := fairq._sweep_late_rings(p_shard_no, p_queue, v_tick, v_rings.last);
-  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_rings.last);
+  select array_agg(h.ctid) as ctids, max(h.xid::text::bigint) as last into v_found from heard h;
+  v_swept := v_swept + fairq._remove(p_shard_no, 'rings', v_found.ctids) + fairq._sweep_late_rings(p_shard_no, p_queue, v_tick, v_unheard, v_found.last);
+  perform fairq._set_sweep_floor(p_shard_no, 'rings ' || p_queue, v_found.last);
 
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
   with old as materialized (
@@ -47,9 +42,9 @@ begin
     order by k.tick
     limit p_limit
   )
-  select count(*)::integer as swept, array_agg(o.ctid) as ctids, max(o.tick) as last into v_ticks from old o;
-  perform fairq._remove(p_shard_no, 'ticks', v_ticks.ctids);
-  perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_ticks.last);
+  select array_agg(o.ctid) as ctids, max(o.tick) as last into v_found from old o;
+  v_swept := v_swept + fairq._remove(p_shard_no, 'ticks', v_found.ctids);
+  perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_found.last);
 
   -- A rate that is not paid for keeps its lane for now, and the floor before it: the lane does not ring when it is. One whose breaker has
   -- counted failures stays until the group succeeds; that rings.
@@ -67,49 +62,35 @@ begin
     order by l.finish
     limit p_limit
   )
-  select count(*) filter (where i.is_paid)::integer as swept, array_agg(i.ctid) filter (where i.is_paid) as ctids,
-    coalesce(min(i.finish) filter (where not i.is_paid), max(i.finish)) as last
-  into v_lanes
+  select array_agg(i.ctid) filter (where i.is_paid) as ctids, coalesce(min(i.finish) filter (where not i.is_paid), max(i.finish)) as last into v_found
   from idle i;
-  perform fairq._remove(p_shard_no, 'lanes', v_lanes.ctids);
-  perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_lanes.last);
+  v_swept := v_swept + fairq._remove(p_shard_no, 'lanes', v_found.ctids);
+  perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_found.last);
 
   -- Lanes of before a rebuild lie behind the clock, whatever they say.
-  with stale as materialized (
+  return v_swept + fairq._remove(p_shard_no, 'lanes', array(
     select l.ctid
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and l.admissible and l.finish >= v_floor and l.finish < v_tick.clock
       and l.version < v_tick.first_version
     order by l.finish
     limit p_limit
-  )
-  select v_lanes.swept + fairq._remove(p_shard_no, 'lanes', array(select s.ctid from stale s)) as swept into v_lanes;
-
-  return v_rings.swept + v_late + v_ticks.swept + v_lanes.swept;
+  ));
 end;
 $$;
 
 -- Rings of transactions that were still open when the sweep of rings passed them: remembered here, by id, and removed when a tick has heard them.
 -- Returns how many rings it removed.
-create function fairq._sweep_late_rings(p_shard_no integer, p_queue text, p_tick fairq.ticks, p_passed bigint)
-returns integer
+create function fairq._sweep_late_rings(p_shard_no integer, p_queue text, p_tick fairq.ticks, p_unheard xid8[], p_passed bigint) returns integer
 language plpgsql set search_path = '' as $$
 declare
   v_what text := 'late rings ' || p_queue;
-  v_open bigint[] := array(
-    select x.id
-    from (
-      select p.xid::text::bigint from unnest(p_tick.pending) p
-      union
-      select p_tick.heard_xid::text::bigint
-    ) x(id)
-    where x.id <= p_passed
-  );
   v_done bigint[];
 begin
   insert into fairq.sweeps (shard_no, what, floor)
-  select p_shard_no, v_what, o.id
-  from unnest(v_open) o(id)
+  select p_shard_no, v_what, u.xid::text::bigint
+  from unnest(p_unheard) u(xid)
+  where u.xid::text::bigint <= p_passed
   on conflict do nothing;
 
   v_done := array(
@@ -117,8 +98,7 @@ begin
     from fairq.sweeps w
     where w.shard_no = p_shard_no and w.what = v_what
       and w.floor < p_tick.next_xid::text::bigint
-      and w.floor <> p_tick.heard_xid::text::bigint
-      and w.floor::text::xid8 <> all(array(select p.xid from unnest(p_tick.pending) p))
+      and w.floor::text::xid8 <> all(p_unheard)
     order by w.floor
     limit 1000
   );
@@ -142,34 +122,34 @@ $$;
 create function fairq._sweep_notes(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = '' as $$
 declare
-  v_swept integer := 0;
-  v_rows integer;
   v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'keys') / 1000000.0), '-infinity');
+  v_oldest timestamptz := p_now - (select max(q.retention) from fairq.queues q where not q.internal);
+  v_swept integer;
 begin
-  v_swept := v_swept + fairq._remove(p_shard_no, 'cancellations', array(
+  v_swept := fairq._remove(p_shard_no, 'cancellations', array(
     select n.ctid
     from fairq.cancellations n
     where n.shard_no = p_shard_no
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
     limit p_limit
-  ));
-
-  v_swept := v_swept + fairq._remove(p_shard_no, 'watches', array(
-    select n.ctid
-    from fairq.watches n
-    where n.shard_no = p_shard_no and n.until < p_now
-    limit p_limit
-  ));
-
-  v_swept := v_swept + fairq._remove(p_shard_no, 'progress', array(
+  ))
+  + fairq._remove(p_shard_no, 'progress', array(
     select n.ctid
     from fairq.progress n
     where n.shard_no = p_shard_no
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
     limit p_limit
-  ));
-
-  v_swept := v_swept + fairq._remove(p_shard_no, 'idempotency_keys', array(
+  ))
+  + fairq._remove(p_shard_no, 'watches', array(
+    select n.ctid from fairq.watches n where n.shard_no = p_shard_no and n.until < p_now limit p_limit
+  ))
+  + fairq._remove(p_shard_no, 'finished_tasks_default', array(
+    select n.ctid from fairq.finished_tasks_default n where n.shard_no = p_shard_no and n.finished_at < v_oldest order by n.finished_at limit p_limit
+  ))
+  + fairq._remove(p_shard_no, 'attempts_default', array(
+    select n.ctid from fairq.attempts_default n where n.shard_no = p_shard_no and n.ended_at < v_oldest order by n.ended_at limit p_limit
+  ))
+  + fairq._remove(p_shard_no, 'idempotency_keys', array(
     select n.ctid
     from fairq.idempotency_keys n
     join fairq.queues q on q.queue = n.queue
@@ -190,30 +170,7 @@ begin
   order by n.created_at
   limit 1;
   perform fairq._set_sweep_floor(p_shard_no, 'keys', (extract(epoch from v_floor) * 1000000)::bigint);
-
-  delete from fairq.finished_tasks_default f
-  where f.ctid = any(array(
-    select n.ctid
-    from fairq.finished_tasks_default n
-    where n.shard_no = p_shard_no
-      and n.finished_at < p_now - (select max(q.retention) from fairq.queues q where not q.internal)
-    order by n.finished_at
-    limit p_limit
-  ));
-  get diagnostics v_rows = row_count;
-  v_swept := v_swept + v_rows;
-
-  delete from fairq.attempts_default a
-  where a.ctid = any(array(
-    select n.ctid
-    from fairq.attempts_default n
-    where n.shard_no = p_shard_no
-      and n.ended_at < p_now - (select max(q.retention) from fairq.queues q where not q.internal)
-    order by n.ended_at
-    limit p_limit
-  ));
-  get diagnostics v_rows = row_count;
-  return v_swept + v_rows;
+  return v_swept;
 end;
 $$;
 

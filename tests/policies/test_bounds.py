@@ -379,7 +379,7 @@ def test_an_idle_turn_leaves_no_trace(conn: Conn) -> None:
     bob = worker(conn)
     create(conn, "bob")
     turn = "select id, due_in from fairq.turn(%s, '{default}', '{5}', 5)"
-    assert [row[0] for row in run(conn, turn, bob)] == [None, 1]
+    assert [row[0] for row in run(conn, turn, bob)] == [1, None]
     with conn.transaction():
         assert run(conn, turn, bob) == [(None, None)]
         assert one(conn, "select pg_current_xact_id_if_assigned() is null")

@@ -13,7 +13,6 @@ OF_LIMITS = {
     "_lock_keys",
     "_may_go_on",
     "_meter",
-    "_meters_of",
     "_next_turn",
     "_open_keys",
     "_park",

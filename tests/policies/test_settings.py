@@ -1,5 +1,6 @@
 """What settings are refused, who may change them, and that explain_task names what keeps a task waiting."""
 
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -242,7 +243,13 @@ def test_what_is_accepted_stops_nothing(conn: Conn) -> None:
         held = pop(conn, bob)
         finish(conn, bob, held, "failed")
         maintain(conn)
-    assert one(conn, "select fairq._backoff('366 days', '366 days', 40) <= '500 days'")
+    # Doubled so often that no interval could hold it, a back-off ends at its cap.
+    create(conn, "carol")
+    conn.execute("update fairq.tasks set attempt = 39 where group_key = 'carol'")
+    finish(conn, bob, pop(conn, bob), "retry")
+    row = conn.execute("select run_at - fairq._now() from fairq.tasks where attempt = 40").fetchone()
+    assert row
+    assert timedelta(days=270) < row[0] < timedelta(days=460)
 
 
 def test_a_null_takes_a_setting_away_and_an_absent_one_stays(conn: Conn) -> None:

@@ -4,6 +4,7 @@ Interleavings (W, V: workers, P: a promoter, C: who cancels, A: an application):
 
     W1..W8: begin; pop, one after the other; commit in another order    disjoint full batches
     W1..W8: pop, all at the same moment, until all is served            each task once
+    W1..W10: pop, all at the same moment, where nothing is ready yet    full batches
     W: begin; pop     V: pop          W: rollback    V: pop             V gets what W gave back
     P: begin; holds the domain        W: pop                            gets what is queued, does not wait
     P: begin; holds the domain        W: pop, nothing queued            gets nothing, does not wait
@@ -19,6 +20,7 @@ Interleavings (W, V: workers, P: a promoter, C: who cancels, A: an application):
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import psycopg
 import pytest
@@ -121,6 +123,24 @@ def test_eight_poppers_at_once_serve_each_task_once(database: Database) -> None:
     assert_consistent(observer)
 
 
+def test_ten_poppers_at_once_where_nothing_is_ready_each_get_their_batch(database: Database) -> None:
+    """I8: one of them promotes, and makes enough ready for all who are there."""
+    observer = database.connect(autocommit=True)
+    fill(observer, 5000, 100)
+    workers = [(database.connect(autocommit=True), register(observer)) for _ in range(10)]
+    barrier = threading.Barrier(10)
+
+    def work(conn: Conn, worker: int) -> list[tuple[int, int]]:
+        barrier.wait()
+        return pop(conn, worker, 50)
+
+    calls = [call_in_background(partial(work, *one)) for one in workers]
+    popped = [result(call) for call in calls]
+    assert [len(tasks) for tasks in popped] == [50] * 10
+    assert len({task for tasks in popped for task in tasks}) == 500
+    assert_consistent(observer)
+
+
 def test_a_pop_that_is_rolled_back_gives_the_tasks_back_at_their_addresses(database: Database) -> None:
     """I1: not lost, not moved; and meanwhile another popper gets the next ones."""
     observer = database.connect(autocommit=True)
@@ -167,7 +187,7 @@ def test_a_pop_waits_for_no_shard_with_another_in_hand(database: Database) -> No
     popper = database.connect(autocommit=True)
     for seed in range(99):
         popper.execute("select setseed(%s)", [seed / 100])
-        if popper.execute("select floor(random() * 4096)::integer % 2").fetchone() == (0,):
+        if popper.execute("select floor(random() * 2)::integer").fetchone() == (0,):
             break
     popper.execute("select setseed(%s)", [seed / 100])
 

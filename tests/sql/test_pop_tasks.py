@@ -260,3 +260,47 @@ def test_expired_tasks_that_come_back_in_line_do_not_hide_one_that_can_run(db: C
     run(db, "select fairq.resume_group('default', 'bob')")
     at(db, "12:00:11")
     assert pop(db, worker) == [good]
+
+
+def lanes(db: Conn) -> list[tuple[str, ...]]:
+    return run(db, "select group_key from fairq.lanes where queue = 'default' order by 1")
+
+
+def test_tasks_that_come_when_nothing_waits_leave_a_tick_and_no_lane(db: Conn) -> None:
+    worker = register(db)
+    bob, alice = create_many(db, "bob", 3), create(db, "alice")
+    with db.transaction():
+        (before,) = run(db, "select tick, clock from fairq._tick(0, 'default')")
+        assert pop(db, worker, 10) == [bob[0], alice, *bob[1:]]
+        assert lanes(db) == []
+        assert run(db, "select tick from fairq._tick(0, 'default')") == [(before[0] + 1,)]
+    # The clock goes past them: whoever comes next pays for nothing.
+    carol = create(db, "carol")
+    assert pop(db, worker, 10) == [carol]
+    ((clock,),) = run(db, "select clock from fairq._tick(0, 'default')")
+    assert clock == before[1] + 3 * 2**20
+    assert finish(db, worker, [*bob, alice, carol]) == [*bob, alice, carol]
+
+
+@pytest.mark.parametrize(
+    ("odd", "popped"),
+    [
+        ("""fairq.configure_group('default', 'bob', '{"weight": 2}')""", 3),
+        ("""fairq.configure_queue('default', '{"group_max_running": 2}')""", 2),
+        ("""fairq.configure_queue('default', '{"fairness": "time"}')""", 3),
+        ("fairq.create_task('bob', '{}', p_concurrency_key => 'k')", 4),
+        ("fairq.create_task('bob', '{}', p_expires_at => clock_timestamp() - interval '1 second')", 3),
+        ("fairq.cancel_task(max(id)) from fairq.tasks", 2),
+        (
+            "count(*) from fairq.create_tasks(array_fill('bob'::text, '{9}'), array_fill('1'::jsonb, '{9}'))",
+            10,
+        ),
+    ],
+    ids=["weight", "cap", "time", "key", "deadline", "wish", "too many"],
+)
+def test_what_is_not_plain_goes_the_whole_way(db: Conn, odd: str, popped: int) -> None:
+    worker = register(db)
+    create_many(db, "bob", 3)
+    run(db, f"select {odd}")
+    assert len(pop(db, worker, 10)) == popped
+    assert lanes(db) == [("bob",)]

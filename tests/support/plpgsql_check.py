@@ -36,7 +36,6 @@ order by 1, 2
 # ago: such a function is volatile, and the extension does not see it.
 VOLATILE = (
     "fairq.held_tasks(",
-    "fairq._find_of_worker(",
     "fairq._hear(",
     "fairq._may_go_on(",
     "fairq._pick(",
