@@ -32,7 +32,7 @@
     │   ├── ResultNotEncodable        result_invalid   the result cannot be stored
     │   ├── TaskTimeout               timeout          (a TimeoutError, too)
     │   ├── FinishLost                finish_lost      ctx.finish_in(conn), but that transaction rolled back
-    │   ├── Cancelled                 cancelled        somebody cancelled it
+    │   ├── Cancelled                 cancelled        somebody canceled it
     │   ├── Fail                      raise it in a handler: the task ends now, no further attempt
     │   └── Retry                     raise it in a handler: another attempt, after `delay`
     ├── NotHeld                       the attempt is not this worker's any more

@@ -75,8 +75,8 @@ class GroupSettings(TypedDict, Generic[Time], total=False):
     """The settings of a group's own; None: its queue's hold."""
 
     weight: Annotated[float | None, "Its share beside groups of weight 1: 0.001 to 1000."]
-    max_running: Annotated[int | None, "Most tasks in flight at once."]
-    rate_limit: Annotated[int | None, "Most tasks begun per --rate-period."]
+    max_running: Annotated[int | None, "The most tasks in flight at once."]
+    rate_limit: Annotated[int | None, "The most tasks started per --rate-period."]
     rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
     rate_burst: Annotated[int | None, "How many tasks may go ahead of the rate. Default: a second's worth."]
     breaker_threshold: Annotated[int | None, "Failures in a row after which nothing is started for a while."]
@@ -101,9 +101,11 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
     fairness: Annotated[
         Fairness | None, "What groups share: count (as many tasks for each) or time (as many worker seconds)."
     ]
-    group_max_running: Annotated[int | None, "The same for each group that has no cap of its own."]
+    group_max_running: Annotated[
+        int | None, "The most tasks in flight at once of each group that has no cap of its own."
+    ]
     group_rate_limit: Annotated[
-        int | None, "For each group without a rate of its own: most tasks begun per period."
+        int | None, "For each group without a rate of its own: the most tasks started per period."
     ]
     group_rate_period: Annotated[Time | None, "The time that --group-rate-limit counts in. Default: 1s."]
     group_rate_burst: Annotated[
@@ -113,8 +115,8 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
         int | None, "For each group without its own: failures in a row that stop it for a while."
     ]
     group_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
-    max_running: Annotated[int | None, "Most tasks in flight at once in the whole queue."]
-    rate_limit: Annotated[int | None, "Most tasks begun per --rate-period in the whole queue."]
+    max_running: Annotated[int | None, "The most tasks in flight at once in the whole queue."]
+    rate_limit: Annotated[int | None, "The most tasks started per --rate-period in the whole queue."]
     rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
     rate_burst: Annotated[int | None, "How many tasks may go ahead of the rate. Default: a second's worth."]
     breaker_threshold: Annotated[
@@ -126,7 +128,7 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
 class KeySettings(TypedDict, total=False):
     """How many tasks with a concurrency key are in flight at once; None: one."""
 
-    max_running: Annotated[int | None, "Most tasks with this key in flight at once. Default: 1."]
+    max_running: Annotated[int | None, "The most tasks with this key in flight at once. Default: 1."]
 
 
 class ClusterSettings(TypedDict, total=False):
@@ -134,7 +136,7 @@ class ClusterSettings(TypedDict, total=False):
 
     shard_count: Annotated[int | None, "Number of shards. Fixed once there are tasks."]
     payload_limit: Annotated[int | None, "Largest payload, in bytes of its text."]
-    max_running: Annotated[int | None, "Most tasks in flight at once over all queues and workers."]
+    max_running: Annotated[int | None, "The most tasks in flight at once over all queues and workers."]
 
 
 # --- What is answered beside settings --------------------------------------------------------------

@@ -152,7 +152,9 @@ def task_ids(values: Sequence[str]) -> list[int]:
     ids: list[int] = []
     for word in words:
         if not re.fullmatch(r"\d{1,19}", word) or int(word) >= 2**63:
-            raise click.UsageError(f"{clean(word)!r} is no task id. An id is a number, as enqueue prints it.")
+            raise click.UsageError(
+                f"{clean(word)!r} is not a task id. An id is a number, as enqueue prints it."
+            )
         ids.append(int(word))
     return list(dict.fromkeys(ids))
 

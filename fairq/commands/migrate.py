@@ -27,7 +27,7 @@ from fairq.dsn import describe, resolve
     "--to",
     default=install.HEAD,
     metavar="REVISION",
-    help="Where to go: head (default), base, or a revision such as 0003. Also downwards, never losing tasks.",
+    help="Where to go: head (default), base, or a revision such as 0003, also a lower one.",
 )
 @click.option(
     "--check", is_flag=True, help="Change nothing; exit 1 when the database is not at the revision."
@@ -41,7 +41,7 @@ from fairq.dsn import describe, resolve
     default=3.0,
     show_default=True,
     metavar="SECONDS",
-    help="Stand in a lock queue for this long at a time; statements of your application wait behind us.",
+    help="How long to wait for a lock at a time; statements of your application wait behind us.",
 )
 @click.option(
     "--patience",
@@ -49,7 +49,7 @@ from fairq.dsn import describe, resolve
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="Try again for this long when somebody holds a lock.",
+    help="How long to keep trying while somebody holds a lock.",
 )
 def migrate(to: str, check: bool, as_sql: bool, lock_timeout: float, patience: float) -> None:
     """Install or upgrade fairq in a database.
@@ -139,7 +139,7 @@ def _report(event: install.Applied | install.Waiting) -> None:
     metavar="REVISION",
     help="Where the database is.",
 )
-@click.option("--to", default=install.HEAD, show_default=True, metavar="REVISION", help="Where it shall go.")
+@click.option("--to", default=install.HEAD, show_default=True, metavar="REVISION", help="Where it should go.")
 def sql(start: str, to: str) -> None:
     """Print migrations as plain SQL.
 

@@ -26,7 +26,7 @@ def settings_options(settings: Any) -> Callable[[F], F]:
             type=click.Choice(list(known)),
             multiple=True,
             metavar="NAME",
-            help="Take a setting away, so that the default holds; --reset max_running. May be repeated.",
+            help="Take a setting away, so that the default holds: --reset max_running. May be repeated.",
         )(command)
         for name in reversed(known):
             command = declared_option(name, known[name])(command)

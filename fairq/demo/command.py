@@ -146,7 +146,7 @@ def _check(scenario: Scenario, *histories: list[Record]) -> None:
         if served != expected:
             raise Failure(
                 f"the history does not hold what was enqueued: {served} instead of {expected}",
-                hint="This is a mistake in fairq or in its demo. Please report it.",
+                hint="This is a bug in fairq or in its demo. Please report it.",
                 code="bug",
                 exit_code=Exit.BUG,
             )

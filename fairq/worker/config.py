@@ -32,11 +32,11 @@ class Settings:
     claim_lease: float | None = None
     """With prefetch, and only then: how long a claim holds before others may take the task."""
     max_claim_batch: int = 0
-    """Most tasks taken from a queue at a time, from all together if they have weights. 0: the slots, with
+    """The most tasks taken from a queue at a time, from all together if they have weights. 0: the slots, with
     prefetch the slots and the prefetch.
     """
     max_claim_per_worker: int = 0
-    """Most tasks held that have not begun. 0: as for max_claim_batch."""
+    """The most tasks held that have not begun. 0: as for max_claim_batch."""
     lease: float = 60.0
     """Without a sign of life for so long, the worker counts as lost and others get its tasks."""
     grace: float = 30.0
@@ -115,7 +115,7 @@ def problems(settings: Settings) -> list[str]:
             continue
         kinds = int if name in BOUNDS else int | float
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-            found.append(f"{name} is {value!r}, which is no number{' without a fraction' * (name in BOUNDS)}")
+            found.append(f"{name} is {value!r}, which is not a {'whole ' * (name in BOUNDS)}number")
             unreadable = True
         elif not least <= value <= most:
             found.append(f"{name} is {value}; it must be {least:g} to {most:g}")
@@ -136,7 +136,7 @@ def _queue_problems(queues: Sequence[str] | Mapping[str, float]) -> list[str]:
     found = _name_problems("queue", list(queues))
     for name, weight in queues.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            found.append(f"the weight of queue {name!r} is {weight!r}, which is no number")
+            found.append(f"the weight of queue {name!r} is {weight!r}, which is not a number")
         elif not least <= weight <= most:
             found.append(f"the weight of queue {name!r} is {weight:g}; it must be {least:g} to {most:g}")
     return found
@@ -170,7 +170,7 @@ def queues_of(texts: Sequence[str]) -> tuple[tuple[str, ...] | Mapping[str, floa
         try:
             weights[name] = float(text)
         except ValueError:
-            found.append(f"the weight of queue {name!r} is {text!r}, which is no number")
+            found.append(f"the weight of queue {name!r} is {text!r}, which is not a number")
     return ({} if found else weights), found
 
 

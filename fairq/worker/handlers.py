@@ -100,7 +100,7 @@ def conclude(entry: Entry, exception: BaseException | None, result: Any) -> Outc
     if entry.stop == "timeout" and (heeded or isinstance(exception, TimeoutError)):
         exception = timed_out(entry)
     elif entry.stop == "cancelled":
-        exception = Cancelled("somebody cancelled the task while it ran")
+        exception = Cancelled("somebody canceled the task while it ran")
     elif isinstance(exception, asyncio.CancelledError):
         # Nobody told it to stop: something that it awaited was cancelled, and that is a failure like any
         # other.
@@ -201,7 +201,7 @@ class Loopside:
             entry.runner = None
             ended(entry, error, result)
             # Nothing of one handler may reach the next: neither a cancellation nor a context variable.
-            if me.cancelling() or clock() > until or contextvars.copy_context() != clean:
+            if me.canceling() or clock() > until or contextvars.copy_context() != clean:
                 break
         self.go()
 

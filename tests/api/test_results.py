@@ -188,7 +188,7 @@ def end_by_failing(taker: Worker, id: int) -> None:
     taker.finish(id, "failed", error='{"message": "no"}')
 
 
-def end_by_cancelling(taker: Worker, id: int) -> None:
+def end_by_canceling(taker: Worker, id: int) -> None:
     taker._value("select fairq.cancel_task(%s)", id)
     taker._value("select fairq.maintain()")
 
@@ -198,7 +198,7 @@ def end_by_cancelling(taker: Worker, id: int) -> None:
     [
         (end_by_worker, "succeeded"),
         (end_by_failing, "failed"),
-        (end_by_cancelling, "cancelled"),
+        (end_by_canceling, "cancelled"),
     ],
 )
 def test_any_end_is_announced_with_or_without_a_result(

@@ -323,7 +323,7 @@ def test_ids_may_come_from_stdin(database: Database) -> None:
 def test_what_is_no_id_is_refused(database: Database, word: str) -> None:
     done = fairq(database, "cancel", "-", stdin=word)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "no task id" in done.stderr
+    assert "not a task id" in done.stderr
     assert "\x1b" not in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/requirements.md explains every id that tests cite, and no test shows what it does not list."""
+"""docs/reference/requirements.md explains every id that tests cite, and lists none that no test shows."""
 
 import re
 

@@ -205,7 +205,7 @@ def test_nothing_of_one_handler_reaches_the_next(desk: Desk) -> None:
         variable.set("dirty")
         current = asyncio.current_task()
         assert current is not None
-        assert current.cancelling() == 0
+        assert current.canceling() == 0
 
     @own.task
     def in_thread(payload: Any) -> None:
@@ -977,7 +977,7 @@ def test_the_worker_runs_on_a_loop_that_is_there_already(desk: Desk) -> None:
     assert desk.outcomes() == {"succeeded": 3}
 
 
-def test_cancelling_arun_gives_everything_back(desk: Desk) -> None:
+def test_canceling_arun_gives_everything_back(desk: Desk) -> None:
     own = fairq.App()
 
     @own.task
@@ -1114,7 +1114,7 @@ def test_a_report_is_what_the_handler_said_when_it_said_it(desk: Desk) -> None:
         ctx.progress(1, None, note)
         note["page"] = object()
         for done, total in ((float("inf"), None), ("x", None), (10**400, None), (1, "x"), (1, float("nan"))):
-            with pytest.raises(fairq.ConfigurationError, match="which is no number"):
+            with pytest.raises(fairq.ConfigurationError, match="which is not a number"):
                 ctx.progress(done, total)  # type: ignore[arg-type]
         release.wait(60)
 
