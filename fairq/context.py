@@ -201,7 +201,7 @@ def _amount(what: str, value: Any) -> float:
         amount = math.nan
     if not math.isfinite(amount):
         raise ConfigurationError(
-            f"the progress is reported with {what}={value!r:.60}, which is no number",
+            f"the progress is reported with {what}={value!r:.60}, which is not a number",
             "ctx.progress(pages_read, pages): how much is done, and of how much, if that is known.",
         )
     return amount

@@ -153,9 +153,7 @@ class BatchOptions(Declared, total=False):
 class TaskOptions(BatchOptions, total=False):
     """What one task may be told."""
 
-    idempotency_key: Annotated[
-        str | None, "The group has one task with this key: again means the same.", _key
-    ]
+    idempotency_key: Annotated[str | None, "A second task of the group with this key is the first one.", _key]
     concurrency_key: Annotated[str | None, "Tasks with equal keys do not run at the same time.", _key]
 
 

@@ -67,7 +67,7 @@ class Task(Generic[T, P, R]):
         if retry is not None and not isinstance(retry, Backoff):
             raise ConfigurationError(
                 f"task {kind!r} has retry={retry!r:.80}",
-                "Pass a policy: retry=fairq.Backoff(base=2, cap=600). How often is said by max_attempts=5.",
+                "Pass a policy: retry=fairq.Backoff(base=2, cap=600). To limit attempts: max_attempts=5.",
             )
         self.retry = retry
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(

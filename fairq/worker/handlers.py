@@ -201,7 +201,7 @@ class Loopside:
             entry.runner = None
             ended(entry, error, result)
             # Nothing of one handler may reach the next: neither a cancellation nor a context variable.
-            if me.canceling() or clock() > until or contextvars.copy_context() != clean:
+            if me.cancelling() or clock() > until or contextvars.copy_context() != clean:
                 break
         self.go()
 

@@ -205,7 +205,7 @@ def test_nothing_of_one_handler_reaches_the_next(desk: Desk) -> None:
         variable.set("dirty")
         current = asyncio.current_task()
         assert current is not None
-        assert current.canceling() == 0
+        assert current.cancelling() == 0
 
     @own.task
     def in_thread(payload: Any) -> None:
