@@ -28,9 +28,7 @@ DONE = {
 
 
 @command(codes={1: "a part failed"}, rights="fairq_work or fairq_admin")
-@click.option(
-    "--every", type=duration, metavar="TIME", help="Again and again, with this pause, until Ctrl-C or TERM."
-)
+@click.option("--every", type=duration, metavar="TIME", help="Repeat with this pause until Ctrl-C or TERM.")
 def maintain(every: timedelta | None) -> None:
     """Run one round of maintenance.
 

@@ -32,9 +32,9 @@ BREATHE = 4
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks. Longer by itself where a look takes long.",
+    help="Time between two looks. Grows when a look takes long.",
 )
-@click.option("--count", "looks", type=click.IntRange(min=1), metavar="N", help="End after so many looks.")
+@click.option("--count", "looks", type=click.IntRange(min=1), metavar="N", help="End after this many looks.")
 def top(queue: str | None, interval: float, looks: int | None) -> None:
     """Watch queues, groups and workers.
 
