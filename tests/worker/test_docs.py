@@ -8,10 +8,8 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-import click
 import pytest
 
-from fairq.commands.work import work
 from fairq.worker import Settings
 from fairq.worker.config import BOUNDS, SECONDS
 
@@ -23,17 +21,6 @@ SOURCES = [
 
 def page(name: str) -> str:
     return (DOCS / name).read_text("utf-8")
-
-
-def test_every_option_has_a_line_with_its_default() -> None:
-    text = page("reference/cli-work.md")
-    for option in work.params:
-        if not isinstance(option, click.Option):
-            continue
-        name = next(each for each in option.opts if each.startswith("--"))
-        (line,) = re.findall(rf"^\| `{name}`.*$", text, re.MULTILINE)
-        if not option.is_flag and isinstance(option.default, int | float) and option.show_default:
-            assert line.split("|")[2].strip() == f"{option.default:g}", line
 
 
 def test_every_setting_has_a_line_with_its_bounds() -> None:
