@@ -1,4 +1,4 @@
-# Everything runs in a virtual environment, .venv, that is made on first use. See docs/how-to/run-the-tests.md.
+# Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format test-long storm test-matrix test-shards test-ground bench bench-quick ci clean
@@ -25,7 +25,7 @@ help: ## Say what can be made (this text)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-16s%s\n", $$1, $$2}'
 	@echo
 	@echo "Variables: JOBS=2 (test processes), ARGS='-k overflow -x' (for pytest), PYTHON=/path/to/python3,"
-	@echo "FAIRQ_PG_BIN, FAIRQ_TEST_DSN, FAIRQ_TEST_BACKEND (see docs/how-to/run-the-tests.md)"
+	@echo "FAIRQ_PG_BIN, FAIRQ_TEST_DSN, FAIRQ_TEST_BACKEND (see CONTRIBUTING.md)"
 
 demo: .venv/.demo ## Watch Bob's 10,000 tasks and everybody else's run side by side
 	@.venv/bin/python -m fairq demo $(ARGS)

@@ -1,4 +1,4 @@
-"""The server of the run and the databases of the tests; see docs/how-to/run-the-tests.md."""
+"""The server of the run and the databases of the tests; see CONTRIBUTING.md."""
 
 import contextlib
 import os
