@@ -385,8 +385,7 @@ _USERS_ROWS = {
 
 _BODY = re.compile(r"(\$\w*\$).*?\1", re.DOTALL)
 _CREATE = re.compile(
-    r"^create (?:or replace )?(?:unlogged )?(materialized view|\w+) (?:if not exists )?([\w.]+)",
-    re.MULTILINE,
+    r"^create (?:or replace )?(?:unlogged )?(materialized view|\w+) (?:if not exists )?([\w.]+)", re.MULTILINE
 )
 _DROPPED = {"materialized view", "table", "view", "function", "procedure", "sequence", "type", "domain"}
 _GOES_ALONG = {"index", "unique", "statistics", "trigger", "schema", "role"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, LiteralString
 
@@ -41,10 +41,22 @@ SKEW_SECONDS = 2.0
 class Finding:
     """What a check found. `remedy` says what to do about it."""
 
-    check: str
     verdict: Verdict
     text: str
     remedy: str | None = None
+    check: str = ""
+
+
+def ok(text: str, remedy: str | None = None) -> Finding:
+    return Finding("ok", text, remedy)
+
+
+def look(text: str, remedy: str) -> Finding:
+    return Finding("look", text, remedy)
+
+
+def wrong(text: str, remedy: str | None) -> Finding:
+    return Finding("wrong", text, remedy)
 
 
 Row = dict[str, Any]
@@ -114,34 +126,34 @@ def _sum(found: list[Finding]) -> str:
 
 def examine(conn: Connection, dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     """All checks, in the order in which their answers make sense."""
-    yield judge_connection(_one(conn, CONNECTION), dsn, conn.info.backend_pid)
-    yield judge_server(_one(conn, SERVER))
-    yield judge_clock(*_clocks(conn))
-    version = judge_schema(conn)
-    yield version
-    there = version.verdict == "ok"
-    checks: list[tuple[str, Callable[[], Finding]]] = [
-        ("horizon", lambda: judge_horizon(_all(conn, HORIZON))),
-        ("listen", lambda: judge_listen(_hears(conn, dsn))),
-        ("connections", lambda: judge_connections(_one(conn, CONNECTIONS))),
-    ]
-    if there:
-        checks = [
-            ("rights", lambda: judge_rights(_one(conn, RIGHTS))),
-            ("workers", lambda: judge_workers(_all(conn, QUEUES), _all(conn, WORKERS))),
-            ("waiting", lambda: judge_waiting(_all(conn, QUEUES), max_wait)),
-            ("maintenance", lambda: judge_maintenance(_one(conn, MAINTENANCE), _all(conn, FAILURES))),
-            ("history", lambda: judge_history(_one(conn, HISTORY))),
-            *checks,
-            ("dead rows", lambda: judge_dead_rows(_all(conn, DEAD))),
-        ]
-    for name, check in checks:
+    checks: dict[str, Callable[[], Finding]] = {
+        "connection": lambda: judge_connection(_one(conn, CONNECTION), dsn, conn.info.backend_pid),
+        "server": lambda: judge_server(_one(conn, SERVER)),
+        "clock": lambda: judge_clock(*_clocks(conn)),
+        "schema": lambda: judge_schema(conn),
+        "rights": lambda: judge_rights(_one(conn, RIGHTS)),
+        "workers": lambda: judge_workers(_all(conn, QUEUES), _all(conn, WORKERS)),
+        "waiting": lambda: judge_waiting(_all(conn, QUEUES), max_wait),
+        "maintenance": lambda: judge_maintenance(_one(conn, MAINTENANCE), _all(conn, FAILURES)),
+        "history": lambda: judge_history(_one(conn, HISTORY)),
+        "horizon": lambda: judge_horizon(_all(conn, HORIZON)),
+        "listen": lambda: judge_listen(_hears(conn, dsn)),
+        "connections": lambda: judge_connections(_one(conn, CONNECTIONS)),
+        "dead rows": lambda: judge_dead_rows(_all(conn, DEAD)),
+    }
+    of_fairq = {"rights", "workers", "waiting", "maintenance", "history", "dead rows"}
+    there = True
+    for name, check in checks.items():
+        if name in of_fairq and not there:
+            continue
         try:
-            yield check()
+            found = check()
         except psycopg.errors.InsufficientPrivilege as exc:
             refused = exc.diag.message_primary or "a right is missing"
             remedy = "Ask as a role that is granted fairq_observe, or fairq_work."
-            yield Finding(name, "unknown", f"this role may not look: {refused}", remedy)
+            found = Finding("unknown", f"this role may not look: {refused}", remedy)
+        yield replace(found, check=name)
+        there = there and not (name == "schema" and found.verdict != "ok")
 
 
 def _all(conn: Connection, sql: LiteralString) -> list[Row]:
@@ -167,19 +179,19 @@ def judge_connection(row: Row, dsn: str, pid: int) -> Finding:
     text = f"{describe(dsn)}, as {row['role']}"
     if row["standby"]:
         remedy = "Name the primary: several hosts and target_session_attrs=read-write find it by themselves."
-        return Finding("connection", "wrong", f"{text}: a standby, nothing can be enqueued here", remedy)
+        return wrong(f"{text}: a standby, nothing can be enqueued here", remedy)
     if row["read_only"] == "on":
         remedy = f"alter role {row['role']} reset default_transaction_read_only;"
-        return Finding("connection", "wrong", f"{text}: transactions are read only by default", remedy)
+        return wrong(f"{text}: transactions are read only by default", remedy)
     if row["isolation"] != "read committed":
         remedy = (
             "Enqueueing works in every isolation level. pop_tasks and promote_overflow refuse all but READ "
             "COMMITTED (QF005): consumers of your own must ask for it. fairq's workers do."
         )
-        return Finding("connection", "look", f"{text}: the default isolation is {row['isolation']}", remedy)
+        return look(f"{text}: the default isolation is {row['isolation']}", remedy)
     if row["pid"] != pid:
-        return Finding("connection", "ok", f"{text}, through a pooler")
-    return Finding("connection", "ok", text)
+        return ok(f"{text}, through a pooler")
+    return ok(text)
 
 
 SERVER = """
@@ -192,24 +204,20 @@ select current_setting('server_version') as version, current_setting('server_ver
 def judge_server(row: Row) -> Finding:
     text = f"PostgreSQL {row['version']}"
     if row["number"] // 10000 < OLDEST_MAJOR:
-        return Finding("server", "wrong", f"{text} is older than {OLDEST_MAJOR}", "Upgrade PostgreSQL.")
+        return wrong(f"{text} is older than {OLDEST_MAJOR}", "Upgrade PostgreSQL.")
     if row["fsync"] == "off" or row["full_page_writes"] == "off":
         name = "fsync" if row["fsync"] == "off" else "full_page_writes"
-        return Finding(
-            "server",
-            "wrong",
+        return wrong(
             f"{text} with {name} off: a crash may lose or damage everything",
             f"alter system set {name} = on; select pg_reload_conf();",
         )
     if row["autovacuum"] == "off" or row["track_counts"] == "off":
         name = "autovacuum" if row["autovacuum"] == "off" else "track_counts"
-        return Finding(
-            "server",
-            "wrong",
+        return wrong(
             f"{text} with {name} off: dead rows are never removed",
             f"alter system set {name} = on; select pg_reload_conf();",
         )
-    return Finding("server", "ok", text)
+    return ok(text)
 
 
 def _clocks(conn: Connection) -> tuple[datetime, datetime, datetime]:
@@ -222,11 +230,9 @@ def judge_clock(before: datetime, at: datetime, after: datetime) -> Finding:
     """The server's time lies between two looks at ours, or the clocks differ."""
     skew = max(before - at, at - after, timedelta(0)).total_seconds()
     if skew <= SKEW_SECONDS:
-        return Finding("clock", "ok", "this machine and the server agree")
+        return ok("this machine and the server agree")
     side = "behind" if at > after else "ahead of"
-    return Finding(
-        "clock",
-        "look",
+    return look(
         f"this machine is {span(skew)} {side} the server",
         "Leases and due times go by the server's clock alone; a run_at that is computed here is off by that "
         "much. Synchronise both (chrony, systemd-timesyncd).",
@@ -237,14 +243,14 @@ def judge_schema(conn: Connection) -> Finding:
     try:
         version = install.check_version(conn)
     except FairqError as exc:
-        return Finding("schema", "wrong", mask(str(exc)), exc.hint)
+        return wrong(mask(str(exc)), exc.hint)
     except psycopg.errors.InsufficientPrivilege as exc:
         text = f"this role may not look: {exc.diag.message_primary}"
-        return Finding("schema", "wrong", text, _GRANT)
+        return wrong(text, _GRANT)
     if version != install.head():
         text = f"{version}; this fairq brings {install.head()}, and works with both"
-        return Finding("schema", "look", text, "fairq migrate")
-    return Finding("schema", "ok", str(version))
+        return look(text, "fairq migrate")
+    return ok(str(version))
 
 
 _GRANT = "Let an operator grant it fairq_enqueue, fairq_work, fairq_observe or fairq_admin."
@@ -261,16 +267,13 @@ where r.rolname = current_user
 
 def judge_rights(row: Row) -> Finding:
     if row["superuser"]:
-        return Finding(
-            "rights",
-            "ok",
-            "superuser: may do everything",
-            "Applications and workers need less: fairq_enqueue, fairq_work.",
+        return ok(
+            "superuser: may do everything", "Applications and workers need less: fairq_enqueue, fairq_work."
         )
     able = [name for name in ("enqueue", "work", "observe", "admin") if row[name]]
     if not able:
-        return Finding("rights", "wrong", "this role may do nothing with fairq", _GRANT)
-    return Finding("rights", "ok", f"may {', '.join(able)}")
+        return wrong("this role may do nothing with fairq", _GRANT)
+    return ok(f"may {', '.join(able)}")
 
 
 # --- The queues ------------------------------------------------------------------------------------
@@ -300,10 +303,10 @@ def judge_workers(queues: list[Row], workers: list[Row]) -> Finding:
     text = count(len(living), "worker alive", "workers alive")
     if unserved:
         text = f"{text}; tasks wait and nobody serves {_names(unserved)}"
-        return Finding("workers", "wrong", text, "Start one: fairq work myapp.tasks --queue NAME")
+        return wrong(text, "Start one: fairq work myapp.tasks --queue NAME")
     if not living:
-        return Finding("workers", "look", f"{text}; nothing waits, either", "fairq work myapp.tasks")
-    return Finding("workers", "ok", text)
+        return look(f"{text}; nothing waits, either", "fairq work myapp.tasks")
+    return ok(text)
 
 
 def _names(names: list[str]) -> str:
@@ -318,18 +321,18 @@ def judge_waiting(queues: list[Row], max_wait: timedelta | None) -> Finding:
         if each["oldest_waiting_since"] is not None and not each["paused"]
     ]
     if not waits:
-        return Finding("waiting", "ok", "no task waits")
+        return ok("no task waits")
     longest, queue = max(waits)
     text = f'the oldest waits for {span(longest)}, in queue "{queue}"'
     if longest <= (max_wait or LONG_WAIT):
-        return Finding("waiting", "ok", text)
+        return ok(text)
     remedy = (
         "fairq groups --queue NAME shows whose it is, fairq explain ID why. A tenant with a large backlog "
         "waits, and so does one with a cap or a rate: that may be meant. More slots help everybody."
     )
     if max_wait is None:
-        return Finding("waiting", "look", text, remedy)
-    return Finding("waiting", "wrong", f"{text}, longer than {span(max_wait)}", remedy)
+        return look(text, remedy)
+    return wrong(f"{text}, longer than {span(max_wait)}", remedy)
 
 
 MAINTENANCE = """
@@ -382,11 +385,11 @@ def judge_maintenance(row: Row, failures: list[Row]) -> Finding:
             "Mend what the message names; the other parts go on meanwhile. To try it again: "
             f"select fairq.maintain(p_part => '{part}');"
         )
-        return Finding("maintenance", "wrong", text, remedy)
+        return wrong(text, remedy)
     if not left:
-        return Finding("maintenance", "ok", "nothing is left lying")
+        return ok("nothing is left lying")
     remedy = "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."
-    return Finding("maintenance", "wrong", f"nobody seems to run it: {', '.join(left)}", remedy)
+    return wrong(f"nobody seems to run it: {', '.join(left)}", remedy)
 
 
 HISTORY = """
@@ -398,9 +401,9 @@ select to_regclass(format('fairq.finished_tasks_%s',
 def judge_history(row: Row) -> Finding:
     """Days are dropped whole. What ends on a day without a partition of its own is removed row by row."""
     if row["tomorrow"]:
-        return Finding("history", "ok", "the coming days have their partitions")
+        return ok("the coming days have their partitions")
     remedy = "fairq maintain makes a week of them. It has not run for a week."
-    return Finding("history", "look", "there is no partition for tomorrow", remedy)
+    return look("there is no partition for tomorrow", remedy)
 
 
 # --- What the rest of the server does to us --------------------------------------------------------
@@ -434,7 +437,7 @@ HELD_TRANSACTIONS = 1_000_000
 def judge_horizon(rows: list[Row]) -> Finding:
     held = [each for each in rows if _holds(each)]
     if not held:
-        return Finding("horizon", "ok", "nothing keeps dead rows from being removed")
+        return ok("nothing keeps dead rows from being removed")
     worst = held[0]
     since = f" for {span(worst['held_for'])}" if worst["held_for"] else f" for {worst['age']:,} transactions"
     more = f"; and {len(held) - 1} more" if len(held) > 1 else ""
@@ -447,7 +450,7 @@ def judge_horizon(rows: list[Row]) -> Finding:
         "idle slot": f"Nobody reads it. If it is not needed: select pg_drop_replication_slot({handle});",
     }[worst["kind"]]
     forgotten = worst["kind"] in ("prepared", "idle slot")
-    return Finding("horizon", "wrong" if forgotten else "look", text, remedy)
+    return Finding("wrong" if forgotten else "look", text, remedy)
 
 
 def _holds(row: Row) -> bool:
@@ -468,10 +471,8 @@ def _hears(conn: Connection, dsn: str) -> bool:
 
 def judge_listen(heard: bool) -> Finding:
     if heard:
-        return Finding("listen", "ok", "notifications come through")
-    return Finding(
-        "listen",
-        "look",
+        return ok("notifications come through")
+    return look(
         "LISTEN is accepted and silent: a pooler in transaction mode is in between",
         "Workers poll then, and start tasks later. Give them a direct connection for listening: fairq work "
         "--listen-dsn.",
@@ -489,11 +490,11 @@ def judge_connections(row: Row) -> Finding:
     if row["queue"] > 0.5:
         remedy = "A session listens and sits in a transaction. Find it in pg_stat_activity, and end it."
         share = f"{row['queue']:.0%}"
-        return Finding("connections", "wrong", f"the server's queue of notifications is {share} full", remedy)
+        return wrong(f"the server's queue of notifications is {share} full", remedy)
     if row["used"] > 0.9 * row["most"]:
         remedy = "Put a pooler in front (docs: fairq works behind PgBouncer), or raise max_connections."
-        return Finding("connections", "look", text, remedy)
-    return Finding("connections", "ok", text)
+        return look(text, remedy)
+    return ok(text)
 
 
 DEAD = """
@@ -508,11 +509,9 @@ def judge_dead_rows(rows: list[Row]) -> Finding:
     worst = rows[0]
     text = f"at most {worst['dead']:,} in a table, in {worst['name']}" if worst["dead"] else "none"
     if worst["dead"] <= DEAD_ROWS or worst["dead"] <= 10 * worst["live"]:
-        return Finding("dead rows", "ok", text)
+        return ok(text)
     when = f"vacuumed {plain(worst['last_autovacuum'])}" if worst["last_autovacuum"] else "never vacuumed"
-    return Finding(
-        "dead rows",
-        "look",
+    return look(
         f"{worst['dead']:,} in {worst['name']}, beside {worst['live']:,} living; {when}",
         "The queue stays fast all the same, the disk fills up. See horizon above; then: "
         f"vacuum fairq.{worst['name']};",

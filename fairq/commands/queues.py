@@ -520,8 +520,7 @@ def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
             left = _left(conn, queue)
     rest = "It is empty." if not left else f"{count(left, 'task')} left, which are still served."
     show(
-        {"queue": queue, "done": "draining", "left": left},
-        f"Queue {clean(queue)} takes no new tasks. {rest}",
+        {"queue": queue, "done": "draining", "left": left}, f"Queue {clean(queue)} takes no new tasks. {rest}"
     )
 
 

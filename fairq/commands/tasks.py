@@ -255,11 +255,7 @@ def _progress(file: IO[bytes], source: str) -> Iterator[Callable[[int], None]]:
 
 
 def _enqueue_many(
-    lines: Iterator[Line],
-    options: dict[str, Any],
-    group: str | None,
-    batch: int,
-    commit_each: bool,
+    lines: Iterator[Line], options: dict[str, Any], group: str | None, batch: int, commit_each: bool
 ) -> dict[str, Any]:
     now = datetime.now(UTC)
     created, first, last, done = 0, None, None, 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -19,6 +20,50 @@ from fairq.worker.config import Settings, queues_of
 
 LISTEN_DSN = "FAIRQ_LISTEN_DSN"
 LEVELS = ("debug", "info", "warning", "error")
+
+
+# Settings that are told as they are: how a value is shown, what it means. The default is the setting's own.
+_TOLD = {
+    "concurrency": ("N", "Slots: tasks at once, in each process. 0: as many as there are CPUs."),
+    "prefetch": ("N", "Claim this many tasks beyond the slots. Needs --claim-lease; excludes a cluster cap."),
+    "claim_lease": ("SECONDS", "With --prefetch only: how long a claim keeps a task from others."),
+    "max_claim_batch": (
+        "N",
+        "The most tasks taken from a queue at a time; with weights, from all. 0: slots plus prefetch.",
+    ),
+    "max_claim_per_worker": ("N", "The most tasks held that have not begun. 0: as for --max-claim-batch."),
+    "grace": ("SECONDS", "How long handlers have to end after TERM or INT."),
+    "lease": (
+        "SECONDS",
+        "After this long without a sign of life the worker counts as lost, and others get its tasks.",
+    ),
+    "db_retry_initial_ms": (
+        "MS",
+        "First pause after a failure of the database, 100 to 60000. Doubled each time, give or take 25 %.",
+    ),
+    "db_retry_max_ms": ("MS", "Longest of these pauses, 500 to 300000."),
+    "db_retry_max_attempts": ("N", "Failures in a row after which to give up, up to 10000. 0: never."),
+    "breaker_threshold": ("N", "Failures in a row after which the database is left alone. 0: never."),
+    "breaker_cooldown_ms": ("MS", "For how long."),
+    "name": ("TEXT", "Name in the statistics. Default: host and process id."),
+}
+_SHORT = {"concurrency": ["-c"]}
+
+
+def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
+    defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
+    for name, (shown, text) in reversed(_TOLD.items()):
+        default: Any = defaults[name]
+        command = click.option(
+            f"--{name.replace('_', '-')}",
+            *_SHORT.get(name, ()),
+            type=float if default is None else type(default),
+            default=default,
+            show_default=default not in (None, ""),
+            metavar=shown,
+            help=text,
+        )(command)
+    return command
 
 
 @command(
@@ -40,14 +85,6 @@ LEVELS = ("debug", "info", "warning", "error")
     " each gets its share. Default: the queues of the app's tasks.",
 )
 @click.option(
-    "--concurrency",
-    "-c",
-    type=int,
-    default=0,
-    metavar="N",
-    help="Slots: tasks at once, in each process. Default: the number of CPUs.",
-)
-@click.option(
     "--processes",
     "-p",
     type=int,
@@ -58,50 +95,7 @@ LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option("--once", is_flag=True, help="Look for work once, run what was found, end.")
 @click.option("--drain", is_flag=True, help="Run until there is nothing left that may run now, end.")
-@click.option(
-    "--prefetch",
-    type=int,
-    default=0,
-    metavar="N",
-    help="Claim this many tasks beyond the slots. Needs --claim-lease; excludes a cluster cap.",
-)
-@click.option(
-    "--claim-lease",
-    type=float,
-    metavar="SECONDS",
-    help="With --prefetch only: how long a claim keeps a task from others.",
-)
-@click.option(
-    "--max-claim-batch",
-    type=int,
-    default=0,
-    metavar="N",
-    help="The most tasks taken from a queue at a time; with weights, from all together. 0: slots plus"
-    " prefetch.",
-)
-@click.option(
-    "--max-claim-per-worker",
-    type=int,
-    default=0,
-    metavar="N",
-    help="The most tasks held that have not begun. 0: as for --max-claim-batch.",
-)
-@click.option(
-    "--grace",
-    type=float,
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long handlers have to end after TERM or INT.",
-)
-@click.option(
-    "--lease",
-    type=float,
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="After this long without a sign of life the worker counts as lost, and others get its tasks.",
-)
+@settings_of_a_worker
 @click.option(
     "--poll-interval",
     type=float,
@@ -123,43 +117,6 @@ LEVELS = ("debug", "info", "warning", "error")
     metavar="SECONDS",
     help="How often to call fairq.maintain(). 0: never.",
 )
-@click.option(
-    "--db-retry-initial-ms",
-    type=int,
-    default=500,
-    show_default=True,
-    metavar="MS",
-    help="First pause after a failure of the database, 100 to 60000. Doubled each time, give or take a"
-    " quarter.",
-)
-@click.option(
-    "--db-retry-max-ms",
-    type=int,
-    default=30_000,
-    show_default=True,
-    metavar="MS",
-    help="Longest of these pauses, 500 to 300000.",
-)
-@click.option(
-    "--db-retry-max-attempts",
-    type=int,
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Failures in a row after which to give up, up to 10000. 0: never.",
-)
-@click.option(
-    "--breaker-threshold",
-    type=int,
-    default=5,
-    show_default=True,
-    metavar="N",
-    help="Failures in a row after which the database is left alone. 0: never.",
-)
-@click.option(
-    "--breaker-cooldown-ms", type=int, default=60_000, show_default=True, metavar="MS", help="For how long."
-)
-@click.option("--name", default="", help="Name in the statistics. Default: host and process id.")
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS),

@@ -23,10 +23,7 @@ MUTED = "#6b7280"
 GRID = "#e3e1da"
 FLOOD_COLOUR = "#b9b4a6"
 COLOURS = {"FIFO": "#d1495b", "fairq": "#00798c"}
-TITLES = {
-    "FIFO": "FIFO: everybody waits behind Bob",
-    "fairq": "fairq: everybody in turn",
-}
+TITLES = {"FIFO": "FIFO: everybody waits behind Bob", "fairq": "fairq: everybody in turn"}
 FONT: Any = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 11}
 
 
