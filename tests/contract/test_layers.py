@@ -18,11 +18,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("install", "embedded"),
     ("worker", "testing"),
     ("cli",),
-    ("commands", "codegen", "demo", "pytest_plugin", "_supervisor"),
+    ("commands", "codegen", "demo", "pytest_plugin", "_keeper"),
     ("__init__", "__main__"),
 )
 # Nobody imports these.
-ALONE = {"_supervisor", "pytest_plugin", "demo", "testing", "__main__"}
+ALONE = {"_keeper", "pytest_plugin", "demo", "testing", "__main__"}
 
 # Modules that send statements, and what. All others call what these offer.
 SENDERS = {
