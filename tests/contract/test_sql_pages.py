@@ -56,11 +56,9 @@ def test_pages_spell_signatures_as_the_catalogue_does(db: psycopg.Connection[Any
         text = page(name)
         rows = re.findall(r"^\| `(p_\w+)` \| ([^|]+?) \| (?:`(.*?)`)? *\| .+ \|$", text, re.MULTILINE)
         assert rows == [spelled(each) for each in parameters], name
-        lines = [f"  {n} {t}{f' default {d}' if d else ''}" for n, t, d in map(spelled, parameters)]
         returns = result.replace("SETOF", "setof").replace("timestamp with time zone", "timestamptz")
         returns = "table (…)" if returns.startswith("TABLE") else returns
-        signature = "\n" + ",\n".join(lines) + "\n" if lines else ""
-        assert f"fairq.{name}({signature}) returns {returns}\n" in text, name
+        assert f"fairq.{name}({'…' if parameters else ''}) returns {returns}\n" in text, name
 
 
 def test_pages_have_their_sections_and_an_example(db: psycopg.Connection[Any]) -> None:
@@ -113,7 +111,9 @@ def test_the_page_of_tables_has_every_table_view_and_column(db: psycopg.Connecti
             continue
         section = text.split(f"\n## fairq.{name}\n")[1].split("\n## ")[0]
         settings = {row[0] for row in settings_of(page(SETTINGS[name]))} if name in SETTINGS else set()
-        assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) | settings == set(columns), name
+        # Columns that mean what they mean in another table share a row.
+        shown = "".join(re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", section, re.MULTILINE))
+        assert set(re.findall(r"`(\w+)`", shown)) | settings == set(columns), name
 
 
 SETTINGS = {"queues": "configure_queue", "groups": "configure_group", "settings": "configure_cluster"}
