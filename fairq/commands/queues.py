@@ -362,7 +362,10 @@ def reset_group_rate(group_key: str, queue: str) -> None:
 # --- keys, cluster ---------------------------------------------------------------------------------
 
 
-@group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")
+@group(
+    codes={1: "refused"},
+    rights="any role of fairq to look, though fairq_enqueue sees none; fairq_admin to change",
+)
 @click.pass_context
 def keys(ctx: click.Context) -> None:
     """List concurrency keys with settings; change them.
