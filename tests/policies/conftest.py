@@ -1,6 +1,6 @@
 import pytest
 
-from tests.policies.calls import Conn, at
+from tests.support.calls import Conn, at
 from tests.support.database import Database
 
 

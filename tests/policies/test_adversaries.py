@@ -7,22 +7,21 @@ import psycopg
 import pytest
 
 from tests.contract.loads import ROWS
-from tests.policies.calls import (
+from tests.support.calls import (
     Conn,
-    assert_counted,
     call,
     create,
+    create_many,
     finish,
     groups_of,
-    ids_of,
     one,
     pop,
     promote,
+    register,
     run,
-    tasks,
-    worker,
 )
 from tests.support.database import Database
+from tests.support.invariants import assert_sound
 from tests.support.plans import explain, shared_buffers
 from tests.support.sessions import call_in_background
 
@@ -39,7 +38,7 @@ PATIENCE = 300.0
 def test_a_storm_of_enqueues_of_one_tenant_delays_nobody(database: Database) -> None:
     """I2, I6: bob enqueues from eight sessions at once; what others enqueue meanwhile is served next."""
     conn = database.connect(autocommit=True)
-    bob = worker(conn)
+    bob = register(conn)
     storm_is_over = threading.Event()
 
     def enqueue(session: int) -> None:
@@ -53,7 +52,7 @@ def test_a_storm_of_enqueues_of_one_tenant_delays_nobody(database: Database) -> 
     for number in range(20):
         mine = create(conn, f"newcomer {number}")
         held = pop(conn, bob, 4)
-        waits.append(ids_of(held).index(mine) if mine in ids_of(held) else 99)
+        waits.append(next((place for place, task in enumerate(held) if task == mine), 99))
         served += len(finish(conn, bob, held))
     for future in futures:
         future.result(PATIENCE)
@@ -66,7 +65,7 @@ def test_a_storm_of_enqueues_of_one_tenant_delays_nobody(database: Database) -> 
 
 def test_a_tenant_that_shards_into_a_thousand_keys_gets_a_thousand_turns(conn: Conn) -> None:
     """What fairness cannot do: a group is what the application says. A newcomer still comes at once (I6)."""
-    bob = worker(conn)
+    bob = register(conn)
     run(
         conn,
         "select fairq.create_tasks(array_agg('evil ' || n %% 1000), array_agg('{}'::jsonb))"
@@ -74,7 +73,7 @@ def test_a_tenant_that_shards_into_a_thousand_keys_gets_a_thousand_turns(conn: C
     )
     # Each has had its first turn, and ten their second one.
     pop(conn, bob, 1010)
-    tasks(conn, "alice", 3)
+    create_many(conn, "alice", 3)
     served = groups_of(pop(conn, bob, 1100))
     assert served[0] == "alice"
     assert served.count("alice") <= 3
@@ -83,33 +82,33 @@ def test_a_tenant_that_shards_into_a_thousand_keys_gets_a_thousand_turns(conn: C
 def test_a_concurrency_key_per_tenant_bounds_one_that_shards(conn: Conn) -> None:
     """The remedy: the same key on all tasks of the tenant, whatever its groups are called."""
     call(conn, "configure_key", "tenant evil", max_running=2)
-    bob = worker(conn)
+    bob = register(conn)
     run(
         conn,
         "select fairq.create_tasks(array_agg('evil ' || n), array_agg('{}'::jsonb),"
         " p_concurrency_keys => array_agg('tenant evil'::text)) from generate_series(1, 300) n",
     )
-    tasks(conn, "alice", 30)
+    create_many(conn, "alice", 30)
     held = pop(conn, bob, 20)
     assert Counter(group.split()[0] for group in groups_of(held)) == {"evil": 2, "alice": 18}
     finish(conn, bob, held)
     assert Counter(group.split()[0] for group in groups_of(pop(conn, bob, 20))) == {"evil": 2, "alice": 12}
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_tenant_whose_tasks_never_end_keeps_its_places_and_no_more(conn: Conn) -> None:
     """I7, I8: a cap is what bounds it; without one it would hold every slot there is."""
     call(conn, "configure_queue", "default", group_max_running=3)
-    bob = worker(conn)
-    tasks(conn, "endless", 100)
-    tasks(conn, "alice", 100)
+    bob = register(conn)
+    create_many(conn, "endless", 100)
+    create_many(conn, "alice", 100)
     ended = 0
     for _ in range(60):
-        held = [each for each in pop(conn, bob, 8) if each[2] == "alice"]
+        held = [each for each in pop(conn, bob, 8) if each.group_key == "alice"]
         ended += len(finish(conn, bob, held))
     assert ended == 100
     assert one(conn, "select count(*) from fairq.live_tasks where state = 'running'") == 3
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def cost_of_a_pop(conn: Conn, worker_id: int, limit: int = 10) -> int:
@@ -135,13 +134,13 @@ def test_masses_of_gated_tasks_cost_a_runnable_group_nothing(database: Database)
         call(conn, "configure_group", "default", "capped", max_running=2)
         call(conn, "configure_group", "default", "slow", rate_limit=1, rate_period="1 day")
         call(conn, "pause_group", "default", "paused")
-        bob = worker(conn)
+        bob = register(conn)
         for group in ("capped", "slow", "paused"):
-            tasks(conn, group, gated // 5)
-        tasks(conn, "later", gated // 5, run_at="2130-01-01 00:00:00+00")
+            create_many(conn, group, gated // 5)
+        create_many(conn, "later", gated // 5, run_at="2130-01-01 00:00:00+00")
         create(conn, "holder", concurrency_key="k")
-        tasks(conn, "blocked", gated // 5, concurrency_keys=["k"] * (gated // 5))
-        tasks(conn, "free", 2000)
+        create_many(conn, "blocked", gated // 5, concurrency_keys=["k"] * (gated // 5))
+        create_many(conn, "free", 2000)
         for _ in range(20):
             pop(conn, bob, 10)
         run(conn, "vacuum (analyze) fairq.tasks")
@@ -169,7 +168,7 @@ def test_promotion_of_capped_groups_costs_what_it_promotes(database: Database) -
             " fairq.groups, fairq.finished_tasks",
         )
         call(conn, "configure_queue", "default", group_max_running=1, ready_target=200)
-        bob = worker(conn)
+        bob = register(conn)
         run(
             conn,
             "select fairq.create_tasks(array_agg('g' || n %% %s), array_agg('{}'::jsonb))"
@@ -193,5 +192,5 @@ def test_promotion_of_capped_groups_costs_what_it_promotes(database: Database) -
             held = pop(conn, bob, 100)
             assert len(held) == 100
         costs[groups] = spent
-        assert_counted(conn)
+        assert_sound(conn)
     assert costs[GROUPS] < 2 * costs[500], costs

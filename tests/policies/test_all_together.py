@@ -23,9 +23,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.policies.calls import Conn, call, one, run, settle
+from tests.support.calls import Conn, call, one, run
 from tests.support.database import Database
-from tests.support.invariants import violations
+from tests.support.invariants import hear_all, violations
 
 QUEUES = ["default", "mail"]
 # "slow" has a rate, "broken" a breaker: what they may have is checked by bounds, not by the model.
@@ -527,7 +527,7 @@ class Policies(RuleBasedStateMachine):
         """I7, I11: looked at in a transaction that is rolled back, so that looking changes nothing."""
         run(self.conn, "begin")
         try:
-            settle(self.conn)
+            hear_all(self.conn)
             wrong = violations(self.conn)
         finally:
             run(self.conn, "rollback")
@@ -574,7 +574,7 @@ class Policies(RuleBasedStateMachine):
                 call(self.conn, "maintain")
         assert not tasks, f"starved: {tasks}"
         self.every_lane_counts_the_tasks_in_flight()
-        settle(self.conn)
+        hear_all(self.conn)
         wrong = run(self.conn, "select queue, group_key from fairq.lanes where (gate).in_flight <> 0")
         assert not wrong
 

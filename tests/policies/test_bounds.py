@@ -7,25 +7,24 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.policies.calls import (
+from tests.support.calls import (
     Conn,
-    assert_counted,
     call,
     create,
+    create_many,
     finish,
     groups_of,
-    ids_of,
     maintain,
     one,
     pop,
     promote,
+    register,
     release,
     run,
     state,
-    tasks,
-    worker,
 )
 from tests.support.database import Database
+from tests.support.invariants import assert_sound
 from tests.support.plans import explain, shared_buffers
 
 CLOCK = "select set_config('fairq.now', %s, false)"
@@ -46,7 +45,7 @@ def written(conn: Conn) -> int:
 
 
 def test_a_place_of_a_key_that_comes_free_costs_the_same_however_many_groups_wait(conn: Conn) -> None:
-    bob = worker(conn)
+    bob = register(conn)
     costs = {}
     for groups in (20, 200):
         key = f"k{groups}"
@@ -78,12 +77,12 @@ def test_a_place_of_a_key_that_comes_free_costs_the_same_however_many_groups_wai
         while held := pop(conn, bob, 10):
             finish(conn, bob, held)
     assert costs[200] <= 1.2 * costs[20], costs
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_backlog_of_one_key_is_parked_in_portions_and_holds_nobody_up(conn: Conn) -> None:
-    bob = worker(conn)
-    tasks(conn, "eve", 6000, concurrency_keys=["eve's"] * 6000)
+    bob = register(conn)
+    create_many(conn, "eve", 6000, concurrency_keys=["eve's"] * 6000)
     create(conn, "alice")
     assert sorted(groups_of(pop(conn, bob, 2))) == ["alice", "eve"]
     parked = 0
@@ -96,28 +95,28 @@ def test_a_backlog_of_one_key_is_parked_in_portions_and_holds_nobody_up(conn: Co
     # A task of eve's without the key is not held up by those that have it.
     free = create(conn, "eve")
     for _ in range(20):
-        if free in ids_of(pop(conn, bob, 1)):
+        if free in pop(conn, bob, 1):
             break
     else:
         pytest.fail("it was not served")
     assert one(conn, "select count(*) from fairq.parked") == 5999
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_no_task_has_a_key_while_it_only_waits_for_its_turn(conn: Conn) -> None:
-    bob = worker(conn)
-    tasks(conn, "bob", 900)
+    bob = register(conn)
+    create_many(conn, "bob", 900)
     create(conn, "bob", concurrency_key="db")
     promote(conn)
     finish(conn, bob, pop(conn, bob, 1))
     create(conn, "alice", concurrency_key="db")
     assert "alice" in groups_of(pop(conn, bob, 2)), "nobody runs with the key"
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_key_is_not_given_to_a_task_of_a_paused_queue(conn: Conn) -> None:
     call(conn, "configure_queue", "other")
-    bob = worker(conn, "default", "other")
+    bob = register(conn, "default", "other")
     create(conn, "bob", concurrency_key="k")
     held = pop(conn, bob)
     create(conn, "carol", queue="other", concurrency_key="k")
@@ -131,14 +130,14 @@ def test_a_key_is_not_given_to_a_task_of_a_paused_queue(conn: Conn) -> None:
     finish(conn, bob, held)
     call(conn, "resume_queue", "other")
     assert groups_of(pop(conn, bob, queue="other")) == ["carol"]
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 # --- Hearing ---
 
 
 def test_alice_is_next_behind_ten_thousand_tasks_that_came_one_by_one(conn: Conn) -> None:
-    bob = worker(conn)
+    bob = register(conn)
     run(conn, "select count(fairq.create_task('bob', '{}')) from generate_series(1, 10000)")
     create(conn, "alice")
     assert sorted(groups_of(pop(conn, bob, 2))) == ["alice", "bob"]
@@ -164,12 +163,12 @@ def test_every_pass_hears_a_bounded_number_of_rings_also_the_third(conn: Conn) -
         passes.append(after - before)
     assert len(passes) >= 3
     assert max(passes) <= 5100, passes
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_one_call_with_many_new_groups_is_heard_in_portions(conn: Conn) -> None:
     """A pass may end in the middle of a transaction, and the next one goes on there."""
-    bob = worker(conn)
+    bob = register(conn)
     run(
         conn,
         "select count(*)"
@@ -188,7 +187,7 @@ def test_one_call_with_many_new_groups_is_heard_in_portions(conn: Conn) -> None:
 
 
 def test_twenty_thousand_priorities_cost_what_one_does(conn: Conn) -> None:
-    bob = worker(conn)
+    bob = register(conn)
     costs = {}
     for levels in (1, 4000):
         group = f"of {levels}"
@@ -209,9 +208,7 @@ def test_twenty_thousand_priorities_cost_what_one_does(conn: Conn) -> None:
         )
         order = []
         while held := pop(conn, bob, 1000):
-            order += [
-                one(conn, "select priority from fairq.tasks where id = %s", id_) for id_ in ids_of(held)
-            ][:5]
+            order += [one(conn, "select priority from fairq.tasks where id = %s", id_) for id_ in held][:5]
             finish(conn, bob, held)
         assert order == sorted(order, reverse=True)
     assert costs[4000] < 2 * costs[1], costs
@@ -221,8 +218,8 @@ def test_twenty_thousand_priorities_cost_what_one_does(conn: Conn) -> None:
 
 
 def test_a_rate_that_is_set_holds_at_once(conn: Conn) -> None:
-    bob = worker(conn)
-    tasks(conn, "bob", 2000)
+    bob = register(conn)
+    create_many(conn, "bob", 2000)
     promote(conn)
     assert one(conn, "select count(*) from fairq.ready") > 0
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 day", rate_burst=3)
@@ -233,8 +230,8 @@ def test_a_rate_that_is_set_holds_at_once(conn: Conn) -> None:
 def test_after_a_pause_of_the_workers_a_burst_starts_and_no_more(conn: Conn) -> None:
     run(conn, CLOCK, "2030-01-01 00:00:00+00")
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 second", rate_burst=1)
-    bob = worker(conn, lease="1 day")
-    tasks(conn, "bob", 200)
+    bob = register(conn, lease="1 day")
+    create_many(conn, "bob", 200)
     call(conn, "pause_queue", "default")
     for second in range(1, 121, 2):
         run(conn, CLOCK, f"2030-01-01 00:{second // 60:02}:{second % 60:02}+00")
@@ -244,10 +241,10 @@ def test_after_a_pause_of_the_workers_a_burst_starts_and_no_more(conn: Conn) -> 
 
 
 def test_a_weight_reaches_what_is_ready(conn: Conn) -> None:
-    bob = worker(conn)
+    bob = register(conn)
     call(conn, "configure_queue", "default", ready_target=1000)
     for group in ("bob", "alice"):
-        tasks(conn, group, 600)
+        create_many(conn, group, 600)
     promote(conn)
     call(conn, "configure_group", "default", "alice", weight=9)
     served = Counter(groups_of(pop(conn, bob, 100)))
@@ -256,7 +253,7 @@ def test_a_weight_reaches_what_is_ready(conn: Conn) -> None:
 
 def test_settings_do_not_wait_for_an_open_pop_with_the_domain_in_hand(database: Database) -> None:
     conn, other, hung = (database.connect(autocommit=True) for _ in range(3))
-    bob = worker(conn)
+    bob = register(conn)
     create(conn, "bob")
     promote(conn)
     hung.autocommit = False
@@ -273,14 +270,14 @@ def test_settings_do_not_wait_for_an_open_pop_with_the_domain_in_hand(database: 
     assert groups_of(pop(conn, bob, 5)) == ["alice"], "bob's one place is taken by the pop that is open"
     hung.commit()
     assert pop(conn, bob, 5) == []
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_first_cap_counts_a_task_that_is_being_finished(database: Database, end: str) -> None:
     conn, finishing = database.connect(autocommit=True), database.connect()
-    bob = worker(conn)
-    tasks(conn, "bob", 5)
+    bob = register(conn)
+    create_many(conn, "bob", 5)
     held = pop(conn, bob, 1)
     finish(finishing, bob, held)
     call(conn, "configure_group", "default", "bob", max_running=1)
@@ -292,7 +289,7 @@ def test_a_first_cap_counts_a_task_that_is_being_finished(database: Database, en
     if end == "rollback":
         finish(conn, bob, held)
         assert len(pop(conn, bob, 5)) == 1
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 # --- Coming back ---
@@ -301,10 +298,10 @@ def test_a_first_cap_counts_a_task_that_is_being_finished(database: Database, en
 @pytest.mark.parametrize("how", ["released", "retried", "lost"])
 def test_a_task_that_comes_back_is_served_before_younger_ones(conn: Conn, how: str) -> None:
     run(conn, CLOCK, "2030-01-01 00:00:00+00")
-    bob, carol = worker(conn, lease="1 minute"), worker(conn, lease="1 day")
-    first, *_ = tasks(conn, "bob", 3000)
+    bob, carol = register(conn, lease="1 minute"), register(conn, lease="1 day")
+    first, *_ = create_many(conn, "bob", 3000)
     held = pop(conn, bob, 1)
-    assert ids_of(held) == [first]
+    assert held == [first]
     promote(conn)
     if how == "released":
         release(conn, bob, held)
@@ -315,14 +312,14 @@ def test_a_task_that_comes_back_is_served_before_younger_ones(conn: Conn, how: s
         maintain(conn)
         assert state(conn, first) != "running"
     run(conn, CLOCK, "2030-01-01 00:05:01+00")
-    assert ids_of(pop(conn, carol, 1)) == [first]
+    assert pop(conn, carol, 1) == [first]
 
 
 def test_a_claim_that_commits_long_after_its_lease_is_given_up(database: Database) -> None:
     conn, slow = database.connect(autocommit=True), database.connect()
     for session in (conn, slow):
         session.execute("select set_config('fairq.now', '2030-01-01 00:00:00+00', false)")
-    bob = worker(conn, lease="1 day")
+    bob = register(conn, lease="1 day")
     slow.commit()
     create(conn, "bob")
     promote(conn)
@@ -343,7 +340,7 @@ def test_a_claim_that_commits_long_after_its_lease_is_given_up(database: Databas
 
 
 def test_a_part_of_upkeep_that_fails_is_noted_and_the_others_go_on(conn: Conn) -> None:
-    bob = worker(conn, lease="1 minute")
+    bob = register(conn, lease="1 minute")
     create(conn, "bob")
     pop(conn, bob, 1)
     run(conn, "alter table fairq.ticks add constraint broken check (queue <> 'default') not valid")
@@ -362,8 +359,8 @@ def test_a_part_of_upkeep_that_fails_is_noted_and_the_others_go_on(conn: Conn) -
 
 def test_a_worker_whose_tasks_were_taken_is_told_by_its_next_call(conn: Conn) -> None:
     run(conn, CLOCK, "2030-01-01 00:00:00+00")
-    bob = worker(conn, lease="1 minute")
-    tasks(conn, "bob", 5)
+    bob = register(conn, lease="1 minute")
+    create_many(conn, "bob", 5)
     pop(conn, bob, 5)
     run(conn, CLOCK, "2030-01-01 01:00:00+00")
     # More than one round of recovery can take.
@@ -376,7 +373,7 @@ def test_a_worker_whose_tasks_were_taken_is_told_by_its_next_call(conn: Conn) ->
 
 
 def test_an_idle_turn_leaves_no_trace(conn: Conn) -> None:
-    bob = worker(conn)
+    bob = register(conn)
     create(conn, "bob")
     turn = "select id, due_in from fairq.turn(%s, '{default}', '{5}', 5)"
     assert [row[0] for row in run(conn, turn, bob)] == [1, None]
@@ -386,15 +383,15 @@ def test_an_idle_turn_leaves_no_trace(conn: Conn) -> None:
 
 
 def test_a_rebuild_goes_on_in_portions_and_loses_nothing(conn: Conn) -> None:
-    bob = worker(conn)
-    ids = tasks(conn, "bob", 12000)
+    bob = register(conn)
+    ids = create_many(conn, "bob", 12000)
     held = pop(conn, bob, 10)
     call(conn, "rebuild", "default")
     with conn.transaction():
         before = written(conn)
-        served = ids_of(pop(conn, bob, 10))
+        served = pop(conn, bob, 10)
         assert written(conn) - before < 1000, "one portion: a ring per group and level, however many tasks"
     while more := pop(conn, bob, 1000):
-        served += ids_of(more)
-    assert sorted(served + ids_of(held)) == ids
-    assert_counted(conn)
+        served += more
+    assert sorted(served + held) == ids
+    assert_sound(conn)

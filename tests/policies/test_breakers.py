@@ -2,23 +2,25 @@
 
 import pytest
 
-from tests.policies.calls import (
+from tests.support.calls import (
+    FINISH,
     Conn,
-    assert_counted,
     at,
     call,
     create,
+    create_many,
     finish,
     groups_of,
+    held_by,
     maintain,
     one,
     pop,
+    register,
     release,
     run,
     state,
-    tasks,
-    worker,
 )
+from tests.support.invariants import assert_sound
 
 
 def breaker(conn: Conn, threshold: int = 3, cooldown: str = "1 minute", **more: object) -> None:
@@ -36,9 +38,9 @@ def breaker(conn: Conn, threshold: int = 3, cooldown: str = "1 minute", **more: 
 def opened(conn: Conn, count: int = 10) -> int:
     """A worker, and a group whose breaker opened after three of so many tasks failed."""
     breaker(conn)
-    bob = worker(conn)
-    tasks(conn, "bob", count)
-    finish(conn, bob, pop(conn, bob, 3), "retry", "10 minutes")
+    bob = register(conn)
+    create_many(conn, "bob", count)
+    finish(conn, bob, pop(conn, bob, 3), "retry", delay="10 minutes")
     assert pop(conn, bob) == []
     return bob
 
@@ -53,15 +55,15 @@ def test_failures_in_a_row_open_it_and_queued_tasks_keep_their_attempts(conn: Co
     create(conn, "alice")
     assert groups_of(pop(conn, bob)) == ["alice"]
     assert str(one(conn, "select fairq.next_due_at('default')")) == "2030-01-01 12:01:00+00:00"
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 @pytest.mark.parametrize("outcome", ["succeeded", "cancelled", "expired", "released"])
 def test_only_failures_count_and_a_success_starts_anew(conn: Conn, outcome: str) -> None:
     """D19, D24."""
     breaker(conn)
-    bob = worker(conn)
-    tasks(conn, "bob", 30)
+    bob = register(conn)
+    create_many(conn, "bob", 30)
     for _ in range(2):
         finish(conn, bob, pop(conn, bob, 1), "failed")
     held = pop(conn, bob, 1)
@@ -73,18 +75,11 @@ def test_only_failures_count_and_a_success_starts_anew(conn: Conn, outcome: str)
 def test_order_within_one_call_counts(conn: Conn) -> None:
     """Two failures, a success, two failures, told at once: two in a row."""
     breaker(conn)
-    bob = worker(conn)
-    tasks(conn, "bob", 10)
+    bob = register(conn)
+    create_many(conn, "bob", 10)
     held = pop(conn, bob, 5)
     outcomes = ["failed", "failed", "succeeded", "failed", "failed"]
-    run(
-        conn,
-        "select fairq.finish_tasks(%s, %s, %s, %s)",
-        bob,
-        [i for i, _, _ in held],
-        [1] * 5,
-        outcomes,
-    )
+    run(conn, FINISH, *held_by(bob, held), outcomes)
     (again,) = pop(conn, bob, 1)
     finish(conn, bob, [again], "failed")
     assert pop(conn, bob) == []
@@ -98,7 +93,7 @@ def test_half_open_lets_exactly_one_probe_through(conn: Conn) -> None:
     at(conn, "12:01:00")
     probe = pop(conn, bob, 100)
     assert len(probe) == 1
-    assert pop(conn, worker(conn), 100) == []
+    assert pop(conn, register(conn), 100) == []
     finish(conn, bob, probe, "failed")
     assert pop(conn, bob) == []
     at(conn, "12:01:59")
@@ -108,7 +103,7 @@ def test_half_open_lets_exactly_one_probe_through(conn: Conn) -> None:
     assert len(probe) == 1
     finish(conn, bob, probe)
     assert len(pop(conn, bob)) == 5, "closed: all that waits"
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_lost_probe_times_out(conn: Conn) -> None:
@@ -119,7 +114,7 @@ def test_a_lost_probe_times_out(conn: Conn) -> None:
     assert pop(conn, bob) == []
     at(conn, "12:02:00")
     assert len(pop(conn, bob)) == 1, "the first one was never heard of again"
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 @pytest.mark.parametrize("how", ["release", "lost", "paused"])
@@ -139,16 +134,16 @@ def test_a_probe_that_comes_back_unfinished_is_tried_again(conn: Conn, how: str)
         release(conn, bob, probe)
     else:
         call(conn, "retire_worker", bob)
-        bob = worker(conn)
+        bob = register(conn)
     at(conn, "12:02:00")
     assert len(pop(conn, bob)) == 1
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_failures_of_tasks_that_ran_before_it_opened_prolong_nothing(conn: Conn) -> None:
     breaker(conn)
-    bob = worker(conn)
-    tasks(conn, "bob", 20)
+    bob = register(conn)
+    create_many(conn, "bob", 20)
     held = pop(conn, bob, 8)
     finish(conn, bob, held[:3], "failed")
     assert pop(conn, bob) == []
@@ -157,59 +152,59 @@ def test_failures_of_tasks_that_ran_before_it_opened_prolong_nothing(conn: Conn)
     assert pop(conn, bob) == []
     at(conn, "12:01:00")
     assert len(pop(conn, bob)) == 1
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_breaker_that_is_lifted_closes(conn: Conn) -> None:
     bob = opened(conn)
     call(conn, "configure_group", "default", "bob", breaker_threshold=None)
     assert len(pop(conn, bob)) == 7
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 @pytest.mark.usefixtures("one_shard")
 def test_a_breaker_for_every_group_of_a_queue_counts_each_by_itself(conn: Conn) -> None:
     call(conn, "configure_queue", "default", group_breaker_threshold=2, group_breaker_cooldown="1 minute")
-    bob = worker(conn)
+    bob = register(conn)
     for group in ("a", "b"):
-        tasks(conn, group, 5)
+        create_many(conn, group, 5)
     held = pop(conn, bob, 2)
     finish(conn, bob, held, "failed")
     assert sorted(groups_of(held)) == ["a", "b"]
     held = pop(conn, bob, 2)
-    finish(conn, bob, [each for each in held if each[2] == "a"], "failed")
-    finish(conn, bob, [each for each in held if each[2] == "b"])
+    finish(conn, bob, [each for each in held if each.group_key == "a"], "failed")
+    finish(conn, bob, [each for each in held if each.group_key == "b"])
     assert groups_of(pop(conn, bob)) == ["b"] * 3
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_tenant_whose_tasks_always_fail_burns_few_attempts(conn: Conn) -> None:
     """An hour of a broken credential: three attempts, then one a minute; the others are served."""
     breaker(conn)
-    bob = worker(conn)
-    tasks(conn, "bob", 500)
-    tasks(conn, "alice", 600)
+    bob = register(conn)
+    create_many(conn, "bob", 500)
+    create_many(conn, "alice", 600)
     failed = served = 0
     for minute in range(60):
         at(conn, f"12:{minute:02}:00")
         held = pop(conn, bob, 10)
-        mine = [each for each in held if each[2] == "bob"]
+        mine = [each for each in held if each.group_key == "bob"]
         failed += len(finish(conn, bob, mine, "failed"))
-        served += len(finish(conn, bob, [each for each in held if each[2] == "alice"]))
+        served += len(finish(conn, bob, [each for each in held if each.group_key == "alice"]))
     assert failed <= 5 + 59
     assert served == 600 - failed
     assert one(conn, "select count(*) from fairq.tasks where group_key = 'bob'") == 500 - failed
     maintain(conn)
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_attempts_of_a_lost_worker_are_no_failures_of_the_handler(conn: Conn) -> None:
     breaker(conn, threshold=1)
-    bob = worker(conn, lease="1 minute")
-    ids = tasks(conn, "bob", 3)
+    bob = register(conn, lease="1 minute")
+    ids = create_many(conn, "bob", 3)
     pop(conn, bob)
     at(conn, "12:30:00")
     assert maintain(conn)["recovered"] == 3
-    assert len(pop(conn, worker(conn))) == 3
+    assert len(pop(conn, register(conn))) == 3
     assert {state(conn, i) for i in ids} == {"running"}
-    assert_counted(conn)
+    assert_sound(conn)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.policies.calls import Conn, call, create, finish, pop, promote, release, run, tasks, worker
+from tests.support.calls import Conn, call, create, create_many, finish, pop, promote, register, release, run
 
 # Everything that only limits need. What a plain queue calls besides is its ordinary work.
 OF_LIMITS = {
@@ -36,7 +36,7 @@ def calls_of(conn: Conn) -> dict[str, int]:
 def test_a_queue_without_limits_runs_none_of_their_code(conn: Conn, limits_elsewhere: bool) -> None:
     """H36: also when another queue has every limit there is. Only the cap of the cluster is everybody's."""
     run(conn, "set track_functions = 'pl'")
-    bob = worker(conn)
+    bob = register(conn)
     if limits_elsewhere:
         call(
             conn,
@@ -54,7 +54,7 @@ def test_a_queue_without_limits_runs_none_of_their_code(conn: Conn, limits_elsew
     with conn.transaction():
         before = calls_of(conn)
         for number in range(20):
-            tasks(conn, f"g{number}", 10)
+            create_many(conn, f"g{number}", 10)
         for _ in range(4):
             held = pop(conn, bob, 50)
             release(conn, bob, held[:5])
@@ -70,13 +70,13 @@ def test_a_queue_without_limits_runs_none_of_their_code(conn: Conn, limits_elsew
 def test_limits_do_run_it(conn: Conn) -> None:
     """The names above are the right ones."""
     run(conn, "set track_functions = 'pl'")
-    bob = worker(conn)
+    bob = register(conn)
     call(conn, "configure_queue", "default", group_max_running=2, max_running=4)
     with conn.transaction():
         before = calls_of(conn)
         create(conn, concurrency_key="k")
         create(conn, concurrency_key="k")
-        tasks(conn, "bob", 5)
+        create_many(conn, "bob", 5)
         finish(conn, bob, pop(conn, bob))
         pop(conn, bob)
         after = calls_of(conn)

@@ -4,24 +4,23 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.policies.calls import (
+from tests.support.calls import (
     Conn,
-    assert_counted,
     at,
     call,
     create,
+    create_many,
     finish,
-    ids_of,
     one,
     pop,
     refused,
+    register,
     run,
     state,
-    tasks,
-    worker,
     written,
 )
 from tests.support.database import Database
+from tests.support.invariants import assert_sound
 
 
 def live(conn: Conn, queue: str = "default") -> int:
@@ -38,16 +37,16 @@ def live(conn: Conn, queue: str = "default") -> int:
 def test_new_tasks_are_refused_and_nothing_changes(conn: Conn) -> None:
     """Each way to bring one, whatever its state would be."""
     failed = create(conn, "bob", max_attempts=1)
-    bob = worker(conn)
+    bob = register(conn)
     finish(conn, bob, pop(conn, bob), "failed")
     call(conn, "drain_queue", "default")
     for more in ({}, {"run_at": "2031-01-01"}, {"idempotency_key": "new"}, {"concurrency_key": "k"}):
         with refused(conn, "QF016"):
             create(conn, "bob", **more)
     with refused(conn, "QF016"):
-        tasks(conn, "bob", 3)
+        create_many(conn, "bob", 3)
     with refused(conn, "QF016"):
-        tasks(conn, "bob", 2, idempotency_keys=["a", "b"])
+        create_many(conn, "bob", 2, idempotency_keys=["a", "b"])
     with refused(conn, "QF016"):
         call(conn, "retry_task", failed)
     call(conn, "configure_queue", "other")
@@ -56,15 +55,15 @@ def test_new_tasks_are_refused_and_nothing_changes(conn: Conn) -> None:
 
 def test_what_is_there_is_served_to_the_end(conn: Conn) -> None:
     """Ready and waiting ones, retries, schedules, those that wait for a key, and what a worker gives back."""
-    ids = tasks(conn, "bob", 3)
+    ids = create_many(conn, "bob", 3)
     later = create(conn, "bob", run_at="2030-01-01 12:30+00")
     keyed = [create(conn, "carol", concurrency_key="k") for _ in range(2)]
-    bob = worker(conn)
+    bob = register(conn)
     held = pop(conn, bob, 3)
-    assert ids[0] in ids_of(held)
+    assert ids[0] in held
     call(conn, "drain_queue", "default")
-    finish(conn, bob, held[:1], "retry", "10 minutes")
-    call(conn, "release_tasks", bob, ids_of(held[1:2]), [1])
+    finish(conn, bob, held[:1], "retry", delay="10 minutes")
+    call(conn, "release_tasks", bob, held[1:2], [1])
     finish(conn, bob, held[2:])
     for moment in ("12:00:01", "12:10:00", "12:30:00", "12:31:00"):
         at(conn, moment)
@@ -72,14 +71,14 @@ def test_what_is_there_is_served_to_the_end(conn: Conn) -> None:
             finish(conn, bob, batch)
     assert live(conn) == 0
     assert {state(conn, task) for task in (*ids, later, *keyed)} == {"succeeded"}
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_scheduled_task_may_be_hurried_while_its_queue_drains(conn: Conn) -> None:
     later = create(conn, "bob", run_at="2031-01-01")
     call(conn, "drain_queue", "default")
     assert one(conn, "select fairq.retry_task(%s)", later)
-    assert ids_of(pop(conn, worker(conn))) == [later]
+    assert pop(conn, register(conn)) == [later]
 
 
 def test_a_known_idempotency_key_is_answered_all_the_same(conn: Conn) -> None:
@@ -88,9 +87,9 @@ def test_a_known_idempotency_key_is_answered_all_the_same(conn: Conn) -> None:
     second = create(conn, "bob", idempotency_key="b")
     call(conn, "drain_queue", "default")
     assert create(conn, "bob", idempotency_key="a") == first
-    assert tasks(conn, "bob", 2, idempotency_keys=["b", "a"]) == [second, first]
+    assert create_many(conn, "bob", 2, idempotency_keys=["b", "a"]) == [second, first]
     with refused(conn, "QF016"):
-        tasks(conn, "bob", 2, idempotency_keys=["a", "c"])
+        create_many(conn, "bob", 2, idempotency_keys=["a", "c"])
 
 
 def test_resuming_takes_new_tasks_again_and_serves_them(conn: Conn) -> None:
@@ -98,15 +97,15 @@ def test_resuming_takes_new_tasks_again_and_serves_them(conn: Conn) -> None:
     call(conn, "pause_queue", "default")
     call(conn, "resume_queue", "default")
     task = create(conn)
-    assert ids_of(pop(conn, worker(conn))) == [task]
+    assert pop(conn, register(conn)) == [task]
 
 
 def test_a_paused_queue_that_drains_does_neither(conn: Conn) -> None:
     """Two settings: the one says what comes in, the other what goes out."""
-    tasks(conn, "bob", 2)
+    create_many(conn, "bob", 2)
     call(conn, "pause_queue", "default")
     call(conn, "drain_queue", "default")
-    assert pop(conn, worker(conn)) == []
+    assert pop(conn, register(conn)) == []
     with refused(conn, "QF016"):
         create(conn)
 
@@ -125,7 +124,7 @@ def test_draining_since_the_first_call(conn: Conn) -> None:
 
 
 def test_draining_writes_one_row_however_much_is_waiting(conn: Conn) -> None:
-    tasks(conn, "bob", 5000)
+    create_many(conn, "bob", 5000)
     with conn.transaction():
         before = written(conn)
         call(conn, "drain_queue", "default")
@@ -133,7 +132,7 @@ def test_draining_writes_one_row_however_much_is_waiting(conn: Conn) -> None:
     assert sum(after.values()) - sum(before.values()) == 1
 
 
-@pytest.mark.parametrize("bring", [lambda c: create(c), lambda c: tasks(c, "bob", 2)])
+@pytest.mark.parametrize("bring", [lambda c: create(c), lambda c: create_many(c, "bob", 2)])
 def test_what_was_created_before_is_let_through(
     conn: Conn, database: Database, bring: Callable[[Conn], object]
 ) -> None:
@@ -148,7 +147,7 @@ def test_what_was_created_before_is_let_through(
     with refused(conn, "QF016"):
         create(conn)
     app.commit()
-    bob = worker(conn)
+    bob = register(conn)
     assert finish(conn, bob, pop(conn, bob))
     assert live(conn) == 0
     app.close()

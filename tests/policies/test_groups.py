@@ -4,26 +4,25 @@ from collections import Counter
 
 import pytest
 
-from tests.policies.calls import (
+from tests.support.calls import (
     Conn,
-    assert_counted,
     at,
     call,
     create,
+    create_many,
     finish,
     groups_of,
-    ids_of,
     in_flight,
     maintain,
     one,
     pop,
     promote,
+    register,
     run,
     state,
-    tasks,
-    worker,
     written,
 )
+from tests.support.invariants import assert_sound
 
 # Weights and costs
 
@@ -34,8 +33,8 @@ def test_weights_share_the_order_exactly(conn: Conn) -> None:
     shares = {"one": 1, "two": 2, "five": 5}
     for group, weight in shares.items():
         call(conn, "configure_group", "default", group, weight=weight)
-        tasks(conn, group, 20 * weight)
-    served = groups_of(pop(conn, worker(conn), 1000))
+        create_many(conn, group, 20 * weight)
+    served = groups_of(pop(conn, register(conn), 1000))
     for rounds in (1, 5, 13, 20):
         assert Counter(served[: 8 * rounds]) == {group: rounds * weight for group, weight in shares.items()}
 
@@ -45,17 +44,17 @@ def test_the_weight_of_a_queue_holds_for_groups_without_one(conn: Conn) -> None:
     call(conn, "configure_queue", "default", weight=4)
     call(conn, "configure_group", "default", "light", weight=1)
     for group in ("light", "heavy"):
-        tasks(conn, group, 40)
-    assert Counter(groups_of(pop(conn, worker(conn), 40))) == {"light": 8, "heavy": 32}
+        create_many(conn, group, 40)
+    assert Counter(groups_of(pop(conn, register(conn), 40))) == {"light": 8, "heavy": 32}
 
 
 @pytest.mark.usefixtures("one_shard")
 def test_a_weight_changes_at_run_time_and_back(conn: Conn) -> None:
     """I5: only what is promoted from now on counts, nothing is made up for."""
     call(conn, "configure_queue", "default", ready_target=4)
-    bob = worker(conn)
+    bob = register(conn)
     for group in ("a", "b"):
-        tasks(conn, group, 200)
+        create_many(conn, group, 200)
     assert Counter(groups_of(pop(conn, bob, 20))) == {"a": 10, "b": 10}
     call(conn, "configure_group", "default", "a", weight=3)
     pop(conn, bob, 8)  # what had its address already
@@ -68,9 +67,9 @@ def test_a_weight_changes_at_run_time_and_back(conn: Conn) -> None:
 @pytest.mark.usefixtures("one_shard")
 def test_costs_are_shared_not_counts(conn: Conn) -> None:
     """I4: tasks of cost 10 come a tenth as often as tasks of cost 1."""
-    tasks(conn, "dear", 20, cost=10)
-    tasks(conn, "cheap", 200, cost=1)
-    assert Counter(groups_of(pop(conn, worker(conn), 110))) == {"dear": 10, "cheap": 100}
+    create_many(conn, "dear", 20, cost=10)
+    create_many(conn, "cheap", 200, cost=1)
+    assert Counter(groups_of(pop(conn, register(conn), 110))) == {"dear": 10, "cheap": 100}
 
 
 # Caps
@@ -79,8 +78,8 @@ def test_costs_are_shared_not_counts(conn: Conn) -> None:
 def test_a_cap_counts_claimed_and_running_and_a_raised_one_fills_at_once(conn: Conn) -> None:
     """I7, H7, H14, H17, S10, F30."""
     call(conn, "configure_group", "default", "bob", max_running=2)
-    bob = worker(conn)
-    tasks(conn, "bob", 10)
+    bob = register(conn)
+    create_many(conn, "bob", 10)
     held = pop(conn, bob) + pop(conn, bob, lease="1 minute")
     assert len(held) == 2
     assert one(conn, "select count(*) from fairq.live_tasks where state = 'queued'") == 0, (
@@ -89,14 +88,14 @@ def test_a_cap_counts_claimed_and_running_and_a_raised_one_fills_at_once(conn: C
     call(conn, "configure_group", "default", "bob", max_running=5)
     assert len(pop(conn, bob, lease="1 minute")) == 3
     assert pop(conn, bob) == []
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_lowered_cap_drains_and_recalls_what_is_only_queued(conn: Conn) -> None:
     """I7: tasks that were ready to be popped under the old cap go back in line."""
     call(conn, "configure_group", "default", "bob", max_running=6)
-    bob = worker(conn)
-    tasks(conn, "bob", 10)
+    bob = register(conn)
+    create_many(conn, "bob", 10)
     held = pop(conn, bob, 4)
     call(conn, "configure_group", "default", "bob", max_running=3)
     assert one(conn, "select count(*) from fairq.live_tasks where state = 'queued'") == 0
@@ -104,80 +103,80 @@ def test_a_lowered_cap_drains_and_recalls_what_is_only_queued(conn: Conn) -> Non
         # One of four ends: three are left, which is the cap. Each further end lets one in.
         assert len(pop(conn, bob)) == (1 if number > 1 else 0)
         finish(conn, bob, held[number : number + 1])
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_cap_on_a_running_group_counts_what_is_in_flight(conn: Conn) -> None:
     """I7: neither tasks that run nor tasks that are queued escape a cap that comes later."""
-    bob = worker(conn)
-    tasks(conn, "bob", 50)
+    bob = register(conn)
+    create_many(conn, "bob", 50)
     held = pop(conn, bob, 3)
     call(conn, "configure_group", "default", "bob", max_running=4)
     assert in_flight(conn, "bob") == 4
     assert len(pop(conn, bob)) == 1
     finish(conn, bob, held)
     assert len(pop(conn, bob)) == 3
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 @pytest.mark.parametrize("another_limit", [{}, {"rate_limit": 1000}, {"breaker_threshold": 9}])
 def test_a_cap_that_is_lifted_and_set_again_counts_right(conn: Conn, another_limit: dict[str, int]) -> None:
     """I7: a limit that stays must not keep the places of one that went."""
     call(conn, "configure_group", "default", "bob", max_running=3, **another_limit)
-    bob = worker(conn)
-    tasks(conn, "bob", 40)
+    bob = register(conn)
+    create_many(conn, "bob", 40)
     held = pop(conn, bob)
     assert len(held) == 3
     call(conn, "configure_group", "default", "bob", max_running=None)
     held += pop(conn, bob, 4)
     assert len(held) == 7
-    assert_counted(conn)
+    assert_sound(conn)
     call(conn, "configure_group", "default", "bob", max_running=8)
-    assert_counted(conn)
+    assert_sound(conn)
     assert len(pop(conn, bob)) == 1
     finish(conn, bob, held)
     assert len(pop(conn, bob)) == 7
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_rate_alone_takes_no_places(conn: Conn) -> None:
     """I7: tasks let through by a rate are not counted, so a cap that comes later is not full of ghosts."""
     call(conn, "configure_group", "default", "bob", rate_limit=100, rate_burst=100)
-    bob = worker(conn)
-    tasks(conn, "bob", 30)
+    bob = register(conn)
+    create_many(conn, "bob", 30)
     finish(conn, bob, pop(conn, bob, 20))
     call(conn, "configure_group", "default", "bob", max_running=5)
-    assert_counted(conn)
+    assert_sound(conn)
     assert len(pop(conn, bob)) == 5
 
 
 @pytest.mark.usefixtures("one_shard")
 def test_a_queue_gives_all_groups_a_cap_and_a_group_may_have_its_own(conn: Conn) -> None:
     """H11, H38."""
-    bob = worker(conn)
+    bob = register(conn)
     for group in ("a", "b", "c"):
-        tasks(conn, group, 20)
+        create_many(conn, group, 20)
     pop(conn, bob, 3)
     call(conn, "configure_queue", "default", group_max_running=2)
     call(conn, "configure_group", "default", "c", max_running=5)
-    tasks(conn, "new", 20)
+    create_many(conn, "new", 20)
     pop(conn, bob)
     running: dict[str, int] = dict(
         run(conn, "select group_key, count(*) from fairq.live_tasks where state = 'running' group by 1")
     )
     assert running == {"a": 2, "b": 2, "c": 5, "new": 2}
-    assert_counted(conn)
+    assert_sound(conn)
     call(conn, "configure_group", "default", "c", max_running=None)
     call(conn, "configure_queue", "default", group_max_running=None)
     assert len(pop(conn, bob)) == 69, "without a cap spare slots are always used (F31)"
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_cap_of_nothing_stops_a_group(conn: Conn) -> None:
     call(conn, "configure_group", "default", "bob", max_running=0)
-    tasks(conn, "bob", 3)
+    create_many(conn, "bob", 3)
     create(conn, "alice")
-    bob = worker(conn)
+    bob = register(conn)
     assert groups_of(pop(conn, bob)) == ["alice"]
     call(conn, "configure_group", "default", "bob", max_running=9)
     assert groups_of(pop(conn, bob)) == ["bob"] * 3
@@ -188,9 +187,9 @@ def test_capped_groups_hold_nobody_up(conn: Conn) -> None:
     call(conn, "configure_queue", "default", group_max_running=1)
     call(conn, "configure_group", "default", "free", max_running=1000)
     for number in range(10):
-        tasks(conn, f"g{number}", 30)
-    tasks(conn, "free", 30)
-    assert Counter(groups_of(pop(conn, worker(conn), 40))) == {"free": 30} | {f"g{n}": 1 for n in range(10)}
+        create_many(conn, f"g{number}", 30)
+    create_many(conn, "free", 30)
+    assert Counter(groups_of(pop(conn, register(conn), 40))) == {"free": 30} | {f"g{n}": 1 for n in range(10)}
 
 
 # Priority
@@ -199,25 +198,25 @@ def test_capped_groups_hold_nobody_up(conn: Conn) -> None:
 @pytest.mark.usefixtures("one_shard")
 def test_priority_is_strict_in_its_group_also_against_queued_tasks_and_nothing_outside(conn: Conn) -> None:
     """H30, S16, I3, I12: the higher number first."""
-    low = tasks(conn, "bob", 6)
-    tasks(conn, "alice", 6)
+    low = create_many(conn, "bob", 6)
+    create_many(conn, "alice", 6)
     promote(conn)
     high = create(conn, "bob", priority=9)
-    bob = worker(conn)
+    bob = register(conn)
     served = pop(conn, bob, 14)
-    assert [i for i in ids_of(served) if i in {high, *low}] == [high, *low]
+    assert [i for i in served if i in {high, *low}] == [high, *low]
     assert Counter(groups_of(served[:12])) == {"bob": 6, "alice": 6}, "the others wait no longer for it"
 
 
 def test_a_recall_keeps_places_of_a_capped_group(conn: Conn) -> None:
     """I7, I12: the recalled tasks give back their places and take them again."""
     call(conn, "configure_group", "default", "bob", max_running=3)
-    low = tasks(conn, "bob", 5)
+    low = create_many(conn, "bob", 5)
     promote(conn)
     high = create(conn, "bob", priority=9)
-    bob = worker(conn)
-    assert ids_of(pop(conn, bob)) == [high, *low[:2]]
-    assert_counted(conn)
+    bob = register(conn)
+    assert pop(conn, bob) == [high, *low[:2]]
+    assert_sound(conn)
 
 
 # Pause and purge
@@ -226,9 +225,9 @@ def test_a_recall_keeps_places_of_a_capped_group(conn: Conn) -> None:
 @pytest.mark.usefixtures("one_shard")
 def test_a_paused_group_is_not_served_and_its_queued_tasks_go_back_in_line(conn: Conn) -> None:
     """S14, S18, S19."""
-    bob = worker(conn)
-    ids = tasks(conn, "bob", 6)
-    tasks(conn, "alice", 2)
+    bob = register(conn)
+    ids = create_many(conn, "bob", 6)
+    create_many(conn, "alice", 2)
     held = pop(conn, bob, 2)
     call(conn, "pause_group", "default", "bob")
     call(conn, "pause_group", "default", "bob")
@@ -236,17 +235,17 @@ def test_a_paused_group_is_not_served_and_its_queued_tasks_go_back_in_line(conn:
     assert [state(conn, i) for i in ids[1:]] == ["overflow"] * 5
     assert len(finish(conn, bob, held)) == 2, "running ones go on"
     call(conn, "resume_group", "default", "bob")
-    assert ids_of(pop(conn, bob)) == ids[1:], "at their old places"
+    assert pop(conn, bob) == ids[1:], "at their old places"
     assert pop(conn, bob) == []
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 @pytest.mark.usefixtures("one_shard")
 def test_what_a_paused_group_missed_is_not_made_up_for(conn: Conn) -> None:
     """I5."""
-    tasks(conn, "bob", 100)
-    tasks(conn, "alice", 200)
-    bob = worker(conn)
+    create_many(conn, "bob", 100)
+    create_many(conn, "alice", 200)
+    bob = register(conn)
     call(conn, "pause_group", "default", "bob")
     assert set(groups_of(pop(conn, bob, 100))) == {"alice"}
     call(conn, "resume_group", "default", "bob")
@@ -255,12 +254,12 @@ def test_what_a_paused_group_missed_is_not_made_up_for(conn: Conn) -> None:
 
 def test_a_paused_queue_gives_nothing_but_takes_everything(conn: Conn) -> None:
     """S14."""
-    bob = worker(conn)
-    tasks(conn, "bob", 3)
+    bob = register(conn)
+    create_many(conn, "bob", 3)
     held = pop(conn, bob, 1)
     call(conn, "pause_queue", "default")
     assert pop(conn, bob) == []
-    tasks(conn, "alice", 1)
+    create_many(conn, "alice", 1)
     assert promote(conn) >= 1
     assert len(finish(conn, bob, held)) == 1
     call(conn, "resume_queue", "default")
@@ -270,7 +269,7 @@ def test_a_paused_queue_gives_nothing_but_takes_everything(conn: Conn) -> None:
 @pytest.mark.parametrize("what", ["pause_group", "resume_group"])
 def test_pausing_writes_as_much_for_a_million_tasks_as_for_one(conn: Conn, what: str) -> None:
     """S18: one row of settings and one ring; no task is touched by the call itself."""
-    tasks(conn, "bob", 5000)
+    create_many(conn, "bob", 5000)
     call(conn, "pause_group", "default", "bob")
     with conn.transaction():
         before = written(conn)
@@ -287,7 +286,7 @@ def test_pausing_writes_as_much_for_a_million_tasks_as_for_one(conn: Conn, what:
 def test_a_recall_moves_at_most_the_ready_set(conn: Conn) -> None:
     """S18: pausing a group with 3,000 tasks puts back those few that were ready."""
     call(conn, "configure_queue", "default", ready_target=50)
-    tasks(conn, "bob", 3000)
+    create_many(conn, "bob", 3000)
     promote(conn)
     ready = one(conn, "select count(*) from fairq.live_tasks where state = 'queued'")
     assert 0 < ready <= 60
@@ -301,16 +300,16 @@ def test_a_recall_moves_at_most_the_ready_set(conn: Conn) -> None:
 
 
 def test_purging_ends_what_waits_in_every_state_and_leaves_what_runs(conn: Conn) -> None:
-    bob = worker(conn)
+    bob = register(conn)
     call(conn, "configure_group", "default", "bob", max_running=4)
-    ids = tasks(conn, "bob", 6)
+    ids = create_many(conn, "bob", 6)
     create(conn, "carol", concurrency_key="k")
     held = pop(conn, bob, 2)
     assert groups_of(held) == ["bob", "carol"]
     scheduled = create(conn, "bob", run_at="2030-01-02 00:00:00+00")
     blocked = [create(conn, "bob", concurrency_key="k", priority=1) for _ in range(3)]
     other = create(conn, "alice")
-    assert ids_of(pop(conn, bob, 1)) == [other]
+    assert pop(conn, bob, 1) == [other]
     assert {state(conn, i) for i in blocked} == {"blocked"}
     assert {state(conn, i) for i in ids[1:]} == {"queued", "overflow"}
     assert call(conn, "purge_group", "default", "bob") == [(9,)]
@@ -318,7 +317,7 @@ def test_purging_ends_what_waits_in_every_state_and_leaves_what_runs(conn: Conn)
     assert (state(conn, ids[0]), state(conn, other)) == ("running", "running")
     finish(conn, bob, held)
     assert call(conn, "purge_group", "default", "bob") == [(0,)]
-    assert_counted(conn)
+    assert_sound(conn)
     create(conn, "alice", concurrency_key="k")
     assert len(pop(conn, bob)) == 1, "the key is free again"
 
@@ -326,13 +325,13 @@ def test_purging_ends_what_waits_in_every_state_and_leaves_what_runs(conn: Conn)
 @pytest.mark.usefixtures("one_shard")
 def test_a_purged_group_owes_nothing(conn: Conn) -> None:
     """I5: tasks that were never run do not push the group back."""
-    bob = worker(conn)
-    tasks(conn, "alice", 1)
-    tasks(conn, "bob", 500)
+    bob = register(conn)
+    create_many(conn, "alice", 1)
+    create_many(conn, "bob", 500)
     promote(conn)
     call(conn, "purge_group", "default", "bob")
-    tasks(conn, "alice", 99)
-    tasks(conn, "bob", 100)
+    create_many(conn, "alice", 99)
+    create_many(conn, "bob", 100)
     assert Counter(groups_of(pop(conn, bob, 100)))["bob"] in (49, 50, 51)
 
 
@@ -342,7 +341,7 @@ def test_limits_survive_maintenance_and_the_loss_of_derived_state(conn: Conn) ->
     call(conn, "configure_queue", "default", max_running=3)
     call(conn, "configure_key", "free", max_running=2)
     call(conn, "configure_key", "shut", max_running=0)
-    bob = worker(conn)
+    bob = register(conn)
     for lose in (False, True):
         if lose:
             for table in ("ticks", "lanes", "rings"):
@@ -350,13 +349,13 @@ def test_limits_survive_maintenance_and_the_loss_of_derived_state(conn: Conn) ->
         else:
             maintain(conn)
             maintain(conn)
-        tasks(conn, "bob", 3)
+        create_many(conn, "bob", 3)
         for _ in range(3):
             create(conn, "alice", concurrency_key="free")
         shut = create(conn, "carol", concurrency_key="shut")
         held = pop(conn, bob)
         assert len(held) == 3
-        assert_counted(conn)
+        assert_sound(conn)
         finish(conn, bob, held)
         while held := pop(conn, bob):
             assert len(held) <= 3
@@ -364,7 +363,7 @@ def test_limits_survive_maintenance_and_the_loss_of_derived_state(conn: Conn) ->
             assert groups_of(held).count("alice") <= 2
             finish(conn, bob, held)
         assert state(conn, shut) == "blocked"
-        assert_counted(conn)
+        assert_sound(conn)
 
 
 @pytest.mark.usefixtures("one_shard")
@@ -372,8 +371,8 @@ def test_tasks_lost_with_the_derived_state_are_counted_again(conn: Conn) -> None
     """I11: what is in flight when a dump is restored keeps its places."""
     call(conn, "configure_group", "default", "bob", max_running=3)
     call(conn, "configure_queue", "default", max_running=4)
-    bob = worker(conn)
-    tasks(conn, "bob", 9)
+    bob = register(conn)
+    create_many(conn, "bob", 9)
     create(conn, "alice", concurrency_key="k")
     create(conn, "carol", concurrency_key="k")
     held = pop(conn, bob)
@@ -381,8 +380,8 @@ def test_tasks_lost_with_the_derived_state_are_counted_again(conn: Conn) -> None
     for table in ("ticks", "lanes", "rings"):
         run(conn, f"delete from fairq.{table}")  # noqa: S608
     assert pop(conn, bob) == []
-    assert_counted(conn)
+    assert_sound(conn)
     finish(conn, bob, held)
     assert len(pop(conn, bob)) == 4
-    assert_counted(conn)
+    assert_sound(conn)
     at(conn, "12:00:01")

@@ -4,75 +4,74 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.policies.calls import (
+from tests.support.calls import (
     Conn,
     Held,
-    assert_counted,
     at,
     call,
     create,
+    create_many,
     finish,
     groups_of,
-    ids_of,
     in_flight,
     maintain,
     one,
     pop,
     promote,
+    register,
     release,
     run,
     state,
-    tasks,
-    worker,
 )
+from tests.support.invariants import assert_sound
 
 pytestmark = pytest.mark.usefixtures("one_shard")
 
 
 def test_one_at_a_time_and_the_next_when_it_ends(conn: Conn) -> None:
     """D2, D9, D10, D12, S22, S23: no attempt is burnt by waiting."""
-    bob = worker(conn)
+    bob = register(conn)
     first, second, third = (create(conn, concurrency_key="report") for _ in range(3))
     for expected in (first, second, third):
         held = pop(conn, bob)
-        assert [(i, attempt) for i, attempt, _ in held] == [(expected, 1)]
+        assert [(task, task.attempt) for task in held] == [(expected, 1)]
         assert pop(conn, bob) == []
         assert in_flight(conn, "report", "#keys") == 1
         finish(conn, bob, held)
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_blocked_task_holds_nobody_up_not_even_its_own_group(conn: Conn) -> None:
     """I8, S10."""
-    bob = worker(conn)
+    bob = register(conn)
     create(conn, "alice", concurrency_key="k")
     pop(conn, bob)
     blocked = [create(conn, "bob", concurrency_key="k") for _ in range(50)]
     free = create(conn, "bob")
     other = create(conn, "carol", concurrency_key="another")
-    assert sorted(ids_of(pop(conn, bob))) == [free, other]
+    assert sorted(pop(conn, bob)) == [free, other]
     assert {state(conn, i) for i in blocked} == {"blocked"}
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_keys_hold_across_groups_and_queues(conn: Conn) -> None:
     """D5: equal names share one lock."""
     call(conn, "configure_queue", "mail")
-    bob = worker(conn, "default", "mail")
+    bob = register(conn, "default", "mail")
     here = create(conn, "alice", concurrency_key="smtp")
     there = create(conn, "bob", concurrency_key="smtp", queue="mail")
     held = pop(conn, bob)
-    assert ids_of(held) == [here]
+    assert held == [here]
     assert pop(conn, bob, queue="mail") == []
     assert state(conn, there) == "blocked"
     finish(conn, bob, held)
-    assert ids_of(pop(conn, bob, queue="mail")) == [there]
-    assert_counted(conn)
+    assert pop(conn, bob, queue="mail") == [there]
+    assert_sound(conn)
 
 
 def test_a_key_with_two_places(conn: Conn) -> None:
     call(conn, "configure_key", "gpu", max_running=2)
-    bob = worker(conn)
+    bob = register(conn)
     ids = [create(conn, f"g{n % 3}", concurrency_key="gpu") for n in range(6)]
     held = pop(conn, bob)
     assert len(held) == 2
@@ -88,7 +87,7 @@ def test_a_key_with_two_places(conn: Conn) -> None:
     call(conn, "configure_key", "gpu", max_running=None)
     assert pop(conn, bob) == [], "one place is the default"
     assert len(ids) == 6
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def _succeed(conn: Conn, bob: int, held: list[Held]) -> None:
@@ -100,12 +99,12 @@ def _fail(conn: Conn, bob: int, held: list[Held]) -> None:
 
 
 def _retry(conn: Conn, bob: int, held: list[Held]) -> None:
-    finish(conn, bob, held, "retry", "1 hour")
+    finish(conn, bob, held, "retry", delay="1 hour")
 
 
 def _cancel(conn: Conn, bob: int, held: list[Held]) -> None:
-    call(conn, "cancel_task", held[0][0])
-    assert run(conn, "select fairq.heartbeat(%s)", bob) == [(held[0][0],)]
+    call(conn, "cancel_task", held[0])
+    assert run(conn, "select fairq.heartbeat(%s)", bob) == [(held[0],)]
     finish(conn, bob, held, "cancelled")
 
 
@@ -136,25 +135,25 @@ def test_a_held_key_comes_free_however_its_task_leaves(
     conn: Conn, end: Callable[[Conn, int, list[Held]], None]
 ) -> None:
     """I7, I10, D3, D4, D7, D8, S23, S24: once, and the stale holder frees nothing a second time."""
-    bob = worker(conn)
+    bob = register(conn)
     create(conn, "holder", concurrency_key="k")
     held = pop(conn, bob)
     first, second = create(conn, "next", concurrency_key="k"), create(conn, "next", concurrency_key="k")
     assert pop(conn, bob) == []
     end(conn, bob, held)
-    carol = worker(conn)
-    assert ids_of(pop(conn, carol)) == [first]
+    carol = register(conn)
+    assert pop(conn, carol) == [first]
     assert finish(conn, bob, held) == [], "stale"
     assert pop(conn, carol) == []
     assert state(conn, second) == "blocked"
     assert in_flight(conn, "k", "#keys") == 1
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 @pytest.mark.parametrize("how", ["cancel", "expire", "pause", "priority", "purge"])
 def test_a_queued_key_comes_free_when_its_task_leaves_the_order(conn: Conn, how: str) -> None:
     """I7: a task that was given its key holds it, until it is recalled, cancelled or too late."""
-    bob = worker(conn)
+    bob = register(conn)
     create(conn, "before", concurrency_key="k")
     held = pop(conn, bob)
     first = create(conn, "holder", concurrency_key="k", expires_at="2030-01-01 12:00:10+00")
@@ -173,14 +172,14 @@ def test_a_queued_key_comes_free_when_its_task_leaves_the_order(conn: Conn, how:
         call(conn, "purge_group", "default", "holder")
     second = create(conn, "holder" if how == "priority" else "next", concurrency_key="k", priority=5)
     held = pop(conn, bob)
-    assert ids_of(held) == [second]
-    assert_counted(conn)
+    assert held == [second]
+    assert_sound(conn)
     finish(conn, bob, held)
-    assert ids_of(pop(conn, bob)) == ([first] if how == "priority" else [])
+    assert pop(conn, bob) == ([first] if how == "priority" else [])
 
 
 def test_blocked_tasks_may_be_cancelled_purged_or_too_late(conn: Conn) -> None:
-    bob = worker(conn)
+    bob = register(conn)
     create(conn, "a", concurrency_key="k")
     held = pop(conn, bob)
     cancelled = create(conn, "b", concurrency_key="k")
@@ -192,15 +191,15 @@ def test_blocked_tasks_may_be_cancelled_purged_or_too_late(conn: Conn) -> None:
     call(conn, "purge_group", "default", "d")
     at(conn, "12:00:11")
     finish(conn, bob, held)
-    assert ids_of(pop(conn, bob)) == [last]
+    assert pop(conn, bob) == [last]
     maintain(conn)
     assert [state(conn, i) for i in (cancelled, late, purged)] == ["cancelled", "expired", "cancelled"]
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_paused_group_does_not_keep_a_key_from_others(conn: Conn) -> None:
     """I8: its blocked task goes back in line, but does not take the key."""
-    bob = worker(conn)
+    bob = register(conn)
     create(conn, "a", concurrency_key="k")
     held = pop(conn, bob)
     waits = create(conn, "paused", concurrency_key="k")
@@ -209,35 +208,35 @@ def test_a_paused_group_does_not_keep_a_key_from_others(conn: Conn) -> None:
     call(conn, "pause_group", "default", "paused")
     finish(conn, bob, held)
     held = pop(conn, bob)
-    assert ids_of(held) == [other]
+    assert held == [other]
     call(conn, "resume_group", "default", "paused")
     assert pop(conn, bob) == []
     finish(conn, bob, held)
-    assert ids_of(pop(conn, bob)) == [waits]
-    assert_counted(conn)
+    assert pop(conn, bob) == [waits]
+    assert_sound(conn)
 
 
 def test_a_key_and_a_cap_hold_together(conn: Conn) -> None:
     """H38: caps compose."""
     call(conn, "configure_group", "default", "bob", max_running=2)
-    bob = worker(conn)
+    bob = register(conn)
     for number in range(6):
         create(conn, "bob", concurrency_key=f"k{number % 2}")
-    tasks(conn, "bob", 2)
+    create_many(conn, "bob", 2)
     ended = 0
     while held := pop(conn, bob):
         assert len(held) <= 2
-        keys = run(conn, "select concurrency_key from fairq.tasks where id = any(%s)", ids_of(held))
+        keys = run(conn, "select concurrency_key from fairq.tasks where id = any(%s)", held)
         named = [k for (k,) in keys if k]
         assert len(named) == len(set(named))
         ended += len(finish(conn, bob, held))
-        assert_counted(conn)
+        assert_sound(conn)
     assert ended == 8
 
 
 def test_waiting_for_a_key_is_fair_between_groups(conn: Conn) -> None:
     """No starvation: groups that share a key take turns, also where one has many more tasks."""
-    bob = worker(conn)
+    bob = register(conn)
     for _ in range(30):
         create(conn, "many", concurrency_key="k")
     for _ in range(3):
@@ -251,7 +250,7 @@ def test_waiting_for_a_key_is_fair_between_groups(conn: Conn) -> None:
 
 
 def test_a_key_nobody_uses_leaves_nothing_behind(conn: Conn) -> None:
-    bob = worker(conn)
+    bob = register(conn)
     for number in range(200):
         create(conn, concurrency_key=f"k{number}")
     while held := pop(conn, bob, 50):
@@ -272,7 +271,7 @@ def test_the_key_goes_on_when_the_next_in_line_ends_without_it(
     conn: Conn, how: str, others: str, when: str
 ) -> None:
     """I7, I8: whoever waits behind a task that was cancelled, purged or too late is served all the same."""
-    bob = worker(conn)
+    bob = register(conn)
     create(conn, "holder", concurrency_key="k")
     held = pop(conn, bob)
     gone = create(conn, "next", concurrency_key="k", expires_at="2030-01-01 12:00:10+00")
@@ -301,9 +300,9 @@ def test_the_key_goes_on_when_the_next_in_line_ends_without_it(
         finish(conn, bob, held)
     for expected in rest:
         held = pop(conn, bob)
-        assert ids_of(held) == [expected]
+        assert held == [expected]
         assert pop(conn, bob) == []
         finish(conn, bob, held)
     maintain(conn)
     assert state(conn, gone) == ("expired" if "expire" in how else "cancelled")
-    assert_counted(conn)
+    assert_sound(conn)

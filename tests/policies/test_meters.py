@@ -3,12 +3,12 @@
 import psycopg
 import pytest
 
-from tests.policies.calls import (
+from tests.support.calls import (
     Conn,
-    assert_counted,
     at,
     call,
     create,
+    create_many,
     finish,
     in_flight,
     maintain,
@@ -16,21 +16,21 @@ from tests.policies.calls import (
     pop,
     promote,
     refused,
+    register,
     release,
     run,
-    tasks,
-    worker,
     written,
 )
+from tests.support.invariants import assert_sound
 
 
 def test_a_queue_and_the_cluster_count_claimed_and_running(conn: Conn) -> None:
     """I7, H5, H6, H13, H14, H16, H17, H34, H38: caps compose; the smallest room counts."""
     for queue, cap in (("critical", 10), ("normal", 3), ("slow", 2)):
         call(conn, "configure_queue", queue, max_running=cap)
-        tasks(conn, "bob", 20, queue=queue)
+        create_many(conn, "bob", 20, queue=queue)
     call(conn, "configure_cluster", max_running=12)
-    bob = worker(conn, "critical", "normal", "slow")
+    bob = register(conn, "critical", "normal", "slow")
     held = [pop(conn, bob, queue=queue) for queue in ("slow", "normal", "critical")]
     assert [len(each) for each in held] == [2, 3, 7]
     assert (in_flight(conn, "cluster", "#meters"), in_flight(conn, "queue slow", "#meters")) == (12, 2)
@@ -38,28 +38,28 @@ def test_a_queue_and_the_cluster_count_claimed_and_running(conn: Conn) -> None:
     assert len(pop(conn, bob, queue="normal")) == 0
     assert len(pop(conn, bob, queue="critical")) == 2
     assert len(pop(conn, bob, queue="slow")) == 0, "the cluster is full"
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_queue_cap_goes_with_claim_leases(conn: Conn) -> None:
     """H14, H20: a claim holds a place until its lease is over."""
     call(conn, "configure_queue", "default", max_running=2)
-    bob = worker(conn)
-    tasks(conn, "bob", 5)
+    bob = register(conn)
+    create_many(conn, "bob", 5)
     held = pop(conn, bob, lease="10 seconds")
     assert len(held) == 2
     assert pop(conn, bob) == []
     at(conn, "12:00:11")
     assert maintain(conn)["unclaimed"] == 2
     assert len(pop(conn, bob)) == 2
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_cluster_cap_excludes_claim_leases(conn: Conn) -> None:
     """H21."""
     call(conn, "configure_cluster", max_running=5)
-    bob = worker(conn)
-    tasks(conn, "bob", 2)
+    bob = register(conn)
+    create_many(conn, "bob", 2)
     promote(conn)
     with refused(conn, "QF015"):
         pop(conn, bob, lease="1 minute")
@@ -77,8 +77,8 @@ def test_a_cap_on_a_running_queue_counts_what_is_held_and_may_come_and_go(conn: 
         else:
             call(conn, "configure_cluster", max_running=number)
 
-    bob = worker(conn)
-    tasks(conn, "bob", 100)
+    bob = register(conn)
+    create_many(conn, "bob", 100)
     held = pop(conn, bob, 3)
     cap(5)
     held += pop(conn, bob)
@@ -94,7 +94,7 @@ def test_a_cap_on_a_running_queue_counts_what_is_held_and_may_come_and_go(conn: 
     cap(None)
     assert len(pop(conn, bob, 10)) == 10
     cap(1000)
-    assert_counted(conn)
+    assert_sound(conn)
     assert len(pop(conn, bob)) == 82
 
 
@@ -102,41 +102,41 @@ def test_places_of_a_queue_come_free_once_however_a_task_leaves(conn: Conn) -> N
     """I7, I10, D7."""
     call(conn, "configure_queue", "default", max_running=6)
     call(conn, "configure_cluster", max_running=6)
-    lost, bob = worker(conn, lease="1 minute"), worker(conn)
-    tasks(conn, "bob", 40, max_attempts=9)
+    lost, bob = register(conn, lease="1 minute"), register(conn)
+    create_many(conn, "bob", 40, max_attempts=9)
     held = pop(conn, bob, 5)
     pop(conn, lost, 1)
     for one_held, outcome in zip(held, ("succeeded", "failed", "cancelled", "expired", "retry"), strict=True):
         assert pop(conn, bob) == []
-        assert len(finish(conn, bob, [one_held], outcome, "1 hour")) == 1
-        assert finish(conn, bob, [one_held], outcome, "1 hour") == [], "stale"
+        assert len(finish(conn, bob, [one_held], outcome, delay="1 hour")) == 1
+        assert finish(conn, bob, [one_held], outcome, delay="1 hour") == [], "stale"
         again = pop(conn, bob)
         assert len(again) == 1, outcome
         assert len(release(conn, bob, again)) == 1
         assert release(conn, bob, again) == []
         assert len(pop(conn, bob)) == 1
-        assert_counted(conn)
+        assert_sound(conn)
     at(conn, "12:10:00")
     assert pop(conn, bob) == []
     assert maintain(conn)["recovered"] == 1
     assert len(pop(conn, bob)) == 1
     assert pop(conn, bob) == []
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_task_keeps_its_place_until_its_end_when_the_cap_was_lifted_meanwhile(conn: Conn) -> None:
     """I7: however often a cap comes and goes, the count is that of the tasks held."""
     call(conn, "configure_queue", "default", rate_limit=1000)
-    bob = worker(conn)
-    tasks(conn, "bob", 60)
+    bob = register(conn)
+    create_many(conn, "bob", 60)
     held = []
     for _ in range(3):
         call(conn, "configure_queue", "default", max_running=100)
         held += pop(conn, bob, 4)
-        assert_counted(conn)
+        assert_sound(conn)
         call(conn, "configure_queue", "default", max_running=None)
         held += pop(conn, bob, 4)
-        assert_counted(conn)
+        assert_sound(conn)
         finish(conn, bob, held[:3])
         held = held[3:]
     call(conn, "configure_queue", "default", max_running=len(held) + 1)
@@ -145,8 +145,8 @@ def test_a_task_keeps_its_place_until_its_end_when_the_cap_was_lifted_meanwhile(
 
 def test_only_metered_queues_ask_the_meters(conn: Conn) -> None:
     """H36: a plain pop takes no lock that others share; a capped one says so in its settings."""
-    bob = worker(conn)
-    tasks(conn, "bob", 3)
+    bob = register(conn)
+    create_many(conn, "bob", 3)
     with conn.transaction():
         pop(conn, bob, 1)
         assert one(conn, "select max(tick) from fairq.ticks where queue = '#meters'") == 1, (
@@ -172,23 +172,23 @@ def test_only_metered_queues_ask_the_meters(conn: Conn) -> None:
 def test_an_empty_poll_of_a_capped_queue_writes_nothing(conn: Conn) -> None:
     """D28, I9: neither when there is no work nor when there is no room."""
     call(conn, "configure_queue", "default", max_running=1, rate_limit=5)
-    bob = worker(conn)
+    bob = register(conn)
     pop(conn, bob)
     for _ in range(2):
         with conn.transaction():
             before = written(conn)
             assert pop(conn, bob) == []
             assert written(conn) == before
-        tasks(conn, "bob", 3)
+        create_many(conn, "bob", 3)
         pop(conn, bob)
 
 
 def test_the_rate_of_a_queue_holds_over_all_its_groups_and_says_when(conn: Conn) -> None:
     """D27, D28, D31: exact, with burst; charged per task, not per poll."""
     call(conn, "configure_queue", "default", rate_limit=60, rate_period="1 minute", rate_burst=3)
-    bob = worker(conn)
+    bob = register(conn)
     for group in ("a", "b", "c"):
-        tasks(conn, group, 10)
+        create_many(conn, group, 10)
     assert len(pop(conn, bob)) == 3
     for _ in range(5):
         assert pop(conn, bob) == []
@@ -206,9 +206,9 @@ def test_the_rate_of_a_queue_holds_over_all_its_groups_and_says_when(conn: Conn)
 def test_the_breaker_of_a_queue_opens_for_all_its_groups(conn: Conn) -> None:
     """D17, D19, D20, D21, D25."""
     call(conn, "configure_queue", "default", breaker_threshold=3, breaker_cooldown="1 minute")
-    bob = worker(conn)
+    bob = register(conn)
     for group in ("a", "b", "c", "d"):
-        tasks(conn, group, 10)
+        create_many(conn, group, 10)
     held = pop(conn, bob, 3)
     finish(conn, bob, held, "failed")
     assert pop(conn, bob) == []
@@ -217,19 +217,19 @@ def test_the_breaker_of_a_queue_opens_for_all_its_groups(conn: Conn) -> None:
     probe = pop(conn, bob)
     assert len(probe) == 1
     assert pop(conn, bob) == []
-    finish(conn, bob, probe, "retry", "1 hour")
+    finish(conn, bob, probe, "retry", delay="1 hour")
     assert pop(conn, bob) == []
     at(conn, "12:02:00")
     probe = pop(conn, bob)
     finish(conn, bob, probe)
     assert len(pop(conn, bob)) == 35
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_capped_queue_does_not_promote_without_bound(conn: Conn) -> None:
     call(conn, "configure_queue", "default", max_running=2, ready_target=20)
-    bob = worker(conn)
-    tasks(conn, "bob", 500)
+    bob = register(conn)
+    create_many(conn, "bob", 500)
     ended = 0
     for _ in range(60):
         held = pop(conn, bob)
@@ -240,7 +240,7 @@ def test_a_capped_queue_does_not_promote_without_bound(conn: Conn) -> None:
 
 def test_a_paused_queue_takes_no_places(conn: Conn) -> None:
     call(conn, "configure_queue", "default", max_running=2, rate_limit=2, rate_burst=2)
-    bob = worker(conn)
+    bob = register(conn)
     create(conn)
     call(conn, "pause_queue", "default")
     assert pop(conn, bob) == []

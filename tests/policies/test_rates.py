@@ -2,23 +2,22 @@
 
 import pytest
 
-from tests.policies.calls import (
+from tests.support.calls import (
     Conn,
-    assert_counted,
     at,
     call,
     create,
+    create_many,
     finish,
     groups_of,
-    ids_of,
     one,
     pop,
     promote,
+    register,
     run,
-    tasks,
-    worker,
     written,
 )
+from tests.support.invariants import assert_sound
 
 
 def due(conn: Conn) -> str | None:
@@ -29,8 +28,8 @@ def due(conn: Conn) -> str | None:
 def test_a_burst_and_then_one_by_one(conn: Conn) -> None:
     """D27, D28, D31."""
     call(conn, "configure_group", "default", "bob", rate_limit=10, rate_period="1 minute", rate_burst=4)
-    bob = worker(conn)
-    tasks(conn, "bob", 30)
+    bob = register(conn)
+    create_many(conn, "bob", 30)
     assert len(pop(conn, bob)) == 4
     assert due(conn) == "12:00:06"
     at(conn, "12:00:05.999")
@@ -47,8 +46,8 @@ def test_a_burst_and_then_one_by_one(conn: Conn) -> None:
 def test_over_a_long_time_the_rate_is_exact(conn: Conn, seconds: int) -> None:
     """D29, D31: however workers poll, n per period plus one burst, and not one more."""
     call(conn, "configure_group", "default", "bob", rate_limit=7, rate_period="10 seconds", rate_burst=5)
-    bob = worker(conn)
-    tasks(conn, "bob", 600)
+    bob = register(conn)
+    create_many(conn, "bob", 600)
     served = 0
     for moment in range(0, 601, seconds):
         at(conn, f"12:{moment // 60:02}:{moment % 60:02}")
@@ -61,8 +60,8 @@ def test_over_a_long_time_the_rate_is_exact(conn: Conn, seconds: int) -> None:
 def test_polls_charge_nothing_and_write_nothing(conn: Conn) -> None:
     """D28: a hundred empty polls later the rate is where it was."""
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="10 seconds")
-    bob = worker(conn)
-    tasks(conn, "bob", 3)
+    bob = register(conn)
+    create_many(conn, "bob", 3)
     assert len(pop(conn, bob)) == 1
     pop(conn, bob)
     with conn.transaction():
@@ -77,9 +76,9 @@ def test_polls_charge_nothing_and_write_nothing(conn: Conn) -> None:
 def test_the_others_are_not_limited_and_not_held_up(conn: Conn) -> None:
     """I8."""
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 hour")
-    tasks(conn, "bob", 50)
-    tasks(conn, "alice", 50)
-    assert sorted(groups_of(pop(conn, worker(conn)))) == ["alice"] * 50 + ["bob"]
+    create_many(conn, "bob", 50)
+    create_many(conn, "alice", 50)
+    assert sorted(groups_of(pop(conn, register(conn)))) == ["alice"] * 50 + ["bob"]
 
 
 def test_the_rate_of_a_queue_for_each_group_and_one_of_its_own(conn: Conn) -> None:
@@ -92,9 +91,9 @@ def test_the_rate_of_a_queue_for_each_group_and_one_of_its_own(conn: Conn) -> No
         group_rate_burst=2,
     )
     call(conn, "configure_group", "default", "c", rate_limit=5, rate_period="1 minute", rate_burst=5)
-    bob = worker(conn)
+    bob = register(conn)
     for group in ("a", "b", "c"):
-        tasks(conn, group, 10)
+        create_many(conn, group, 10)
     held = groups_of(pop(conn, bob))
     assert {g: held.count(g) for g in "abc"} == {"a": 2, "b": 2, "c": 5}
     call(conn, "configure_group", "default", "c", rate_limit=None)
@@ -106,9 +105,9 @@ def test_every_lane_that_is_due_wakes_however_small_the_pass(conn: Conn) -> None
     """I8: a promotion that takes one lane leaves the other lanes due."""
     groups = [f"g{n}" for n in range(6)]
     call(conn, "configure_queue", "default", group_rate_limit=1, group_rate_period="1 second")
-    bob = worker(conn)
+    bob = register(conn)
     for group in groups:
-        tasks(conn, group, 2)
+        create_many(conn, group, 2)
     assert len(pop(conn, bob)) == 6
     at(conn, "12:00:02")
     promote(conn, limit=1)
@@ -119,8 +118,8 @@ def test_every_lane_that_is_due_wakes_however_small_the_pass(conn: Conn) -> None
 
 def test_a_raised_rate_forgets_the_debt_of_the_old_one(conn: Conn) -> None:
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 hour", rate_burst=10)
-    bob = worker(conn)
-    tasks(conn, "bob", 30)
+    bob = register(conn)
+    create_many(conn, "bob", 30)
     assert len(pop(conn, bob)) == 10
     call(conn, "configure_group", "default", "bob", rate_limit=10, rate_period="1 second", rate_burst=10)
     at(conn, "12:00:01")
@@ -130,16 +129,16 @@ def test_a_raised_rate_forgets_the_debt_of_the_old_one(conn: Conn) -> None:
 def test_recalled_tasks_are_not_charged_twice(conn: Conn) -> None:
     """I12: neither by priority nor by a pause."""
     call(conn, "configure_group", "default", "bob", rate_limit=10, rate_period="1 minute", rate_burst=10)
-    bob = worker(conn)
-    ids = tasks(conn, "bob", 20)
+    bob = register(conn)
+    ids = create_many(conn, "bob", 20)
     promote(conn)
     high = create(conn, "bob", priority=5)
     promote(conn)
     call(conn, "pause_group", "default", "bob")
     promote(conn)
     call(conn, "resume_group", "default", "bob")
-    assert ids_of(pop(conn, bob)) == [high, *ids[:9]]
-    assert_counted(conn)
+    assert pop(conn, bob) == [high, *ids[:9]]
+    assert_sound(conn)
 
 
 @pytest.mark.usefixtures("one_shard")
@@ -147,9 +146,9 @@ def test_a_clock_that_is_set_back_does_not_stop_the_queue(conn: Conn) -> None:
     """I8: bob's turn was due, and waits behind the horizon; then it is no longer due."""
     call(conn, "configure_queue", "default", ready_target=2)
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="10 s", rate_burst=1)
-    tasks(conn, "bob", 3, costs=[5.0] * 3)
-    tasks(conn, "alice", 10)
-    bob = worker(conn)
+    create_many(conn, "bob", 3, costs=[5.0] * 3)
+    create_many(conn, "alice", 10)
+    bob = register(conn)
     assert sorted(groups_of(pop(conn, bob, 2))) == ["alice", "bob"]
     at(conn, "12:00:10")
     promote(conn)
@@ -164,14 +163,14 @@ def test_extreme_rates_do_not_stop_the_queue(conn: Conn) -> None:
     """The fastest and the slowest that is accepted, with all they may have ahead."""
     call(conn, "configure_group", "default", "fast", rate_limit=2147483647, rate_period="1 microsecond")
     call(conn, "configure_group", "default", "slow", rate_limit=1, rate_period="366 days", rate_burst=100000)
-    bob = worker(conn)
+    bob = register(conn)
     run(
         conn,
         "update fairq.lanes set gate.rate_at = '2030-01-01'::timestamptz + 99999 * interval '366 days'"
         " where group_key = 'slow'",
     )
     for group in ("fast", "slow", "else"):
-        tasks(conn, group, 5)
+        create_many(conn, group, 5)
     held = groups_of(pop(conn, bob))
     assert {g: held.count(g) for g in ("fast", "slow", "else")} == {"fast": 5, "slow": 1, "else": 5}
     assert pop(conn, bob) == []
@@ -189,15 +188,15 @@ def test_a_rate_and_a_cap_hold_together(conn: Conn) -> None:
         rate_burst=5,
         max_running=3,
     )
-    bob = worker(conn)
-    tasks(conn, "bob", 20)
+    bob = register(conn)
+    create_many(conn, "bob", 20)
     held = pop(conn, bob)
     assert len(held) == 3
     at(conn, "12:00:10")
     assert pop(conn, bob) == []
-    run(conn, "select fairq.finish_tasks(%s, %s, %s)", bob, ids_of(held), [1, 1, 1])
+    run(conn, "select fairq.finish_tasks(%s, %s, %s)", bob, held, [1, 1, 1])
     assert len(pop(conn, bob)) == 3
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def usage(conn: Conn, *scope: str) -> tuple[int, int, str | None, str | None] | None:
@@ -214,8 +213,8 @@ def test_usage_says_what_is_left_and_when_the_next_may_go(conn: Conn) -> None:
     """D32: and what it says is what promotion does, at every moment."""
     call(conn, "configure_group", "default", "bob", rate_limit=10, rate_period="1 minute", rate_burst=4)
     assert usage(conn, "default", "bob") == (0, 4, None, None)
-    bob = worker(conn)
-    tasks(conn, "bob", 30)
+    bob = register(conn)
+    create_many(conn, "bob", 30)
     assert len(pop(conn, bob, 100)) == 4
     assert usage(conn, "default", "bob") == (4, 0, "12:00:06", "12:00:24")
     for moment, left, full in (
@@ -238,13 +237,13 @@ def test_usage_says_what_is_left_and_when_the_next_may_go(conn: Conn) -> None:
 def test_looking_at_a_rate_changes_nothing(conn: Conn) -> None:
     """D32."""
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="10 seconds")
-    tasks(conn, "bob", 3)
+    create_many(conn, "bob", 3)
     with conn.transaction():
         before = written(conn)
         for _ in range(10):
             usage(conn, "default", "bob")
         assert written(conn) == before
-    assert len(pop(conn, worker(conn))) == 1
+    assert len(pop(conn, register(conn))) == 1
 
 
 def test_usage_knows_settings_that_its_lane_has_not_heard_of(conn: Conn) -> None:
@@ -258,8 +257,8 @@ def test_usage_knows_settings_that_its_lane_has_not_heard_of(conn: Conn) -> None
         group_rate_burst=3,
     )
     assert usage(conn, "default", "bob") == (0, 3, None, None)
-    tasks(conn, "bob", 10)
-    assert len(pop(conn, worker(conn))) == 3
+    create_many(conn, "bob", 10)
+    assert len(pop(conn, register(conn))) == 3
     assert usage(conn, "default", "bob") == (3, 0, "12:00:30", "12:01:30")
     call(conn, "configure_queue", "default", group_rate_limit=60)
     assert usage(conn, "default", "bob") == (3, 0, "12:00:01", "12:00:03"), "never more than a burst is owed"
@@ -280,8 +279,8 @@ def test_usage_tells_of_the_rate_and_of_nothing_else(conn: Conn) -> None:
         max_running=0,
     )
     call(conn, "pause_group", "default", "bob")
-    tasks(conn, "bob", 3)
-    assert pop(conn, worker(conn)) == []
+    create_many(conn, "bob", 3)
+    assert pop(conn, register(conn)) == []
     assert usage(conn, "default", "bob") == (0, 5, None, None)
 
 
@@ -297,36 +296,36 @@ def test_a_reset_wakes_the_group_within_one_promotion(conn: Conn) -> None:
         rate_burst=3,
         max_running=4,
     )
-    bob = worker(conn)
-    tasks(conn, "bob", 10)
+    bob = register(conn)
+    create_many(conn, "bob", 10)
     held = pop(conn, bob)
     assert len(held) == 3
     call(conn, "reset_rate", "default", "bob")
     assert usage(conn, "default", "bob") == (0, 3, None, None), "nothing is charged before it is popped"
     assert len(pop(conn, bob)) == 1, "a fresh burst, and the cap holds all the same"
-    assert_counted(conn)
+    assert_sound(conn)
     finish(conn, bob, held)
     assert len(pop(conn, bob)) == 2
     assert pop(conn, bob) == []
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_reset_of_nothing_does_nothing(conn: Conn) -> None:
     call(conn, "reset_rate", "default", "nobody")
     call(conn, "reset_rate", "default")
     call(conn, "configure_group", "default", "bob", max_running=2)
-    tasks(conn, "bob", 5)
-    assert len(pop(conn, worker(conn))) == 2
+    create_many(conn, "bob", 5)
+    assert len(pop(conn, register(conn))) == 2
     call(conn, "reset_rate", "default", "bob")
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_reset_is_heard_once(conn: Conn) -> None:
     """D32: what was popped already is not charged to the new burst."""
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 hour", rate_burst=2)
-    tasks(conn, "bob", 10)
+    create_many(conn, "bob", 10)
     promote(conn)
-    bob = worker(conn)
+    bob = register(conn)
     for _ in range(2):
         assert len(pop(conn, bob)) == 2
         assert pop(conn, bob) == []
@@ -339,9 +338,9 @@ def test_a_reset_is_heard_once(conn: Conn) -> None:
 def test_the_rate_of_a_whole_queue_is_seen_and_reset_too(conn: Conn) -> None:
     """D32: and a worker that sleeps until the next one is due is woken."""
     call(conn, "configure_queue", "default", rate_limit=1, rate_period="1 minute", rate_burst=2)
-    bob = worker(conn)
-    tasks(conn, "bob", 3)
-    tasks(conn, "alice", 3)
+    bob = register(conn)
+    create_many(conn, "bob", 3)
+    create_many(conn, "alice", 3)
     assert len(pop(conn, bob)) == 2
     assert usage(conn, "default") == (2, 0, "12:01:00", "12:02:00")
     assert usage(conn, "default", "bob") is None
@@ -364,14 +363,14 @@ def test_observers_may_look_at_rates(conn: Conn) -> None:
 def test_a_group_that_came_once_leaves_no_lane_when_its_rate_is_paid_for(conn: Conn) -> None:
     """I9: a sweep that passes by in between comes back for it."""
     call(conn, "configure_queue", "default", group_rate_limit=1, group_rate_period="1 minute")
-    bob = worker(conn)
+    bob = register(conn)
     for number in range(10):
         create(conn, f"once {number}")
     create(conn, "alice")
     finish(conn, bob, pop(conn, bob))
     call(conn, "configure_group", "default", "carol", rate_limit=1000)
     for second in (10, 20, 30):  # the clock goes on, and carol's lane is swept
-        tasks(conn, "carol", 2)
+        create_many(conn, "carol", 2)
         finish(conn, bob, pop(conn, bob))
         at(conn, f"12:00:{second}")
         promote(conn)
@@ -380,7 +379,7 @@ def test_a_group_that_came_once_leaves_no_lane_when_its_rate_is_paid_for(conn: C
     lanes = "select count(*) from fairq.lanes where queue = 'default' and starts_with(group_key, 'once')"
     assert one(conn, lanes) == 10, "else it could come again at once"
     at(conn, "12:02:00")
-    tasks(conn, "carol", 2)
+    create_many(conn, "carol", 2)
     finish(conn, bob, pop(conn, bob))
     promote(conn)
     call(conn, "maintain")

@@ -8,11 +8,12 @@ import pytest
 
 from fairq import policies
 from fairq.options import options_of
-from tests.policies.calls import (
+from tests.support.calls import (
     Conn,
     at,
     call,
     create,
+    create_many,
     explain,
     finish,
     maintain,
@@ -20,9 +21,8 @@ from tests.policies.calls import (
     pop,
     promote,
     refused,
+    register,
     run,
-    tasks,
-    worker,
 )
 
 BAD_LIMITS: list[tuple[dict[str, Any], str]] = [
@@ -237,7 +237,7 @@ def test_what_is_accepted_stops_nothing(conn: Conn) -> None:
         call(conn, "configure_queue", "default", retention="100000 years -36525000 days")
     call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="366 days", rate_burst=100_000)
     call(conn, "configure_group", "default", "bob", breaker_threshold=1, breaker_cooldown="366 days")
-    bob = worker(conn)
+    bob = register(conn)
     create(conn)
     for _ in range(3):
         held = pop(conn, bob)
@@ -342,13 +342,13 @@ def test_operators_may_and_workers_serve_under_every_policy(conn: Conn) -> None:
         conn, """select fairq.configure_queue('default', '{"group_rate_limit": 5, "breaker_threshold": 3}')"""
     )
     run(conn, "set role fairq_work")
-    bob = worker(conn)
+    bob = register(conn)
     first = create(conn, concurrency_key="k")
     second = create(conn, concurrency_key="k")
     held = pop(conn, bob)
-    assert held[0][0] == first
+    assert held[0] == first
     finish(conn, bob, held, "failed")
-    assert pop(conn, bob)[0][0] == second
+    assert pop(conn, bob)[0] == second
     assert one(conn, "select fairq.next_due_at('default')") is None
     maintain(conn)
     run(conn, "set role fairq_observe")
@@ -359,7 +359,7 @@ def test_operators_may_and_workers_serve_under_every_policy(conn: Conn) -> None:
 @pytest.mark.usefixtures("one_shard")
 def test_explain_names_each_reason(conn: Conn) -> None:
     """H40, D33: the first obstacle that the task would meet, with what is needed to act on it."""
-    bob = worker(conn)
+    bob = register(conn)
     holder = create(conn, "holder", concurrency_key="crane")
     pop(conn, bob)
     call(conn, "configure_group", "default", "capped", max_running=1)
@@ -367,7 +367,7 @@ def test_explain_names_each_reason(conn: Conn) -> None:
     call(conn, "configure_group", "default", "broken", breaker_threshold=1)
     for group in ("capped", "slow", "broken"):
         create(conn, group)
-    held = {group: (i, attempt, group) for i, attempt, group in pop(conn, bob)}
+    held = {task.group_key: task for task in pop(conn, bob)}
     finish(conn, bob, [held["broken"]], "failed")
     call(conn, "pause_group", "default", "paused")
     ids = {group: create(conn, group) for group in ("capped", "slow", "broken", "paused")}
@@ -402,7 +402,7 @@ def test_explain_names_queues_the_cluster_order_and_missing_workers(conn: Conn) 
     first, second, third = create(conn, "a"), create(conn, "a"), create(conn, "b")
     promote(conn)
     assert explain(conn, first) == 'no live worker for queue "default"'
-    bob = worker(conn)
+    bob = register(conn)
     assert [explain(conn, i) for i in (first, third, second)] == [
         f"behind {n} tasks in order" for n in range(3)
     ]
@@ -453,7 +453,7 @@ def test_every_gate_has_a_reason_and_every_reason_a_gate(conn: Conn) -> None:
 
 
 def test_a_configuration_that_fails_leaves_no_trace(conn: Conn) -> None:
-    tasks(conn, "bob", 3)
+    create_many(conn, "bob", 3)
     promote(conn)
     with refused(conn, "QF014"):
         call(conn, "configure_queue", "new", max_running=1, nothing=None)

@@ -6,20 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.policies.calls import (
-    Conn,
-    assert_counted,
-    at,
-    call,
-    create,
-    finish,
-    one,
-    pop,
-    promote,
-    run,
-    worker,
-)
 from tests.policies.test_all_together import TABLES, THOROUGH
+from tests.support.calls import Conn, at, call, create, finish, groups_of, one, pop, promote, register, run
+from tests.support.invariants import assert_sound
 
 pytestmark = pytest.mark.usefixtures("one_shard")
 
@@ -90,7 +79,7 @@ def test_the_bound_on_service_holds_beside_groups_that_are_held_back(
     run(conn, "truncate " + ", ".join(f"fairq.{table}" for table in TABLES.split()))
     at(conn, "12:00:00")
     run(conn, "update fairq.queues set ready_target = %s where not internal", target)
-    bob, hanging = worker(conn, slots=size), worker(conn, slots=1)
+    bob, hanging = register(conn, slots=size), register(conn, slots=1)
     hold_back(conn)
     pop(conn, hanging, 3)  # these never end: a place of "capped" may be gone for good
     cost_of: dict[int, float] = {}
@@ -107,9 +96,9 @@ def test_the_bound_on_service_holds_beside_groups_that_are_held_back(
         at(conn, f"12:{second // 60:02}:{second % 60:02}")
         held = pop(conn, bob, size)
         assert len(held) >= min(size, waiting), "a pop gives what there is"
-        served += [(id_, group) for id_, _, group in held if group in FREE]
-        broken = [task for task in held if task[2] == "broken"]
-        finish(conn, bob, [task for task in held if task[2] != "broken"])
+        served += [(task, task.group_key) for task in held if task.group_key in FREE]
+        broken = [task for task in held if task.group_key == "broken"]
+        finish(conn, bob, [task for task in held if task.group_key != "broken"])
         finish(conn, bob, broken, "failed")
         if (what := next(steps, None)) is not None:
             change(conn, what)
@@ -124,7 +113,7 @@ def test_the_bound_on_service_holds_beside_groups_that_are_held_back(
                 lead += sign * cost_of[id_] / tenants[n][0] if group == FREE[n] else 0
             lowest, highest = min(lowest, lead), max(highest, lead)
         assert highest - lowest <= bound + 1e-3, (FREE[f], FREE[g])
-    assert_counted(conn)
+    assert_sound(conn)
 
 
 def test_a_capped_group_has_its_full_turn_as_long_as_its_cap_allows(conn: Conn) -> None:
@@ -133,15 +122,15 @@ def test_a_capped_group_has_its_full_turn_as_long_as_its_cap_allows(conn: Conn) 
     for group in ("capped", "other"):
         for _ in range(40):
             create(conn, group)
-    bob = worker(conn)
+    bob = register(conn)
     for _ in range(5):
         held = pop(conn, bob, 4)
-        assert sorted(group for _, _, group in held) == ["capped", "capped", "other", "other"]
+        assert sorted(groups_of(held)) == ["capped", "capped", "other", "other"]
         finish(conn, bob, held)
     call(conn, "configure_group", "default", "capped", max_running=1)
     promote(conn)
     for _ in range(5):
         held = pop(conn, bob, 4)
-        assert [group for _, _, group in held].count("capped") == 1
+        assert groups_of(held).count("capped") == 1
         assert len(held) == 4
         finish(conn, bob, held)

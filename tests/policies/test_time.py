@@ -10,23 +10,23 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.policies.calls import (
+from tests.support.calls import (
     Conn,
     Held,
     call,
     create,
+    create_many,
     finish,
     maintain,
     one,
     pop,
     promote,
     refused,
+    register,
     release,
     run,
-    settle,
-    tasks,
-    worker,
 )
+from tests.support.invariants import hear_all
 
 NOON = datetime(2030, 1, 1, 12)
 SLOTS = 4
@@ -53,18 +53,18 @@ def simulate(
 ) -> dict[str, float]:
     """One worker; tasks take what `duration(group, id)` says. Returns the seconds of each group."""
     set_time(conn, 0)
-    worker_id = worker(conn, slots=slots)
+    worker_id = register(conn, slots=slots)
     running: list[tuple[float, Held]] = []
     used: defaultdict[str, float] = defaultdict(float)
     now = 0.0
     while now < until:
         for held in pop(conn, worker_id, slots - len(running)):
-            heapq.heappush(running, (now + duration(held[2], held[0]), held))
+            heapq.heappush(running, (now + duration(held.group_key, held), held))
         if not running:
             break
         ends, _ = running[0]
         for _, held in running:
-            used[held[2]] += min(ends, until) - now
+            used[held.group_key] += min(ends, until) - now
         now = ends
         set_time(conn, now)
         done = []
@@ -76,7 +76,7 @@ def simulate(
 
 
 def estimates(conn: Conn) -> dict[tuple[str, str], tuple[float, int]]:
-    settle(conn)
+    hear_all(conn)
     rows = run(conn, "select group_key, kind, seconds, tasks from fairq.estimates")
     return {(group, kind): (seconds, count) for group, kind, seconds, count in rows}
 
@@ -90,8 +90,8 @@ def finish_of(conn: Conn, group: str) -> float:
 def test_a_minute_and_a_second_get_the_same_worker_seconds(conn: Conn) -> None:
     """F1, I4 in seconds: by count, the tenant of long tasks would have 98 % of the workers."""
     share_time(conn, ready_target=20)
-    tasks(conn, "long", 100)
-    tasks(conn, "short", 1500)
+    create_many(conn, "long", 100)
+    create_many(conn, "short", 1500)
     used = simulate(conn, lambda group, _: 60.0 if group == "long" else 1.0, until=600)
     assert sum(used.values()) == pytest.approx(600 * SLOTS)
     # The longest task of each, per slot, and what was promoted before its length was known.
@@ -101,8 +101,8 @@ def test_a_minute_and_a_second_get_the_same_worker_seconds(conn: Conn) -> None:
 def test_by_count_they_do_not(conn: Conn) -> None:
     """The same load in a queue that counts, which shows what the setting does."""
     call(conn, "configure_queue", "default", ready_target=20)
-    tasks(conn, "long", 100)
-    tasks(conn, "short", 1500)
+    create_many(conn, "long", 100)
+    create_many(conn, "short", 1500)
     used = simulate(conn, lambda group, _: 60.0 if group == "long" else 1.0, until=600)
     assert used["long"] > 20 * used["short"]
 
@@ -111,7 +111,7 @@ def test_weights_are_shares_of_the_time(conn: Conn) -> None:
     share_time(conn, ready_target=20)
     for group, weight in (("one", 1), ("two", 2), ("five", 5)):
         call(conn, "configure_group", "default", group, weight=weight)
-        tasks(conn, group, 800)
+        create_many(conn, group, 800)
     lengths = {"one": 1.0, "two": 10.0, "five": 3.0}
     used = simulate(conn, lambda group, _: lengths[group], until=300)
     assert used["one"] == pytest.approx(300 * SLOTS / 8, rel=0.1)
@@ -128,7 +128,7 @@ def test_nobody_is_apart_by_more_than_the_bound(conn: Conn, lengths: list[list[f
     share_time(conn, ready_target=8)
     groups = [f"g{n}" for n in range(len(lengths))]
     for group in groups:
-        tasks(conn, group, 150)
+        create_many(conn, group, 150)
     longest = max(max(each) for each in lengths)
     shortest_total = min(sum(each) / len(each) for each in lengths) * 150
 
@@ -152,7 +152,7 @@ def test_the_estimate_is_the_mean_and_follows(conn: Conn) -> None:
     share_time(conn)
     simple = {"short": 2.0, "long": 50.0}
     for kind in simple:
-        tasks(conn, "bob", 20, kind=kind)
+        create_many(conn, "bob", 20, kind=kind)
     kinds: dict[int, str] = dict(run(conn, "select id, kind from fairq.tasks"))
     simulate(conn, lambda _, task: simple[kinds[task]], until=10_000)
     known = estimates(conn)
@@ -173,16 +173,16 @@ def test_before_anything_is_known_the_cost_is_the_guess(conn: Conn) -> None:
 def test_a_hang_makes_the_next_tasks_little_dearer_but_is_paid_for(conn: Conn) -> None:
     """Without a clamp the estimate winds up: a task that hung would banish its group for days."""
     share_time(conn, ready_target=1)
-    tasks(conn, "alice", 50)
-    tasks(conn, "bob", 200)
+    create_many(conn, "alice", 50)
+    create_many(conn, "bob", 200)
     calm = simulate(conn, lambda *_: 1.0, until=20)
     assert calm["bob"] == pytest.approx(calm["alice"], abs=SLOTS + 1)
     before = next(seconds for (group, _), (seconds, _) in estimates(conn).items() if group == "bob")
-    worker_id = worker(conn)
-    hung = next(held for held in iter(lambda: pop(conn, worker_id, 1)[0], None) if held[2] == "bob")
+    worker_id = register(conn)
+    hung = next(held for held in iter(lambda: pop(conn, worker_id, 1)[0], None) if held.group_key == "bob")
     set_time(conn, 20 + 1800)
     finish(conn, worker_id, [hung])
-    settle(conn)
+    hear_all(conn)
     after = next(seconds for (group, _), (seconds, _) in estimates(conn).items() if group == "bob")
     assert after <= before * 1.25
     assert finish_of(conn, "bob") > 1700
@@ -190,9 +190,9 @@ def test_a_hang_makes_the_next_tasks_little_dearer_but_is_paid_for(conn: Conn) -
 
 def test_an_attempt_counts_for_an_hour_at_most(conn: Conn) -> None:
     share_time(conn)
-    tasks(conn, "bob", 2)
+    create_many(conn, "bob", 2)
     set_time(conn, 0)
-    worker_id = worker(conn)
+    worker_id = register(conn)
     held = pop(conn, worker_id, 1)
     set_time(conn, 10 * 86400)
     finish(conn, worker_id, held)
@@ -205,12 +205,12 @@ def test_what_was_charged_too_much_comes_back(conn: Conn) -> None:
     create(conn, "bob", cost=100)
     create(conn, "alice", cost=100)
     set_time(conn, 0)
-    worker_id = worker(conn)
+    worker_id = register(conn)
     (held,) = pop(conn, worker_id, 1)
     set_time(conn, 2)
     before = one(conn, "select (fairq._lane(0, 'default', 'bob')).finish")
     finish(conn, worker_id, [held])
-    settle(conn)
+    hear_all(conn)
     lane = one(conn, "select fairq._rounds(%s - (fairq._lane(0, 'default', 'bob')).finish)", before)
     assert lane == pytest.approx(98, abs=0.01)
 
@@ -222,10 +222,10 @@ def test_who_did_not_run_is_not_charged(conn: Conn, leave: str) -> None:
     set_time(conn, 0)
     deadline = {"expires_at": f"{NOON + timedelta(seconds=30)}+00"} if leave == "expired" else {}
     create(conn, "bob", cost=50, **deadline)
-    keeper = worker(conn, lease="1 minute")
-    tasks(conn, "alice", 2)
+    keeper = register(conn, lease="1 minute")
+    create_many(conn, "alice", 2)
     if leave in {"release", "lost"}:
-        held = [each for each in pop(conn, keeper, 2) if each[2] == "bob"]
+        held = [each for each in pop(conn, keeper, 2) if each.group_key == "bob"]
         assert held
         if leave == "release":
             release(conn, keeper, held)
@@ -240,7 +240,7 @@ def test_who_did_not_run_is_not_charged(conn: Conn, leave: str) -> None:
         else:
             set_time(conn, 31)
             maintain(conn)
-    settle(conn)
+    hear_all(conn)
     assert finish_of(conn, "bob") <= 50.01
     assert not any(group == "bob" for group, _ in estimates(conn))
 
@@ -250,12 +250,12 @@ def test_a_lone_groups_long_past_costs_nothing(conn: Conn) -> None:
     share_time(conn)
     create(conn, "bob")
     simulate(conn, lambda *_: 3600.0, until=10_000)
-    settle(conn)
+    hear_all(conn)
     assert finish_of(conn, "bob") <= 0
-    tasks(conn, "bob", 3)
-    tasks(conn, "alice", 3)
-    worker_id = worker(conn)
-    assert {held[2] for held in pop(conn, worker_id, 2)} == {"alice", "bob"}
+    create_many(conn, "bob", 3)
+    create_many(conn, "alice", 3)
+    worker_id = register(conn)
+    assert {held.group_key for held in pop(conn, worker_id, 2)} == {"alice", "bob"}
 
 
 def test_tasks_that_come_one_by_one_are_not_all_charged_as_they_come(conn: Conn) -> None:
@@ -266,13 +266,13 @@ def test_tasks_that_come_one_by_one_are_not_all_charged_as_they_come(conn: Conn)
 
     def duration(group: str, _: int) -> float:
         for each in lengths:
-            tasks(conn, each, come)
+            create_many(conn, each, come)
         ready = one(conn, "select count(*) from fairq.live_tasks where state = 'queued'")
         assert ready <= 2 * 8 + 2 * come
         return lengths[group]
 
     for group in lengths:
-        tasks(conn, group, 1)
+        create_many(conn, group, 1)
     simulate(conn, duration, until=80)
     lengths["long"] = 5.0
     come = 0
@@ -285,14 +285,14 @@ def test_tasks_that_come_one_by_one_are_not_all_charged_as_they_come(conn: Conn)
 def test_what_a_group_owes_is_not_forgotten_by_a_recall(conn: Conn, how: str) -> None:
     """F1: an hour of debt is not worth one task to cancel; nor is credit lost."""
     share_time(conn, ready_target=8)
-    tasks(conn, "bob", 60)
-    tasks(conn, "alice", 60)
+    create_many(conn, "bob", 60)
+    create_many(conn, "alice", 60)
     simulate(conn, lambda *_: 1.0, until=10)
-    worker_id = worker(conn)
-    hung = next(held for held in iter(lambda: pop(conn, worker_id, 1)[0], None) if held[2] == "bob")
+    worker_id = register(conn)
+    hung = next(held for held in iter(lambda: pop(conn, worker_id, 1)[0], None) if held.group_key == "bob")
     set_time(conn, 10 + 1000)
     finish(conn, worker_id, [hung])
-    settle(conn)
+    hear_all(conn)
     assert finish_of(conn, "bob") > 990
     if how == "cancel":
         call(
@@ -304,25 +304,25 @@ def test_what_a_group_owes_is_not_forgotten_by_a_recall(conn: Conn, how: str) ->
         create(conn, "bob", priority=5)
     else:
         call(conn, "pause_group", "default", "bob")
-    settle(conn)
+    hear_all(conn)
     call(conn, "resume_group", "default", "bob")
-    settle(conn)
+    hear_all(conn)
     assert finish_of(conn, "bob") > 990
-    assert [each[2] for each in pop(conn, worker_id, 30)].count("bob") <= 1
+    assert [each.group_key for each in pop(conn, worker_id, 30)].count("bob") <= 1
 
 
 def test_what_recalled_tasks_were_charged_too_much_is_credit(conn: Conn) -> None:
     """F1: three at ten seconds each, of which one took a second; then the other two go back in line."""
     share_time(conn, ready_target=3)
     set_time(conn, 0)
-    tasks(conn, "bob", 6, costs=[10.0] * 6)
-    worker_id = worker(conn)
+    create_many(conn, "bob", 6, costs=[10.0] * 6)
+    worker_id = register(conn)
     held = pop(conn, worker_id, 1)
     set_time(conn, 1)
     finish(conn, worker_id, held)
-    settle(conn)
+    hear_all(conn)
     create(conn, "bob", priority=5)
-    settle(conn)
+    hear_all(conn)
     credit = one(conn, "select fairq._rounds(((fairq._lane(0, 'default', 'bob')).pace).credit)")
     assert credit == pytest.approx(9, abs=0.01)
 
@@ -331,20 +331,20 @@ def test_a_group_with_nothing_waiting_keeps_no_credit(conn: Conn) -> None:
     """I5: what was charged too much for its last tasks is not saved up for the next time."""
     share_time(conn)
     set_time(conn, 0)
-    tasks(conn, "bob", 2, costs=[100.0] * 2)
-    worker_id = worker(conn)
+    create_many(conn, "bob", 2, costs=[100.0] * 2)
+    worker_id = register(conn)
     held = pop(conn, worker_id, 2)
     set_time(conn, 2)
     finish(conn, worker_id, held)
-    settle(conn)
+    hear_all(conn)
     assert one(conn, "select ((fairq._lane(0, 'default', 'bob')).pace).credit") == 0
 
 
 def test_the_setting_changes_at_run_time(conn: Conn) -> None:
     """Tasks queued before are not measured; with the setting gone, charges and estimates mean nothing."""
     call(conn, "configure_queue", "default", ready_target=3)
-    tasks(conn, "bob", 40)
-    worker_id = worker(conn)
+    create_many(conn, "bob", 40)
+    worker_id = register(conn)
     set_time(conn, 0)
     held = pop(conn, worker_id, 3)
     share_time(conn)
@@ -365,7 +365,7 @@ def test_the_setting_changes_at_run_time(conn: Conn) -> None:
 def test_order_within_the_group_survives_every_correction(conn: Conn) -> None:
     share_time(conn, ready_target=5)
     ids = [create(conn, "bob", cost=[0.01, 300, 5][n % 3]) for n in range(60)]
-    tasks(conn, "alice", 60)
+    create_many(conn, "alice", 60)
     seen: list[int] = []
 
     def duration(group: str, task: int) -> float:
@@ -380,12 +380,12 @@ def test_order_within_the_group_survives_every_correction(conn: Conn) -> None:
 def test_a_rebuild_keeps_the_charges_of_what_is_in_flight(conn: Conn) -> None:
     """I11: estimates are learned anew, charges are in the tasks."""
     share_time(conn)
-    bob = worker(conn)
+    bob = register(conn)
     for _ in range(3):
         create(conn, "bob", cost=7)
     held = pop(conn, bob, 2)
     run(conn, "update fairq.ticks set written_by = '3'")
-    settle(conn)
+    hear_all(conn)
     assert run(conn, "select charge from fairq.live_tasks order by id") == [(7.0,)] * 3
     set_time(conn, 3)
     finish(conn, bob, held)
@@ -403,8 +403,8 @@ def test_a_guess_that_was_too_dear_does_not_leave_anyone_behind(conn: Conn, slow
     """F1: before anything is known a task is charged a second; nine tenants learn soon that it was 5 ms."""
     share_time(conn)
     for number in range(9):
-        tasks(conn, f"quick {number}", 700)
-    tasks(conn, "slow", 100)
+        create_many(conn, f"quick {number}", 700)
+    create_many(conn, "slow", 100)
     used = simulate(conn, lambda group, _: slow if group == "slow" else 0.005, until=2, slots=8)
     quick = [used[f"quick {number}"] for number in range(9)]
     assert max(quick) - min(quick) <= 0.2

@@ -21,18 +21,9 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from tests.races.engine import (
-    Conn,
-    assert_consistent,
-    create,
-    drain,
-    maintain,
-    pop,
-    promote,
-    register,
-    states,
-)
+from tests.support.calls import Conn, create_each, drain, maintain, pop, promote, register, states
 from tests.support.database import Database
+from tests.support.invariants import assert_consistent
 from tests.support.sessions import in_background, pid_of, result, wait_until_blocked
 
 LEVELS = (IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE)
@@ -68,7 +59,7 @@ def test_transactions_create_for_the_same_groups_in_any_order_and_never_wait(
     ids: list[int] = []
     for step in range(3):
         for conn, order in zip(sessions, orders, strict=True):
-            ids += create(conn, order[step])
+            ids += create_each(conn, order[step])
             assert waiting(observer) == []
     for conn in sessions:
         assert observer.execute("select pg_blocking_pids(%s)", [pid_of(conn)]).fetchone() == ([],)
@@ -87,17 +78,17 @@ def test_creating_does_not_wait_for_promotion_pop_or_maintenance_in_open_transac
     """I2: the engine's own locks are no locks for applications."""
     observer = database.connect(autocommit=True)
     worker = register(observer)
-    create(observer, "g1", "g2", "g1")
+    create_each(observer, "g1", "g2", "g1")
     promote(observer)
     promoter, popper, keeper = (
         database.connect(application_name=n) for n in ("promoter", "popper", "keeper")
     )
-    create(promoter, "g3")
+    create_each(promoter, "g3")
     promote(promoter)
     assert pop(popper, worker, 1)
     maintain(keeper)
     app = impatient(database, level)
-    created = create(app, "g1", "g2", "g3", "g4")
+    created = create_each(app, "g1", "g2", "g3", "g4")
     created += [
         row[0]
         for row in app.execute(
@@ -117,12 +108,12 @@ def test_creating_fails_for_nobody_else_has_done(database: Database, level: Isol
     observer = database.connect(autocommit=True)
     app = impatient(database, level)
     app.execute("select count(*) from fairq.queues").fetchone()
-    create(observer, "g1", "g2")
+    create_each(observer, "g1", "g2")
     promote(observer)
     worker = register(observer)
     served = drain(observer, worker)
     assert len(served) == 2
-    (created,) = create(app, "g1")
+    (created,) = create_each(app, "g1")
     app.commit()
     assert drain(observer, worker) == [created]
     assert_consistent(observer)
@@ -133,7 +124,7 @@ def test_a_rolled_back_transaction_leaves_nothing(database: Database, level: Iso
     """I1, S33: neither a task nor a ring that is heard."""
     observer = database.connect(autocommit=True)
     app = impatient(database, level)
-    create(app, "g1", "g2")
+    create_each(app, "g1", "g2")
     app.rollback()
     assert states(observer) == {}
     assert promote(observer) == 0
@@ -149,8 +140,8 @@ def test_equal_idempotency_keys_wait_and_the_second_gets_the_first_ones_task(
     first, second = (database.connect() for _ in range(2))
     for conn in (first, second):
         conn.isolation_level = level
-    (created,) = create(first, "g", idempotency_key="k")
-    create(second, "other")  # its snapshot is taken
+    (created,) = create_each(first, "g", idempotency_key="k")
+    create_each(second, "other")  # its snapshot is taken
     late = in_background(second, "select fairq.create_task('g', '{}', p_idempotency_key => 'k')")
     assert wait_until_blocked(observer, pid_of(second)) == [pid_of(first)]
     first.commit()
@@ -161,7 +152,7 @@ def test_equal_idempotency_keys_wait_and_the_second_gets_the_first_ones_task(
         with pytest.raises(psycopg.errors.SerializationFailure):
             result(late)
         second.rollback()
-        assert create(second, "g", idempotency_key="k") == [created]
+        assert create_each(second, "g", idempotency_key="k") == [created]
         second.commit()
     assert [state for task, state in states(observer).items() if task == created] == ["overflow"]
 
@@ -175,7 +166,7 @@ def test_equal_idempotency_keys_wait_and_the_second_creates_when_the_first_rolls
     first, second = (database.connect() for _ in range(2))
     for conn in (first, second):
         conn.isolation_level = level
-    (lost,) = create(first, "g", idempotency_key="k")
+    (lost,) = create_each(first, "g", idempotency_key="k")
     late = in_background(second, "select fairq.create_task('g', '{}', p_idempotency_key => 'k')")
     assert wait_until_blocked(observer, pid_of(second)) == [pid_of(first)]
     first.rollback()
@@ -188,10 +179,10 @@ def test_equal_idempotency_keys_wait_and_the_second_creates_when_the_first_rolls
 def test_other_keys_and_other_groups_with_the_same_key_do_not_wait(database: Database) -> None:
     """I2: only equal keys of one group."""
     first = database.connect()
-    create(first, "g", idempotency_key="k")
+    create_each(first, "g", idempotency_key="k")
     app = impatient(database, IsolationLevel.READ_COMMITTED)
-    create(app, "g", idempotency_key="another")
-    create(app, "h", idempotency_key="k")
+    create_each(app, "g", idempotency_key="another")
+    create_each(app, "h", idempotency_key="k")
     app.commit()
     first.commit()
 

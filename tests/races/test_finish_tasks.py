@@ -24,25 +24,27 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.races.engine import (
+from tests.support.calls import (
     FINISH,
     RELEASE,
+    START,
     Conn,
-    assert_consistent,
-    cap,
-    create,
+    Held,
+    call,
+    create_each,
+    ending,
     finish,
-    finish_parameters,
+    held_by,
     in_flight,
     maintain,
     pop,
     promote,
     register,
-    release_parameters,
     states,
 )
 from tests.support.database import Database
-from tests.support.sessions import Rows, in_background, pid_of, result, wait_until_blocked
+from tests.support.invariants import assert_consistent
+from tests.support.sessions import in_background, pid_of, result, wait_until_blocked
 
 LATER = "select set_config('fairq.now', (clock_timestamp() + interval '2 hours')::text, false)"
 
@@ -54,11 +56,14 @@ def observer(database: Database) -> Conn:
     return conn
 
 
+Taken = tuple[int, list[Held]]  # a worker and what it holds
+
+
 @pytest.fixture
-def held(observer: Conn) -> tuple[int, Rows]:
+def held(observer: Conn) -> Taken:
     """A worker and the two tasks it holds, of a group whose cap of two is used up."""
-    cap(observer, "g", 2)
-    create(observer, "g", "g", "g")
+    call(observer, "configure_group", "default", "g", max_running=2)
+    create_each(observer, "g", "g", "g")
     worker = register(observer)
     return worker, pop(observer, worker)
 
@@ -72,30 +77,26 @@ def later(database: Database, **kwargs: Any) -> Conn:
     return conn
 
 
-def ids_of(held: Rows) -> list[int]:
-    return [row[0] for row in held]
-
-
 def test_recovery_skips_a_task_that_is_being_finished(
-    database: Database, observer: Conn, held: tuple[int, Rows]
+    database: Database, observer: Conn, held: Taken
 ) -> None:
     worker, tasks = held
     holder, keeper = database.connect(), later(database)
     keeper.execute("set lock_timeout = 1")
-    assert finish(holder, worker, tasks[:1]) == ids_of(tasks[:1])
+    assert finish(holder, worker, tasks[:1]) == tasks[:1]
     assert maintain(keeper)["recovered"] == 1
     keeper.commit()
     holder.commit()
-    assert states(observer)[tasks[0][0]] == "succeeded"
+    assert states(observer)[tasks[0]] == "succeeded"
     assert_consistent(observer)
     assert in_flight(observer, "g") == 2
     assert observer.execute("select task_id, outcome from fairq.attempts").fetchall() == [
-        (tasks[1][0], "worker_lost")
+        (tasks[1], "worker_lost")
     ]
 
 
 def test_a_finish_that_is_rolled_back_leaves_the_task_to_recovery(
-    database: Database, observer: Conn, held: tuple[int, Rows]
+    database: Database, observer: Conn, held: Taken
 ) -> None:
     worker, tasks = held
     holder, keeper = database.connect(), later(database, autocommit=True)
@@ -110,13 +111,13 @@ def test_a_finish_that_is_rolled_back_leaves_the_task_to_recovery(
 
 @pytest.mark.parametrize("outcome", [None, "failed", "retry"])
 def test_a_finish_that_waited_for_recovery_changes_nothing(
-    database: Database, observer: Conn, held: tuple[int, Rows], outcome: str | None
+    database: Database, observer: Conn, held: Taken, outcome: str | None
 ) -> None:
     """I7, I10, D7: the place is freed once, by recovery."""
     worker, tasks = held
     holder, keeper = database.connect(), later(database)
     assert maintain(keeper)["recovered"] == 2
-    late = in_background(holder, FINISH, finish_parameters(worker, tasks, outcome))
+    late = in_background(holder, FINISH, ending(worker, tasks, outcome))
     assert wait_until_blocked(observer, pid_of(holder)) == [pid_of(keeper)]
     keeper.commit()
     assert result(late) == []
@@ -128,21 +129,21 @@ def test_a_finish_that_waited_for_recovery_changes_nothing(
 
 @pytest.mark.parametrize("outcome", [None, "retry"])
 def test_a_finish_that_waited_counts_when_recovery_is_rolled_back(
-    database: Database, observer: Conn, held: tuple[int, Rows], outcome: str | None
+    database: Database, observer: Conn, held: Taken, outcome: str | None
 ) -> None:
     worker, tasks = held
     holder, keeper = database.connect(), later(database)
     assert maintain(keeper)["recovered"] == 2
-    late = in_background(holder, FINISH, finish_parameters(worker, tasks, outcome))
+    late = in_background(holder, FINISH, ending(worker, tasks, outcome))
     assert wait_until_blocked(observer, pid_of(holder)) == [pid_of(keeper)]
     keeper.rollback()
-    assert [row[0] for row in result(late)] == sorted(ids_of(tasks))
+    assert [row[0] for row in result(late)] == sorted(tasks)
     holder.commit()
     assert_consistent(observer)
 
 
 def test_a_lost_worker_cannot_finish_what_another_holds_now(
-    database: Database, observer: Conn, held: tuple[int, Rows]
+    database: Database, observer: Conn, held: Taken
 ) -> None:
     """I10: worker and attempt are the token; the other one's finish counts."""
     worker, tasks = held
@@ -150,23 +151,23 @@ def test_a_lost_worker_cannot_finish_what_another_holds_now(
     maintain(keeper)
     other = register(observer)
     again = pop(observer, other)
-    assert dict(again) == dict.fromkeys(ids_of(tasks), 2)
+    assert {task: task.attempt for task in again} == dict.fromkeys(tasks, 2)
     assert finish(observer, worker, tasks) == []
     assert finish(observer, worker, again) == []
     assert finish(observer, other, tasks) == []
-    assert finish(observer, other, again) == sorted(ids_of(again))
+    assert finish(observer, other, again) == sorted(again)
     assert_consistent(observer)
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["commit", "rollback"])
 def test_a_finish_that_waited_for_a_release(
-    database: Database, observer: Conn, held: tuple[int, Rows], committed: bool
+    database: Database, observer: Conn, held: Taken, committed: bool
 ) -> None:
     worker, tasks = held
     releasing, finishing = database.connect(), database.connect()
-    released = releasing.execute(RELEASE, release_parameters(worker, tasks)).fetchall()
-    assert [row[0] for row in released] == sorted(ids_of(tasks))
-    late = in_background(finishing, FINISH, finish_parameters(worker, tasks))
+    released = releasing.execute(RELEASE, held_by(worker, tasks)).fetchall()
+    assert [row[0] for row in released] == sorted(tasks)
+    late = in_background(finishing, FINISH, ending(worker, tasks))
     assert wait_until_blocked(observer, pid_of(finishing)) == [pid_of(releasing)]
     if committed:
         releasing.commit()
@@ -178,44 +179,42 @@ def test_a_finish_that_waited_for_a_release(
 
 
 def test_a_release_that_waited_for_a_finish_gives_nothing_back(
-    database: Database, observer: Conn, held: tuple[int, Rows]
+    database: Database, observer: Conn, held: Taken
 ) -> None:
     worker, tasks = held
     finishing, releasing = database.connect(), database.connect()
     finish(finishing, worker, tasks)
-    late = in_background(releasing, RELEASE, release_parameters(worker, tasks))
+    late = in_background(releasing, RELEASE, held_by(worker, tasks))
     assert wait_until_blocked(observer, pid_of(releasing)) == [pid_of(finishing)]
     finishing.commit()
     assert result(late) == []
     releasing.commit()
-    assert [states(observer)[task] for task in ids_of(tasks)] == ["succeeded"] * 2
+    assert [states(observer)[task] for task in tasks] == ["succeeded"] * 2
     assert_consistent(observer)
 
 
 def test_a_release_that_waited_for_a_retry_gives_nothing_back(
-    database: Database, observer: Conn, held: tuple[int, Rows]
+    database: Database, observer: Conn, held: Taken
 ) -> None:
     """The row is still there when the release gets it, but not in this worker's hands."""
     worker, tasks = held
     finishing, releasing = database.connect(), database.connect()
     finish(finishing, worker, tasks, "retry")
-    late = in_background(releasing, RELEASE, release_parameters(worker, tasks))
+    late = in_background(releasing, RELEASE, held_by(worker, tasks))
     assert wait_until_blocked(observer, pid_of(releasing)) == [pid_of(finishing)]
     finishing.commit()
     assert result(late) == []
     releasing.commit()
-    assert [states(observer)[task] for task in ids_of(tasks)] == ["scheduled"] * 2
+    assert [states(observer)[task] for task in tasks] == ["scheduled"] * 2
     assert_consistent(observer)
 
 
 @pytest.mark.parametrize("first", ["retire", "finish"])
-def test_retiring_against_finishing(
-    database: Database, observer: Conn, held: tuple[int, Rows], first: str
-) -> None:
+def test_retiring_against_finishing(database: Database, observer: Conn, held: Taken, first: str) -> None:
     """Whoever comes first has the tasks; the other one finds nothing left."""
     worker, tasks = held
     retire = ("select fairq.retire_worker(%s)", [worker])
-    end = (FINISH, finish_parameters(worker, tasks))
+    end = (FINISH, ending(worker, tasks))
     one, two = database.connect(), database.connect()
     one.execute(*(retire if first == "retire" else end))
     late = in_background(two, *(end if first == "retire" else retire))
@@ -225,7 +224,7 @@ def test_retiring_against_finishing(
         assert result(late) == []
     result(late)
     two.commit()
-    ended = [states(observer)[task] for task in ids_of(tasks)]
+    ended = [states(observer)[task] for task in tasks]
     assert set(ended) == ({"overflow"} if first == "retire" else {"succeeded"})
     assert_consistent(observer)
     assert in_flight(observer, "g") == (2 if first == "retire" else 1)
@@ -233,7 +232,7 @@ def test_retiring_against_finishing(
 
 
 def test_a_finish_that_is_rolled_back_leaves_the_tasks_to_who_retires(
-    database: Database, observer: Conn, held: tuple[int, Rows]
+    database: Database, observer: Conn, held: Taken
 ) -> None:
     """I1: nobody knows the worker any more, and nobody else would look for what it holds."""
     worker, tasks = held
@@ -243,18 +242,15 @@ def test_a_finish_that_is_rolled_back_leaves_the_tasks_to_who_retires(
     assert wait_until_blocked(observer, pid_of(two)) == [pid_of(one)]
     one.rollback()
     result(late)
-    assert {states(observer)[task] for task in ids_of(tasks)} == {"overflow"}
+    assert {states(observer)[task] for task in tasks} == {"overflow"}
     assert observer.execute("select count(*) from fairq.held").fetchone() == (0,)
     assert_consistent(observer)
 
 
-START = "select s.id from fairq.start_tasks(%s, %s::bigint[], %s::int[]) as s(id)"
-
-
-def claimed(observer: Conn) -> tuple[int, Rows]:
-    create(observer, "h", "h")
+def claimed(observer: Conn) -> Taken:
+    create_each(observer, "h", "h")
     worker = register(observer, lease="1 day")
-    return worker, pop(observer, worker, claim_lease="1 minute")
+    return worker, pop(observer, worker, lease="1 minute")
 
 
 def test_a_start_that_waited_for_the_end_of_its_lease_starts_nothing(
@@ -264,7 +260,7 @@ def test_a_start_that_waited_for_the_end_of_its_lease_starts_nothing(
     worker, tasks = claimed(observer)
     starting, keeper = database.connect(), later(database)
     assert maintain(keeper)["unclaimed"] == 2
-    late = in_background(starting, START, release_parameters(worker, tasks))
+    late = in_background(starting, START, held_by(worker, tasks))
     assert wait_until_blocked(observer, pid_of(starting)) == [pid_of(keeper)]
     keeper.commit()
     assert result(late) == []
@@ -277,13 +273,13 @@ def test_a_claim_that_is_being_started_is_not_given_up(database: Database, obser
     worker, tasks = claimed(observer)
     starting, keeper = database.connect(), later(database)
     keeper.execute("set lock_timeout = 1")
-    assert sorted(starting.execute(START, release_parameters(worker, tasks)).fetchall()) == sorted(
-        (task,) for task in ids_of(tasks)
+    assert sorted(starting.execute(START, held_by(worker, tasks)).fetchall()) == sorted(
+        (task,) for task in tasks
     )
     assert "unclaimed" not in maintain(keeper)
     keeper.commit()
     starting.commit()
-    assert finish(observer, worker, tasks) == sorted(ids_of(tasks))
+    assert finish(observer, worker, tasks) == sorted(tasks)
     assert_consistent(observer)
 
 
@@ -304,24 +300,24 @@ def test_a_message_about_a_task_given_back_says_nothing_about_the_next_time(
     """
     worker, first = claimed(observer)
     if given_back == "released":
-        assert observer.execute(RELEASE, release_parameters(worker, first)).rowcount == 2
+        assert observer.execute(RELEASE, held_by(worker, first)).rowcount == 2
     else:
         assert maintain(later(database, autocommit=True))["unclaimed"] == 2
-    second = pop(observer, worker, claim_lease="1 minute" if late == START else None)
-    assert ids_of(second) == ids_of(first)
-    parameters = finish_parameters(worker, first) if late == FINISH else release_parameters(worker, first)
+    second = pop(observer, worker, lease="1 minute" if late == START else None)
+    assert second == first
+    parameters = ending(worker, first) if late == FINISH else held_by(worker, first)
     assert observer.execute(late, parameters).fetchall() == []
     if late == START:
-        assert observer.execute(START, release_parameters(worker, second)).rowcount == 2
-    assert finish(observer, worker, second) == sorted(ids_of(second))
+        assert observer.execute(START, held_by(worker, second)).rowcount == 2
+    assert finish(observer, worker, second) == sorted(second)
     assert_consistent(observer)
 
 
 def test_a_task_given_back_has_as_many_attempts_left_as_before(observer: Conn) -> None:
-    (task,) = create(observer, "g", max_attempts=2)
+    (task,) = create_each(observer, "g", max_attempts=2)
     worker = register(observer)
     for _ in range(5):
-        assert observer.execute(RELEASE, release_parameters(worker, pop(observer, worker))).rowcount == 1
+        assert observer.execute(RELEASE, held_by(worker, pop(observer, worker))).rowcount == 1
     observer.execute(
         "select fairq.finish_tasks(%s, array_agg(t.id), array_agg(t.attempt), array['retry'],"
         " p_retry_delays => array[interval '0'])"
@@ -334,7 +330,7 @@ def test_a_task_given_back_has_as_many_attempts_left_as_before(observer: Conn) -
 
 
 def test_one_maintenance_runs_at_a_time_and_the_other_returns_at_once(
-    database: Database, observer: Conn, held: tuple[int, Rows]
+    database: Database, observer: Conn, held: Taken
 ) -> None:
     first, second = later(database), later(database)
     second.execute("set lock_timeout = 1")
@@ -345,23 +341,23 @@ def test_one_maintenance_runs_at_a_time_and_the_other_returns_at_once(
     assert_consistent(observer)
 
 
-def test_nobody_waits_for_maintenance(database: Database, observer: Conn, held: tuple[int, Rows]) -> None:
+def test_nobody_waits_for_maintenance(database: Database, observer: Conn, held: Taken) -> None:
     """
     Its transaction is open and has recovered, promoted and swept: all calls of others go through. The
     exception is the day on which it makes the first partitions: it locks the default ones for a moment.
     """
     later(database, autocommit=True).execute("select fairq.maintain(p_part => 'partitions')")
     keeper = later(database)
-    create(observer, "h")
+    create_each(observer, "h")
     other = register(observer, lease="1 day")
     ours = pop(observer, other, 1)
-    create(observer, "i", "i")
+    create_each(observer, "i", "i")
     assert maintain(keeper)["recovered"] == 2
     conn = database.connect()
     conn.execute("set lock_timeout = 1")
-    create(conn, "g", "k")
+    create_each(conn, "g", "k")
     pop(conn, other)
-    assert finish(conn, other, ours) == ids_of(ours)
+    assert finish(conn, other, ours) == ours
     conn.execute("select fairq.heartbeat(%s)", [other])
     conn.execute("select fairq.cancel_task(max(id)) from fairq.tasks")
     conn.commit()
@@ -370,13 +366,13 @@ def test_nobody_waits_for_maintenance(database: Database, observer: Conn, held: 
 
 
 def test_two_finishes_of_the_same_tasks_in_opposite_order_do_not_deadlock(
-    database: Database, observer: Conn, held: tuple[int, Rows]
+    database: Database, observer: Conn, held: Taken
 ) -> None:
     """A worker that sends its batch again over a new connection, while the old one is still at it."""
     worker, tasks = held
     first, second = database.connect(), database.connect()
-    assert finish(first, worker, tasks) == sorted(ids_of(tasks))
-    late = in_background(second, FINISH, finish_parameters(worker, tasks[::-1]))
+    assert finish(first, worker, tasks) == sorted(tasks)
+    late = in_background(second, FINISH, ending(worker, tasks[::-1]))
     assert wait_until_blocked(observer, pid_of(second)) == [pid_of(first)]
     first.commit()
     assert result(late) == []
@@ -384,13 +380,13 @@ def test_two_finishes_of_the_same_tasks_in_opposite_order_do_not_deadlock(
     assert_consistent(observer)
 
 
-def test_a_worker_is_told_that_it_is_lost(database: Database, observer: Conn, held: tuple[int, Rows]) -> None:
+def test_a_worker_is_told_that_it_is_lost(database: Database, observer: Conn, held: Taken) -> None:
     """QF004: it must not go on as if nothing had happened."""
     worker, _ = held
     keeper = later(database, autocommit=True)
     maintain(keeper)
     maintain(keeper)
-    for call in ("select fairq.heartbeat(%s)", "select fairq.pop_tasks('default', 1, %s)"):
+    for statement in ("select fairq.heartbeat(%s)", "select fairq.pop_tasks('default', 1, %s)"):
         with pytest.raises(psycopg.Error) as caught:
-            observer.execute(call, [worker])
+            observer.execute(statement, [worker])
         assert caught.value.sqlstate == "QF004"

@@ -26,15 +26,16 @@ import psycopg
 import pytest
 
 from tests.properties.model import shard_of
-from tests.races.engine import (
+from tests.support.calls import (
     LOCK_DOMAIN,
     POP,
     Conn,
-    assert_consistent,
-    cap,
-    create,
+    Held,
+    call,
+    create_each,
     drain,
     finish,
+    held_by,
     maintain,
     pop,
     promote,
@@ -42,6 +43,7 @@ from tests.races.engine import (
     states,
 )
 from tests.support.database import Database
+from tests.support.invariants import assert_consistent
 from tests.support.sessions import (
     call_in_background,
     in_background,
@@ -88,9 +90,7 @@ def test_eight_poppers_in_open_transactions_get_disjoint_full_batches(
     ]
     sessions = [impatient(database) for _ in range(8)]
     workers = [register(observer) for _ in sessions]
-    batches = [
-        [row[0] for row in pop(conn, worker, 100)] for conn, worker in zip(sessions, workers, strict=True)
-    ]
+    batches = [pop(conn, worker, 100) for conn, worker in zip(sessions, workers, strict=True)]
     for conn in sessions[::-1]:
         conn.commit()
     assert [len(batch) for batch in batches] == [100] * 8
@@ -112,7 +112,7 @@ def test_eight_poppers_at_once_serve_each_task_once(database: Database) -> None:
     def enqueue() -> list[int]:
         with psycopg.connect(database.dsn, autocommit=True) as conn:
             barrier.wait()
-            return [task for number in range(100) for task in create(conn, f"g{number % 17}")]
+            return [task for number in range(100) for task in create_each(conn, f"g{number % 17}")]
 
     workers = [call_in_background(work) for _ in range(8)]
     created += result(call_in_background(enqueue))
@@ -130,7 +130,7 @@ def test_ten_poppers_at_once_where_nothing_is_ready_each_get_their_batch(databas
     workers = [(database.connect(autocommit=True), register(observer)) for _ in range(10)]
     barrier = threading.Barrier(10)
 
-    def work(conn: Conn, worker: int) -> list[tuple[int, int]]:
+    def work(conn: Conn, worker: int) -> list[Held]:
         barrier.wait()
         return pop(conn, worker, 50)
 
@@ -150,9 +150,9 @@ def test_a_pop_that_is_rolled_back_gives_the_tasks_back_at_their_addresses(datab
     worker = register(observer)
     taken = pop(first, worker, 3)
     others = pop(second, worker, 3)
-    assert not {row[0] for row in taken} & {row[0] for row in others}
+    assert not {*taken} & {*others}
     first.rollback()
-    assert pop(second, worker, 3) == taken
+    assert held_by(worker, pop(second, worker, 3)) == held_by(worker, taken)
     second.commit()
     assert_consistent(observer)
 
@@ -161,16 +161,16 @@ def test_a_popper_does_not_wait_for_whoever_holds_the_domain(database: Database)
     """I8: what is queued is handed out; what is not will be promoted by the one who holds the domain."""
     observer = database.connect(autocommit=True)
     worker = register(observer)
-    queued = create(observer, "g1", "g2")
+    queued = create_each(observer, "g1", "g2")
     promote(observer)
-    (waiting,) = create(observer, "g3")
+    (waiting,) = create_each(observer, "g3")
     holder, popper = database.connect(), impatient(database)
     holder.execute(LOCK_DOMAIN, ["default"])
-    assert [row[0] for row in pop(popper, worker)] == queued
+    assert pop(popper, worker) == queued
     assert pop(popper, worker) == []
     popper.commit()
     holder.commit()
-    assert [row[0] for row in pop(popper, worker)] == [waiting]
+    assert pop(popper, worker) == [waiting]
 
 
 def test_a_pop_waits_for_no_shard_with_another_in_hand(database: Database) -> None:
@@ -182,7 +182,7 @@ def test_a_pop_waits_for_no_shard_with_another_in_hand(database: Database) -> No
     promote(observer)
     worker = register(observer)
     by_shard = [next(f"g{n}" for n in range(99) if shard_of(f"g{n}", 2) == shard) for shard in (0, 1)]
-    first, second = create(observer, *by_shard)
+    first, second = create_each(observer, *by_shard)
     # A pop begins with a shard by chance: a chance that begins with shard 0.
     popper = database.connect(autocommit=True)
     for seed in range(99):
@@ -193,10 +193,10 @@ def test_a_pop_waits_for_no_shard_with_another_in_hand(database: Database) -> No
 
     promoter = database.connect()
     promoter.execute("select from fairq.domains where queue = 'default' and shard_no = 1 for update")
-    popped = in_background(popper, POP, ["default", 10, worker, None])
-    assert result(popped) == [(first, 1)]
+    popped = in_background(popper, POP, ["default", 10, worker, None, None])
+    assert [Held(*row) for row in result(popped)] == [first]
     promoter.commit()
-    assert [row[0] for row in pop(popper, worker)] == [second]
+    assert pop(popper, worker) == [second]
     assert_consistent(observer)
 
 
@@ -211,11 +211,11 @@ def test_a_task_that_is_cancelled_while_it_is_being_popped_counts_as_held(
     """Cancel against pop: the promotion that hears the wish skips the locked row, and does not wait."""
     observer = database.connect(autocommit=True)
     worker = register(observer)
-    (task,) = create(observer, "g")
+    (task,) = create_each(observer, "g")
     promote(observer)
     popper, promoter = database.connect(), impatient(database)
     held = pop(popper, worker)
-    assert [row[0] for row in held] == [task]
+    assert held == [task]
     assert observer.execute("select fairq.cancel_task(%s)", [task]).fetchone() == (True,)
     promote(promoter)
     promoter.commit()
@@ -235,10 +235,10 @@ def test_a_cancellation_that_commits_after_the_pop_is_told_to_the_holder(databas
     """Cancelling locks nothing: the task can be popped while the wish is not yet committed."""
     observer = database.connect(autocommit=True)
     worker = register(observer)
-    (task,) = create(observer, "g")
+    (task,) = create_each(observer, "g")
     app, popper = database.connect(), impatient(database)
     app.execute("select fairq.cancel_task(%s)", [task])
-    assert [row[0] for row in pop(popper, worker)] == [task]
+    assert pop(popper, worker) == [task]
     popper.commit()
     assert told(observer, worker) == []
     app.commit()
@@ -254,7 +254,7 @@ def test_cancelling_in_a_long_transaction_holds_up_nobody_and_counts_at_commit(
 ) -> None:
     """Cancel against promote, in an application's transaction; rolled back, it never was."""
     observer = database.connect(autocommit=True)
-    cap(observer, "g", 1)
+    call(observer, "configure_group", "default", "g", max_running=1)
     promote(observer)
     app, promoter = database.connect(), impatient(database)
     if where == "scheduled":
@@ -262,7 +262,7 @@ def test_cancelling_in_a_long_transaction_holds_up_nobody_and_counts_at_commit(
         assert row is not None
         task = row[0]
     else:
-        blocker, task = create(observer, "g", "g")
+        blocker, task = create_each(observer, "g", "g")
         if where == "queued":
             task = blocker
     app.execute("select fairq.cancel_task(%s)", [task])
@@ -273,7 +273,7 @@ def test_cancelling_in_a_long_transaction_holds_up_nobody_and_counts_at_commit(
     promote(observer)
     assert states(observer)[task] == where
     app.execute("select fairq.cancel_task(%s)", [task])
-    create(observer, "other")
+    create_each(observer, "other")
     promote(observer)
     assert states(observer)[task] == where
     app.commit()
@@ -286,13 +286,13 @@ def test_a_cancelled_task_is_never_handed_out(database: Database) -> None:
     """The next pop hears the wish before it picks; places it held are free at once (I7)."""
     observer = database.connect(autocommit=True)
     worker = register(observer)
-    cap(observer, "g", 1)
-    first, second = create(observer, "g", "g")
+    call(observer, "configure_group", "default", "g", max_running=1)
+    first, second = create_each(observer, "g", "g")
     promote(observer)
     observer.execute("select fairq.cancel_task(%s)", [first])
-    served = [row[0] for row in pop(observer, worker)]
+    served = pop(observer, worker)
     assert first not in served
-    served += [row[0] for row in pop(observer, worker)]
+    served += pop(observer, worker)
     assert served == [second]
     assert_consistent(observer)
 
@@ -300,7 +300,7 @@ def test_a_cancelled_task_is_never_handed_out(database: Database) -> None:
 def test_a_task_can_be_cancelled_by_the_transaction_that_created_it(database: Database) -> None:
     observer = database.connect(autocommit=True)
     app = database.connect()
-    (task,) = create(app, "g")
+    (task,) = create_each(app, "g")
     app.execute("select fairq.cancel_task(%s)", [task])
     app.commit()
     assert pop(observer, register(observer)) == []
@@ -319,11 +319,11 @@ def kill(observer: Conn, victim: Conn) -> None:
 
 
 STEPS: dict[str, Callable[[Conn, int], object]] = {
-    "create": lambda conn, worker: create(conn, "g", "h"),
-    "create with promotion": lambda conn, worker: create(conn, "g", promote=True),
+    "create": lambda conn, worker: create_each(conn, "g", "h"),
+    "create with promotion": lambda conn, worker: create_each(conn, "g", promote=True),
     "promote": lambda conn, worker: promote(conn),
     "pop": lambda conn, worker: pop(conn, worker, 3),
-    "claim": lambda conn, worker: pop(conn, worker, 3, claim_lease="1 minute"),
+    "claim": lambda conn, worker: pop(conn, worker, 3, lease="1 minute"),
     "pop and finish": lambda conn, worker: finish(conn, worker, pop(conn, worker, 3)),
     "pop and retry": lambda conn, worker: finish(conn, worker, pop(conn, worker, 3), "retry"),
     "cancel and promote": lambda conn, worker: (
@@ -340,8 +340,8 @@ STEPS: dict[str, Callable[[Conn, int], object]] = {
 def test_a_backend_killed_in_an_open_transaction_leaves_no_trace(database: Database, step: str) -> None:
     """I1, HR30: at any step; everything it had locked is free, and all tasks are served once."""
     observer = database.connect(autocommit=True)
-    cap(observer, "g", 2)
-    created = create(observer, "g", "h", "g", "i", "g")
+    call(observer, "configure_group", "default", "g", max_running=2)
+    created = create_each(observer, "g", "h", "g", "i", "g")
     worker = register(observer)
     running = pop(observer, worker, 2)
     victim = database.connect()
@@ -373,7 +373,7 @@ def test_pops_that_waited_for_a_promoter_do_not_each_fill_the_ready_set_again(
     waiting = []
     for _ in range(4):
         conn = database.connect(autocommit=True)
-        waiting.append(in_background(conn, POP, ["default", 1, worker, None]))
+        waiting.append(in_background(conn, POP, ["default", 1, worker, None, None]))
         wait_until_blocked(observer, pid_of(conn))
     promoter.commit()
     assert [len(result(each)) for each in waiting] == [1] * 4

@@ -23,11 +23,11 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from tests.races.engine import (
+from tests.support.calls import (
     Conn,
-    assert_consistent,
-    cap,
-    create,
+    Held,
+    call,
+    create_each,
     drain,
     finish,
     in_flight,
@@ -37,6 +37,7 @@ from tests.races.engine import (
     states,
 )
 from tests.support.database import Database
+from tests.support.invariants import assert_consistent
 from tests.support.sessions import in_background, pid_of, result, wait_until_blocked
 from tests.support.shards import neighbours
 
@@ -60,9 +61,9 @@ def test_a_ring_of_a_transaction_older_than_the_tick_is_heard_when_it_commits(
 ) -> None:
     """I1: however many ticks pass meanwhile, and with rings of later transactions heard before."""
     app = database.connect()
-    (late,) = create(app, "late")
+    (late,) = create_each(app, "late")
     for number in range(3):
-        (early,) = create(observer, f"early {number}")
+        (early,) = create_each(observer, f"early {number}")
         assert promote(observer) == 1
         assert queued(observer)[-1] == early
     app.commit()
@@ -75,8 +76,8 @@ def test_a_ring_of_a_transaction_older_than_the_tick_is_heard_when_it_commits(
 def test_a_late_ring_lowers_the_cursor_of_its_lane(database: Database, observer: Conn) -> None:
     """I1: a task with a smaller sequence than those promoted already is not overlooked; they come after."""
     app = database.connect()
-    (late,) = create(app, "g")
-    younger = create(observer, "g", "g")
+    (late,) = create_each(app, "g")
+    younger = create_each(observer, "g", "g")
     assert promote(observer) == 2
     app.commit()
     assert promote(observer) == 3
@@ -91,19 +92,19 @@ def test_a_transaction_that_began_before_the_tick_and_rings_after_it_is_heard(
     """Its id lies before the tick's, its ring comes after: the tick knows it as pending all the same."""
     app = database.connect()
     app.execute("select pg_current_xact_id()")
-    create(observer, "other")
+    create_each(observer, "other")
     assert promote(observer) == 1
-    (late,) = create(app, "g")
+    (late,) = create_each(app, "g")
     assert promote(observer) == 0
     app.commit()
     assert promote(observer) == 1
     assert late in queued(observer)
 
 
-def capped(conn: Conn, running: int) -> tuple[int, list[tuple[int, ...]]]:
+def capped(conn: Conn, running: int) -> tuple[int, list[Held]]:
     """A group of ten tasks whose cap of `running` is used up; the worker and what it holds."""
-    cap(conn, "capped", running)
-    create(conn, *["capped"] * 10)
+    call(conn, "configure_group", "default", "capped", max_running=running)
+    create_each(conn, *["capped"] * 10)
     worker = register(conn)
     held = pop(conn, worker, 10)
     assert len(held) == running
@@ -121,12 +122,12 @@ def test_freed_places_are_counted_once_whenever_the_finish_commits(
     finisher = database.connect()
     assert len(finish(finisher, worker, held[:2])) == 2
     for _ in range(ticks_before):
-        create(observer, "other")  # or the promotion would find nothing and write no tick
+        create_each(observer, "other")  # or the promotion would find nothing and write no tick
         promote(observer)
         assert in_flight(observer, "capped") == 4
     finisher.commit()
     for _ in range(ticks_after):
-        create(observer, "other")
+        create_each(observer, "other")
         promote(observer)
         assert in_flight(observer, "capped") == 4  # two freed, two promoted
     assert len([row for row in states(observer).values() if row == "queued"]) >= 2
@@ -151,15 +152,15 @@ def test_a_release_frees_its_places_once(database: Database, observer: Conn) -> 
     assert_consistent(observer)
     assert in_flight(observer, "capped") == 3
     again = pop(observer, register(observer), 100)
-    assert sorted(row[0] for row in again) == sorted(row[0] for row in held)
+    assert sorted(again) == sorted(held)
 
 
 def test_a_promoter_waits_for_another_and_hears_what_it_has_not(database: Database, observer: Conn) -> None:
     """Two promoters: the second waits for the domain, then sees the first one's tick."""
     first, second = database.connect(), database.connect()
-    (one,) = create(observer, "g1")
+    (one,) = create_each(observer, "g1")
     assert promote(first) == 1
-    (two,) = create(observer, "g2")
+    (two,) = create_each(observer, "g2")
     waiting = in_background(second, "select fairq.promote_overflow()")
     assert wait_until_blocked(observer, pid_of(second)) == [pid_of(first)]
     first.commit()
@@ -192,7 +193,7 @@ def test_a_finish_that_commits_while_a_promotion_is_open_is_heard_by_the_next(
     worker, held = capped(observer, 2)
     finisher, promoter = database.connect(), database.connect()
     finish(finisher, worker, held[:1])
-    create(observer, "other")
+    create_each(observer, "other")
     assert promote(promoter) == 1
     finisher.commit()
     promoter.commit()
@@ -206,8 +207,8 @@ def test_a_transaction_hears_its_own_rings_up_to_each_promotion(database: Databa
     """Its own id is in no list of pending ones: create, promote, pop, finish, promote in one transaction."""
     conn = database.connect()
     worker = register(conn)
-    cap(conn, "g", 2)
-    created = create(conn, *["g"] * 5)
+    call(conn, "configure_group", "default", "g", max_running=2)
+    created = create_each(conn, *["g"] * 5)
     assert promote(conn) == 2
     assert promote(conn) == 0
     held = pop(conn, worker, 10)
@@ -227,9 +228,9 @@ def test_what_a_promoter_rings_after_its_promotion_is_heard_by_another(
     database: Database, observer: Conn
 ) -> None:
     promoter = database.connect()
-    create(promoter, "g1")
+    create_each(promoter, "g1")
     assert promote(promoter) == 1
-    (after,) = create(promoter, "g1")
+    (after,) = create_each(promoter, "g1")
     promoter.commit()
     assert promote(observer) == 1
     assert after in queued(observer)
@@ -240,7 +241,7 @@ def test_what_a_promoter_rings_after_its_promotion_is_heard_by_another(
 def test_create_with_promotion_promotes_once_and_holds_the_domain(database: Database, observer: Conn) -> None:
     """p_promote: the task has its address within the call; whoever else promotes waits for the commit."""
     app, other = database.connect(), database.connect()
-    (created,) = create(app, "g", promote=True)
+    (created,) = create_each(app, "g", promote=True)
     assert app.execute("select state from fairq.live_tasks where id = %s", [created]).fetchone() == (
         "queued",
     )
@@ -255,11 +256,11 @@ def test_create_with_promotion_promotes_once_and_holds_the_domain(database: Data
 
 def test_a_savepoint_that_is_rolled_back_has_rung_nothing(database: Database, observer: Conn) -> None:
     app = database.connect()
-    (kept,) = create(app, "g")
+    (kept,) = create_each(app, "g")
     app.execute("savepoint s")
-    create(app, "g", "h")
+    create_each(app, "g", "h")
     app.execute("rollback to s")
-    (kept_too,) = create(app, "i")
+    (kept_too,) = create_each(app, "i")
     app.commit()
     assert promote(observer) == 2
     assert queued(observer) == [kept, kept_too]
@@ -278,23 +279,23 @@ def test_a_promotion_in_a_savepoint_that_is_rolled_back_never_was(database: Data
     conn.commit()
     assert in_flight(observer, "capped") == 3
     assert_consistent(observer)
-    assert sorted(finish(observer, worker, held)) == sorted(row[0] for row in held[1:])
+    assert sorted(finish(observer, worker, held)) == sorted(held[1:])
     assert_consistent(observer)
 
 
 def test_a_tick_written_in_a_released_savepoint_is_trusted(database: Database, observer: Conn) -> None:
     """Its xmin is the subtransaction's; taking it for a restored one would rebuild, and forget open rings."""
     app, conn = database.connect(), database.connect()
-    (late,) = create(app, "late")
+    (late,) = create_each(app, "late")
     g, h = neighbours(observer, "g", "h")
-    create(conn, g)
+    create_each(conn, g)
     conn.execute("savepoint s")
     assert promote(conn) == 1
     conn.execute("release s")
     conn.commit()
     ticks = "select max(tick), count(*) from fairq.ticks where shard_no = 0"
     before = observer.execute(ticks).fetchone()
-    create(observer, h)
+    create_each(observer, h)
     assert promote(observer) == 1
     after = observer.execute(ticks).fetchone()
     assert before is not None
@@ -312,12 +313,12 @@ def test_a_prepared_transaction_rings_when_it_is_committed(database: Database, o
     app = database.connect()
     name = f"{database.name}_rings"
     app.tpc_begin(name)
-    (created,) = create(app, "g")
+    (created,) = create_each(app, "g")
     finish(app, worker, held[:1])
     app.tpc_prepare()
     app.close()
     for _ in range(2):
-        create(observer, "other")
+        create_each(observer, "other")
         assert promote(observer) == 1
     observer.execute(f"commit prepared '{name}'".encode())
     assert promote(observer) == 2
@@ -330,7 +331,7 @@ def test_a_prepared_promotion_is_waited_for(database: Database, observer: Conn) 
     """The domain's lock is a row lock: it outlives the session, and a rollback frees it."""
     promoter, other = database.connect(), database.connect()
     name = f"{database.name}_promotion"
-    (created,) = create(observer, "g")
+    (created,) = create_each(observer, "g")
     promoter.tpc_begin(name)
     assert promote(promoter) == 1
     promoter.tpc_prepare()
@@ -346,14 +347,14 @@ def test_a_prepared_promotion_is_waited_for(database: Database, observer: Conn) 
 def test_rings_beyond_the_cut_of_a_pass_are_left_for_the_next(database: Database, observer: Conn) -> None:
     """More rings than one pass takes, with an older and a newer transaction open all the while."""
     old, new = database.connect(), database.connect()
-    (late,) = create(old, "old")
+    (late,) = create_each(old, "old")
     with observer.transaction():
         bulk = (
             "select fairq.create_tasks(array_agg('a' || n), array_agg('{}'::jsonb))"
             " from generate_series(1, 6000) n"
         )
         observer.execute(bulk)
-    (later,) = create(new, "new")
+    (later,) = create_each(new, "new")
     observer.execute(bulk.replace("'a'", "'b'"))
     observer.execute(bulk.replace("'a'", "'c'"))
     promote(observer)
@@ -363,7 +364,7 @@ def test_rings_beyond_the_cut_of_a_pass_are_left_for_the_next(database: Database
     worker = register(observer)
     served = []
     while held := pop(observer, worker, 5000):
-        served += [row[0] for row in held]
+        served += held
         finish(observer, worker, held)
     assert len(served) == len(set(served)) == 18_002
     assert {late, later} <= set(served)
@@ -374,8 +375,8 @@ def test_the_first_promotion_ever_does_not_forget_transactions_that_are_open(dat
     """I11: derived state is made from the tasks that are visible; others ring when they commit."""
     observer = database.connect(autocommit=True)
     app = database.connect()
-    (late,) = create(app, "late")
-    (early,) = create(observer, "early")
+    (late,) = create_each(app, "late")
+    (early,) = create_each(observer, "early")
     assert promote(observer) == 1
     assert queued(observer) == [early]
     app.commit()
@@ -402,7 +403,7 @@ def test_hundreds_of_open_transactions_are_each_heard_once(database: Database, o
     created = []
     for _ in range(3):
         for number, app in enumerate(apps):
-            created += create(app, f"g{number % 7}")
+            created += create_each(app, f"g{number % 7}")
         for app in apps[::2] + apps[1::2][::-1]:
             app.commit()
             promote(observer)

@@ -13,11 +13,10 @@ Interleavings (P: promotion that rebuilds, W: a worker, A: an application, B: wh
 
 import pytest
 
-from tests.races.engine import (
+from tests.support.calls import (
     Conn,
-    assert_consistent,
-    cap,
-    create,
+    call,
+    create_each,
     drain,
     finish,
     in_flight,
@@ -28,6 +27,7 @@ from tests.races.engine import (
     states,
 )
 from tests.support.database import Database
+from tests.support.invariants import assert_consistent
 from tests.support.sessions import in_background, pid_of, result, wait_until_blocked
 
 # Whatever of it is there; one row of each is enough to hold a rebuild up.
@@ -67,11 +67,11 @@ class HeldUp:
 def test_places_freed_while_a_rebuild_counts_them_are_freed_once(
     database: Database, observer: Conn, where: str, outcome: str | None
 ) -> None:
-    cap(observer, "g", 3)
-    tasks = create(observer, *["g"] * 9)
+    call(observer, "configure_group", "default", "g", max_running=3)
+    tasks = create_each(observer, *["g"] * 9)
     worker = register(observer)
     held = pop(observer, worker, 3)
-    (ready,) = create(observer, "ready")
+    (ready,) = create_each(observer, "ready")
     promote(observer)
     finish(observer, worker, held[:1])  # rings
 
@@ -81,7 +81,7 @@ def test_places_freed_while_a_rebuild_counts_them_are_freed_once(
 
     assert_consistent(observer)
     assert in_flight(observer, "g") == 3
-    popped = [row[0] for row in pop(observer, worker, 9)]
+    popped = pop(observer, worker, 9)
     assert ready in popped
     assert len(set(popped) & set(tasks)) == 2, "one of three still runs"
     assert_consistent(observer)
@@ -92,7 +92,7 @@ def test_places_of_a_key_freed_while_a_rebuild_counts_them_are_freed_once(
     database: Database, observer: Conn, where: str
 ) -> None:
     observer.execute("""select fairq.configure_key('k', '{"max_running": 3}')""")
-    create(observer, *["g"] * 9, concurrency_key="k")
+    create_each(observer, *["g"] * 9, concurrency_key="k")
     worker = register(observer)
     held = pop(observer, worker, 3)
     assert len(held) == 3
@@ -112,17 +112,17 @@ def test_what_applications_commit_while_a_rebuild_looks_is_not_missed(
     database: Database, observer: Conn, where: str
 ) -> None:
     app = database.connect()
-    (wished, first) = create(observer, "g", "g")
-    create(observer, "ready")
+    (wished, first) = create_each(observer, "g", "g")
+    create_each(observer, "ready")
     promote(observer)
-    create(observer, "g")  # rings
-    (pending,) = create(app, "g")
+    create_each(observer, "g")  # rings
+    (pending,) = create_each(app, "g")
 
     rebuild = HeldUp(database, observer, where, "default", "g")
-    (later,) = create(observer, "h")
-    (due,) = create(observer, "i", run_at="2000-01-01")
+    (later,) = create_each(observer, "h")
+    (due,) = create_each(observer, "i", run_at="2000-01-01")
     observer.execute("select set_config('fairq.now', '2001-01-01', false)")
-    (scheduled,) = create(observer, "i", run_at="2001-01-01 00:00:01")
+    (scheduled,) = create_each(observer, "i", run_at="2001-01-01 00:00:01")
     observer.execute("reset fairq.now")
     observer.execute("select fairq.cancel_task(%s)", [wished])
     app.commit()
@@ -140,8 +140,8 @@ def test_a_pop_that_a_rebuild_waits_for_is_counted_when_it_commits(
     database: Database, observer: Conn, commits: bool
 ) -> None:
     """I7: what the pop holds is seen only by a statement that begins after it committed."""
-    cap(observer, "capped", 2)
-    create(observer, *["capped"] * 6)
+    call(observer, "configure_group", "default", "capped", max_running=2)
+    create_each(observer, *["capped"] * 6)
     promote(observer)
     worker = register(observer)
     popper, rebuilder = database.connect(), database.connect(autocommit=True)

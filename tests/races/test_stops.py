@@ -18,18 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests.races.engine import (
-    Conn,
-    arrays,
-    create,
-    finish,
-    pop,
-    register,
-    release_parameters,
-)
+from tests.support.calls import Conn, Held, create_each, finish, held_by, pop, register
 from tests.support.database import Database
 from tests.support.invariants import assert_sound, violations
-from tests.support.sessions import Rows, call_in_background, is_blocked, pid_of, result, wait_until
+from tests.support.sessions import call_in_background, is_blocked, pid_of, result, wait_until
 from tests.support.stops import GATE, install_stops, recorded
 
 Call = Callable[[Conn], object]
@@ -50,11 +42,12 @@ where t.worker_id is not null and t.queue = 'metered' group by 1
 """
 
 
-def finish_each(conn: Conn, worker: int, held: Rows, outcomes: list[str]) -> None:
+def finish_each(conn: Conn, worker: int, held: list[Held], outcomes: list[str]) -> None:
     """These outcomes in turn; what is tried again is so at once."""
-    ids, attempts = arrays(held)
     query = "select fairq.finish_tasks(%s, %s, %s, %s, p_retry_delays => %s::interval[])"
-    conn.execute(query, [worker, ids, attempts, list(islice(cycle(outcomes), len(ids))), ["0 s"] * len(ids)])
+    conn.execute(
+        query, [*held_by(worker, held), list(islice(cycle(outcomes), len(held))), ["0 s"] * len(held)]
+    )
 
 
 class Scene:
@@ -71,18 +64,18 @@ class Scene:
             self.conn.execute(f"select {settings}".encode())
         self.others = [database.connect(autocommit=True) for _ in range(10)]
         self.subject = database.connect()
-        self.workers = [register(self.conn, queues=("default", "metered")) for _ in range(3)]
+        self.workers = [register(self.conn, "default", "metered") for _ in range(3)]
         self.random = Random(1)
 
     def prepare(self) -> None:
         """Work for everybody, some of it in flight."""
         for number in range(2):
             for group in ("a", "b", "c"):
-                create(self.conn, group, concurrency_key="k")
-            create(self.conn, "a", queue="metered", concurrency_key="k")
-            create(self.conn, "capped", "capped", "rated", "rated", "free", "free")
-            create(self.conn, "free", queue="metered")
-            create(self.conn, "free", concurrency_key=f"own {number}", priority=number)
+                create_each(self.conn, group, concurrency_key="k")
+            create_each(self.conn, "a", queue="metered", concurrency_key="k")
+            create_each(self.conn, "capped", "capped", "rated", "rated", "free", "free")
+            create_each(self.conn, "free", queue="metered")
+            create_each(self.conn, "free", concurrency_key=f"own {number}", priority=number)
         self.conn.execute(
             "select fairq.create_task('late', '{}', p_run_at => clock_timestamp() + interval '20 ms')"
         )
@@ -103,8 +96,8 @@ class Scene:
 
         def keyed(conn: Conn) -> None:
             with conn.transaction():
-                create(conn, "d", "a", concurrency_key="k")
-                create(conn, "d", concurrency_key=f"new {self.random.random()}")
+                create_each(conn, "d", "a", concurrency_key="k")
+                create_each(conn, "d", concurrency_key=f"new {self.random.random()}")
 
         def ends(conn: Conn) -> None:
             finish(conn, worker[0], held[::3])
@@ -112,11 +105,11 @@ class Scene:
 
         return [
             keyed,
-            lambda conn: create(conn, "capped", "free", "new"),
+            lambda conn: create_each(conn, "capped", "free", "new"),
             ends,
             lambda conn: conn.execute(
                 "select fairq.release_tasks(%s, %s::bigint[], %s::int[])",
-                release_parameters(worker[0], held[2::3]),
+                held_by(worker[0], held[2::3]),
             ),
             lambda conn: [conn.execute("select fairq.cancel_task(%s)", [one]) for one in waiting[::4]],
             lambda conn: conn.execute("select fairq.pause_group('default', 'b')"),
@@ -177,9 +170,9 @@ class Scene:
                     pop(self.conn, worker, 20, queue=queue)
                 self.check_limits()
                 held = self.conn.execute(
-                    "select id, attempt from fairq.held where worker_id = %s", [worker]
+                    "select id, attempt, '' from fairq.held where worker_id = %s", [worker]
                 ).fetchall()
-                finish(self.conn, worker, held)
+                finish(self.conn, worker, [Held(*row) for row in held])
             row = self.conn.execute("select count(*) from fairq.tasks").fetchone()
             return row == (0,)
 

@@ -6,19 +6,9 @@ import psycopg
 import pytest
 
 from fairq import install
-from tests.races.engine import (
-    FINISH,
-    Conn,
-    assert_consistent,
-    create,
-    finish,
-    finish_parameters,
-    pop,
-    promote,
-    register,
-    states,
-)
+from tests.support.calls import FINISH, Conn, create_each, ending, finish, pop, promote, register, states
 from tests.support.database import Database
+from tests.support.invariants import assert_consistent
 from tests.support.sessions import (
     call_in_background,
     in_background,
@@ -39,7 +29,7 @@ def test_functions_are_replaced_while_workers_run(database: Database) -> None:
         with psycopg.connect(database.dsn, autocommit=True) as conn:
             worker = register(conn)
             while not stop.is_set():
-                created.extend(create(conn, "a", "b"))
+                created.extend(create_each(conn, "a", "b"))
                 served.extend(finish(conn, worker, pop(conn, worker, 10)))
 
     workers = [call_in_background(work) for _ in range(3)]
@@ -73,14 +63,14 @@ def test_a_migration_waits_for_a_running_call_of_a_table_and_not_the_other_way_r
 ) -> None:
     """ALTER TABLE waits for an open pop; the session that popped goes on."""
     observer = database.connect(autocommit=True)
-    create(observer, "g")
+    create_each(observer, "g")
     worker = register(observer)
     popper, migration = database.connect(), database.connect()
     held = pop(popper, worker)
     migration.execute("set lock_timeout = '10s'")
     altering = in_background(migration, "alter table fairq.tasks add column extra text")
     assert wait_until_blocked(observer, pid_of(migration)) == [pid_of(popper)]
-    assert finish(popper, worker, held) == [held[0][0]]
+    assert finish(popper, worker, held) == [held[0]]
     popper.commit()
     result(altering)
     migration.rollback()
@@ -90,14 +80,14 @@ def test_a_migration_waits_for_a_running_call_of_a_table_and_not_the_other_way_r
 def queues(conn: Conn, *names: str) -> None:
     for name in names:
         conn.execute("select fairq.configure_queue(%s)", [name])
-        create(conn, "g", "h", queue=name)
+        create_each(conn, "g", "h", queue=name)
 
 
 def test_transactions_that_pop_from_several_queues_in_any_order_do_not_deadlock(database: Database) -> None:
     """Pops take a domain only when it is free, and tasks only when they are."""
     observer = database.connect(autocommit=True)
     queues(observer, "one", "two")
-    worker = register(observer, queues=("one", "two"))
+    worker = register(observer, "one", "two")
     sessions = [database.connect() for _ in range(2)]
     for conn in sessions:
         conn.execute("set lock_timeout = 1")
@@ -106,11 +96,11 @@ def test_transactions_that_pop_from_several_queues_in_any_order_do_not_deadlock(
         for conn, queue in zip(sessions, (first, second), strict=True):
             held = pop(conn, worker, 1, queue=queue)
             taken += held
-            create(conn, "x", queue=queue)
+            create_each(conn, "x", queue=queue)
             finish(conn, worker, held)
     for conn in sessions:
         conn.commit()
-    assert len({row[0] for row in taken}) == len(taken)
+    assert len({*taken}) == len(taken)
     assert_consistent(observer)
 
 
@@ -145,18 +135,18 @@ def test_promotions_of_two_queues_in_opposite_order_deadlock_and_one_is_told_to_
 def test_pop_and_finish_in_one_transaction_against_each_other(database: Database) -> None:
     """Exactly-once handlers: pop, work, finish in one transaction; a rollback gives everything back."""
     observer = database.connect(autocommit=True)
-    created = create(observer, *["g", "h"] * 5)
+    created = create_each(observer, *["g", "h"] * 5)
     worker = register(observer)
     one, two = database.connect(), database.connect()
     first = pop(one, worker, 3)
     second = pop(two, worker, 3)
-    assert finish(one, worker, first) == sorted(row[0] for row in first)
-    late = in_background(two, FINISH, finish_parameters(worker, second))
-    assert [row[0] for row in result(late)] == sorted(row[0] for row in second)
+    assert finish(one, worker, first) == sorted(first)
+    late = in_background(two, FINISH, ending(worker, second))
+    assert [row[0] for row in result(late)] == sorted(second)
     one.rollback()
     two.commit()
     rest = []
     while held := pop(observer, worker):
         rest += finish(observer, worker, held)
-    assert sorted(rest) == sorted(set(created) - {row[0] for row in second})
+    assert sorted(rest) == sorted(set(created) - {*second})
     assert_consistent(observer)

@@ -10,7 +10,7 @@ import time
 import psycopg
 import pytest
 
-from tests.sql.calls import Conn, create, create_many, one, pop, register, run
+from tests.support.calls import Conn, create, create_many, one, pop, register, run
 from tests.support.database import Database
 
 pytestmark = pytest.mark.usefixtures("one_shard")
@@ -112,7 +112,7 @@ def test_places_that_come_free_silence_nobody(db: Conn, ear: Conn) -> None:
     run(db, """select fairq.configure_group('default', 'bob', '{"max_running": 5}')""")
     worker = register(db)
     create(db)
-    (task,) = pop(db, worker)
+    (task,) = pop(db, worker, 1)
     heard(db, ear)
     run(db, "select fairq.finish_tasks(%s, array[%s]::bigint[], array[1])", worker, task)
     create(db, "alice")
@@ -137,7 +137,7 @@ def test_to_ask_costs_the_same_beside_a_huge_open_transaction(db: Conn, database
 
     for _ in range(8):
         create(db)
-    pop(db, register(db))
+    pop(db, register(db), 1)
     before = pages()
     other = database.connect()
     groups = [f"g{n}" for n in range(20_000)]

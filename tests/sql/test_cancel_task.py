@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sql.calls import (
+from tests.support.calls import (
     Conn,
     at,
     create,
@@ -43,7 +43,7 @@ def test_a_waiting_task_ends_at_the_next_promotion(db: Conn) -> None:
 def test_ended_and_unknown_tasks_cannot_be_cancelled(db: Conn) -> None:
     worker = register(db)
     id_ = create(db)
-    pop(db, worker)
+    pop(db, worker, 1)
     finish(db, worker, [id_])
     assert not cancel(db, id_)
     assert not cancel(db, 4711)
@@ -57,7 +57,7 @@ def test_a_cancellation_that_rolls_back_leaves_nothing(database: Database) -> No
     id_ = create(other)
     assert cancel(app, id_)
     app.rollback()
-    assert pop(other, register(other)) == [id_]
+    assert pop(other, register(other), 1) == [id_]
 
 
 def test_an_application_may_cancel_what_it_created_in_the_same_transaction(database: Database) -> None:
@@ -74,23 +74,23 @@ def test_cancelling_locks_nothing_that_workers_need(database: Database) -> None:
     run(other, "set lock_timeout = '1s'")
     worker = register(other)
     ids = create_many(other, "bob", 3)
-    assert pop(other, worker) == ids[:1]
+    assert pop(other, worker, 1) == ids[:1]
     for id_ in ids:
         assert cancel(app, id_)
     promote(other)
-    assert pop(other, worker) == ids[1:2]
+    assert pop(other, worker, 1) == ids[1:2]
     assert finish(other, worker, ids[:2]) == ids[:2]
     app.commit()
-    assert pop(other, worker) == []
+    assert pop(other, worker, 1) == []
     assert [state(other, i) for i in ids] == ["succeeded", "succeeded", "cancelled"]
 
 
 @pytest.mark.parametrize("way", ["retire", "release", "retry", "lost", "claim"])
 def test_a_cancelled_task_that_its_holder_gives_up_does_not_run_again(db: Conn, way: str) -> None:
     at(db, "12:00:00")
-    worker, other = register(db), register(db, lease="1 day")
+    worker, other = register(db, lease="1 minute"), register(db, lease="1 day")
     id_ = create(db)
-    assert pop(db, worker, 1, "10 seconds" if way == "claim" else None) == [id_]
+    assert pop(db, worker, 1, lease="10 seconds" if way == "claim" else None) == [id_]
     assert cancel(db, id_)
     promote(db)
     if way == "retire":
@@ -98,11 +98,11 @@ def test_a_cancelled_task_that_its_holder_gives_up_does_not_run_again(db: Conn, 
     elif way == "release":
         assert release(db, worker, [id_]) == [id_]
     elif way == "retry":
-        assert finish(db, worker, [id_], 1, "retry", retry_delays=["0"]) == [id_]
+        assert finish(db, worker, [id_], "retry", delay="0") == [id_]
     else:
         at(db, "12:10:00")
         maintain(db)
-    assert pop(db, other) == []
+    assert pop(db, other, 1) == []
     assert state(db, id_) == "cancelled"
 
 
@@ -110,11 +110,11 @@ def test_a_cancelled_task_whose_pop_rolls_back_does_not_run(database: Database) 
     conn, other = database.connect(), database.connect(autocommit=True)
     worker, id_ = register(other), create(other)
     promote(other)
-    assert pop(conn, worker) == [id_]
+    assert pop(conn, worker, 1) == [id_]
     assert cancel(other, id_)
     promote(other)
     conn.rollback()
-    assert pop(other, worker) == []
+    assert pop(other, worker, 1) == []
     assert state(other, id_) == "cancelled"
 
 
@@ -122,11 +122,11 @@ def test_a_cancelled_task_may_be_run_again_by_hand(db: Conn) -> None:
     """The old wish does not stick to it."""
     worker = register(db)
     id_ = create(db)
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
     assert cancel(db, id_)
-    assert finish(db, worker, [id_], 1, "cancelled") == [id_]
+    assert finish(db, worker, [id_], "cancelled") == [id_]
     assert one(db, "select fairq.retry_task(%s)", id_)
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
     assert run(db, "select fairq.heartbeat(%s)", worker) == []
 
 
@@ -144,14 +144,14 @@ def test_cancelled_tasks_that_were_queued_cost_their_group_nothing(db: Conn) -> 
     create_many(db, alice_key, 50)
     again = create(db, bob_key)
     served = pop(db, worker, 100)
-    assert served.index(again) <= 2
+    assert again in served[:3]
 
 
 def test_a_claimed_task_that_is_cancelled_may_still_be_started_and_its_worker_is_told(db: Conn) -> None:
     worker = register(db)
     id_ = create(db)
-    assert pop(db, worker, 1, "1 minute") == [id_]
+    assert pop(db, worker, 1, lease="1 minute") == [id_]
     assert cancel(db, id_)
     assert run(db, "select fairq.heartbeat(%s)", worker) == [(id_,)]
     assert start(db, worker, [id_]) == [id_]
-    assert finish(db, worker, [id_], 1, "cancelled") == [id_]
+    assert finish(db, worker, [id_], "cancelled") == [id_]

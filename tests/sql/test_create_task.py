@@ -5,7 +5,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.sql.calls import (
+from tests.support.calls import (
     Conn,
     at,
     create,
@@ -146,13 +146,13 @@ def test_a_task_is_seen_only_after_commit_and_never_after_a_rollback(database: D
     app, other = database.connect(), database.connect(autocommit=True)
     worker = register(other)
     create(app)
-    assert pop(other, worker) == []
+    assert pop(other, worker, 1) == []
     app.rollback()
-    assert pop(other, worker) == []
+    assert pop(other, worker, 1) == []
     id_ = create(app)
-    assert pop(other, worker) == []
+    assert pop(other, worker, 1) == []
     app.commit()
-    assert pop(other, worker) == [id_]
+    assert pop(other, worker, 1) == [id_]
 
 
 @pytest.mark.parametrize("level", list(psycopg.IsolationLevel))
@@ -190,7 +190,7 @@ def test_a_time_in_the_past_means_now(db: Conn) -> None:
     at(db, "12:00:00")
     id_ = create(db, run_at="2029-01-01 00:00:00+00")
     assert state(db, id_) == "overflow"
-    assert pop(db, register(db)) == [id_]
+    assert pop(db, register(db), 1) == [id_]
 
 
 def test_a_scheduled_task_is_invisible_until_it_is_due(db: Conn) -> None:
@@ -199,11 +199,11 @@ def test_a_scheduled_task_is_invisible_until_it_is_due(db: Conn) -> None:
     worker = register(db)
     id_ = create(db, run_at="2030-01-01 12:00:10+00")
     assert state(db, id_) == "scheduled"
-    assert pop(db, worker) == []
+    assert pop(db, worker, 1) == []
     at(db, "12:00:09.999")
-    assert pop(db, worker) == []
+    assert pop(db, worker, 1) == []
     at(db, "12:00:10")
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
 
 
 def test_due_tasks_stand_behind_what_their_group_has_waiting(db: Conn) -> None:
@@ -286,7 +286,7 @@ def test_a_key_is_free_again_when_its_task_ended_longer_ago_than_the_retention(d
     at(db, "12:00:00")
     worker = register(db)
     first = create(db, idempotency_key="k")
-    pop(db, worker)
+    pop(db, worker, 1)
     finish(db, worker, [first])
     at(db, "12:59:00")
     run(db, "select fairq.maintain()")

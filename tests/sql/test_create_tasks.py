@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.sql.calls import (
+from tests.support.calls import (
     Conn,
     at,
     create,

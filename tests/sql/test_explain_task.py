@@ -2,7 +2,19 @@
 
 import pytest
 
-from tests.sql.calls import Conn, Row, at, create, create_many, finish, maintain, pop, promote, register, run
+from tests.support.calls import (
+    Conn,
+    Row,
+    at,
+    create,
+    create_many,
+    finish,
+    maintain,
+    pop,
+    promote,
+    register,
+    run,
+)
 from tests.support.database import Database
 
 COLUMNS = "state, ahead_in_group, ahead, next_look_at::text, worker_id, attempt, max_attempts, reason"
@@ -59,8 +71,8 @@ def test_a_task_that_waits_for_its_back_off_says_which_attempt_comes(db: Conn) -
     run(db, "set local timezone = 'UTC'")
     worker = register(db)
     id_ = create(db)
-    pop(db, worker)
-    finish(db, worker, [id_], 1, "retry", retry_delays=["1 minute"])
+    pop(db, worker, 1)
+    finish(db, worker, [id_], "retry", delay="1 minute")
     row = explain(db, id_)
     assert (row[0], row[3], row[5]) == ("scheduled", "2030-01-01 12:01:00+00", 1)
     assert "back-off" in row[-1]
@@ -70,7 +82,7 @@ def test_a_task_that_waits_for_its_back_off_says_which_attempt_comes(db: Conn) -
 def test_a_held_task_names_its_holder(db: Conn, lease: str | None) -> None:
     worker = register(db)
     id_ = create(db, max_attempts=3)
-    pop(db, worker, 1, lease)
+    pop(db, worker, 1, lease=lease)
     row = explain(db, id_)
     assert (row[0], *row[4:7]) == ("claimed" if lease else "running", worker, 1, 3)
     assert str(worker) in row[-1]
@@ -92,8 +104,8 @@ def test_an_expired_task_that_is_not_ended_yet_says_so(db: Conn) -> None:
 def test_an_ended_task_says_how_it_ended(db: Conn, outcome: str) -> None:
     worker = register(db)
     id_ = create(db)
-    pop(db, worker)
-    finish(db, worker, [id_], 1, outcome)
+    pop(db, worker, 1)
+    finish(db, worker, [id_], outcome)
     row = explain(db, id_)
     assert (row[0], *row[4:6]) == (outcome, worker, 1)
 

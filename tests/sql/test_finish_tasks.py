@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.sql.calls import (
+from tests.support.calls import (
+    FINISH,
     Conn,
     at,
     contents,
@@ -12,6 +13,7 @@ from tests.sql.calls import (
     create_many,
     field,
     finish,
+    held_by,
     needs_one_order,
     one,
     pop,
@@ -28,7 +30,7 @@ from tests.sql.calls import (
 def held(db: Conn, **options: Any) -> tuple[int, int]:
     worker = register(db)
     id_ = create(db, **options)
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
     return worker, id_
 
 
@@ -38,7 +40,7 @@ def test_an_ended_task_moves_to_the_history(db: Conn, outcome: str) -> None:
     at(db, "12:00:00")
     worker, id_ = held(db, priority=3, cost=2.0, kind="parse", headers='{"h": 1}', payload='{"p": 1}')
     at(db, "12:00:05")
-    accepted = finish(db, worker, [id_], 1, outcome, results=['{"r": 1}'], errors=['{"e": 1}'])
+    accepted = finish(db, worker, [id_], outcome, results=['{"r": 1}'], errors=['{"e": 1}'])
     assert accepted == [id_]
     assert one(db, "select count(*) from fairq.tasks") == 0
     assert run(
@@ -97,7 +99,7 @@ def test_arrays_of_other_lengths_are_refused(db: Conn, arguments: str) -> None:
 def test_an_unknown_outcome_is_refused(db: Conn, outcome: str | None) -> None:
     worker, id_ = held(db)
     with refused(db, "QF012"):
-        finish(db, worker, [id_], 1, outcome)  # type: ignore[arg-type]
+        run(db, FINISH, *held_by(worker, [id_]), [outcome])
 
 
 def test_a_stale_call_changes_nothing_and_says_so(db: Conn) -> None:
@@ -116,7 +118,7 @@ def test_a_stale_call_changes_nothing_and_says_so(db: Conn) -> None:
         (None, [id_], 1),
     ):
         for outcome in ("succeeded", "retry"):
-            assert finish(db, holder, ids, attempt, outcome) == []  # type: ignore[arg-type]
+            assert finish(db, holder, ids, outcome, attempt=attempt) == []
     assert contents(db) == before
     assert finish(db, worker, [id_]) == [id_]
     assert finish(db, worker, [id_]) == []
@@ -135,18 +137,18 @@ def test_only_the_last_attempt_of_a_task_can_be_finished(db: Conn) -> None:
     worker, id_ = held(db)
     other = register(db)
     assert release(db, worker, [id_]) == [id_]
-    assert pop(db, other) == [id_]
-    assert finish(db, worker, [id_], 1) == []
-    assert finish(db, worker, [id_], 2) == []
-    assert finish(db, other, [id_], 1) == []
-    assert finish(db, other, [id_], 2) == [id_]
+    assert pop(db, other, 1) == [id_]
+    assert finish(db, worker, [id_]) == []
+    assert finish(db, worker, [id_], attempt=2) == []
+    assert finish(db, other, [id_]) == []
+    assert finish(db, other, [id_], attempt=2) == [id_]
 
 
 def test_a_claimed_task_that_never_started_cannot_be_finished(db: Conn) -> None:
     """H3."""
     worker = register(db)
     id_ = create(db)
-    assert pop(db, worker, 1, "1 minute") == [id_]
+    assert pop(db, worker, 1, lease="1 minute") == [id_]
     assert finish(db, worker, [id_]) == []
     assert start(db, worker, [id_]) == [id_]
     assert finish(db, worker, [id_]) == [id_]
@@ -157,9 +159,7 @@ def test_a_retry_waits_for_its_back_off_and_leaves_an_attempt(db: Conn) -> None:
     at(db, "12:00:00")
     worker, id_ = held(db)
     at(db, "12:00:01")
-    assert finish(db, worker, [id_], 1, "retry", errors=['{"code": "X"}'], retry_delays=["10 seconds"]) == [
-        id_
-    ]
+    assert finish(db, worker, [id_], "retry", errors=['{"code": "X"}'], delay="10 seconds") == [id_]
     columns = "state, attempt, worker_id, block, started_at, run_at = '2030-01-01 12:00:11+00'"
     assert run(db, f"select {columns} from fairq.live_tasks") == [("scheduled", 1, None, None, None, True)]  # noqa: S608
     assert run(
@@ -168,9 +168,9 @@ def test_a_retry_waits_for_its_back_off_and_leaves_an_attempt(db: Conn) -> None:
         " ended_at = '2030-01-01 12:00:01+00' from fairq.attempts where task_id = %s",
         id_,
     ) == [(1, worker, "retry", {"code": "X"}, True, True)]
-    assert pop(db, worker) == []
+    assert pop(db, worker, 1) == []
     at(db, "12:00:11")
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
     assert field(db, id_, "attempt") == 2
 
 
@@ -188,7 +188,7 @@ def test_back_off_doubles_within_its_jitter_up_to_the_cap(db: Conn) -> None:
         ids = create_many(db, "bob", 30)
         run(db, "update fairq.tasks set attempt = %s where id = any(%s)", attempt - 1, ids)
         assert pop(db, worker, 30) == ids
-        assert finish(db, worker, ids, attempt, "retry") == ids
+        assert finish(db, worker, ids, "retry", attempt=attempt) == ids
         waits = [float(field(db, i, "extract(epoch from run_at - '2030-01-01 12:00:00+00')")) for i in ids]
         assert all(0.75 * nominal <= wait <= 1.25 * nominal for wait in waits), (attempt, waits)
         assert len(set(waits)) > 1
@@ -201,7 +201,7 @@ def test_a_retry_that_would_come_after_the_deadline_is_refused(db: Conn, delay: 
     """HR11: it fails at once, with its error, instead of waiting for a start that cannot come."""
     at(db, "12:00:00")
     worker, id_ = held(db, expires_at="2030-01-01 12:00:30+00")
-    assert finish(db, worker, [id_], 1, "retry", retry_delays=[delay]) == [id_]
+    assert finish(db, worker, [id_], "retry", delay=delay) == [id_]
     assert state(db, id_) == outcome
 
 
@@ -209,9 +209,9 @@ def test_the_last_attempt_that_asks_for_a_retry_fails(db: Conn) -> None:
     """D11."""
     at(db, "12:00:00")
     worker, id_ = held(db, max_attempts=2)
-    assert finish(db, worker, [id_], 1, "retry", retry_delays=["0"]) == [id_]
-    assert pop(db, worker) == [id_]
-    assert finish(db, worker, [id_], 2, "retry", errors=['{"code": "Y"}']) == [id_]
+    assert finish(db, worker, [id_], "retry", delay="0") == [id_]
+    assert pop(db, worker, 1) == [id_]
+    assert finish(db, worker, [id_], "retry", attempt=2, errors=['{"code": "Y"}']) == [id_]
     assert state(db, id_) == "failed"
     assert run(db, "select attempt, error from fairq.finished_tasks where id = %s", id_) == [
         (2, {"code": "Y"})
@@ -229,7 +229,7 @@ def test_a_retried_task_has_no_better_place_than_others_but_before_younger_ones_
     bob, alice = create_many(db, "bob", 2), create_many(db, "alice", 4)
     assert pop(db, worker, 2) == [bob[0], alice[0]]
     more = create_many(db, "bob", 2)
-    assert finish(db, worker, bob[:1], 1, "retry", retry_delays=["1 second"]) == bob[:1]
+    assert finish(db, worker, bob[:1], "retry", delay="1 second") == bob[:1]
     promote(db)
     assert state(db, more[1]) == "queued"
     at(db, "12:00:01")

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from tests.sql.calls import (
+from tests.support.calls import (
     Conn,
     at,
     contents,
@@ -80,7 +80,7 @@ def test_tasks_that_run_do_not_expire(db: Conn) -> None:
     at(db, "12:00:00")
     worker = register(db, lease="1 day")
     id_ = create(db, expires_at="2030-01-01 12:00:10+00")
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
     at(db, "12:00:20")
     assert "expired" not in maintain(db)
     assert state(db, id_) == "running"
@@ -116,11 +116,11 @@ def test_what_was_heard_is_swept_and_what_was_not_is_kept(database: Database) ->
     late = create(app, "late")
     worker = register(conn)
     for n in range(30):
-        finish(conn, worker, [create(conn, f"g{n}")] and pop(conn, worker))
+        finish(conn, worker, [create(conn, f"g{n}")] and pop(conn, worker, 1))
     for _ in range(3):
         maintain(conn)
     app.commit()
-    assert pop(conn, worker) == [late]
+    assert pop(conn, worker, 1) == [late]
     finish(conn, worker, [late])
     for _ in range(3):
         maintain(conn)
@@ -135,7 +135,7 @@ def test_lanes_of_idle_groups_are_swept_and_come_back_as_newcomers(db: Conn) -> 
     promote(db)
     for n in range(40):
         create(db, f"g{n}")
-        finish(db, worker, pop(db, worker))
+        finish(db, worker, pop(db, worker, 1))
     busy = create_many(db, "busy", 50)
     assert pop(db, worker, 40) == busy[:40]
     promote(db)
@@ -144,7 +144,7 @@ def test_lanes_of_idle_groups_are_swept_and_come_back_as_newcomers(db: Conn) -> 
     assert one(db, "select count(*) from fairq.lanes where queue = 'default' and group_key <> 'busy'") == 0
     again = create(db, "g7")
     if one(db, "select shard_count from fairq.settings") == 1:
-        assert pop(db, worker) == [again]
+        assert pop(db, worker, 1) == [again]
 
 
 def test_groups_that_send_one_task_each_leave_no_lanes(db: Conn) -> None:
@@ -153,7 +153,7 @@ def test_groups_that_send_one_task_each_leave_no_lanes(db: Conn) -> None:
     promote(db)
     for n in range(40):
         create(db, f"g{n}")
-        finish(db, worker, pop(db, worker))
+        finish(db, worker, pop(db, worker, 1))
     for _ in range(3):
         promote(db)
         maintain(db)
@@ -175,7 +175,7 @@ def test_partitions_are_made_a_week_ahead_and_dropped_after_the_retention(db: Co
 
     assert days() == [f"203001{day:02}" for day in range(1, 9)]
     old = create(db)
-    finish(db, worker, pop(db, worker))
+    finish(db, worker, pop(db, worker, 1))
     assert (
         one(db, "select tableoid::regclass::text from fairq.finished_tasks")
         == "fairq.finished_tasks_20300101"
@@ -194,7 +194,7 @@ def test_history_without_a_day_of_its_own_is_kept_and_swept_too(db: Conn) -> Non
     at(db, "12:00:00")
     worker = register(db, lease="90 days")
     id_ = create(db)
-    finish(db, worker, pop(db, worker))
+    finish(db, worker, pop(db, worker, 1))
     assert (
         one(db, "select tableoid::regclass::text from fairq.finished_tasks") == "fairq.finished_tasks_default"
     )

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from tests.sql.calls import (
+from tests.support.calls import (
     NOON,
     Conn,
     at,
@@ -35,7 +35,7 @@ def test_a_fresh_install_serves_a_task_with_all_defaults(db: Conn) -> None:
     )
     assert (popped, attempt, group, started) == (id_, 1, "bob", True)
     assert (state(db, id_), field(db, id_, "worker_id")) == ("running", worker)
-    assert pop(db, worker) == []
+    assert pop(db, worker, 1) == []
 
 
 @pytest.mark.parametrize("limit", [None, 0, -1, 100_001])
@@ -74,7 +74,7 @@ def test_a_pop_that_would_promote_is_refused_outside_read_committed(database: Da
     conn.commit()
     conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with pytest.raises(psycopg.Error) as caught:
-        pop(conn, worker)
+        pop(conn, worker, 1)
     assert caught.value.sqlstate == "QF005"
     assert caught.value.diag.message_hint
 
@@ -95,7 +95,7 @@ def test_with_a_claim_lease_tasks_are_claimed_and_do_not_run_yet(db: Conn) -> No
     at(db, "12:00:00")
     worker = register(db)
     id_ = create(db)
-    assert pop(db, worker, 1, "30 seconds") == [id_]
+    assert pop(db, worker, 1, lease="30 seconds") == [id_]
     assert state(db, id_) == "claimed"
     assert field(db, id_, "started_at") is None
     assert str(field(db, id_, "lease_expires_at - interval '30 seconds'")) == NOON.replace("+00", "+00:00")
@@ -109,7 +109,7 @@ def test_expired_tasks_in_front_do_not_hide_one_that_can_run(db: Conn) -> None:
     good = create(db)
     assert promote(db) == 11
     at(db, "12:00:31")
-    assert pop(db, worker) == [good]
+    assert pop(db, worker, 1) == [good]
     assert {state(db, id_) for id_ in late} == {"expired"}
 
 
@@ -119,7 +119,7 @@ def test_a_task_past_its_deadline_expires_at_promotion(db: Conn) -> None:
     worker = register(db)
     id_ = create(db, expires_at="2030-01-01 12:00:30+00")
     at(db, "12:00:30")
-    assert pop(db, worker) == []
+    assert pop(db, worker, 1) == []
     assert run(db, "select outcome, attempt, started_at from fairq.finished_tasks where id = %s", id_) == [
         ("expired", 0, None)
     ]
@@ -130,7 +130,7 @@ def test_a_task_past_its_deadline_expires_at_start(db: Conn) -> None:
     at(db, "12:00:00")
     worker = register(db)
     id_ = create(db, expires_at="2030-01-01 12:00:30+00")
-    assert pop(db, worker, 1, "1 hour") == [id_]
+    assert pop(db, worker, 1, lease="1 hour") == [id_]
     at(db, "12:00:30")
     assert start(db, worker, [id_]) == []
     assert state(db, id_) == "expired"
@@ -143,9 +143,9 @@ def test_a_schedule_that_is_heard_of_when_it_is_due_is_popped_at_once(db: Conn) 
     promote(db)
     id_ = create(db, run_at="2030-01-01 12:00:10+00")
     at(db, "12:00:10")
-    assert pop(db, worker) == [id_]
-    assert finish(db, worker, [id_], 1, "retry", retry_delays=["0"]) == [id_]
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
+    assert finish(db, worker, [id_], "retry", delay="0") == [id_]
+    assert pop(db, worker, 1) == [id_]
 
 
 def test_groups_whose_waiting_tasks_were_cancelled_do_not_hide_others(db: Conn) -> None:
@@ -156,7 +156,7 @@ def test_groups_whose_waiting_tasks_were_cancelled_do_not_hide_others(db: Conn) 
     ids = [create(db, f"g{n % 12}") for n in range(36)]
     promote(db)
     run(db, "select fairq.cancel_task(id) from fairq.tasks where group_key <> 'g11'")
-    assert [pop(db, worker) for _ in range(4)] == [[ids[11]], [ids[23]], [ids[35]], []]
+    assert [pop(db, worker, 1) for _ in range(4)] == [[ids[11]], [ids[23]], [ids[35]], []]
 
 
 def test_cheap_tasks_beside_dear_ones_do_not_stop_the_queue(db: Conn) -> None:
@@ -166,7 +166,7 @@ def test_cheap_tasks_beside_dear_ones_do_not_stop_the_queue(db: Conn) -> None:
     for group in "abc":
         create_many(db, group, 50, cost=1000)
     create_many(db, "z", 50, cost=0.001)
-    assert sum(len(pop(db, worker)) for _ in range(200)) == 200
+    assert sum(len(pop(db, worker, 1)) for _ in range(200)) == 200
 
 
 def test_expired_newcomers_do_not_stop_the_queue(db: Conn) -> None:
@@ -176,10 +176,10 @@ def test_expired_newcomers_do_not_stop_the_queue(db: Conn) -> None:
     worker = register(db)
     promote(db)
     create_many(db, "a", 30)
-    assert len(pop(db, worker)) == 1
+    assert len(pop(db, worker, 1)) == 1
     create_many(db, "b", 15, expires_at="2030-01-01 11:00:00+00")
     create(db, "b")
-    assert sum(len(pop(db, worker)) for _ in range(40)) == 30
+    assert sum(len(pop(db, worker, 1)) for _ in range(40)) == 30
 
 
 def test_a_claim_whose_lease_ran_out_goes_back_in_line_with_its_attempt(db: Conn) -> None:
@@ -187,10 +187,10 @@ def test_a_claim_whose_lease_ran_out_goes_back_in_line_with_its_attempt(db: Conn
     at(db, "12:00:00")
     first, second = register(db), register(db)
     id_ = create(db)
-    assert pop(db, first, 1, "10 seconds") == [id_]
+    assert pop(db, first, 1, lease="10 seconds") == [id_]
     at(db, "12:00:10")
     assert maintain(db)["unclaimed"] == 1
-    assert pop(db, second) == [id_]
+    assert pop(db, second, 1) == [id_]
     assert field(db, id_, "max_attempts") - field(db, id_, "attempt") == 4
     assert start(db, first, [id_]) == []
 
@@ -230,7 +230,7 @@ def test_a_pop_in_flight_does_not_keep_the_rest_of_the_backlog_waiting(database:
     worker = register(conn)
     ids = create_many(conn, "bob", 100)
     promote(conn)
-    assert pop(hanging, worker) == ids[:1]
+    assert pop(hanging, worker, 1) == ids[:1]
     assert [id_ for _ in range(20) for id_ in pop(conn, worker, 7)] == ids[1:]
     hanging.rollback()
     assert pop(conn, worker, 7) == ids[:1]
@@ -244,7 +244,7 @@ def test_expired_tasks_waiting_in_front_do_not_hide_one_that_can_run(db: Conn) -
     promote(db)
     create_many(db, "bob", 10, expires_at="2030-01-01 11:00:00+00")
     good = create(db)
-    assert pop(db, worker) == [good]
+    assert pop(db, worker, 1) == [good]
 
 
 def test_expired_tasks_that_come_back_in_line_do_not_hide_one_that_can_run(db: Conn) -> None:
@@ -254,12 +254,12 @@ def test_expired_tasks_that_come_back_in_line_do_not_hide_one_that_can_run(db: C
     worker = register(db)
     create_many(db, "bob", 10, expires_at="2030-01-01 12:00:10+00")
     good = create(db)
-    assert promote(db, 20) == 11
+    assert promote(db, limit=20) == 11
     run(db, "select fairq.pause_group('default', 'bob')")
     promote(db)
     run(db, "select fairq.resume_group('default', 'bob')")
     at(db, "12:00:11")
-    assert pop(db, worker) == [good]
+    assert pop(db, worker, 1) == [good]
 
 
 def lanes(db: Conn) -> list[tuple[str, ...]]:

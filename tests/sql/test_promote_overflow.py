@@ -5,7 +5,7 @@ from collections import Counter
 import psycopg
 import pytest
 
-from tests.sql.calls import (
+from tests.support.calls import (
     Conn,
     create,
     create_many,
@@ -24,7 +24,7 @@ from tests.support.database import Database
 @pytest.mark.parametrize("limit", [0, -1, 100_001])
 def test_a_limit_out_of_range_is_refused(db: Conn, limit: int) -> None:
     with refused(db, "QF007"):
-        promote(db, limit)
+        promote(db, limit=limit)
 
 
 @pytest.mark.parametrize("queue", [None, "nowhere"])
@@ -51,7 +51,7 @@ def test_it_says_how_many_tasks_it_promoted_and_the_limit_bounds_them(db: Conn) 
     """F13: the queued set stays small, whatever the backlog."""
     promote(db)
     create_many(db, "bob", 50)
-    assert promote(db, 7) == 7
+    assert promote(db, limit=7) == 7
     assert one(db, "select count(*) from fairq.live_tasks where state = 'queued'") == 7
     run(db, "update fairq.queues set ready_target = 20")
     worker = register(db)
@@ -72,7 +72,7 @@ def test_tasks_that_come_in_portions_wait_like_those_that_come_at_once(
     most = groups * (2 * 10 + portion)
     for number in range(60):
         create_many(db, f"group {number % groups}" if number % 2 else "group 0", portion)
-        promote(db, 10)
+        promote(db, limit=10)
         if number > 30:
             pop(db, worker, 1)
         assert one(db, "select count(*) from fairq.live_tasks where state = 'queued'") <= most
@@ -184,7 +184,7 @@ def test_many_transactions_of_one_ring_each_are_heard_in_passes(database: Databa
         """
     )
     worker = register(conn)
-    promote(conn, 100)
+    promote(conn, limit=100)
     assert shards(conn) > 1 or one(conn, "select fairq._has_news(k) from fairq._tick(0, 'default') k")
     popped = [id_ for _ in range(12) for id_ in pop(conn, worker, 1000)]
     assert len(popped) == len(set(popped)) == 10300

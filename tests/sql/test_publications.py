@@ -3,7 +3,7 @@
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.sql.calls import (
+from tests.support.calls import (
     Conn,
     at,
     create,
@@ -43,8 +43,8 @@ def use_everything(conn: Conn, day: int) -> None:
     assert one(conn, "select fairq.watch_task(%s)", done)
     assert sorted(pop(conn, worker, 20)) == [done, failed, retried, released, keyed[0], late]
     assert finish(conn, worker, [done, late]) == [done, late]
-    assert finish(conn, worker, [failed], outcome="failed") == [failed]
-    assert finish(conn, worker, [retried], outcome="retry") == [retried]
+    assert finish(conn, worker, [failed], "failed") == [failed]
+    assert finish(conn, worker, [retried], "retry") == [retried]
     assert release(conn, worker, [released]) == [released]
     assert one(conn, "select fairq.retry_task(%s)", failed)
     for done_so_far in (1, 2):

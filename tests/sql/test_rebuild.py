@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from fairq import embedded
-from tests.sql.calls import (
+from tests.support.calls import (
     Conn,
     at,
     create,
@@ -43,7 +43,7 @@ def test_lost_state_is_made_anew(database: Database, lost: str) -> None:
     served = [id_ for _ in range(20) for id_ in pop(conn, worker, 3)]
     assert sorted(served + held) == ids
     at(conn, "12:00:10")
-    assert pop(conn, worker) == [scheduled]
+    assert pop(conn, worker, 1) == [scheduled]
 
 
 def test_the_order_survives_a_rebuild_for_groups_that_wait(database: Database) -> None:
@@ -173,7 +173,7 @@ def test_a_dump_restored_where_transaction_ids_are_lower_works_by_itself() -> No
                 assert finish(conn, worker, held) == sorted(held)
                 # Sweeping starts anew as well.
                 for n in range(10):
-                    finish(conn, worker, [create(conn, f"g{n}")] and pop(conn, worker))
+                    finish(conn, worker, [create(conn, f"g{n}")] and pop(conn, worker, 1))
                 for _ in range(4):
                     maintain(conn)
                 assert one(conn, "select count(*) from fairq.ticks where queue = 'default'") == one(

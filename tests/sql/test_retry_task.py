@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sql.calls import Conn, at, create, field, finish, one, pop, promote, register, run, state
+from tests.support.calls import Conn, at, create, field, finish, one, pop, promote, register, run, state
 from tests.support.database import Database
 
 
@@ -15,20 +15,20 @@ def test_an_ended_task_runs_again_with_one_attempt_more(db: Conn, outcome: str) 
     at(db, "12:00:00")
     worker = register(db)
     id_ = create(db, max_attempts=1, expires_at="2030-01-01 12:00:10+00", payload='{"p": 1}')
-    assert pop(db, worker) == [id_]
-    assert finish(db, worker, [id_], 1, outcome) == [id_]
+    assert pop(db, worker, 1) == [id_]
+    assert finish(db, worker, [id_], outcome) == [id_]
     at(db, "12:00:20")
     assert retry(db, id_)
     assert not retry(db, id_)
     assert one(db, "select count(*) from fairq.finished_tasks") == 0
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
     assert [field(db, id_, c) for c in ("attempt", "max_attempts", "payload")] == [2, 2, {"p": 1}]
 
 
 def test_a_task_that_succeeded_does_not_run_again(db: Conn) -> None:
     worker = register(db)
     id_ = create(db)
-    pop(db, worker)
+    pop(db, worker, 1)
     finish(db, worker, [id_])
     assert not retry(db, id_)
     assert not retry(db, 4711)
@@ -42,10 +42,10 @@ def test_a_task_that_waits_for_its_schedule_or_back_off_becomes_runnable_now(db:
     id_ = create(db, run_at="2030-01-02 00:00:00+00")
     promote(db)
     assert retry(db, id_)
-    assert pop(db, worker) == [id_]
-    assert finish(db, worker, [id_], 1, "retry", retry_delays=["1 day"]) == [id_]
+    assert pop(db, worker, 1) == [id_]
+    assert finish(db, worker, [id_], "retry", delay="1 day") == [id_]
     assert retry(db, id_)
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
     assert field(db, id_, "attempt") == 2
 
 
@@ -55,7 +55,7 @@ def test_waiting_and_running_tasks_are_left_alone(db: Conn) -> None:
     assert not retry(db, id_)
     promote(db)
     assert not retry(db, id_)
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
     assert not retry(db, id_)
 
 

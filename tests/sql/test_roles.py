@@ -5,7 +5,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.sql.calls import Conn, create, create_many, one, register, run
+from tests.support.calls import Conn, create, create_many, one, register, run
 
 ENQUEUE, WORK, OBSERVE, ADMIN = "fairq_enqueue", "fairq_work", "fairq_observe", "fairq_admin"
 ROLES = [ENQUEUE, WORK, OBSERVE, ADMIN]

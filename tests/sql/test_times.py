@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sql.calls import Conn, at, create, finish, maintain, one, pop, refused, register, release, run
+from tests.support.calls import Conn, at, create, finish, maintain, one, pop, refused, register, release, run
 
 YEAR, CENTURY = "366 days", "36525 days"
 
@@ -50,7 +50,7 @@ def test_a_length_of_time_out_of_range_is_refused(db: Conn, what: str, length: s
     create(db)
     with refused(db, "QF009"):
         run(db, f"select fairq.{call}", f"{longest} 1 microsecond" if length.startswith("one") else length)
-    assert pop(db, register(db), 9, "1 minute"), "everything is as it was"
+    assert pop(db, register(db), 9, lease="1 minute"), "everything is as it was"
     maintain(db)
 
 
@@ -68,7 +68,7 @@ def test_everything_works_with_the_shortest_and_the_longest_time(db: Conn, what:
     run(db, "select fairq.configure_group('default', 'bob', '{\"breaker_threshold\": null}')")
     popped = pop(db, worker, 9)
     for id_, attempt in run(db, "select id, attempt from fairq.live_tasks where id = any(%s)", popped):
-        assert finish(db, worker, [id_], attempt, "retry") == [id_]
+        assert finish(db, worker, [id_], "retry", attempt=attempt) == [id_]
     maintain(db)
     assert {first, second} >= set(popped)
 
@@ -83,10 +83,10 @@ def test_a_long_back_off_ends_at_its_cap_after_any_number_of_attempts(db: Conn) 
     worker = register(db)
     task = create(db, max_attempts=5)
     for attempt in range(1, 40):
-        assert pop(db, worker) == [task]
+        assert pop(db, worker, 1) == [task]
         assert release(db, worker, [task], attempt) == [task]
-    assert pop(db, worker) == [task]
-    assert finish(db, worker, [task], 40, "retry") == [task]
+    assert pop(db, worker, 1) == [task]
+    assert finish(db, worker, [task], "retry", attempt=40) == [task]
     days = one(db, "select extract(day from run_at - fairq._now()) from fairq.tasks where id = %s", task)
     assert 366 * 0.75 - 1 <= days <= 366 * 1.25
     maintain(db)

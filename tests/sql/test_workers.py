@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.sql.calls import (
+from tests.support.calls import (
     Conn,
     at,
     contents,
@@ -68,13 +68,13 @@ def test_a_heartbeat_names_the_running_tasks_to_be_cancelled_until_they_are_fini
     worker, other = register(db), register(db)
     mine, also_mine, theirs = create_many(db, "bob", 3)
     assert pop(db, worker, 2) == [mine, also_mine]
-    assert pop(db, other) == [theirs]
+    assert pop(db, other, 1) == [theirs]
     run(db, "select fairq.cancel_task(i) from unnest(%s) i", [mine, theirs])
     run(db, "select fairq.cancel_task(%s)", mine)
     assert heartbeat(db, worker) == [mine]
     assert heartbeat(db, worker) == [mine]
     assert heartbeat(db, other) == [theirs]
-    assert finish(db, worker, [mine], 1, "cancelled") == [mine]
+    assert finish(db, worker, [mine], "cancelled") == [mine]
     assert heartbeat(db, worker) == []
     assert state(db, mine) == "cancelled"
 
@@ -99,7 +99,7 @@ def test_a_worker_that_gives_no_sign_of_life_loses_its_tasks(db: Conn) -> None:
     last = create(db, max_attempts=1)
     assert pop(db, worker, 2) == [again, last]
     claimed = create(db)
-    assert pop(db, worker, 1, "1 hour") == [claimed]
+    assert pop(db, worker, 1, lease="1 hour") == [claimed]
     at(db, "12:00:30")
     maintain(db)
     assert [state(db, i) for i in (again, last, claimed)] == ["running", "running", "claimed"]
@@ -122,22 +122,22 @@ def test_late_messages_of_a_lost_worker_change_nothing(db: Conn) -> None:
     at(db, "12:00:00")
     lost = register(db, lease="30 seconds")
     id_ = create(db)
-    assert pop(db, lost) == [id_]
+    assert pop(db, lost, 1) == [id_]
     at(db, "12:01:00")
     maintain(db)
     maintain(db)
     other = register(db)
-    assert pop(db, other) == [id_]
+    assert pop(db, other, 1) == [id_]
     before = contents(db)
-    assert finish(db, lost, [id_], 1) == []
-    assert finish(db, lost, [id_], 2) == []
+    assert finish(db, lost, [id_]) == []
+    assert finish(db, lost, [id_], attempt=2) == []
     assert release(db, lost, [id_], 1) == []
     assert start(db, lost, [id_], 1) == []
     assert contents(db) == before
     with refused(db, "QF004"):
         heartbeat(db, lost)
     with refused(db, "QF004"):
-        pop(db, lost)
+        pop(db, lost, 1)
 
 
 def test_working_is_a_sign_of_life(db: Conn) -> None:
@@ -145,7 +145,7 @@ def test_working_is_a_sign_of_life(db: Conn) -> None:
     at(db, "12:00:00")
     worker = register(db, lease="30 seconds")
     at(db, "12:00:25")
-    assert pop(db, worker) == []
+    assert pop(db, worker, 1) == []
     at(db, "12:00:50")
     maintain(db)
     assert heartbeat(db, worker) == []
@@ -160,7 +160,7 @@ def test_a_worker_is_not_lost_while_a_pop_of_it_is_in_flight(database: Database)
     at(conn, "12:01:00")
     conn.commit()
     at(house, "12:01:00")
-    assert pop(conn, lost) == [id_]
+    assert pop(conn, lost, 1) == [id_]
     sweep = call_in_background(lambda: maintain(house))
     with suppress(TimeoutError):  # it need not wait
         wait_until_blocked(watch, pid_of(house), patience=1)
@@ -170,7 +170,7 @@ def test_a_worker_is_not_lost_while_a_pop_of_it_is_in_flight(database: Database)
     for _ in range(3):
         maintain(house)
     worker = register(house)
-    assert pop(house, worker) == [id_]
+    assert pop(house, worker, 1) == [id_]
 
 
 def test_a_worker_that_retires_while_a_pop_of_it_is_in_flight_leaves_nothing_behind(
@@ -180,7 +180,7 @@ def test_a_worker_that_retires_while_a_pop_of_it_is_in_flight_leaves_nothing_beh
     conn, other = database.connect(), database.connect(autocommit=True)
     watch = database.connect(autocommit=True)
     worker, id_ = register(other), create(other)
-    assert pop(conn, worker) == [id_]
+    assert pop(conn, worker, 1) == [id_]
     retiring = call_in_background(lambda: run(other, "select fairq.retire_worker(%s)", worker))
     with suppress(TimeoutError):  # it need not wait
         wait_until_blocked(watch, pid_of(other), patience=1)
@@ -198,8 +198,8 @@ def test_retiring_gives_everything_back_and_burns_no_attempt(db: Conn) -> None:
     """S27, HR17."""
     worker, other = register(db), register(db)
     running, claimed = create_many(db, "bob", 2)
-    assert pop(db, worker) == [running]
-    assert pop(db, worker, 1, "1 minute") == [claimed]
+    assert pop(db, worker, 1) == [running]
+    assert pop(db, worker, 1, lease="1 minute") == [claimed]
     run(db, "select fairq.retire_worker(%s)", worker)
     run(db, "select fairq.retire_worker(%s)", worker)
     assert one(db, "select count(*) from fairq.workers where worker_id = %s", worker) == 0
@@ -207,7 +207,7 @@ def test_retiring_gives_everything_back_and_burns_no_attempt(db: Conn) -> None:
     assert pop(db, other, 10) == [running, claimed]
     assert {attempts_left(db, i) for i in (running, claimed)} == {4}, "of 5, with this one"
     with refused(db, "QF004"):
-        pop(db, worker)
+        pop(db, worker, 1)
 
 
 def test_released_tasks_go_back_in_line_and_burn_no_attempt(db: Conn) -> None:
@@ -230,7 +230,7 @@ def test_released_tasks_go_back_in_line_and_burn_no_attempt(db: Conn) -> None:
 def test_ids_without_attempts_are_refused(db: Conn, call: str) -> None:
     worker = register(db)
     create(db)
-    (id_,) = pop(db, worker, 1, "1 minute")
+    (id_,) = pop(db, worker, 1, lease="1 minute")
     for attempts in ([], [1, 1], None):
         with refused(db, "QF011"):
             run(db, f"select fairq.{call}(%s, %s, %s)", worker, [id_], attempts)
@@ -241,13 +241,13 @@ def test_stale_releases_and_starts_change_nothing(db: Conn) -> None:
     worker, other = register(db), register(db)
     id_ = create(db)
     waiting = create(db)
-    assert pop(db, worker, 1, "1 minute") == [id_]
+    assert pop(db, worker, 1, lease="1 minute") == [id_]
     before = contents(db)
     for call in (release, start):
         assert call(db, other, [id_], 1) == []
         assert call(db, worker, [id_], 2) == []
         assert call(db, worker, [waiting], 0) == []
-        assert call(db, None, [waiting], 0) == []  # type: ignore[arg-type]
+        assert call(db, None, [waiting], 0) == []
     assert contents(db) == before
 
 
@@ -256,7 +256,7 @@ def test_a_claimed_task_starts_once_and_only_within_its_lease(db: Conn) -> None:
     at(db, "12:00:00")
     worker = register(db)
     first, second = create_many(db, "bob", 2)
-    assert pop(db, worker, 2, "10 seconds") == [first, second]
+    assert pop(db, worker, 2, lease="10 seconds") == [first, second]
     at(db, "12:00:09")
     assert start(db, worker, [first]) == [first]
     assert start(db, worker, [first]) == []
@@ -276,9 +276,9 @@ def test_no_worker_holds_nothing(db: Conn) -> None:
     """I10: null is not the holder of tasks that wait, whatever their attempt."""
     worker = register(db)
     id_ = create(db)
-    assert pop(db, worker) == [id_]
+    assert pop(db, worker, 1) == [id_]
     at(db, "12:00:00")
-    assert finish(db, worker, [id_], 1, "retry", retry_delays=["0"]) == [id_]
+    assert finish(db, worker, [id_], "retry", delay="0") == [id_]
     before = contents(db)
     for call in ("release_tasks", "start_tasks", "held_tasks"):
         assert run(db, f"select fairq.{call}(null, %s, %s)", [id_], [1]) == []

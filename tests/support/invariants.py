@@ -93,6 +93,13 @@ OF_LANES = {
             select from domain d
             where d.shard_no = coalesce(l.shard_no, p.shard_no) and d.queue = coalesce(l.queue, p.queue)
               and d.is_heard)""",
+    "lanes with more than one version": """
+        select l.shard_no, l.queue, l.group_key
+        from fairq.lanes l
+        join domain d on d.shard_no = l.shard_no and d.queue = l.queue and l.version >= d.first_version
+        where d.is_heard
+        group by 1, 2, 3
+        having count(*) > 1""",
     "ready tasks before the clock": """
         select r.id, r.block, r.position, d.clock, d.clock_position
         from fairq.ready r
@@ -174,3 +181,10 @@ def assert_sound(conn: psycopg.Connection[Any]) -> None:
     hear_all(conn)
     wrong = violations(conn)
     assert not wrong, wrong
+
+
+def assert_consistent(conn: psycopg.Connection[Any]) -> None:
+    """The same after one more promotion of each queue, as far as there is room."""
+    for (queue,) in conn.execute("select queue from fairq.queues where not internal").fetchall():
+        conn.execute("select fairq.promote_overflow(%s)", [queue])
+    assert_sound(conn)

@@ -1,0 +1,238 @@
+"""The engine as tests call it: one name for each call, the same in every folder; and what is there to see."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+Conn = psycopg.Connection[Any]
+Row = tuple[Any, ...]
+
+NOON = "2030-01-01 12:00:00+00"
+
+# For calls in the background; the last two take what `held_by` gives, FINISH what `ending` does.
+POP = "select id, attempt, group_key from fairq.pop_tasks(%s, %s, %s, %s::interval, %s)"
+START = "select s from fairq.start_tasks(%s, %s, %s) s order by 1"
+FINISH = "select f from fairq.finish_tasks(%s, %s, %s, %s::text[]) f order by 1"
+LOCK_DOMAIN = (
+    "select from fairq.domains where queue = %s for update"  # what promotion and maintenance wait for
+)
+RELEASE = "select r from fairq.release_tasks(%s, %s, %s) r order by 1"
+
+
+class Held(int):
+    """A task in a worker's hands: its id, and what else names it when it ends."""
+
+    attempt: int
+    group_key: str
+
+    def __new__(cls, id_: int, attempt: int, group_key: str) -> Self:
+        held = super().__new__(cls, id_)
+        held.attempt, held.group_key = attempt, group_key
+        return held
+
+
+def run(conn: Conn, query: str, *params: Any) -> list[Row]:
+    cursor = conn.execute(query.encode(), params)
+    return cursor.fetchall() if cursor.description else []
+
+
+def column(conn: Conn, query: str, *params: Any) -> list[Any]:
+    """The only value of each row."""
+    return [value for (value,) in run(conn, query, *params)]
+
+
+def one(conn: Conn, query: str, *params: Any) -> Any:
+    """The only value of the only row."""
+    (value,) = column(conn, query, *params)
+    return value
+
+
+def call(conn: Conn, function: str, *args: Any, **named: Any) -> list[Row]:
+    """A function of the public SQL. Named arguments go without their p_; configure_… takes settings."""
+    if function.startswith("configure_"):
+        args, named = (*args, Jsonb(named)), {}
+    parts = ["%s"] * len(args) + [f"p_{name} => %s" for name in named]
+    return run(conn, f"select * from fairq.{function}({', '.join(parts)})", *args, *named.values())  # noqa: S608
+
+
+def at(conn: Conn, time: str) -> None:
+    """The session's clock, such as 12:00:30."""
+    run(conn, "select set_config('fairq.now', %s, false)", f"2030-01-01 {time}+00")
+
+
+# --- A task's life --------------------------------------------------------------------------------
+
+
+def create(conn: Conn, group: str = "bob", payload: str = "{}", **options: Any) -> int:
+    names = "".join(f", p_{name} => %s" for name in options)
+    return int(one(conn, f"select fairq.create_task(%s, %s{names})", group, payload, *options.values()))
+
+
+def create_each(conn: Conn, *groups: str, **options: Any) -> list[int]:
+    """One call for each group, in this order."""
+    return [create(conn, group, **options) for group in groups]
+
+
+def create_many(conn: Conn, group: str, count: int, **options: Any) -> list[int]:
+    """Many tasks of a group by one call."""
+    names = "".join(f", p_{name} => %s" for name in options)
+    arrays = "array_fill(%s::text, array[%s]), array_fill('{}'::jsonb, array[%s])"
+    query = f"select fairq.create_tasks({arrays}{names})"
+    return column(conn, query, group, count, count, *options.values())
+
+
+def register(conn: Conn, *queues: str, slots: int = 8, lease: str = "1 hour") -> int:
+    query = "select fairq.register_worker('w', %s::text[], %s, %s)"
+    return int(one(conn, query, list(queues or ("default",)), slots, lease))
+
+
+def promote(conn: Conn, queue: str = "default", limit: int | None = None) -> int:
+    return int(one(conn, "select fairq.promote_overflow(%s, %s)", queue, limit))
+
+
+def pop(
+    conn: Conn,
+    worker: int | None,
+    limit: int | None = 100,
+    *,
+    queue: str = "default",
+    lease: str | None = None,
+    shard: int | None = None,
+) -> list[Held]:
+    """In served order."""
+    return [Held(*row) for row in run(conn, POP, queue, limit, worker, lease, shard)]
+
+
+def held_by(worker: int | None, tasks: Sequence[int], attempt: int | None = None) -> list[Any]:
+    """What names tasks in a call: their holder, ids and attempts; of a bare id the first, if none is said."""
+    attempts = [getattr(task, "attempt", 1) if attempt is None else attempt for task in tasks]
+    return [worker, [int(task) for task in tasks], attempts]
+
+
+def ending(
+    worker: int | None, tasks: Sequence[int], outcome: str | None = None, attempt: int | None = None
+) -> list[Any]:
+    """What FINISH takes: all with one outcome, or with none, which is success."""
+    return [*held_by(worker, tasks, attempt), None if outcome is None else [outcome] * len(tasks)]
+
+
+def start(conn: Conn, worker: int | None, tasks: Sequence[int], attempt: int | None = None) -> list[int]:
+    return column(conn, START, *held_by(worker, tasks, attempt))
+
+
+def finish(
+    conn: Conn,
+    worker: int | None,
+    tasks: Sequence[int],
+    outcome: str | None = "succeeded",
+    *,
+    attempt: int | None = None,
+    delay: str | None = None,
+    **options: Any,
+) -> list[int]:
+    """All with one outcome; `delay` is before each is tried again, `options` are arrays."""
+    if delay is not None:
+        options["retry_delays"] = [delay] * len(tasks)
+    casts = {"results": "::jsonb[]", "errors": "::jsonb[]", "retry_delays": "::interval[]"}
+    names = "".join(f", p_{name} => %s{casts.get(name, '')}" for name in options)
+    query = f"select f from fairq.finish_tasks(%s, %s, %s, %s::text[]{names}) f order by 1"  # noqa: S608
+    return column(conn, query, *ending(worker, tasks, outcome, attempt), *options.values())
+
+
+def release(conn: Conn, worker: int | None, tasks: Sequence[int], attempt: int | None = None) -> list[int]:
+    return column(conn, RELEASE, *held_by(worker, tasks, attempt))
+
+
+def maintain(conn: Conn, limit: int = 10000) -> dict[str, int]:
+    return dict(one(conn, "select fairq.maintain(%s)", limit))
+
+
+def drain(conn: Conn, worker: int, queue: str = "default") -> list[int]:
+    """Pop and finish until nothing comes any more; the ids in served order."""
+    served: list[int] = []
+    while held := pop(conn, worker, 50, queue=queue):
+        served += held
+        assert len(finish(conn, worker, held)) == len(held)
+    return served
+
+
+# --- What there is to see -------------------------------------------------------------------------
+
+
+def groups_of(held: Sequence[Held]) -> list[str]:
+    return [each.group_key for each in held]
+
+
+def states(conn: Conn) -> dict[int, str]:
+    """The state of each live task, the outcome of each ended one."""
+    query = "select id, state from fairq.live_tasks union all select id, outcome from fairq.finished_tasks"
+    rows = run(conn, query)
+    assert len({row[0] for row in rows}) == len(rows), "a task is live and ended at once"
+    return dict(rows)
+
+
+def state(conn: Conn, task: int) -> str | None:
+    """None for neither."""
+    return states(conn).get(task)
+
+
+def field(conn: Conn, task: int, name: str) -> Any:
+    """Of a live task: its body, and what it is doing."""
+    query = "select l.*, b.headers, b.payload from fairq.live_tasks l join fairq.tasks b using (shard_no, id)"
+    return one(conn, f"select {name} from ({query}) t where id = %s", task)  # noqa: S608
+
+
+def explain(conn: Conn, task: int) -> str:
+    return str(one(conn, "select reason from fairq.explain_task(%s)", task))
+
+
+def in_flight(conn: Conn, lane: str, queue: str = "default") -> int:
+    """Places taken in a lane: of a group, of a key (queue #keys), of 'queue x' or 'cluster' (#meters)."""
+    query = """
+        select coalesce((l.gate).in_flight, 0) from fairq.lanes l
+        where l.queue = %s and l.group_key = %s order by l.version desc limit 1"""
+    rows = run(conn, query, queue, lane)
+    return int(rows[0][0]) if rows else 0
+
+
+def written(conn: Conn) -> dict[str, int]:
+    """Rows written so far, per table, as this session counts them. Compare two of one transaction."""
+    query = (
+        "select relname, n_tup_ins + n_tup_upd + n_tup_del from pg_stat_xact_user_tables"
+        " where schemaname = 'fairq'"
+    )
+    return dict(run(conn, query))
+
+
+def contents(conn: Conn) -> list[Row]:
+    """Everything the engine stores: equal before and after means that nothing changed."""
+    tables = column(
+        conn,
+        "select c.oid::regclass::text from pg_class c"
+        " where c.relnamespace = 'fairq'::regnamespace and c.relkind = 'r' order by 1",
+    )
+    return [(name, *run(conn, f"select t::text from {name} t order by 1")) for name in tables]  # noqa: S608
+
+
+@contextmanager
+def refused(conn: Conn, code: str) -> Iterator[None]:
+    """The call raises this code, never mind its text, with a hint, and changes nothing."""
+    before = contents(conn)
+    with pytest.raises(psycopg.Error) as caught, conn.transaction():
+        yield
+    assert caught.value.sqlstate == code, caught.value
+    if code.startswith("QF"):
+        assert caught.value.diag.message_primary
+        assert "<NULL>" not in caught.value.diag.message_primary, "what people read of a missing value"
+        assert caught.value.diag.message_hint
+    assert contents(conn) == before
+
+
+def needs_one_order(conn: Conn) -> None:
+    """Skips a test about the order of several groups where each shard has an order of its own."""
+    if one(conn, "select shard_count from fairq.settings") > 1:
+        pytest.skip("these groups are in several shards")
