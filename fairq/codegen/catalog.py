@@ -22,7 +22,6 @@ from psycopg.rows import namedtuple_row
 
 from fairq.codegen import nulls
 from fairq.codegen.model import (
-    SYSTEM_SCHEMAS,
     Catalog,
     Column,
     Command,
@@ -35,20 +34,12 @@ from fairq.codegen.model import (
     Query,
     Range,
     Relation,
-    RelationKind,
-    Schema,
     TypeName,
+    UserType,
+    words,
 )
 from fairq.codegen.parse import Placeholder, Statement, Token, tokens
 
-_RELATION_KINDS = {
-    "r": RelationKind.TABLE,
-    "p": RelationKind.TABLE,
-    "v": RelationKind.VIEW,
-    "m": RelationKind.MATERIALIZED_VIEW,
-    "f": RelationKind.FOREIGN_TABLE,
-}
-_VOID = 2278
 _MAY_NOT_CREATE = ("42501", "25006")  # insufficient privilege, read-only transaction
 
 # ----------------------------------------------------------------------------------------- loading a schema
@@ -102,12 +93,6 @@ _TYPES: LiteralString = """
            t.typrelid::int8 as relation
       from pg_catalog.pg_type t join pg_catalog.pg_namespace n on n.oid = t.typnamespace
 """
-_SCHEMAS: LiteralString = """
-    select n.nspname as name, coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '') as comment
-      from pg_catalog.pg_namespace n
-     where n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
-     order by 1
-"""
 _RELATIONS: LiteralString = """
     select c.oid::int8 as oid, n.nspname as schema, c.relname as name, c.relkind::text as kind,
            coalesce(pg_catalog.obj_description(c.oid, 'pg_class'), '') as comment
@@ -129,17 +114,17 @@ _ATTRIBUTES: LiteralString = """
        and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
      order by 1, 2
 """
-_ENUMS: LiteralString = """
-    select e.enumtypid::int8 as oid, array_agg(e.enumlabel::text order by e.enumsortorder) as labels
-      from pg_catalog.pg_enum e group by 1
-"""
-_RANGES: LiteralString = """
-    select r.rngtypid::int8 as oid, r.rngsubtype::int8 as subtype, r.rngmultitypid::int8 as multirange
-      from pg_catalog.pg_range r
-"""
-_TYPE_COMMENTS: LiteralString = """
-    select objoid::int8 as oid, description as comment
-      from pg_catalog.pg_description where classoid = 'pg_catalog.pg_type'::regclass and objsubid = 0
+_USER_TYPES: LiteralString = """
+    select t.oid::int8 as oid, n.nspname as schema, t.typname as name, t.typtype::text as kind,
+           coalesce(pg_catalog.obj_description(t.oid, 'pg_type'), '') as comment,
+           array(select e.enumlabel::text from pg_catalog.pg_enum e
+                  where e.enumtypid = t.oid order by e.enumsortorder) as labels,
+           r.rngsubtype::int8 as subtype, r.rngmultitypid::int8 as multirange
+      from pg_catalog.pg_type t join pg_catalog.pg_namespace n on n.oid = t.typnamespace
+      left join pg_catalog.pg_range r on r.rngtypid = t.oid
+     where t.typtype in ('e', 'd', 'r')
+       and n.nspname not like 'pg\\_%' and n.nspname <> 'information_schema'
+     order by 2, 3
 """
 
 
@@ -283,7 +268,6 @@ class Reader:
         attributes: dict[int, list[Any]] = {}
         for row in self.rows(_ATTRIBUTES):
             attributes.setdefault(row.relation, []).append(row)
-        comments = {row.oid: row.comment for row in self.rows(_TYPE_COMMENTS)}
 
         def columns(relation: Any) -> tuple[Column, ...]:
             return tuple(
@@ -297,57 +281,26 @@ class Reader:
                 for row in attributes.get(relation.oid, [])
             )
 
-        relations: dict[str, list[Relation]] = {}
-        composites: dict[str, list[Composite]] = {}
+        relations: list[Relation] = []
+        types: list[UserType] = []
         for row in self.rows(_RELATIONS):
             name = Name(row.schema, row.name)
             if row.kind == "c":
-                composites.setdefault(row.schema, []).append(Composite(name, columns(row), row.comment))
+                types.append(Composite(name, columns(row), row.comment))
             else:
-                kind = _RELATION_KINDS[row.kind]
-                relations.setdefault(row.schema, []).append(Relation(name, columns(row), row.comment, kind))
-
-        labels = {row.oid: tuple(row.labels) for row in self.rows(_ENUMS)}
-        ranges = {row.oid: row for row in self.rows(_RANGES)}
-        enums: dict[str, list[Enum]] = {}
-        domains: dict[str, list[Domain]] = {}
-        range_types: dict[str, list[Range]] = {}
-        self.type(_VOID)  # fills the table of types
-        for found in sorted(self._types.values(), key=lambda type_: (type_.schema, type_.name)):
-            if found.schema in SYSTEM_SCHEMAS or found.schema.startswith("pg_"):
-                continue
-            name, comment = Name(found.schema, found.name), comments.get(found.oid, "")
-            if found.kind == "e":
-                enums.setdefault(found.schema, []).append(Enum(name, labels.get(found.oid, ()), comment))
-            elif found.kind == "d":
+                relations.append(Relation(name, columns(row), row.comment))
+        for row in self.rows(_USER_TYPES):
+            name, found = Name(row.schema, row.name), self.type(row.oid)
+            if row.kind == "e":
+                types.append(Enum(name, tuple(row.labels), row.comment))
+            elif row.kind == "d":
                 base, dims = self.type_name(found.base, found.base_dims)
-                domains.setdefault(found.schema, []).append(Domain(name, base, dims, found.not_null, comment))
-            elif found.kind == "r":
-                row = ranges[found.oid]
+                types.append(Domain(name, base, dims, found.not_null, row.comment))
+            else:
                 multirange = self.type(row.multirange)
-                range_types.setdefault(found.schema, []).append(
-                    Range(
-                        name,
-                        self.type_name(row.subtype)[0],
-                        Name(multirange.schema, multirange.name),
-                        comment,
-                    )
-                )
-        return Catalog(
-            tuple(
-                Schema(
-                    row.name,
-                    tuple(relations.get(row.name, ())),
-                    tuple(enums.get(row.name, ())),
-                    tuple(domains.get(row.name, ())),
-                    tuple(composites.get(row.name, ())),
-                    tuple(range_types.get(row.name, ())),
-                    row.comment,
-                )
-                for row in self.rows(_SCHEMAS)
-            ),
-            default_schema,
-        )
+                of_many = Name(multirange.schema, multirange.name)
+                types.append(Range(name, self.type_name(row.subtype)[0], of_many, row.comment))
+        return Catalog(tuple(relations), tuple(types), default_schema)
 
     def _column(
         self, name: str, type_oid: int, *, dims: int = 0, not_null: bool = False, comment: str = ""
@@ -649,7 +602,7 @@ class _Star:
     embed: bool
 
 
-_LIST_ENDS = nulls.words(
+_LIST_ENDS = words(
     "from into where group having window union intersect except order limit offset fetch for on returning"
 )
 

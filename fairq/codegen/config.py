@@ -54,48 +54,44 @@ def find(folder: Path) -> Path:
 
 def read(path: Path) -> tuple[Entry, ...]:
     """The entries of a configuration file. Paths in it are relative to its folder."""
+
+    def wrong(message: str, hint: str = "", place: str = str(path)) -> GenerationError:
+        return GenerationError(message, hint=hint, path=place)
+
     try:
         text = path.read_text()
         document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as exc:
-        raise GenerationError(f"cannot be read: {exc}", path=str(path)) from exc
+        raise wrong(f"cannot be read: {exc}") from exc
     if not isinstance(document, dict) or not isinstance(document.get("sql"), list):
-        raise GenerationError(
-            "there is no list `sql`", hint='version "2" of the format is needed', path=str(path)
-        )
-    if str(document.get("version")) != "2":
-        raise GenerationError(
-            f"version {document.get('version')!r} of the format is not supported",
-            hint='use version: "2"',
-            path=str(path),
-        )
-    plugins = {
-        plugin.get("name"): plugin for plugin in document.get("plugins") or [] if isinstance(plugin, dict)
-    }
+        raise wrong("there is no list `sql`", 'version "2" of the format is needed')
+    version = document.get("version")
+    if str(version) != "2":
+        raise wrong(f"version {version!r} of the format is not supported", 'use version: "2"')
+    given = [plugin for plugin in document.get("plugins") or [] if isinstance(plugin, dict)]
+    plugins = {plugin.get("name"): plugin for plugin in given}
     entries = []
     for number, entry in enumerate(document["sql"], start=1):
         place = f"{path}: sql entry {number}"
         if not isinstance(entry, dict):
-            raise GenerationError("is not a map", path=place)
+            raise wrong("is not a map", place=place)
         if entry.get("engine") != "postgresql":
-            raise GenerationError(
-                f"its engine is {entry.get('engine')!r}", hint="use engine: postgresql", path=place
-            )
-        targets = tuple(
-            _target(codegen, path.parent, place)
-            for codegen in entry.get("codegen") or []
-            if isinstance(codegen, dict) and _is_ours(codegen, plugins)
-        )
+            raise wrong(f"its engine is {entry.get('engine')!r}", "use engine: postgresql", place)
+        targets = []
+        for codegen in entry.get("codegen") or []:
+            if not isinstance(codegen, dict) or not _is_ours(codegen, plugins):
+                continue
+            if not codegen.get("out"):
+                raise wrong("a codegen entry has no `out`", "name the folder for the files", place)
+            options = parse_options(codegen.get("options") or {}, place)
+            targets.append(Target(path.parent / str(codegen["out"]), options))
         if targets:
             schema = _files(entry.get("schema"), path.parent, place, "schema")
             queries = _files(entry.get("queries"), path.parent, place, "queries")
-            entries.append(Entry(schema, queries, targets))
+            entries.append(Entry(schema, queries, tuple(targets)))
     if not entries:
-        raise GenerationError(
-            f"no codegen entry uses {_PLUGIN}",
-            hint=f"name {_PLUGIN} as a process plugin under `plugins`, and that plugin under `codegen`",
-            path=str(path),
-        )
+        hint = f"name {_PLUGIN} as a process plugin under `plugins`, and that plugin under `codegen`"
+        raise wrong(f"no codegen entry uses {_PLUGIN}", hint)
     return tuple(entries)
 
 
@@ -105,14 +101,6 @@ def _is_ours(codegen: Mapping[str, Any], plugins: Mapping[Any, Mapping[str, Any]
         return codegen.get("plugin") == "fairq"
     command = (plugin.get("process") or {}).get("cmd") or ""
     return Path(str(command)).name == _PLUGIN
-
-
-def _target(codegen: Mapping[str, Any], folder: Path, place: str) -> Target:
-    if not codegen.get("out"):
-        raise GenerationError(
-            "a codegen entry has no `out`", hint="name the folder for the files", path=place
-        )
-    return Target(folder / str(codegen["out"]), parse_options(codegen.get("options") or {}, place))
 
 
 def _files(given: Any, folder: Path, place: str, what: str) -> tuple[Path, ...]:

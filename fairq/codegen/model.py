@@ -12,8 +12,13 @@ PostgreSQL's name, `spelling` is sqlc's text where sqlc gave one.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
 
 SYSTEM_SCHEMAS = frozenset({"pg_catalog", "information_schema"})
 
@@ -32,13 +37,6 @@ class Command(enum.StrEnum):
 class Template(enum.StrEnum):
     SQLALCHEMY = "sqlalchemy"
     PSYCOPG = "psycopg"
-
-
-class RelationKind(enum.StrEnum):
-    TABLE = "table"
-    VIEW = "view"
-    MATERIALIZED_VIEW = "materialized view"
-    FOREIGN_TABLE = "foreign table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,6 @@ class Relation:
     name: Name
     columns: tuple[Column, ...]
     comment: str = ""
-    kind: RelationKind = RelationKind.TABLE  # sqlc does not tell: always TABLE from the plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,60 +160,35 @@ class Range:
     comment: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
-    name: str
-    relations: tuple[Relation, ...] = ()
-    enums: tuple[Enum, ...] = ()
-    domains: tuple[Domain, ...] = ()
-    composites: tuple[Composite, ...] = ()
-    ranges: tuple[Range, ...] = ()
-    comment: str = ""
-
-
 UserType = Enum | Domain | Composite | Range
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    schemas: tuple[Schema, ...]
+    """What users made, in an order that does not depend on when. Nothing of PostgreSQL's own is in it."""
+
+    relations: tuple[Relation, ...] = ()
+    types: tuple[UserType, ...] = ()
     default_schema: str = "public"
 
-    def user_schemas(self) -> Iterator[Schema]:
-        """The schemas code is generated for, in catalogue order."""
-        return (schema for schema in self.schemas if schema.name not in SYSTEM_SCHEMAS)
-
     def user_type(self, type_: TypeName) -> UserType | None:
-        """The enum, domain, composite or range of this name, or None.
+        """The enum, domain, composite or range (also of a multirange) of this name, or None.
 
         An unqualified name is looked up in the default schema first, then in the others in order.
         """
-        elsewhere: UserType | None = None
-        for schema in self.user_schemas():
-            if type_.schema and schema.name != type_.schema:
-                continue
-            user_types: tuple[UserType, ...] = (
-                *schema.enums,
-                *schema.domains,
-                *schema.composites,
-                *schema.ranges,
-            )
-            for user_type in user_types:
-                if user_type.name.name == type_.name:
-                    if type_.schema or schema.name == self.default_schema:
-                        return user_type
-                    elsewhere = elsewhere or user_type
-        return elsewhere
+        found = [
+            each
+            for each in self.types
+            for name in (each.name, each.multirange if isinstance(each, Range) else None)
+            if name and name.name == type_.name and type_.schema in ("", name.schema)
+        ]
+        own = [each for each in found if each.name.schema == self.default_schema]
+        return next(iter([*own, *found]), None)
 
     def relation(self, name: Name) -> Relation | None:
         """The table or view of this name, or None; an empty schema means the default one."""
-        wanted = name.schema or self.default_schema
-        for schema in self.schemas:
-            if schema.name == wanted:
-                for relation in schema.relations:
-                    if relation.name.name == name.name:
-                        return relation
-        return None
+        wanted = Name(name.schema or self.default_schema, name.name)
+        return next((each for each in self.relations if each.name == wanted), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairq.codegen.model import words
+
 # -------------------------------------------------------------------------------------------- reading trees
 
 
@@ -101,10 +103,6 @@ _LEFT, _FULL, _RIGHT = 1, 2, 3  # JoinType
 _EXISTS, _SCALAR, _ARRAY = 0, 4, 6  # SubLinkType
 _UNION, _INTERSECT = 1, 2  # SetOperation
 _EXPLICIT_OR_IMPLICIT_CAST = ("1", "2")  # CoercionForm
-
-
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
 
 
 # Built-in functions that return a value whenever none of their arguments is NULL. Not listed: those that

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fairq.codegen.model import GenerationError, Options, Template
@@ -38,25 +38,29 @@ def parse_options(given: Mapping[str, Any], path: str = "") -> Options:
     return options
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(part, str) for pair in value.items() for part in pair
+    )
+
+
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
+    **dict.fromkeys(_FLAGS, ("true or false", lambda value: isinstance(value, bool), bool)),
+    "query_parameter_limit": ("a whole number", lambda value: type(value) is int, int),
+    "inflection_exclude_table_names": ("a list of names", _is_list, tuple),
+    "not_null_functions": ("a list of names", _is_list, tuple),
+    "template": (" or ".join(Template), lambda value: value in list(Template), Template),
+    "types": ("a map of PostgreSQL types to Python types", _is_map, dict),
+}
+
+
 def _value(name: str, value: Any, path: str) -> Any:
-    if name in _FLAGS:
-        expected, fits = "true or false", isinstance(value, bool)
-    elif name == "query_parameter_limit":
-        expected, fits = "a whole number", isinstance(value, int) and not isinstance(value, bool)
-    elif name in ("inflection_exclude_table_names", "not_null_functions"):
-        expected = "a list of names"
-        fits = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-        value = tuple(value) if fits else value
-    elif name == "template":
-        expected, fits = " or ".join(Template), value in list(Template)
-        value = Template(value) if fits else value
-    elif name == "types":
-        expected = "a map of PostgreSQL types to Python types"
-        fits = isinstance(value, Mapping) and all(
-            isinstance(part, str) for pair in value.items() for part in pair
-        )
-    else:
-        expected, fits = "text", isinstance(value, str)
-    if not fits:
+    text = ("text", lambda value: isinstance(value, str), str)
+    expected, fits, make = _EXPECTED.get(name, text)
+    if not fits(value):
         raise GenerationError(f"option {name!r} must be {expected}, not {value!r}", path=path)
-    return value
+    return make(value)

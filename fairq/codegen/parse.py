@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fairq.codegen.model import Command, GenerationError
 
@@ -24,6 +24,8 @@ _TOKEN = re.compile(
   | (?P<quoted>(?:[uU]&)?"(?:[^"]|"")*")
   | (?P<dollar>\$(?:[^\W\d]\w*)?\$)
   | (?P<param>\$\d+)
+  | (?P<named>@[^\W\d]\w*)
+  | (?P<macro>(?i:sqlc)\s*\.\s*\w+(?:\s*\([^()]*\))?)
   | (?P<word>[^\W\d][\w$]*)
   | (?P<number>\d[\w.]*)
   | (?P<operator>{_OPERATOR})
@@ -32,6 +34,11 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _NAME_LINE = re.compile(r"--\s*name:(?P<rest>.*)")
+_MACRO = re.compile(
+    r"""sqlc \s* \. \s* (?P<function>\w+) (?:\s* \( \s*
+        (?: '(?P<string>[^']+)' | (?P<quoted>"(?:[^"]|"")+") | (?P<word>[^\W\d][\w$]*) ) \s* \))?""",
+    re.VERBOSE | re.IGNORECASE,
+)
 _NAME_AND_COMMAND = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s+(?P<cmd>:\w+)\s*")
 
 
@@ -216,103 +223,55 @@ def _without_comment_lines(body: str, name_line: int) -> tuple[str, tuple[int, .
 
 def _with_numbers(statement: Statement) -> Statement:
     """The same statement with every placeholder written as `$n`, and what was said about each."""
-    significant = [token for token in tokens(statement.text) if not token.is_blank]
     numbers: dict[str, int] = {}
     nullable: set[int] = set()
     positional: set[int] = set()
     embeds: list[Embed] = []
-    pieces: list[str] = []
-    done = 0  # what comes before this offset is in `pieces`
-    index = 0
-
-    def emit(token: Token, replacement: str, end: int) -> None:
-        nonlocal done
-        pieces.append(statement.text[done : token.start])
-        pieces.append(replacement)
-        done = end
-
-    while index < len(significant):
-        token = significant[index]
+    text = ""
+    for token in tokens(statement.text):
+        written = token.text
         if token.kind == "param":
-            positional.add(int(token.text[1:]))
-        elif token.text == "@" and index + 1 < len(significant) and _follows(token, significant[index + 1]):
-            name = significant[index + 1].text.lower()
-            emit(token, f"${numbers.setdefault(name, len(numbers) + 1)}", significant[index + 1].end)
-            index += 1
-        elif (
-            token.text.lower() == "sqlc"
-            and index + 1 < len(significant)
-            and significant[index + 1].text == "."
-        ):
-            function, argument, last = _macro(statement, significant, index)
+            positional.add(int(written[1:]))
+        elif token.kind == "named":
+            written = f"${numbers.setdefault(written[1:].lower(), len(numbers) + 1)}"
+        elif token.kind == "macro":
+            function, argument = _macro(statement, token)
             if function == "embed":
-                length = sum(map(len, pieces)) + token.start - done
-                embeds.append(Embed(argument, length))
-                emit(token, f"{argument}.*", last.end)
+                embeds.append(Embed(argument, len(text)))
+                written = f"{argument}.*"
             else:
                 number = numbers.setdefault(argument, len(numbers) + 1)
-                if function == "narg":
-                    nullable.add(number)
-                emit(token, f"${number}", last.end)
-            index += 5
-        index += 1
-    pieces.append(statement.text[done:])
-
+                nullable |= {number} if function == "narg" else set()
+                written = f"${number}"
+        text += written
     if positional and numbers:
         raise statement.error(
             "numbered ($1) and named (@name, sqlc.arg) placeholders are mixed", hint="name all of them"
         )
-    if positional and positional != set(range(1, max(positional) + 1)):
-        missing = next(n for n in range(1, max(positional)) if n not in positional)
+    if missing := [n for n in range(1, max(positional, default=0)) if n not in positional]:
         raise statement.error(
-            f"placeholder ${missing} is missing", hint="number them $1, $2, … without a gap"
+            f"placeholder ${missing[0]} is missing", hint="number them $1, $2, … without a gap"
         )
     placeholders = [Placeholder(number) for number in sorted(positional)]
     placeholders += [Placeholder(number, name, number in nullable) for name, number in numbers.items()]
-    return Statement(
-        statement.name,
-        statement.cmd,
-        "".join(pieces),
-        statement.path,
-        statement.line,
-        statement.lines,
-        statement.comments,
-        tuple(placeholders),
-        tuple(embeds),
-    )
+    return replace(statement, text=text, placeholders=tuple(placeholders), embeds=tuple(embeds))
 
 
-def _follows(at: Token, word: Token) -> bool:
-    return word.kind == "word" and word.start == at.end
-
-
-def _macro(statement: Statement, found: list[Token], index: int) -> tuple[str, str, Token]:
-    """The function, the argument and the last token of `sqlc.<function>(<argument>)`, which starts at
-    `index`.
-    """
-    written = found[index : index + 6]
-    function = written[2].text.lower() if len(written) > 2 else ""
+def _macro(statement: Statement, token: Token) -> tuple[str, str]:
+    """The function and the argument of `sqlc.<function>(<argument>)`."""
+    found = _MACRO.fullmatch(token.text) or _MACRO.match(token.text)
+    assert found is not None
+    function = found["function"].lower()
     if function == "slice":
         raise statement.error(
-            "sqlc.slice is for databases without arrays",
-            hint="write `= any(@ids::bigint[])`",
-            position=found[index].start,
+            "sqlc.slice is for databases without arrays", "write `= any(@ids::bigint[])`", token.start
         )
     if function not in ("arg", "narg", "embed"):
-        raise statement.error(
-            f"there is no sqlc.{function}", hint="known: arg, narg, embed", position=found[index].start
-        )
-    if len(written) < 6 or written[3].text != "(" or written[5].text != ")":
-        raise statement.error(f"sqlc.{function} takes one name", position=found[index].start)
-    argument = written[4]
-    if argument.kind == "string":
-        name = argument.text.strip("'")
-    elif argument.kind == "quoted":
-        name = argument.text if function == "embed" else argument.text[1:-1].replace('""', '"')
-    elif argument.kind == "word":
-        name = argument.text.lower()
-    else:
-        name = ""
-    if not name:
-        raise statement.error(f"sqlc.{function} takes one name", position=found[index].start)
-    return function, name, written[5]
+        raise statement.error(f"there is no sqlc.{function}", "known: arg, narg, embed", token.start)
+    quoted = found["quoted"] or ""
+    if function != "embed":
+        quoted = quoted[1:-1].replace('""', '"')
+    name = found["string"] or quoted or (found["word"] or "").lower()
+    if not name or found.end() != len(token.text):
+        raise statement.error(f"sqlc.{function} takes one name", position=token.start)
+    return function, name

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ from fairq.codegen.model import (
     Query,
     Relation,
     Request,
-    Schema,
+    UserType,
     error_in,
+    words,
 )
-from fairq.codegen.nulls import words
 from fairq.codegen.options import parse_options
 
 _METHOD = "/plugin.CodegenService/Generate"
@@ -79,21 +79,22 @@ def respond(data: bytes) -> bytes:
 def to_model(message: Any) -> Request:
     """sqlc's request as the model that both front ends fill."""
     options = parse_options(_json_object(message.plugin_options or b"{}"))
+    # sqlc describes PostgreSQL's own 200 tables in every request; nothing is generated for them.
+    schemas = [schema for schema in message.catalog.schemas if schema.name not in SYSTEM_SCHEMAS]
     # User types first: a column that names one without its schema needs them to be told where it is.
-    types = Catalog(tuple(map(_schema, _user_schemas(message))), message.catalog.default_schema)
+    types = Catalog((), tuple(_user_types(schemas)), message.catalog.default_schema)
 
     def column(described: Any) -> Column:
         # The reference does not see an array in a type's text, such as `text[]`.
         return _column(described, types, text_says_array=not options.strict)
 
+    relations = tuple(
+        Relation(Name(schema.name, table.rel.name), tuple(map(column, table.columns)), table.comment)
+        for schema in schemas
+        for table in schema.tables
+    )
     request = Request(
-        catalog=replace(
-            types,
-            schemas=tuple(
-                replace(schema, relations=_relations(described, column))
-                for schema, described in zip(types.schemas, _user_schemas(message), strict=True)
-            ),
-        ),
+        catalog=replace(types, relations=relations),
         queries=_queries(message, column),
         options=options,
         engine=message.settings.engine,
@@ -127,30 +128,12 @@ def _json_object(data: bytes) -> dict[str, Any]:
     return options
 
 
-def _user_schemas(message: Any) -> list[Any]:
-    # sqlc describes PostgreSQL's own 200 tables in every request; nothing is generated for them.
-    return [schema for schema in message.catalog.schemas if schema.name not in SYSTEM_SCHEMAS]
-
-
-def _schema(schema: Any) -> Schema:
-    """A schema's types, without its relations."""
-    return Schema(
-        name=schema.name,
-        enums=tuple(
-            Enum(Name(schema.name, each.name), tuple(each.vals), each.comment) for each in schema.enums
-        ),
-        composites=tuple(
-            Composite(Name(schema.name, each.name), comment=each.comment) for each in schema.composite_types
-        ),
-        comment=schema.comment,
-    )
-
-
-def _relations(schema: Any, column: Callable[[Any], Column]) -> tuple[Relation, ...]:
-    return tuple(
-        Relation(Name(schema.name, table.rel.name), tuple(map(column, table.columns)), table.comment)
-        for table in schema.tables
-    )
+def _user_types(schemas: Iterable[Any]) -> Iterator[UserType]:
+    for schema in schemas:
+        for enum in schema.enums:
+            yield Enum(Name(schema.name, enum.name), tuple(enum.vals), enum.comment)
+        for composite in schema.composite_types:
+            yield Composite(Name(schema.name, composite.name), comment=composite.comment)
 
 
 def _queries(message: Any, column: Callable[[Any], Column]) -> tuple[Query, ...]:

@@ -1,110 +1,68 @@
 """The messages sqlc and a process plugin exchange, in protobuf and in its JSON form.
 
 sqlc sends one `GenerateRequest` on stdin and reads one `GenerateResponse` from stdout, both in the plugin's
-`format` (`json`, or protobuf when none is named). Only the field numbers and names matter, so the messages
-are described here as tables and built when the module is loaded: there is no generated protobuf code to
-keep in step with a runtime.
+`format` (`json`, or protobuf when none is named). The messages are built from their description when the
+module is loaded: there is no generated protobuf code to keep in step with a runtime.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message, message_factory
 
 from fairq.codegen.model import GenerationError
 
-# message: {field number: (name, type)}; a leading `*` is a repeated field, a capital letter another message.
-# Fields that no template needs are left out: an unknown field is skipped by protobuf and by the JSON reader.
-_MESSAGES: dict[str, dict[int, tuple[str, str]]] = {
-    "File": {1: ("name", "string"), 2: ("contents", "bytes")},
-    "Settings": {
-        1: ("version", "string"),
-        2: ("engine", "string"),
-        3: ("schema", "*string"),
-        4: ("queries", "*string"),
-    },
-    "Catalog": {
-        1: ("comment", "string"),
-        2: ("default_schema", "string"),
-        3: ("name", "string"),
-        4: ("schemas", "*Schema"),
-    },
-    "Schema": {
-        1: ("comment", "string"),
-        2: ("name", "string"),
-        3: ("tables", "*Table"),
-        4: ("enums", "*Enum"),
-        5: ("composite_types", "*CompositeType"),
-    },
-    "CompositeType": {1: ("name", "string"), 2: ("comment", "string")},
-    "Enum": {1: ("name", "string"), 2: ("vals", "*string"), 3: ("comment", "string")},
-    "Table": {1: ("rel", "Identifier"), 2: ("columns", "*Column"), 3: ("comment", "string")},
-    "Identifier": {1: ("catalog", "string"), 2: ("schema", "string"), 3: ("name", "string")},
-    "Column": {
-        1: ("name", "string"),
-        3: ("not_null", "bool"),
-        4: ("is_array", "bool"),
-        5: ("comment", "string"),
-        7: ("is_named_param", "bool"),
-        8: ("is_func_call", "bool"),
-        10: ("table", "Identifier"),
-        12: ("type", "Identifier"),
-        13: ("is_sqlc_slice", "bool"),
-        14: ("embed_table", "Identifier"),
-        15: ("original_name", "string"),
-        17: ("array_dims", "int32"),
-    },
-    "Query": {
-        1: ("text", "string"),
-        2: ("name", "string"),
-        3: ("cmd", "string"),
-        4: ("columns", "*Column"),
-        5: ("params", "*Parameter"),
-        6: ("comments", "*string"),
-        7: ("filename", "string"),
-        8: ("insert_into_table", "Identifier"),
-    },
-    "Parameter": {1: ("number", "int32"), 2: ("column", "Column")},
-    "GenerateRequest": {
-        1: ("settings", "Settings"),
-        2: ("catalog", "Catalog"),
-        3: ("queries", "*Query"),
-        4: ("sqlc_version", "string"),
-        5: ("plugin_options", "bytes"),
-        6: ("global_options", "bytes"),
-    },
-    "GenerateResponse": {1: ("files", "*File")},
-}
-
+# As far as a template needs it: an unknown field is skipped by protobuf and by the JSON reader.
 # sqlc writes `params`; the canonical JSON name of that field is `parameters`. The reader takes both.
-_JSON_NAMES = {("Query", "params"): "parameters"}
+_PROTO = """
+message File { string name = 1; bytes contents = 2; }
+message Settings { string version = 1; string engine = 2; repeated string queries = 4; }
+message Catalog { string default_schema = 2; repeated Schema schemas = 4; }
+message Schema {
+  string comment = 1; string name = 2; repeated Table tables = 3; repeated Enum enums = 4;
+  repeated CompositeType composite_types = 5;
+}
+message CompositeType { string name = 1; string comment = 2; }
+message Enum { string name = 1; repeated string vals = 2; string comment = 3; }
+message Table { Identifier rel = 1; repeated Column columns = 2; string comment = 3; }
+message Identifier { string catalog = 1; string schema = 2; string name = 3; }
+message Column {
+  string name = 1; bool not_null = 3; bool is_array = 4; string comment = 5; bool is_named_param = 7;
+  bool is_func_call = 8; Identifier table = 10; Identifier type = 12; bool is_sqlc_slice = 13;
+  Identifier embed_table = 14; string original_name = 15; int32 array_dims = 17;
+}
+message Query {
+  string text = 1; string name = 2; string cmd = 3; repeated Column columns = 4;
+  repeated Parameter params = 5 [json_name = "parameters"]; repeated string comments = 6; string filename = 7;
+  Identifier insert_into_table = 8;
+}
+message Parameter { int32 number = 1; Column column = 2; }
+message GenerateRequest {
+  Settings settings = 1; Catalog catalog = 2; repeated Query queries = 3; string sqlc_version = 4;
+  bytes plugin_options = 5;
+}
+message GenerateResponse { repeated File files = 1; }
+"""
+_MESSAGE = re.compile(r"message (\w+) \{(.*?)\}", re.DOTALL)
+_FIELD = re.compile(r'(repeated )?(\w+) (\w+) = (\d+)(?: \[json_name = "(\w+)"\])?;')
 
 
 def _message_classes() -> tuple[type[message.Message], type[message.Message]]:
     fields = descriptor_pb2.FieldDescriptorProto
-    scalar = {
-        "string": fields.TYPE_STRING,
-        "bytes": fields.TYPE_BYTES,
-        "bool": fields.TYPE_BOOL,
-        "int32": fields.TYPE_INT32,
-    }
     file = descriptor_pb2.FileDescriptorProto(name="plugin/codegen.proto", package="plugin", syntax="proto3")
-    for message_name, message_fields in _MESSAGES.items():
+    for message_name, body in _MESSAGE.findall(_PROTO):
         described = file.message_type.add(name=message_name)
-        for number, (name, type_) in message_fields.items():
+        for repeated, type_, name, number, json_name in _FIELD.findall(body):
+            label = fields.LABEL_REPEATED if repeated else fields.LABEL_OPTIONAL
             field = described.field.add(
-                name=name,
-                number=number,
-                label=fields.LABEL_REPEATED if type_.startswith("*") else fields.LABEL_OPTIONAL,
-                json_name=_JSON_NAMES.get((message_name, name), name),
+                name=name, number=int(number), label=label, json_name=json_name or name
             )
-            element = type_.removeprefix("*")
-            if element in scalar:
-                field.type = scalar[element]
+            if type_[0].isupper():
+                field.type, field.type_name = fields.TYPE_MESSAGE, f".plugin.{type_}"
             else:
-                field.type = fields.TYPE_MESSAGE
-                field.type_name = f".plugin.{element}"
+                field.type = fields.Type.Value(f"TYPE_{type_.upper()}")
     # A pool of our own: another library may describe the same names in the default one.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)

@@ -1,8 +1,8 @@
 """The `psycopg` template's decisions: which modules, classes and functions, their names, types and order.
 
 Each query becomes one function, which makes the parameters; `driver.Statement` around it sends them on any
-psycopg connection. What is laid out how is in templates/psycopg; whatever has several parts has a line for
-each and a comma behind the last, so `ruff format` leaves it as it is at any line length from 88 on.
+psycopg connection. Whatever has several parts has a line for each and a comma behind the last, so
+`ruff format` leaves it as it is at any line length from 88 on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fairq.codegen.model import (
     Relation,
     Request,
     error_in,
+    words,
 )
 from fairq.codegen.psycopg_types import (
     PyType,
@@ -36,57 +37,36 @@ from fairq.codegen.psycopg_types import (
     type_constant,
     walk_user_types,
 )
-from fairq.codegen.render import render
 
 _TAKEN_FILES = ("models.py", "__init__.py")
 # A parameter may not hide what the functions themselves name.
 _USED_IN_FUNCTIONS = frozenset({"driver", "models"})
-_ANNOTATION_NAMES = frozenset(
-    [
-        "bool",
-        "bytes",
-        "float",
-        "int",
-        "list",
-        "str",
-        "Sequence",
-        "Any",
-        "driver",
-        "models",
-        "dataclasses",
-    ]
-)
+_ANNOTATION_NAMES = words("bool bytes float int list str Sequence Any driver models dataclasses")
 _RETURNS_ROWS = (Command.ONE, Command.MANY)
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Row:
+    """A dataclass: name, annotation and comment of each field."""
+
     name: str
-    value: str  # a Python literal
-
-
-@dataclass(frozen=True, slots=True)
-class EnumClass:
-    name: str
-    base: str
-    docstring: str
-    members: tuple[Member, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    name: str
-    annotation: str
+    fields: tuple[tuple[str, str, str], ...]
     comment: str = ""
 
+    @property
+    def at_home(self) -> Row:
+        """The same in models.py itself."""
+        fields = ((name, _at_home(type_), comment) for name, type_, comment in self.fields)
+        return Row(self.name, tuple(fields), self.comment)
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A dataclass."""
-
-    name: str
-    fields: tuple[Field, ...]
-    docstring: str = ""
+    @property
+    def text(self) -> str:
+        lines = ["@dataclasses.dataclass(frozen=True, slots=True)", f"class {self.name}:"]
+        lines += _inside(self.comment)
+        for name, type_, comment in self.fields:
+            lines += [f"    # {comment}"] if comment else []
+            lines.append(f"    {name}: {type_}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +77,10 @@ class Function:
     rows: tuple[Row, ...]
     text: str
     helper: str = ""  # a function that it needs, before it
+
+    @property
+    def blocks(self) -> list[str]:
+        return [*(row.text for row in self.rows), *([self.helper] if self.helper else []), self.text]
 
 
 def generate(request: Request) -> dict[str, str]:
@@ -138,11 +122,9 @@ class _Models:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._enums: dict[str, EnumClass] = {}
-        self._composites: dict[str, Row] = {}
-        self._relations: dict[str, Row] = {}
+        self._classes: dict[str, str] = {}
+        self._relations: dict[str, str] = {}
         self._registered: dict[str, str] = {}
-        self._modules: set[str] = set()
         self._claimed: dict[str, Name] = {}
 
     def type_of(self, query: Query, column: Column, what: str, *, raw_json: bool = False) -> PyType:
@@ -159,17 +141,13 @@ class _Models:
         name = plain_class(names.model_class_name(relation.name, self.request.catalog, self.request.options))
         self._claim(name, relation.name)
         if name not in self._relations:
-            fields = [
-                (
-                    column,
-                    self.type_of(
-                        query, column, f"column {column.name} of {relation.name}", raw_json=self.raw
-                    ),
-                )
+            what = f"of {relation.name}"
+            types = [
+                self.type_of(query, column, f"column {column.name} {what}", raw_json=self.raw)
                 for column in relation.columns
             ]
-            self._relations[name] = _row(name, fields, relation.comment)
-            self._modules.update(module for _, type_ in fields for module in type_.modules)
+            row = _row(name, zip(relation.columns, types, strict=True), relation.comment)
+            self._relations[name] = row.at_home.text
         return name
 
     def _claim(self, class_: str, owner: Name) -> None:
@@ -195,56 +173,62 @@ class _Models:
                 _member(names.member_name(value), f"VALUE_{number}")
                 for number, value in enumerate(type_.values, start=1)
             )
-            self._enums[name] = EnumClass(
-                name,
-                base,
-                _docstring(type_.comment),
-                tuple(
-                    Member(member, _literal(value))
-                    for member, value in zip(members, type_.values, strict=True)
-                ),
-            )
+            body = [
+                f"    {member} = {_literal(value)}"
+                for member, value in zip(members, type_.values, strict=True)
+            ]
+            lines = [f"class {name}({base}):", *_inside(type_.comment), *body]
+            self._classes[name] = "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]).rstrip()
             self._registered[constant] = f"{constant} = driver.enum_type({name})"
         elif isinstance(type_, Composite):
-            fields = [(field, python_type(field, self.request.catalog)) for field in type_.fields]
-            self._modules.update(module for _, found in fields for module in found.modules)
-            self._composites[name] = _row(name, fields, type_.comment)
-            arguments = [
-                name,
-                _tuple([_literal(field.name) for field in self._composites[name].fields], "    "),
-                _tuple([found.number.replace("models.", "") for _, found in fields], "    "),
-            ]
-            self._registered[constant] = f"{constant} = driver.composite_type" + _parts(arguments)
+            types = [python_type(field, self.request.catalog) for field in type_.fields]
+            row = _row(name, zip(type_.fields, types, strict=True), type_.comment).at_home
+            self._classes[name] = row.text
+            fields = _tuple([_literal(field) for field, _, _ in row.fields], "    ")
+            numbers = _tuple([_at_home(found.number) for found in types], "    ")
+            self._registered[constant] = f"{constant} = driver.composite_type" + _parts(
+                [name, fields, numbers]
+            )
         else:
             bound = python_type(Column("", type_.subtype), self.request.catalog)
-            arguments = [_literal(type_.name.name), bound.number.replace("models.", "")]
+            arguments = [_literal(type_.name.name), _at_home(bound.number)]
             self._registered[constant] = f"{constant} = driver.range_type" + _parts(arguments)
 
     def module(self) -> str:
-        rows = [*self._composites.values(), *sorted(self._relations.values(), key=lambda row: row.name)]
-        modules = sorted(
-            self._modules | ({"dataclasses"} if rows else set()) | ({"enum"} if self._enums else set())
-        )
-        rows = [_without_prefix(row) for row in rows]
-        uses_driver = bool(self._registered) or any(
-            "driver." in field.annotation for row in rows for field in row.fields
-        )
-        return render(
-            "psycopg/models.py.j2",
-            head=_head(),
-            modules=modules,
-            uses_driver=uses_driver,
-            enums=sorted(self._enums.values(), key=lambda enum: enum.name),
-            rows=rows,
-            registered=list(self._registered.values()),
-        )
+        enums = sorted(name for name, text in self._classes.items() if text.startswith("class "))
+        composites = [text for name, text in self._classes.items() if name not in enums]
+        blocks = [*(self._classes[name] for name in enums), *composites]
+        blocks += [text for _, text in sorted(self._relations.items())]
+        blocks += ["\n".join(self._registered.values())] if self._registered else []
+        return _file('"""The rows and types that the calls share."""\n', blocks)
 
 
-def _without_prefix(row: Row) -> Row:
-    fields = tuple(
-        Field(field.name, field.annotation.replace("models.", ""), field.comment) for field in row.fields
-    )
-    return Row(row.name, fields, row.docstring)
+_MODULES = ("dataclasses", "datetime", "decimal", "enum", "uuid")
+
+
+def _file(above: str, blocks: Sequence[str], source: str = "", package: str = "") -> str:
+    """A module: what it imports is what its blocks name."""
+    text = "\n\n\n".join(blocks)
+    imports = [f"import {module}" for module in _MODULES if re.search(rf"\b{module}\.", text)]
+    if re.search(r"\bSequence\[", text):
+        imports.append("from collections.abc import Sequence")
+    if re.search(r"\bAny\b", text):
+        imports.append("from typing import Any")
+    own = ["from fairq import driver"] if "driver." in text else []
+    own += [f"from {package} import models"] if package and "models." in text else []
+    head = f"{_head(source)}\n{above}" + ("\n" if above else "")
+    groups = ["from __future__ import annotations", "\n".join(imports), "\n".join(own)]
+    return head + "\n\n".join(filter(None, groups)) + (f"\n\n\n{text}\n" if text else "\n")
+
+
+def _at_home(code: str) -> str:
+    return code.replace("models.", "")
+
+
+def _inside(comment: str) -> list[str]:
+    """A docstring in a class, with an empty line behind it."""
+    doc = _docstring(comment)
+    return [f"    {doc}", ""] if doc else []
 
 
 def _row(name: str, fields: Iterable[tuple[Column, PyType]], comment: str = "") -> Row:
@@ -253,14 +237,12 @@ def _row(name: str, fields: Iterable[tuple[Column, PyType]], comment: str = "") 
         type_.annotation if column.not_null else f"{type_.annotation} | None" for column, type_ in listed
     ]
     field_names = _field_names((column.name for column, _ in listed), annotations)
-    return Row(
-        name,
-        tuple(
-            Field(field_name, annotation, " ".join(column.comment.split()))
-            for field_name, annotation, (column, _) in zip(field_names, annotations, listed, strict=True)
-        ),
-        _docstring(comment),
-    )
+    comments = [" ".join(column.comment.split()) for column, _ in listed]
+    return Row(name, tuple(zip(field_names, annotations, comments, strict=True)), comment)
+
+
+def _plain_row(name: str, fields: Sequence[str], annotations: Sequence[str]) -> Row:
+    return Row(name, tuple(zip(fields, annotations, [""] * len(fields), strict=True)))
 
 
 def _field_names(given: Iterable[str], annotations: Iterable[str]) -> list[str]:
@@ -320,26 +302,8 @@ def _module(source: str, queries: Sequence[Query], models: _Models) -> str:
                     "rename one of the queries",
                 )
         taken.update(dict.fromkeys(own, query))
-    text = "\n".join(
-        [f"{function.text}\n{function.helper}" for function in functions]
-        + [field.annotation for function in functions for row in function.rows for field in row.fields]
-    )
-    modules = [module for module in ("datetime", "decimal", "uuid") if re.search(rf"\b{module}\.", text)]
-    if any(function.rows for function in functions):
-        modules.append("dataclasses")
-    imports = [f"import {module}" for module in sorted(modules)]
-    if re.search(r"\bSequence\[", text):
-        imports.append("from collections.abc import Sequence")
-    if re.search(r"\bAny\b", text):
-        imports.append("from typing import Any")
-    return render(
-        "psycopg/query.py.j2",
-        head=_head(source),
-        imports=imports,
-        package=models.request.options.package,
-        uses_models="models." in text,
-        functions=functions,
-    )
+    blocks = [block for function in functions for block in function.blocks]
+    return _file("", blocks, source, models.request.options.package)
 
 
 def _function(query: Query, models: _Models) -> Function:
@@ -521,7 +485,11 @@ def _embedding_result(query: Query, name: str, models: _Models) -> _Result:
     return _Result(
         class_,
         _read_by("driver.row", [f"_{name}_row"], types, any_raw),
-        (Row(class_, tuple(map(Field, field_names, annotations))),),
+        (
+            Row(
+                class_, tuple((name, type_, "") for name, type_ in zip(field_names, annotations, strict=True))
+            ),
+        ),
         f"def _{name}_row(*values: Any) -> {class_}:\n{made}",
     )
 
@@ -539,7 +507,7 @@ def _copy_function(query: Query, name: str, arguments: Sequence[_Argument], mode
     if len(arguments) > 1:
         item = f"{names.class_name(query.name)}Row"
         fields = _field_names((argument.name for argument in arguments), annotations)
-        rows = (Row(item, tuple(map(Field, fields, annotations))),)
+        rows = (_plain_row(item, fields, annotations),)
         parts = [f"row.{field}" for field in fields]
     text = _definition(
         "driver.CopyStatement",

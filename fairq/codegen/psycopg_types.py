@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from psycopg import adapters
 
 from fairq.codegen import names
-from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Range, TypeName
+from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Range, TypeName, words
 
 
 class UntypableError(Exception):
@@ -33,7 +33,6 @@ class PyType:
     annotation: str  # of a value that is read
     accepts: str  # of a value that is sent
     number: str  # Python expression: the type's number in the driver, for text and COPY
-    modules: tuple[str, ...] = ()  # standard modules that the annotations name
     send: str = "{}"  # the value as a parameter; `{}` is its name
     wrapper: str = ""  # a driver class around the value, where one is enough
     read: str = "0"  # the number by which a value that arrives as text is read; 0: psycopg reads it
@@ -50,45 +49,35 @@ class PyType:
 
 
 _INTEGERS = {"int2": "Int2", "int4": "Int4", "int8": "Int8", "oid": "Oid"}
-# PostgreSQL's name: annotation, module it needs. All of these psycopg reads and writes in binary form.
-_NATIVE: dict[str, tuple[str, str]] = {
-    "bool": ("bool", ""),
-    "numeric": ("decimal.Decimal", "decimal"),
-    "text": ("str", ""),
-    "varchar": ("str", ""),
-    "bpchar": ("str", ""),
-    "name": ("str", ""),
-    "bytea": ("bytes", ""),
-    "uuid": ("uuid.UUID", "uuid"),
-    "date": ("datetime.date", "datetime"),
-    "time": ("datetime.time", "datetime"),
-    "timetz": ("datetime.time", "datetime"),
-    "timestamp": ("datetime.datetime", "datetime"),
-    "timestamptz": ("datetime.datetime", "datetime"),
-    "interval": ("datetime.timedelta", "datetime"),
-    "inet": ("driver.InetValue", ""),
-    "cidr": ("driver.CidrValue", ""),
+# By PostgreSQL's name. All of these psycopg reads and writes in binary form.
+_NATIVE: dict[str, str] = {
+    "bool": "bool",
+    "numeric": "decimal.Decimal",
+    **dict.fromkeys(("text", "varchar", "bpchar", "name"), "str"),
+    "bytea": "bytes",
+    "uuid": "uuid.UUID",
+    "date": "datetime.date",
+    **dict.fromkeys(("time", "timetz"), "datetime.time"),
+    **dict.fromkeys(("timestamp", "timestamptz"), "datetime.datetime"),
+    "interval": "datetime.timedelta",
+    "inet": "driver.InetValue",
+    "cidr": "driver.CidrValue",
 }
-_RANGES: dict[str, tuple[str, str]] = {
-    "int4": ("int", ""),
-    "int8": ("int", ""),
-    "num": ("decimal.Decimal", "decimal"),
-    "date": ("datetime.date", "datetime"),
-    "ts": ("datetime.datetime", "datetime"),
-    "tstz": ("datetime.datetime", "datetime"),
+_BOUNDS: dict[str, str] = {
+    **dict.fromkeys(("int4", "int8"), "int"),
+    "num": "decimal.Decimal",
+    "date": "datetime.date",
+    **dict.fromkeys(("ts", "tstz"), "datetime.datetime"),
 }
 # Types whose text is their best form in Python. The extensions' types have no fixed numbers.
-_AS_TEXT = frozenset(
-    {"bit", "varbit", "money", "macaddr", "macaddr8", "xml", "tsvector", "tsquery", "pg_lsn", "jsonpath"}
-    | {"char", "point", "line", "lseg", "path", "polygon", "circle", "regclass", "regtype", "regproc"}
-    | {"regprocedure", "regrole", "regnamespace", "regconfig", "xid", "xid8", "cid", "tid", "txid_snapshot"}
-    | {"pg_snapshot", "refcursor"}
+_AS_TEXT = words(
+    """bit varbit money macaddr macaddr8 xml tsvector tsquery pg_lsn jsonpath char point line lseg path
+    polygon circle regclass regtype regproc regprocedure regrole regnamespace regconfig xid xid8 cid tid
+    txid_snapshot pg_snapshot refcursor"""
 )
-_EXTENSIONS_AS_TEXT = frozenset(
-    ["citext", "ltree", "lquery", "ltxtquery", "hstore", "vector", "semver", "cube"]
-)
+_EXTENSIONS_AS_TEXT = words("citext ltree lquery ltxtquery hstore vector semver cube")
 _TEXT, _TEXT_ARRAY = 25, 1009
-_NO_VALUE = frozenset(["void", "trigger", "event_trigger", "internal", "language_handler", "fdw_handler"])
+_NO_VALUE = words("void trigger event_trigger internal language_handler fdw_handler")
 
 
 def python_type(column: Column, catalog: Catalog, *, raw_json: bool = False) -> PyType:
@@ -112,16 +101,8 @@ def _resolve(type_: TypeName, dims: int, catalog: Catalog, raw_json: bool) -> Py
         return _domain(user_type, dims, catalog, raw_json)
     if isinstance(user_type, Composite):
         return _composite(user_type, dims, catalog)
-    for schema in catalog.user_schemas():
-        for range_ in schema.ranges:
-            multirange = range_.multirange
-            if (range_.name.name, range_.name.schema) == (type_.name, type_.schema or range_.name.schema):
-                return _range(range_, dims, catalog, multirange=False)
-            if multirange and (multirange.name, multirange.schema) == (
-                type_.name,
-                type_.schema or multirange.schema,
-            ):
-                return _range(range_, dims, catalog, multirange=True)
+    if isinstance(user_type, Range):
+        return _range(user_type, dims, catalog, multirange=user_type.name.name != type_.name)
     if type_.name in _EXTENSIONS_AS_TEXT:
         if dims:
             return _array(_as_text(type_.name), dims, str(_TEXT_ARRAY), native=False)
@@ -178,20 +159,12 @@ def _plain(name: str) -> PyType | None:
     if name in ("float4", "float8"):
         return PyType("float", "float", str(info.oid), wrapper=f"driver.{name.capitalize()}")
     if name in _NATIVE:
-        annotation, module = _NATIVE[name]
         number = _TEXT if name == "bpchar" else info.oid
-        return PyType(annotation, annotation, str(number), _modules(module))
+        return PyType(_NATIVE[name], _NATIVE[name], str(number))
     for ending, class_ in (("multirange", "Multirange"), ("range", "Range")):
-        if name.endswith(ending) and name.removesuffix(ending) in _RANGES:
-            bound, module = _RANGES[name.removesuffix(ending)]
-            annotation = f"driver.{class_}[{bound}]"
-            return PyType(
-                annotation,
-                annotation,
-                str(info.oid),
-                _modules(module),
-                send=f"driver.Typed({{}}, {info.oid})",
-            )
+        if name.endswith(ending) and name.removesuffix(ending) in _BOUNDS:
+            annotation = f"driver.{class_}[{_BOUNDS[name.removesuffix(ending)]}]"
+            return PyType(annotation, annotation, str(info.oid), send=f"driver.Typed({{}}, {info.oid})")
     return None
 
 
@@ -221,10 +194,6 @@ def _json(name: str, dims: int, raw: bool) -> PyType:
 
 def _copied(wrapper: str, raw: bool) -> str:
     return f"driver.maybe({wrapper}, {{}})" if raw else "{}"
-
-
-def _modules(*modules: str) -> tuple[str, ...]:
-    return tuple(module for module in modules if module)
 
 
 def _array(element: PyType, dims: int, number: str, *, native: bool) -> PyType:
@@ -296,36 +265,24 @@ def _composite(composite: Composite, dims: int, catalog: Catalog) -> PyType:
             f"the fields of the composite type {composite.name} are not known",
             "sqlc does not tell; use `fairq gen`",
         )
-    annotation, number = f"models.{class_of(composite, catalog)}", _number(composite, catalog)
-    plain = PyType(
-        annotation,
-        annotation,
-        number,
-        send=f"driver.Text({{}}, {number})",
-        read=number,
-        binary=False,
-        copy_binary=False,
-    )
-    return _array(plain, dims, _number(composite, catalog, 1), native=False) if dims else plain
+    annotation = f"models.{class_of(composite, catalog)}"
+    return _of_database(annotation, composite, dims, catalog, offset=0)
 
 
 def _range(range_: Range, dims: int, catalog: Catalog, *, multirange: bool) -> PyType:
     bound = _resolve(range_.subtype, 0, catalog, raw_json=False)
     annotation = f"driver.{'Multirange' if multirange else 'Range'}[{bound.annotation}]"
-    number = _number(range_, catalog, 2 if multirange else 0)
-    plain = PyType(
-        annotation,
-        annotation,
-        number,
-        bound.modules,
-        send=f"driver.Text({{}}, {number})",
-        read=number,
-        binary=False,
-        copy_binary=False,
-    )
-    return (
-        _array(plain, dims, _number(range_, catalog, 3 if multirange else 1), native=False) if dims else plain
-    )
+    return _of_database(annotation, range_, dims, catalog, offset=2 if multirange else 0)
+
+
+def _of_database(
+    annotation: str, type_: Composite | Range, dims: int, catalog: Catalog, *, offset: int
+) -> PyType:
+    """A type that only this database has: it travels as text. The number of its arrays is the next one."""
+    number = _number(type_, catalog, offset)
+    send = f"driver.Text({{}}, {number})"
+    plain = PyType(annotation, annotation, number, send=send, read=number, binary=False, copy_binary=False)
+    return _array(plain, dims, _number(type_, catalog, offset + 1), native=False) if dims else plain
 
 
 def walk_user_types(
@@ -333,14 +290,6 @@ def walk_user_types(
 ) -> None:
     """Call `visit` for each user type that a column needs, those it is made of first."""
     found = catalog.user_type(column.type)
-    if found is None:
-        for schema in catalog.user_schemas():
-            for range_ in schema.ranges:
-                if range_.multirange and (range_.multirange.schema, range_.multirange.name) == (
-                    column.type.schema,
-                    column.type.name,
-                ):
-                    found = range_
     if isinstance(found, Domain):
         walk_user_types(Column("", found.base), catalog, visit)
     elif isinstance(found, Composite):

@@ -7,80 +7,45 @@ and name with a dot.
 
 from __future__ import annotations
 
-from fairq.codegen.model import UNKNOWN_TYPE, Catalog, TypeName
+from fairq.codegen.model import UNKNOWN_TYPE, Catalog, TypeName, words
 
 _SYNONYMS = {
-    "int": "int4",
-    "integer": "int4",
-    "bigint": "int8",
-    "smallint": "int2",
-    "serial": "int4",
-    "serial4": "int4",
-    "bigserial": "int8",
-    "serial8": "int8",
-    "smallserial": "int2",
-    "serial2": "int2",
-    "real": "float4",
-    "float": "float8",
-    "double": "float8",
-    "double precision": "float8",
-    "decimal": "numeric",
-    "boolean": "bool",
-    "string": "text",
-    "blob": "bytea",
-    "character varying": "varchar",
-    "character": "bpchar",
-    "bit varying": "varbit",
-    "time without time zone": "time",
-    "time with time zone": "timetz",
-    "timestamp without time zone": "timestamp",
-    "timestamp with time zone": "timestamptz",
+    spelled: name
+    for name, *spellings in (
+        ("int2", "smallint", "smallserial", "serial2"),
+        ("int4", "int", "integer", "serial", "serial4"),
+        ("int8", "bigint", "bigserial", "serial8"),
+        ("float4", "real"),
+        ("float8", "float", "double", "double precision"),
+        ("numeric", "decimal"),
+        ("bool", "boolean"),
+        ("text", "string"),
+        ("bytea", "blob"),
+        ("varchar", "character varying"),
+        ("bpchar", "character"),
+        ("varbit", "bit varying"),
+        ("time", "time without time zone"),
+        ("timetz", "time with time zone"),
+        ("timestamp", "timestamp without time zone"),
+        ("timestamptz", "timestamp with time zone"),
+    )
+    for spelled in spellings
 }
 
 # The types of pg_catalog that people meet; any other bare name is a type of the user or of an extension.
-_BUILT_IN = frozenset(
-    set(_SYNONYMS.values())
-    | {
-        "oid",
-        "xid",
-        "xid8",
-        "cid",
-        "tid",
-        "name",
-        "char",
-        "text",
-        "json",
-        "jsonb",
-        "uuid",
-        "date",
-        "interval",
-    }
-    | {
-        "money",
-        "xml",
-        "bit",
-        "inet",
-        "cidr",
-        "macaddr",
-        "macaddr8",
-        "tsvector",
-        "tsquery",
-        "pg_lsn",
-        "pg_snapshot",
-    }
-    | {"point", "line", "lseg", "box", "path", "polygon", "circle", "record", "void"}
-    | {"int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"}
-    | {"int4multirange", "int8multirange", "nummultirange"}
-    | {"tsmultirange", "tstzmultirange", "datemultirange"}
-    | {"regclass", "regtype", "regproc", "regprocedure", "regoper", "regoperator", "regrole"}
-    | {"regnamespace", "regconfig", "regdictionary", "regcollation"}
+_BUILT_IN = frozenset(_SYNONYMS.values()) | words(
+    """oid xid xid8 cid tid name char text json jsonb uuid date interval money xml bit inet cidr macaddr
+    macaddr8 tsvector tsquery pg_lsn pg_snapshot point line lseg box path polygon circle record void
+    int4range int8range numrange tsrange tstzrange daterange
+    int4multirange int8multirange nummultirange tsmultirange tstzmultirange datemultirange
+    regclass regtype regproc regprocedure regoper regoperator regrole regnamespace regconfig regdictionary
+    regcollation"""
 )
 
 # What sqlc says when it does not know: the arguments and results of polymorphic functions, and expressions.
-_UNKNOWN = frozenset(
-    {"any", "unknown", "anyelement", "anyarray", "anynonarray", "anyenum", "anyrange", "anymultirange"}
-    | {"anycompatible", "anycompatiblearray", "anycompatiblenonarray"}
-    | {"anycompatiblerange", "anycompatiblemultirange"}
+_UNKNOWN = words(
+    """any unknown anyelement anyarray anynonarray anyenum anyrange anymultirange anycompatible
+    anycompatiblearray anycompatiblenonarray anycompatiblerange anycompatiblemultirange"""
 )
 
 

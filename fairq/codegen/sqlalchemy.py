@@ -2,8 +2,7 @@
 
 The contract is the output of sqlc-gen-python 1.3.0. With the option `strict` it holds to the byte, always.
 Without, it holds wherever that output is right, and differs where it is not: types that would be `Any`, names
-Python refuses, text that needs escaping (see docs/reference/codegen-sqlalchemy.md). What is laid out how is
-in templates/sqlalchemy.
+Python refuses, text that needs escaping (see docs/reference/codegen-sqlalchemy.md).
 """
 
 from __future__ import annotations
@@ -14,12 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fairq.codegen import names, parse, render
+from fairq.codegen import names, parse
 from fairq.codegen.model import (
     Column,
     Command,
+    Enum,
     GenerationError,
     Name,
+    Options,
     Parameter,
     Query,
     Relation,
@@ -134,37 +135,25 @@ def module_file(source: str) -> str:
 def _enums(request: Request) -> list[EnumClass]:
     strict, catalog = request.options.strict, request.catalog
     classes: list[EnumClass] = []
-    for schema in catalog.user_schemas():
-        for enum in schema.enums:
-            member_names = [names.member_name(value) for value in enum.values]
-            class_name = names.enum_class_name(enum.name, catalog)
-            if not strict:
-                class_name = names.identifier(class_name, "Enum")
-                member_names = names.distinct(
-                    names.identifier(name, f"VALUE_{number}") for number, name in enumerate(member_names, 1)
-                )
-            classes.append(
-                EnumClass(
-                    class_name,
-                    _docstring(enum.comment, strict),
-                    tuple(
-                        Member(name, value if strict else _escaped(value))
-                        for name, value in zip(member_names, enum.values, strict=True)
-                    ),
-                )
+    for enum in catalog.types:
+        if not isinstance(enum, Enum):
+            continue
+        member_names = [names.member_name(value) for value in enum.values]
+        class_name = names.enum_class_name(enum.name, catalog)
+        if not strict:
+            class_name = names.identifier(class_name, "Enum")
+            member_names = names.distinct(
+                names.identifier(name, f"VALUE_{number}") for number, name in enumerate(member_names, 1)
             )
+        values = enum.values if strict else map(_escaped, enum.values)
+        members = tuple(map(Member, member_names, values))
+        classes.append(EnumClass(class_name, _docstring(enum.comment, strict), members))
     return sorted(classes, key=lambda cls: cls.name)
 
 
 def _models(request: Request) -> list[Struct]:
-    return sorted(
-        (
-            _model(relation, request)
-            for schema in request.catalog.user_schemas()
-            for relation in schema.relations
-        ),
-        key=lambda struct: struct.name,
-    )
+    models = [_model(relation, request) for relation in request.catalog.relations]
+    return sorted(models, key=lambda struct: struct.name)
 
 
 def _model(relation: Relation, request: Request) -> Struct:
@@ -423,17 +412,12 @@ def _models_module(request: Request, enums: Sequence[EnumClass], models: Sequenc
     standard = {"pydantic" if request.options.emit_pydantic_models else "dataclasses"}
     if enums:
         standard.add("enum")
-    return render.render(
-        "sqlalchemy/models.py.j2",
-        head=_head(request),
-        imports=[
-            _import_lines(standard | _modules(types, standard=True), _typing(types)),
-            _import_lines(_modules(types, standard=False), ()),
-        ],
-        enums=enums,
-        models=models,
-        options=request.options,
-    )
+    groups = [
+        _import_lines(standard | _modules(types, standard=True), _typing(types)),
+        _import_lines(_modules(types, standard=False), ()),
+    ]
+    blocks = [_enum_class(each, request.options) for each in enums]
+    return _file(_head(request), groups, blocks + [_class(each, request.options) for each in models])
 
 
 def _query_module(request: Request, source: str, methods: Sequence[Method]) -> str:
@@ -456,13 +440,100 @@ def _query_module(request: Request, source: str, methods: Sequence[Method]) -> s
         _import_lines(installed, ()),
         [f"from {options.package} import models"],
     ]
-    return render.render(
-        "sqlalchemy/query.py.j2",
-        head=[*_head(request), f"# source: {source}"],
-        imports=groups,
-        methods=methods,
-        options=options,
+    blocks: list[str] = []
+    for method in methods:
+        blocks.append(f'{method.constant} = """-- name: {method.name} \\\\{method.cmd}\n{method.sql}\n"""')
+        blocks += [_class(struct, options) for struct in method.structs]
+    if options.emit_sync_querier:
+        blocks.append(_querier(methods, is_async=False))
+    if options.emit_async_querier:
+        blocks.append(_querier(methods, is_async=True))
+    return _file([*_head(request), f"# source: {source}"], groups, blocks)
+
+
+def _file(head: Sequence[str], groups: Iterable[Sequence[str]], blocks: Sequence[str]) -> str:
+    """Two empty lines stand before every class and constant; that behind the imports counts as one."""
+    above = [*head, *(line for group in groups if group for line in (*group, ""))]
+    return "\n".join([*above, "", "\n\n\n".join(blocks), ""] if blocks else [*above, ""])
+
+
+def _enum_class(enum: EnumClass, options: Options) -> str:
+    base = "enum.StrEnum" if options.emit_str_enum else "str, enum.Enum"
+    body = [f"    {enum.docstring}"] if enum.docstring else []
+    body += [f'    {member.name} = "{member.value}"' for member in enum.members]
+    return "\n".join([f"class {enum.name}({base}):", *(body or _nothing(options))])
+
+
+def _class(struct: Struct, options: Options) -> str:
+    if options.emit_pydantic_models:
+        lines = [f"class {struct.name}(pydantic.BaseModel):"]
+    else:
+        lines = ["@dataclasses.dataclass()", f"class {struct.name}:"]
+    body = [f"    {struct.docstring}"] if struct.docstring else []
+    for each in struct.fields:
+        body += [*(f"    # {line}" for line in each.comment), f"    {each.name}: {each.type.annotation}"]
+    return "\n".join([*lines, *(body or _nothing(options))])
+
+
+def _nothing(options: Options) -> list[str]:
+    return [] if options.strict else ["    pass"]
+
+
+def _querier(methods: Sequence[Method], *, is_async: bool) -> str:
+    name, conn = (
+        ("AsyncQuerier", "ext.asyncio.AsyncConnection") if is_async else ("Querier", "engine.Connection")
     )
+    lines = [
+        f"class {name}:",
+        f"    def __init__(self, conn: sqlalchemy.{conn}):",
+        "        self._conn = conn",
+    ]
+    for method in methods:
+        lines += ["", _method_text(method, is_async=is_async)]
+    return "\n".join(lines)
+
+
+def _method_text(method: Method, *, is_async: bool) -> str:
+    wait, sync = ("await ", "async ") if is_async else ("", "")
+    verb = "stream" if is_async and method.cmd == Command.MANY else "execute"
+    call = f"{wait}self._conn.{verb}(sqlalchemy.text({method.constant}){_bound(method)})"
+    takes = "".join(f", {each.name}: {each.annotation}" for each in method.arguments)
+    star = ", *" if method.keyword_only and takes else ""
+    head = f"    {sync}def {method.name}(self{star}{takes}) -> "
+    if method.cmd == Command.ONE:
+        call = f"({call})" if is_async else call
+        value = _value_text(method.value, 2)
+        return (
+            f"{head}Optional[{method.returns}]:\n        row = {call}.first()\n        if row is None:\n"
+            f"            return None\n        return {value}"
+        )
+    if method.cmd == Command.MANY:
+        value = _value_text(method.value, 3)
+        return (
+            f"{head}{'Async' * is_async}Iterator[{method.returns}]:\n        result = {call}\n"
+            f"        {sync}for row in result:\n            yield {value}"
+        )
+    if method.cmd == Command.EXEC:
+        return f"{head}None:\n        {call}"
+    if method.cmd == Command.EXECROWS:
+        return f"{head}int:\n        result = {call}\n        return result.rowcount"
+    return f"{head}sqlalchemy.engine.Result:\n        return {call}"
+
+
+def _bound(method: Method) -> str:
+    pairs = [f'"{key}": {given}' for key, given in method.bindings]
+    if len(pairs) > 3:
+        return ", {\n" + "".join(f"            {pair},\n" for pair in pairs) + "        }"
+    return f", {{{', '.join(pairs)}}}" if pairs else ""
+
+
+def _value_text(row: RowValue, depth: int) -> str:
+    """How a value is made from `row`; `depth` is the indentation of the statement, in steps of four."""
+    if not row.call:
+        return f"row[{row.index}]"
+    indent = "    " * depth
+    lines = (f"{indent}    {name}={_value_text(item, depth + 1)},\n" for name, item in row.arguments)
+    return f"{row.call}(\n{''.join(lines)}{indent})"
 
 
 def _head(request: Request) -> list[str]:

@@ -12,51 +12,54 @@ from dataclasses import dataclass
 from fairq.codegen import names
 from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Options, Range, TypeName
 
-_TYPES: dict[str, str] = {
-    **dict.fromkeys(("int2", "int4", "int8", "oid"), "int"),
-    **dict.fromkeys(("float4", "float8"), "float"),
-    **dict.fromkeys(("numeric", "money"), "decimal.Decimal"),
-    "bool": "bool",
-    **dict.fromkeys(("json", "jsonb"), "Any"),  # a document may be anything: here `Any` is the answer
-    "bytea": "memoryview",
-    "date": "datetime.date",
-    **dict.fromkeys(("time", "timetz"), "datetime.time"),
-    **dict.fromkeys(("timestamp", "timestamptz"), "datetime.datetime"),
-    "interval": "datetime.timedelta",
-    **dict.fromkeys(("text", "varchar", "bpchar", "char", "name", "xml"), "str"),
-    **dict.fromkeys(("inet", "cidr", "macaddr", "macaddr8", "tsvector", "tsquery"), "str"),
-    **dict.fromkeys(("regclass", "regtype", "regproc", "regprocedure", "regrole", "regnamespace"), "str"),
-    "uuid": "uuid.UUID",
-    "void": "None",
-}
+
+def _table(text: str) -> dict[str, str]:
+    """`Python: name, name, …` line by line, as name to Python."""
+    lines = (line.partition(": ") for line in text.strip().splitlines())
+    return {name: python.strip() for python, _, spelled in lines for name in spelled.split(", ")}
+
+
+_TYPES = _table(
+    """
+    int: int2, int4, int8, oid
+    float: float4, float8
+    decimal.Decimal: numeric, money
+    bool: bool
+    Any: json, jsonb
+    memoryview: bytea
+    datetime.date: date
+    datetime.time: time, timetz
+    datetime.datetime: timestamp, timestamptz
+    datetime.timedelta: interval
+    str: text, varchar, bpchar, char, name, xml, inet, cidr, macaddr, macaddr8, tsvector, tsquery
+    str: regclass, regtype, regproc, regprocedure, regrole, regnamespace
+    uuid.UUID: uuid
+    None: void
+    """
+)
 
 # Types of well-known extensions, whatever schema they were installed in.
-_EXTENSION_TYPES = dict.fromkeys(("citext", "ltree", "lquery", "ltxtquery"), "str")
+_EXTENSION_TYPES = _table("str: citext, ltree, lquery, ltxtquery")
 
-
-def _spelled(python: str, spellings: str) -> dict[str, str]:
-    return dict.fromkeys((text.strip() for text in spellings.split(",")), python)
-
-
-_REFERENCE: dict[str, str] = {
-    **_spelled("int", "serial, serial4, pg_catalog.serial4, bigserial, serial8, pg_catalog.serial8"),
-    **_spelled("int", "smallserial, serial2, pg_catalog.serial2, integer, int, int4, pg_catalog.int4"),
-    **_spelled("int", "bigint, int8, pg_catalog.int8, smallint, int2, pg_catalog.int2"),
-    **_spelled(
-        "float", "float, double precision, float8, pg_catalog.float8, real, float4, pg_catalog.float4"
-    ),
-    **_spelled("decimal.Decimal", "numeric, pg_catalog.numeric, money"),
-    **_spelled("bool", "boolean, bool, pg_catalog.bool"),
-    **_spelled("Any", "json, jsonb"),
-    **_spelled("memoryview", "bytea, blob, pg_catalog.bytea"),
-    **_spelled("datetime.date", "date"),
-    **_spelled("datetime.time", "pg_catalog.time, pg_catalog.timetz"),
-    **_spelled("datetime.datetime", "pg_catalog.timestamp, pg_catalog.timestamptz, timestamptz"),
-    **_spelled("datetime.timedelta", "interval, pg_catalog.interval"),
-    **_spelled("str", "text, pg_catalog.varchar, pg_catalog.bpchar, string, citext"),
-    **_spelled("str", "inet, cidr, macaddr, macaddr8, ltree, lquery, ltxtquery"),
-    **_spelled("uuid.UUID", "uuid"),
-}
+_REFERENCE = _table(
+    """
+    int: serial, serial4, pg_catalog.serial4, bigserial, serial8, pg_catalog.serial8
+    int: smallserial, serial2, pg_catalog.serial2, integer, int, int4, pg_catalog.int4
+    int: bigint, int8, pg_catalog.int8, smallint, int2, pg_catalog.int2
+    float: float, double precision, float8, pg_catalog.float8, real, float4, pg_catalog.float4
+    decimal.Decimal: numeric, pg_catalog.numeric, money
+    bool: boolean, bool, pg_catalog.bool
+    Any: json, jsonb
+    memoryview: bytea, blob, pg_catalog.bytea
+    datetime.date: date
+    datetime.time: pg_catalog.time, pg_catalog.timetz
+    datetime.datetime: pg_catalog.timestamp, pg_catalog.timestamptz, timestamptz
+    datetime.timedelta: interval, pg_catalog.interval
+    str: text, pg_catalog.varchar, pg_catalog.bpchar, string, citext
+    str: inet, cidr, macaddr, macaddr8, ltree, lquery, ltxtquery
+    uuid.UUID: uuid
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,9 @@ def _reference_type(type_: TypeName, catalog: Catalog) -> str:
             return _REFERENCE[text]
     # The reference compares the whole text with bare names: an enum written with its schema is not found.
     written = type_.spelling or str(_in_default(type_, catalog))
-    for schema in catalog.user_schemas():
-        for enum in schema.enums:
-            if written == enum.name.name:
-                return f"models.{names.enum_class_name(enum.name, catalog)}"
+    for each in catalog.types:
+        if isinstance(each, Enum) and written == each.name.name:
+            return f"models.{names.enum_class_name(each.name, catalog)}"
     return "Any"
 
 

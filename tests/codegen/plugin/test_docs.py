@@ -43,7 +43,7 @@ def test_the_table_of_types_is_what_is_generated() -> None:
     for spellings, expected in rows:
         for text in re.findall(r"`([^`]+)`", spellings):
             type_, _ = spelling.parse_type("", text)
-            found = python_type(Column("c", type_, not_null=True), Catalog(()), Options())
+            found = python_type(Column("c", type_, not_null=True), Catalog(), Options())
             assert found == PyType(expected), text
 
 

@@ -12,7 +12,7 @@ from fairq.codegen import names
 from fairq.codegen.inflection import singular
 from fairq.codegen.model import Catalog, Name, Options
 
-CATALOG = Catalog(())
+CATALOG = Catalog()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,9 @@ def test_another_schema_is_a_prefix_and_the_default_one_is_not() -> None:
     assert names.enum_class_name(Name("public", "state"), CATALOG) == "State"
     assert names.enum_class_name(Name("app", "state"), CATALOG) == "AppState"
     assert names.model_class_name(Name("app", "people"), CATALOG, Options()) == "AppPerson"
-    assert names.model_class_name(Name("fairq", "tasks"), Catalog((), "fairq"), Options()) == "Task"
+    assert (
+        names.model_class_name(Name("fairq", "tasks"), Catalog(default_schema="fairq"), Options()) == "Task"
+    )
 
 
 def test_a_name_is_excluded_with_its_prefix_and_in_any_case() -> None:

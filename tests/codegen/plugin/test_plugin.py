@@ -292,9 +292,10 @@ def test_run_reports_a_failure_by_its_exit_code(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("library", ["google.protobuf", "jinja2"])
-def test_without_the_extra_libraries_there_is_a_hint_and_no_traceback(library: str) -> None:
-    program = f"import sys; sys.modules[{library!r}] = None; from fairq.codegen import plugin; plugin.main()"
+def test_without_the_extra_there_is_a_hint_and_no_traceback() -> None:
+    program = (
+        "import sys; sys.modules['google.protobuf'] = None; from fairq.codegen import plugin; plugin.main()"
+    )
     data = request({"name": "GetOne", "columns": [column("one", "int")]})
     done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True)
     assert (done.returncode, done.stdout) == (1, b"")

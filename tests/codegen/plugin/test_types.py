@@ -14,24 +14,19 @@ from fairq.codegen.model import (
     Name,
     Options,
     Range,
-    Schema,
     TypeName,
 )
 from fairq.codegen.sqlalchemy_types import PyType, Untypable, python_type
 
 CATALOG = Catalog(
-    (
-        Schema(
-            "public",
-            enums=(Enum(Name("public", "state"), ("on",)),),
-            domains=(
-                Domain(Name("public", "amount"), TypeName("pg_catalog", "numeric")),
-                Domain(Name("public", "amounts"), TypeName("pg_catalog", "numeric"), dims=1),
-            ),
-            composites=(Composite(Name("public", "pair")),),
-            ranges=(Range(Name("public", "span"), TypeName("pg_catalog", "float8")),),
-        ),
-        Schema("app", enums=(Enum(Name("app", "level"), ("low",)), Enum(Name("app", "state"), ("x",)))),
+    types=(
+        Enum(Name("public", "state"), ("on",)),
+        Domain(Name("public", "amount"), TypeName("pg_catalog", "numeric")),
+        Domain(Name("public", "amounts"), TypeName("pg_catalog", "numeric"), dims=1),
+        Composite(Name("public", "pair")),
+        Range(Name("public", "span"), TypeName("pg_catalog", "float8")),
+        Enum(Name("app", "level"), ("low",)),
+        Enum(Name("app", "state"), ("x",)),
     )
 )
 
