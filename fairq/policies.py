@@ -89,9 +89,9 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
     ready_target: Annotated[
         int | None, "How many tasks are kept ready. Default: four per worker slot, at least 1000."
     ]
-    max_attempts: Annotated[int | None, "Attempts of a task that names no number of its own."]
+    max_attempts: Annotated[int | None, "Attempts of a task that does not say how many."]
     retry_base: Annotated[Time | None, "Back-off before the second attempt; doubled for every further one."]
-    retry_cap: Annotated[Time | None, "Longest back-off."]
+    retry_cap: Annotated[Time | None, "The longest back-off."]
     retention: Annotated[Time | None, "How long ended tasks and attempts are kept."]
     notify: Annotated[
         bool | None,

@@ -34,7 +34,7 @@ def explain_task(
     *,
     id: int,
 ) -> driver.Params:
-    """Why a task is not running, and what stands before it."""
+    """Why a task is not running, and how much comes before it."""
     return (driver.Int8(id),)
 
 

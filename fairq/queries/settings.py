@@ -101,7 +101,7 @@ def resume_queue(
     *,
     queue: str,
 ) -> driver.Params:
-    """Serves a paused queue again, and takes new tasks where it was draining."""
+    """Serves a paused queue again, and accepts new tasks if it was draining."""
     return (queue,)
 
 
@@ -115,7 +115,7 @@ def drain_queue(
     *,
     queue: str,
 ) -> driver.Params:
-    """Refuses new tasks of a queue and serves those that are there, until it is resumed."""
+    """Refuses new tasks of a queue until it is resumed, and serves those that are there."""
     return (queue,)
 
 
@@ -220,7 +220,7 @@ def reset_rate(
     queue: str,
     group_key: str | None = None,
 ) -> driver.Params:
-    """Forgets what was used of the rate of a group, or of a whole queue."""
+    """Forgets how much of a rate was used, of a group or of a whole queue."""
     return (
         queue,
         group_key,

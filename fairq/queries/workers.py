@@ -267,7 +267,7 @@ def retire_worker(
     *,
     worker_id: int,
 ) -> driver.Params:
-    """Takes a worker off the list and puts what it holds back in line."""
+    """Removes a worker and puts the tasks it holds back in line."""
     return (driver.Int8(worker_id),)
 
 

@@ -17,7 +17,7 @@ begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'queue "%" is promoted and popped in READ COMMITTED, this transaction is %', p_queue, upper(current_setting('transaction_isolation'))
       using errcode = 'QF005',
-        hint = 'Call it in a transaction of its own. Creating and cancelling tasks work in every isolation level.';
+        hint = 'Call it in a READ COMMITTED transaction of its own. Creating and canceling tasks work in every isolation level.';
   end if;
 end;
 $$;
@@ -74,7 +74,7 @@ create function fairq._refuse_queue(p_queue text) returns void
 language plpgsql stable set search_path = '' as $$
 begin
   if p_queue is null then
-    raise exception 'no queue is named' using errcode = 'QF003', hint = 'For example: default. A null names none.';
+    raise exception 'no queue is named' using errcode = 'QF003', hint = 'Name one, for example: default.';
   end if;
   raise exception 'there is no queue "%"', p_queue
     using errcode = 'QF003',
@@ -88,7 +88,7 @@ language plpgsql stable set search_path = '' as $$
 begin
   raise exception 'queue "%" is draining and takes no new tasks', p_queue
     using errcode = 'QF016',
-      hint = format('It takes them again after: select fairq.resume_queue(%L);', p_queue);
+      hint = format('To accept tasks again: select fairq.resume_queue(%L);', p_queue);
 end;
 $$;
 
@@ -132,7 +132,7 @@ language plpgsql immutable set search_path = '' as $$
 begin
   if p_length <= interval '0' or not fairq._is_span(p_length, p_most) then
     raise exception '% of % is out of range', p_what, p_length
-      using errcode = 'QF009', hint = format('More than nothing, at most %s.', p_most);
+      using errcode = 'QF009', hint = format('More than 0, at most %s.', p_most);
   end if;
 end;
 $$;

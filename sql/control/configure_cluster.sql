@@ -18,7 +18,7 @@ begin
     lock table fairq.tasks in share row exclusive mode;
     if exists (select from fairq.tasks) or exists (select from fairq.finished_tasks) or exists (select from fairq.workers) then
       raise exception 'the number of shards cannot change from % to % while there are tasks or workers', v_old.shard_count, v_new.shard_count
-        using errcode = 'QF013', hint = 'It decides where a task is stored. Install a second schema or database with the new number and let this one run empty.';
+        using errcode = 'QF013', hint = 'It decides where a task is stored. Install fairq in another database with the new number, and let this one run empty.';
     end if;
     delete from fairq.domains d where d.shard_no >= v_new.shard_count;
     delete from fairq.maintenance m where m.shard_no >= v_new.shard_count;

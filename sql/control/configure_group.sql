@@ -18,4 +18,4 @@ begin
   return v_group;
 end;
 $$;
-comment on function fairq.configure_group is 'Changes settings of one group; an absent one stays, a null takes one away.';
+comment on function fairq.configure_group is 'Changes settings of a group. An absent setting stays as it is; null removes one.';

@@ -11,4 +11,4 @@ begin
   end if;
 end;
 $$;
-comment on function fairq.drain_queue is 'Refuses new tasks of a queue and serves those that are there, until it is resumed.';
+comment on function fairq.drain_queue is 'Refuses new tasks of a queue until it is resumed, and serves those that are there.';

@@ -39,4 +39,4 @@ begin
   return v_ended;
 end;
 $$;
-comment on function fairq.purge_group is 'Cancels everything a group has waiting. Returns how many tasks that were.';
+comment on function fairq.purge_group is 'Cancels everything a group has waiting. Returns the number of tasks.';

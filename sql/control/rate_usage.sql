@@ -47,7 +47,7 @@ begin
   return next;
 end;
 $$;
-comment on function fairq.rate_usage is 'How much of the rate of a group, or of a whole queue, is used, and when the next task may go.';
+comment on function fairq.rate_usage is 'How much of a rate is used, of a group or of a whole queue, and when the next task may start.';
 
 -- The lane that a rate is charged to: of a group, or, with p_group_key null, of the queue as a whole.
 -- Raises QF001 group key, QF003 unknown queue.

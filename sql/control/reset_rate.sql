@@ -35,4 +35,4 @@ begin
   end if;
 end;
 $$;
-comment on function fairq.reset_rate is 'Forgets what was used of the rate of a group, or of a whole queue.';
+comment on function fairq.reset_rate is 'Forgets how much of a rate was used, of a group or of a whole queue.';

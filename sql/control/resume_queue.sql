@@ -15,4 +15,4 @@ begin
   end if;
 end;
 $$;
-comment on function fairq.resume_queue is 'Serves a paused queue again, and takes new tasks where it was draining.';
+comment on function fairq.resume_queue is 'Serves a paused queue again, and accepts new tasks if it was draining.';

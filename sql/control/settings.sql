@@ -56,7 +56,7 @@ begin
   loop
     if v_setting.type is null then
       raise exception '% has no setting "%"', p_of, left(v_setting.name, 60)
-        using errcode = 'QF014', hint = format('The nearest is %s. There are: %s.', fairq._nearest(v_setting.name, p_known), array_to_string(p_known, ', '));
+        using errcode = 'QF014', hint = format('Did you mean %s? Known settings: %s.', fairq._nearest(v_setting.name, p_known), array_to_string(p_known, ', '));
     end if;
     if v_setting.input is null then
       execute 'select to_jsonb(' || coalesce(v_setting.preset, 'null::text') || ')' into v_value;
@@ -113,7 +113,7 @@ begin
     end if;
     if v_changes ->> v_setting.time is not null then
       raise exception 'setting % of % says nothing without %', v_setting.time, p_of, v_setting.rule
-        using errcode = 'QF007', hint = format('Set %s with it.', v_setting.rule);
+        using errcode = 'QF007', hint = format('Set %s as well.', v_setting.rule);
     end if;
     if v_changes ? v_setting.rule then
       v_changes := jsonb_build_object(v_setting.time, null, coalesce(v_setting.extra, v_setting.time), null) || v_changes;

@@ -12,7 +12,7 @@ declare
 begin
   if p_for is null or p_for <= interval '0' or p_for > interval '1 hour' then
     raise exception 'task % cannot be watched for %', coalesce(p_id::text, 'null'), coalesce(p_for::text, 'null')
-      using errcode = 'QF009', hint = 'More than nothing, at most an hour; call it again for more.';
+      using errcode = 'QF009', hint = 'More than 0, at most an hour; call it again to extend it.';
   end if;
   select k.shard_no into v_shard_no
   from fairq._shards(null) s(shard_no)

@@ -94,7 +94,7 @@ begin
   end if;
   if pg_column_size(p_headers) > p_payload_limit / 4 and octet_length(p_headers::text) > p_payload_limit then
     raise exception 'the headers of a task of group "%" have % bytes, % are allowed', p_group_key, octet_length(p_headers::text), p_payload_limit
-      using errcode = 'QF002', hint = 'Headers say how to treat a task; data belongs into the payload or elsewhere.';
+      using errcode = 'QF002', hint = 'Headers say how to treat a task; data belongs in the payload or elsewhere.';
   end if;
   if p_kind is null or p_kind = '' or octet_length(p_kind) > 200 then
     raise exception 'the kind of a task of group "%" is %', p_group_key, coalesce('"' || left(p_kind, 40) || '"', 'null')
@@ -110,7 +110,7 @@ begin
   end if;
   if p_max_attempts is not null and p_max_attempts not between 1 and 1000000 then
     raise exception 'max_attempts % of a task of group "%" is out of range', p_max_attempts, p_group_key
-      using errcode = 'QF007', hint = 'At least 1; null takes the queue''s default.';
+      using errcode = 'QF007', hint = 'At least 1; null uses the queue''s default.';
   end if;
   if p_cost is null or not (p_cost >= 0.001 and p_cost <= 1000000) or p_cost = 'NaN' then
     raise exception 'the cost % of a task of group "%" is out of range', coalesce(p_cost::text, 'null'), p_group_key

@@ -30,7 +30,7 @@ begin
     from unnest(p_outcomes) o(outcome)
     where o.outcome is null or o.outcome not in ('succeeded', 'failed', 'retry', 'cancelled', 'expired');
     raise exception 'worker % finishes a task with the unknown outcome "%"', p_worker_id, coalesce(v_unknown, 'null')
-      using errcode = 'QF012', hint = 'Outcomes are succeeded, failed, retry, cancelled, expired.';
+      using errcode = 'QF012', hint = 'Use succeeded, failed, retry, cancelled or expired.';
   end if;
 
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
@@ -42,4 +42,4 @@ begin
 end;
 $$;
 comment on function fairq.finish_tasks is
-  'Ends attempts of a worker''s tasks. Returns the ids accepted; a stale one is missing.';
+  'Ends attempts of a worker''s tasks. Returns the ids accepted; stale ones are missing.';

@@ -18,4 +18,4 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq.retire_worker is 'Takes a worker off the list and puts what it holds back in line.';
+comment on function fairq.retire_worker is 'Removes a worker and puts the tasks it holds back in line.';

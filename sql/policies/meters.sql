@@ -20,7 +20,7 @@ begin
   loop
     if v_meter.bit = 2 and p_claim_lease is not null and (v_meter.policy).max_running is not null then
       raise exception 'queue "%" is popped with claim leases, but the cluster has a cap of %', p_queue, (v_meter.policy).max_running
-        using errcode = 'QF015', hint = 'Prefetched tasks would hold places of the cluster without running. Pop without a claim lease, or lift the cap.';
+        using errcode = 'QF015', hint = 'Prefetched tasks would hold places of the cluster without running. Pop without a claim lease, or remove the cap.';
     end if;
     o_most := least(o_most, (fairq._allowance(v_meter.policy, v_meter.gate, p_now)).tasks);
     o_meters := o_meters + case when fairq._counts(v_meter.policy) then v_meter.bit else 0 end;

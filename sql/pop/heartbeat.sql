@@ -40,7 +40,7 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq.heartbeat is 'A worker''s sign of life. Returns its tasks that are to be cancelled.';
+comment on function fairq.heartbeat is 'A worker''s sign of life. Returns those of its tasks that should be canceled.';
 
 -- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone, or at once (p_beats): working is a sign of life. The newest
 -- is inserted, the one before it deleted; an older one is already gone, and dead rows are not walked again.
@@ -81,6 +81,6 @@ language plpgsql immutable set search_path = '' as $$
 begin
   raise exception 'there is no worker %', coalesce(p_worker_id::text, 'null')
     using errcode = 'QF004',
-      hint = 'It was retired, or counted as lost because it gave no sign of life for its lease. Register again: select fairq.register_worker(...);';
+      hint = 'It was retired, or it is lost: it gave no sign of life for its lease. Register again: select fairq.register_worker(...);';
 end;
 $$;

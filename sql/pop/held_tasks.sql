@@ -28,4 +28,4 @@ begin
 end;
 $$;
 comment on function fairq.held_tasks is
-  'Which of these tasks a worker still holds; one that an open transaction is finishing is not in the answer.';
+  'Which of these tasks a worker still holds, without those that an open transaction is finishing.';

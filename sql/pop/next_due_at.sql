@@ -19,4 +19,4 @@ begin
   return least(v_next, v_metered);
 end;
 $$;
-comment on function fairq.next_due_at is 'When a sleeping worker should look at a queue again, at the latest.';
+comment on function fairq.next_due_at is 'The latest time at which a sleeping worker should look at a queue again.';

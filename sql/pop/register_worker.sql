@@ -9,16 +9,16 @@ declare
   v_queue text;
 begin
   if p_name is null or p_name = '' or octet_length(p_name) > 200 then
-    raise exception 'a worker needs a name of 1 to 200 bytes' using errcode = 'QF006', hint = 'Host and process id make a good one.';
+    raise exception 'a worker needs a name of 1 to 200 bytes' using errcode = 'QF006', hint = 'Use the host name and the process id, for example.';
   end if;
   if p_slots is null or p_slots < 1 then
     raise exception 'worker "%" has % slots', p_name, coalesce(p_slots::text, 'null')
-      using errcode = 'QF007', hint = 'Slots say how many tasks it runs at once, at least 1.';
+      using errcode = 'QF007', hint = 'Slots are how many tasks it runs at once, at least 1.';
   end if;
   -- One lease that cannot be added to a time would fail every later maintain(), for all workers.
   if p_lease is null or p_lease <= interval '0' or not fairq._is_span(p_lease, '366 days') then
     raise exception 'the lease % of worker "%" is out of range', coalesce(p_lease::text, 'null'), p_name
-      using errcode = 'QF009', hint = 'More than nothing, at most 366 days; take a few times the heartbeat interval.';
+      using errcode = 'QF009', hint = 'More than 0, at most 366 days; a few times the heartbeat interval.';
   end if;
   if coalesce(cardinality(p_queues), 0) = 0 then
     raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';

@@ -54,4 +54,4 @@ begin
 end;
 $$;
 comment on function fairq.report_progress is
-  'How far running tasks are. Returns the ids accepted.';
+  'Reports the progress of running tasks. Returns the ids accepted.';

@@ -40,7 +40,7 @@ begin
 end;
 $$;
 comment on function fairq.start_tasks is
-  'Prefetch: claimed tasks begin to run. Returns the ids that the worker still holds.';
+  'Starts claimed tasks of a worker that prefetches. Returns the ids that it still holds.';
 
 -- By ctid and no other way, see _leave.
 create function fairq._start(p_shard_no integer, p_ctids tid[], p_now timestamptz) returns setof bigint

@@ -1,5 +1,5 @@
 -- name: ExplainTask :one
--- Why a task is not running, and what stands before it.
+-- Why a task is not running, and how much comes before it.
 -- fairq: nullable ahead_in_group, ahead, next_look_at, worker_id
 select e.task_id, e.state, e.reason, e.ahead_in_group, e.ahead, e.next_look_at, e.worker_id, e.attempt, e.max_attempts
 from fairq.explain_task(p_id => sqlc.arg(id)::bigint)

@@ -22,11 +22,11 @@ select fairq._settings_json(fairq.configure_cluster(p_settings => sqlc.arg(setti
 select fairq.pause_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 
 -- name: ResumeQueue :one
--- Serves a paused queue again, and takes new tasks where it was draining.
+-- Serves a paused queue again, and accepts new tasks if it was draining.
 select fairq.resume_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 
 -- name: DrainQueue :one
--- Refuses new tasks of a queue and serves those that are there, until it is resumed.
+-- Refuses new tasks of a queue until it is resumed, and serves those that are there.
 select fairq.drain_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 
 -- name: PauseGroup :one
@@ -53,5 +53,5 @@ select u.queue, u.group_key, u.rate_limit,
 from fairq.rate_usage(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.narg(group_key)::text) u;
 
 -- name: ResetRate :one
--- Forgets what was used of the rate of a group, or of a whole queue.
+-- Forgets how much of a rate was used, of a group or of a whole queue.
 select fairq.reset_rate(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.narg(group_key)::text)::text as done;

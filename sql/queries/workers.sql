@@ -84,7 +84,7 @@ from fairq.heartbeat(
 ) as h(id);
 
 -- name: RetireWorker :exec
--- Takes a worker off the list and puts what it holds back in line.
+-- Removes a worker and puts the tasks it holds back in line.
 select fairq.retire_worker(p_worker_id => sqlc.arg(worker_id)::bigint);
 
 -- name: Maintain :one

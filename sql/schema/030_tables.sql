@@ -42,9 +42,9 @@ create table fairq.settings (
 );
 comment on table fairq.settings is 'Settings of the whole installation, one row. Change them with fairq.configure_cluster().';
 comment on column fairq.settings.shard_count is 'Number of shards. Fixed once tasks exist.';
-comment on column fairq.settings.payload_limit is 'Largest payload, and largest headers, that create_task accepts, in bytes of their text form.';
-comment on column fairq.settings.test_clock is 'Tests only: what recovers or drops heeds the session setting fairq.now, too.';
-comment on column fairq.settings.max_running is 'Most tasks in flight at once over all queues and workers; null: no cap.';
+comment on column fairq.settings.payload_limit is 'The largest payload, and the largest headers, that create_task accepts, in bytes of text.';
+comment on column fairq.settings.test_clock is 'Tests only: recovery and sweeps also obey the session setting fairq.now.';
+comment on column fairq.settings.max_running is 'The most tasks in flight at once over all queues and workers; null: no cap.';
 
 create table fairq.queues (
   queue text collate "C" primary key,
@@ -75,22 +75,22 @@ create table fairq.queues (
   constraint queue_name_in_range check (octet_length(queue) between 1 and 200)
 );
 comment on table fairq.queues is 'Queues and their settings. Change them with fairq.configure_queue().';
-comment on column fairq.queues.ready_target is 'How many tasks a pass makes ready beside those it hands over; null: as many as other workers need, and are worth a pass.';
-comment on column fairq.queues.max_attempts is 'Attempts of a task that names no number of its own.';
+comment on column fairq.queues.ready_target is 'How many tasks a pass makes ready beside those it hands over; null: chosen by what other workers need.';
+comment on column fairq.queues.max_attempts is 'Attempts of a task that does not say how many.';
 comment on column fairq.queues.retry_base is 'Back-off before the second attempt; doubled for every further one.';
-comment on column fairq.queues.retry_cap is 'Longest back-off.';
+comment on column fairq.queues.retry_cap is 'The longest back-off.';
 comment on column fairq.queues.retention is 'How long ended tasks and attempts are kept.';
 comment on column fairq.queues.notify is 'Whether new work is announced by NOTIFY. NOTIFY takes a database-wide lock at commit; polling works without.';
 comment on column fairq.queues.weight is 'Weight of groups that have none of their own.';
 comment on column fairq.queues.fairness is
-  'What groups share: count, so that each gets as many tasks (costs, rather) as the others; time, so that each gets as many worker seconds.';
-comment on column fairq.queues.group_max_running is 'Most tasks in flight at once for each group that has no cap of its own; null: no cap.';
+  'What groups share: count (as many tasks for each, by cost) or time (as many worker seconds for each).';
+comment on column fairq.queues.group_max_running is 'The most tasks in flight at once for each group that has no cap of its own; null: no cap.';
 comment on column fairq.queues.group_rate_limit is 'With group_rate_period: rate of each group that has none of its own; null: no limit.';
 comment on column fairq.queues.group_rate_period is 'The period of group_rate_limit.';
 comment on column fairq.queues.group_rate_burst is 'How many tasks of a group may go ahead of its rate; null: a second''s worth, at least one.';
 comment on column fairq.queues.group_breaker_threshold is 'Failures in a row that open the breaker of a group that has no setting of its own; null: no breaker.';
 comment on column fairq.queues.group_breaker_cooldown is 'How long such a breaker stays open before it tries one task.';
-comment on column fairq.queues.max_running is 'Most tasks of the whole queue in flight at once; null: no cap.';
+comment on column fairq.queues.max_running is 'The most tasks of the whole queue in flight at once; null: no cap.';
 comment on column fairq.queues.rate_limit is 'Tasks of the whole queue per rate_period; null: no limit.';
 comment on column fairq.queues.rate_period is 'The period of rate_limit.';
 comment on column fairq.queues.rate_burst is 'How many tasks of the whole queue may go ahead of its rate; null: a second''s worth, at least one.';
@@ -117,7 +117,7 @@ create table fairq.groups (
 );
 comment on table fairq.groups is
   'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue. Concurrency keys have theirs here, too, as groups of #keys.';
-comment on column fairq.groups.max_running is 'Most tasks in flight at once.';
+comment on column fairq.groups.max_running is 'The most tasks in flight at once.';
 comment on column fairq.groups.rate_limit is 'Tasks per rate_period.';
 comment on column fairq.groups.rate_period is 'The period of rate_limit.';
 comment on column fairq.groups.rate_burst is 'How many tasks may go ahead of the rate; null: a second''s worth, at least one.';
@@ -180,7 +180,7 @@ create table fairq.tasks (
 comment on table fairq.tasks is 'Bodies of live tasks: what the application asked for. The truth; with fairq.held everything else can be rebuilt from it.';
 comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable. A task that comes back keeps it.';
 comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off.';
-comment on column fairq.tasks.expires_at is 'Past this time the task is not started any more.';
+comment on column fairq.tasks.expires_at is 'After this time the task does not start any more.';
 comment on column fairq.tasks.scheduled is 'Waits for run_at; otherwise it is in line.';
 comment on column fairq.tasks.attempt is 'Attempts begun before the present one, those given back included.';
 comment on column fairq.tasks.max_attempts is 'Number of the last attempt it may have: as asked, and one more for each that was given back.';
@@ -224,13 +224,13 @@ create table fairq.held (
   keyed boolean not null,
   constraint held_pkey primary key (shard_no, id)
 );
-comment on table fairq.held is 'Who has a task, and which places it takes: what it gives back when it leaves is what its own row here says.';
-comment on column fairq.held.attempt is 'With worker_id the fencing token of the holder, so never given out twice.';
+comment on table fairq.held is 'Who has a task, and which places it takes. When it leaves, it gives back what its row here says.';
+comment on column fairq.held.attempt is 'With worker_id it proves who holds the task, so no number is given out twice.';
 comment on column fairq.held.started_at is 'When the attempt began; null: claimed, not started yet.';
 comment on column fairq.held.lease_expires_at is 'End of the claim lease of a prefetched task.';
 comment on column fairq.held.charge is 'Seconds charged to its group, where groups share time.';
 comment on column fairq.held.meters is 'The task has a place of its queue (1), of the cluster (2).';
-comment on column fairq.held.counted is 'The task has one of its group''s places.';
+comment on column fairq.held.counted is 'The task holds one of its group''s places.';
 comment on column fairq.held.keyed is 'The task has a place of its concurrency key.';
 
 create table fairq.parked (
@@ -245,7 +245,7 @@ create table fairq.parked (
   concurrency_key text collate "C" not null,
   constraint parked_pkey primary key (shard_no, id)
 );
-comment on table fairq.parked is 'Tasks whose concurrency key had no place when their turn came: out of the line until they are given one. Derived.';
+comment on table fairq.parked is 'Tasks whose concurrency key had no place when their turn came. They leave the line until they are given one. Derived.';
 comment on column fairq.parked.turn is 'When the group is next at this key, in virtual time of the key; of each group the first task has it.';
 comment on column fairq.parked.granted is 'The task was given a place of its key, and has it until it leaves.';
 
@@ -305,7 +305,7 @@ create table fairq.finished_tasks (
 comment on table fairq.finished_tasks is 'Ended tasks, partitioned by day; days beyond the retention are dropped by fairq.maintain().';
 create table fairq.finished_tasks_default partition of fairq.finished_tasks default;
 alter table fairq.finished_tasks_default replica identity full;
-comment on table fairq.finished_tasks_default is 'Catches what has no day of its own yet.';
+comment on table fairq.finished_tasks_default is 'Rows of days that have no partition yet.';
 
 create table fairq.attempts (
   shard_no integer not null,
@@ -320,7 +320,7 @@ create table fairq.attempts (
 comment on table fairq.attempts is 'Attempts that did not end their task: append-only, partitioned by day.';
 create table fairq.attempts_default partition of fairq.attempts default;
 alter table fairq.attempts_default replica identity full;
-comment on table fairq.attempts_default is 'Catches what has no day of its own yet.';
+comment on table fairq.attempts_default is 'Rows of days that have no partition yet.';
 
 create table fairq.rings (
   shard_no integer not null,
@@ -351,7 +351,7 @@ comment on column fairq.rings.due_at is 'A scheduled task was added: look again 
 comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
 comment on column fairq.rings.failures is 'Attempts of a group with limits that failed, after the last that succeeded.';
 comment on column fairq.rings.succeeded is 'An attempt of a group with limits succeeded.';
-comment on column fairq.rings.correction is 'Seconds that attempts took beyond what their group was charged for them; less than nothing: it was charged too much.';
+comment on column fairq.rings.correction is 'Seconds that attempts took beyond what their group was charged; negative: it was charged too much.';
 comment on column fairq.rings.ran is 'How long the attempts of a kind ran.';
 comment on column fairq.rings.announced is 'A NOTIFY goes with it. Until it is heard, no other one is needed.';
 comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
@@ -400,10 +400,10 @@ comment on column fairq.lanes.position is 'Position of the group''s next task.';
 comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
 comment on column fairq.lanes.gate is 'Where it stands with its limits; in_flight counts its tasks that are ready or held.';
 comment on column fairq.lanes.pace is 'How long its tasks take; null: groups of the queue share by count.';
-comment on column fairq.lanes.look_at is 'It has overflow that may not be promoted before this time.';
+comment on column fairq.lanes.look_at is 'Its waiting tasks may not be promoted before this time.';
 comment on column fairq.lanes.keyed is 'Some of its tasks have a concurrency key.';
-comment on column fairq.lanes.admissible is 'Has overflow that may be promoted now.';
-comment on column fairq.lanes.cursors is 'Where its waiting tasks begin, per priority level, highest first; empty: it has none.';
+comment on column fairq.lanes.admissible is 'It has waiting tasks that may be promoted now.';
+comment on column fairq.lanes.cursors is 'Where its waiting tasks begin, for each priority, highest first; empty: it has none.';
 comment on column fairq.lanes.last_sequence is 'Sequence of that task.';
 comment on column fairq.lanes.last_priority is 'With last_sequence the task promoted last: one before it that comes later, or comes back, overtakes it.';
 
@@ -448,7 +448,7 @@ comment on column fairq.ticks.written_by is
   'Transaction that wrote this row. After a dump is restored it differs from the row''s xmin: the horizon below means nothing then, and the engine rebuilds its state.';
 comment on column fairq.ticks.clock is
   'The block being served; with clock_position the address before which nothing is ever ready again: the lower bound of every scan of the ready index.';
-comment on column fairq.ticks.top is 'Highest finish tag ever given: where the clock goes when nothing is left.';
+comment on column fairq.ticks.top is 'The highest finish tag ever given, where the clock goes when nothing is left.';
 comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
 comment on column fairq.ticks.horizon_position is 'Position of that address.';
 comment on column fairq.ticks.clock_position is 'Position that goes with the clock: right after the lane served last in that block, or a newcomer''s.';
@@ -457,8 +457,8 @@ comment on column fairq.ticks.refill_position is 'Position that goes with refill
 comment on column fairq.ticks.newcomer_position is 'The position last given to a newcomer in the block of the clock.';
 comment on column fairq.ticks.refill_block is 'With refill_position: when pops get here the ready set is half empty.';
 comment on column fairq.ticks.next_xid is 'Rings of this transaction and later ones are new.';
-comment on column fairq.ticks.pending is 'Earlier transactions that were still running, or of which only a part was heard: the rest of their rings is new as well.';
-comment on column fairq.ticks.touched is 'Highest sequence ever taken out of the line: what comes after it waits for certain, whatever a lane knows.';
+comment on column fairq.ticks.pending is 'Earlier transactions that were still running, or that were heard in part: their other rings are new, too.';
+comment on column fairq.ticks.touched is 'The highest sequence ever taken out of the line: everything after it certainly waits.';
 comment on column fairq.ticks.first_version is 'Lanes of lower versions are from before a rebuild, and do not count.';
 comment on column fairq.ticks.announce_from is 'After a rebuild: bodies from this id on are still to be announced; null: all are.';
 comment on column fairq.ticks.heard_xid is 'A transaction at or past next_xid of whose rings those up to heard_ring were heard: the one that wrote the tick, which no snapshot lists; 0: none.';
@@ -495,7 +495,7 @@ create table fairq.watches (
 );
 alter table fairq.watches replica identity full;
 comment on table fairq.watches is 'Tasks whose end somebody waits for, append-only: only these are announced when they end.';
-comment on column fairq.watches.until is 'When the watch runs out, unless it is renewed: who waits may be gone.';
+comment on column fairq.watches.until is 'When the watch runs out unless it is renewed, because whoever waits may be gone.';
 
 create table fairq.workers (
   shard_no integer not null,
@@ -510,8 +510,8 @@ create table fairq.workers (
   constraint slots_positive check (slots >= 1),
   constraint lease_positive check (lease > interval '0')
 );
-comment on table fairq.workers is 'Workers that are alive, not yet known to be lost, or lost with tasks still to be taken from them.';
-comment on column fairq.workers.lost_at is 'When recovery gave it up: from then on its calls are refused.';
+comment on table fairq.workers is 'Workers that are alive, or lost but not yet cleared away.';
+comment on column fairq.workers.lost_at is 'When it was given up as lost: from then on its calls are refused.';
 comment on column fairq.workers.lease is 'A worker without a heartbeat for this long is lost; its tasks go to others.';
 
 create table fairq.heartbeats (
@@ -532,7 +532,7 @@ create table fairq.progress (
   note jsonb,
   primary key (shard_no, task_id, reported_at)
 );
-comment on table fairq.progress is 'How far running tasks say they are. Replaced, never updated; the newest is read.';
+comment on table fairq.progress is 'The progress that running tasks report. Replaced, never updated; the newest is read.';
 comment on column fairq.progress.done is 'How much is done, in units of the handler''s choice.';
 comment on column fairq.progress.total is 'How much there is to do; null: unknown.';
 comment on column fairq.progress.note is 'Anything else the handler says.';
@@ -558,9 +558,9 @@ create table fairq.upkeep_failures (
 );
 comment on table fairq.upkeep_failures is 'Parts of fairq.maintain() that failed when they were last run, and since when.';
 comment on column fairq.upkeep_failures.part is 'One of fairq.upkeep_parts().';
-comment on column fairq.upkeep_failures.failed_since is 'When it failed first; the row goes when it succeeds.';
-comment on column fairq.upkeep_failures.failed_at is 'When it failed last.';
-comment on column fairq.upkeep_failures.message is 'What it failed with.';
+comment on column fairq.upkeep_failures.failed_since is 'When it first failed; the row is removed when it succeeds.';
+comment on column fairq.upkeep_failures.failed_at is 'When it last failed.';
+comment on column fairq.upkeep_failures.message is 'The error.';
 
 create table fairq.maintenance (
   shard_no integer primary key

@@ -41,7 +41,7 @@ begin
 end;
 $$;
 comment on function fairq.maintain is
-  'Lost workers, expired claims and tasks, due schedules, sweeps, partitions. Call it every few seconds from anywhere.';
+  'Recovers from lost workers, ends what expired, promotes what is due, sweeps, and keeps partitions. Call it every few seconds from anywhere.';
 
 -- The parts of upkeep, in the order in which they matter.
 create function fairq.upkeep_parts() returns setof text

@@ -21,4 +21,4 @@ begin
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
 end;
 $$;
-comment on function fairq.rebuild is 'Makes anew what promotion knows of a queue, from its tasks and holders.';
+comment on function fairq.rebuild is 'Rebuilds what promotion knows of a queue from its tasks and their holders.';

@@ -77,7 +77,7 @@ begin
   return next;
 end;
 $$;
-comment on function fairq.explain_task is 'Why a task is not running, and what stands before it.';
+comment on function fairq.explain_task is 'Why a task is not running, and how much comes before it.';
 
 -- What keeps a waiting task from being served now, beside its turn: a paused queue, the limits of its group, key, queue and of the cluster, in the order in
 -- which it meets them. Reads the same lanes and the same _allowance as promotion and pop.

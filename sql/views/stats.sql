@@ -40,4 +40,4 @@ create view fairq.estimates as
 select l.queue, l.group_key, e.kind, e.seconds, e.tasks
 from fairq.lanes l
 cross join lateral unnest((l.pace).estimates) as e(kind, tasks, seconds);
-comment on view fairq.estimates is 'How long the tasks of a group and kind take, where groups share time: the mean of the last ones, and how many have been measured, up to 16.';
+comment on view fairq.estimates is 'How long tasks of a group and kind take, where groups share time: the mean of the last attempts, and how many were measured, up to 16.';

@@ -30,7 +30,7 @@ def classes() -> list[type[Exception]]:
 def raised_by_sql() -> set[str]:
     """The codes of our class in the SQL itself, comments apart."""
     found: set[str] = set()
-    for file in [*(ROOT / "sql").rglob("*.sql"), *(ROOT / "migrations" / "versions").glob("*.down.sql")]:
+    for file in [*(ROOT / "sql").rglob("*.sql"), *(ROOT / "migrations").rglob("*.sql")]:
         lines = [line.split("--", 1)[0] for line in file.read_text().splitlines()]
         for each in re.findall(r"errcode = '(QF\d{3})'", "\n".join(lines), re.IGNORECASE):
             found.add(each)
@@ -38,7 +38,9 @@ def raised_by_sql() -> set[str]:
 
 
 def test_every_code_that_the_engine_raises_has_its_exception_and_no_exception_is_idle() -> None:
-    assert raised_by_sql() == {code for code in BY_SQLSTATE if code.startswith("QF")}
+    of_the_way_down = {errors.TasksWouldBeLost.sqlstate}  # whose SQL is put together when it is asked for
+    known = {code for code in BY_SQLSTATE if code.startswith("QF")}
+    assert raised_by_sql() | of_the_way_down == known
 
 
 def test_every_code_is_documented_and_no_other() -> None:

@@ -279,4 +279,4 @@ def test_python_knows_every_setting_that_the_engine_has(
     with pytest.raises(psycopg.Error) as caught:
         observer.execute(f"select fairq.{function}({places}'{{\"nonsense\": 1}}')".encode(), args)
     hint = str(caught.value.diag.message_hint)
-    assert hint.endswith(f"There are: {', '.join(options_of(settings))}.")
+    assert hint.endswith(f"Known settings: {', '.join(options_of(settings))}.")

@@ -178,7 +178,7 @@ def test_an_unknown_setting_is_told_the_nearest(conn: Conn, given: str, nearest:
         call(conn, "configure_queue", "default", **{given: 1})
     assert caught.value.sqlstate == "QF014"
     assert str(caught.value.diag.message_hint).startswith(
-        f"The nearest is {nearest}. There are: ready_target, "
+        f"Did you mean {nearest}? Known settings: ready_target, "
     )
 
 
