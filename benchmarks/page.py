@@ -76,7 +76,6 @@ LEADS = {
 
 # Why a value of fairq may be worse than its reference, by benchmark and the beginning of `what`.
 WHY = {
-    ("create_task", "single call"): "as above",
     ("create_task", "single"): (
         "a function call for each task: it looks up the queue, checks its arguments, asks whether workers"
         " have been told, and rings the group's bell, a second insert; the plain insert is one prepared"
@@ -385,10 +384,12 @@ def _slower(results: Results) -> str:
                 rows.setdefault((key.benchmark, key.what), []).append(ratio)
     if not rows:
         return ""
-    shown_rows = []
+    shown_rows: list[tuple[str, str, str, str]] = []
     for (benchmark, what), found in rows.items():
         span = shown(min(found)) if len(found) == 1 else f"{shown(min(found))} to {shown(max(found))}"
-        shown_rows.append((TITLES.get(benchmark, benchmark), what, span, _why(benchmark, what)))
+        why = _why(benchmark, what)
+        said = any(why == row[3] for row in shown_rows)
+        shown_rows.append((TITLES.get(benchmark, benchmark), what, span, "as above" if said else why))
     return "## Where fairq is slower, and why\n\n" + _table(
         ("", "what", "ratio to the reference", "why"), shown_rows
     )
@@ -573,10 +574,15 @@ def _growth(results: Results) -> str:
                 for key, values in keys.items()
                 if subject in values
             }
-            by_tasks, by_groups = _along(found, 0), _along(found, 1)
-            rows.append((what, subject, by_tasks, by_groups))
+            rows.append((what, subject, _along(found, 0), _along(found, 1)))
+    sizes = [dict(key.scenario) for key in results.of("explain", "rows visited")]
+    headings = (f"more {name}, {_span([size[name] for size in sizes])}" for name in ("tasks", "groups"))
     title = "**Growth**: the largest beside the smallest, the other number being the same"
-    return f"{title}\n\n{_table(('', 'way', 'more tasks', 'more groups'), rows)}"
+    return f"{title}\n\n{_table(('', 'way', *headings), rows)}"
+
+
+def _span(sizes: Sequence[int]) -> str:
+    return f"{min(sizes):,} to {max(sizes):,}"
 
 
 def _along(found: dict[tuple[int, int], float], axis: int) -> str:
@@ -588,7 +594,7 @@ def _along(found: dict[tuple[int, int], float], axis: int) -> str:
     first, last = min(longest), max(longest)
     if first == last or not longest[first]:
         return ""
-    return f"× {shown(longest[last] / longest[first])} ({first:,} to {last:,})"
+    return f"× {shown(longest[last] / longest[first])}"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
