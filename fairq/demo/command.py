@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from types import FrameType
 
 import click
 import psycopg
+from psycopg import conninfo, sql
 from rich.console import Console
 from rich.live import Live
 
@@ -26,8 +28,6 @@ from fairq.demo.scenario import Scenario, plan
 
 DATA = Path(".cache") / "demo"
 PICTURE = Path("demo-output") / "fairness.png"
-DATABASE = "demo"
-LOCK_KEY = 0x66616972_64656D6F  # 'fairdemo' in ASCII: one demo per database at a time
 
 
 @command(
@@ -36,8 +36,6 @@ LOCK_KEY = 0x66616972_64656D6F  # 'fairdemo' in ASCII: one demo per database at 
         1: "it could not start",
         2: "wrong usage, or matplotlib is missing",
         3: "database",
-        5: "another demo runs in that database",
-        6: 'the queue "demo" belongs to somebody else',
         128: "and more: ended by a signal",
     },
     dsn=False,
@@ -63,7 +61,7 @@ LOCK_KEY = 0x66616972_64656D6F  # 'fairdemo' in ASCII: one demo per database at 
 @click.option(
     "--dsn",
     metavar="DSN",
-    help="Use this database, where fairq is installed, instead of a PostgreSQL of the demo's own.",
+    help="Make a database on this server and drop it at the end, instead of starting a PostgreSQL.",
 )
 def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> None:
     """Watch a fair queue beside a plain one.
@@ -73,9 +71,8 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
     PostgreSQL, with tasks that sleep 20 to 60 ms. At the end there are a table and a picture.
 
     It needs no database: it starts a PostgreSQL with its data in .cache/demo of the current folder, reachable
-    through a socket only, and stops it at the end. FAIRQ_DSN and DATABASE_URL are not looked at; a database
-    of yours is used only when --dsn names it. There the demo works in the queue "demo" and in the schema
-    "fairq_demo_fifo", and removes both at the end.
+    through a socket only, and stops it at the end. FAIRQ_DSN and DATABASE_URL are not looked at; a server of
+    yours is used only when --dsn names it, and no database that is there.
 
     \b
     fairq demo                                      about 20 seconds
@@ -107,15 +104,10 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
 def _demo(scenario: Scenario, out: Path, dsn: str | None, console: Console) -> None:
     started = time.monotonic()
     with _database(dsn, console) as where, psycopg.connect(where, autocommit=True) as conn:
-        _take_the_lock(conn)
-        try:
-            fifo_engine, fair_engine = engines.set_up(conn, scenario.slots)
-            with _display(scenario, console) as show:
-                run(where, (fifo_engine, fair_engine), scenario, show)
-            fifo, fair = fifo_engine.history(conn), fair_engine.history(conn)
-        finally:
-            if dsn is not None:
-                engines.take_away(conn)
+        fifo_engine, fair_engine = engines.set_up(conn, scenario.slots)
+        with _display(scenario, console) as show:
+            run(where, (fifo_engine, fair_engine), scenario, show)
+        fifo, fair = fifo_engine.history(conn), fair_engine.history(conn)
     _check(scenario, fifo, fair)
     # matplotlib keeps a list of fonts; not in the home folder, for our sake. It is slow to import, too.
     os.environ.setdefault("MPLCONFIGDIR", str(Path(".cache", "matplotlib").absolute()))
@@ -157,54 +149,36 @@ def _check(scenario: Scenario, *histories: list[Record]) -> None:
 
 @contextlib.contextmanager
 def _database(dsn: str | None, console: Console) -> Iterator[str]:
-    """The connection string of a database with fairq in it."""
-    if dsn is not None:
-        where = dsns.to_libpq(dsn)
-        warning = (
-            f"Using {dsns.describe(where)}: the demo enqueues there in the queue '{engines.QUEUE}', makes "
-            "the schema 'fairq_demo_fifo', and removes both at the end."
-        )
-        view.say(console, warning, "yellow")
-        with psycopg.connect(where) as conn:
-            install.check_version(conn)
-            if count := engines.strangers(conn):
-                raise Failure(
-                    f"the queue '{engines.QUEUE}' has {count} tasks that are not the demo's",
-                    hint="Use another database: the demo empties that queue.",
-                    code="occupied",
-                    exit_code=Exit.REFUSED,
-                )
+    """The connection string of a new database with fairq in it, which is dropped at the end."""
+    with contextlib.ExitStack() as ending:
+        if dsn is None:
+            admin, name = ending.enter_context(_own_server(console)), "demo"
+        else:
+            admin, name = dsns.to_libpq(dsn), f"fairq_demo_{secrets.token_hex(4)}"
+            view.say(console, f"A database of the demo's own, {name}, beside {dsns.describe(admin)}.", "dim")
+        conn = ending.enter_context(psycopg.connect(admin, autocommit=True))
+        drop = sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
+        conn.execute(drop)  # what a demo that was killed has left on the server of its own
+        conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+        ending.callback(conn.execute, drop)
+        where = conninfo.make_conninfo(admin, dbname=name)
+        install.migrate(where)
         yield where
-        return
 
+
+@contextlib.contextmanager
+def _own_server(console: Console) -> Iterator[str]:
     if ignored := [name for name in dsns.VARIABLES if os.environ.get(name)]:
-        view.say(
-            console, f"{' and '.join(ignored)}: not used. The demo touches a database only with --dsn.", "dim"
-        )
-    first = not DATA.exists()
-    note = "Making a PostgreSQL in" if first else "Starting the PostgreSQL in"
+        note = f"{' and '.join(ignored)}: not used. The demo touches a server of yours only with --dsn."
+        view.say(console, note, "dim")
+    note = "Starting the PostgreSQL in" if DATA.exists() else "Making a PostgreSQL in"
     with console.status(f"{note} {DATA} …") if console.is_terminal else contextlib.nullcontext():
         DATA.parent.mkdir(parents=True, exist_ok=True)
         server = embedded.start(DATA)
     with server:
-        with psycopg.connect(server.dsn(), autocommit=True) as conn:
-            conn.execute("drop database if exists demo with (force)")
-            conn.execute("create database demo")
-        install.migrate(server.dsn(DATABASE))
         ready = f"PostgreSQL {server.binaries.version} of the demo's own, data in {DATA}, fsync on."
         view.say(console, ready, "dim")
-        yield server.dsn(DATABASE)
-
-
-def _take_the_lock(conn: engines.Connection) -> None:
-    row = conn.execute("select pg_try_advisory_lock(%s)", (LOCK_KEY,)).fetchone()
-    if row != (True,):
-        raise Failure(
-            "another demo is running in this database",
-            hint="Wait until it ends.",
-            code="busy",
-            exit_code=Exit.BUSY,
-        )
+        yield server.dsn()
 
 
 # --- The view -------------------------------------------------------------------------------------

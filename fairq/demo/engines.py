@@ -5,7 +5,6 @@ from importlib import resources
 from typing import Any, Protocol
 
 import psycopg
-from psycopg import sql
 
 QUEUE = "demo"
 KIND = "fairq.demo"
@@ -139,12 +138,8 @@ class Fair:
         return [Record(*row) for row in conn.execute(self._HISTORY, (QUEUE, KIND))]
 
 
-# --- Setting up and taking away --------------------------------------------------------------------
-
-
 def set_up(conn: Connection, slots: int) -> tuple[Fifo, Fair]:
-    """Both queues, empty, in a database where fairq is installed."""
-    take_away(conn)
+    """Both queues, in a new database where fairq is installed."""
     with conn.transaction():
         conn.execute(resources.files("fairq.demo").joinpath("fifo.sql").read_bytes())
         conn.execute("""select fairq.configure_queue(%s, '{"notify": false}')""", (QUEUE,))
@@ -153,66 +148,3 @@ def set_up(conn: Connection, slots: int) -> tuple[Fifo, Fair]:
         ).fetchone()
     assert row is not None
     return Fifo(), Fair(row[0])
-
-
-def strangers(conn: Connection) -> int:
-    """Tasks in the demo's queue that are not the demo's."""
-    row = conn.execute(
-        """
-        select (select count(*) from fairq.tasks t where t.queue = %(queue)s and t.kind <> %(kind)s)
-          + (select count(*) from fairq.finished_tasks f where f.queue = %(queue)s and f.kind <> %(kind)s)
-        """,
-        {"queue": QUEUE, "kind": KIND},
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-_SWEPT = ("rings", "late rings", "ticks", "lanes")
-# Tables that know a task by its id alone.
-_BY_TASK = {"held": "id", "attempts": "task_id"}
-_BY_QUEUE = (
-    "ready",
-    "parked",
-    "tasks",
-    "finished_tasks",
-    "rings",
-    "lanes",
-    "ticks",
-    "groups",
-    "domains",
-    "queues",
-)
-
-
-def take_away(conn: Connection) -> None:
-    """Remove everything the demo made, also an earlier one that was killed."""
-    with conn.transaction():
-        conn.execute("drop schema if exists fairq_demo_fifo cascade")
-        conn.execute(
-            "select fairq.retire_worker(w.worker_id) from fairq.workers w where w.queues = %s::text[]",
-            ([QUEUE],),
-        )
-        conn.execute(
-            "delete from fairq.sweeps where what = any(%s::text[])", ([f"{n} {QUEUE}" for n in _SWEPT],)
-        )
-        conn.execute("delete from fairq.upkeep_failures where part = %s", (f"queue {QUEUE}",))
-        for table, column in _BY_TASK.items():
-            conn.execute(
-                sql.SQL(
-                    """
-                    delete from fairq.{} x
-                    using (
-                      select t.shard_no, t.id from fairq.tasks t where t.queue = %(queue)s
-                      union all
-                      select f.shard_no, f.id from fairq.finished_tasks f where f.queue = %(queue)s
-                    ) d
-                    where x.shard_no = d.shard_no and x.{} = d.id
-                    """
-                ).format(sql.Identifier(table), sql.Identifier(column)),
-                {"queue": QUEUE},
-            )
-        for table in _BY_QUEUE:
-            conn.execute(
-                sql.SQL("delete from fairq.{} where queue = %s").format(sql.Identifier(table)), (QUEUE,)
-            )

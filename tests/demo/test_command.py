@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from fairq.cli import Exit
+from tests.cli.running import as_role
 from tests.support.database import Database
 from tests.support.processes import ROOT, is_alive, run_dirs_of
 
@@ -181,55 +182,46 @@ def test_a_second_demo_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         assert process.poll() is None
 
 
-def test_it_runs_in_a_database_that_is_named_and_takes_its_things_away(
+def exists(database: Database, said: str) -> bool:
+    """Whether the database that the demo speaks of is there."""
+    (name,) = re.findall(r"fairq_demo_\w+", said)
+    conn = database.connect(autocommit=True)
+    return conn.execute("select 1 from pg_database where datname = %s", (name,)).fetchone() is not None
+
+
+def test_on_a_server_that_is_named_it_makes_a_database_and_drops_it(
     database: Database, tmp_path: Path
 ) -> None:
     with fairq_demo(tmp_path, *TINY, "--dsn", database.dsn) as process:
+        said = read_until(process, r"started.*\|")
+        assert exists(database, said)
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert "the demo enqueues there in the queue 'demo'" in out
     assert "others" in out
     assert not (tmp_path / ".cache" / "demo").exists(), "no server of its own"
-    conn = database.connect()
-    assert conn.execute("select to_regnamespace('fairq_demo_fifo')").fetchone() == (None,)
-    assert conn.execute("select count(*) from fairq.queues where queue = 'demo'").fetchone() == (0,)
-    assert conn.execute("select count(*) from fairq.finished_tasks").fetchone() == (0,)
+    assert not exists(database, said)
+    assert database.connect().execute("select count(*) from fairq.finished_tasks").fetchone() == (0,)
 
 
-def test_stopped_in_a_database_that_is_named_it_takes_its_things_away_too(
-    database: Database, tmp_path: Path
+def test_stopped_on_a_server_that_is_named_it_drops_its_database_too(
+    empty_database: Database, tmp_path: Path
 ) -> None:
-    with fairq_demo(tmp_path, "--tasks", "20000", "--dsn", database.dsn) as process:
-        read_until(process, r"[1-9]\d* of [\d,]+ started.*\|")
+    """fairq need not be installed there."""
+    with fairq_demo(tmp_path, "--tasks", "20000", "--dsn", empty_database.dsn) as process:
+        said = read_until(process, r"[1-9]\d* of [\d,]+ started.*\|")
         process.terminate()
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, err
-    conn = database.connect()
-    assert conn.execute("select to_regnamespace('fairq_demo_fifo')").fetchone() == (None,)
-    assert conn.execute("select count(*) from fairq.tasks").fetchone() == (0,)
-    assert conn.execute("select count(*) from fairq.workers").fetchone() == (0,)
-
-
-def test_a_queue_that_somebody_else_uses_is_left_alone(database: Database, tmp_path: Path) -> None:
-    conn = database.connect()
-    conn.execute("select fairq.configure_queue('demo')")
-    conn.execute("select fairq.create_task('bob', '{}', p_queue => 'demo')")
-    conn.commit()
-    with fairq_demo(tmp_path, *TINY, "--dsn", database.dsn) as process:
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == Exit.REFUSED
-    assert "1 tasks that are not the demo's" in err
-    assert conn.execute("select count(*) from fairq.tasks").fetchone() == (1,)
-
-
-def test_a_database_without_fairq_is_not_touched(empty_database: Database, tmp_path: Path) -> None:
-    with fairq_demo(tmp_path, *TINY, "--dsn", empty_database.dsn) as process:
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == Exit.NO
-    assert "fairq migrate" in err
+    assert not exists(empty_database, said)
     conn = empty_database.connect()
-    names = conn.execute("select nspname from pg_namespace where nspname like 'fairq%'").fetchall()
-    assert names == []
+    assert conn.execute("select to_regnamespace('fairq')").fetchone() == (None,)
+
+
+def test_a_role_that_may_not_make_databases_is_told(database: Database, tmp_path: Path) -> None:
+    with fairq_demo(tmp_path, *TINY, "--dsn", as_role(database, "fairq_admin")) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == Exit.DATABASE
+    assert "permission denied to create database" in err
 
 
 def test_a_database_named_by_a_variable_is_not_used(tmp_path: Path) -> None:

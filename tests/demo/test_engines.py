@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from fairq.demo.engines import KIND, QUEUE, Engine, set_up, strangers, take_away
+from fairq.demo.engines import Engine, set_up
 from tests.support.database import Database
 from tests.support.shards import neighbours
 
@@ -53,49 +53,3 @@ def test_fifo_serves_alice_after_all_of_bob_and_fairq_serves_her_next(conn: psyc
     assert order["FIFO"] == [bob] * 49 + [alice] * 3
     assert order["fairq"][0] == alice
     assert order["fairq"][:6].count(alice) == 3
-
-
-def test_setting_up_again_starts_empty(conn: psycopg.Connection[Any]) -> None:
-    for engine in set_up(conn, 4):
-        engine.enqueue(conn, "bob", 5)
-        engine.turn(conn, [], 2)
-    for engine in set_up(conn, 4):
-        assert engine.turn(conn, [], 10) == []
-        assert engine.history(conn) == []
-
-
-def test_taking_away_leaves_nothing_of_the_demo_and_all_of_the_rest(conn: psycopg.Connection[Any]) -> None:
-    conn.execute("select fairq.create_task('bob', '{}')")
-    for engine in set_up(conn, 4):
-        engine.enqueue(conn, "bob", 5)
-        engine.turn(conn, engine.turn(conn, [], 2), 2)
-    conn.execute("select fairq.maintain()")
-    take_away(conn)
-    assert conn.execute("select count(*) from fairq.sweeps where what like '%demo'").fetchone() == (0,)
-    assert conn.execute("select to_regnamespace('fairq_demo_fifo')").fetchone() == (None,)
-    for table in (
-        "tasks",
-        "ready",
-        "parked",
-        "finished_tasks",
-        "rings",
-        "lanes",
-        "ticks",
-        "domains",
-        "queues",
-    ):
-        left = conn.execute(f"select distinct queue from fairq.{table}").fetchall()  # noqa: S608
-        assert (QUEUE,) not in left, table
-    assert conn.execute("select count(*) from fairq.tasks").fetchone() == (1,)
-    assert conn.execute("select count(*) from fairq.workers").fetchone() == (0,)
-    # The worker that was cut short gave its tasks back.
-    assert conn.execute("select count(*) from fairq.held").fetchone() == (0,)
-    assert conn.execute("select count(*) from fairq.attempts").fetchone() == (0,)
-
-
-def test_tasks_of_somebody_else_in_the_queue_are_noticed(conn: psycopg.Connection[Any]) -> None:
-    set_up(conn, 4)
-    conn.execute("select fairq.create_task('bob', '{}', p_queue => %s, p_kind => %s)", (QUEUE, KIND))
-    assert strangers(conn) == 0
-    conn.execute("select fairq.create_task('bob', '{}', p_queue => %s)", (QUEUE,))
-    assert strangers(conn) == 1
