@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib import import_module, metadata
-from typing import IO, Any
+from importlib import import_module
+from typing import IO, TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 __all__ = [
     "COMMANDS",
@@ -123,6 +124,8 @@ class Commands(click.Group):
         return found
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
         names = [name for name in COMMANDS if name.startswith(incomplete)]
         found = [CompletionItem(name, help=COMMANDS[name].help) for name in names]
         return found + click.Command.shell_complete(self, ctx, incomplete)
@@ -156,6 +159,8 @@ class Commands(click.Group):
             ctx.exit(Exit.OK)
         except Exception as exc:
             if os.environ.get("FAIRQ_TRACEBACK"):
+                import traceback
+
                 from fairq.dsn import mask
 
                 click.echo(mask(traceback.format_exc()), err=True)
@@ -267,7 +272,7 @@ def group(**attributes: Any) -> Callable[[Callable[..., Any]], Any]:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="'fairq COMMAND --help' tells more about each.",
 )
-@click.version_option(metadata.version("fairq"), prog_name="fairq", message="%(prog)s %(version)s")
+@click.version_option(package_name="fairq", prog_name="fairq", message="%(prog)s %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """A multi-tenant fair queue that lives in PostgreSQL.
