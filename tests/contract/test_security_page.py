@@ -63,7 +63,8 @@ def test_a_producer_with_sql_of_its_own_can_exceed_a_cap(db: psycopg.Connection[
     assert db.execute(pop, row).fetchone() == (0,)
     db.execute("set local role fairq_enqueue")
     db.execute(
-        "insert into fairq.rings (shard_no, queue, group_key, freed) select r.shard_no, 'default', 'bob', 1 from fairq.rings r limit 1"
+        "insert into fairq.rings (shard_no, queue, group_key, freed)"
+        " select r.shard_no, 'default', 'bob', 1 from fairq.rings r limit 1"
     )
     db.execute("reset role")
     assert db.execute(pop, row).fetchone() == (1,)
