@@ -161,7 +161,7 @@ def _model(relation: Relation, request: Request) -> Struct:
     fields = [
         Field(
             column.name,
-            _local(_type_of_column(column, relation, request)),
+            _local(_type_of_column(column, request)),
             (column.comment,) if strict and column.comment else tuple(column.comment.splitlines()),
         )
         for column in relation.columns
@@ -184,11 +184,10 @@ def _python_fields(fields: Sequence[Field]) -> list[Field]:
     return [replace(each, name=name) for each, name in zip(fields, accepted, strict=True)]
 
 
-def _type_of_column(column: Column, relation: Relation, request: Request) -> PyType:
+def _type_of_column(column: Column, request: Request) -> PyType:
     found = python_type(column, request.catalog, request.options)
-    if isinstance(found, Untypable):
-        raise GenerationError(f"column {column.name} of {relation.name} {found.message}", hint=found.hint)
-    return found
+    # A table has columns that nobody asked for. A query that returns one is told what to do about it.
+    return PyType("Any") if isinstance(found, Untypable) else found
 
 
 # --- queries --------------------------------------------------------------------------------------

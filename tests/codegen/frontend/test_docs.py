@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fairq.cli import main
 from fairq.codegen.command import gen
 from tests.support.database import Database
 
@@ -25,9 +26,14 @@ def test_the_how_to_works_as_it_is_written(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     # The blocks without a file name belong into the query file; `payloads` speaks of a table of its own.
-    loading, payloads = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)[-2:]
+    loading, payloads, shipping = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)[-3:]
     with (tmp_path / "queries" / "orders.sql").open("a") as file:
-        file.write(f"\n{loading}\n{payloads}")
+        file.write(f"\n{loading}\n{payloads}\n{shipping}")
+    fairqs_own = CliRunner().invoke(main, ["sql"])
+    (tmp_path / "schema" / "000_fairq.sql").write_text(fairqs_own.output)
+    (option,) = re.findall(r"```yaml\n( .*?)```", text, re.DOTALL)
+    with (tmp_path / "sqlc.yaml").open("a") as file:
+        file.write(option)
     (tmp_path / "schema" / "002.sql").write_text(
         "create table jobs (id bigint primary key, payload jsonb not null);"
     )
@@ -37,7 +43,8 @@ def test_the_how_to_works_as_it_is_written(
     assert CliRunner().invoke(gen, ["--dsn", empty_database.dsn, "--check"]).exit_code == 0
 
     with empty_database.connect(autocommit=True) as schema:
-        schema.execute((tmp_path / "schema" / "001.sql").read_bytes())
+        for name in ("000_fairq.sql", "001.sql"):
+            schema.execute((tmp_path / "schema" / name).read_bytes())
     monkeypatch.syspath_prepend(tmp_path)
     names = {"dsn": empty_database.dsn, "customers": ["eve", "zoe"]}
     use, pipeline, load = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -47,6 +54,12 @@ def test_the_how_to_works_as_it_is_written(
         exec(f"from shop.queries import orders\n{load}", {**names, "conn": conn})
         stored = conn.execute("select customer from orders order by id").fetchall()
         assert stored == [("bob",), ("bob",), ("alice",), ("eve",), ("zoe",)]
+        exec(
+            "from shop.queries import orders\nadded = orders.add_order_to_ship(conn, customer='bob')",
+            names | {"conn": conn},
+        )
+        tasks = conn.execute("select group_key, kind, payload from fairq.tasks").fetchall()
+        assert tasks == [("bob", "ship", {"order": 6})]
         existing = CliRunner().invoke(gen, ["--dsn", empty_database.dsn, "--existing", "--check"])
         assert "jobs" in existing.output  # this database has no such table: it was read as it is
     for name in [name for name in sys.modules if name.split(".")[0] == "shop"]:

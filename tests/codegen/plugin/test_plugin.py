@@ -178,9 +178,15 @@ def test_a_parameter_that_cannot_be_typed_is_named() -> None:
     assert "parameter $2" in str(failure(request({"name": "Do", "cmd": ":exec", "params": [unnamed]})))
 
 
-def test_a_table_column_that_cannot_be_typed_names_the_table() -> None:
-    table = {"rel": {"name": "places"}, "columns": [column("at", "point")]}
-    assert "column at of public.places has type point" in str(failure(request(tables=[table])))
+def test_a_table_column_that_cannot_be_typed_is_refused_where_a_query_returns_it() -> None:
+    """A whole schema is no reason to fail: fairq's own has arrays of composite types."""
+    at = column("at", "point", is_array=True, array_dims=1)
+    table = {"rel": {"schema": "public", "name": "places"}, "columns": [at, column("name", "text")]}
+    models = sqlc.respond(request(tables=[table]))["models.py"]
+    assert "    at: Any\n    name: str\n" in models
+    assert "from typing import Any" in models
+    query = {"name": "GetOne", "columns": [at]}
+    assert "column at has type point" in str(failure(request(query, tables=[table])))
 
 
 def test_a_composite_type_is_refused_because_drivers_disagree_about_it() -> None:
