@@ -49,7 +49,7 @@ RUN = sorted(
 
 
 # They pop a few tasks of several groups, and show whose.
-ONE_ORDER = {"watch-a-queue", "cli-queues"}
+ONE_ORDER = {"cli-queues"}
 
 
 @pytest.mark.parametrize(
