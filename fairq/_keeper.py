@@ -69,8 +69,11 @@ def watch(program: "subprocess.Popen[bytes]", parent: int) -> bool:
     while program.poll() is None:
         if os.getppid() != parent:
             return True
-        if 0 in select.select([0, woken], [], [], PARENT_CHECK_SECONDS)[0]:
+        ready = select.select([0, woken], [], [], PARENT_CHECK_SECONDS)[0]
+        if 0 in ready:
             return True  # nobody writes to the pipe: that is its end
+        if woken in ready:
+            os.read(woken, 512)  # also when the program was only stopped for a while
     return False
 
 

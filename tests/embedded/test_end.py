@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,27 @@ def test_a_keeper_that_is_told_to_end_stops_the_server_first() -> None:
         about = read_json(process)
         os.kill(about["keeper"], signal.SIGTERM)
         _wait_until_gone(about)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_keeper_rests_while_its_server_is_stopped(ask: Ask) -> None:
+    """A stopped program wakes it once, and must not keep it awake."""
+    with embedded.start() as server:
+        assert server._keeper is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            before = cpu_seconds(server._keeper.pid)
+            time.sleep(1)
+            assert cpu_seconds(server._keeper.pid) - before < 0.3
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert ask(server, "select 1") == 1
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time; Linux counts them in hundredths."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
 
 
 def test_a_server_that_lost_its_keeper_is_still_stopped_by_its_program(ask: Ask) -> None:
