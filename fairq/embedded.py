@@ -711,5 +711,5 @@ def _write_private(path: Path, text: str, user: _User | None) -> None:
 
 def _setting_text(name: str, value: Setting) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_.]*", name):
-        raise EmbeddedError(f"{name!r} is no name of a PostgreSQL setting.")
+        raise EmbeddedError(f"{name!r} is not the name of a PostgreSQL setting.")
     return ("on" if value else "off") if isinstance(value, bool) else str(value)

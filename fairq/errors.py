@@ -35,7 +35,7 @@
     │   ├── Cancelled                 cancelled        somebody canceled it
     │   ├── Fail                      raise it in a handler: the task ends now, no further attempt
     │   └── Retry                     raise it in a handler: another attempt, after `delay`
-    ├── NotHeld                       the attempt is not this worker's any more
+    ├── NotHeld                       the attempt is no longer this worker's
     ├── NoSuchTask                    no task has that id
     ├── TaskFailed                    the task whose result was asked for did not succeed
     ├── ResultTimeout                 it did not end in time (a TimeoutError, too)

@@ -299,7 +299,7 @@ def _stranger(version: str | None, known: Sequence[Revision]) -> InstallError:
             "Use the newer release of fairq that migrated the database, here as well.",
         )
     return SchemaForeign(
-        f"the database says that it is at '{version}', which is no revision of fairq",
+        f"the database says that it is at '{version}', which is not a revision of fairq",
         "Look at the table fairq.schema_version: some other tool may have written to it.",
     )
 

@@ -238,7 +238,7 @@ class Turns:
         there = set(accepted)
         stale = [end.id for end in ends if end.id not in there]
         log.warning(
-            "%d ended attempts were not accepted: written already, or not this worker's any more: %s",
+            "%d ended attempts were not accepted: written already, or no longer this worker's: %s",
             len(stale),
             stale[:20],
             extra={"action": "stale", "task_ids": stale},
