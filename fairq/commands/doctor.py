@@ -11,18 +11,28 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, LiteralString
+from typing import Any, Literal
 
 import click
 import psycopg
-from psycopg.rows import dict_row
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fairq import install
 from fairq.cli import Exit, command, named_dsn
-from fairq.commands.common import Connection, clean, connect, count, duration, plain, show, span
+from fairq.commands.common import (
+    Connection,
+    clean,
+    connect,
+    count,
+    duration,
+    plain,
+    rows,
+    server_time,
+    show,
+    span,
+)
 from fairq.dsn import describe, mask, resolve
 from fairq.embedded import OLDEST_MAJOR
 from fairq.errors import FairqError
@@ -114,11 +124,8 @@ def _sum(found: list[Finding]) -> str:
     look = sum(each.verdict == "look" for each in found)
     if wrong:
         return f"{count(wrong, 'thing is', 'things are')} wrong."
-    return (
-        f"Nothing is wrong; {count(look, 'thing deserves', 'things deserve')} a look."
-        if look
-        else "All is well."
-    )
+    deserves = count(look, "thing deserves", "things deserve")
+    return f"Nothing is wrong; {deserves} a look." if look else "All is well."
 
 
 # --- The round -------------------------------------------------------------------------------------
@@ -127,19 +134,19 @@ def _sum(found: list[Finding]) -> str:
 def examine(conn: Connection, dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     """All checks, in the order in which their answers make sense."""
     checks: dict[str, Callable[[], Finding]] = {
-        "connection": lambda: judge_connection(_one(conn, CONNECTION), dsn, conn.info.backend_pid),
-        "server": lambda: judge_server(_one(conn, SERVER)),
-        "clock": lambda: judge_clock(*_clocks(conn)),
+        "connection": lambda: judge_connection(rows(conn, CONNECTION)[0], dsn, conn.info.backend_pid),
+        "server": lambda: judge_server(rows(conn, SERVER)[0]),
+        "clock": lambda: judge_clock(datetime.now(UTC), server_time(conn), datetime.now(UTC)),
         "schema": lambda: judge_schema(conn),
-        "rights": lambda: judge_rights(_one(conn, RIGHTS)),
-        "workers": lambda: judge_workers(_all(conn, QUEUES), _all(conn, WORKERS)),
-        "waiting": lambda: judge_waiting(_all(conn, QUEUES), max_wait),
-        "maintenance": lambda: judge_maintenance(_one(conn, MAINTENANCE), _all(conn, FAILURES)),
-        "history": lambda: judge_history(_one(conn, HISTORY)),
-        "horizon": lambda: judge_horizon(_all(conn, HORIZON)),
+        "rights": lambda: judge_rights(rows(conn, RIGHTS)[0]),
+        "workers": lambda: judge_workers(rows(conn, QUEUES), rows(conn, WORKERS)),
+        "waiting": lambda: judge_waiting(rows(conn, QUEUES), max_wait),
+        "maintenance": lambda: judge_maintenance(rows(conn, MAINTENANCE)[0], rows(conn, FAILURES)),
+        "history": lambda: judge_history(rows(conn, HISTORY)[0]),
+        "horizon": lambda: judge_horizon(rows(conn, HORIZON)),
         "listen": lambda: judge_listen(_hears(conn, dsn)),
-        "connections": lambda: judge_connections(_one(conn, CONNECTIONS)),
-        "dead rows": lambda: judge_dead_rows(_all(conn, DEAD)),
+        "connections": lambda: judge_connections(rows(conn, CONNECTIONS)[0]),
+        "dead rows": lambda: judge_dead_rows(rows(conn, DEAD)),
     }
     of_fairq = {"rights", "workers", "waiting", "maintenance", "history", "dead rows"}
     there = True
@@ -154,16 +161,6 @@ def examine(conn: Connection, dsn: str, max_wait: timedelta | None) -> Iterator[
             found = Finding("unknown", f"this role may not look: {refused}", remedy)
         yield replace(found, check=name)
         there = there and not (name == "schema" and found.verdict != "ok")
-
-
-def _all(conn: Connection, sql: LiteralString) -> list[Row]:
-    with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(sql).fetchall()
-
-
-def _one(conn: Connection, sql: LiteralString) -> Row:
-    (row,) = _all(conn, sql)
-    return row
 
 
 # --- Connection and server -------------------------------------------------------------------------
@@ -200,30 +197,23 @@ select current_setting('server_version') as version, current_setting('server_ver
   current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts
 """
 
+_MUST_BE_ON = {
+    "fsync": "a crash may lose or damage everything",
+    "full_page_writes": "a crash may lose or damage everything",
+    "autovacuum": "dead rows are never removed",
+    "track_counts": "dead rows are never removed",
+}
+
 
 def judge_server(row: Row) -> Finding:
     text = f"PostgreSQL {row['version']}"
     if row["number"] // 10000 < OLDEST_MAJOR:
         return wrong(f"{text} is older than {OLDEST_MAJOR}", "Upgrade PostgreSQL.")
-    if row["fsync"] == "off" or row["full_page_writes"] == "off":
-        name = "fsync" if row["fsync"] == "off" else "full_page_writes"
-        return wrong(
-            f"{text} with {name} off: a crash may lose or damage everything",
-            f"alter system set {name} = on; select pg_reload_conf();",
-        )
-    if row["autovacuum"] == "off" or row["track_counts"] == "off":
-        name = "autovacuum" if row["autovacuum"] == "off" else "track_counts"
-        return wrong(
-            f"{text} with {name} off: dead rows are never removed",
-            f"alter system set {name} = on; select pg_reload_conf();",
-        )
+    for name, harm in _MUST_BE_ON.items():
+        if row[name] == "off":
+            remedy = f"alter system set {name} = on; select pg_reload_conf();"
+            return wrong(f"{text} with {name} off: {harm}", remedy)
     return ok(text)
-
-
-def _clocks(conn: Connection) -> tuple[datetime, datetime, datetime]:
-    before = datetime.now(UTC)
-    (at,) = conn.execute("select clock_timestamp()").fetchone() or (before,)
-    return before, at, datetime.now(UTC)
 
 
 def judge_clock(before: datetime, at: datetime, after: datetime) -> Finding:

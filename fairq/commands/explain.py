@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from psycopg.rows import dict_row
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fairq.cli import command
-from fairq.commands.common import Connection, clean, number, plain, server_time, session, show, span, table
+from fairq.commands.common import (
+    Connection,
+    clean,
+    number,
+    plain,
+    rows,
+    server_time,
+    session,
+    show,
+    span,
+    table,
+)
 from fairq.errors import NoSuchTask
 from fairq.queries import inspection
 
@@ -63,16 +73,16 @@ def explain(task_id: int) -> None:
 
 
 def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
-    with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
+    with conn.transaction():
         row = inspection.explain_task(conn, id=task_id)
         if row is None:
             raise NoSuchTask(
                 f"there is no task {task_id}",
                 "It was rolled back or never created, or it ended longer ago than its queue's retention.",
             )
-        task = cursor.execute(TASK, {"id": task_id}).fetchone() or {}
-        attempts = cursor.execute(ATTEMPTS, {"id": task_id}).fetchall()
-        progress = cursor.execute(PROGRESS, {"id": task_id}).fetchone()
+        task = next(iter(rows(conn, TASK, id=task_id)), {})
+        attempts = rows(conn, ATTEMPTS, id=task_id)
+        progress = next(iter(rows(conn, PROGRESS, id=task_id)), None)
     answer: dict[str, Any] = {field: getattr(row, field) for field in row.__slots__}
     return {**answer, **task, "attempts": attempts, "progress": progress}
 
@@ -117,7 +127,7 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
             facts.add_row(Text(f"  {name}", "dim"), Text(clean(value)))
     parts: list[RenderableType] = [head, facts]
     if found["attempts"]:
-        rows = [
+        cells = [
             (
                 each["attempt"],
                 each["outcome"],
@@ -129,7 +139,7 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
             for each in found["attempts"]
         ]
         columns = (">attempt", "outcome", "worker", "ended", ">after", "error")
-        parts += [Text(), table("Earlier attempts", columns, rows)]
+        parts += [Text(), table("Earlier attempts", columns, cells)]
     return parts
 
 
