@@ -21,7 +21,7 @@ def cited() -> dict[str, str]:
 
 def explained() -> set[str]:
     page = (ROOT / "docs" / "reference" / "requirements.md").read_text("utf-8")
-    rows = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+    rows = re.findall(r"^- ([^:]+):", page, re.MULTILINE)
     return {each for row in rows for each in ID.findall(row)} | {*README}
 
 
