@@ -22,6 +22,7 @@ turns up, and never imported otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
@@ -390,37 +391,22 @@ def _wanted(what: str, value: Any) -> _Refusal:
 _JSON_NAMES: dict[type, str] = {dict: "an object", list: "an array"}
 
 
-def _a_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    raise _wanted("a text", value)
+def _exactly(what: str, kind: type) -> Read:
+    def read(value: Any) -> Any:
+        # True is an int, and is not meant where one is.
+        if type(value) is kind or (isinstance(value, kind) and not isinstance(value, bool)):
+            return value
+        raise _wanted(what, value)
 
-
-def _a_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise _wanted("true or false", value)
-
-
-def _an_int(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise _wanted("a whole number", value)
+    return read
 
 
 def _a_float(value: Any) -> float:
     # 1.0 is written as 1 by many, and by jsonb it is not changed: 1.0 stays 1.0.
     if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(OverflowError):
             return float(value)
-        except OverflowError:
-            pass
     raise _wanted("a number", value)
-
-
-def _nothing(value: Any) -> None:
-    if value is not None:
-        raise _wanted("null", value)
 
 
 def _parsed(what: str, parse: Callable[[str], Any]) -> Read:
@@ -437,10 +423,8 @@ def _parsed(what: str, parse: Callable[[str], Any]) -> Read:
 
 def _a_timedelta(value: Any) -> timedelta:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(OverflowError, ValueError):
             return timedelta(seconds=value)
-        except (OverflowError, ValueError):
-            pass
     raise _wanted("a number of seconds", value)
 
 
@@ -461,11 +445,11 @@ def _finite(text: str) -> Decimal:
 
 _decimal_text = _parsed("a decimal number", _finite)
 _SCALARS: dict[type, Read] = {
-    str: _a_text,
-    bool: _a_bool,
-    int: _an_int,
+    str: _exactly("a text", str),
+    bool: _exactly("true or false", bool),
+    int: _exactly("a whole number", int),
     float: _a_float,
-    type(None): _nothing,
+    type(None): _exactly("null", type(None)),
     datetime: _parsed("a date and time in ISO 8601", datetime.fromisoformat),
     date: _parsed("a date in ISO 8601", date.fromisoformat),
     time: _parsed("a time in ISO 8601", time.fromisoformat),
@@ -473,42 +457,6 @@ _SCALARS: dict[type, Read] = {
     UUID: _parsed("a UUID", UUID),
     Decimal: _a_decimal,
 }
-
-
-def _list_of(annotation: Any, make: Callable[[list[Any]], Any] | None) -> Read:
-    read = _reader(annotation)
-
-    def read_list(value: Any) -> Any:
-        if not isinstance(value, list):
-            raise _wanted("an array", value)
-        if read is not None:
-            items: list[Any] = []
-            for item in value:
-                try:
-                    items.append(read(item))
-                except _Refusal as refusal:
-                    refusal.steps.append(len(items))
-                    raise
-            value = items
-        try:
-            return value if make is None else make(value)
-        except TypeError:  # a set of what cannot be hashed
-            raise _Refusal("holds arrays or objects, which cannot be in a set") from None
-
-    return read_list
-
-
-def _tuple_of(annotations: tuple[Any, ...]) -> Read:
-    reads = [_reader(each) for each in annotations]
-
-    def read_tuple(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) != len(reads):
-            raise _wanted(f"an array of {len(reads)}", value)
-        return tuple(
-            _item(step, read, item) for step, (read, item) in enumerate(zip(reads, value, strict=True))
-        )
-
-    return read_tuple
 
 
 def _item(step: str | int, read: Read | None, value: Any) -> Any:
@@ -519,6 +467,37 @@ def _item(step: str | int, read: Read | None, value: Any) -> Any:
     except _Refusal as refusal:
         refusal.steps.append(step)
         raise
+
+
+def _list_of(annotation: Any, make: Callable[[list[Any]], Any] | None) -> Read:
+    read = _reader(annotation)
+
+    def read_list(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise _wanted("an array", value)
+        if read is not None:
+            value = [_item(step, read, item) for step, item in enumerate(value)]
+        try:
+            return value if make is None else make(value)
+        except TypeError:  # a set of what cannot be hashed
+            raise _Refusal("holds arrays or objects, which cannot be in a set") from None
+
+    return read_list
+
+
+def _tuple_of(
+    annotations: Sequence[Any], required: int | None = None, make: Callable[..., Any] = tuple
+) -> Read:
+    reads = [_reader(each) for each in annotations]
+    least = len(reads) if required is None else required
+
+    def read_tuple(value: Any) -> Any:
+        if not isinstance(value, list) or not least <= len(value) <= len(reads):
+            raise _wanted(f"an array of {len(reads)}", value)
+        pairs = zip(reads, value, strict=False)
+        return make(_item(step, read, item) for step, (read, item) in enumerate(pairs))
+
+    return read_tuple
 
 
 def _dict_of(annotation: Any) -> Read:
@@ -586,35 +565,26 @@ def _enum(cls: type[enum.Enum]) -> Read:
     return read_enum
 
 
-@dataclasses.dataclass(frozen=True)
-class _Field:
-    name: str
-    read: Read | None
-    required: bool
+# Of each field: its name, how to read it, whether it must be there.
+_Fields = Sequence[tuple[str, Read | None, bool]]
 
 
-def _fields_of(value: Any, fields: Sequence[_Field]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _wanted("an object", value)
-    found: dict[str, Any] = {}
-    for field in fields:
-        if field.name in value:
-            found[field.name] = _item(field.name, field.read, value[field.name])
-        elif field.required:
-            raise _Refusal(f'lacks "{field.name}"')
-    return found
+def _fields_of(build: Callable[[], _Fields]) -> Callable[[Any], dict[str, Any]]:
+    # They are looked at when the first value comes: a class may hold itself.
+    fields = lru_cache(build)
 
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _wanted("an object", value)
+        found: dict[str, Any] = {}
+        for name, reader, required in fields():
+            if name in value:
+                found[name] = _item(name, reader, value[name])
+            elif required:
+                raise _Refusal(f'lacks "{name}"')
+        return found
 
-def _lazily(build: Callable[[], Sequence[_Field]]) -> Callable[[], Sequence[_Field]]:
-    """Fields are looked at when the first value comes: a class may hold itself."""
-    fields: list[Sequence[_Field]] = []
-
-    def get() -> Sequence[_Field]:
-        if not fields:
-            fields.append(build())
-        return fields[0]
-
-    return get
+    return read
 
 
 def _hints(cls: Any) -> dict[str, Any]:
@@ -625,22 +595,22 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def _dataclass(cls: type) -> Read:
-    def build() -> Sequence[_Field]:
-        hints = _hints(cls)
+    def build() -> _Fields:
+        hints, missing = _hints(cls), dataclasses.MISSING
         return [
-            _Field(
-                field.name,
-                _reader(hints[field.name]),
-                field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+            (
+                each.name,
+                _reader(hints[each.name]),
+                each.default is missing and each.default_factory is missing,
             )
-            for field in dataclasses.fields(cls)
-            if field.init
+            for each in dataclasses.fields(cls)
+            if each.init
         ]
 
-    fields = _lazily(build)
+    fields = _fields_of(build)
 
     def read_dataclass(value: Any) -> Any:
-        given = _fields_of(value, fields())
+        given = fields(value)
         try:
             return cls(**given)
         except (TypeError, ValueError) as exc:  # of the class's own __post_init__
@@ -650,33 +620,20 @@ def _dataclass(cls: type) -> Read:
 
 
 def _typed_dict(cls: Any) -> Read:
-    def strip(annotation: Any) -> Any:
-        wrapped = get_origin(annotation) in (typing.Required, typing.NotRequired)
-        return get_args(annotation)[0] if wrapped else annotation
-
-    def build() -> Sequence[_Field]:
-        hints = _hints(cls)
+    def build() -> _Fields:
+        wrappers, required = (typing.Required, typing.NotRequired), cls.__required_keys__
         return [
-            _Field(name, _reader(strip(each)), name in cls.__required_keys__) for name, each in hints.items()
+            (name, _reader(get_args(hint)[0] if get_origin(hint) in wrappers else hint), name in required)
+            for name, hint in _hints(cls).items()
         ]
 
-    fields = _lazily(build)
-    return lambda value: _fields_of(value, fields())
+    return _fields_of(build)
 
 
 def _named_tuple(cls: Any) -> Read:
     hints = _hints(cls)
-    reads = [_reader(hints.get(name, Any)) for name in cls._fields]
-    required = len(reads) - len(cls._field_defaults)
-
-    def read_named_tuple(value: Any) -> Any:
-        if not isinstance(value, list) or not required <= len(value) <= len(reads):
-            raise _wanted(f"an array of {len(reads)}", value)
-        return cls(
-            *(_item(step, read, item) for step, (read, item) in enumerate(zip(reads, value, strict=False)))
-        )
-
-    return read_named_tuple
+    annotations = [hints.get(name, Any) for name in cls._fields]
+    return _tuple_of(annotations, len(annotations) - len(cls._field_defaults), lambda items: cls(*items))
 
 
 # --- Libraries that read their own types -------------------------------------------------------------
