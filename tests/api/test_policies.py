@@ -11,6 +11,7 @@ import fairq
 from fairq import policies
 from fairq.options import options_of
 from tests.api.kinds import Opened
+from tests.support import calls
 
 Observer = psycopg.Connection[Any]
 
@@ -33,13 +34,8 @@ def do(opened: Opened, function: Any, *args: Any, **changes: Any) -> Any:
     return opened.finish(function(opened.conn, *args, **changes))
 
 
-def pop(observer: Observer, queue: str, limit: int = 100) -> list[int]:
-    row = observer.execute("select fairq.register_worker('w', array[%s], 1)", [queue]).fetchone()
-    assert row
-    return [
-        each[0]
-        for each in observer.execute("select id from fairq.pop_tasks(%s, %s, %s)", [queue, limit, row[0]])
-    ]
+def pop(observer: Observer, queue: str, limit: int = 100) -> list[calls.Held]:
+    return calls.pop(observer, calls.register(observer, queue), limit, queue=queue)
 
 
 def test_a_queue_takes_every_setting_and_says_what_holds(

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, LiteralString
 
-import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from psycopg.sql import SQL
 
 from fairq.commands.common import clean, parse_duration, parse_when, span
 from tests.cli.running import answer, fairq, ok, process, terminal
+from tests.support.calls import Conn, finish, held_by, pop, register
 from tests.support.database import Database
 from tests.support.sessions import wait_until
 
@@ -33,34 +33,9 @@ def lines(*objects: Any) -> str:
     return "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in objects)
 
 
-def worker(database: Database, queue: str = "default") -> tuple[psycopg.Connection[Any], int]:
+def worker(database: Database, queue: str = "default") -> tuple[Conn, int]:
     conn = database.connect(autocommit=True)
-    row = conn.execute("select fairq.register_worker('tester', array[%s], 10)", [queue]).fetchone()
-    assert row
-    return conn, row[0]
-
-
-def pop(conn: psycopg.Connection[Any], worker_id: int, limit: int = 1) -> list[tuple[int, int]]:
-    rows = conn.execute("select id, attempt from fairq.pop_tasks('default', %s, %s)", [limit, worker_id])
-    return [(row[0], row[1]) for row in rows]
-
-
-def finish(
-    conn: psycopg.Connection[Any],
-    worker_id: int,
-    held: tuple[int, int],
-    outcome: str,
-    result: str | None = None,
-    error: str | None = None,
-) -> None:
-    accepted = conn.execute(
-        """
-        select * from fairq.finish_tasks(%s, array[%s::bigint], array[%s::integer], array[%s],
-          array[%s::jsonb], array[%s::jsonb], array[interval '1 hour'])
-        """,
-        [worker_id, *held, outcome, result, error],
-    ).fetchall()
-    assert accepted == [(held[0],)]
+    return conn, register(conn, queue)
 
 
 # --- enqueue: one -----------------------------------------------------------------------------------
@@ -333,12 +308,12 @@ def test_retry_runs_a_failed_task_again_and_a_scheduled_one_now(database: Databa
         for options in (["--max-attempts", "1"], ["--run-at", "+1h"], [])
     )
     conn, me = worker(database)
-    (held,) = pop(conn, me)
-    assert held[0] == failed
-    finish(conn, me, held, "failed", error='{"code": "boom"}')
+    held = pop(conn, me, 1)
+    assert held == [failed]
+    finish(conn, me, held, "failed", errors=['{"code": "boom"}'])
     found = answer(database, "retry", str(failed), str(later), str(waiting), "999999", exit_code=1)
     assert found == {"accepted": [failed, later], "refused": [waiting, 999999]}
-    assert {id for id, _ in pop(conn, me, 10)} == {failed, later, waiting}
+    assert {*pop(conn, me, 10)} == {failed, later, waiting}
 
 
 # --- result -----------------------------------------------------------------------------------------
@@ -347,8 +322,8 @@ def test_retry_runs_a_failed_task_again_and_a_scheduled_one_now(database: Databa
 def test_result_prints_what_the_handler_returned(database: Database) -> None:
     task_id = ok(database, "enqueue", "bob").strip()
     conn, me = worker(database)
-    (held,) = pop(conn, me)
-    finish(conn, me, held, "succeeded", result='{"pages": 3, "text": "\\u001b[31m\\u0085"}')
+    held = pop(conn, me, 1)
+    finish(conn, me, held, "succeeded", results=['{"pages": 3, "text": "\\u001b[31m\\u0085"}'])
     printed = ok(database, "result", task_id)
     assert json.loads(printed) == {"pages": 3, "text": "\x1b[31m\x85"}
     assert printed.replace("\n", "").isprintable()
@@ -360,7 +335,11 @@ def test_result_of_a_failed_task_says_why_and_exits_1(database: Database) -> Non
     task_id = ok(database, "enqueue", "bob").strip()
     conn, me = worker(database)
     finish(
-        conn, me, pop(conn, me)[0], "failed", error='{"code": "boom", "message": "no such file \\u001b[31m"}'
+        conn,
+        me,
+        pop(conn, me, 1),
+        "failed",
+        errors=['{"code": "boom", "message": "no such file \\u001b[31m"}'],
     )
     done = fairq(database, "result", task_id)
     assert (done.exit_code, done.stdout) == (1, "")
@@ -379,7 +358,7 @@ def test_result_of_a_live_or_unknown_task_exits_1_with_a_code(database: Database
 def test_result_waits_until_the_task_has_ended(database: Database) -> None:
     task_id = ok(database, "enqueue", "bob").strip()
     conn, me = worker(database)
-    (held,) = pop(conn, me)
+    held = pop(conn, me, 1)
     with process(database, "result", task_id, "--wait") as waiting:
 
         def asked() -> bool:
@@ -390,7 +369,7 @@ def test_result_waits_until_the_task_has_ended(database: Database) -> None:
             return row is not None and row[0] == 1
 
         wait_until(asked, "the command is connected")
-        finish(conn, me, held, "succeeded", result='"done"')
+        finish(conn, me, held, "succeeded", results=['"done"'])
         assert waiting.stdout
         assert waiting.stdout.read() == '"done"\n'
         assert waiting.wait() == 0
@@ -434,7 +413,7 @@ def test_explain_shows_earlier_attempts_and_progress(database: Database) -> None
     """H17"""
     task_id = ok(database, "enqueue", "bob", '{"secret": "x"}').strip()
     conn, me = worker(database)
-    finish(conn, me, pop(conn, me)[0], "retry", error='{"code": "boom", "message": "no route"}')
+    finish(conn, me, pop(conn, me, 1), "retry", errors=['{"code": "boom", "message": "no route"}'])
     printed = ok(database, "explain", task_id)
     assert "back-off" in printed
     assert "boom: no route" in printed
@@ -442,11 +421,8 @@ def test_explain_shows_earlier_attempts_and_progress(database: Database) -> None
     (attempt,) = answer(database, "explain", task_id)["attempts"]
     assert (attempt["attempt"], attempt["outcome"], attempt["worker_id"]) == (1, "retry", me)
     ok(database, "retry", task_id)
-    (held,) = pop(conn, me)
-    conn.execute(
-        "select fairq.report_progress(%s, array[%s::bigint], array[%s::int], array[30], array[100])",
-        [me, *held],
-    )
+    held = pop(conn, me, 1)
+    conn.execute("select fairq.report_progress(%s, %s, %s, array[30], array[100])", held_by(me, held))
     assert "30 of 100 (30%)" in ok(database, "explain", task_id)
     assert answer(database, "explain", task_id)["started_at"] is not None
     assert re.search(r"^  started +\d{4}-.* ago\)$", ok(database, "explain", task_id), re.MULTILINE)
@@ -455,7 +431,7 @@ def test_explain_shows_earlier_attempts_and_progress(database: Database) -> None
 def test_explain_of_an_ended_task_says_how_it_ended(database: Database) -> None:
     task_id = ok(database, "enqueue", "bob").strip()
     conn, me = worker(database)
-    finish(conn, me, pop(conn, me)[0], "succeeded")
+    finish(conn, me, pop(conn, me, 1), "succeeded")
     assert "ended as succeeded" in ok(database, "explain", task_id)
 
 

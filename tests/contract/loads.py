@@ -72,32 +72,3 @@ def fill(
 def analyze(conn: psycopg.Connection[Any]) -> None:
     for table in TABLES:
         conn.execute(f"vacuum (analyze) fairq.{table}")
-
-
-def register(conn: psycopg.Connection[Any], name: str = "w", lease: str = "1 hour") -> int:
-    row = conn.execute(
-        "select fairq.register_worker(%s, array['default'], 8, %s::interval)", [name, lease]
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def pop(conn: psycopg.Connection[Any], worker_id: int, limit: int) -> tuple[list[int], list[int]]:
-    """Ids and attempts of the tasks popped."""
-    rows = conn.execute(
-        "select t.id, t.attempt from fairq.pop_tasks('default', %s, %s) t", [limit, worker_id]
-    ).fetchall()
-    return [row[0] for row in rows], [row[1] for row in rows]
-
-
-def finish(
-    conn: psycopg.Connection[Any],
-    worker_id: int,
-    held: tuple[list[int], list[int]],
-    outcomes: list[str] | None = None,
-) -> int:
-    rows = conn.execute(
-        "select f.id from fairq.finish_tasks(%s, %s::bigint[], %s::int[], %s::text[]) as f(id)",
-        [worker_id, held[0], held[1], outcomes],
-    ).fetchall()
-    return len(rows)

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from tests.contract.loads import LONG
+from tests.support.calls import FINISH, POP, Held, column, ending, finish, pop, register
 from tests.support.database import Database
 from tests.support.plans import explain, shared_buffers
 from tests.support.server import TestServer, create_database, drop_database
@@ -41,23 +42,16 @@ class Queue:
     random: Random = field(default_factory=lambda: Random(1))
 
     def register(self) -> None:
-        row = self.conn.execute("select fairq.register_worker('w', array['default'], 8, '1 day')").fetchone()
-        assert row is not None
-        self.worker = row[0]
+        self.worker = register(self.conn, lease="1 day")
 
     def create(self, groups: list[str], priorities: list[int] | None = None) -> list[int]:
-        return [row[0] for row in self.conn.execute(CREATE, [groups, len(groups), priorities])]
+        return column(self.conn, CREATE, groups, len(groups), priorities)
 
-    def pop(self, limit: int) -> tuple[list[int], list[int]]:
-        rows = self.conn.execute(
-            "select t.id, t.attempt from fairq.pop_tasks('default', %s, %s) t", [limit, self.worker]
-        ).fetchall()
-        return [row[0] for row in rows], [row[1] for row in rows]
+    def pop(self, limit: int) -> list[Held]:
+        return pop(self.conn, self.worker, limit)
 
-    def finish(self, ids: list[int], attempts: list[int]) -> None:
-        self.conn.execute(
-            "select fairq.finish_tasks(%s, %s::bigint[], %s::int[])", [self.worker, ids, attempts]
-        )
+    def finish(self, tasks: list[Held]) -> None:
+        finish(self.conn, self.worker, tasks)
 
     def buffers(self, query: str, *params: Any) -> int:
         return shared_buffers(explain(self.conn, query, params))
@@ -97,15 +91,11 @@ def turn(queue: Queue, load: Load, size: int) -> None:
         wished = created[: size // WISHES]
         queue.conn.execute(WISH, [wished])
     queue.conn.execute("select fairq.promote_overflow()")
-    ids, attempts = queue.pop(size)
+    held = queue.pop(size)
     if load.retries:
-        queue.conn.execute(
-            "select fairq.finish_tasks(%s, %s::bigint[], %s::int[], %s::text[],"
-            " p_retry_delays => %s::interval[])",
-            [queue.worker, ids[:50], attempts[:50], ["retry"] * len(ids[:50]), ["0 s"] * len(ids[:50])],
-        )
-        ids, attempts = ids[50:], attempts[50:]
-    queue.finish(ids, attempts)
+        finish(queue.conn, queue.worker, held[:50], "retry", delay="0 s")
+        held = held[50:]
+    queue.finish(held)
     if load.heartbeats:
         for second in range(20):
             queue.conn.execute(
@@ -132,13 +122,10 @@ def measure(queue: Queue) -> dict[str, int]:
     groups = [f"m{number % 50}" for number in range(1500)]
     costs["create_tasks(1500)"] = queue.buffers(CREATE, groups, len(groups), None)
     costs["promote_overflow"] = queue.buffers("select fairq.promote_overflow()")
-    pop = "select t.id, t.attempt from fairq.pop_tasks('default', 100, %s) t"
     queue.pop(1)
-    costs["pop_tasks(100)"] = queue.buffers(pop, queue.worker)
-    ids, attempts = queue.pop(100)
-    costs["finish_tasks(100)"] = queue.buffers(
-        "select fairq.finish_tasks(%s, %s::bigint[], %s::int[])", queue.worker, ids, attempts
-    )
+    costs["pop_tasks(100)"] = queue.buffers(POP, "default", 100, queue.worker, None, None)
+    held = queue.pop(100)
+    costs["finish_tasks(100)"] = queue.buffers(FINISH, *ending(queue.worker, held))
     queue.create(["newcomer 1", "newcomer 2"])
     costs["promote_overflow of newcomers"] = queue.buffers("select fairq.promote_overflow()")
     costs["pop_tasks(10)"] = queue.buffers(
@@ -150,7 +137,7 @@ def measure(queue: Queue) -> dict[str, int]:
     queue.conn.execute(WISH, [wished])
     costs["promote_overflow of 40 wishes to cancel"] = queue.buffers("select fairq.promote_overflow()")
     costs["heartbeat that names tasks"] = queue.buffers(
-        "select fairq.heartbeat(%s, %s::bigint[])", queue.worker, ids[:8]
+        "select fairq.heartbeat(%s, %s::bigint[])", queue.worker, [int(task) for task in held[:8]]
     )
     costs["heartbeat"] = queue.buffers("select fairq.heartbeat(%s)", queue.worker)
     settle(queue)
@@ -159,11 +146,8 @@ def measure(queue: Queue) -> dict[str, int]:
 
 
 def drain(queue: Queue) -> None:
-    while True:
-        ids, attempts = queue.pop(BATCH)
-        if not ids:
-            return
-        queue.finish(ids, attempts)
+    while held := queue.pop(BATCH):
+        queue.finish(held)
 
 
 def leave_alone(conn: Conn) -> None:

@@ -27,7 +27,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.contract.loads import LONG, ROWS, analyze, fill, finish, pop, register
+from tests.contract.loads import LONG, ROWS, analyze, fill
+from tests.support.calls import RELEASE, Held, finish, held_by, pop, register
 from tests.support.database import Database
 from tests.support.plans import (
     Recording,
@@ -69,7 +70,6 @@ TARGET = 1000  # ready target: the budget of a promotion
 BATCH = 100
 
 Conn = psycopg.Connection[Any]
-Held = tuple[list[int], list[int]]
 
 _numbers = itertools.count(1)
 
@@ -135,12 +135,12 @@ def one_turn(conn: Conn) -> None:
     """Each hot function once, on a queue that is empty before and after."""
     conn.execute("select fairq.create_task('warm', '{}')")
     conn.execute("select fairq.promote_overflow()")
-    worker = register(conn, "warm")
+    worker = register(conn)
     held = pop(conn, worker, 10)
-    finish(conn, worker, held, ["retry"])
+    finish(conn, worker, held, "retry")
     conn.execute("select set_config('fairq.now', (clock_timestamp() + interval '1 hour')::text, false)")
     conn.execute("select fairq.maintain()")
-    worker = register(conn, "warm")
+    worker = register(conn)
     finish(conn, worker, pop(conn, worker, 10))
     conn.execute("reset fairq.now")
     conn.execute("select fairq.heartbeat(%s)", [worker])
@@ -207,17 +207,17 @@ class Session:
     def __init__(self, conn: Conn) -> None:
         self.conn = conn
         self.worker = register(conn)
-        self.held: Held = ([], [])
+        self.held: list[Held] = []
 
     def run(self, query: str, *params: Any) -> None:
         self.conn.execute(query, params)
 
     def pop(self) -> None:
         self.held = pop(self.conn, self.worker, BATCH)
-        assert len(self.held[0]) == BATCH
+        assert len(self.held) == BATCH
 
     def finish(self, outcome: str) -> None:
-        assert finish(self.conn, self.worker, self.held, [outcome] * BATCH) == BATCH
+        assert len(finish(self.conn, self.worker, self.held, outcome)) == BATCH
 
     def travel(self, ahead: str) -> None:
         self.run("select set_config('fairq.now', (clock_timestamp() + %s::interval)::text, false)", ahead)
@@ -299,7 +299,7 @@ STEPS = [
     ),
     Step(
         "retry_task, before its back-off is over",
-        lambda s: s.run("select fairq.retry_task(%s)", s.held[0][0]),
+        lambda s: s.run("select fairq.retry_task(%s)", s.held[0]),
         frozenset({"tasks_pkey"}),
         3,
         60,
@@ -314,7 +314,7 @@ STEPS = [
     Step("pop_tasks a third time", Session.pop, frozenset(PROMOTE | ALIVE), PROMOTED, 150_000),
     Step(
         "cancel_task",
-        lambda s: s.run("select fairq.cancel_task(%s)", s.held[0][0]),
+        lambda s: s.run("select fairq.cancel_task(%s)", s.held[0]),
         frozenset({"tasks_pkey"}),
         3,
         60,
@@ -328,9 +328,7 @@ STEPS = [
     ),
     Step(
         "release_tasks",
-        lambda s: s.run(
-            "select fairq.release_tasks(%s, %s::bigint[], %s::int[])", s.worker, s.held[0], s.held[1]
-        ),
+        lambda s: s.run(RELEASE, *held_by(s.worker, s.held)),
         frozenset({"tasks_pkey"}),
         2 * BATCH + 5,  # locked, then changed
         6000,

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from fairq import install
+from tests.support.calls import register
 from tests.support.database import Database
 
 Conn = psycopg.Connection[Any]
@@ -76,12 +77,6 @@ def touched(conn: Conn, query: str, *params: Any) -> set[int]:
             """
         ).fetchall()
     return {row[0] for row in rows}
-
-
-def register(conn: Conn) -> int:
-    row = conn.execute("select fairq.register_worker('w', array['default'], 8)").fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 POP = "select t.id, t.attempt from fairq.pop_tasks('default', 10, %s, p_shard_no => %s) t"

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
-
+from tests.support.calls import Conn, Held, Row, create_all, create_each, pop, promote, register, run
 from tests.support.database import Database
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -27,7 +26,6 @@ TABLES = (
     "sweeps",
     "upkeep_failures",
 )
-Row = tuple[Any, ...]
 
 
 class Engine:
@@ -54,65 +52,32 @@ class Engine:
         # The first promotion of a domain rebuilds it; what follows is what is meant to be looked at.
         self.promote()
 
-    def run(
-        self, query: str, params: Sequence[Any] = (), session: psycopg.Connection[Any] | None = None
-    ) -> list[Row]:
+    def on(self, session: Conn | None = None) -> Conn:
+        """A session, the first if none is said, at this time."""
         session = session or self.main
         session.execute("select set_config('fairq.now', %s, false)", [self.now.isoformat()])
-        cursor = session.execute(query, params)
-        return cursor.fetchall() if cursor.description else []
+        return session
 
-    def one(
-        self, query: str, params: Sequence[Any] = (), session: psycopg.Connection[Any] | None = None
-    ) -> Row:
+    def run(self, query: str, params: Sequence[Any] = (), session: Conn | None = None) -> list[Row]:
+        return run(self.on(session), query, *params)
+
+    def one(self, query: str, params: Sequence[Any] = (), session: Conn | None = None) -> Row:
         (row,) = self.run(query, params, session)
         return row
 
     def at(self, seconds: float) -> datetime:
         return self.now + timedelta(seconds=seconds)
 
-    def create(
-        self, groups: Sequence[str], session: psycopg.Connection[Any] | None = None, **options: Any
-    ) -> list[int]:
+    def create(self, groups: Sequence[str], session: Conn | None = None, **options: Any) -> list[int]:
         """With one group create_task, with more create_tasks, with the same options."""
-        names = "".join(f", p_{name} => %s" for name in options)
-        if len(groups) == 1:
-            rows = self.run(
-                f"select fairq.create_task(%s, '{{}}'{names})", [groups[0], *options.values()], session
-            )
-        else:
-            query = f"select fairq.create_tasks(%s, array_fill('{{}}'::jsonb, array[%s]){names})"
-            rows = self.run(query, [list(groups), len(groups), *options.values()], session)
-        return [row[0] for row in rows]
+        make = create_each if len(groups) == 1 else create_all
+        return make(self.on(session), *groups, **options)
 
     def worker(self, lease: str = "1 minute") -> int:
-        (worker,) = self.one("select fairq.register_worker('w', '{default}', 4, %s)", [lease])
-        return int(worker)
+        return register(self.on(), slots=4, lease=lease)
 
     def promote(self, limit: int | None = None) -> int:
-        (promoted,) = self.one("select fairq.promote_overflow('default', %s)", [limit])
-        return int(promoted)
+        return promote(self.on(), limit=limit)
 
-    def pop(
-        self,
-        worker: int,
-        limit: int,
-        session: psycopg.Connection[Any] | None = None,
-        *,
-        lease: str | None = None,
-        shard: int | None = None,
-    ) -> list[tuple[int, str, int]]:
-        """Ids, groups and attempts."""
-        query = "select id, group_key, attempt from fairq.pop_tasks('default', %s, %s, %s, %s)"
-        return [(r[0], r[1], r[2]) for r in self.run(query, [limit, worker, lease, shard], session)]
-
-    def finish(
-        self, worker: int, ids: Sequence[int], attempts: Sequence[int], outcome: str, delay: str | None = None
-    ) -> list[int]:
-        count = len(ids)
-        query = (
-            "select fairq.finish_tasks(%s, %s, %s, array_fill(%s::text, array[%s]),"
-            " p_retry_delays => array_fill(%s::interval, array[%s]))"
-        )
-        rows = self.run(query, [worker, list(ids), list(attempts), outcome, count, delay, count])
-        return sorted(row[0] for row in rows)
+    def pop(self, worker: int, limit: int, session: Conn | None = None, **options: Any) -> list[Held]:
+        return pop(self.on(session), worker, limit, **options)

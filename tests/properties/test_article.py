@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.properties.engine import Engine
 from tests.properties.profile import PROFILE
+from tests.support.calls import groups_of
 from tests.support.database import Database
 
 BLOCK_LENGTH = 1024 * 1024
@@ -80,7 +81,7 @@ def test_backlogged_groups_are_served_in_the_order_of_the_articles_block_ids(
     for count, more in turns:
         if count:
             expected += [article.pop() for _ in range(min(count, len(article.queued)))]
-            served += [group for _, group, _ in engine.pop(worker, count)]
+            served += groups_of(engine.pop(worker, count))
         for number in more:
             # Only a group that still waits: the article and this engine differ about newcomers.
             if order[number] in article.queued.values():
@@ -88,5 +89,5 @@ def test_backlogged_groups_are_served_in_the_order_of_the_articles_block_ids(
                 engine.create([order[number]])
     expected += [article.pop() for _ in range(len(article.queued))]
     while popped := engine.pop(worker, 3):
-        served += [group for _, group, _ in popped]
+        served += groups_of(popped)
     assert served == expected

@@ -33,7 +33,7 @@ def set_weight(engine: Engine, group: str, weight: float) -> None:
 def drain(engine: Engine, worker: int, size: int) -> list[tuple[int, str]]:
     served: list[tuple[int, str]] = []
     while popped := engine.pop(worker, size):
-        served += [(id_, group) for id_, group, _ in popped]
+        served += [(task, task.group_key) for task in popped]
     return served
 
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 from tests.properties.engine import Engine
 from tests.properties.model import Domain, Waiting, shard_of
 from tests.properties.profile import PROFILE
+from tests.support.calls import Held, finish
 from tests.support.database import Database
 
 GROUPS = [f"g{i}" for i in range(8)]
@@ -40,7 +41,7 @@ class ServedOrder(RuleBasedStateMachine):
         self.engine = engine
         self.engine.reset()
         self.worker = engine.worker()
-        self.held: list[tuple[int, int]] = []
+        self.held: list[Held] = []
         self.known: dict[int, tuple[str, int, float]] = {}
         self.scheduled: dict[int, int] = {}
         self.sequences: dict[int, float] = {}
@@ -209,12 +210,13 @@ class ServedOrder(RuleBasedStateMachine):
     def pop(self, limit: int, shard: int) -> int:
         expected: list[tuple[int, str]] = []
         self.hear(shard)
-        while len(expected) < limit and (served := self.domains[shard].pop()):
-            expected.append((served[1], served[0]))
+        while len(expected) < limit and (next_ := self.domains[shard].pop()):
+            expected.append((next_[1], next_[0]))
         popped = self.engine.pop(self.worker, limit, shard=shard if self.engine.shards > 1 else None)
-        self.broken = [(id_, group) for id_, group, _ in popped] != expected
-        assert not self.broken, f"popped {[(i, g) for i, g, _ in popped]}, expected {expected}"
-        self.held += [(id_, attempt) for id_, _, attempt in popped]
+        served = [(task, task.group_key) for task in popped]
+        self.broken = served != expected
+        assert not self.broken, f"popped {served}, expected {expected}"
+        self.held += popped
         return len(popped)
 
     @precondition(lambda self: self.held)
@@ -224,13 +226,14 @@ class ServedOrder(RuleBasedStateMachine):
         delay=st.integers(0, 10),
     )
     def finish(self, data: st.DataObject, outcome: str, delay: int) -> None:
-        id_, attempt = self.held[data.draw(st.integers(0, len(self.held) - 1))]
-        again = outcome == "retry" and attempt < MAX_ATTEMPTS
+        id_ = self.held[data.draw(st.integers(0, len(self.held) - 1))]
+        again = outcome == "retry" and id_.attempt < MAX_ATTEMPTS
         if again and len(self.scheduled) >= self.most_scheduled:
             return
-        self.held.remove((id_, attempt))
+        self.held.remove(id_)
         due = delay * 1_000_000 + len(self.known) + id_ % 1000
-        assert self.engine.finish(self.worker, [id_], [attempt], outcome, f"{due} microseconds") == [id_]
+        delay_ = f"{due} microseconds"
+        assert finish(self.engine.on(), self.worker, [id_], outcome, delay=delay_) == [id_]
         if again:
             self.scheduled[id_] = self.microseconds + due
             self.hear_of_schedule()

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 from tests.properties.engine import Engine
 from tests.properties.model import shard_of
 from tests.properties.profile import PROFILE
+from tests.support.calls import Held, finish, release, start
 from tests.support.database import Database
 from tests.support.invariants import violations
 
@@ -189,9 +190,9 @@ class Safety(RuleBasedStateMachine):
 
     # Workers
 
-    def take(self, popped: list[tuple[int, str, int]], worker: int, state: str) -> None:
-        for id_, group, attempt in popped:
-            task = self.tasks[id_]
+    def take(self, popped: list[Held], worker: int, state: str) -> None:
+        for id_ in popped:
+            task, group, attempt = self.tasks[id_], id_.group_key, id_.attempt
             self.check(task.state == "waiting", f"{id_} was handed out while {task.state}")
             self.check(task.group == group and task.run_at <= self.seconds, f"{id_} is not due")
             self.check(not self.expired(task) and not task.doomed, f"{id_} must not run: {task}")
@@ -218,7 +219,7 @@ class Safety(RuleBasedStateMachine):
         self.pop_is_open = True
         popped = self.engine.pop(self.popping_worker, limit, conn)
         self.take(popped, self.popping_worker, "popping")
-        self.popping = [id_ for id_, _, _ in popped]
+        self.popping = [*popped]
 
     @precondition(lambda self: self.pop_is_open)
     @rule(commit=st.booleans())
@@ -243,14 +244,14 @@ class Safety(RuleBasedStateMachine):
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
         id_, task = self.held(data, "claimed")
-        rows = self.engine.run("select fairq.start_tasks(%s, %s, %s)", [task.worker, [id_], [task.attempts]])
+        started = start(self.engine.on(), task.worker, [id_], task.attempts)
         if self.expired(task):
-            self.check(rows == [], "an expired task starts")
+            self.check(started == [], "an expired task starts")
             task.state = "expired"
         elif task.lease_until <= self.seconds:
-            self.check(rows == [], "a task starts after its lease")
+            self.check(started == [], "a task starts after its lease")
         else:
-            self.check(rows == [(id_,)], "a claimed task does not start")
+            self.check(started == [id_], "a claimed task does not start")
             task.state = "running"
 
     @precondition(lambda self: self.in_state("claimed", "running"))
@@ -258,7 +259,9 @@ class Safety(RuleBasedStateMachine):
     def finish(self, data: st.DataObject, outcome: str) -> None:
         id_, task = self.held(data, "claimed", "running")
         assert task.worker is not None
-        accepted = self.engine.finish(task.worker, [id_], [task.attempts], outcome, "5 seconds")
+        accepted = finish(
+            self.engine.on(), task.worker, [id_], outcome, attempt=task.attempts, delay="5 seconds"
+        )
         self.check(accepted == ([id_] if task.state == "running" else []), "only running tasks are finished")
         if task.state == "running":
             in_time = task.expires_at is None or self.seconds + 5 < task.expires_at
@@ -268,25 +271,22 @@ class Safety(RuleBasedStateMachine):
                 task.state = "failed" if outcome == "retry" else outcome
 
     @precondition(lambda self: self.in_state("claimed", "running", "waiting"))
-    @rule(data=st.data(), wrong_worker=st.booleans(), release=st.booleans())
-    def stale_calls_change_nothing(self, data: st.DataObject, wrong_worker: bool, release: bool) -> None:
+    @rule(data=st.data(), wrong_worker=st.booleans(), gives_back=st.booleans())
+    def stale_calls_change_nothing(self, data: st.DataObject, wrong_worker: bool, gives_back: bool) -> None:
         id_, task = self.held(data, "claimed", "running", "waiting")
         worker = self.popping_worker + 1000 if wrong_worker else (task.worker or self.workers[0])
         attempt = task.attempts + (0 if wrong_worker else 1)
-        if release:
-            rows = self.engine.run("select fairq.release_tasks(%s, %s, %s)", [worker, [id_], [attempt]])
-        else:
-            rows = [(i,) for i in self.engine.finish(worker, [id_], [attempt], "succeeded")]
-        self.check(rows == [], f"a stale call was accepted: {task}")
+        call = release if gives_back else finish
+        self.check(
+            call(self.engine.on(), worker, [id_], attempt=attempt) == [], f"a stale call was accepted: {task}"
+        )
 
     @precondition(lambda self: self.in_state("claimed", "running"))
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         id_, task = self.held(data, "claimed", "running")
-        rows = self.engine.run(
-            "select fairq.release_tasks(%s, %s, %s)", [task.worker, [id_], [task.attempts]]
-        )
-        self.check(rows == [(id_,)], "a holder may release")
+        given_back = release(self.engine.on(), task.worker, [id_], task.attempts)
+        self.check(given_back == [id_], "a holder may release")
         task.state, task.max_attempts = "waiting", task.max_attempts + 1
 
     @precondition(lambda self: not self.pop_is_open)
@@ -415,16 +415,14 @@ class Safety(RuleBasedStateMachine):
         for round_ in range(1000):
             for id_ in self.in_state("claimed", "running"):
                 task = self.tasks[id_]
-                self.engine.run(
-                    "select fairq.release_tasks(%s, %s, %s)", [task.worker, [id_], [task.attempts]]
-                )
+                release(self.engine.on(), task.worker, [id_], task.attempts)
                 task.state, task.max_attempts = "waiting", task.max_attempts + 1
             if round_ == 0:
                 continue
             popped = self.engine.pop(self.workers[0], 3)
             self.take(popped, self.workers[0], "running")
-            for id_, _, attempt in popped:
-                self.engine.finish(self.workers[0], [id_], [attempt], "succeeded")
+            finish(self.engine.on(), self.workers[0], popped)
+            for id_ in popped:
                 self.tasks[id_].state = "succeeded"
             if not popped:
                 break

@@ -77,12 +77,16 @@ def create_each(conn: Conn, *groups: str, **options: Any) -> list[int]:
     return [create(conn, group, **options) for group in groups]
 
 
+def create_all(conn: Conn, *groups: str, **options: Any) -> list[int]:
+    """One call for all."""
+    names = "".join(f", p_{name} => %s" for name in options)
+    query = f"select fairq.create_tasks(%s::text[], array_fill('{{}}'::jsonb, array[%s]){names})"
+    return column(conn, query, list(groups), len(groups), *options.values())
+
+
 def create_many(conn: Conn, group: str, count: int, **options: Any) -> list[int]:
     """Many tasks of a group by one call."""
-    names = "".join(f", p_{name} => %s" for name in options)
-    arrays = "array_fill(%s::text, array[%s]), array_fill('{}'::jsonb, array[%s])"
-    query = f"select fairq.create_tasks({arrays}{names})"
-    return column(conn, query, group, count, count, *options.values())
+    return create_all(conn, *[group] * count, **options)
 
 
 def register(conn: Conn, *queues: str, slots: int = 8, lease: str = "1 hour") -> int:
