@@ -83,33 +83,29 @@ WHY = {
     ),
     ("create_task", "in 20 ms"): "two inserts instead of one, and indexes on what is inserted",
     ("create_task", "bulk"): "a wider row, and its entries in two indexes",
+    ("create_task", "for two"): "as with one tenant",
     ("cycle", "cycle"): (
-        "a task moves twice (overflow to queued, queued to running) where a FIFO queue moves it once, and"
-        " a lane is written for each group of a pass"
+        "a holder and a row of the history are written for each task, an address for those that were not"
+        " handed over, and a lane for each group of a pass"
     ),
-    ("peers", "drain"): "a task moves twice where a FIFO queue moves it once",
+    ("peers", "drain"): "see promote, pop, finish",
+    ("peers", "enqueue to start"): "a worker promotes before it pops; FIFO polls every 2 ms",
     (
         "peers",
-        "enqueue to start",
-    ): "a worker promotes before it pops, and a NOTIFY wakes it; FIFO polls every 2 ms",
-    ("peers", "held snapshot: dead rows"): "a task moves twice, which leaves one more row behind",
-    ("peers", "held snapshot"): "a task moves twice where a FIFO queue moves it once",
+        "held snapshot: dead rows",
+    ): "addresses and holders are rows of their own, and die with the task",
+    ("peers", "held snapshot"): "see promote, pop, finish",
     ("explain", "time"): "a function call that looks up its queue, its worker and its clock before it pops",
-    (
-        "explain",
-        "buffers",
-    ): "settings, worker and clock are looked up, and each task taken has entries in three indexes",
+    ("explain", "buffers"): "settings, worker and clock are looked up, and each task in two tables",
     ("explain", "rows"): "look-ups of settings, worker and clock",
-    ("explain", "WAL"): "a wider row is written anew, with its index entries",
+    ("explain", "WAL"): "an address is removed, and a holder written",
     ("explain", "slowest"): "one of the ten promotes for all; the others wait for it, a few milliseconds",
-    ("create_task", "for two"): "as with one tenant",
     ("held", "dead rows"): "while the snapshot is held nothing may be removed, in any queue",
     ("held", "buffers"): "what is dead but not removed has to be passed over once",
-    (
-        "held",
-        "",
-    ): "more pages to pass over while nothing is removed; the ratio is to fairq without the snapshot",
-    ("backlog", ""): "see promote, pop, finish; one pop in ten or so promotes a thousand tasks",
+    ("held", ""): (
+        "more pages to pass over while nothing is removed; the ratio is to fairq without the snapshot"
+    ),
+    ("backlog", ""): "see promote, pop, finish; some pops promote for many",
     ("fairness", "throughput"): "see promote, pop, finish: fairness is paid for in the database",
     ("fairness", "wait"): "who came first waits longer when others get their turn: that is the point",
 }
