@@ -8,7 +8,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from types import NoneType
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["Limits", "Mode", "Settings", "banner", "limits", "problems", "queues_of"]
 
@@ -18,28 +19,28 @@ Mode = Literal["forever", "drain", "once"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Times are in seconds, but for those whose name ends in `_ms`. 0 means "choose for me" where it says
-    so.
+    so. Beside a number's type are its bounds.
     """
 
     queues: tuple[str, ...] | Mapping[str, float] = ()
     """In order of priority: the first is emptied before the next is asked. Or with weights: each gets its
     share. Empty: those of the app's tasks, in order.
     """
-    concurrency: int = 0
+    concurrency: Annotated[int, 0, 100_000] = 0
     """Slots: how many tasks run at once. 0: as many as there are CPUs."""
-    prefetch: int = 0
+    prefetch: Annotated[int, 0, 100_000] = 0
     """How many tasks to claim beyond the slots, so that the next one is here when a slot comes free."""
-    claim_lease: float | None = None
+    claim_lease: Annotated[float | None, 0.1, 86_400] = None
     """With prefetch, and only then: how long a claim holds before others may take the task."""
-    max_claim_batch: int = 0
+    max_claim_batch: Annotated[int, 0, 100_000] = 0
     """The most tasks taken from a queue at a time, from all together if they have weights. 0: the slots, with
     prefetch the slots and the prefetch.
     """
-    max_claim_per_worker: int = 0
+    max_claim_per_worker: Annotated[int, 0, 100_000] = 0
     """The most tasks held that have not begun. 0: as for max_claim_batch."""
-    lease: float = 60.0
+    lease: Annotated[float, 1, 86_400] = 60.0
     """Without a sign of life for so long, the worker counts as lost and others get its tasks."""
-    grace: float = 30.0
+    grace: Annotated[float, 0, 86_400] = 30.0
     """How long handlers may go on after the first TERM or INT."""
     mode: Mode = "forever"
     """once: end after one look at the queues; drain: end when there is nothing left to run."""
@@ -48,23 +49,23 @@ class Settings:
     listen: bool = True
     listen_dsn: str | None = field(default=None, repr=False)
     """Where to LISTEN, when `dsn` leads through a pooler that hands out connections by transaction."""
-    notify_poll_interval_ms: int | None = None
+    notify_poll_interval_ms: Annotated[int | None, 1_000, 300_000] = None
     """Longest pause between two looks at the queues. None: 5000, or 1000 without LISTEN."""
-    heartbeat_ms: int | None = None
+    heartbeat_ms: Annotated[int | None, 50, 600_000] = None
     """How often to give a sign of life and learn of cancelled tasks. None: 2000, at most a sixth of the
     lease.
     """
-    maintain_interval_ms: int = 5000
+    maintain_interval_ms: Annotated[int, 0, 3_600_000] = 5000
     """How often to call fairq.maintain(). 0: never; somebody else does."""
-    abandon_after: float = 5.0
+    abandon_after: Annotated[float, 0, 86_400] = 5.0
     """How long a handler may ignore that its time is over before its attempt ends without it."""
-    db_retry_initial_ms: int = 500
-    db_retry_max_ms: int = 30_000
-    db_retry_max_attempts: int = 0
+    db_retry_initial_ms: Annotated[int, 100, 60_000] = 500
+    db_retry_max_ms: Annotated[int, 500, 300_000] = 30_000
+    db_retry_max_attempts: Annotated[int, 0, 10_000] = 0
     """Failures in a row after which the worker gives up. 0: never."""
-    breaker_threshold: int = 5
+    breaker_threshold: Annotated[int, 0, 10_000] = 5
     """Failures in a row after which the database is left alone. 0: never."""
-    breaker_cooldown_ms: int = 60_000
+    breaker_cooldown_ms: Annotated[int, 100, 3_600_000] = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,44 +79,28 @@ class Limits:
     heartbeat: float
 
 
-# Names and bounds of integers. The first three and the poll interval are those that operators know from
-# elsewhere.
-BOUNDS: dict[str, tuple[int, int]] = {
-    "db_retry_initial_ms": (100, 60_000),
-    "db_retry_max_ms": (500, 300_000),
-    "db_retry_max_attempts": (0, 10_000),
-    "notify_poll_interval_ms": (1_000, 300_000),
-    "heartbeat_ms": (50, 600_000),
-    "maintain_interval_ms": (0, 3_600_000),
-    "breaker_threshold": (0, 10_000),
-    "breaker_cooldown_ms": (100, 3_600_000),
-    "concurrency": (0, 100_000),
-    "prefetch": (0, 100_000),
-    "max_claim_batch": (0, 100_000),
-    "max_claim_per_worker": (0, 100_000),
-}
-SECONDS: dict[str, tuple[float, float]] = {
-    "lease": (1, 86_400),
-    "grace": (0, 86_400),
-    "abandon_after": (0, 86_400),
-    "claim_lease": (0.1, 86_400),
+# Of each number: the smallest and the largest.
+BOUNDS: dict[str, tuple[float, float]] = {
+    name: get_args(hint)[1:]
+    for name, hint in get_type_hints(Settings, include_extras=True).items()
+    if get_origin(hint) is Annotated
 }
 # Of a queue in a worker, as of a group in a queue.
 WEIGHTS = (0.001, 1000)
-OPTIONAL = ("notify_poll_interval_ms", "heartbeat_ms", "claim_lease")
 
 
 def problems(settings: Settings) -> list[str]:
     """Everything that is wrong, one sentence each."""
     found: list[str] = []
     unreadable = False
-    for name, (least, most) in (*BOUNDS.items(), *SECONDS.items()):
-        value = getattr(settings, name)
-        if value is None and name in OPTIONAL:
+    hints = get_type_hints(Settings)
+    for name, (least, most) in BOUNDS.items():
+        value, kinds = getattr(settings, name), {hints[name], *get_args(hints[name])}
+        if value is None and NoneType in kinds:
             continue
-        kinds = int if name in BOUNDS else int | float
-        if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-            found.append(f"{name} is {value!r}, which is not a {'whole ' * (name in BOUNDS)}number")
+        number = int if int in kinds else int | float
+        if isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value):
+            found.append(f"{name} is {value!r}, which is not a {'whole ' * (number is int)}number")
             unreadable = True
         elif not least <= value <= most:
             found.append(f"{name} is {value}; it must be {least:g} to {most:g}")
