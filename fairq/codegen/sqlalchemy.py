@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fairq.codegen import names, parse
 from fairq.codegen.model import (
@@ -21,7 +21,6 @@ from fairq.codegen.model import (
     GenerationError,
     Name,
     Options,
-    Parameter,
     Query,
     Relation,
     Request,
@@ -35,19 +34,6 @@ _RETURNS_ROWS = (Command.ONE, Command.MANY)
 _PLACEHOLDER = re.compile(r"\B\$([0-9]+)\b", re.ASCII)
 # Names a generated method needs itself, so no parameter may take them.
 _USED_IN_METHODS = frozenset({"self", "sqlalchemy", "models"})
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    name: str
-    value: str  # as it stands between quotes
-
-
-@dataclass(frozen=True, slots=True)
-class EnumClass:
-    name: str
-    docstring: str  # with its quotes; empty: none
-    members: tuple[Member, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +51,8 @@ class Struct:
     table: Name | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    name: str
-    annotation: str
-
-
-@dataclass(frozen=True, slots=True)
-class RowValue:
-    """How a value is made from `row`: one of its items, or a class called with items."""
-
-    index: int = 0
-    call: str = ""
-    arguments: tuple[tuple[str, RowValue], ...] = ()
+# How a value is made from `row`: the text, at an indentation in steps of four.
+Value = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +64,11 @@ class Method:
     cmd: str
     sql: str  # as it stands between the quotes of the constant
     structs: tuple[Struct, ...]  # emitted after the constant: Params, then Row
-    arguments: tuple[Argument, ...]
+    arguments: tuple[tuple[str, str], ...]  # name and annotation
     keyword_only: bool
     bindings: tuple[tuple[str, str], ...]  # ("p1", "arg.group_key")
     returns: str = ""  # the annotation of one row's value; empty: the statement returns none
-    value: RowValue = field(default_factory=RowValue)
+    value: Value = str
     types: tuple[PyType, ...] = ()  # every type the module must be able to name
 
 
@@ -132,23 +107,27 @@ def module_file(source: str) -> str:
 # --- models ---------------------------------------------------------------------------------------
 
 
-def _enums(request: Request) -> list[EnumClass]:
+def _enums(request: Request) -> list[tuple[str, str]]:
+    """Name and text of each class."""
     strict, catalog = request.options.strict, request.catalog
-    classes: list[EnumClass] = []
+    classes: list[tuple[str, str]] = []
     for enum in catalog.types:
         if not isinstance(enum, Enum):
             continue
         member_names = [names.member_name(value) for value in enum.values]
-        class_name = names.enum_class_name(enum.name, catalog)
+        name = names.enum_class_name(enum.name, catalog)
         if not strict:
-            class_name = names.identifier(class_name, "Enum")
+            name = names.identifier(name, "Enum")
             member_names = names.distinct(
-                names.identifier(name, f"VALUE_{number}") for number, name in enumerate(member_names, 1)
+                names.identifier(member, f"VALUE_{number}") for number, member in enumerate(member_names, 1)
             )
         values = enum.values if strict else map(_escaped, enum.values)
-        members = tuple(map(Member, member_names, values))
-        classes.append(EnumClass(class_name, _docstring(enum.comment, strict), members))
-    return sorted(classes, key=lambda cls: cls.name)
+        body = _inside(_docstring(enum.comment, strict))
+        body += [f'    {member} = "{value}"' for member, value in zip(member_names, values, strict=True)]
+        base = "enum.StrEnum" if request.options.emit_str_enum else "str, enum.Enum"
+        lines = [f"class {name}({base}):", *(body or _nothing(request.options))]
+        classes.append((name, "\n".join(lines)))
+    return sorted(classes)
 
 
 def _models(request: Request) -> list[Struct]:
@@ -242,7 +221,7 @@ def _sql_constant(query: Query, strict: bool) -> str:
 
 def _arguments(
     query: Query, request: Request
-) -> tuple[tuple[Argument, ...], tuple[tuple[str, str], ...], Struct | None, tuple[PyType, ...]]:
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], Struct | None, tuple[PyType, ...]]:
     """What the method takes, what is bound to `:p1` and so on, and the Params class if there is one."""
     options = request.options
     limit = (
@@ -252,29 +231,31 @@ def _arguments(
         columns = [(parameter.number, parameter.column) for parameter in query.params]
         params = _struct(f"{query.name}Params", columns, query, request)
         bindings = tuple((f"p{n}", f"arg.{each.name}") for n, each in enumerate(params.fields, 1))
-        argument = Argument("arg", params.name)
-        return (argument,), bindings, params, tuple(each.type for each in params.fields)
+        return (("arg", params.name),), bindings, params, tuple(each.type for each in params.fields)
 
     given = [parameter.column.name or f"dollar_{parameter.number}" for parameter in query.params]
     if not options.strict:
         python = (names.identifier(name, f"dollar_{n}") for n, name in enumerate(given, 1))
         given = names.distinct(f"{name}_" if name in _USED_IN_METHODS else name for name in python)
-    types = tuple(_type_of_parameter(parameter, query, request) for parameter in query.params)
-    arguments = tuple(Argument(name, type_.annotation) for name, type_ in zip(given, types, strict=True))
+    types = tuple(
+        _type_in_query(each.column, f"parameter {each.column.name or f'${each.number}'}", query, request)
+        for each in query.params
+    )
+    arguments = tuple((name, type_.annotation) for name, type_ in zip(given, types, strict=True))
     bindings = tuple((f"p{n}", name) for n, name in enumerate(given, 1))
     return arguments, bindings, None, types
 
 
 def _result(
     query: Query, request: Request, models: Sequence[Struct]
-) -> tuple[str, RowValue, Struct | None, tuple[PyType, ...]]:
+) -> tuple[str, Value, Struct | None, tuple[PyType, ...]]:
     """The annotation of one row, how it is made, the Row class if there is one, and the types they name."""
     if not query.columns:
-        return "", RowValue(), None, ()
+        return "", _item(0), None, ()
     embeds = not request.options.strict and any(column.embed for column in query.columns)
     if len(query.columns) == 1 and not embeds:
         type_ = _type_of_result(query.columns[0], 0, query, request)
-        return type_.annotation, RowValue(0), None, (type_,)
+        return type_.annotation, _item(0), None, (type_,)
     if embeds:
         return _result_with_embeds(query, request, models)
 
@@ -286,9 +267,24 @@ def _result(
     return row.name, _call(row.name, row.fields), row, tuple(each.type for each in row.fields)
 
 
-def _call(name: str, fields: Iterable[Field], start: int = 0) -> RowValue:
-    values = ((each.name, RowValue(index)) for index, each in enumerate(fields, start))
-    return RowValue(call=name, arguments=tuple(values))
+def _item(index: int) -> Value:
+    return lambda depth: f"row[{index}]"
+
+
+def _made(name: str, parts: Iterable[tuple[str, Value]]) -> Value:
+    """A class called with the parts, each on a line of its own."""
+    given = list(parts)
+
+    def text(depth: int) -> str:
+        indent = "    " * depth
+        lines = (f"{indent}    {field}={value(depth + 1)},\n" for field, value in given)
+        return f"{name}(\n{''.join(lines)}{indent})"
+
+    return text
+
+
+def _call(name: str, fields: Iterable[Field], start: int = 0) -> Value:
+    return _made(name, ((each.name, _item(index)) for index, each in enumerate(fields, start)))
 
 
 def _is_model(model: Struct, columns: Sequence[Column], types: Sequence[PyType], request: Request) -> bool:
@@ -315,17 +311,17 @@ def _is_table(name: Name | None, table: Name, request: Request) -> bool:
 
 def _result_with_embeds(
     query: Query, request: Request, models: Sequence[Struct]
-) -> tuple[str, RowValue, Struct | None, tuple[PyType, ...]]:
+) -> tuple[str, Value, Struct | None, tuple[PyType, ...]]:
     """sqlc.embed(t): the columns of `t` stand in the text one by one, and become one object again here."""
     fields: list[Field] = []
-    values: list[RowValue] = []
+    values: list[Value] = []
     position = 0
     for index, column in enumerate(query.columns):
         if column.embed is None:
             fields.append(
                 Field(column.name or f"column_{index + 1}", _type_of_result(column, index, query, request))
             )
-            values.append(RowValue(position))
+            values.append(_item(position))
             position += 1
             continue
         embedded = column.embed
@@ -344,8 +340,8 @@ def _result_with_embeds(
         return types[0].annotation, values[0], None, types
     fields = _python_fields(fields)
     row = Struct(f"{query.name}Row", tuple(fields))
-    arguments = tuple((each.name, value) for each, value in zip(fields, values, strict=True))
-    return row.name, RowValue(call=row.name, arguments=arguments), row, types
+    made = _made(row.name, ((each.name, value) for each, value in zip(fields, values, strict=True)))
+    return row.name, made, row, types
 
 
 def _struct(name: str, columns: Sequence[tuple[int, Column]], query: Query, request: Request) -> Struct:
@@ -362,11 +358,6 @@ def _struct(name: str, columns: Sequence[tuple[int, Column]], query: Query, requ
     if not request.options.strict:
         fields = _python_fields(fields)
     return Struct(name, tuple(fields))
-
-
-def _type_of_parameter(parameter: Parameter, query: Query, request: Request) -> PyType:
-    what = f"parameter {parameter.column.name or f'${parameter.number}'}"
-    return _type_in_query(parameter.column, what, query, request)
 
 
 def _type_of_result(column: Column, index: int, query: Query, request: Request) -> PyType:
@@ -406,7 +397,7 @@ def _escaped(text: str) -> str:
 # --- modules --------------------------------------------------------------------------------------
 
 
-def _models_module(request: Request, enums: Sequence[EnumClass], models: Sequence[Struct]) -> str:
+def _models_module(request: Request, enums: Sequence[tuple[str, str]], models: Sequence[Struct]) -> str:
     types = [each.type for model in models for each in model.fields]
     standard = {"pydantic" if request.options.emit_pydantic_models else "dataclasses"}
     if enums:
@@ -415,7 +406,7 @@ def _models_module(request: Request, enums: Sequence[EnumClass], models: Sequenc
         _import_lines(standard | _modules(types, standard=True), _typing(types)),
         _import_lines(_modules(types, standard=False), ()),
     ]
-    blocks = [_enum_class(each, request.options) for each in enums]
+    blocks = [text for _, text in enums]
     return _file(_head(request), groups, blocks + [_class(each, request.options) for each in models])
 
 
@@ -456,22 +447,19 @@ def _file(head: Sequence[str], groups: Iterable[Sequence[str]], blocks: Sequence
     return "\n".join([*above, "", "\n\n\n".join(blocks), ""] if blocks else [*above, ""])
 
 
-def _enum_class(enum: EnumClass, options: Options) -> str:
-    base = "enum.StrEnum" if options.emit_str_enum else "str, enum.Enum"
-    body = [f"    {enum.docstring}"] if enum.docstring else []
-    body += [f'    {member.name} = "{member.value}"' for member in enum.members]
-    return "\n".join([f"class {enum.name}({base}):", *(body or _nothing(options))])
-
-
 def _class(struct: Struct, options: Options) -> str:
     if options.emit_pydantic_models:
         lines = [f"class {struct.name}(pydantic.BaseModel):"]
     else:
         lines = ["@dataclasses.dataclass()", f"class {struct.name}:"]
-    body = [f"    {struct.docstring}"] if struct.docstring else []
+    body = _inside(struct.docstring)
     for each in struct.fields:
         body += [*(f"    # {line}" for line in each.comment), f"    {each.name}: {each.type.annotation}"]
     return "\n".join([*lines, *(body or _nothing(options))])
+
+
+def _inside(docstring: str) -> list[str]:
+    return [f"    {docstring}"] if docstring else []
 
 
 def _nothing(options: Options) -> list[str]:
@@ -496,18 +484,18 @@ def _method_text(method: Method, *, is_async: bool) -> str:
     wait, sync = ("await ", "async ") if is_async else ("", "")
     verb = "stream" if is_async and method.cmd == Command.MANY else "execute"
     call = f"{wait}self._conn.{verb}(sqlalchemy.text({method.constant}){_bound(method)})"
-    takes = "".join(f", {each.name}: {each.annotation}" for each in method.arguments)
+    takes = "".join(f", {name}: {annotation}" for name, annotation in method.arguments)
     star = ", *" if method.keyword_only and takes else ""
     head = f"    {sync}def {method.name}(self{star}{takes}) -> "
     if method.cmd == Command.ONE:
         call = f"({call})" if is_async else call
-        value = _value_text(method.value, 2)
+        value = method.value(2)
         return (
             f"{head}Optional[{method.returns}]:\n        row = {call}.first()\n        if row is None:\n"
             f"            return None\n        return {value}"
         )
     if method.cmd == Command.MANY:
-        value = _value_text(method.value, 3)
+        value = method.value(3)
         return (
             f"{head}{'Async' * is_async}Iterator[{method.returns}]:\n        result = {call}\n"
             f"        {sync}for row in result:\n            yield {value}"
@@ -524,15 +512,6 @@ def _bound(method: Method) -> str:
     if len(pairs) > 3:
         return ", {\n" + "".join(f"            {pair},\n" for pair in pairs) + "        }"
     return f", {{{', '.join(pairs)}}}" if pairs else ""
-
-
-def _value_text(row: RowValue, depth: int) -> str:
-    """How a value is made from `row`; `depth` is the indentation of the statement, in steps of four."""
-    if not row.call:
-        return f"row[{row.index}]"
-    indent = "    " * depth
-    lines = (f"{indent}    {name}={_value_text(item, depth + 1)},\n" for name, item in row.arguments)
-    return f"{row.call}(\n{''.join(lines)}{indent})"
 
 
 def _head(request: Request) -> list[str]:
@@ -578,13 +557,13 @@ def _check_engine(request: Request) -> None:
 
 def _check_distinct(
     request: Request,
-    enums: Sequence[EnumClass],
+    enums: Sequence[tuple[str, str]],
     models: Sequence[Struct],
     methods: Sequence[tuple[Query, Method]],
 ) -> None:
     """Two things of one name in a module would silently be one."""
     taken: dict[str, str] = {}
-    described = [(each.name, "an enum") for each in enums]
+    described = [(name, "an enum") for name, _ in enums]
     described += [(each.name, f"table {each.table}") for each in models]
     for name, what in described:
         if name in taken:
