@@ -500,3 +500,14 @@ def test_errors_can_be_pickled_across_processes() -> None:
     for error in (fairq.UnknownQueue("x", "hint"), fairq.TaskTimeout("x"), fairq.InTransaction("y", "h")):
         back = pickle.loads(pickle.dumps(error))
         assert (type(back), str(back)) == (type(error), str(error))
+
+
+def test_an_app_says_for_its_tasks_what_they_do_not_say_themselves() -> None:
+    own = fairq.App(queue="mail", priority=3, cost=2.0, store_result=True, retry=fairq.Backoff(base=7))
+    plain = own.task(kind="plain")(lambda payload: None)
+    other = own.task(kind="other", priority=0, store_result=False)(lambda payload: None)
+    assert (plain.queue, plain.options["priority"], plain.options["cost"]) == ("mail", 3, 2.0)
+    assert (plain.store_result, plain.retry) == (True, fairq.Backoff(base=7))
+    assert (other.options["priority"], other.store_result) == (0, False)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kind'"):
+        fairq.App(kind="x")  # type: ignore[call-arg]
