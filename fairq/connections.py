@@ -113,7 +113,9 @@ class OnConnection(Protocol[P, T_co]):
 
 def on_connection(make: Callable[P, Call[T] | Steps[T]]) -> OnConnection[P, T]:
     """The function that makes a call and runs it on the connection that it gets as its first argument."""
-    name = f"fairq.{make.__name__}"
+    # As it is called: `fairq.enqueue`, `testing.drain`.
+    home = make.__module__ if make.__module__ == "fairq.testing" else "fairq"
+    name = f"{home}.{make.__name__}"
 
     @functools.wraps(make)
     def function(conn: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 import fairq
+from fairq import testing
 from fairq.connections import run
 from fairq.queries import client
 from tests.api.kinds import Opened
@@ -381,6 +382,7 @@ def test_in_autocommit_a_task_is_there_at_once(observer: psycopg.Connection[Any]
     [
         (lambda conn: fairq.enqueue(conn, "bob"), "fairq.enqueue"),
         (lambda conn: fairq.result(conn, 1), "fairq.result"),
+        (lambda conn: testing.drain(conn, fairq.App()), "fairq.testing.drain"),
         (lambda conn: fairq.App().task(lambda payload: None).enqueue(conn, "bob", 1), "fairq.Task.enqueue"),
     ],
 )
