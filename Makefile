@@ -6,10 +6,11 @@
 PYTHON ?= python3
 export PYTHON
 
-# How many processes run tests, and what else to tell pytest: make test ARGS="-k overflow -x"
-JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# How many processes run tests (one more than there are processors, for some wait), and what else to tell
+# pytest: make test ARGS="-k overflow -x"
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 ARGS ?=
-PYTEST = -n $(JOBS) $(ARGS)
+PYTEST = -n $(JOBS) --dist worksteal $(ARGS)
 
 # The PostgreSQL programs of `make test-matrix`, as npm names them.
 POSTGRES ?= 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
