@@ -256,7 +256,7 @@ def _dot_cards(
     every = [value for subjects in keys.values() for values in subjects.values() for value in values.values()]
     if not every:
         return None
-    least, most = max(min(every), 1e-3) / 2, max(every) * 5
+    least, most = max(min(every), 1e-3) / 2, max(*every, 1e-3) * 5
 
     def draw(axis: Axes, key: Key, subjects: Values) -> None:
         for at, (subject, values) in enumerate(subjects.items()):
@@ -341,7 +341,7 @@ def _beside(axis: Axes, subject: str, text: str, x: float, y: float, *, right: b
 
 
 def _from_left(axis: Axes, most: float, unit: str) -> None:
-    axis.set_xlim(0, most)
+    axis.set_xlim(0, max(most, 1e-3))
     axis.xaxis.set_major_locator(MaxNLocator(6))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
     axis.set_xlabel(unit, color=MUTED, loc="left")

@@ -66,7 +66,7 @@ def test_settings_are_passed_on_and_a_restart_may_change_them(ask: Ask) -> None:
 
 
 def test_a_name_that_is_no_setting_is_refused_before_it_reaches_the_server() -> None:
-    with pytest.raises(embedded.EmbeddedError, match="no name of a PostgreSQL setting"):
+    with pytest.raises(embedded.EmbeddedError, match="not the name of a PostgreSQL setting"):
         embedded.start(settings={"fsync=off -c x": 1})
 
 
