@@ -3,7 +3,7 @@
 -- The number of shards can change only while there are no tasks: it decides where a task is stored.
 -- Returns the settings in force.
 -- Raises QF013 when there are tasks, QF007 bad number, QF014 an unknown setting.
--- Locks: settings; #meters and held tasks when the cap changes.
+-- Locks: settings (the whole table where the number of shards changes: waits for transactions that created tasks); #meters and held tasks when the cap changes.
 create function fairq.configure_cluster(p_settings jsonb default '{}') returns fairq.settings
 language plpgsql set search_path = '' as $$
 declare
@@ -11,17 +11,32 @@ declare
   v_new fairq.settings;
   v_changes jsonb;
 begin
+  if p_settings ? 'shard_count' then
+    -- Who creates tasks has read this table, and so holds a lock of it until his transaction ends: no task is on its way into a shard that goes.
+    lock table fairq.settings in access exclusive mode;
+  end if;
   select s.* into v_old from fairq.settings s for update;
   v_changes := fairq._check_settings('the cluster', 'fairq.settings', to_jsonb(v_old), p_settings);
   v_new := jsonb_populate_record(v_old, v_changes);
   if v_new.shard_count <> v_old.shard_count then
-    lock table fairq.tasks in share row exclusive mode;
     if exists (select from fairq.tasks) or exists (select from fairq.finished_tasks) or exists (select from fairq.workers) then
       raise exception 'the number of shards cannot change from % to % while there are tasks or workers', v_old.shard_count, v_new.shard_count
         using errcode = 'QF013', hint = 'It decides where a task is stored. Install fairq in another database with the new number, and let this one run empty.';
     end if;
+    -- Settings go where their groups live now; those of keys hold in every shard.
+    update fairq.groups g set shard_no = fairq._shard_of(g.group_key, v_new.shard_count) where g.queue <> '#keys';
+    delete from fairq.groups g where g.queue = '#keys' and g.shard_no > 0;
+    insert into fairq.groups
+    select (jsonb_populate_record(g, jsonb_build_object('shard_no', s.shard_no))).*
+    from fairq.groups g
+    cross join generate_series(1, v_new.shard_count - 1) s(shard_no)
+    where g.queue = '#keys';
     delete from fairq.domains d where d.shard_no >= v_new.shard_count;
     delete from fairq.maintenance m where m.shard_no >= v_new.shard_count;
+    delete from fairq.ticks k where k.shard_no >= v_new.shard_count;
+    delete from fairq.lanes l where l.shard_no >= v_new.shard_count;
+    delete from fairq.rings r where r.shard_no >= v_new.shard_count;
+    delete from fairq.sweeps w where w.shard_no >= v_new.shard_count;
     perform fairq._open_domain(s.shard_no, q.queue) from generate_series(0, v_new.shard_count - 1) s(shard_no) cross join fairq.queues q;
     insert into fairq.maintenance (shard_no)
     select s.shard_no from generate_series(0, v_new.shard_count - 1) s(shard_no)

@@ -2,7 +2,7 @@
 -- Ready ones are cancelled by promotion, which gives the group its addresses back: it owes nothing for tasks it did not run.
 -- Returns how many tasks it ended.
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
--- Locks: the domain, waits for it; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
+-- Locks: the domain and #keys, waits for them; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
 create function fairq.purge_group(p_queue text, p_group_key text) returns integer
 language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$
 declare
@@ -14,6 +14,8 @@ begin
   perform fairq._check_group(p_queue, p_group_key);
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   perform fairq._lock_domain(v_shard_no, p_queue, true);
+  -- Whoever takes tasks from those that wait for a key holds the keys.
+  perform fairq._lock_keys(v_shard_no, true);
   v_ready := array(
     select r.id
     from fairq.ready r
@@ -31,10 +33,12 @@ begin
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
   select v_shard_no, p_queue, p_group_key, r.id
   from unnest(v_ready) r(id);
-  -- One pass hears five thousand rings; others may wait before these.
-  for v_round in 1 .. 1000 loop
+  -- One pass hears five thousand rings; others may wait before these. What is still ready then, a later pass will end.
+  for v_round in 1 .. 10 loop
     perform fairq._promote(v_shard_no, p_queue, 1, true);
-    exit when not exists (select from fairq._tick(v_shard_no, p_queue) k where fairq._has_news(k));
+    exit when not exists (
+      select from unnest(v_ready) i(id) cross join lateral (select r.id from fairq.ready r where r.shard_no = v_shard_no and r.id = i.id offset 0) r
+    );
   end loop;
   return v_ended;
 end;

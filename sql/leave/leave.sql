@@ -197,13 +197,15 @@ begin
 end;
 $$;
 
--- Ends waiting tasks among p_ids: in line, scheduled, ready or parked; those that are being popped are locked, and left out. The caller holds the domain.
+-- Ends waiting tasks among p_ids: in line, scheduled, ready or parked; those that are being popped are locked, and left out. The caller holds the domain;
+-- where some of them may wait for a key, #keys as well: turns are passed on under that lock only.
 -- Returns the ids.
 -- Locks: bodies, ready and parked rows, all "skip locked".
 create function fairq._end_waiting(p_shard_no integer, p_ids bigint[], p_outcome text, p_now timestamptz) returns bigint[]
 language plpgsql set search_path = '' as $$
 declare
   v_tasks fairq.leaving[];
+  v_turns fairq.parked[];
 begin
   select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, r.charge, 0, coalesce(r.counted, false),
     coalesce(r.keyed, k.granted, false))::fairq.leaving)
@@ -235,16 +237,15 @@ begin
     and (k.ctid is not null or not exists (select from fairq.parked p where p.shard_no = p_shard_no and p.id = i.id offset 0));
 
   -- Who leaves with a group's turn at a key passes it on.
-  perform fairq._next_turn(p_shard_no, p.concurrency_key, p.queue, p.group_key, p.turn, p_ids)
-  from unnest(v_tasks) t
-  cross join lateral (
-    select y.turn, y.concurrency_key, y.queue, y.group_key
-    from fairq.parked y
-    where y.shard_no = p_shard_no and y.id = t.id and y.turn is not null
-    offset 0
-  ) p
-  where t.parked is not null;
-  return array(select l.* from fairq._leave(p_shard_no, v_tasks, p_now) l);
+  v_turns := array(
+    select p
+    from unnest(v_tasks) t
+    cross join lateral (select k from fairq.parked k where k.shard_no = p_shard_no and k.id = t.id and k.turn is not null offset 0) y(p)
+    where t.parked is not null
+  );
+  p_ids := array(select l.* from fairq._leave(p_shard_no, v_tasks, p_now) l);
+  perform fairq._next_turn(p) from unnest(v_turns) p;
+  return p_ids;
 end;
 $$;
 
@@ -285,7 +286,8 @@ begin
 end;
 $$;
 
--- Those of these waiting tasks that somebody wished to cancel ring once more.
+-- Those of these tasks that somebody wished to cancel ring once more, unless they are held for certain: a holder learns of it by its heartbeat. One whose row
+-- in held is locked may be coming back at this moment.
 create function fairq._ring_wishes(p_shard_no integer, p_ids bigint[]) returns void
 language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
 begin
@@ -296,10 +298,17 @@ begin
     select k.id, k.queue, k.group_key
     from fairq.tasks k
     where k.shard_no = p_shard_no and k.id = i.id
-      and not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = i.id offset 0)
       and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id offset 0)
     offset 0
-  ) t;
+  ) t
+  left join lateral (
+    select h.id
+    from fairq.held h
+    where h.shard_no = p_shard_no and h.id = t.id
+    for key share skip locked
+    offset 0
+  ) h on true
+  where h.id is null;
 end;
 $$;
 

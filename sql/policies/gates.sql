@@ -47,6 +47,11 @@ create function fairq._counts(p_policy fairq.policy) returns boolean
 language sql immutable parallel safe
 as $$ select coalesce((p_policy).max_running, (p_policy).breaker_threshold) is not null $$;
 
+-- Whether what a group may have now depends on the time: a rate, or a breaker that is not closed. Then nothing is made ready for later.
+create function fairq._runs_with_time(p_policy fairq.policy, p_gate fairq.gate) returns boolean
+language sql immutable parallel safe
+as $$ select (p_policy).rate_seconds is not null or (p_gate).open_until is not null $$;
+
 -- The one place that says how many tasks a group may have promoted now, when to look again if none, and why not more. Promotion
 -- uses the number and the time, explain_task the reason. A new policy is one more step here, one in _charge and one in _settle.
 create function fairq._allowance(p_policy fairq.policy, p_gate fairq.gate, p_now timestamptz) returns fairq.allowance
@@ -171,7 +176,7 @@ begin
 end;
 $$;
 
--- The lane of a group as it is: the newest version, one step in lanes_pkey. All null when there is none.
+-- The lane of a group, or a counter, as it is: the newest version, one step in lanes_pkey, if it is not from before a rebuild. All null when there is none.
 create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
 language plpgsql stable set search_path = '' as $$
 declare
@@ -180,6 +185,7 @@ begin
   select l.* into v_lane
   from fairq.lanes l
   where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key
+    and (p_queue in ('#keys', '#meters') or l.version >= (select k.first_version from fairq._tick(p_shard_no, p_queue) k))
   order by l.version desc
   limit 1;
   return v_lane;

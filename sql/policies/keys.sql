@@ -1,77 +1,115 @@
 -- Concurrency keys. A key is a counter (a lane of #keys, whose gate says how many places are taken) with a list of those who wait for it. Only a task that
 -- is served now takes a place, or one that was given a place that came free; each says so in its own row, and gives back what that row says.
 
--- The next tasks of a lane some of which have concurrency keys, in order: those without a key, and those that get a place of their key right now. One whose
--- key is taken is parked and passed over: it holds nobody up, not even its own group. Each is parked once per wait, and a pass parks no more than
--- its share: then the lane steps back until the next pass, so that nobody waits for it, and rings for that.
+-- The next tasks of a lane some of which have concurrency keys, in order: of each priority those that were given a place that came free, and then those without a
+-- key, and those that get a place of their key right now. One whose key is taken is parked and passed over: it holds nobody up, not even its own group. It is parked once per wait; what
+-- was given a place is found by that, and the lane's cursor does not go back for it.
+-- A lane parks and passes over p_most in a pass: then the lane steps back until the next pass, so that nobody waits for it, and rings for that.
 -- Beyond p_reach no place is taken: the lane stops there until a pop gets that far. So does, where a rate is charged, every task.
 -- One row more than p_quota is returned, which is not looked at: where the lane goes on.
 -- Locks: lanes of #keys, whose domain the caller holds, too; parked.
--- Cost: tasks_line_idx from the cursors, p_quota rows and those that are parked.
-create function fairq._take_keys(p_tick fairq.ticks, p_lane fairq.lanes, p_quota integer, p_reach bigint, p_now timestamptz)
+-- Cost: tasks_line_idx from the cursors, p_quota rows and those that are passed over; parked_granted_idx.
+create function fairq._take_keys(p_tick fairq.ticks, p_lane fairq.lanes, p_quota integer, p_reach bigint, p_most integer, p_now timestamptz)
 returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
   meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz)
 language plpgsql rows 10 set search_path = '' as $$
 declare
-  v_cursor fairq.cursor;
+  v_above integer := 2147483647;
+  v_level record;
   v_task record;
+  v_given bigint[] := array[]::bigint[];
   v_found integer := 0;
-  v_parked integer := 0;
-  v_granted boolean;
+  v_passed integer := 0;
 begin
   meets_key := true;
   yields := false;
-  foreach v_cursor in array p_lane.cursors loop
+  -- A level at a time, so that each is read in the order of the index; what an open one stands for is a level of its own. The last one, which is none, is for
+  -- those that were given a place and have lower priorities than all that is in line.
+  for v_level in
+    select c.priority, c.sequence, c.touched, c.is_open, b.is_below
+    from unnest(p_lane.cursors || (null, null, null, false)::fairq.cursor) with ordinality c(priority, sequence, touched, is_open, nth)
+    cross join (values (false), (true)) b(is_below)
+    where not b.is_below or c.is_open
+    order by c.nth, b.is_below
+  loop
     for v_task in
-      select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key
-      from fairq.tasks t
-      where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_lane.group_key and not t.scheduled
-        and t.priority = v_cursor.priority
-        and t.sequence >= v_cursor.sequence
+      -- Each in its own order, one after the other: sorted together, all of a line would be read for its first task.
+      (
+        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, true as granted
+        from fairq.parked k
+        cross join lateral (select b.* from fairq.tasks b where b.shard_no = k.shard_no and b.id = k.id offset 0) t
+        where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.granted
+          and k.priority < v_above
+          and (v_level.is_below or v_level.priority is null or k.priority >= v_level.priority)
+        order by k.priority desc, k.sequence
+      )
       union all
-      select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key
-      from fairq.tasks t
-      where v_cursor.is_open
-        and t.shard_no = p_tick.shard_no
-        and t.queue = p_tick.queue
-        and t.group_key = p_lane.group_key
-        and not t.scheduled
-        and t.priority < v_cursor.priority
-      order by priority desc, sequence
+      (
+        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, false
+        from fairq.tasks t
+        where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_lane.group_key and not t.scheduled
+          and t.priority = v_level.priority
+          and t.sequence >= v_level.sequence
+          and not v_level.is_below
+        order by t.sequence
+      )
+      union all
+      (
+        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, false
+        from fairq.tasks t
+        where v_level.is_below
+          and t.shard_no = p_tick.shard_no
+          and t.queue = p_tick.queue
+          and t.group_key = p_lane.group_key
+          and not t.scheduled
+          and t.priority < v_level.priority
+        order by t.priority desc, t.sequence
+      )
     loop
-      -- One that is parked was looked at before; it is met again when it was given its key.
-      v_granted := null;
-      if v_task.concurrency_key is not null then
-        select k.granted into v_granted from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
-      end if;
-      -- One that was taken before may be held, and its holder may end it, or put it off, between the loop's snapshot and this look: body and holder are
-      -- looked at together, once more.
-      continue when not v_granted or (v_granted is null and v_task.sequence <= v_cursor.touched and not exists (
-        select
+      -- One that was given a place stands in line as well.
+      continue when not v_task.granted and v_task.id = any(v_given);
+      if not v_task.granted and (v_task.sequence <= v_level.touched or v_task.concurrency_key is not null) then
+        -- One that was taken before may be held, and its holder may end it, or put it off, between the loop's snapshot and this look: body and holder are
+        -- looked at together, once more, and its attempt is the one of now.
+        select b.attempt into v_task.attempt
         from fairq.tasks b
         where b.shard_no = p_tick.shard_no and b.id = v_task.id and not b.scheduled
-          and fairq._is_waiting(p_tick.shard_no, b.id)
-      ));
+          and not exists (select from fairq._taken(p_tick.shard_no, b.id));
+        if not found then
+          v_passed := v_passed + 1;
+          -- Where so many are passed over, the lane goes on here in the next pass.
+          continue when v_passed < p_most;
+        end if;
+      end if;
+      -- Without a place of their own tasks wait behind p_quota; those with one are found again by that.
+      if v_task.granted and v_found >= p_quota then
+        insert into fairq.rings (shard_no, queue, group_key, sequence, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.sequence, true);
+        continue;
+      end if;
       id := v_task.id;
       priority := v_task.priority;
       sequence := v_task.sequence;
-      touched := v_cursor.touched;
-      is_open := v_cursor.is_open;
+      touched := v_level.touched;
+      is_open := v_level.is_open;
       attempt := v_task.attempt + 1;
       expires_at := v_task.expires_at;
       is_expired := coalesce(expires_at <= p_now, false);
       keyed := v_task.concurrency_key is not null and not is_expired;
       charge := case when p_lane.pace is distinct from null then fairq._expected(p_lane.pace, v_task.kind, v_task.cost) end;
       step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_lane.weight) end;
-      stops := v_found >= p_quota
-        or (not is_expired and v_granted is null and (keyed or (p_lane.policy).rate_seconds is not null) and p_lane.finish >= p_reach)
-        or v_parked >= 500;
-      yields := v_parked >= 500;
-      if v_granted and not stops and not is_expired then
+      yields := v_passed >= p_most;
+      stops := yields or v_found >= p_quota
+        or (not is_expired and not v_task.granted and (keyed or fairq._runs_with_time(p_lane.policy, p_lane.gate)) and p_lane.finish >= p_reach);
+      if v_task.granted then
+        v_given := v_given || id;
+      end if;
+      if v_task.granted and not is_expired then
         delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
-      elsif keyed and v_granted is null and not stops and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now) then
+      elsif keyed and not stops and not v_task.granted
+        and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now)
+      then
         perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
-        v_parked := v_parked + 1;
+        v_passed := v_passed + 1;
         continue;
       end if;
       return next;
@@ -84,6 +122,7 @@ begin
       v_found := v_found + 1;
       p_lane.finish := p_lane.finish + step;
     end loop;
+    v_above := case when v_level.is_below then -2147483648 else v_level.priority end;
   end loop;
 end;
 $$;
@@ -120,22 +159,29 @@ create function fairq._park(
 language plpgsql set search_path = '' as $$
 declare
   v_first record;
+  v_turn bigint;
 begin
   select k.id, k.priority, k.sequence, k.turn into v_first
   from fairq.parked k
   where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
   order by k.priority desc, k.sequence
   limit 1;
-  if not found then
-    -- Who comes new to a key starts at its clock.
-    v_first.turn := coalesce((fairq._lane(p_shard_no, '#keys', p_concurrency_key)).finish, 0);
-  elsif (-v_first.priority, v_first.sequence) < (-p_priority, p_sequence) then
-    v_first.turn := null;
-  else
+  -- Who comes new to a key starts at its clock, and not before those who wait there.
+  v_turn := coalesce(v_first.turn, greatest((fairq._lane(p_shard_no, '#keys', p_concurrency_key)).finish, (
+    select k.turn
+    from fairq.parked k
+    where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.turn is not null
+    order by k.turn
+    limit 1
+  ), 0));
+  if (-v_first.priority, v_first.sequence) < (-p_priority, p_sequence) then
+    update fairq.parked k set turn = v_turn where k.shard_no = p_shard_no and k.id = v_first.id and k.turn is null;
+    v_turn := null;
+  elsif v_first.turn is not null then
     update fairq.parked k set turn = null where k.shard_no = p_shard_no and k.id = v_first.id;
   end if;
   insert into fairq.parked (shard_no, id, queue, group_key, concurrency_key, priority, sequence, turn)
-  values (p_shard_no, p_id, p_queue, p_group_key, p_concurrency_key, p_priority, p_sequence, v_first.turn);
+  values (p_shard_no, p_id, p_queue, p_group_key, p_concurrency_key, p_priority, p_sequence, v_turn);
 end;
 $$;
 
@@ -149,14 +195,14 @@ create function fairq._open_keys(p_shard_no integer, p_now timestamptz) returns 
 language plpgsql set search_path = '' as $$
 declare
   v_key fairq.lanes;
-  v_first record;
+  v_first fairq.parked;
   v_granted integer;
 begin
   foreach v_key in array fairq._hear_counters(p_shard_no, '#keys', p_now) loop
     v_granted := 0;
     for v_round in 1 .. 1001 loop
       exit when (fairq._allowance(v_key.policy, v_key.gate, p_now)).tasks <= v_granted;
-      select k.id, k.queue, k.group_key, k.priority, k.sequence, k.turn into v_first
+      select k.* into v_first
       from fairq.parked k
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn, k.id
@@ -179,13 +225,15 @@ begin
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn
       limit 1;
-      perform fairq._next_turn(p_shard_no, v_key.group_key, v_first.queue, v_first.group_key, v_first.turn, array[v_first.id]);
       if fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, p_now) then
+        -- Its lane need not go back for it, see _take_keys: so the ring names no priority.
         update fairq.parked k set granted = true, turn = null where k.shard_no = p_shard_no and k.id = v_first.id;
         v_granted := v_granted + 1;
+        v_first.priority := null;
       else
         delete from fairq.parked k where k.shard_no = p_shard_no and k.id = v_first.id;
       end if;
+      perform fairq._next_turn(v_first);
       insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
       values (p_shard_no, v_first.queue, v_first.group_key, v_first.priority, v_first.sequence, true);
     end loop;
@@ -195,42 +243,50 @@ begin
 end;
 $$;
 
--- The turn of a group at a key goes on from tasks that leave to its next one that waits there, a step further by the group's weight.
-create function fairq._next_turn(p_shard_no integer, p_concurrency_key text, p_queue text, p_group_key text, p_turn bigint, p_leaving bigint[])
-returns void
+-- The turn of a group at a key goes on from a task that is parked no more to its next one that waits there, a step further by the group's weight.
+create function fairq._next_turn(p_gone fairq.parked) returns void
 language plpgsql set search_path = '' as $$
 begin
   update fairq.parked n
-  set turn = p_turn + fairq._step(1, (
+  set turn = p_gone.turn + fairq._step(1, (
     select coalesce(g.weight, q.weight)
     from fairq.queues q
-    left join fairq.groups g on g.shard_no = p_shard_no and g.queue = q.queue and g.group_key = p_group_key
-    where q.queue = p_queue
+    left join fairq.groups g on g.shard_no = p_gone.shard_no and g.queue = q.queue and g.group_key = p_gone.group_key
+    where q.queue = p_gone.queue
   ))
-  where n.shard_no = p_shard_no
+  where n.shard_no = p_gone.shard_no
     and n.id = (
       select k.id
       from fairq.parked k
-      where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
-        and k.id <> all(p_leaving)
+      where k.shard_no = p_gone.shard_no and k.concurrency_key = p_gone.concurrency_key and k.queue = p_gone.queue
+        and k.group_key = p_gone.group_key
+        and not k.granted
       order by k.priority desc, k.sequence
       limit 1
     );
 end;
 $$;
 
--- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can.
+-- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can, nor in one without workers, or whose
+-- own cap, rate or breaker, or the cluster's, lets nothing pass.
 create function fairq._may_go_on(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz) returns boolean
 language plpgsql set search_path = '' as $$
 declare
-  v_policy fairq.policy;
+  v_queue fairq.queues;
 begin
-  if exists (select from fairq.queues q where q.queue = p_queue and q.paused_at is not null) then
-    return false;
-  end if;
-  v_policy := fairq._policy_of(p_shard_no, p_queue, p_group_key);
-  return v_policy is not distinct from null
-    or (fairq._allowance(v_policy, (fairq._lane(p_shard_no, p_queue, p_group_key)).gate, p_now)).tasks > 0;
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  return v_queue.paused_at is null
+    and exists (select from fairq.workers w where w.shard_no = p_shard_no and p_queue = any(w.queues) and w.lost_at is null)
+    and not exists (
+      select
+      from (
+        values (p_shard_no, p_queue, p_group_key), (0, '#meters', 'queue ' || p_queue), (0, '#meters', 'cluster')
+      ) m(shard_no, queue, group_key)
+      cross join lateral (select fairq._policy_of(m.shard_no, m.queue, m.group_key) as policy offset 0) o
+      where (m.queue <> '#meters' or v_queue.metered)
+        and o.policy is distinct from null
+        and (fairq._allowance(o.policy, (fairq._lane(m.shard_no, m.queue, m.group_key)).gate, p_now)).tasks < 1
+    );
 end;
 $$;
 
@@ -244,7 +300,13 @@ begin
     delete from fairq.parked k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
       and not fairq._may_go_on(p_shard_no, p_queue, k.group_key, p_now)
-    returning k.concurrency_key
+    returning k.concurrency_key, k.group_key, k.priority, k.sequence
+  ),
+  in_line as (
+    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+    select p_shard_no, p_queue, b.group_key, b.priority, min(b.sequence), true
+    from back b
+    group by b.group_key, b.priority
   )
   insert into fairq.rings (shard_no, queue, group_key, freed)
   select p_shard_no, '#keys', b.concurrency_key, count(*)

@@ -38,7 +38,11 @@ begin
     perform fairq._touch_worker(v_shard_no, p_worker_id, v_now);
     continue when v_queue.paused_at is not null;
     if v_queue.metered then
+      exit when not fairq._is_worth_asking(p_queue, v_now);
       select m.o_most, m.o_meters into v_left, v_meters from fairq._meter(p_queue, v_left, v_now, p_claim_lease) m;
+      -- It may have waited there.
+      select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+      exit when v_queue.paused_at is not null;
     end if;
     exit when v_left < 1;
 
@@ -162,7 +166,7 @@ $$;
 
 -- How many tasks a pass makes ready beside those it hands over. A task that is handed over is written once less than one that becomes ready
 -- first, so what a single worker needs is not kept ready; but a pass costs the same for one task as for many, so it is worth two hundred, and other
--- workers should find something without waiting: twice what they can run.
+-- workers should find something without waiting: twice what they can run, four thousand at most.
 -- Where groups share time, fifty: what is ready was charged by an estimate that may be wrong.
 create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues, p_worker_id bigint default null, p_take integer default 0) returns integer
 language plpgsql stable set search_path = '' as $$
@@ -170,9 +174,10 @@ begin
   return coalesce(p_queue.ready_target, greatest(
     case when p_queue.fairness = 'time' then 50 when p_worker_id is null then 1000 else 200 end - p_take,
     (
-      select 2 * least(coalesce(sum(w.slots), 0), 500000)
+      select least(2 * coalesce(sum(w.slots), 0), 4000)
       from fairq.workers w
       where w.shard_no = p_shard_no
+        and w.lost_at is null
         and w.worker_id is distinct from p_worker_id
         and p_queue.queue = any(w.queues)
     )

@@ -11,9 +11,9 @@ begin
   if p_name is null or p_name = '' or octet_length(p_name) > 200 then
     raise exception 'a worker needs a name of 1 to 200 bytes' using errcode = 'QF006', hint = 'Use the host name and the process id, for example.';
   end if;
-  if p_slots is null or p_slots < 1 then
+  if p_slots is null or p_slots not between 1 and 100000 then
     raise exception 'worker "%" has % slots', p_name, coalesce(p_slots::text, 'null')
-      using errcode = 'QF007', hint = 'Slots are how many tasks it runs at once, at least 1.';
+      using errcode = 'QF007', hint = 'Slots are how many tasks it runs at once, 1 to 100000.';
   end if;
   -- One lease that cannot be added to a time would fail every later maintain(), for all workers.
   if p_lease is null or p_lease <= interval '0' or not fairq._is_span(p_lease, '366 days') then

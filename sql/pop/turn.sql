@@ -22,6 +22,12 @@ declare
   v_empty text[] := array[]::text[];
   v_next record;
 begin
+  -- In the order of locks: who asks the meters does so before he holds a domain, or the keys, for a queue without.
+  if p_limit > 0 and exists (select from fairq.queues q where q.queue = any(p_queues) and q.metered
+    and fairq._is_worth_asking(q.queue, fairq._now()))
+  then
+    perform fairq._lock_meters();
+  end if;
   if p_ended_ids <> '{}' then
     v_answer.ended := array(
       select f.* from fairq.finish_tasks(p_worker_id, p_ended_ids, p_ended_attempts, p_outcomes, p_results, p_errors, p_retry_delays) f

@@ -6,14 +6,15 @@
 -- Locks: lanes; the caller holds the domain, under which bodies that wait do not change.
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_line_idx from each lane's cursor.
 create function fairq._admit(
-  p_tick fairq.ticks, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_ready fairq.placed[], p_now timestamptz,
+  p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_ready fairq.placed[], p_now timestamptz,
   out o_tick fairq.ticks, out o_placed fairq.placed[], out o_expired bigint[]
 )
 language plpgsql set search_path = '' as $$
 declare
-  v_drawn fairq.drawn[] := fairq._draw(p_tick, fairq._share_out(p_tick, p_lanes, p_refill, p_budget, p_take, p_ready[p_take], p_now), p_now);
+  v_drawn fairq.drawn[] := fairq._draw(p_tick, fairq._share_out(p_tick, p_queue, p_lanes, p_refill, p_budget, p_take, p_ready[p_take],
+    p_now), p_now);
 begin
-  if exists (select from unnest(v_drawn) d where ((d.lane).policy).rate_seconds is not null and d.tasks is not null) then
+  if exists (select from unnest(v_drawn) d where fairq._runs_with_time((d.lane).policy, (d.lane).gate) and d.tasks is not null) then
     v_drawn := fairq._cut(v_drawn, p_ready, p_take);
   end if;
   o_tick := fairq._write_lanes(p_tick, v_drawn, p_now);
@@ -30,73 +31,101 @@ $$;
 -- A lane may get fewer tasks than others already have, and then the new horizon is its next task: pops stop there until the next
 -- refill. So the served order is exact whatever the level was; the level only decides how much work a pass does.
 -- p_last: with so many ready tasks before it, nothing behind it reaches this pop any more.
+-- A waiting lane whose settings have changed since it was written is not served by the old ones: the ring that tells of them may lie behind the cut of this
+-- pass. Everybody stops there, and it rings.
 create function fairq._share_out(
-  p_tick fairq.ticks, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_last fairq.placed, p_now timestamptz
+  p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_last fairq.placed, p_now timestamptz
 ) returns fairq.share[]
-language plpgsql stable set search_path = '' as $$
+language plpgsql set search_path = '' as $$
+declare
+  -- Whether every group of the queue has limits; otherwise only those with settings of their own may have any.
+  v_limited boolean := coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null;
+  v_shares fairq.share[];
 begin
-  return (
-    with candidate as materialized (
-      select c.lane, c.replaces, (c.lane).admissible, fairq._rounds((c.lane).finish - p_tick.clock) as tag,
-        (c.lane).weight / coalesce((((c.lane).pace).estimates[1]).seconds, 1) as width,
-        row_number() over (order by (c.lane).admissible desc, (c.lane).finish, (c.lane).position) as nth
+  with candidate as materialized (
+    select c.lane, c.replaces, c.is_stale, (c.lane).admissible, fairq._rounds((c.lane).finish - p_tick.clock) as tag,
+      (c.lane).weight / coalesce((((c.lane).pace).estimates[1]).seconds, 1) as width,
+      row_number() over by_tag as nth, count(*) filter (where (c.lane).keyed) over by_tag as nth_keyed
+    from (
+      select r as lane, null::tid as replaces, false as is_stale from unnest(p_lanes) r
+      union all
+      select w.lane, w.replaces, s.is_stale
       from (
-        select r as lane, null::tid as replaces from unnest(p_lanes) r
-        union all
-        (
-          select l, l.ctid
-          from fairq.lanes l
-          where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
-            and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
-          order by l.finish, l.position
-          limit 1 + case when p_refill then p_budget else 0 end
-        )
-      ) c
-    ),
-    fence as materialized (
-      -- The first lane that has to wait for another pass, and with it whatever comes after. Without a refill that is whoever stands at the
-      -- horizon or behind it, lanes just rung as well, and who shares time and still has something ready: groups that ring all the time would
-      -- be promoted ever further ahead, and pay for it by old estimates.
-      select c.nth, c.tag
-      from candidate c
-      where c.admissible
-        and (c.nth > p_budget
-          or (not p_refill and (c.replaces is not null
-            or ((c.lane).finish, (c.lane).position) >= (p_tick.horizon, p_tick.horizon_position)
-            or ((c.lane).pace).last_block >= p_tick.clock)))
-      order by c.nth
-      limit 1
-    ),
-    water as (
-      select min(x.level) as level, least(min(x.level), min(x.fence)) as fenced, min(x.fence_nth) as fence_nth, min(x.reach) as reach
-      from (
-        select (p_budget + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as level,
-          (p_take + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as reach, f.tag as fence, f.nth as fence_nth
-        from candidate c
-        left join fence f on true
-        where c.admissible
-          and c.nth < coalesce(f.nth, 9223372036854775807)
-        window by_tag as (order by c.nth)
-      ) x
-    )
-    select array_agg((c.lane, c.replaces,
-      case
-        when c.admissible and c.tag < w.level and c.nth < coalesce(w.fence_nth, 9223372036854775807)
-          then least(
-            case when (c.lane).policy is distinct from null then (fairq._allowance((c.lane).policy, (c.lane).gate, p_now)).tasks end,
-            p_budget,
-            greatest(1, ceil((w.fenced - c.tag) * c.width))
-          )::integer
-        else 0
-      end,
-      -- Where this pop ends, at most, for what it would have to take now.
-      case
-        when p_take = 0 or ((c.lane).finish, (c.lane).position) >= (p_last.block, p_last.position) then p_tick.clock
-        else least(p_last.block + 1, p_tick.clock + least(4e18, ceil(w.reach * fairq._round()))::bigint)
-      end)::fairq.share order by c.nth)
+        select l as lane, l.ctid as replaces
+        from fairq.lanes l
+        where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
+          and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
+        order by l.finish, l.position
+        limit 1 + case when p_refill then p_budget else 0 end
+      ) w
+      cross join lateral (
+        select (w.lane).weight <> coalesce(g.weight, p_queue.weight)
+          or ((v_limited or g.queue is not null or (w.lane).policy is distinct from null) and fairq._policy(p_queue, g) is distinct from (w.lane).policy) as is_stale
+        from (values (1)) one
+        left join lateral (
+          select c.*
+          from fairq.groups c
+          where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = (w.lane).group_key
+          offset 0
+        ) g on true
+        offset 0
+      ) s
+    ) c
+    window by_tag as (order by (c.lane).admissible desc, (c.lane).finish, (c.lane).position)
+  ),
+  fence as materialized (
+    -- The first lane that has to wait for another pass, and with it whatever comes after. Without a refill that is whoever stands at the
+    -- horizon or behind it, lanes just rung as well, and who shares time and still has something ready: groups that ring all the time would
+    -- be promoted ever further ahead, and pay for it by old estimates.
+    select c.nth, c.tag, c.is_stale, (c.lane).group_key
     from candidate c
-    left join water w on true
-  );
+    where c.admissible
+      and (c.nth > p_budget
+        or c.nth_keyed > 100
+        or c.is_stale
+        or (not p_refill and (c.replaces is not null
+          or ((c.lane).finish, (c.lane).position) >= (p_tick.horizon, p_tick.horizon_position)
+          or ((c.lane).pace).last_block >= p_tick.clock)))
+    order by c.nth
+    limit 1
+  ),
+  rung as (
+    insert into fairq.rings (shard_no, queue, group_key, configured)
+    select p_tick.shard_no, p_tick.queue, f.group_key, true
+    from fence f
+    where f.is_stale
+  ),
+  water as (
+    select min(x.level) as level, least(min(x.level), min(x.fence)) as fenced, min(x.fence_nth) as fence_nth, min(x.reach) as reach
+    from (
+      select (p_budget + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as level,
+        (p_take + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as reach, f.tag as fence, f.nth as fence_nth
+      from candidate c
+      left join fence f on true
+      where c.admissible
+        and c.nth < coalesce(f.nth, 9223372036854775807)
+      window by_tag as (order by c.nth)
+    ) x
+  )
+  select array_agg((c.lane, c.replaces,
+    case
+      when c.admissible and c.tag < w.level and c.nth < coalesce(w.fence_nth, 9223372036854775807)
+        then least(
+          case when (c.lane).policy is distinct from null then (fairq._allowance((c.lane).policy, (c.lane).gate, p_now)).tasks end,
+          p_budget,
+          greatest(1, ceil((w.fenced - c.tag) * c.width))
+        )::integer
+      else 0
+    end,
+    -- Where this pop ends, at most, for what it would have to take now.
+    case
+      when p_take = 0 or ((c.lane).finish, (c.lane).position) >= (p_last.block, p_last.position) then p_tick.clock
+      else least(p_last.block + 1, p_tick.clock + least(4e18, ceil(w.reach * fairq._round()))::bigint)
+    end)::fairq.share order by c.nth)
+  into v_shares
+  from candidate c
+  left join water w on true;
+  return v_shares;
 end;
 $$;
 
@@ -104,6 +133,9 @@ $$;
 -- One pass, lanes -> lateral tasks: a join would be a nested loop, because the planner expects one row of each.
 create function fairq._draw(p_tick fairq.ticks, p_shares fairq.share[], p_now timestamptz) returns fairq.drawn[]
 language plpgsql set search_path = '' as $$
+declare
+  -- A thousand tasks of a pass may find their key taken, whatever the number of lanes.
+  v_most integer := 1000 / greatest(2, (select count(*)::integer from unnest(p_shares) s where (s.lane).keyed and s.quota > 0));
 begin
   return (
     select array_agg((s.lane, s.replaces, s.quota, k.tasks, k.expired, k.next, coalesce(k.served, 0), k.touched, k.meets_key, k.yields)::fairq.drawn)
@@ -128,7 +160,7 @@ begin
           where not (s.lane).keyed
           union all
           select x.*
-          from fairq._take_keys(p_tick, s.lane, s.quota, s.reach, p_now) x
+          from fairq._take_keys(p_tick, s.lane, s.quota, s.reach, v_most, p_now) x
           where (s.lane).keyed
         ) y
         window line as (rows unbounded preceding)
@@ -139,7 +171,8 @@ begin
 end;
 $$;
 
--- Lanes with a rate give this pop what it takes now, and nothing more: what lies behind the address at which the pop ends is put back.
+-- Lanes with a rate, or a breaker that is half open, give this pop what it takes now, and nothing more: what lies behind the address at which the pop ends is
+-- put back.
 create function fairq._cut(p_drawn fairq.drawn[], p_ready fairq.placed[], p_take integer) returns fairq.drawn[]
 language plpgsql immutable set search_path = '' as $$
 declare
@@ -156,7 +189,7 @@ begin
   limit 1;
   return (
     select array_agg(case
-      when x.kept >= cardinality(d.tasks) is not false or ((d.lane).policy).rate_seconds is null or (d.lane).keyed then d
+      when x.kept >= cardinality(d.tasks) is not false or not fairq._runs_with_time((d.lane).policy, (d.lane).gate) or (d.lane).keyed then d
       else (d.lane, d.replaces, d.quota, d.tasks[1:x.kept], d.expired,
         ((d.tasks[x.kept + 1]).priority, (d.tasks[x.kept + 1]).sequence, null, false)::fairq.cursor,
         (d.tasks[x.kept + 1]).block - (d.lane).finish, d.touched, d.keyed, d.yields)::fairq.drawn
@@ -269,7 +302,7 @@ language sql stable as $$
     from fairq.tasks t
     where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority = c.priority
       and t.sequence >= c.sequence
-      and (t.sequence > c.touched or fairq._is_waiting(p_shard_no, t.id))
+      and (t.sequence > c.touched or not exists (select from fairq._taken(p_shard_no, t.id)))
     order by t.sequence
     limit p_limit
   ) o
@@ -285,19 +318,21 @@ language sql stable as $$
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
     where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority < c.priority
-      and (t.sequence > c.touched or fairq._is_waiting(p_shard_no, t.id))
+      and (t.sequence > c.touched or not exists (select from fairq._taken(p_shard_no, t.id)))
     order by t.priority desc, t.sequence
     limit p_limit
   ) o
 $$;
 
--- Whether a task in line waits: nobody has it, and it is neither ready nor parked.
--- "offset 0" keeps each of these a look-up of one id: as an anti join it could become a walk through all of the table.
-create function fairq._is_waiting(p_shard_no integer, p_id bigint) returns boolean
-language sql stable as $$
-  select not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = p_id offset 0)
-    and not exists (select from fairq.ready r where r.shard_no = p_shard_no and r.id = p_id offset 0)
-    and not exists (select from fairq.parked k where k.shard_no = p_shard_no and k.id = p_id offset 0)
+-- Where a task in line is, if it does not wait: held, ready or parked. No row: it waits. A set, for only a set is inlined: a truth that looks into tables is a
+-- call of its own for each task. As three look-ups of one id in one set they cannot become joins that walk through all of a table.
+create function fairq._taken(p_shard_no integer, p_id bigint) returns setof integer
+language sql stable rows 1 as $$
+  select 1 from fairq.held h where h.shard_no = p_shard_no and h.id = p_id
+  union all
+  select 2 from fairq.ready r where r.shard_no = p_shard_no and r.id = p_id
+  union all
+  select 3 from fairq.parked k where k.shard_no = p_shard_no and k.id = p_id
 $$;
 
 -- The cursors of a lane of several levels once its tasks before p_next are taken, up to the sequence p_taken.

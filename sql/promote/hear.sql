@@ -92,8 +92,9 @@ begin
       coalesce(sum(r.failures) filter (where r.ring_id >= r.last_success), 0)::integer as failures,
       bool_or(r.succeeded) as succeeded, bool_or(r.keyed) as keyed, bool_or(r.configured) as configured, min(r.sequence) as first_sequence,
       case
-        when min(r.priority) = max(r.priority) then array[(min(r.priority), min(r.sequence), null, false)::fairq.cursor]
-        else array_agg((r.priority, r.sequence, null, false)::fairq.cursor) filter (where r.sequence is not null)
+        when min(r.priority) = max(r.priority)
+          then array[(min(r.priority), min(r.sequence) filter (where r.priority is not null), null, false)::fairq.cursor]
+        else array_agg((r.priority, r.sequence, null, false)::fairq.cursor) filter (where r.priority is not null)
       end as heard,
       sum(r.correction) as correction, array_agg(r.ran) filter (where (r.ran).kind is not null) as ran
     from (

@@ -58,7 +58,6 @@ begin
     return;
   end if;
   v_now := fairq._now();
-  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
   if v_tick.tick is null then
     v_tick := fairq._start_anew(p_shard_no, p_queue);
@@ -66,13 +65,11 @@ begin
   v_read := v_tick;
 
   -- What rings by itself comes first, for the rings of this transaction are heard below: bodies after a rebuild, keys that came free, what is due.
-  if v_tick.announce_from is not null then
-    v_tick := fairq._announce_bodies(v_tick);
-  end if;
-  if v_tick.keyed then
+  if v_tick.keyed or v_tick.announce_from is not null then
     if not fairq._lock_keys(p_shard_no, p_wait) then
       return;
     end if;
+    v_tick := fairq._announce_bodies(v_tick);
     perform fairq._open_keys(p_shard_no, v_now);
   end if;
   v_tick := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
@@ -105,6 +102,8 @@ begin
     perform fairq._open_keys(p_shard_no, v_now);
   end if;
 
+  -- Settings are read once their rings are heard: a change that commits in between is heard of by the next pass, but never heard and not seen.
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   v_is_idle := p_take > 0 and v_first.block is null and v_tick.horizon is null;
   if v_is_idle then
     select s.* into v_served from fairq._serve_at_once(v_heard.o_tick, v_queue, v_heard.o_news, v_heard.o_cancelled, p_take, v_now) s;
@@ -233,6 +232,10 @@ begin
   -- Ready tasks this pop may take, in order; those beyond the horizon only if it moves.
   if p_take > 0 and p_block is not null then
     v_ready := fairq._pick(o_tick, p_take, false);
+    if coalesce(p_queue.group_max_running, p_queue.group_breaker_threshold) is not null then
+      -- A cap for all groups is new, and this pass has not heard of it for each of them: what is not counted yet is recalled by another one.
+      v_ready := array(select r from unnest(v_ready) r where r.counted);
+    end if;
     v_room := p_take - (select count(*)::integer from unnest(v_ready) r where fairq._is_before_horizon(o_tick, r));
   end if;
 
@@ -251,7 +254,7 @@ begin
   v_horizon.block := o_tick.horizon;
   v_horizon.position := o_tick.horizon_position;
   select a.* into v_done
-  from fairq._admit(o_tick, v_lanes, v_refill, case when v_refill then greatest(1, p_limit + v_room - o_tick.filled) else greatest(1000, p_limit, p_take) end,
+  from fairq._admit(o_tick, p_queue, v_lanes, v_refill, case when v_refill then greatest(1, p_limit + v_room - o_tick.filled) else greatest(1000, p_limit, p_take) end,
     p_take, v_ready, p_now) a;
   o_tick := v_done.o_tick;
   o_promoted := coalesce(cardinality(v_done.o_placed), 0);

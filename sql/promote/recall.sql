@@ -1,7 +1,7 @@
 -- Takes ready tasks of lanes out of the order again, because what made them ready does not hold any more: a task came, or came back, that is before them in
 -- its group; the group was paused, its breaker opened, its cap or any other limit of it changed; one of them is to be cancelled.
 -- The lane goes back to the earliest address that came free, so admission hands out the same addresses again, in order. What they were charged
--- is given back. A task that is being popped right now is locked, and keeps its address.
+-- is given back. A task that is being popped right now is locked, and keeps its address; should that pop roll back, its group is looked at again.
 -- Where groups share time, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
 -- a group would be forgiven an hour by cancelling one task.
 -- Returns the lanes as they are afterwards.
@@ -110,6 +110,12 @@ begin
     cross join lateral (select b.concurrency_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = k.id offset 0) t
     group by t.concurrency_key;
   end if;
+  insert into fairq.rings (shard_no, queue, group_key, configured)
+  select distinct p_tick.shard_no, p_tick.queue, r.group_key, true
+  from fairq.ready r
+  where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
+    and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
+    and r.group_key = any(array(select g.group_key from unnest(p_groups, p_before) g(group_key, priority, sequence, touched, is_open) where g.priority is null));
   return v_lanes;
 end;
 $$;
@@ -121,15 +127,18 @@ $$;
 create function fairq._adopt(p_tick fairq.ticks, p_lanes fairq.lanes[], p_configured text[], p_now timestamptz) returns fairq.lanes[]
 language plpgsql set search_path = '' as $$
 declare
-  v_groups text[] := array(
-    select l.group_key from unnest(p_lanes) l
+  -- An object is looked up in a few steps; in an array each task would be compared with each group.
+  v_wanted jsonb := (
+    select jsonb_object_agg(l.group_key, 0)
+    from unnest(p_lanes) l
     where fairq._counts(l.policy) and ((l.gate).uncounted > 0 or l.group_key = any(p_configured))
   );
   v_ids bigint[];
+  v_places jsonb;
   v_lane fairq.lanes;
   v_lanes fairq.lanes[] := array[]::fairq.lanes[];
   v_allowance fairq.allowance;
-  v_adopted record;
+  v_uncounted integer;
 begin
   v_ids := array(
     select h.id
@@ -138,33 +147,41 @@ begin
     where h.shard_no = p_tick.shard_no
       and not h.counted
       and t.queue = p_tick.queue
-      and t.group_key = any(v_groups)
+      and v_wanted ? t.group_key
     for update of h skip locked
   );
   update fairq.held h set counted = true where h.shard_no = p_tick.shard_no and h.id = any(v_ids);
+  select jsonb_object_agg(g.group_key, jsonb_build_array(g.counted, g.uncounted)) into v_places
+  from (
+    select i.group_key, count(*) filter (where i.is_adopted) as counted, count(*) filter (where not i.is_adopted) as uncounted
+    from (
+      select t.group_key, true as is_adopted
+      from unnest(v_ids) u(id)
+      cross join lateral (select b.group_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = u.id offset 0) t
+      union all
+      select t.group_key, false
+      from fairq.held h
+      join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+      where h.shard_no = p_tick.shard_no
+        and not h.counted
+        and t.queue = p_tick.queue
+        and v_wanted ? t.group_key
+      union all
+      select r.group_key, false
+      from fairq.ready r
+      where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0 and not r.counted and v_wanted ? r.group_key
+    ) i
+    group by i.group_key
+  ) g;
 
   foreach v_lane in array p_lanes loop
-    if v_lane.group_key = any(v_groups) then
-      select count(*) filter (where i.id = any(v_ids)) as counted, count(*) filter (where i.id <> all(v_ids)) as uncounted into v_adopted
-      from (
-        select h.id
-        from fairq.held h
-        join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
-        where h.shard_no = p_tick.shard_no
-          and (not h.counted or h.id = any(v_ids))
-          and t.queue = p_tick.queue
-          and t.group_key = v_lane.group_key
-        union all
-        select r.id
-        from fairq.ready r
-        where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0 and r.group_key = v_lane.group_key
-          and not r.counted
-      ) i;
-      v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + v_adopted.counted;
-      v_lane.gate.uncounted := nullif(v_adopted.uncounted, 0);
+    if v_wanted ? v_lane.group_key then
+      v_uncounted := coalesce((v_places -> v_lane.group_key ->> 1)::integer, 0);
+      v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + coalesce((v_places -> v_lane.group_key ->> 0)::integer, 0);
+      v_lane.gate.uncounted := nullif(v_uncounted, 0);
       v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now);
       v_lane.admissible := v_lane.cursors <> '{}' and v_allowance.tasks > 0;
-      v_lane.look_at := case when v_adopted.uncounted > 0 then p_now + interval '100 milliseconds' when v_lane.cursors <> '{}' then v_allowance.look_at end;
+      v_lane.look_at := case when v_uncounted > 0 then p_now + interval '100 milliseconds' when v_lane.cursors <> '{}' then v_allowance.look_at end;
     end if;
     v_lanes := v_lanes || v_lane;
   end loop;

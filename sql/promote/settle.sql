@@ -29,16 +29,25 @@ begin
         else fairq._merge_cursors(l.cursors, n.heard, p_tick.touched)
       end as cursors,
       coalesce((g.settings).weight, p_queue.weight) as weight,
-      g.policy,
+      g.policy, l.ctid is not null and fairq._counts(g.policy) and not fairq._counts(l.policy) as begins_to_count,
       case
-        when g.policy is distinct from null or l.gate is distinct from null
+        when g.policy is distinct from null or l.gate is distinct from null or n.freed <> 0
           then fairq._settle(g.policy, l.gate, n.freed, n.failures, n.succeeded, p_now)
       end as gate
     from unnest(p_news) n
     left join lateral (
-      select v.ctid, v.version, v.lane_no, v.finish, v.position, v.keyed, v.gate, v.pace, v.last_priority, v.last_sequence, v.cursors
+      -- Of a lane from before a rebuild nothing counts but what was used of a rate, and its breaker: nobody else knows.
+      select v.ctid, v.policy, c.version, case when c.version is not null then v.lane_no end as lane_no, case when c.version is not null then v.finish end as finish,
+        case when c.version is not null then v.position end as position, c.version is not null and v.keyed as keyed,
+        case when c.version is not null then v.pace end as pace, case when c.version is not null then v.last_priority end as last_priority,
+        case when c.version is not null then v.last_sequence end as last_sequence, case when c.version is not null then v.cursors end as cursors,
+        case
+          when c.version is not null or v.gate is not distinct from null then v.gate
+          else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null)::fairq.gate
+        end as gate
       from fairq.lanes v
-      where v.shard_no = p_tick.shard_no and v.queue = p_tick.queue and v.group_key = n.group_key and v.version >= p_tick.first_version
+      cross join lateral (select case when v.version >= p_tick.first_version then v.version end as version) c
+      where v.shard_no = p_tick.shard_no and v.queue = p_tick.queue and v.group_key = n.group_key
       order by v.version desc
       limit 1
     ) l on true
@@ -62,7 +71,8 @@ begin
     ) c on true
   ),
   numbered as (
-    select l.*,
+    -- What was given a place of its key is not in line, and rings with its sequence only.
+    select l.*, l.cursors <> '{}' or l.first_sequence is not null as has_tasks,
       case when l.policy is distinct from null then fairq._allowance(l.policy, l.gate, p_now) end as allowance,
       coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as number,
       case
@@ -92,9 +102,16 @@ begin
          else greatest(fairq._lane_position(n.number), p_tick.clock_position)
        end,
        n.weight,
-       case when n.cursors <> '{}' then (n.allowance).look_at end,
-       n.cursors <> '{}' and (n.policy is null or (n.allowance).tasks > 0),
-       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy, n.gate, n.pace)::fairq.lanes as lane
+       case when n.has_tasks then (n.allowance).look_at end,
+       n.has_tasks and (n.policy is null or (n.allowance).tasks > 0),
+       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy,
+       -- A first cap, which a ring behind the cut may tell of: its tasks in flight are not counted yet, see _adopt.
+       case
+         when n.begins_to_count
+           then ((n.gate).in_flight, 1, (n.gate).rate_at, (n.gate).failures, (n.gate).open_until, (n.gate).probe_until)::fairq.gate
+         else n.gate
+       end,
+       n.pace)::fairq.lanes as lane
     from placed n
   )
   select max(t.number), max(t.newcomer_position), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null)

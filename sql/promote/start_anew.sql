@@ -69,7 +69,10 @@ begin
   where w.shard_no = p_shard_no
     and w.what in ('rings ' || p_queue, 'late rings ' || p_queue, 'ticks ' || p_queue, 'lanes ' || p_queue);
   if v_counts_only then
-    delete from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue;
+    -- What was used of a rate, and breakers, stay: nobody else knows.
+    update fairq.lanes l
+    set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null)::fairq.gate
+    where l.shard_no = p_shard_no and l.queue = p_queue;
   else
     perform fairq._lock_keys(p_shard_no, true);
     -- Waits here for pops in flight, in a statement of its own: the next one sees what they hold.
@@ -123,7 +126,10 @@ begin
     group by s.group_key
   ),
   counter as (
+    -- Whoever has tasks in flight looks its settings up: a first cap may have come that did not count them yet.
     select t.group_key from taken t
+    union
+    select h.group_key from holder h where h.queue = p_queue
     union
     -- Counters with settings, and keys that somebody waits for, are looked at again.
     select g.group_key from fairq.groups g where v_counts_only and g.shard_no = p_shard_no and g.queue = p_queue
@@ -137,7 +143,7 @@ begin
   ),
   rung as (
     insert into fairq.rings (shard_no, queue, group_key, freed, configured)
-    select p_shard_no, p_queue, c.group_key, -coalesce(t.places, 0), v_counts_only
+    select p_shard_no, p_queue, c.group_key, -coalesce(t.places, 0), true
     from counter c
     left join taken t on t.group_key = c.group_key
   )
@@ -159,12 +165,14 @@ begin
 end;
 $$;
 
--- After a rebuild: rings for the next portion of bodies, as if they had just been created; those parked are so no more.
+-- After a rebuild: rings for the next portion of bodies, as if they had just been created; those parked are so no more, and pass their group's turn on.
+-- Locks: parked; the caller holds the domain and #keys.
 -- Cost: 5000 entries of tasks_pkey.
 create function fairq._announce_bodies(p_tick fairq.ticks) returns fairq.ticks
 language plpgsql set search_path = '' as $$
 declare
   v_portion record;
+  v_gone fairq.parked[];
 begin
   if p_tick.announce_from is null then
     return p_tick;
@@ -175,12 +183,6 @@ begin
     where t.shard_no = p_tick.shard_no and t.id >= p_tick.announce_from
     order by t.id
     limit 5000
-  ),
-  unparked as (
-    delete from fairq.parked k
-    where k.shard_no = p_tick.shard_no
-      and k.id = any(array(select p.id from portion p where p.queue = p_tick.queue and p.concurrency_key is not null))
-      and not k.granted
   ),
   rung as (
     insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
@@ -203,7 +205,14 @@ begin
     where p.queue = p_tick.queue
       and exists (select from fairq.cancellations c where c.shard_no = p_tick.shard_no and c.task_id = p.id offset 0)
   )
-  select count(*) as tasks, max(p.id) as last_id into v_portion from portion p;
+  select count(*) as tasks, max(p.id) as last_id, array_agg(p.id) filter (where p.queue = p_tick.queue and p.concurrency_key is not null) as keyed
+  into v_portion
+  from portion p;
+  with gone as (
+    delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = any(v_portion.keyed) and not k.granted returning k
+  )
+  select array_agg(g.k) into v_gone from gone g where (g.k).turn is not null;
+  perform fairq._next_turn(g) from unnest(v_gone) g;
   p_tick.announce_from := case when v_portion.tasks = 5000 then v_portion.last_id + 1 end;
   return p_tick;
 end;

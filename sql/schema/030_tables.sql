@@ -346,7 +346,7 @@ comment on table fairq.rings is
   'Doorbells: "look at this group". Append-only; promotion consumes each exactly once, by transaction id, without touching it; fairq.maintain() sweeps them.';
 comment on column fairq.rings.xid is 'The transaction that rings: visible to a promotion''s snapshot or still pending.';
 comment on column fairq.rings.ring_id is 'Tells apart what a transaction rang before and after a promotion of its own.';
-comment on column fairq.rings.sequence is 'With priority: the first task announced; lowers the lane''s cursor.';
+comment on column fairq.rings.sequence is 'With priority: the first task announced; lowers the lane''s cursor. Without: a task that was given a place of its key.';
 comment on column fairq.rings.due_at is 'A scheduled task was added: look again at this time.';
 comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
 comment on column fairq.rings.failures is 'Attempts of a group with limits that failed, after the last that succeeded.';

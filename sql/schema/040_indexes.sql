@@ -21,7 +21,7 @@ create index parked_turn_idx on fairq.parked (shard_no, concurrency_key, turn) w
 create index parked_line_idx on fairq.parked (shard_no, concurrency_key, queue, group_key, priority desc, sequence) where not granted;
 
 -- promotion: tasks that were given a key and not placed yet.
-create index parked_granted_idx on fairq.parked (shard_no, queue) where granted;
+create index parked_granted_idx on fairq.parked (shard_no, queue, group_key) where granted;
 
 -- promotion: new rings, by transaction; within the transaction that promoted last, those it rang since.
 create index rings_xid_idx on fairq.rings (shard_no, queue, xid, ring_id);

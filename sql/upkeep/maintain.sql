@@ -89,7 +89,15 @@ declare
 begin
   if not fairq._lock_domain(p_shard_no, p_queue.queue, false) then
     return null;
-  elsif p_queue.queue = '#keys' then
+  end if;
+  if p_queue.paused_at is not null then
+    -- What is ready there has a key that others could use: its groups go back in line.
+    insert into fairq.rings (shard_no, queue, group_key, configured)
+    select distinct r.shard_no, r.queue, r.group_key, true
+    from fairq.ready r
+    where r.shard_no = p_shard_no and r.queue = p_queue.queue and r.position >= 0 and r.keyed;
+  end if;
+  if p_queue.queue = '#keys' then
     perform fairq._open_keys(p_shard_no, fairq._now());
   elsif p_queue.queue = '#meters' then
     perform fairq._settle_meters(fairq._now()) where p_shard_no = 0;

@@ -11,7 +11,7 @@ alter table fairq.parked add constraint granted_has_no_turn check (not granted o
 alter table fairq.finished_tasks add constraint outcome_is_known check (outcome in ('succeeded', 'failed', 'cancelled', 'expired'));
 alter table fairq.attempts add constraint outcome_is_known check (outcome in ('retry', 'worker_lost', 'released', 'lease_expired'));
 alter table fairq.lanes
-  add constraint waiting_if_admissible check (not admissible or cursors <> '{}'),
+  add constraint waiting_if_admissible check (not admissible or cursors <> '{}' or keyed),
   add constraint no_count_below_zero check (coalesce((gate).in_flight, 0) >= 0 and coalesce((gate).uncounted, 0) >= 0);
 -- The clock may be moved by tests, also for what recovers and drops.
 update fairq.settings set test_clock = true;

@@ -111,7 +111,7 @@ OF_LANES = {
         join domain d on d.shard_no = t.shard_no and d.queue = t.queue and d.is_heard
         left join lane l on l.shard_no = t.shard_no and l.queue = t.queue and l.group_key = t.group_key
         where not t.scheduled
-          and fairq._is_waiting(t.shard_no, t.id)
+          and not exists (select from fairq._taken(t.shard_no, t.id))
           and not exists (
             select from unnest(l.cursors) c
             where c.priority = t.priority and c.sequence <= t.sequence
