@@ -1,4 +1,7 @@
-"""Promote, pop and finish on one connection, beside a FIFO queue with the same durability and history."""
+"""Promote, pop and finish on one connection, beside a FIFO queue with the same durability and history.
+
+Also what a task writes ahead in its whole life, from its creation on, one by one and in batches.
+"""
 
 import time
 from typing import Any
@@ -13,35 +16,47 @@ LARGER = {"2 KB": 5, "50 KB": 50}  # payloads, and how many times fewer tasks
 
 
 def estimate(scale: Scale) -> float:
-    return 1 + scale.repetitions * min(scale.tasks, 100_000) * 7 * 70e-6
+    return 1 + scale.repetitions * min(scale.tasks, 100_000) * 11 * 70e-6
 
 
 def run(session: Session) -> None:
     tasks = min(session.scale.tasks, 100_000)
     for _ in session.repetitions():
         with session.connect() as conn:
-            for batch in (200, 500):
+            for batch, some in ((1, max(tasks // 20, 200)), (100, tasks), (200, tasks), (500, tasks)):
                 session.say(f"batches of {batch}")
-                seconds = fifo(conn, tasks, batch)
-                session.record("fifo", "cycle", tasks / seconds, "tasks/s", batch=batch, groups=100)
-                for groups in (100, 100_000):
-                    seconds = fairq(conn, tasks, batch, groups)
-                    session.record("fairq", "cycle", tasks / seconds, "tasks/s", batch=batch, groups=groups)
+                measure(session, conn, "fifo", some, batch, 100)
+                for groups in (100, 1_000, 100_000) if batch > 100 else (100,):
+                    measure(session, conn, "fairq", some, batch, groups)
             for size, fewer in LARGER.items():
                 session.say(f"payloads of {size}")
-                some = max(tasks // fewer, 200)
-                for subject, seconds in (
-                    ("fifo", fifo(conn, some, 200, PAYLOADS[size])),
-                    ("fairq", fairq(conn, some, 200, 100, PAYLOADS[size])),
-                ):
-                    session.record(
-                        subject, "cycle of larger payloads", some / seconds, "tasks/s", payload=size
-                    )
+                for subject in ("fifo", "fairq"):
+                    measure(session, conn, subject, max(tasks // fewer, 200), 200, 100, size)
 
 
-def fairq(
-    conn: psycopg.Connection[Any], tasks: int, batch: int, groups: int, payload: str = PAYLOAD
-) -> float:
+def measure(
+    session: Session,
+    conn: psycopg.Connection[Any],
+    subject: str,
+    tasks: int,
+    batch: int,
+    groups: int,
+    size: str | None = None,
+) -> None:
+    """The rate of a cycle over tasks that are all there, and the WAL of a task from its creation on."""
+    payload = PAYLOADS[size] if size else PAYLOAD
+    before = "select pg_current_wal_insert_lsn()"
+    start = scalar(conn, before)
+    cycle = {"fifo": fifo, "fairq": fairq}[subject]
+    seconds = cycle(conn, tasks, batch, groups, payload)
+    written = scalar(conn, "select pg_current_wal_insert_lsn() - %s::pg_lsn", start)
+    scenario: dict[str, Any] = {"payload": size} if size else {"batch": batch, "groups": groups}
+    what = "cycle of larger payloads" if size else "cycle"
+    session.record(subject, what, tasks / seconds, "tasks/s", **scenario)
+    session.record(subject, f"WAL, {what}", float(written) / tasks, "B/task", **scenario)
+
+
+def fairq(conn: psycopg.Connection[Any], tasks: int, batch: int, groups: int, payload: str) -> float:
     clear(conn)
     worker_id = scalar(conn, "select fairq.register_worker('bench', '{default}', 100, '1 hour')")
     for start in range(0, tasks, 10_000):
@@ -60,12 +75,12 @@ def fairq(
     )
 
 
-def fifo(conn: psycopg.Connection[Any], tasks: int, batch: int, payload: str = PAYLOAD) -> float:
+def fifo(conn: psycopg.Connection[Any], tasks: int, batch: int, groups: int, payload: str) -> float:
     clear(conn)
     conn.execute(
         "insert into bench_fifo.tasks (group_key, payload)"
-        " select 'group ' || i %% 100, %s::jsonb from generate_series(1, %s::int) i",
-        (payload, tasks),
+        " select 'group ' || i %% %s::int, %s::jsonb from generate_series(1, %s::int) i",
+        (groups, payload, tasks),
     )
     return drain(
         conn,
@@ -90,6 +105,6 @@ def drain(
     return seconds
 
 
-def scalar(conn: psycopg.Connection[Any], statement: str) -> Any:
-    row = conn.execute(statement).fetchone()
+def scalar(conn: psycopg.Connection[Any], statement: str, *params: Any) -> Any:
+    row = conn.execute(statement, params).fetchone()
     return row[0] if row else None

@@ -20,6 +20,8 @@ from fairq.worker.supervisor import LIFELINE
 BASELINES = ()
 PAYLOAD = {"file": "a.pdf", "note": "x" * 60}
 SLOTS = 500
+# Slots that people use, and how many times fewer tasks.
+FEW = {1: 40, 2: 20, 8: 8, 50: 3}
 PATIENCE_SECONDS = 600.0
 
 Conn = psycopg.Connection[Any]
@@ -27,7 +29,8 @@ Conn = psycopg.Connection[Any]
 
 def estimate(scale: Scale) -> float:
     drains = 4 * min(scale.tasks, 200_000) * 80e-6 + 2 * scale.seconds
-    return 3 + scale.backlog * 15e-6 + scale.repetitions * (8 + drains + scale.seconds * 3)
+    few = 2 * min(scale.tasks, 200_000) * sum(500e-6 / fewer for fewer in FEW.values())
+    return 3 + scale.backlog * 15e-6 + scale.repetitions * (20 + drains + few + scale.seconds * 3)
 
 
 def run(session: Session) -> None:
@@ -35,7 +38,9 @@ def run(session: Session) -> None:
     for _ in session.repetitions():
         for processes in (1, 2):
             drain(session, "nothing", tasks, processes, SLOTS)
-        drain(session, "nothing_in_thread", min(tasks, 50_000), 1, 8)
+        for slots, fewer in FEW.items():
+            for kind in ("nothing", "nothing_in_thread"):
+                drain(session, kind, max(tasks // fewer, 50), 1, slots)
         latency(session, max(20, min(2_000, int(session.scale.seconds * 200))))
     large_backlog(session)
 
