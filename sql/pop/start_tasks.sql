@@ -44,10 +44,13 @@ comment on function fairq.start_tasks is
 
 -- By ctid and no other way, see _leave.
 create function fairq._start(p_shard_no integer, p_ctids tid[], p_now timestamptz) returns setof bigint
-language sql rows 100 set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
-  update fairq.held k
-  set started_at = p_now, lease_expires_at = null
-  where k.shard_no = p_shard_no
-    and k.ctid = any(p_ctids)
-  returning k.id
+language plpgsql rows 100 set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
+begin
+  return query
+    update fairq.held k
+    set started_at = p_now, lease_expires_at = null
+    where k.shard_no = p_shard_no
+      and k.ctid = any(p_ctids)
+    returning k.id;
+end;
 $$;
