@@ -27,6 +27,8 @@ from tests.support.database import Database
 from tests.support.invariants import assert_sound
 from tests.support.plans import explain, shared_buffers
 
+pytestmark = pytest.mark.usefixtures("one_shard")
+
 CLOCK = "select set_config('fairq.now', %s, false)"
 
 

@@ -28,6 +28,8 @@ from tests.support.invariants import assert_sound
 from tests.support.sessions import in_background, pid_of, result, wait_until_blocked
 from tests.support.stops import GATE, install_stops
 
+pytestmark = pytest.mark.usefixtures("one_shard")
+
 
 def rows_read(conn: Conn, table: str) -> int:
     """Rows of a table that this transaction has read so far."""

@@ -299,6 +299,7 @@ def test_a_recall_moves_at_most_the_ready_set(conn: Conn) -> None:
         assert after["tasks"] == before["tasks"], "bodies do not move"
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_purging_ends_what_waits_in_every_state_and_leaves_what_runs(conn: Conn) -> None:
     bob = register(conn)
     call(conn, "configure_group", "default", "bob", max_running=4)

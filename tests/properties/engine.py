@@ -44,6 +44,8 @@ class Engine:
         for session in self.sessions:
             session.rollback()
             session.autocommit = True
+            # The shard that a pop begins with, and each back-off, are the same whenever an example runs.
+            session.execute("select setseed(0)")
         for sequence in ("task_ids", "worker_ids", "ring_ids"):
             self.main.execute(f"alter sequence fairq.{sequence} restart")
         self.now = START

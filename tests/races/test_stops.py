@@ -24,6 +24,8 @@ from tests.support.invariants import assert_sound, violations
 from tests.support.sessions import call_in_background, is_blocked, pid_of, result, wait_until
 from tests.support.stops import GATE, install_stops, recorded
 
+pytestmark = pytest.mark.usefixtures("one_shard")
+
 Call = Callable[[Conn], object]
 
 # `make test` stops at every eighth point, `make storm` at each.

@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from tests.support.calls import Conn, finish, pop, register
 from tests.support.database import Database
 from tests.support.invariants import assert_sound, violations
 from tests.support.sessions import wait_until
 from tests.support.storm import MOST, PLAIN, QUEUES, RATE_BURST, RATE_SECONDS, SETTINGS
+
+pytestmark = pytest.mark.usefixtures("one_shard")
 
 SECONDS = float(os.environ.get("FAIRQ_TEST_STORM", "4"))
 ROLES = ["produce"] * 2 + ["consume"] * 4 + ["operate"]
