@@ -117,12 +117,12 @@ begin
 end;
 $$;
 
--- The lock of the concurrency keys, which belong to all queues of the shard; it is held while places are taken. A pop waits for it for a moment only: it
--- may hold the meters, for which another transaction waits that holds the keys, because it popped another queue before.
-create function fairq._lock_keys(p_shard_no integer, p_wait boolean) returns boolean
+-- The lock of counters: of the concurrency keys, which belong to all queues of the shard, or of the meters; it is held while places are taken. A pop waits
+-- for it for a moment only: one that holds keys may stand before one that holds the meters, and nobody who ends tasks waits behind a pop that hangs.
+create function fairq._lock_counters(p_shard_no integer, p_queue text, p_wait boolean) returns boolean
 language plpgsql set search_path = '' as $$
 begin
-  return fairq._lock_domain(p_shard_no, '#keys', p_wait) or (not p_wait and fairq._await_domain(p_shard_no, '#keys'));
+  return fairq._lock_domain(p_shard_no, p_queue, p_wait) or (not p_wait and fairq._await_domain(p_shard_no, p_queue));
 end;
 $$;
 

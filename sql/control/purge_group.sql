@@ -15,7 +15,7 @@ begin
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   perform fairq._lock_domain(v_shard_no, p_queue, true);
   -- Whoever takes tasks from those that wait for a key holds the keys.
-  perform fairq._lock_keys(v_shard_no, true);
+  perform fairq._lock_counters(v_shard_no, '#keys', true);
   v_ready := array(
     select r.id
     from fairq.ready r

@@ -42,6 +42,11 @@ begin
 end;
 $$;
 
+-- Whether a queue limits each of its groups; otherwise only those with settings of their own may have limits.
+create function fairq._limits_groups(p_queue fairq.queues) returns boolean
+language sql immutable parallel safe
+as $$ select coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null $$;
+
 -- Whether the tasks of a group hold places, and tell their lane how they end.
 create function fairq._counts(p_policy fairq.policy) returns boolean
 language sql immutable parallel safe

@@ -11,7 +11,7 @@ declare
 begin
   o_most := 0;
   o_meters := 0;
-  if not fairq._lock_meters() then
+  if not fairq._lock_counters(0, '#meters', false) then
     return;
   end if;
   perform fairq._settle_meters(p_now);
@@ -55,14 +55,6 @@ begin
           and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
       )
       or not exists (select from fairq._tick(0, '#meters')));
-end;
-$$;
-
--- The lock of the meters, for a pop: waited for, but no longer than somebody who promotes would hold it. Nobody who ends tasks waits behind a pop that hangs.
-create function fairq._lock_meters() returns boolean
-language plpgsql set search_path = '' as $$
-begin
-  return fairq._lock_domain(0, '#meters', false) or fairq._await_domain(0, '#meters');
 end;
 $$;
 

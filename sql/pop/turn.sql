@@ -26,7 +26,7 @@ begin
   if p_limit > 0 and exists (select from fairq.queues q where q.queue = any(p_queues) and q.metered
     and fairq._is_worth_asking(q.queue, fairq._now()))
   then
-    perform fairq._lock_meters();
+    perform fairq._lock_counters(0, '#meters', false);
   end if;
   if p_ended_ids <> '{}' then
     v_answer.ended := array(

@@ -38,8 +38,7 @@ create function fairq._share_out(
 ) returns fairq.share[]
 language plpgsql set search_path = '' as $$
 declare
-  -- Whether every group of the queue has limits; otherwise only those with settings of their own may have any.
-  v_limited boolean := coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null;
+  v_limited boolean := fairq._limits_groups(p_queue);
   v_shares fairq.share[];
 begin
   with candidate as materialized (

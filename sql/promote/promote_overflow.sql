@@ -66,7 +66,7 @@ begin
 
   -- What rings by itself comes first, for the rings of this transaction are heard below: bodies after a rebuild, keys that came free, what is due.
   if v_tick.keyed or v_tick.announce_from is not null then
-    if not fairq._lock_keys(p_shard_no, p_wait) then
+    if not fairq._lock_counters(p_shard_no, '#keys', p_wait) then
       return;
     end if;
     v_tick := fairq._announce_bodies(v_tick);
@@ -96,7 +96,7 @@ begin
     v_heard := fairq._hear(v_tick, 5000);
   end if;
   if not v_tick.keyed and (v_heard.o_tick).keyed then
-    if not fairq._lock_keys(p_shard_no, p_wait) then
+    if not fairq._lock_counters(p_shard_no, '#keys', p_wait) then
       return;
     end if;
     perform fairq._open_keys(p_shard_no, v_now);
@@ -147,7 +147,7 @@ declare
   v_all record;
 begin
   if cardinality(p_news) > p_take or p_cancelled is not null or p_tick.keyed or p_queue.fairness <> 'count'
-    or coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null
+    or fairq._limits_groups(p_queue)
   then
     return;
   end if;

@@ -9,8 +9,7 @@ declare
   v_replaced tid[];
   v_lane_count bigint;
   v_newcomer_position bigint;
-  -- Whether every group of the queue has limits; otherwise only those with settings of their own may have any.
-  v_limited boolean := coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null;
+  v_limited boolean := fairq._limits_groups(p_queue);
 begin
   with lane as materialized (
     select n.group_key, n.first_sequence, n.keyed or coalesce(l.keyed, false) as keyed,

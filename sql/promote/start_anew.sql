@@ -74,7 +74,7 @@ begin
     set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null)::fairq.gate
     where l.shard_no = p_shard_no and l.queue = p_queue;
   else
-    perform fairq._lock_keys(p_shard_no, true);
+    perform fairq._lock_counters(p_shard_no, '#keys', true);
     -- Waits here for pops in flight, in a statement of its own: the next one sees what they hold.
     v_ready := array(
       select r.ctid from fairq.ready r where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 for update

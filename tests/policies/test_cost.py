@@ -10,7 +10,7 @@ OF_LIMITS = {
     "_charge",
     "_charge_meters",
     "_hear_counters",
-    "_lock_keys",
+    "_lock_counters",
     "_may_go_on",
     "_meter",
     "_next_turn",
