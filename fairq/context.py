@@ -22,7 +22,7 @@ from fairq.outcome import Outcome
 from fairq.queries import client as queries
 from fairq.results import Progress
 
-__all__ = ["Cancellation", "Context", "PoppedTask", "finish_call"]
+__all__ = ["Cancellation", "Context", "PoppedTask", "finish_call", "is_last_attempt"]
 
 
 class Cancellation:
@@ -107,6 +107,10 @@ class PoppedTask(Protocol):
     def headers(self) -> Any: ...
 
 
+def is_last_attempt(task: PoppedTask | Context) -> bool:
+    return task.attempt >= task.max_attempts
+
+
 @dataclass(eq=False, slots=True)
 class Context:
     """What a handler may know about its attempt, and say about it."""
@@ -154,7 +158,7 @@ class Context:
 
     @property
     def is_last_attempt(self) -> bool:
-        return self.attempt >= self.max_attempts
+        return is_last_attempt(self)
 
     def progress(self, done: float, total: float | None = None, note: Any = None) -> None:
         """Report how far the work is. Cheap: only the newest report is sent, with the worker's next turn."""

@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from fairq.errors import FairqError
 
-__all__ = ["VARIABLES", "DsnError", "describe", "find", "mask", "resolve", "to_libpq"]
+__all__ = ["VARIABLES", "DsnError", "clean", "describe", "find", "mask", "resolve", "to_libpq"]
 
 VARIABLES = ("FAIRQ_DSN", "DATABASE_URL")
 
@@ -71,6 +71,16 @@ def _outline(text: str) -> str:
 def mask(text: str) -> str:
     """Replace every password in a text (a connection string, a log line, an error message) by ***."""
     return _WORD_PASSWORD.sub(r"\1***", _URL_PASSWORD.sub(r"\1:***@", text))
+
+
+def clean(text: str) -> str:
+    """Without anything that a terminal would obey: names come from anybody. JSON stays JSON."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 def describe(dsn: str) -> str:

@@ -113,6 +113,8 @@ class FairqError(Exception):
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"Hint: {hint}")  # for tracebacks
 
 
 # --- What the engine refuses -----------------------------------------------------------------------

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from fairq import install
 from fairq.cli import named_dsn, wants_json
-from fairq.dsn import resolve
+from fairq.dsn import clean, resolve
 from fairq.errors import translating
 
 __all__ = [
@@ -200,16 +200,6 @@ def emit(*parts: RenderableType) -> None:
             out.print(Text(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
     if captured is not None:
         click.echo("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()), nl=False)
-
-
-def clean(text: str) -> str:
-    """Without anything that a terminal would obey; JSON stays JSON."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    units = character.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from fairq.cli import Exit, command, failure_of, named_dsn, wants_json
-from fairq.dsn import VARIABLES, mask
+from fairq.dsn import VARIABLES, clean, mask
 from fairq.errors import ConfigurationError, UnknownQueue
 from fairq.worker.config import Settings, queues_of
+from fairq.worker.handlers import RUNNING
 
 LISTEN_DSN = "FAIRQ_LISTEN_DSN"
 LEVELS = ("debug", "info", "warning", "error")
@@ -122,7 +125,7 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Choice(LEVELS),
     default="info",
     show_default=True,
-    help="debug adds tracebacks of handlers.",
+    help="debug adds starts and successes, and the tracebacks of failures that are tried again.",
 )
 def work(
     app: str,
@@ -217,28 +220,43 @@ def _announce(line: str) -> None:
     sys.stdout.flush()
 
 
-class _Lines(logging.Formatter):
-    """Also tracebacks, and what libraries log, show no password."""
+class Lines(logging.Formatter):
+    """No password is shown, not even in tracebacks and by libraries; nothing that a terminal would obey."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return mask(super().format(record))
+        return "\n".join(map(clean, mask(super().format(record)).split("\n")))
 
 
-class _JsonLines(logging.Formatter):
+class JsonLines(logging.Formatter):
+    """All that the record has beside its text; what a handler writes has its task's facts, too."""
+
     def format(self, record: logging.LogRecord) -> str:
+        entry = RUNNING.get(None)
+        at = datetime.fromtimestamp(record.created, UTC)
+        more = {key: value for key, value in record.__dict__.items() if key not in _OF_ALL}
         document = {
-            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "at": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
-            "action": getattr(record, "action", None),
-            "message": mask(record.getMessage()),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **(entry.facts() if entry is not None else {}),
+            **more,
+            "traceback": self.formatException(record.exc_info) if record.exc_info else None,
         }
-        if record.exc_info:
-            document["traceback"] = mask(self.formatException(record.exc_info))
-        return json.dumps({key: value for key, value in document.items() if value is not None})
+        return json.dumps({key: _plain(value) for key, value in document.items() if value is not None})
+
+
+_OF_ALL = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return [*map(_plain, value)] if isinstance(value, list) else mask(str(value))
 
 
 def _log(level: str) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(_JsonLines() if wants_json() else _Lines("%(asctime)s %(levelname)-7s %(message)s"))
+    handler.setFormatter(JsonLines() if wants_json() else Lines("%(asctime)s %(levelname)-7s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("fairq").setLevel(level.upper())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fairq.errors import FairqError, UnknownWorker, is_retryable, sqlstate_of, translate
+from fairq.errors import UnknownWorker, is_retryable, sqlstate_of, translate
 
 __all__ = [
     "FAILURES",
@@ -68,6 +68,7 @@ def is_read_only(exc: BaseException) -> bool:
     return sqlstate_of(exc) == "25006"
 
 
-def explain(exc: BaseException) -> FairqError:
-    """The error for people: no password, the database's hint."""
-    return translate(exc)
+def explain(exc: BaseException) -> str:
+    """The error for people: no password, and what to do about it."""
+    error = translate(exc)
+    return f"{error} ({error.hint})" if error.hint else str(error)

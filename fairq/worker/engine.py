@@ -16,8 +16,9 @@ import psycopg
 
 from fairq import install
 from fairq.app import App
+from fairq.errors import translate
 from fairq.worker.config import Settings, banner, limits
-from fairq.worker.connect import FAILURES, conninfo, explain, is_worth_a_try
+from fairq.worker.connect import FAILURES, conninfo, is_worth_a_try
 from fairq.worker.database import Database
 from fairq.worker.ending import Ending, Stuck
 from fairq.worker.held import Held, tell_to_stop
@@ -137,7 +138,7 @@ class Engine:
                 break
             except FAILURES as exc:
                 if isinstance(exc, psycopg.Error) and exc.sqlstate and not is_worth_a_try(exc):
-                    raise explain(exc) from exc
+                    raise translate(exc) from exc
                 self.database.failed(exc, "to start")
                 await self.database.disconnect()
         else:

@@ -22,11 +22,12 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from fairq.context import Context, PoppedTask
+from fairq.dsn import clean
 from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, outcome_of
 from fairq.task import Task
 
-__all__ = ["RELEASE", "SUCCEEDED", "Entry", "Loopside", "Threads", "conclude"]
+__all__ = ["RELEASE", "RUNNING", "SUCCEEDED", "Entry", "Loopside", "Threads", "conclude"]
 
 log = logging.getLogger("fairq.worker")
 
@@ -47,7 +48,7 @@ class Entry:
 
     __slots__ = (
         "abandoned",
-        "begun",
+        "begun_at",
         "checked",
         "claimed_until",
         "ctx",
@@ -70,13 +71,33 @@ class Entry:
         self.claimed_until = 0.0
         self.checked = 0
         self.stop: Stop | None = None
-        self.begun = False
+        self.begun_at: float | None = None
         self.ended = False
         self.abandoned = False
 
     def __repr__(self) -> str:
         row = self.row
-        return f"task {row.id} ({row.kind}, attempt {row.attempt} of {row.max_attempts})"
+        names = clean(f"{row.group_key}, queue {row.queue}, kind {row.kind}")
+        return f"task {row.id} of {names} (attempt {row.attempt} of {row.max_attempts})"
+
+    def facts(self, action: str | None = None) -> dict[str, Any]:
+        """What a line of the log about it has beside its text."""
+        row = self.row
+        ran = None if self.begun_at is None else round(time.perf_counter() - self.begun_at, 3)
+        return {
+            "action": action,
+            "queue": row.queue,
+            "group": row.group_key,
+            "kind": row.kind,
+            "task_id": row.id,
+            "attempt": row.attempt,
+            "worker": self.worker_id,
+            "duration": ran,
+        }
+
+
+# Whose handler is running: for the lines that the handler itself writes to the log.
+RUNNING: contextvars.ContextVar[Entry] = contextvars.ContextVar("fairq_running")
 
 
 Ended = Callable[[Entry, BaseException | None, Any], None]
@@ -188,10 +209,11 @@ class Loopside:
                 self.go()
             result: Any = None
             error: BaseException | None = None
+            token = RUNNING.set(entry)
             try:
                 if entry.stop is not None:
                     raise Cancelled("told to stop before it began")
-                entry.begun = True
+                entry.begun_at = clock()
                 entry.runner = me
                 task = entry.task
                 assert task is not None
@@ -199,6 +221,7 @@ class Loopside:
             except BaseException as exc:  # SystemExit and KeyboardInterrupt too: of a handler, not of ours
                 error = exc
             entry.runner = None
+            RUNNING.reset(token)
             ended(entry, error, result)
             # Nothing of one handler may reach the next: neither a cancellation nor a context variable.
             if me.cancelling() or clock() > until or contextvars.copy_context() != clean:
@@ -263,7 +286,8 @@ class Threads:
         assert task is not None
         if entry.stop is not None:
             raise Cancelled("told to stop before it began")
-        entry.begun = True
+        entry.begun_at = time.perf_counter()
+        RUNNING.set(entry)
         return _checked(task.invoke(task.decode(entry.row.payload), entry.ctx))  # type: ignore[arg-type]
 
     def _tell(self, entry: Entry, error: BaseException | None, result: Any) -> None:
@@ -273,7 +297,7 @@ class Threads:
             try:
                 self._loop.call_soon_threadsafe(self._collect)
             except RuntimeError:  # the loop is closed; the worker ended without us
-                log.debug("%r ended after its worker", entry)
+                log.debug("%r ended after its worker", entry, extra=entry.facts("ended_late"))
 
     def _collect(self) -> None:
         self._signalled = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections import deque
@@ -15,8 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from fairq.app import App
-from fairq.context import Context
-from fairq.dsn import mask
+from fairq.context import Context, is_last_attempt
 from fairq.errors import FairqError, FinishLost, ResultNotEncodable
 from fairq.outcome import Outcome, describe, outcome_of
 from fairq.queries.workers import TurnRow
@@ -45,8 +45,9 @@ def tell_to_stop(entry: Entry, why: Any) -> None:
 def convicted(end: End, exc: BaseException) -> End:
     """The same attempt, failed for what the database said of its result."""
     error = ResultNotEncodable(f"the database refuses the result: {explain(exc)}"[:500])
-    log.warning("task %d: %s", end.id, error, extra={"action": "result_refused", "task_id": end.id})
-    return End(end.worker_id, end.id, end.attempt, Outcome("failed", error=describe(error)), before=end)
+    outcome = Outcome("failed", error=describe(error))
+    _log_end(end.entry, error, outcome)
+    return End(end.worker_id, end.id, end.attempt, end.entry, outcome, before=end)
 
 
 class Held:
@@ -146,11 +147,17 @@ class Held:
         if ours:
             self.begin(entry)
         else:
-            log.info("%r was not started: its claim or its deadline is over", entry)
+            log.info(
+                "%r was not started: its claim or its deadline is over",
+                entry,
+                extra=entry.facts("not_started"),
+            )
             self._let_go(entry)
 
     def begin(self, entry: Entry) -> None:
         """Its handler runs, or at least is in line for the processor."""
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%r starts", entry, extra=entry.facts("task_started"))
         task = entry.task
         if task is None:
             try:
@@ -209,8 +216,7 @@ class Held:
             self._wake()
             return
         outcome = _account(lambda: conclude(entry, exception, result))
-        if exception is not None:
-            _log_end(entry, exception, outcome)
+        _log_end(entry, exception, outcome)
         self._write_down(entry, outcome)
 
     def _write_down(self, entry: Entry, outcome: Outcome) -> None:
@@ -218,7 +224,7 @@ class Held:
             self.releases.append(entry)
         else:
             row = entry.row
-            self.ends.append(End(entry.worker_id, row.id, row.attempt, outcome))
+            self.ends.append(End(entry.worker_id, row.id, row.attempt, entry, outcome))
         self._wake()
 
     def _let_go(self, entry: Entry) -> None:
@@ -237,7 +243,9 @@ class Held:
         for entry in entries:
             if entry.row.id in there:
                 lost = FinishLost("the transaction of ctx.finish_in() rolled back")
-                self._write_down(entry, outcome_of(lost, entry.task, entry.row.attempt))
+                outcome = outcome_of(lost, entry.task, entry.row.attempt)
+                _log_end(entry, lost, outcome)
+                self._write_down(entry, outcome)
             elif entry.checked < len(CHECK_AGAIN_AFTER):
                 # Ended, or its transaction is still open, perhaps just being rolled back: look again.
                 self.later_checks.append((now + CHECK_AGAIN_AFTER[entry.checked], entry))
@@ -281,9 +289,12 @@ class Held:
             "%r ignores that its time is over; it is left behind, %d are",
             entry,
             self.abandoned,
-            extra={"action": "abandoned", "task_id": entry.row.id},
+            extra=entry.facts("abandoned"),
         )
-        self._write_down(entry, _account(lambda: outcome_of(timed_out(entry), entry.task, entry.row.attempt)))
+        late = timed_out(entry)
+        outcome = _account(lambda: outcome_of(late, entry.task, entry.row.attempt))
+        _log_end(entry, late, outcome)
+        self._write_down(entry, outcome)
         if self.abandoned >= self._slots:
             self._stuck()
 
@@ -321,21 +332,29 @@ def _account(judge: Callable[[], Outcome]) -> Outcome:
     return outcome
 
 
-def _log_end(entry: Entry, exception: BaseException, outcome: Outcome) -> None:
-    if outcome is RELEASE:
+def _log_end(entry: Entry, exception: BaseException | None, outcome: Outcome) -> None:
+    """Failed for good: an error, with its traceback. Tried again: a warning that says when."""
+    name, what_next = outcome.outcome, ""
+    if name == "succeeded" and not log.isEnabledFor(logging.DEBUG):
         return
-    log.warning(
-        "%r ended as %s: %s",
-        entry,
-        outcome.outcome,
-        mask(f"{type(exception).__name__}: {_text(exception)}"),
-        extra={"action": f"task_{outcome.outcome}", "task_id": entry.row.id},
-        exc_info=exception if log.isEnabledFor(logging.DEBUG) else None,
-    )
-
-
-def _text(exception: BaseException) -> str:
-    try:
-        return str(exception)[:500]
-    except Exception:
-        return "(no text)"
+    if outcome is RELEASE:
+        level, action, text = logging.DEBUG, "task_released", "was given back"
+    elif name == "failed" or (name == "retry" and is_last_attempt(entry.row)):
+        level, action, text = logging.ERROR, "task_failed", "failed for good"
+    elif name == "retry":
+        delay = outcome.retry_delay
+        pause = "after the queue's back-off" if delay is None else f"in {delay:.1f} s"
+        level, action, text, what_next = logging.WARNING, "task_retry", "failed", f"; next attempt {pause}"
+    else:
+        level = logging.INFO if name == "cancelled" else logging.DEBUG
+        action, text = f"task_{name}", name
+    facts = entry.facts(action)
+    if facts["duration"] is not None:
+        text = f"{text} after {facts['duration']:.3f} s"
+    text += what_next
+    shows_why = level == logging.ERROR or (level == logging.WARNING and log.isEnabledFor(logging.DEBUG))
+    if level >= logging.WARNING and outcome.error:
+        error = json.loads(outcome.error)
+        why = f"{error['type']}: {error['message']}"[:500]
+        text = f"{text}: {' '.join(why.split())}"
+    log.log(level, "%r %s", entry, text, extra=facts, exc_info=exception if shows_why else None)

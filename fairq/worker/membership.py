@@ -58,7 +58,11 @@ class Membership:
                 slots=self._slots,
                 lease=timedelta(seconds=settings.lease),
             )
-            log.debug("registered as worker %d", self.worker_id, extra={"action": "registered"})
+            log.debug(
+                "registered as worker %d",
+                self.worker_id,
+                extra={"action": "registered", "worker": self.worker_id},
+            )
 
     async def retire(self, conn: psycopg.AsyncConnection[Any]) -> None:
         if self.worker_id is not None:
@@ -71,7 +75,7 @@ class Membership:
         log.warning(
             "worker %d counts as lost; registering anew. What it ran is with others now",
             worker_id,
-            extra={"action": "worker_lost", "worker_id": worker_id},
+            extra={"action": "worker_lost", "worker": worker_id},
         )
         self.worker_id = None
         self._held.drop_claims()

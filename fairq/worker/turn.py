@@ -40,6 +40,7 @@ class End:
     worker_id: int
     id: int
     attempt: int
+    entry: Entry
     outcome: Outcome
     before: End | None = None
     """As it was before the database refused its result."""

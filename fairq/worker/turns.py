@@ -241,7 +241,7 @@ class Turns:
             "%d ended attempts were not accepted: written already, or no longer this worker's: %s",
             len(stale),
             stale[:20],
-            extra={"action": "stale", "task_ids": stale},
+            extra={"action": "stale", "task_ids": stale, "worker": ends[0].worker_id},
         )
 
     def _popped(
