@@ -27,7 +27,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 # Settings that are told as they are: how a value is shown, what it means. The default is the setting's own.
 _TOLD = {
-    "concurrency": ("N", "Slots: tasks at once, in each process. 0: as many as there are CPUs."),
+    "concurrency": ("N", "Slots: tasks at once, in each process. 0: as many as it may use cores."),
     "prefetch": ("N", "Claim this many tasks beyond the slots. Needs --claim-lease; excludes a cluster cap."),
     "claim_lease": ("SECONDS", "With --prefetch only: how long a claim keeps a task from others."),
     "max_claim_batch": (
@@ -85,7 +85,7 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
     multiple=True,
     metavar="NAME[=WEIGHT]",
     help="Serve this queue. Of several, the first is emptied before the next is asked; with a weight each,"
-    " each gets its share. Default: the queues of the app's tasks.",
+    " each gets its share. Default: the queues of the app's tasks, with equal shares.",
 )
 @click.option(
     "--processes",
@@ -145,7 +145,7 @@ def work(
     the module, MODULE is enough.
 
     \b
-    fairq work myapp.tasks                                   all queues of the app
+    fairq work myapp.tasks                                   all queues of the app, by turns
     fairq work myapp.tasks -q mail -q reports -c 20          mail first; 20 tasks at once
     fairq work myapp.tasks -q mail=3 -q reports=1            three mails for each report
     fairq work myapp.tasks -p 4                              four processes

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
@@ -24,10 +25,10 @@ class Settings:
 
     queues: tuple[str, ...] | Mapping[str, float] = ()
     """In order of priority: the first is emptied before the next is asked. Or with weights: each gets its
-    share. Empty: those of the app's tasks, in order.
+    share. Empty: those of the app's tasks, with equal shares.
     """
     concurrency: Annotated[int, 0, 100_000] = 0
-    """Slots: how many tasks run at once. 0: as many as there are CPUs."""
+    """Slots: how many tasks run at once. 0: as many as the process may use cores."""
     prefetch: Annotated[int, 0, 100_000] = 0
     """How many tasks to claim beyond the slots, so that the next one is here when a slot comes free."""
     claim_lease: Annotated[float | None, 0.1, 86_400] = None
@@ -40,8 +41,10 @@ class Settings:
     """The most tasks held that have not begun. 0: as for max_claim_batch."""
     lease: Annotated[float, 1, 86_400] = 60.0
     """Without a sign of life for so long, the worker counts as lost and others get its tasks."""
-    grace: Annotated[float, 0, 86_400] = 30.0
-    """How long handlers may go on after the first TERM or INT."""
+    grace: Annotated[float, 0, 86_400] = 20.0
+    """How long handlers may go on after the first TERM or INT. Kubernetes kills after 30 s: before that, their
+    tasks are given back.
+    """
     mode: Mode = "forever"
     """once: end after one look at the queues; drain: end when there is nothing left to run."""
     name: str = ""
@@ -179,9 +182,20 @@ def _contradictions(settings: Settings) -> list[str]:
     return found
 
 
-def limits(settings: Settings, cpus: int | None = None) -> Limits:
+def cores(usable: int | None = None, quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """How many cores the process may use: those that it is bound to, at most what its container may take."""
+    if usable is None:
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    try:
+        share, period = (int(number) for number in quota.read_text().split())
+    except (OSError, ValueError):  # no container, or one without a quota: "max 100000"
+        return usable
+    return min(usable, max(1, math.ceil(share / period)))
+
+
+def limits(settings: Settings) -> Limits:
     """The limits in force."""
-    slots = settings.concurrency or cpus or os.cpu_count() or 2
+    slots = settings.concurrency or cores()
     most = slots + settings.prefetch
     beat = settings.heartbeat_ms / 1000 if settings.heartbeat_ms else min(2.0, settings.lease / 6)
     return Limits(

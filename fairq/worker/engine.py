@@ -159,7 +159,7 @@ class Engine:
                 heartbeat=self.turns.limits.heartbeat,
                 lease=settings.lease,
                 maintain_every=settings.maintain_interval_ms / 1000,
-                maintain_at_once=settings.mode != "forever",
+                first_maintain=settings.maintain_interval_ms / 1000 if settings.mode == "forever" else 0.0,
                 first_pause=settings.db_retry_initial_ms / 1000,
                 longest_pause=min(settings.db_retry_max_ms / 1000, settings.lease / 6),
             ),

@@ -43,7 +43,7 @@ class KeeperPlan:
     heartbeat: float
     lease: float
     maintain_every: float
-    maintain_at_once: bool
+    first_maintain: float
     first_pause: float
     longest_pause: float
 
@@ -79,6 +79,7 @@ class Keeper:
         self._conn: psycopg.Connection[Any] | None = None
         self._failures = 0
         self._maintain_at = 0.0
+        self._was_connected = False
         self._standing_still = False
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="fairq-keeper", daemon=True)
@@ -123,8 +124,9 @@ class Keeper:
         if conn is None:
             conn = self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)
             # After an outage the others get the time to give a sign of life before they are judged by it.
-            wait = 0.0 if self._plan.maintain_at_once else self._plan.lease
+            wait = self._plan.lease if self._was_connected else self._plan.first_maintain
             self._maintain_at = time.monotonic() + wait
+            self._was_connected = True
         for worker_id in self._worker_ids():
             try:
                 # With the ids it is a look-up of each; without, all wishes to cancel would be read that

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -44,6 +45,8 @@ class Worker:
         **options: Any,
     ) -> None:
         settings = _settings(settings, options)
+        if not settings.queues and len(app.queues) > 1:
+            settings = replace(settings, queues=dict.fromkeys(app.queues, 1.0))
         self.app = app
         self.settings = settings
         self.queues: tuple[str, ...] = tuple(settings.queues) or tuple(app.queues) or ("default",)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ from psycopg.conninfo import conninfo_to_dict
 import fairq
 from fairq.errors import ConfigurationError
 from fairq.worker import Settings, Worker
-from fairq.worker.config import BOUNDS, banner, limits, problems, queues_of
+from fairq.worker.config import BOUNDS, banner, cores, limits, problems, queues_of
 from fairq.worker.connect import conninfo
+from fairq.worker.ending import LAST_RESORT_SECONDS
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/nowhere"
 
@@ -51,6 +55,31 @@ def test_defaults_are_those_the_checklist_names() -> None:
     assert settings.db_retry_max_ms == 30_000
     assert settings.db_retry_max_attempts == 0
     assert problems(settings) == []
+
+
+def test_there_are_as_many_slots_as_cores_that_the_process_may_use() -> None:
+    """In a process of its own, bound to one core."""
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from fairq.worker.config import Settings, limits; print(limits(Settings()).slots)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("quota", "slots"),
+    [("max 100000", 8), ("150000 100000", 2), ("20000 100000", 1), ("900000 100000", 8), ("", 8)],
+)
+def test_a_quota_of_the_container_bounds_the_cores(tmp_path: Path, quota: str, slots: int) -> None:
+    path = tmp_path / "cpu.max"
+    if quota:
+        path.write_text(quota + "\n")
+    assert cores(8, path) == slots
+
+
+def test_the_worker_has_ended_before_kubernetes_kills_it() -> None:
+    assert Settings().grace + LAST_RESORT_SECONDS < 30
 
 
 def test_everything_that_is_wrong_is_said_at_once(app: fairq.App) -> None:

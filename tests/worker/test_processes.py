@@ -90,6 +90,32 @@ def test_a_killed_workers_tasks_are_run_by_another_and_the_loss_is_recorded(desk
     assert desk.effects("ended") == 1
 
 
+def test_queues_that_nobody_named_share_equally(desk: Desk) -> None:
+    desk.queue("archive")
+    desk.queue("urgent")
+    desk.enqueue_many("store", 60, queue="archive")
+    desk.enqueue_many("page", 5, queue="urgent")
+    with work_process(desk.dsn, "-c", "2", "--drain", app="two_queues") as worker:
+        assert worker.wait() == 0, worker.output
+    order = [what for (what,) in desk.rows("select what from effects order by id")]
+    assert len(order) == 65
+    assert "archive" in order[:4]
+    assert "urgent" not in order[15:]
+    assert worker.says("on archive=1,urgent=1")
+
+
+def test_a_lost_workers_tasks_are_taken_soon_after_a_start_with_the_usual_lease(desk: Desk) -> None:
+    """The lease of the one that is lost is short here, that of the one that finds it is not."""
+    id = desk.enqueue("count")
+    lost = desk.one("select fairq.register_worker('lost', array['default'], 1, '1 second')")
+    desk.rows("select id from fairq.pop_tasks('default', 1, %s)", lost)
+    with work_process(desk.dsn) as worker:
+        desk.wait_until(lambda: desk.outcomes() == {"succeeded": 1}, "the task is run by another")
+        assert desk.attempts(id)[0][:2] == (1, "worker_lost")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0, worker.output
+
+
 def test_term_lets_a_slow_handler_end(desk: Desk) -> None:
     """HR17, S26"""
     id = desk.enqueue("sleeps", 1)

@@ -1,0 +1,20 @@
+"""Tasks on two queues; the one that is served too late is last in the alphabet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fairq
+from effects import note
+
+app = fairq.App()
+
+
+@app.task(queue="archive")
+def store(payload: Any, ctx: fairq.Context) -> None:
+    note("archive", ctx)
+
+
+@app.task(queue="urgent")
+def page(payload: Any, ctx: fairq.Context) -> None:
+    note("urgent", ctx)
