@@ -42,8 +42,8 @@ class Settings:
     lease: Annotated[float, 1, 86_400] = 60.0
     """Without a sign of life for so long, the worker counts as lost and others get its tasks."""
     grace: Annotated[float, 0, 86_400] = 20.0
-    """How long handlers may go on after the first TERM or INT. Kubernetes kills after 30 s: before that, their
-    tasks are given back.
+    """How long handlers may go on after the first TERM or INT. Kubernetes kills after 30 s: before
+    that, their tasks are given back.
     """
     mode: Mode = "forever"
     """once: end after one look at the queues; drain: end when there is nothing left to run."""

@@ -58,7 +58,7 @@ def test_defaults_are_those_the_checklist_names() -> None:
 
 
 def test_there_are_as_many_slots_as_cores_that_the_process_may_use() -> None:
-    """In a process of its own, bound to one core."""
+    """H10: in a process of its own, bound to one core."""
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from fairq.worker.config import Settings, limits; print(limits(Settings()).slots)"

@@ -57,11 +57,6 @@ def test_zero_means_the_slots_and_with_prefetch_the_slots_and_the_prefetch() -> 
     assert (soft.claim_batch, soft.claim_per_worker) == (12, 12)
 
 
-def test_slots_default_to_the_cpus() -> None:
-    """H10"""
-    assert limits(Settings(), cpus=6).slots == 6
-
-
 @given(st.integers(1, 10_000), st.floats(0.1, 60), st.floats(0.5, 300), st.floats(0, 1))
 def test_pauses_double_and_are_capped_and_move_by_a_quarter(
     failures: int, initial: float, cap: float, draw: float

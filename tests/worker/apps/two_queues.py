@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from effects import note  # type: ignore[import-not-found]
+
 import fairq
-from effects import note
 
 app = fairq.App()
 
