@@ -288,27 +288,36 @@ $$;
 
 -- Those of these tasks that somebody wished to cancel ring once more, unless they are held for certain: a holder learns of it by its heartbeat. One whose row
 -- in held is locked may be coming back at this moment.
+-- Locks: none that stay. To look whether a row is locked one has to lock it, and its holder would wait for this transaction; so what was locked is given
+-- back at once.
 create function fairq._ring_wishes(p_shard_no integer, p_ids bigint[]) returns void
 language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
+declare
+  v_wished bigint[] := array(
+    select i.id from unnest(p_ids) i(id)
+    where exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id offset 0)
+  );
+  v_held bigint[];
 begin
+  if v_wished = '{}' then
+    return;
+  end if;
+  begin
+    v_held := array(select h.id from fairq.held h where h.shard_no = p_shard_no and h.id = any(v_wished) for key share skip locked);
+    raise sqlstate 'UNDO0';
+  exception when sqlstate 'UNDO0' then
+    -- Variables keep what they know.
+    null;
+  end;
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
   select p_shard_no, t.queue, t.group_key, t.id
-  from unnest(p_ids) i(id)
+  from unnest(v_wished) i(id)
   cross join lateral (
     select k.id, k.queue, k.group_key
     from fairq.tasks k
-    where k.shard_no = p_shard_no and k.id = i.id
-      and exists (select from fairq.cancellations c where c.shard_no = p_shard_no and c.task_id = i.id offset 0)
+    where k.shard_no = p_shard_no and k.id = i.id and k.id <> all(v_held)
     offset 0
-  ) t
-  left join lateral (
-    select h.id
-    from fairq.held h
-    where h.shard_no = p_shard_no and h.id = t.id
-    for key share skip locked
-    offset 0
-  ) h on true
-  where h.id is null;
+  ) t;
 end;
 $$;
 

@@ -220,6 +220,19 @@ def test_a_paused_group_is_not_served_when_a_pop_of_it_rolls_back(conn: Conn, da
     assert {state(conn, one_) for one_ in ids} == {"overflow"}
 
 
+def test_nobody_who_holds_a_task_waits_for_a_pop_that_met_the_wish_to_cancel_it(
+    conn: Conn, database: Database
+) -> None:
+    bob = register(conn)
+    create_all(conn, "bob", "al")
+    held = pop(conn, bob, 1)
+    call(conn, "cancel_task", held[0])
+    hung = database.connect()
+    assert len(pop(hung, bob, 1)) == 1
+    conn.execute("set lock_timeout = '1s'")
+    assert finish(conn, bob, held) == held
+
+
 def test_the_probe_of_a_breaker_is_not_made_ready_in_advance(conn: Conn) -> None:
     call(conn, "configure_group", "default", "bob", breaker_threshold=1, breaker_cooldown="1 second")
     bob = register(conn)
