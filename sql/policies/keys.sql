@@ -1,9 +1,10 @@
 -- Concurrency keys. A key is a counter (a lane of #keys, whose gate says how many places are taken) with a list of those who wait for it. Only a task that
 -- is served now takes a place, or one that was given a place that came free; each says so in its own row, and gives back what that row says.
 
--- The next tasks of a lane some of which have concurrency keys, in order: of each priority those that were given a place that came free, and then those without a
--- key, and those that get a place of their key right now. One whose key is taken is parked and passed over: it holds nobody up, not even its own group. It is parked once per wait; what
--- was given a place is found by that, and the lane's cursor does not go back for it.
+-- The next tasks of a lane some of which have concurrency keys, in order: those in line that need no key or get a place of theirs right now, and those that
+-- were given a place that came free. One in line whose key is taken is parked and passed over: it holds nobody up, not even its own group. It is parked once
+-- per wait; what was given a place is found by that, and the lane's cursor does not go back for it.
+-- One that came back meanwhile is before a younger one of its group that was given the place: then it has that place, and the younger one waits again (I12).
 -- A lane parks and passes over p_most in a pass: then the lane steps back until the next pass, so that nobody waits for it, and rings for that.
 -- Beyond p_reach no place is taken: the lane stops there until a pop gets that far. So does, where a rate is charged, every task.
 -- One row more than p_quota is returned, which is not looked at: where the lane goes on.
@@ -14,61 +15,69 @@ returns table (id bigint, priority integer, sequence bigint, is_expired boolean,
   meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz)
 language plpgsql rows 10 set search_path = '' as $$
 declare
-  v_above integer := 2147483647;
-  v_level record;
-  v_task record;
-  v_given bigint[] := array[]::bigint[];
-  v_found integer := 0;
-  v_passed integer := 0;
-begin
-  meets_key := true;
-  yields := false;
-  -- A level at a time, so that each is read in the order of the index; what an open one stands for is a level of its own. The last one, which is none, is for
-  -- those that were given a place and have lower priorities than all that is in line.
-  for v_level in
-    select c.priority, c.sequence, c.touched, c.is_open, b.is_below
-    from unnest(p_lane.cursors || (null, null, null, false)::fairq.cursor) with ordinality c(priority, sequence, touched, is_open, nth)
-    cross join (values (false), (true)) b(is_below)
-    where not b.is_below or c.is_open
-    order by c.nth, b.is_below
-  loop
-    for v_task in
-      -- Each in its own order, one after the other: sorted together, all of a line would be read for its first task.
+  c_granted cursor for
+    select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, null::bigint as touched, false as is_open
+    from fairq.parked k
+    cross join lateral (select b.* from fairq.tasks b where b.shard_no = k.shard_no and b.id = k.id offset 0) t
+    where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.granted
+    order by k.priority desc, k.sequence;
+  -- A level at a time, each in the order of the index; then what an open one stands for. Sorted together, all of a line would be read for its first task.
+  c_line cursor for
+    select t.*, c.touched, c.is_open
+    from unnest(p_lane.cursors) c
+    cross join lateral (
       (
-        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, true as granted
-        from fairq.parked k
-        cross join lateral (select b.* from fairq.tasks b where b.shard_no = k.shard_no and b.id = k.id offset 0) t
-        where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.granted
-          and k.priority < v_above
-          and (v_level.is_below or v_level.priority is null or k.priority >= v_level.priority)
-        order by k.priority desc, k.sequence
-      )
-      union all
-      (
-        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, false
+        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key
         from fairq.tasks t
         where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_lane.group_key and not t.scheduled
-          and t.priority = v_level.priority
-          and t.sequence >= v_level.sequence
-          and not v_level.is_below
+          and t.priority = c.priority and t.sequence >= c.sequence
         order by t.sequence
       )
       union all
       (
-        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, false
+        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key
         from fairq.tasks t
-        where v_level.is_below
-          and t.shard_no = p_tick.shard_no
-          and t.queue = p_tick.queue
-          and t.group_key = p_lane.group_key
-          and not t.scheduled
-          and t.priority < v_level.priority
+        where c.is_open and t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_lane.group_key and not t.scheduled
+          and t.priority < c.priority
         order by t.priority desc, t.sequence
       )
-    loop
+    ) t;
+  v_given record;
+  v_waiting record;
+  v_task record;
+  v_is_granted boolean;
+  v_served bigint[] := array[]::bigint[];
+  v_found integer := 0;
+  v_passed integer := 0;
+begin
+  meets_key := true;
+  open c_granted;
+  open c_line;
+  fetch c_granted into v_given;
+  fetch c_line into v_waiting;
+  loop
+    -- Where so many are passed over that the lane goes on with this one in the next pass, those that were given a place come first.
+    v_is_granted := v_given.id is not null
+      and (v_waiting.id is null or v_passed >= p_most or (-v_given.priority, v_given.sequence) <= (-v_waiting.priority, v_waiting.sequence));
+    if v_is_granted and v_found >= p_quota then
+      insert into fairq.rings (shard_no, queue, group_key, sequence, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, v_given.sequence, true);
+      v_given.id := null;
+      continue;
+    elsif v_is_granted then
+      v_task := v_given;
+      fetch c_granted into v_given;
+      -- Unless one that came back has its place now.
+      continue when not exists (select from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id and k.granted);
+    else
+      exit when v_waiting.id is null;
+      v_task := v_waiting;
+    end if;
+    yields := not v_is_granted and v_passed >= p_most;
+    if not v_is_granted and not yields then
+      fetch c_line into v_waiting;
       -- One that was given a place stands in line as well.
-      continue when not v_task.granted and v_task.id = any(v_given);
-      if not v_task.granted and (v_task.sequence <= v_level.touched or v_task.concurrency_key is not null) then
+      continue when v_task.id = any(v_served);
+      if v_task.sequence <= v_task.touched or v_task.concurrency_key is not null then
         -- One that was taken before may be held, and its holder may end it, or put it off, between the loop's snapshot and this look: body and holder are
         -- looked at together, once more, and its attempt is the one of now.
         select b.attempt into v_task.attempt
@@ -77,53 +86,71 @@ begin
           and not exists (select from fairq._taken(p_tick.shard_no, b.id));
         if not found then
           v_passed := v_passed + 1;
-          -- Where so many are passed over, the lane goes on here in the next pass.
-          continue when v_passed < p_most;
+          continue;
         end if;
       end if;
-      -- Without a place of their own tasks wait behind p_quota; those with one are found again by that.
-      if v_task.granted and v_found >= p_quota then
-        insert into fairq.rings (shard_no, queue, group_key, sequence, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.sequence, true);
-        continue;
-      end if;
-      id := v_task.id;
-      priority := v_task.priority;
-      sequence := v_task.sequence;
-      touched := v_level.touched;
-      is_open := v_level.is_open;
-      attempt := v_task.attempt + 1;
-      expires_at := v_task.expires_at;
-      is_expired := coalesce(expires_at <= p_now, false);
-      keyed := v_task.concurrency_key is not null and not is_expired;
-      charge := case when p_lane.pace is distinct from null then fairq._expected(p_lane.pace, v_task.kind, v_task.cost) end;
-      step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_lane.weight) end;
-      yields := v_passed >= p_most;
-      stops := yields or v_found >= p_quota
-        or (not is_expired and not v_task.granted and (keyed or fairq._runs_with_time(p_lane.policy, p_lane.gate)) and p_lane.finish >= p_reach);
-      if v_task.granted then
-        v_given := v_given || id;
-      end if;
-      if v_task.granted and not is_expired then
-        delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
-      elsif keyed and not stops and not v_task.granted
-        and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now)
-      then
-        perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
-        v_passed := v_passed + 1;
-        continue;
-      end if;
-      return next;
-      if yields then
-        insert into fairq.rings (shard_no, queue, group_key, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, true);
-      end if;
-      if stops then
-        return;
-      end if;
-      v_found := v_found + 1;
-      p_lane.finish := p_lane.finish + step;
-    end loop;
-    v_above := case when v_level.is_below then -2147483648 else v_level.priority end;
+    end if;
+    id := v_task.id;
+    priority := v_task.priority;
+    sequence := v_task.sequence;
+    touched := v_task.touched;
+    is_open := v_task.is_open;
+    attempt := v_task.attempt + 1;
+    expires_at := v_task.expires_at;
+    is_expired := coalesce(expires_at <= p_now, false);
+    keyed := v_task.concurrency_key is not null and not is_expired;
+    charge := case when p_lane.pace is distinct from null then fairq._expected(p_lane.pace, v_task.kind, v_task.cost) end;
+    step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_lane.weight) end;
+    stops := yields or v_found >= p_quota
+      or (not is_expired and not v_is_granted and (keyed or fairq._runs_with_time(p_lane.policy, p_lane.gate)) and p_lane.finish >= p_reach);
+    if v_is_granted then
+      v_served := v_served || id;
+    end if;
+    if v_is_granted and not is_expired then
+      delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
+    elsif keyed and not stops and not v_is_granted
+      and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now)
+      and not fairq._take_over(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key)
+    then
+      perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
+      v_passed := v_passed + 1;
+      continue;
+    end if;
+    return next;
+    if yields then
+      insert into fairq.rings (shard_no, queue, group_key, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, true);
+    end if;
+    if stops then
+      return;
+    end if;
+    v_found := v_found + 1;
+    p_lane.finish := p_lane.finish + step;
   end loop;
+end;
+$$;
+
+-- The place that the last one of a group was given, for one before it; that one waits again.
+-- Returns false when none was given one.
+create function fairq._take_over(p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text) returns boolean
+language plpgsql set search_path = '' as $$
+declare
+  v_last record;
+begin
+  delete from fairq.parked k
+  where k.shard_no = p_shard_no
+    and k.id = (
+      select g.id
+      from fairq.parked g
+      where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.granted and g.concurrency_key = p_concurrency_key
+      order by g.priority, g.sequence desc
+      limit 1
+    )
+  returning k.id, k.priority, k.sequence into v_last;
+  if not found then
+    return false;
+  end if;
+  perform fairq._park(p_shard_no, p_queue, p_group_key, p_concurrency_key, v_last.id, v_last.priority, v_last.sequence);
+  return true;
 end;
 $$;
 

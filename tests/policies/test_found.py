@@ -327,3 +327,25 @@ def test_what_was_given_a_key_and_stands_in_line_as_well_is_served_once(conn: Co
     finish(conn, bob, popped)
     assert sorted([*popped, *pop(conn, bob, 5)]) == ids
     assert_sound(conn)
+
+
+@pytest.mark.parametrize("priorities", [[0] * 5, [1, 0, 0, 0, 0]], ids=["alike", "higher"])
+@pytest.mark.parametrize("outcome", ["released", "retry"])
+def test_a_keyed_task_that_comes_back_is_served_before_younger_ones_that_wait(
+    conn: Conn, outcome: str, priorities: list[int]
+) -> None:
+    """Its place comes free before the lane of its group hears of it (I12)."""
+    bob = register(conn)
+    ids = create_many(conn, "bob", 5, concurrency_keys=["k"] * 5, priorities=priorities)
+    held = pop(conn, bob, 1)
+    assert [*held, *pop(conn, bob, 1)] == ids[:1]
+    if outcome == "released":
+        release(conn, bob, held)
+    else:
+        finish(conn, bob, held, "retry", delay="0 seconds")
+    served = []
+    while held := pop(conn, bob, 1):
+        served += held
+        finish(conn, bob, held)
+        assert_sound(conn)
+    assert served == ids
