@@ -47,7 +47,10 @@ _TOLD = {
     "db_retry_max_ms": ("MS", "Longest of these pauses, 500 to 300000."),
     "db_retry_max_attempts": ("N", "Failures in a row after which to give up, up to 10000. 0: never."),
     "breaker_threshold": ("N", "Failures in a row after which the database is left alone. 0: never."),
-    "breaker_cooldown_ms": ("MS", "For how long."),
+    "breaker_cooldown_ms": (
+        "MS",
+        "For how long, or up to a quarter less. Default: 5000, at most a third of the lease.",
+    ),
     "name": ("TEXT", "Name in the statistics. Default: host and process id."),
 }
 _SHORT = {"concurrency": ["-c"]}
@@ -60,7 +63,7 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
         command = click.option(
             f"--{name.replace('_', '-')}",
             *_SHORT.get(name, ()),
-            type=float if default is None else type(default),
+            type=int if name.endswith("_ms") else float if default is None else type(default),
             default=default,
             show_default=default not in (None, ""),
             metavar=shown,

@@ -9,12 +9,16 @@ It is about the database. A handler that fails has nothing to do with it.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 __all__ = ["Breaker", "State", "failed", "may_pass", "succeeded", "wait"]
 
 State = Literal["closed", "open", "half_open"]
+# A cool-down is shorter by up to so much, so that not all workers come back at once.
+JITTER: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Breaker:
     cooldown: float
     state: State = "closed"
     failures: int = 0
-    opened_at: float = 0.0
+    open_until: float = 0.0
 
 
 def wait(breaker: Breaker, now: float) -> float:
@@ -36,14 +40,14 @@ def wait(breaker: Breaker, now: float) -> float:
         return 0.0
     if breaker.state == "half_open":
         return breaker.cooldown
-    return max(0.0, breaker.opened_at + breaker.cooldown - now)
+    return max(0.0, breaker.open_until - now)
 
 
 def may_pass(breaker: Breaker, now: float) -> tuple[Breaker, bool]:
     """Ask before each try. Who is let through when the cool-down is over is the probe, and the only one."""
     if breaker.state == "closed":
         return breaker, True
-    if breaker.state == "open" and now >= breaker.opened_at + breaker.cooldown:
+    if breaker.state == "open" and now >= breaker.open_until:
         return replace(breaker, state="half_open"), True
     return breaker, False
 
@@ -52,11 +56,12 @@ def succeeded(breaker: Breaker) -> Breaker:
     return replace(breaker, state="closed", failures=0)
 
 
-def failed(breaker: Breaker, now: float) -> Breaker:
+def failed(breaker: Breaker, now: float, draw: Callable[[], float] = random.random) -> Breaker:
     failures = breaker.failures + 1
     trips = breaker.state == "half_open" or (breaker.threshold > 0 and failures >= breaker.threshold)
     if breaker.state == "open":  # a try that was under way when the breaker opened
         return replace(breaker, failures=failures)
     if trips:
-        return replace(breaker, state="open", failures=failures, opened_at=now)
+        open_until = now + breaker.cooldown * (1 - JITTER * draw())
+        return replace(breaker, state="open", failures=failures, open_until=open_until)
     return replace(breaker, failures=failures)

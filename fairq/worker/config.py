@@ -63,12 +63,13 @@ class Settings:
     abandon_after: Annotated[float, 0, 86_400] = 5.0
     """How long a handler may ignore that its time is over before its attempt ends without it."""
     db_retry_initial_ms: Annotated[int, 100, 60_000] = 500
-    db_retry_max_ms: Annotated[int, 500, 300_000] = 30_000
+    db_retry_max_ms: Annotated[int, 500, 300_000] = 5_000
     db_retry_max_attempts: Annotated[int, 0, 10_000] = 0
     """Failures in a row after which the worker gives up. 0: never."""
     breaker_threshold: Annotated[int, 0, 10_000] = 5
     """Failures in a row after which the database is left alone. 0: never."""
-    breaker_cooldown_ms: Annotated[int, 100, 3_600_000] = 60_000
+    breaker_cooldown_ms: Annotated[int | None, 100, 3_600_000] = None
+    """For how long, give or take. None: 5000, at most a third of the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Limits:
     claim_batch: int
     claim_per_worker: int
     heartbeat: float
+    cooldown: float
 
 
 # Of each number: the smallest and the largest.
@@ -175,10 +177,10 @@ def _contradictions(settings: Settings) -> list[str]:
         found.append("claim_lease is for prefetch only; without it, tasks are never claimed ahead of time")
     if not settings.listen and settings.listen_dsn:
         found.append("listen_dsn and no LISTEN at all contradict each other")
-    if settings.heartbeat_ms is not None and settings.heartbeat_ms > settings.lease * 1000 / 3:
-        found.append(
-            f"heartbeat_ms ({settings.heartbeat_ms}) is more than a third of the lease ({settings.lease:g} s)"
-        )
+    for name in ("heartbeat_ms", "breaker_cooldown_ms"):
+        value = getattr(settings, name)
+        if value is not None and value > settings.lease * 1000 / 3:
+            found.append(f"{name} ({value}) is more than a third of the lease ({settings.lease:g} s)")
     return found
 
 
@@ -197,13 +199,14 @@ def limits(settings: Settings) -> Limits:
     """The limits in force."""
     slots = settings.concurrency or cores()
     most = slots + settings.prefetch
-    beat = settings.heartbeat_ms / 1000 if settings.heartbeat_ms else min(2.0, settings.lease / 6)
+    beat, rest = settings.heartbeat_ms, settings.breaker_cooldown_ms
     return Limits(
         slots=slots,
         prefetch=settings.prefetch,
         claim_batch=min(settings.max_claim_batch or most, most),
         claim_per_worker=settings.max_claim_per_worker or most,
-        heartbeat=beat,
+        heartbeat=beat / 1000 if beat else min(2.0, settings.lease / 6),
+        cooldown=rest / 1000 if rest else min(5.0, settings.lease / 3),
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from fairq.errors import UnknownWorker, is_retryable, sqlstate_of, translate
+from fairq.errors import Unavailable, UnknownWorker, is_retryable, sqlstate_of, translate
 
 __all__ = [
     "FAILURES",
     "conninfo",
     "explain",
     "is_about_data",
+    "is_down",
     "is_read_only",
     "is_unknown_worker",
     "is_worth_a_try",
@@ -29,6 +30,10 @@ _DEFAULTS: dict[str, str] = {
     "keepalives_interval": "5",
     "keepalives_count": "4",
 }
+
+# A timeout ended the statement, or its wait for a lock. Nothing is wrong with the session, which knows its
+# functions by now: a new one might need longer, and be stopped again.
+_STOPPED = ("57014", "55P03")
 
 
 def conninfo(dsn: str, application_name: str, patience: float = 60.0) -> str:
@@ -60,7 +65,12 @@ def is_about_data(exc: BaseException) -> bool:
 
 def is_worth_a_try(exc: BaseException) -> bool:
     """Whether the statement itself is in order, and only the moment is not."""
-    return isinstance(exc, OSError) or is_retryable(exc)
+    return isinstance(exc, OSError) or is_retryable(exc) or sqlstate_of(exc) in _STOPPED
+
+
+def is_down(exc: BaseException) -> bool:
+    """Whether the server fails, or the way to it. One that stops a statement, or refuses it, is there."""
+    return isinstance(translate(exc), Unavailable)
 
 
 def is_read_only(exc: BaseException) -> bool:

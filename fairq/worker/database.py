@@ -1,4 +1,8 @@
-"""The connection for the turns, and how it is gone without: pauses that grow, and the circuit breaker."""
+"""The connection for the turns, and how it is gone without: pauses that grow, and the circuit breaker.
+
+Both are for the turns alone. The sign of life and the listener try at their own pace, and the first of them
+that gets through ends the wait.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ import psycopg
 from fairq.errors import Unavailable
 from fairq.worker import breaker as circuit
 from fairq.worker import plan
-from fairq.worker.config import Settings
-from fairq.worker.connect import FAILURES, conninfo, explain
+from fairq.worker.config import Settings, limits
+from fairq.worker.connect import FAILURES, conninfo, explain, is_down
 
 __all__ = ["Database"]
 
@@ -35,7 +39,7 @@ class Database:
         self._conninfo = conninfo(dsn, "fairq worker")
         self._failures = 0
         self._not_before = 0.0
-        self._breaker = circuit.Breaker(settings.breaker_threshold, settings.breaker_cooldown_ms / 1000)
+        self._breaker = circuit.Breaker(settings.breaker_threshold, limits(settings).cooldown)
 
     async def connected(self) -> psycopg.AsyncConnection[Any]:
         conn = self.conn
@@ -71,16 +75,16 @@ class Database:
 
     # --- Whether to try ---
 
-    def may_connect(self) -> bool:
-        """For others than the turns: not while the database is left alone."""
-        return self._breaker.state == "closed"
+    @property
+    def state(self) -> circuit.State:
+        return self._breaker.state
 
     def pause(self, now: float) -> float:
         """Seconds until the next try; not positive: now."""
-        if self._breaker.state == "half_open":
-            # Turns follow each other, so no probe is out: who was let through had nothing to send after all.
-            return self._not_before - now
-        return max(self._not_before - now, circuit.wait(self._breaker, now))
+        if self._breaker.state == "open":
+            return circuit.wait(self._breaker, now)
+        # Half open: turns follow each other, so no probe is out: who was let through had nothing to send.
+        return self._not_before - now
 
     def pause_at_the_end(self, now: float) -> float:
         """The same without the breaker: who is to end has no time to leave anybody alone."""
@@ -95,16 +99,28 @@ class Database:
         if self._failures:
             log.info("the database is back", extra={"action": "database_back"})
         self._failures = 0
+        self.answered()
+
+    def answered(self) -> None:
+        """To somebody: there is no reason to wait any longer."""
         self._not_before = 0.0
+        if self._breaker.state != "closed":
+            log.info("[circuit closed] the database answers", extra={"action": "circuit_closed"})
         self._breaker = circuit.succeeded(self._breaker)
 
-    def failed(self, exc: BaseException, what: str) -> None:
-        """Raises Unavailable when it was the last try."""
+    def failed(self, exc: BaseException, what: str, most: int = 0) -> None:
+        """Raises Unavailable when it was the last try: of `db_retry_max_attempts`, or of `most`; 0: there are
+        more.
+        """
         now = time.monotonic()
         before = self._breaker.state
-        self._breaker = circuit.failed(self._breaker, now)
+        if is_down(exc):
+            self._breaker = circuit.failed(self._breaker, now)
+        else:  # it answers, if not as we would like it to
+            self._breaker = circuit.succeeded(self._breaker)
         self._failures += 1
         settings = self._settings
+        most = settings.db_retry_max_attempts or most
         pause = plan.retry_delay(
             self._failures, settings.db_retry_initial_ms / 1000, settings.db_retry_max_ms / 1000
         )
@@ -119,12 +135,12 @@ class Database:
         )
         if self._breaker.state == "open" and before != "open":
             log.warning(
-                "[circuit open] the database is left alone for %.0f s",
-                self._breaker.cooldown,
+                "[circuit open] the database is left alone for %.1f s",
+                circuit.wait(self._breaker, now),
                 extra={"action": "circuit_open"},
             )
-        if settings.db_retry_max_attempts and self._failures >= settings.db_retry_max_attempts:
+        if most and self._failures >= most:
             raise Unavailable(
                 f"the database failed {self._failures} times in a row: {error}",
-                "db_retry_max_attempts says when to give up; 0 means never.",
+                "db_retry_max_attempts says when to give up.",
             ) from exc

@@ -40,6 +40,8 @@ UNWIND_SECONDS: Final = 1.0
 # How long a worker that ends tries to write what has ended.
 FLUSH_SECONDS: Final = 10.0
 PULSE_SECONDS: Final = 0.5
+# Who is to end anyway gives up after so many tries to start: a wrong password stays wrong.
+START_ATTEMPTS: Final = 5
 
 
 class Engine:
@@ -139,7 +141,9 @@ class Engine:
             except FAILURES as exc:
                 if isinstance(exc, psycopg.Error) and exc.sqlstate and not is_worth_a_try(exc):
                     raise translate(exc) from exc
-                self.database.failed(exc, "to start")
+                self.database.failed(
+                    exc, "to start", START_ATTEMPTS if self.settings.mode != "forever" else 0
+                )
                 await self.database.disconnect()
         else:
             return False
@@ -161,11 +165,10 @@ class Engine:
                 maintain_every=settings.maintain_interval_ms / 1000,
                 first_maintain=settings.maintain_interval_ms / 1000 if settings.mode == "forever" else 0.0,
                 first_pause=settings.db_retry_initial_ms / 1000,
-                longest_pause=min(settings.db_retry_max_ms / 1000, settings.lease / 6),
             ),
             worker_ids=self._worker_ids,
             held=lambda: list(self.held.by_id),
-            may_connect=self.database.may_connect,
+            answered=self._answered,
             pulse=lambda: self.pulse,
             cancel=lambda ids: self._call(self.held.cancel, ids),
             lost=lambda worker_id: self._call(self.turns.lost, worker_id),
@@ -173,6 +176,11 @@ class Engine:
             give_up=self.ending.give_up,
         )
         self.keeper.start()
+
+    def _answered(self, after_failures: bool) -> None:
+        """From the keeper's thread: its sign of life got through."""
+        if after_failures or self.database.state != "closed":
+            self._call(self.waking.answered)
 
     def _worker_ids(self) -> list[int]:
         return [] if self.membership.worker_id is None else [self.membership.worker_id]

@@ -45,12 +45,11 @@ class KeeperPlan:
     maintain_every: float
     first_maintain: float
     first_pause: float
-    longest_pause: float
 
 
 class Keeper:
-    """`worker_ids`, `held`, `may_connect`, `pulse` and `give_up_at` are read, `cancel`, `lost` and `give_up`
-    called, from its thread.
+    """`worker_ids`, `held`, `pulse` and `give_up_at` are read, `cancel`, `lost`, `answered` and `give_up`
+    called, from its thread. `answered` is told whether failures came before.
     """
 
     def __init__(
@@ -59,20 +58,20 @@ class Keeper:
         *,
         worker_ids: Callable[[], list[int]],
         held: Callable[[], list[int]],
-        may_connect: Callable[[], bool],
         pulse: Callable[[], float],
         cancel: Callable[[list[int]], None],
         lost: Callable[[int], None],
+        answered: Callable[[bool], None],
         give_up_at: Callable[[], float | None],
         give_up: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._worker_ids = worker_ids
         self._held = held
-        self._may_connect = may_connect
         self._pulse = pulse
         self._cancel = cancel
         self._lost = lost
+        self._answered = answered
         self._give_up_at = give_up_at
         self._give_up = give_up
         self._stop = threading.Event()
@@ -99,14 +98,13 @@ class Keeper:
             self._watch_the_loop()
             pause = self._plan.heartbeat
             try:
-                if self._conn is None and not self._may_connect():
-                    continue
                 self._beat()
+                self._answered(self._failures > 0)
                 self._failures = 0
             except FAILURES as exc:
                 self._drop()
                 self._failures += 1
-                pause = plan.retry_delay(self._failures, self._plan.first_pause, self._plan.longest_pause)
+                pause = plan.retry_delay(self._failures, self._plan.first_pause, self._plan.heartbeat)
                 log.warning(
                     "the sign of life failed %d times in a row: %s",
                     self._failures,

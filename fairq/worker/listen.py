@@ -28,7 +28,9 @@ TEST_SECONDS: Final = 3.0
 
 
 class Listener:
-    """`rung` is called on the loop for each notice about one of our queues, and after each new connection."""
+    """On the loop, `rung` is called for each notice about one of our queues, and, as `answered`, after each
+    new connection.
+    """
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class Listener:
         queues: Collection[str],
         rung: Callable[[], None],
         *,
-        may_connect: Callable[[], bool],
+        answered: Callable[[], None],
         first_pause: float,
         longest_pause: float,
     ) -> None:
@@ -46,7 +48,7 @@ class Listener:
         self._conninfo = conninfo
         self._queues = frozenset(queues)
         self._rung = rung
-        self._may_connect = may_connect
+        self._answered = answered
         self._pauses = (first_pause, longest_pause)
         self._task: asyncio.Task[None] | None = None
 
@@ -67,17 +69,17 @@ class Listener:
         failures = 0
         while True:
             try:
-                if self._may_connect():
-                    async with await psycopg.AsyncConnection.connect(
-                        self._conninfo, autocommit=True, prepare_threshold=None
-                    ) as conn:
-                        for channel in (CHANNEL, self.test_channel):
-                            await conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
-                        failures = 0
-                        self.connected.set()
-                        # What was announced while nobody listened is found by looking.
-                        self._rung()
-                        await self._hear(conn)
+                async with await psycopg.AsyncConnection.connect(
+                    self._conninfo, autocommit=True, prepare_threshold=None
+                ) as conn:
+                    for channel in (CHANNEL, self.test_channel):
+                        await conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+                    failures = 0
+                    self.connected.set()
+                    self._answered()
+                    # What was announced while nobody listened is found by looking.
+                    self._rung()
+                    await self._hear(conn)
             except FAILURES as exc:
                 failures += 1
                 log.warning(

@@ -81,6 +81,11 @@ class Waking:
         self.lookout.ring()
         self.wake.set()
 
+    def answered(self) -> None:
+        """The database, to the keeper or the listener."""
+        self._database.answered()
+        self.wake.set()
+
     def looked(self, count: int, *, full: bool, rings: int, holds: bool, due_in: float | None) -> None:
         """A look found so many tasks; when to look again."""
         now = time.monotonic()
@@ -111,7 +116,7 @@ class Waking:
             conninfo(dsn, "fairq listen"),
             self._queues,
             self.rung,
-            may_connect=self._database.may_connect,
+            answered=self.answered,
             first_pause=settings.db_retry_initial_ms / 1000,
             longest_pause=settings.db_retry_max_ms / 1000,
         )

@@ -17,6 +17,7 @@ from typing import Any
 from fairq.app import App
 from fairq.dsn import mask, resolve
 from fairq.errors import ConfigurationError, FairqError
+from fairq.worker.breaker import State
 from fairq.worker.config import Settings, problems
 from fairq.worker.engine import UNWIND_SECONDS, Announce, Engine
 
@@ -74,6 +75,12 @@ class Worker:
         """After the end: handlers that would not stop and are still running, in threads of this process, and
         what they had asyncio run in threads.
         """
+
+    @property
+    def circuit(self) -> State:
+        """Of the breaker in front of the database."""
+        engine = self._engine
+        return "closed" if engine is None else engine.database.state
 
     def stop(self, *, now: bool = False) -> None:
         """End: let handlers finish within the grace time, or give back everything at once. From any

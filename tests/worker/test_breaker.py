@@ -7,20 +7,34 @@ from hypothesis import strategies as st
 
 from fairq.worker import breaker as circuit
 from fairq.worker.breaker import Breaker
-from fairq.worker.config import Settings
+from fairq.worker.config import Settings, limits, problems
+
+
+def longest() -> float:
+    return 0.0
 
 
 def after(failures: int, *, threshold: int = 5, cooldown: float = 60.0) -> Breaker:
     found = Breaker(threshold, cooldown)
     for _ in range(failures):
-        found = circuit.failed(found, 0.0)
+        found = circuit.failed(found, 0.0, longest)
     return found
 
 
-def test_defaults_are_five_failures_and_a_minute() -> None:
-    """D25"""
+def test_defaults_are_five_failures_and_at_most_five_seconds() -> None:
+    """D25: a minute can be had, but not with a lease of a minute: the rest must not cost what is held."""
     assert Settings().breaker_threshold == 5
-    assert Settings().breaker_cooldown_ms == 60_000
+    assert limits(Settings()).cooldown == 5.0
+    assert limits(Settings(lease=3.0)).cooldown == 1.0
+    assert "breaker_cooldown_ms" in problems(Settings(breaker_cooldown_ms=60_000))[0]
+    minute = Settings(breaker_cooldown_ms=60_000, lease=180.0)
+    assert (problems(minute), limits(minute).cooldown) == ([], 60.0)
+
+
+def test_not_all_workers_come_back_at_once() -> None:
+    for draw, rest in ((0.0, 60.0), (0.5, 52.5), (1.0, 45.0)):
+        found = circuit.failed(after(4), 7.0, lambda draw=draw: draw)  # type: ignore[misc]
+        assert circuit.wait(found, 7.0) == rest
 
 
 def test_it_opens_at_the_fifth_failure_in_a_row() -> None:
@@ -55,8 +69,8 @@ def test_exactly_one_probe_passes_after_the_cooldown() -> None:
 def test_a_probe_that_succeeds_closes_and_one_that_fails_opens_again() -> None:
     """D21"""
     probing, _ = circuit.may_pass(after(5), 60.0)
-    assert circuit.succeeded(probing) == Breaker(5, 60.0)
-    again = circuit.failed(probing, 61.0)
+    assert circuit.succeeded(probing).state == "closed"
+    again = circuit.failed(probing, 61.0, longest)
     assert again.state == "open"
     assert circuit.wait(again, 61.0) == 60.0
 
@@ -89,7 +103,7 @@ def test_it_lets_through_what_the_three_states_allow(
         if succeeds:
             found, in_a_row, opened_at = circuit.succeeded(found), 0, None
         else:
-            found, in_a_row = circuit.failed(found, now), in_a_row + 1
+            found, in_a_row = circuit.failed(found, now, longest), in_a_row + 1
             if opened_at is not None or in_a_row >= threshold:
                 opened_at = now
         assert (found.state == "open") == (opened_at is not None)

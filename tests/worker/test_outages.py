@@ -18,10 +18,10 @@ import fairq
 from fairq import embedded
 from fairq.errors import Unavailable
 from fairq.worker import Worker
+from tests.support.proxy import proxy
 from tests.support.server import private_server
 from tests.worker.running import EFFECTS, Desk, lines_of, work_process, worker_thread
 
-PATIENT = ("--db-retry-initial-ms", "100", "--db-retry-max-ms", "500", "--breaker-threshold", "0")
 app = fairq.App()
 
 
@@ -62,7 +62,7 @@ def test_a_server_that_stops_and_starts_under_load_loses_nothing_and_doubles_not
     """HR18, I1: effects and ends commit together, so each effect is there exactly once."""
     with own_desk(own_server) as desk:
         ids = desk.enqueue_many("once", 600)
-    with work_process(own_server.dsn("fairq"), "-p", "2", "-c", "4", "--lease", "3", *PATIENT) as worker:
+    with work_process(own_server.dsn("fairq"), "-p", "2", "-c", "4", "--lease", "3") as worker:
         for rest in (450, 250):
             with own_desk(own_server) as desk:
                 desk.wait_until(lambda rest=rest, desk=desk: desk.live < rest, f"fewer than {rest} are left")  # type: ignore[misc]
@@ -94,8 +94,7 @@ def test_work_that_ended_while_the_database_was_away_is_written_when_it_is_back(
 
     with own_desk(own_server) as desk:
         id = desk.enqueue("works")
-    options = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500, "breaker_threshold": 0, "grace": 60.0}
-    with worker_thread(own, own_server.dsn("fairq"), **options):
+    with worker_thread(own, own_server.dsn("fairq"), grace=60.0):
         assert began.wait(60)
         own_server.stop()
         release.set()
@@ -111,7 +110,7 @@ def test_a_worker_that_starts_before_its_database_waits_for_it(own_server: embed
     with own_desk(own_server) as desk:
         desk.enqueue_many("nothing", 3)
     own_server.stop()
-    with work_process(own_server.dsn("fairq"), *PATIENT) as worker:
+    with work_process(own_server.dsn("fairq")) as worker:
         worker.wait_for("failed to start")
         own_server.start()
         worker.wait_for("slot")
@@ -195,7 +194,7 @@ def test_handlers_that_fail_never_open_the_breaker(desk: Desk, caplog: pytest.Lo
 def test_killed_backends_are_replaced_and_nothing_is_lost(desk: Desk) -> None:
     """Under load, again and again; the turn's connection, the keeper's and the listener's."""
     ids = desk.enqueue_many("once", 400)
-    with work_process(desk.dsn, "-c", "4", *PATIENT) as worker:
+    with work_process(desk.dsn, "-c", "4") as worker:
         killed = 0
         for rest in (350, 250, 150, 50):
             desk.wait_until(lambda rest=rest: desk.live < rest, f"fewer than {rest} are left")  # type: ignore[misc]
@@ -218,9 +217,7 @@ def test_a_dead_listener_is_replaced_and_what_came_meanwhile_is_found(
     lines: list[str] = []
     with (
         caplog.at_level(logging.WARNING, "fairq.worker"),
-        worker_thread(
-            app, desk.dsn, notify_poll_interval_ms=300_000, db_retry_initial_ms=100, announce=lines.append
-        ),
+        worker_thread(app, desk.dsn, notify_poll_interval_ms=300_000, announce=lines.append),
     ):
         desk.wait_until(lambda: bool(lines), "the worker started")
         for _ in range(2):
@@ -251,8 +248,7 @@ def test_a_failing_write_of_ends_is_made_again(desk: Desk, caplog: pytest.LogCap
 
     ids = desk.enqueue_many("works", 20)
     desk.conn.execute("alter table fairq.finished_tasks add constraint closed check (false) not valid")
-    options = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500, "breaker_threshold": 0}
-    with caplog.at_level(logging.WARNING, "fairq.worker"), worker_thread(own, desk.dsn, **options):
+    with caplog.at_level(logging.WARNING, "fairq.worker"), worker_thread(own, desk.dsn):
         desk.wait_until(lambda: "failed to" in caplog.text, "a write failed")
         desk.conn.execute("alter table fairq.finished_tasks drop constraint closed")
         desk.wait_until(lambda: desk.live == 0, "all are written")
@@ -273,8 +269,7 @@ def test_a_report_whose_turn_failed_is_sent_again(desk: Desk) -> None:
         "select count(*) from pg_locks l join pg_stat_activity a using (pid)"
         " where l.relation = %s::regclass and not l.granted and a.datname = current_database()"
     )
-    options = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500, "breaker_threshold": 0}
-    with psycopg.connect(desk.dsn) as other, worker_thread(own, desk.dsn, **options):
+    with psycopg.connect(desk.dsn) as other, worker_thread(own, desk.dsn):
         other.execute("lock table fairq.progress in access exclusive mode")
         id = desk.enqueue("works")
         desk.wait_until(lambda: desk.one(blocked, "fairq.progress") == 1, "the report waits")
@@ -295,7 +290,7 @@ def test_a_standby_is_not_taken_for_a_primary(own_server: embedded.Server) -> No
         desk.enqueue("nothing")
         desk.conn.execute("alter system set default_transaction_read_only = on")
         desk.conn.execute("select pg_reload_conf()")
-    with work_process(own_server.dsn("fairq"), *PATIENT) as worker:
+    with work_process(own_server.dsn("fairq")) as worker:
         worker.wait_for("failed to start")
         with psycopg.connect(own_server.dsn("fairq"), autocommit=True) as conn:
             conn.execute("alter system reset default_transaction_read_only")
@@ -376,9 +371,7 @@ def test_a_primary_that_may_not_be_written_any_more_is_left_for_one_that_may(
 ) -> None:
     """HR19: the connection holds, so it would be used for ever; a new one is asked first."""
     with own_desk(own_server) as desk:
-        with worker_thread(
-            app, desk.dsn, db_retry_initial_ms=100, db_retry_max_ms=500, breaker_threshold=0, listen=False
-        ):
+        with worker_thread(app, desk.dsn, listen=False):
             sessions = "select count(*) from pg_stat_activity where application_name = 'fairq worker'"
             desk.wait_until(lambda: bool(desk.one(sessions)), "the worker is there")
             desk.conn.execute("alter system set default_transaction_read_only = on")
@@ -390,3 +383,68 @@ def test_a_primary_that_may_not_be_written_any_more_is_left_for_one_that_may(
             desk.enqueue("nothing")
             desk.wait_until(lambda: desk.live == 0, "it works again")
         assert desk.outcomes() == {"succeeded": 1}
+
+
+# --- The breaker costs no more than it saves -------------------------------------------------------
+
+# Rests of hours, after the first failure: who works again soon did not wait for their end.
+HOURS: dict[str, Any] = {"breaker_threshold": 1, "breaker_cooldown_ms": 3_600_000, "lease": 86_400.0}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"listen": False}, id="the sign of life"),
+        pytest.param({"heartbeat_ms": 600_000}, id="the listener"),
+    ],
+)
+def test_the_first_that_gets_through_closes_the_breaker(
+    desk: Desk, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """D16, D20: neither the sign of life nor the listener is ever behind it."""
+    caplog.set_level(logging.INFO, "fairq.worker")
+    with proxy(desk.dsn) as network, worker_thread(app, network.dsn, **HOURS, **options) as worker:
+        desk.enqueue("nothing")
+        desk.wait_until(lambda: desk.live == 0, "the worker works")
+        network.cut()
+        desk.enqueue("nothing")
+        desk.wait_until(lambda: worker.circuit == "open", "the breaker opens")
+        network.mend()
+        desk.wait_until(lambda: desk.live == 0, "it works again")
+        assert worker.circuit == "closed"
+    assert "circuit closed" in caplog.text
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
+def test_a_database_that_answers_no_is_there(
+    desk: Desk, caplog: pytest.LogCaptureFixture, setting: str
+) -> None:
+    """D24: a turn that waits behind a migration's lock until its role's patience ends opens nothing."""
+    dsn = psycopg.conninfo.make_conninfo(desk.dsn, options=f"-c {setting}=50ms")
+    options = {"db_retry_initial_ms": 100, "listen": False, "concurrency": 1}
+    with (
+        caplog.at_level(logging.INFO, "fairq.worker"),
+        psycopg.connect(desk.dsn) as migration,
+        worker_thread(app, dsn, **HOURS, **options),
+    ):
+        desk.wait_until(lambda: desk.workers == 1, "the worker is there")
+        migration.execute("lock table fairq.tasks, fairq.ticks in access exclusive mode")
+        desk.wait_until(lambda: "2 times in a row: canceling" in caplog.text, "turns fail")
+        migration.rollback()
+        desk.enqueue("nothing")
+        desk.wait_until(lambda: desk.live == 0, "it works again")
+    assert "circuit" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "wrong"), [("--once", {"user": "stranger"}), ("--drain", {"dbname": "nowhere"})]
+)
+def test_who_is_to_end_gives_up_a_start_that_cannot_succeed(
+    desk: Desk, mode: str, wrong: dict[str, str]
+) -> None:
+    """HR18: libpq does not tell a refusal from an outage, so a few tries are made."""
+    dsn = psycopg.conninfo.make_conninfo(desk.dsn, **wrong)
+    with work_process(dsn, mode, "--db-retry-initial-ms", "100") as worker:
+        assert worker.wait() == 3, worker.output
+    assert f'"{next(iter(wrong.values()))}" does not exist' in worker.output
+    assert len(lines_of(worker, "failed to start")) == 5
