@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long storm test-matrix test-shards test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long storm fuzz test-matrix test-shards test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -51,6 +51,9 @@ test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 
 storm: .venv/.dev ## Run a storm of processes for a minute, and stop calls between any two statements
 	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_stops.py
+
+fuzz: .venv/.dev ## Call every function with 100,000 odd arguments (five minutes)
+	@FAIRQ_TEST_FUZZ=100000 .venv/bin/python -m pytest $(PYTEST) tests/fuzz
 
 test-ground: ## Prove that `make demo` and `make test` work in a clean clone and leave nothing behind (root, Linux)
 	@ARGS='$(ARGS)' .ci/prove

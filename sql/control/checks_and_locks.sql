@@ -15,7 +15,7 @@ create function fairq._check_isolation(p_queue text) returns void
 language plpgsql stable set search_path = '' as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'queue "%" is promoted and popped in READ COMMITTED, this transaction is %', p_queue, upper(current_setting('transaction_isolation'))
+    raise exception 'queue "%" is promoted and popped in READ COMMITTED, this transaction is %', coalesce(left(p_queue, 200), 'null'), upper(current_setting('transaction_isolation'))
       using errcode = 'QF005',
         hint = 'Call it in a READ COMMITTED transaction of its own. Creating and canceling tasks work in every isolation level.';
   end if;
@@ -76,9 +76,9 @@ begin
   if p_queue is null then
     raise exception 'no queue is named' using errcode = 'QF003', hint = 'Name one, for example: default.';
   end if;
-  raise exception 'there is no queue "%"', p_queue
+  raise exception 'there is no queue "%"', left(p_queue, 200)
     using errcode = 'QF003',
-      hint = format('Create it with: select fairq.configure_queue(%L);', p_queue);
+      hint = format('Create it with: select fairq.configure_queue(%L);', left(p_queue, 200));
 end;
 $$;
 
@@ -111,7 +111,7 @@ create function fairq._check_lengths(p_worker_id bigint, p_ids bigint[], p_attem
 language plpgsql immutable set search_path = '' as $$
 begin
   if coalesce(cardinality(p_ids), 0) <> coalesce(cardinality(p_attempts), 0) then
-    raise exception 'worker % names % tasks and % attempts', p_worker_id, coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
+    raise exception 'worker % names % tasks and % attempts', coalesce(p_worker_id::text, 'null'), coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
       using errcode = 'QF011', hint = 'Both arrays have one element per task.';
   end if;
 end;

@@ -22,14 +22,14 @@ begin
     or coalesce(cardinality(p_errors), v_count) <> v_count
     or coalesce(cardinality(p_retry_delays), v_count) <> v_count
   then
-    raise exception 'worker % finishes % tasks with arrays of other lengths', p_worker_id, v_count
+    raise exception 'worker % finishes % tasks with arrays of other lengths', coalesce(p_worker_id::text, 'null'), v_count
       using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
   end if;
   if not p_outcomes <@ array['succeeded', 'failed', 'retry', 'cancelled', 'expired'] then
     select o.outcome into v_unknown
     from unnest(p_outcomes) o(outcome)
     where o.outcome is null or o.outcome not in ('succeeded', 'failed', 'retry', 'cancelled', 'expired');
-    raise exception 'worker % finishes a task with the unknown outcome "%"', p_worker_id, coalesce(v_unknown, 'null')
+    raise exception 'worker % finishes a task with the unknown outcome "%"', coalesce(p_worker_id::text, 'null'), coalesce(left(v_unknown, 60), 'null')
       using errcode = 'QF012', hint = 'Use succeeded, failed, retry, cancelled or expired.';
   end if;
 

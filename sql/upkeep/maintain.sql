@@ -17,7 +17,7 @@ begin
   perform fairq._check_limit(p_limit);
   perform fairq._check_isolation('upkeep');
   if p_part is not null and not exists (select from fairq.upkeep_parts() u(part) where u.part = p_part) then
-    raise exception 'upkeep has no part "%"', p_part using errcode = 'QF014', hint = 'See: select fairq.upkeep_parts();';
+    raise exception 'upkeep has no part "%"', left(p_part, 60) using errcode = 'QF014', hint = 'See: select fairq.upkeep_parts();';
   end if;
   for v_shard_no in
     select m.shard_no from fairq.maintenance m order by m.shard_no for update skip locked
