@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long storm fuzz test-matrix test-shards test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long storm fuzz chaos nightly test-matrix test-shards test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -54,6 +54,12 @@ storm: .venv/.dev ## Run a storm of processes for a minute, and stop calls betwe
 
 fuzz: .venv/.dev ## Call every function with 100,000 odd arguments (five minutes)
 	@FAIRQ_TEST_FUZZ=100000 .venv/bin/python -m pytest $(PYTEST) tests/fuzz
+
+chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; prints how long each fault was felt
+	@FAIRQ_TEST_CHAOS=$(or $(FAIRQ_TEST_CHAOS),600) .venv/bin/python -m pytest -s $(ARGS) tests/chaos/test_chaos.py
+
+nightly: ## Run what takes too long for every change: storm, fuzz, chaos, test-long, test-matrix, test-shards
+	@status=0; for each in storm fuzz chaos test-long test-matrix test-shards; do $(MAKE) $$each || status=1; done; exit $$status
 
 test-ground: ## Prove that `make demo` and `make test` work in a clean clone and leave nothing behind (root, Linux)
 	@ARGS='$(ARGS)' .ci/prove

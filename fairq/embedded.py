@@ -634,7 +634,7 @@ class Server:
             lines = (self._pgdata / "postmaster.pid").read_text().splitlines()
         except OSError:
             return False
-        return len(lines) >= 8 and lines[0] == str(self._server) and lines[7].strip() == "ready"
+        return len(lines) >= 8 and lines[0] == str(self._server) and lines[7].strip() in ("ready", "standby")
 
     def _forget_stale_server(self) -> None:
         """Remove the pid file of a server that died with its machine: its number may be another's by now.

@@ -23,7 +23,7 @@ import pytest
 
 from tests.support.calls import Conn, finish, pop, register
 from tests.support.database import Database
-from tests.support.invariants import assert_sound, violations
+from tests.support.invariants import assert_sound, exceeded, violations
 from tests.support.sessions import wait_until
 from tests.support.storm import MOST, PLAIN, QUEUES, RATE_BURST, RATE_SECONDS, SETTINGS
 
@@ -31,15 +31,6 @@ pytestmark = pytest.mark.usefixtures("one_shard")
 
 SECONDS = float(os.environ.get("FAIRQ_TEST_STORM", "4"))
 ROLES = ["produce"] * 2 + ["consume"] * 4 + ["operate"]
-
-# What is in flight of what has a cap, or of a key.
-RUNNING = """
-select t.queue, t.group_key as what, count(*) from fairq.live_tasks t
-where t.worker_id is not null and t.group_key = 'capped' group by 1, 2
-union all
-select 'all queues', t.concurrency_key, count(*) from fairq.live_tasks t
-where t.worker_id is not null and t.concurrency_key is not null group by 1, 2
-"""
 
 
 def start(role: str, dsn: str, number: int, folder: Path) -> subprocess.Popen[bytes]:
@@ -60,8 +51,7 @@ def rage(database: Database, observer: Conn, folder: Path) -> None:
             time.sleep(0.05)
             with observer.transaction():
                 observer.execute("set transaction isolation level repeatable read")
-                running = observer.execute(RUNNING.encode()).fetchall()
-                over = [row for row in running if row[2] > MOST[row[1]]]
+                over = exceeded(observer, MOST)
                 assert not over, over
                 wrong = violations(observer)
                 assert not wrong, wrong

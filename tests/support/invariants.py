@@ -1,5 +1,6 @@
 """What must hold of the engine's tables whenever nobody is in the middle of something (I1, I7, I11, I13)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -145,6 +146,25 @@ OF_LANES = {
             coalesce(l.policy, fairq._policy_of(p.shard_no, '#keys', p.concurrency_key)), l.gate, fairq._now()
           )).tasks > 0""",
 }
+
+# What is in flight of a group, in one queue, and of a key, in all of them.
+IN_FLIGHT = """
+select t.queue, t.group_key as what, count(*)
+from fairq.live_tasks t
+where t.worker_id is not null and t.group_key = any(%(names)s)
+group by 1, 2
+union all
+select 'all queues', t.concurrency_key, count(*)
+from fairq.live_tasks t
+where t.worker_id is not null and t.concurrency_key = any(%(names)s)
+group by 1, 2
+"""
+
+
+def exceeded(conn: psycopg.Connection[Any], most: Mapping[str, int]) -> list[tuple[str, str, int]]:
+    """Groups and keys of which more is in flight than may be: queue, name and how many."""
+    found = conn.execute(IN_FLIGHT, {"names": list(most)}).fetchall()
+    return [row for row in found if row[2] > most[row[1]]]
 
 
 def violations(conn: psycopg.Connection[Any]) -> dict[str, list[Any]]:
