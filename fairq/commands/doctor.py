@@ -1,12 +1,14 @@
 """`fairq doctor`: is this installation well, and what to do where it is not.
 
-Every check is two functions: one asks the database, the other judges what it said, apart from it. A check
-that the role has no right to make says so and is none of the wrong ones.
+Every check is two functions: one asks the database, the other judges what it said, apart from it. Each stands
+alone, in a transaction of its own: one that fails itself is a finding like the others, and the others go on.
+A check that the role has no right to make says so and is none of the wrong ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -37,14 +39,18 @@ from fairq.dsn import describe, mask, resolve
 from fairq.embedded import OLDEST_MAJOR
 from fairq.errors import FairqError
 
-Verdict = Literal["ok", "look", "wrong", "unknown"]
+Verdict = Literal["ok", "look", "wrong", "unknown", "failed"]
 
-ROLES = ("fairq_enqueue", "fairq_work", "fairq_observe", "fairq_admin")
 LONG_WAIT = timedelta(hours=1)
 LONG_TRANSACTION = timedelta(minutes=15)
 DEAD_ROWS = 1_000_000
 LISTEN_SECONDS = 2.0
 SKEW_SECONDS = 2.0
+CHECK_SECONDS = 20.0  # for all statements of a check, whatever the role's own timeout
+LOCK_SECONDS = 3.0
+LONG_LEASE = timedelta(hours=1)
+SHORT_TIMEOUT = timedelta(seconds=5)
+SHORT_SESSION = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ Row = dict[str, Any]
 
 
 @command(
-    codes={0: "nothing is wrong", 1: "something is", 3: "database cannot be reached"},
+    codes={0: "nothing is wrong", 1: "something is, or a check failed", 3: "database cannot be reached"},
     rights="any; fairq_observe sees more, fairq_work and pg_monitor see all",
 )
 @click.option(
@@ -86,24 +92,27 @@ def doctor(max_wait: timedelta | None) -> None:
     """Check the installation, and say what to do.
 
     It reads, and sends itself one notification; it changes nothing. Each check ends as ok, look (worth your
-    attention), wrong, or unknown (this role may not look).
+    attention), wrong, unknown (this role may not look), or failed (the check itself; the others go on).
 
     \b
     fairq doctor
     fairq doctor --max-wait 10m --json | jq '.findings[] | select(.verdict == "wrong")'
     """
     where = resolve(named_dsn())
-    with contextlib.closing(connect(where)) as conn:
-        found = [*examine(conn, where, max_wait)]
-    wrong = sum(each.verdict == "wrong" for each in found)
-    show(
-        {"database": describe(where), "ok": not wrong, "findings": found}, _render(found), Text(), _sum(found)
-    )
-    if wrong:
+    found = [*examine(where, max_wait)]
+    is_well = not any(each.verdict in ("wrong", "failed") for each in found)
+    show({"database": describe(where), "ok": is_well, "findings": found}, _render(found), Text(), _sum(found))
+    if not is_well:
         raise click.exceptions.Exit(Exit.NO)
 
 
-_STYLES: dict[Verdict, str] = {"ok": "green", "look": "yellow", "wrong": "bold red", "unknown": "dim"}
+_STYLES: dict[Verdict, str] = {
+    "ok": "green",
+    "look": "yellow",
+    "wrong": "bold red",
+    "unknown": "dim",
+    "failed": "bold red",
+}
 
 
 def _render(found: list[Finding]) -> RenderableType:
@@ -120,10 +129,15 @@ def _render(found: list[Finding]) -> RenderableType:
 
 
 def _sum(found: list[Finding]) -> str:
-    wrong = sum(each.verdict == "wrong" for each in found)
-    look = sum(each.verdict == "look" for each in found)
-    if wrong:
-        return f"{count(wrong, 'thing is', 'things are')} wrong."
+    wrong, failed, look = (
+        sum(each.verdict == verdict for each in found) for verdict in ("wrong", "failed", "look")
+    )
+    bad = [
+        *([f"{count(wrong, 'thing is', 'things are')} wrong"] if wrong else []),
+        *([f"{count(failed, 'check')} failed"] if failed else []),
+    ]
+    if bad:
+        return f"{', '.join(bad)}."
     deserves = count(look, "thing deserves", "things deserve")
     return f"Nothing is wrong; {deserves} a look." if look else "All is well."
 
@@ -131,36 +145,80 @@ def _sum(found: list[Finding]) -> str:
 # --- The round -------------------------------------------------------------------------------------
 
 
-def examine(conn: Connection, dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
+def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     """All checks, in the order in which their answers make sense."""
-    checks: dict[str, Callable[[], Finding]] = {
-        "connection": lambda: judge_connection(rows(conn, CONNECTION)[0], dsn, conn.info.backend_pid),
-        "server": lambda: judge_server(rows(conn, SERVER)[0]),
-        "clock": lambda: judge_clock(datetime.now(UTC), server_time(conn), datetime.now(UTC)),
-        "schema": lambda: judge_schema(conn),
-        "rights": lambda: judge_rights(rows(conn, RIGHTS)[0]),
-        "workers": lambda: judge_workers(rows(conn, QUEUES), rows(conn, WORKERS)),
-        "waiting": lambda: judge_waiting(rows(conn, QUEUES), max_wait),
-        "maintenance": lambda: judge_maintenance(rows(conn, MAINTENANCE)[0], rows(conn, FAILURES)),
-        "history": lambda: judge_history(rows(conn, HISTORY)[0]),
-        "horizon": lambda: judge_horizon(rows(conn, HORIZON)),
-        "listen": lambda: judge_listen(_hears(conn, dsn)),
-        "connections": lambda: judge_connections(rows(conn, CONNECTIONS)[0]),
-        "dead rows": lambda: judge_dead_rows(rows(conn, DEAD)),
+
+    def asks(judge: Callable[..., Finding], *queries: str, **parameters: Any) -> Callable[..., Finding]:
+        return lambda conn: judge(*(rows(conn, query) for query in queries), **parameters)
+
+    checks: dict[str, Callable[[Connection], Finding]] = {
+        "connection": lambda conn: judge_connection(rows(conn, CONNECTION)[0], dsn, conn.info.backend_pid),
+        "server": asks(judge_server, SERVER),
+        "clock": lambda conn: judge_clock(datetime.now(UTC), server_time(conn), datetime.now(UTC)),
+        "timeouts": asks(judge_timeouts, TIMEOUTS),
+        "schema": judge_schema,
+        "rights": asks(judge_rights, RIGHTS),
+        "workers": asks(judge_workers, QUEUES, WORKERS),
+        "waiting": asks(judge_waiting, QUEUES, max_wait=max_wait),
+        "maintenance": asks(judge_maintenance, MAINTENANCE, FAILURES),
+        "history": asks(judge_history, HISTORY),
+        "horizon": asks(judge_horizon, HORIZON),
+        "listen": lambda conn: _judge_notices(rows(conn, CONNECTION)[0]["standby"], dsn),
+        "connections": asks(judge_connections, CONNECTIONS),
+        "dead rows": asks(judge_dead_rows, DEAD),
     }
     of_fairq = {"rights", "workers", "waiting", "maintenance", "history", "dead rows"}
-    there = True
-    for name, check in checks.items():
-        if name in of_fairq and not there:
-            continue
-        try:
-            found = check()
-        except psycopg.errors.InsufficientPrivilege as exc:
-            refused = exc.diag.message_primary or "a right is missing"
-            remedy = "Ask as a role that is granted fairq_observe, or fairq_work."
-            found = Finding("unknown", f"this role may not look: {refused}", remedy)
-        yield replace(found, check=name)
-        there = there and not (name == "schema" and found.verdict != "ok")
+    conn = connect(dsn)
+    try:
+        is_there = True
+        with contextlib.suppress(psycopg.Error):
+            is_there = rows(conn, "select to_regnamespace('fairq') is not null as yes")[0]["yes"]
+        for name, check in checks.items():
+            if is_there or name not in of_fairq:
+                if conn.closed:
+                    with contextlib.suppress(psycopg.Error):
+                        conn = connect(dsn)
+                yield replace(_alone(conn, check), check=name)
+    finally:
+        conn.close()
+
+
+def _alone(conn: Connection, check: Callable[[Connection], Finding]) -> Finding:
+    """What a check finds; what it fails of is a finding, too."""
+    try:
+        with conn.transaction():
+            # Local to the transaction, so it works behind a pooler, too.
+            conn.execute(
+                "select set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)",
+                [f"{CHECK_SECONDS * 1000:.0f}ms", f"{LOCK_SECONDS * 1000:.0f}ms"],
+            )
+            return check(conn)
+    except psycopg.errors.InsufficientPrivilege as exc:
+        remedy = "Ask as a role that is granted fairq_observe, or fairq_work."
+        return Finding("unknown", f"this role may not look: {_why(exc)}", remedy)
+    except (
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.UndefinedColumn,
+        psycopg.errors.UndefinedFunction,
+    ) as exc:
+        return Finding("unknown", f"not in this schema: {_why(exc)}", "See schema above.")
+    except psycopg.errors.QueryCanceled as exc:
+        text = f"the check was stopped: {_why(exc)}"
+        return Finding(
+            "failed", text, f"It has {CHECK_SECONDS:.0f} s. Is the server busy, or the queue very long?"
+        )
+    except psycopg.errors.LockNotAvailable as exc:
+        remedy = (
+            "Who holds it: select pid, query from pg_stat_activity where state <> 'idle' order by xact_start;"
+        )
+        return Finding("failed", f"a lock was not to be had in {LOCK_SECONDS:.0f} s: {_why(exc)}", remedy)
+    except Exception as exc:  # whatever it is: the next check may say why
+        return Finding("failed", f"the check failed: {_why(exc)}", "See what the other checks say.")
+
+
+def _why(exc: Exception) -> str:
+    primary = exc.diag.message_primary if isinstance(exc, psycopg.Error) else None
+    return mask(primary or f"{type(exc).__name__}: {' '.join(str(exc).split())}")
 
 
 # --- Connection and server -------------------------------------------------------------------------
@@ -205,7 +263,8 @@ _MUST_BE_ON = {
 }
 
 
-def judge_server(row: Row) -> Finding:
+def judge_server(found: list[Row]) -> Finding:
+    (row,) = found
     text = f"PostgreSQL {row['version']}"
     if row["number"] // 10000 < OLDEST_MAJOR:
         return wrong(f"{text} is older than {OLDEST_MAJOR}", "Upgrade PostgreSQL.")
@@ -229,14 +288,62 @@ def judge_clock(before: datetime, at: datetime, after: datetime) -> Finding:
     )
 
 
+# Of this session before the round began, and of roles that work with fairq.
+TIMEOUTS = """
+select null as role, s.name, s.reset_val || coalesce(s.unit, '') as value
+from pg_catalog.pg_settings s
+where s.name in ('statement_timeout', 'transaction_timeout', 'idle_session_timeout')
+union all
+select r.rolname, split_part(c.setting, '=', 1), split_part(c.setting, '=', 2)
+from pg_catalog.pg_db_role_setting d
+join pg_catalog.pg_roles r on r.oid = d.setrole
+cross join unnest(d.setconfig) c(setting)
+where d.setdatabase in (0, (select b.oid from pg_catalog.pg_database b where b.datname = current_database()))
+  and split_part(c.setting, '=', 1) in ('statement_timeout', 'transaction_timeout', 'idle_session_timeout')
+  and r.rolname <> current_user
+  and exists (
+    select from pg_catalog.pg_roles f
+    where f.rolname in ('fairq_enqueue', 'fairq_work', 'fairq_admin') and pg_has_role(r.oid, f.oid, 'member')
+  )
+order by 1 nulls first, 2
+"""
+_MILLISECONDS = {"us": 0.001, "": 1, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def judge_timeouts(found: list[Row]) -> Finding:
+    """A turn or a round of upkeep that is stopped is made again, and stopped again."""
+    short: list[tuple[float, str, str | None, str]] = []
+    for row in found:
+        number, unit = re.fullmatch(r"(-?[\d.]+)\s*([a-z]*)", row["value"]).groups()  # type: ignore[union-attr]
+        length = timedelta(milliseconds=float(number) * _MILLISECONDS[unit])
+        if (
+            timedelta(0)
+            < length
+            < (SHORT_SESSION if row["name"] == "idle_session_timeout" else SHORT_TIMEOUT)
+        ):
+            who = f"role {row['role']}" if row["role"] else "this session"
+            short.append(
+                (length.total_seconds(), f"{who}: {row['name']} is {span(length)}", row["role"], row["name"])
+            )
+    if not short:
+        return ok("long enough for turns and upkeep")
+    _, _, role, name = short[0]
+    remedy = f"alter role {role or 'NAME'} set {name} = '1min';"
+    if role is None:
+        remedy += " Or it is in the connection string, PGOPTIONS, or set for the database."
+    text = "; ".join(each[1] for each in short)
+    if any(seconds < 1 for seconds, _, _, _ in short):
+        return wrong(f"{text}: what takes longer is stopped, and made again in vain", remedy)
+    return look(f"{text}: what takes longer is stopped", remedy)
+
+
 def judge_schema(conn: Connection) -> Finding:
     try:
         version = install.check_version(conn)
     except FairqError as exc:
         return wrong(mask(str(exc)), exc.hint)
     except psycopg.errors.InsufficientPrivilege as exc:
-        text = f"this role may not look: {exc.diag.message_primary}"
-        return wrong(text, _GRANT)
+        return wrong(f"this role may not look: {_why(exc)}", _GRANT)
     if version != install.head():
         text = f"{version}; this fairq brings {install.head()}, and works with both"
         return look(text, "fairq migrate")
@@ -245,17 +352,22 @@ def judge_schema(conn: Connection) -> Finding:
 
 _GRANT = "Let an operator grant it fairq_enqueue, fairq_work, fairq_observe or fairq_admin."
 RIGHTS = """
-select r.rolsuper as superuser,
-  has_table_privilege('fairq.tasks', 'insert') as enqueue,
-  has_table_privilege('fairq.heartbeats', 'insert') as work,
-  has_table_privilege('fairq.queue_stats', 'select') as observe,
-  has_table_privilege('fairq.queues', 'update') as admin
+select r.rolsuper as superuser, f.*, has_table_privilege('fairq.queue_stats', 'select') as observe
 from pg_catalog.pg_roles r
+cross join (
+  select bool_or(p.proname = 'create_task' and c.may) as enqueue,
+    bool_or(p.proname = 'pop_tasks' and c.may) as work,
+    bool_or(p.proname = 'configure_queue' and c.may) as admin
+  from pg_catalog.pg_proc p
+  cross join lateral (select has_function_privilege(p.oid, 'execute') as may) c
+  where p.pronamespace = to_regnamespace('fairq')
+) f
 where r.rolname = current_user
 """
 
 
-def judge_rights(row: Row) -> Finding:
+def judge_rights(found: list[Row]) -> Finding:
+    (row,) = found
     if row["superuser"]:
         return ok(
             "superuser: may do everything", "Applications and workers need less: fairq_enqueue, fairq_work."
@@ -276,7 +388,7 @@ join fairq.queues q on q.queue = s.queue
 order by s.queue
 """
 WORKERS = """
-select w.worker_id, w.name, w.queues,
+select w.worker_id, w.name, w.queues, extract(epoch from w.lease)::double precision as lease,
   clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease as alive
 from fairq.worker_stats w
 order by w.worker_id
@@ -296,6 +408,13 @@ def judge_workers(queues: list[Row], workers: list[Row]) -> Finding:
         return wrong(text, "Start one: fairq work myapp.tasks --queue NAME")
     if not living:
         return look(f"{text}; nothing waits, either", "fairq work myapp.tasks")
+    longest = max(living, key=lambda each: each["lease"])
+    if longest["lease"] > LONG_LEASE.total_seconds():
+        who = f"worker {longest['worker_id']} ({longest['name']})"
+        return look(
+            f"{text}; {who} has a lease of {span(longest['lease'])}",
+            "When it dies, its tasks run elsewhere after that only. 60 s is the default: fairq work --lease.",
+        )
     return ok(text)
 
 
@@ -349,11 +468,12 @@ order by since, f.part
 """
 
 
-def judge_maintenance(row: Row, failures: list[Row]) -> Finding:
+def judge_maintenance(found: list[Row], failures: list[Row]) -> Finding:
     """Nothing notes when maintenance ran; what it would have done long ago shows that it does not.
 
     A part that fails is noted, though: then somebody does run it, and what is left lying is its doing.
     """
+    (row,) = found
     left = [
         text
         for amount, text in (
@@ -388,11 +508,11 @@ select to_regclass(format('fairq.finished_tasks_%s',
 """
 
 
-def judge_history(row: Row) -> Finding:
+def judge_history(found: list[Row]) -> Finding:
     """Days are dropped whole. What ends on a day without a partition of its own is removed row by row."""
-    if row["tomorrow"]:
+    if found[0]["tomorrow"]:
         return ok("the coming days have their partitions")
-    remedy = "fairq maintain makes a week of them. It has not run for a week."
+    remedy = "fairq maintain makes a week of them, and so do workers: none has run yet, or not for a week."
     return look("there is no partition for tomorrow", remedy)
 
 
@@ -450,13 +570,23 @@ def _holds(row: Row) -> bool:
     return bool((row["age"] or 0) > HELD_TRANSACTIONS)
 
 
-def _hears(conn: Connection, dsn: str) -> bool:
+def _hears(dsn: str) -> bool:
     """Whether a notification comes through on a connection like those of workers."""
     channel = f"fairq_doctor_{secrets.token_hex(8)}"
-    with contextlib.closing(connect(dsn)) as listener:
+    with contextlib.closing(connect(dsn)) as listener, contextlib.closing(connect(dsn)) as speaker:
         listener.execute(psycopg.sql.SQL("listen {}").format(psycopg.sql.Identifier(channel)))
-        conn.execute("select pg_notify(%s, 'hello')", (channel,))
+        speaker.execute("select pg_notify(%s, 'hello')", (channel,))
         return bool(list(listener.notifies(timeout=LISTEN_SECONDS, stop_after=1)))
+
+
+def _judge_notices(is_standby: bool, dsn: str) -> Finding:
+    if is_standby:
+        return Finding("unknown", "a standby takes neither LISTEN nor NOTIFY", "Ask the primary.")
+    try:
+        return judge_listen(_hears(dsn))
+    except psycopg.errors.ProgramLimitExceeded as exc:
+        text = f"NOTIFY fails, and with it enqueueing into queues that announce new work: {_why(exc)}"
+        return wrong(text, "See connections below. Until then: fairq queues set NAME --no-notify")
 
 
 def judge_listen(heard: bool) -> Finding:
@@ -471,14 +601,19 @@ def judge_listen(heard: bool) -> Finding:
 
 CONNECTIONS = """
 select (select count(*) from pg_catalog.pg_stat_activity a where a.backend_type = 'client backend') as used,
-  current_setting('max_connections')::integer as most, pg_notification_queue_usage() as queue
+  current_setting('max_connections')::integer as most, pg_notification_queue_usage() as queue,
+  (select a.pid from pg_catalog.pg_stat_activity a
+    where a.state like 'idle in transaction%' order by a.xact_start limit 1) as idler
 """
 
 
-def judge_connections(row: Row) -> Finding:
+def judge_connections(found: list[Row]) -> Finding:
+    (row,) = found
     text = f"{row['used']} of {row['most']} in use"
     if row["queue"] > 0.5:
-        remedy = "A session listens and sits in a transaction. Find it in pg_stat_activity, and end it."
+        remedy = "A session that listens stays in a transaction: find it in pg_stat_activity, and end it."
+        if row["idler"]:
+            remedy += f" Longest idle in one: select pg_terminate_backend({row['idler']});"
         share = f"{row['queue']:.0%}"
         return wrong(f"the server's queue of notifications is {share} full", remedy)
     if row["used"] > 0.9 * row["most"]:
@@ -496,6 +631,8 @@ order by s.n_dead_tup desc
 
 
 def judge_dead_rows(rows: list[Row]) -> Finding:
+    if not rows:
+        return ok("none")
     worst = rows[0]
     text = f"at most {worst['dead']:,} in a table, in {worst['name']}" if worst["dead"] else "none"
     if worst["dead"] <= DEAD_ROWS or worst["dead"] <= 10 * worst["live"]:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -17,6 +18,7 @@ from fairq.commands.doctor import Finding
 from tests.cli.running import answer, as_role, fairq, ok
 from tests.support.database import Database
 from tests.support.pooler import pooler
+from tests.support.server import private_server
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
@@ -43,7 +45,7 @@ def findings(database: Database | str, exit_code: int = 0, *options: str) -> dic
     done = fairq(database, "doctor", "--json", *options)
     document = json.loads(done.stdout)
     found = {each["check"]: each for each in document["findings"]}
-    wrong = {name for name, each in found.items() if each["verdict"] == "wrong"}
+    wrong = {name for name, each in found.items() if each["verdict"] in ("wrong", "failed")}
     assert done.exit_code == (Exit.NO if wrong else Exit.OK)
     assert document["ok"] is not bool(wrong)
     assert bool(wrong - {"server"}) is bool(exit_code), found
@@ -82,7 +84,7 @@ def test_the_connection_is_judged(changes: dict[str, Any], pid: int, verdict: st
     ],
 )
 def test_the_server_is_judged(changes: dict[str, Any], verdict: str, says: str) -> None:
-    found = doctor.judge_server({**SERVER, **changes})
+    found = doctor.judge_server([{**SERVER, **changes}])
     assert (found.verdict, says in found.text) == (verdict, True)
 
 
@@ -110,7 +112,7 @@ def test_the_clocks_are_compared_with_room_for_the_round_trip(at: datetime, verd
     ],
 )
 def test_rights_are_judged(changes: dict[str, Any], verdict: str, says: str) -> None:
-    found = doctor.judge_rights({**RIGHTS, **changes})
+    found = doctor.judge_rights([{**RIGHTS, **changes}])
     assert (found.verdict, says in found.text) == (verdict, True)
 
 
@@ -121,8 +123,8 @@ def queue(
     return {"queue": name, "waiting": waiting, "oldest_waiting_since": since, "now": NOW, "paused": paused}
 
 
-def worker(*queues: str, alive: bool = True) -> dict[str, Any]:
-    return {"worker_id": 1, "name": "w", "queues": [*queues], "alive": alive}
+def worker(*queues: str, alive: bool = True, lease: float = 60.0) -> dict[str, Any]:
+    return {"worker_id": 1, "name": "w", "queues": [*queues], "alive": alive, "lease": lease}
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,7 @@ def worker(*queues: str, alive: bool = True) -> dict[str, Any]:
         ([queue("a", 5)], [worker("a", alive=False)], "wrong", 'nobody serves "a"'),
         ([queue("a", 5), queue("b", 5)], [worker("a")], "wrong", 'nobody serves "b"'),
         ([queue("a", 5, paused=True)], [worker("b")], "ok", "1 worker alive"),
+        ([queue("a", 5)], [worker("a"), worker("a", lease=2e6)], "look", "a lease of 23 d 3 h"),
         ([queue(f"q{n}", 1) for n in range(9)], [], "wrong", "and 4 more"),
     ],
 )
@@ -174,10 +177,10 @@ def test_paused_queues_may_wait() -> None:
     ],
 )
 def test_what_maintenance_left_lying_tells_that_it_does_not_run(row: dict[str, int], says: str) -> None:
-    found = doctor.judge_maintenance(row, [])
+    found = doctor.judge_maintenance([row], [])
     assert (found.verdict, says in found.text) == ("wrong", True)
     assert "nobody seems to run it" in found.text
-    assert doctor.judge_maintenance(dict.fromkeys(row, 0), []).verdict == "ok"
+    assert doctor.judge_maintenance([dict.fromkeys(row, 0)], []).verdict == "ok"
 
 
 def failure(part: str) -> dict[str, Any]:
@@ -190,7 +193,7 @@ NOTHING_LEFT = {"lost": 0, "expired": 0, "overdue": 0}
 @pytest.mark.parametrize("overdue", [0, 2])
 def test_a_part_of_maintenance_that_fails_is_named_with_its_message(overdue: int) -> None:
     """Somebody runs it then: what is left lying is no sign that nobody does."""
-    found = doctor.judge_maintenance({**NOTHING_LEFT, "overdue": overdue}, [failure("queue bob's")])
+    found = doctor.judge_maintenance([{**NOTHING_LEFT, "overdue": overdue}], [failure("queue bob's")])
     assert found.verdict == "wrong"
     assert "queue bob's: fails since 2026-01-02T00:00:00+00:00, disk full (53100)" in found.text
     assert "nobody" not in found.text
@@ -200,7 +203,7 @@ def test_a_part_of_maintenance_that_fails_is_named_with_its_message(overdue: int
 
 
 def test_of_many_parts_that_fail_the_first_are_named() -> None:
-    found = doctor.judge_maintenance(NOTHING_LEFT, [failure(f"queue {n}") for n in range(9)])
+    found = doctor.judge_maintenance([NOTHING_LEFT], [failure(f"queue {n}") for n in range(9)])
     assert "queue 2: fails" in found.text
     assert "queue 3" not in found.text
     assert found.text.endswith("and 6 more")
@@ -241,7 +244,7 @@ def test_what_holds_the_horizon_is_named_with_what_to_do(
 def test_connections_and_the_queue_of_notifications_are_judged(
     used: int, notifications: float, verdict: str
 ) -> None:
-    found = doctor.judge_connections({"used": used, "most": 100, "queue": notifications})
+    found = doctor.judge_connections([{"used": used, "most": 100, "queue": notifications, "idler": 7}])
     assert found.verdict == verdict
 
 
@@ -252,6 +255,37 @@ def test_connections_and_the_queue_of_notifications_are_judged(
 def test_dead_rows_are_judged_beside_the_living(live: int, dead: int, verdict: str) -> None:
     row = {"name": "tasks", "live": live, "dead": dead, "last_autovacuum": None}
     assert doctor.judge_dead_rows([row]).verdict == verdict
+
+
+def timeout(value: str, name: str = "statement_timeout", role: str | None = None) -> dict[str, Any]:
+    return {"role": role, "name": name, "value": value}
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "says", "remedy"),
+    [
+        ([timeout("0ms"), timeout("30s"), timeout("1min", "idle_session_timeout")], "ok", "long enough", ""),
+        (
+            [timeout("0ms"), timeout("50ms", role="shop")],
+            "wrong",
+            "role shop: statement_timeout is 50 ms",
+            "role shop set",
+        ),
+        ([timeout("2000ms")], "look", "this session: statement_timeout is 2 s", "PGOPTIONS"),
+        ([timeout("1.5 s", "transaction_timeout")], "look", "transaction_timeout is 1.5 s", "'1min'"),
+        ([timeout("30 s", "idle_session_timeout")], "look", "idle_session_timeout is 30 s", "'1min'"),
+        (
+            [timeout("900", role="a"), timeout("2min", role="b")],
+            "wrong",
+            "role a: statement_timeout is 900 ms",
+            "role a",
+        ),
+    ],
+)
+def test_timeouts_of_roles_are_judged(found: list[Any], verdict: str, says: str, remedy: str) -> None:
+    judged = doctor.judge_timeouts(found)
+    assert (judged.verdict, says in judged.text) == (verdict, True), judged
+    assert remedy in (judged.remedy or "")
 
 
 # --- The round --------------------------------------------------------------------------------------
@@ -434,6 +468,110 @@ def test_strange_defaults_of_a_role_are_seen(database: Database) -> None:
     assert findings(read_only, 1)["connection"]["verdict"] == "wrong"
 
 
+# --- Each check stands alone ------------------------------------------------------------------------
+
+
+def test_a_check_that_fails_is_a_finding_and_the_others_go_on(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with database.connect() as conn:
+        conn.execute("alter table fairq.upkeep_failures rename to gone")
+    monkeypatch.setattr(doctor, "QUEUES", "select 1 / 0")
+    found = findings(database, 1)
+    assert found["maintenance"]["verdict"] == "unknown"
+    assert found["maintenance"]["text"].startswith("not in this schema: relation")
+    assert found["waiting"]["verdict"] == "failed"
+    assert found["waiting"]["text"] == "the check failed: division by zero"
+    assert found["dead rows"]["verdict"] == "ok"
+    done = fairq(database, "doctor")
+    assert done.exit_code == Exit.NO
+    assert "2 checks failed." in done.stdout.splitlines()[-1]
+
+
+def test_a_roles_short_timeout_stops_no_check_and_is_found(database: Database) -> None:
+    ok(database, "enqueue", "bob")
+    hasty = make_conninfo(database.dsn, options="-c statement_timeout=5ms")
+    found = findings(hasty, 1)
+    assert "failed" not in {each["verdict"] for each in found.values()}
+    assert found["timeouts"]["verdict"] == "wrong"
+    assert "this session: statement_timeout is 5 ms" in found["timeouts"]["text"]
+
+
+def test_a_lock_that_somebody_holds_fails_the_checks_that_need_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "LOCK_SECONDS", 0.01)
+    holder = database.connect()
+    holder.execute("lock table fairq.workers")
+    found = findings(database, 1)
+    assert found["workers"]["verdict"] == "failed"
+    assert found["horizon"]["verdict"] == "ok"
+
+
+def test_a_connection_that_breaks_is_made_anew_for_the_next_check(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suicide = "select pg_terminate_backend(pg_backend_pid()), clock_timestamp() as at"
+    monkeypatch.setattr(doctor, "SERVER", suicide)
+    found = findings(database)
+    assert found["server"]["verdict"] == "failed"
+    assert "terminating connection" in found["server"]["text"]
+    assert found["clock"]["verdict"] == "ok"
+
+
+HAS_SIZES = embedded.find_binaries().major >= 17
+
+
+@pytest.fixture(scope="module")
+def small_server() -> Iterator[embedded.Server]:
+    """Its queue of notifications has room for half a megabyte."""
+    with private_server({"max_notify_queue_pages": 64} if HAS_SIZES else {}) as server:
+        yield server
+
+
+@pytest.mark.skipif(not HAS_SIZES, reason="before PostgreSQL 17 the queue has 8 GB")
+def test_a_full_queue_of_notifications_is_named_with_who_fills_it(small_server: embedded.Server) -> None:
+    dsn = small_server.dsn("fairq")
+    with psycopg.connect(dsn, autocommit=True) as listener, psycopg.connect(dsn, autocommit=True) as speaker:
+        listener.execute("listen fairq")
+        listener.execute("begin")
+        with contextlib.suppress(psycopg.errors.ProgramLimitExceeded):
+            for _ in range(200):
+                speaker.execute(
+                    "select pg_notify('fairq', n || repeat('x', 7990)) from generate_series(1, 60) n"
+                )
+        found = findings(dsn, 1)
+        assert found["listen"]["verdict"] == "wrong"
+        assert found["listen"]["text"].startswith("NOTIFY fails, and with it enqueueing")
+        assert "--no-notify" in found["listen"]["remedy"]
+        assert found["connections"]["verdict"] == "wrong"
+        assert f"pg_terminate_backend({listener.info.backend_pid})" in found["connections"]["remedy"]
+        assert found["dead rows"]["verdict"] == "ok"
+
+
+def test_a_standby_gets_all_checks(small_server: embedded.Server) -> None:
+    small_server.stop()
+    signal = small_server.data_dir / "pgdata" / "standby.signal"
+    signal.touch()
+    small_server.start()
+    try:
+        found = findings(small_server.dsn("fairq"), 1)
+    finally:
+        signal.unlink()
+    assert found["connection"]["verdict"] == "wrong"
+    assert "a standby" in found["connection"]["text"]
+    assert {name for name, each in found.items() if each["verdict"] in ("failed", "unknown")} == {"listen"}
+
+
+def test_an_older_schema_is_named_and_what_can_be_checked_is(database: Database) -> None:
+    with database.connect() as conn:
+        conn.execute("update fairq.schema_version set version_num = 'fairq_0000', oldest_code = 'fairq_0000'")
+    found = findings(database, 1)
+    assert found["schema"]["verdict"] == "wrong"
+    assert found["schema"]["remedy"]
+    assert found["history"]["verdict"] in ("ok", "look")
+
+
 def test_it_changes_nothing(database: Database) -> None:
     ok(database, "enqueue", "bob")
     with database.connect() as conn:
@@ -457,17 +595,17 @@ def test_people_see_every_finding_and_a_sum(database: Database) -> None:
 def test_a_finding_has_a_remedy_unless_it_is_fine() -> None:
     """What to do is the point of the command."""
     judged: list[Finding] = [
-        doctor.judge_server({**SERVER, "fsync": "off"}),
+        doctor.judge_server([{**SERVER, "fsync": "off"}]),
         doctor.judge_clock(NOW, NOW + HOUR, NOW),
-        doctor.judge_rights(RIGHTS),
+        doctor.judge_rights([RIGHTS]),
         doctor.judge_workers([queue("a", 1)], []),
         doctor.judge_waiting([queue("a", 1, 2 * HOUR)], None),
-        doctor.judge_maintenance({"lost": 1, "expired": 0, "overdue": 0}, []),
-        doctor.judge_maintenance(NOTHING_LEFT, [failure("recovery")]),
-        doctor.judge_history({"tomorrow": False}),
+        doctor.judge_maintenance([{"lost": 1, "expired": 0, "overdue": 0}], []),
+        doctor.judge_maintenance([NOTHING_LEFT], [failure("recovery")]),
+        doctor.judge_history([{"tomorrow": False}]),
         doctor.judge_horizon([holder("session", HOUR)]),
         doctor.judge_listen(False),
-        doctor.judge_connections({"used": 99, "most": 100, "queue": 0}),
+        doctor.judge_connections([{"used": 99, "most": 100, "queue": 0, "idler": None}]),
         doctor.judge_dead_rows([{"name": "t", "live": 1, "dead": 2_000_000, "last_autovacuum": NOW}]),
     ]
     assert all(found.verdict != "ok" and found.remedy for found in judged)
