@@ -61,7 +61,7 @@ grant usage on sequence fairq.worker_ids to fairq_work;
 grant select on sequence fairq.task_ids to fairq_work;
 
 -- Dashboards: what is going on, and no payloads.
-grant execute on function fairq.explain_task, fairq._shards, fairq._now, fairq._allowance, fairq._lane, fairq._obstacles, fairq.next_due_at, fairq._tick,
+grant execute on function fairq.explain_task, fairq._shards, fairq._now, fairq._allowance, fairq._lane, fairq._meters, fairq._obstacles, fairq.next_due_at, fairq._tick,
   fairq.rate_usage, fairq._rate_scope, fairq._check_group, fairq._refuse_queue, fairq._shard_of, fairq._policy, fairq._policy_of, fairq._settle, fairq.upkeep_parts
 to fairq_observe;
 grant select on fairq.live_tasks, fairq.queue_stats, fairq.group_stats, fairq.worker_stats, fairq.estimates to fairq_observe, fairq_work;

@@ -3,7 +3,7 @@
 -- The number of shards can change only while there are no tasks: it decides where a task is stored.
 -- Returns the settings in force.
 -- Raises QF013 when there are tasks, QF007 bad number, QF014 an unknown setting.
--- Locks: settings (the whole table where the number of shards changes: waits for transactions that created tasks); #meters and held tasks when the cap changes.
+-- Locks: settings (the whole table where the number of shards changes: waits for transactions that created tasks); the meter of the cluster and held tasks when the cap changes.
 create function fairq.configure_cluster(p_settings jsonb default '{}') returns fairq.settings
 language plpgsql set search_path = '' as $$
 declare
@@ -44,7 +44,7 @@ begin
   end if;
 
   if v_changes ? 'max_running' then
-    perform fairq._settle_meters(fairq._now());
+    perform fairq._hold_meter('cluster');
   end if;
   if v_changes <> '{}' then
     execute 'update fairq.settings s set ' || fairq._assignments(v_changes) using v_new;

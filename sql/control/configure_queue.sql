@@ -2,7 +2,7 @@
 -- group_* and weight are the defaults of its groups; max_running, rate_* and breaker_* limit the queue as a whole. Takes effect with the next promotion and pop.
 -- Returns the settings in force.
 -- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting.
--- Locks: settings; queues, one row; where limits change, #meters, waits for it, and the domains of the queue, if nobody promotes.
+-- Locks: settings; queues, one row; where limits change, the meter of the queue, waits for it, and the domains of the queue, if nobody promotes.
 create function fairq.configure_queue(p_queue text, p_settings jsonb default '{}') returns fairq.queues
 language plpgsql set search_path = '' as $$
 declare
@@ -26,9 +26,9 @@ begin
   into v_groups_change, v_meter_changes
   from jsonb_object_keys(v_changes) c(name);
 
-  -- The meters first hear all there is to hear under the old settings.
+  -- The meter first hears all there is to hear under the old settings.
   if v_meter_changes then
-    perform fairq._settle_meters(fairq._now());
+    perform fairq._hold_meter('queue ' || p_queue);
   end if;
   if v_changes <> '{}' then
     execute 'update fairq.queues q set ' || fairq._assignments(v_changes) || ' where q.queue = $2'

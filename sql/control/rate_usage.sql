@@ -63,7 +63,7 @@ begin
     perform fairq._refuse_queue(p_queue);
   end if;
   shard_no := 0;
-  queue := '#meters';
+  queue := '#queue ' || p_queue;
   group_key := 'queue ' || p_queue;
 end;
 $$;

@@ -1,7 +1,7 @@
 -- Forgets what was used of a rate: of a group's, or, with p_group_key null, of the rate of the whole queue. A full burst may go at once. Tasks that run
 -- already stay so, and are not charged again. Nothing happens where nothing was used.
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
--- Locks: the domain of the queue, or #meters, and waits for it; lanes, one row replaced.
+-- Locks: the domain of the queue, or its meter, and waits for it; lanes, one row replaced.
 create function fairq.reset_rate(p_queue text, p_group_key text default null) returns void
 language plpgsql set search_path = '' as $$
 declare
@@ -11,7 +11,7 @@ begin
   select s.shard_no, s.queue, s.group_key into v_scope from fairq._rate_scope(p_queue, p_group_key) s;
   -- The lane first hears all there is to hear; from here on nobody else writes it.
   if p_group_key is null then
-    perform fairq._settle_meters(fairq._now());
+    perform fairq._hold_meter(v_scope.group_key);
   else
     perform fairq._promote(v_scope.shard_no, v_scope.queue, 1, true);
   end if;

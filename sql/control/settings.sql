@@ -167,16 +167,16 @@ end;
 $$;
 
 -- The limits of a whole queue ('queue NAME'), or of the cluster, have changed. A first cap or breaker counts the tasks that are held already; those being
--- popped at this very moment escape it. The caller holds #meters and has let it hear all there was to hear under the old limits.
+-- popped at this very moment escape it. The caller holds the meter and has let it hear all there was to hear under the old limits.
 -- Locks: held tasks with "skip locked"; queues whose pops have to ask the meters from now on, or no longer.
 create function fairq._apply_meter(p_scope text, p_queue text) returns void
 language plpgsql set search_path = '' as $$
 declare
-  v_counts boolean := fairq._counts(fairq._policy_of(0, '#meters', p_scope));
+  v_counts boolean := fairq._counts(fairq._policy_of(0, '#' || p_scope, p_scope));
   v_bit integer := case when p_scope = 'cluster' then 2 else 1 end;
   v_adopted integer;
 begin
-  perform fairq._ring_group(0, '#meters', p_scope);
+  perform fairq._ring_group(0, '#' || p_scope, p_scope);
   with held as materialized (
     select k.id, k.shard_no
     from fairq._shards(null) s(shard_no)
@@ -196,9 +196,9 @@ begin
   select count(*)::integer into v_adopted from changed;
   if v_adopted > 0 then
     insert into fairq.rings (shard_no, queue, group_key, freed)
-    values (0, '#meters', p_scope, case when v_counts then -v_adopted else v_adopted end);
+    values (0, '#' || p_scope, p_scope, case when v_counts then -v_adopted else v_adopted end);
   end if;
-  perform fairq._settle_meters(fairq._now());
+  perform fairq._settle_meter(p_scope, fairq._now());
   perform fairq._set_metered();
 end;
 $$;
@@ -210,7 +210,7 @@ begin
   update fairq.queues q
   set metered = not q.metered
   where not q.internal
-    and q.metered <> (fairq._policy_of(0, '#meters', 'queue ' || q.queue) is distinct from null or fairq._policy_of(0, '#meters', 'cluster') is distinct from null);
+    and q.metered <> exists (select from fairq._meters(q.queue));
 end;
 $$;
 

@@ -259,9 +259,9 @@ language sql immutable rows 1 as $$
   union all
   select p_shard_no, '#keys', p_concurrency_key where p_concurrency_key is not null
   union all
-  select 0, '#meters', 'queue ' || p_queue where p_meters & 1 <> 0
+  select 0, '#queue ' || p_queue, 'queue ' || p_queue where p_meters & 1 <> 0
   union all
-  select 0, '#meters', 'cluster' where p_meters & 2 <> 0
+  select 0, '#cluster', 'cluster' where p_meters & 2 <> 0
 $$;
 
 -- Announces the ends of those of these tasks that somebody watches; where nobody does, no NOTIFY, which takes a database-wide lock at commit.

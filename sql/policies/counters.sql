@@ -1,4 +1,4 @@
--- Counters: concurrency keys (#keys), queues as a whole and the cluster (#meters). They have a policy and a gate as groups do, kept in lanes, and hear their
+-- Counters: concurrency keys (#keys), queues as a whole (#queue NAME) and the cluster (#cluster). They have a policy and a gate as groups do, kept in lanes, and hear their
 -- rings by the same rule; they have no clock, no order and no addresses, and do not run through promotion.
 
 -- Hears what was rung for the counters of a domain, and settles them.

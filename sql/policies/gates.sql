@@ -20,14 +20,14 @@ begin
 end;
 $$;
 
--- What limits a group, a concurrency key (a group of #keys), a whole queue ('queue NAME' of #meters) or the cluster, by its settings as they are.
+-- What limits a group, a concurrency key (a group of #keys), a whole queue ('queue NAME' of '#queue NAME') or the cluster, by its settings as they are.
 create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text) returns fairq.policy
 language plpgsql stable set search_path = '' as $$
 declare
   v_queue fairq.queues;
   v_limits fairq.groups;
 begin
-  if p_queue <> '#meters' then
+  if p_queue = '#keys' or p_queue not like '#%' then
     select q.* into v_queue from fairq.queues q where q.queue = p_queue;
     select g.* into v_limits from fairq.groups g where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key;
   elsif p_group_key = 'cluster' then
@@ -190,7 +190,7 @@ begin
   select l.* into v_lane
   from fairq.lanes l
   where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key
-    and (p_queue in ('#keys', '#meters') or l.version >= (select k.first_version from fairq._tick(p_shard_no, p_queue) k))
+    and (p_queue like '#%' or l.version >= (select k.first_version from fairq._tick(p_shard_no, p_queue) k))
   order by l.version desc
   limit 1;
   return v_lane;

@@ -307,11 +307,12 @@ begin
     and not exists (
       select
       from (
-        values (p_shard_no, p_queue, p_group_key), (0, '#meters', 'queue ' || p_queue), (0, '#meters', 'cluster')
+        select p_shard_no, p_queue, p_group_key
+        union all
+        select 0, '#' || s.scope, s.scope from fairq._meters(p_queue) s
       ) m(shard_no, queue, group_key)
       cross join lateral (select fairq._policy_of(m.shard_no, m.queue, m.group_key) as policy offset 0) o
-      where (m.queue <> '#meters' or v_queue.metered)
-        and o.policy is distinct from null
+      where o.policy is distinct from null
         and (fairq._allowance(o.policy, (fairq._lane(m.shard_no, m.queue, m.group_key)).gate, p_now)).tasks < 1
     );
 end;

@@ -1,33 +1,48 @@
--- Caps, rates and breakers of a whole queue and of the cluster, asked at pop: how many tasks may be popped now. Takes the lock of #meters, so pops of such
--- queues go one after the other; other queues never come here.
--- Hears first what left since, so what it says is exact.
--- Returns at most p_limit, and in which meters a task of this queue holds a place: 1 its queue, 2 the cluster.
+-- Caps, rates and breakers of a whole queue and of the cluster, asked at pop: how many tasks may be popped now. Each is a counter with a domain of its own,
+-- so pops of a limited queue go one after the other, and those of another queue do not wait for them; a cap of the cluster is shared by all.
+
+-- The meters that the tasks of a queue go through, in the order in which they are locked. None for most.
+create function fairq._meters(p_queue text) returns table (scope text, place integer)
+language sql stable rows 1 as $$
+  select 'cluster', 2 from fairq.settings s where s.max_running is not null
+  union all
+  select 'queue ' || q.queue, 1
+  from fairq.queues q
+  where q.queue = p_queue
+    and coalesce(q.max_running, q.rate_limit, q.breaker_threshold) is not null
+$$;
+
+-- How many tasks the meters of a queue let pass. They hear first what left since, so what they say is exact.
+-- Returns at most p_limit; the meters asked, which the tasks popped are charged to; and in which of them a task holds a place: 1 its queue, 2 the cluster.
 -- Raises QF015: claim leases and a cluster cap exclude each other.
--- Locks: the domain #meters, waits for it a moment; until the transaction ends.
-create function fairq._meter(p_queue text, p_limit integer, p_now timestamptz, p_claim_lease interval, out o_most integer, out o_meters integer)
+-- Locks: the domains of the meters, waits for each a moment; until the transaction ends.
+create function fairq._meter(
+  p_queue text, p_limit integer, p_now timestamptz, p_claim_lease interval, out o_most integer, out o_scopes text[], out o_meters integer
+)
 language plpgsql set search_path = '' as $$
 declare
   v_meter record;
+  v_lane fairq.lanes;
 begin
-  o_most := 0;
-  o_meters := 0;
-  if not fairq._lock_counters(0, '#meters', false) then
-    return;
-  end if;
-  perform fairq._settle_meters(p_now);
   o_most := p_limit;
-  for v_meter in
-    select m.bit, l.policy, l.gate
-    from (values (1, 'queue ' || p_queue), (2, 'cluster')) m(bit, scope)
-    cross join lateral fairq._lane(0, '#meters', m.scope) l
-    where l.policy is distinct from null
-  loop
-    if v_meter.bit = 2 and p_claim_lease is not null and (v_meter.policy).max_running is not null then
-      raise exception 'queue "%" is popped with claim leases, but the cluster has a cap of %', p_queue, (v_meter.policy).max_running
+  o_scopes := '{}';
+  o_meters := 0;
+  for v_meter in select m.scope, m.place from fairq._meters(p_queue) m loop
+    if not fairq._lock_counters(0, '#' || v_meter.scope, false) then
+      o_most := 0;
+      return;
+    end if;
+    perform fairq._settle_meter(v_meter.scope, p_now);
+    v_lane := fairq._lane(0, '#' || v_meter.scope, v_meter.scope);
+    if v_meter.place = 2 and p_claim_lease is not null and (v_lane.policy).max_running is not null then
+      raise exception 'queue "%" is popped with claim leases, but the cluster has a cap of %', p_queue, (v_lane.policy).max_running
         using errcode = 'QF015', hint = 'Prefetched tasks would hold places of the cluster without running. Pop without a claim lease, or remove the cap.';
     end if;
-    o_most := least(o_most, (fairq._allowance(v_meter.policy, v_meter.gate, p_now)).tasks);
-    o_meters := o_meters + case when fairq._counts(v_meter.policy) then v_meter.bit else 0 end;
+    if v_lane.policy is distinct from null then
+      o_most := least(o_most, (fairq._allowance(v_lane.policy, v_lane.gate, p_now)).tasks);
+    end if;
+    o_scopes := o_scopes || v_meter.scope;
+    o_meters := o_meters + case when fairq._counts(v_lane.policy) then v_meter.place else 0 end;
   end loop;
 end;
 $$;
@@ -46,37 +61,38 @@ begin
         or fairq._has_news(k)
         or exists (select from fairq.ready r where r.shard_no = s.shard_no and r.queue = p_queue and r.position >= 0 and r.block >= k.clock)
     )
-    and (exists (select from fairq._tick(0, '#meters') k where fairq._has_news(k))
-      or not exists (
-        select
-        from (values ('queue ' || p_queue), ('cluster')) m(scope)
-        cross join lateral fairq._lane(0, '#meters', m.scope) l
-        where l.policy is distinct from null
-          and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
-      )
-      or not exists (select from fairq._tick(0, '#meters')));
+    and not exists (
+      select
+      from fairq._meters(p_queue) m
+      cross join lateral fairq._tick(0, '#' || m.scope) k
+      cross join lateral fairq._lane(0, '#' || m.scope, m.scope) l
+      where l.policy is distinct from null
+        and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
+        and not fairq._has_news(k)
+    );
 end;
 $$;
 
--- Hears what was rung for the meters, and writes them.
--- Locks: the domain #meters, waits for it; until the transaction ends.
-create function fairq._settle_meters(p_now timestamptz) returns void
+-- Hears what was rung for a meter, and writes it.
+-- Locks: none of its own; the caller holds the domain of the meter.
+create function fairq._settle_meter(p_scope text, p_now timestamptz) returns void
 language plpgsql set search_path = '' as $$
 declare
   v_meter fairq.lanes;
 begin
-  perform fairq._lock_domain(0, '#meters', true);
-  foreach v_meter in array fairq._hear_counters(0, '#meters', p_now) loop
-    perform fairq._write_counter(0, '#meters', v_meter.group_key, v_meter);
+  foreach v_meter in array fairq._hear_counters(0, '#' || p_scope, p_now) loop
+    perform fairq._write_counter(0, '#' || p_scope, p_scope, v_meter);
   end loop;
 end;
 $$;
 
--- Takes the places of tasks just popped. The caller holds #meters since it asked.
-create function fairq._charge_meters(p_queue text, p_popped integer, p_now timestamptz) returns void
+-- A meter for whoever changes it: it has heard all there is to hear under the limits so far.
+-- Locks: the domain of the meter, waits for it; until the transaction ends.
+create function fairq._hold_meter(p_scope text) returns void
 language plpgsql set search_path = '' as $$
 begin
-  perform fairq._take_place(0, '#meters', 'queue ' || p_queue, p_now, p_popped);
-  perform fairq._take_place(0, '#meters', 'cluster', p_now, p_popped);
+  perform fairq._open_domain(0, '#' || p_scope);
+  perform fairq._lock_domain(0, '#' || p_scope, true);
+  perform fairq._settle_meter(p_scope, fairq._now());
 end;
 $$;

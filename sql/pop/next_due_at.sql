@@ -12,8 +12,8 @@ begin
   cross join lateral fairq._tick(s.shard_no, p_queue) k;
   if (select q.metered from fairq.queues q where q.queue = p_queue) then
     select max((fairq._allowance(l.policy, l.gate, v_now)).look_at) into v_metered
-    from (values ('queue ' || p_queue), ('cluster')) m(scope)
-    cross join lateral fairq._lane(0, '#meters', m.scope) l
+    from fairq._meters(p_queue) m
+    cross join lateral fairq._lane(0, '#' || m.scope, m.scope) l
     where l.policy is distinct from null;
   end if;
   return least(v_next, v_metered);

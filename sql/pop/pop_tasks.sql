@@ -5,7 +5,7 @@
 -- Returns the tasks, at most p_limit, in served order; no row when there is nothing to do, and then nothing was written.
 -- Raises QF003 unknown queue, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease, QF015 claim leases under a cap of
 -- the cluster.
--- Locks: #meters where there are any; then as _take. Commit before working on the tasks.
+-- Locks: the meters of the queue where there are any; then as _take. Commit before working on the tasks.
 create function fairq.pop_tasks(
   p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval default null, p_shard_no integer default null
 ) returns setof fairq.popped
@@ -19,6 +19,7 @@ declare
   v_left integer := p_limit;
   v_first integer := 0;
   v_meters integer := 0;
+  v_scopes text[] := array[]::text[];
   v_taken fairq.placed[];
 begin
   perform fairq._check_limit(p_limit);
@@ -39,7 +40,7 @@ begin
     continue when v_queue.paused_at is not null;
     if v_queue.metered then
       exit when not fairq._is_worth_asking(p_queue, v_now);
-      select m.o_most, m.o_meters into v_left, v_meters from fairq._meter(p_queue, v_left, v_now, p_claim_lease) m;
+      select m.o_most, m.o_scopes, m.o_meters into v_left, v_scopes, v_meters from fairq._meter(p_queue, v_left, v_now, p_claim_lease) m;
       -- It may have waited there.
       select q.* into v_queue from fairq.queues q where q.queue = p_queue;
       exit when v_queue.paused_at is not null;
@@ -49,8 +50,8 @@ begin
     v_taken := fairq._take(v_shard_no, v_queue, v_left, p_worker_id, p_claim_lease, v_meters, v_nth = 0, v_now);
     continue when v_taken = '{}';
     v_left := v_left - cardinality(v_taken);
-    if v_queue.metered then
-      perform fairq._charge_meters(p_queue, cardinality(v_taken), v_now);
+    if v_scopes <> '{}' then
+      perform fairq._take_place(0, '#' || s.scope, s.scope, v_now, cardinality(v_taken)) from unnest(v_scopes) s(scope);
     end if;
     return query
       select v_shard_no, p.id, p.attempt, b.max_attempts, p_queue, p.group_key, b.kind, p.priority, b.cost, b.created_at, b.run_at, b.expires_at,

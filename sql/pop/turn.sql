@@ -21,12 +21,20 @@ declare
   v_popped integer;
   v_empty text[] := array[]::text[];
   v_next record;
+  v_scope text;
 begin
   -- In the order of locks: who asks the meters does so before he holds a domain, or the keys, for a queue without.
-  if p_limit > 0 and exists (select from fairq.queues q where q.queue = any(p_queues) and q.metered
-    and fairq._is_worth_asking(q.queue, fairq._now()))
-  then
-    perform fairq._lock_counters(0, '#meters', false);
+  if p_limit > 0 then
+    for v_scope in
+      select distinct m.scope
+      from fairq.queues q
+      cross join lateral fairq._meters(q.queue) m
+      where q.queue = any(p_queues) and q.metered
+        and fairq._is_worth_asking(q.queue, fairq._now())
+      order by m.scope
+    loop
+      perform fairq._lock_counters(0, '#' || v_scope, false);
+    end loop;
   end if;
   if p_ended_ids <> '{}' then
     v_answer.ended := array(

@@ -55,7 +55,7 @@ $$;
 create function fairq._start_anew(p_shard_no integer, p_queue text) returns fairq.ticks
 language plpgsql set search_path = '' as $$
 declare
-  v_counts_only boolean := p_queue in ('#keys', '#meters');
+  v_counts_only boolean := p_queue like '#%';
   v_snapshot pg_snapshot;
   v_last record;
   v_tick fairq.ticks;
@@ -105,7 +105,7 @@ begin
   ),
   holder as (
     select h.shard_no, t.queue, t.group_key, h.counted, h.meters, case when h.keyed then t.concurrency_key end as concurrency_key
-    from fairq._shards(case when p_queue <> '#meters' then p_shard_no end) x(shard_no)
+    from fairq._shards(case when p_queue = '#keys' or not v_counts_only then p_shard_no end) x(shard_no)
     join fairq.held h on h.shard_no = x.shard_no
     join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
     union all
@@ -134,10 +134,7 @@ begin
     -- Counters with settings, and keys that somebody waits for, are looked at again.
     select g.group_key from fairq.groups g where v_counts_only and g.shard_no = p_shard_no and g.queue = p_queue
     union
-    select m.scope
-    from (select 'cluster' union all select 'queue ' || q.queue from fairq.queues q where not q.internal) m(scope)
-    where p_queue = '#meters'
-      and fairq._policy_of(0, '#meters', m.scope) is distinct from null
+    select substr(p_queue, 2) where v_counts_only and p_queue <> '#keys'
     union
     select k.concurrency_key from fairq.parked k where p_queue = '#keys' and k.shard_no = p_shard_no and k.turn is not null
   ),

@@ -8,8 +8,8 @@
 -- Lock order of the engine. Whoever needs several of these takes them from top to bottom:
 --   1. settings             every configure_* first of all, so that two of them never wait for each other in a circle
 --   2. idempotency_keys     create_task, equal keys wait for each other; nothing else waits here
---   3. domains              promotion, one at a time per (shard, queue). A pop that asks the meters locks #meters before the queue; a promotion
---                           that meets concurrency keys locks the queue before #keys
+--   3. domains              promotion, one at a time per (shard, queue). A pop that asks the meters locks them before the queue, the cluster's first; a
+--                           promotion that meets concurrency keys locks the queue before #keys
 --   4. held                 by their holder in the order of the ids, or by recovery with "skip locked"
 --   5. ready, parked        leave by pop or promotion, both "skip locked"
 --   6. tasks                bodies of waiting tasks change under the domain's lock only, those of held ones by their holder
@@ -97,7 +97,7 @@ comment on column fairq.queues.rate_burst is 'How many tasks of the whole queue 
 comment on column fairq.queues.breaker_threshold is 'Failures in a row, of any group, that open the breaker of the whole queue; null: no breaker.';
 comment on column fairq.queues.breaker_cooldown is 'How long that breaker stays open before it tries one task.';
 comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
-comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of queues and the cluster (#meters).';
+comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of the cluster (#cluster).';
 comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
 comment on column fairq.queues.draining_at is 'Since when the queue refuses new tasks, to run empty; null: it takes them.';
 

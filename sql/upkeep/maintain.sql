@@ -81,14 +81,19 @@ begin
 end;
 $$;
 
--- Promotes a queue that has news, and sweeps what promotion left behind. Whoever promotes is not waited for.
+-- Promotes a queue that has news, and sweeps what promotion left behind. Whoever promotes is not waited for. The meter of the queue comes before it, as in
+-- the order of locks.
 create function fairq._keep_queue(p_shard_no integer, p_queue fairq.queues, p_limit integer) returns jsonb
 language plpgsql set search_path = '' as $$
 declare
   v_promoted integer := 0;
+  v_swept integer := 0;
 begin
-  if not fairq._lock_domain(p_shard_no, p_queue.queue, false) then
-    return null;
+  if p_shard_no = 0 and p_queue.queue <> '#keys' then
+    v_swept := fairq._keep_meter(case p_queue.queue when '#cluster' then 'cluster' else 'queue ' || p_queue.queue end, p_limit);
+  end if;
+  if p_queue.queue = '#cluster' or not fairq._lock_domain(p_shard_no, p_queue.queue, false) then
+    return jsonb_build_object('swept', v_swept);
   end if;
   if p_queue.paused_at is not null then
     -- What is ready there has a key that others could use: its groups go back in line.
@@ -99,8 +104,6 @@ begin
   end if;
   if p_queue.queue = '#keys' then
     perform fairq._open_keys(p_shard_no, fairq._now());
-  elsif p_queue.queue = '#meters' then
-    perform fairq._settle_meters(fairq._now()) where p_shard_no = 0;
   elsif not exists (select from fairq._tick(p_shard_no, p_queue.queue) k where not fairq._has_news(k)) then
     v_promoted := (fairq._promote(p_shard_no, p_queue.queue, fairq._ready_target(p_shard_no, p_queue), false)).o_promoted;
     if v_promoted > 0 and p_queue.notify then
@@ -111,6 +114,18 @@ begin
   if p_queue.paused_at is not null and fairq._lock_domain(p_shard_no, '#keys', false) then
     perform fairq._take_keys_back(p_shard_no, p_queue.queue, fairq._now());
   end if;
-  return jsonb_build_object('promoted', v_promoted, 'swept', fairq._sweep_domain(p_shard_no, p_queue.queue, p_limit));
+  return jsonb_build_object('promoted', v_promoted, 'swept', v_swept + fairq._sweep_domain(p_shard_no, p_queue.queue, p_limit));
+end;
+$$;
+
+-- Lets a meter hear, and sweeps what it has left behind. Most queues never had one.
+create function fairq._keep_meter(p_scope text, p_limit integer) returns integer
+language plpgsql set search_path = '' as $$
+begin
+  if not exists (select from fairq.domains d where d.shard_no = 0 and d.queue = '#' || p_scope) or not fairq._lock_domain(0, '#' || p_scope, false) then
+    return 0;
+  end if;
+  perform fairq._settle_meter(p_scope, fairq._now());
+  return fairq._sweep_domain(0, '#' || p_scope, p_limit);
 end;
 $$;

@@ -1,21 +1,22 @@
 -- Makes anew what promotion knows of a queue, from its bodies and holders. For when a queue seems wrong: nothing is lost by it, and nothing runs twice; groups
 -- start at the clock again. A call is short however many tasks there are: they are announced again in portions, with the passes that follow.
 -- Raises QF003 unknown queue, QF005 not READ COMMITTED.
--- Locks: #meters where the queue has any, the domains of the queue and of the keys, waits for them; ready tasks that are being popped.
+-- Locks: the meters of the queue where it has any, the domains of the queue and of the keys, waits for them; ready tasks that are being popped.
 create function fairq.rebuild(p_queue text) returns void
 language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_shard_no integer;
+  v_scope text;
 begin
   if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
     perform fairq._refuse_queue(p_queue);
   end if;
   -- Meters are not locked for a queue that has none: whoever hangs there would keep this call waiting, with theirs in hand.
-  if exists (select from fairq.queues q where q.queue = p_queue and q.metered) then
-    perform fairq._lock_domain(0, '#meters', true);
-    perform fairq._start_anew(0, '#meters');
-  end if;
+  for v_scope in select m.scope from fairq._meters(p_queue) m loop
+    perform fairq._lock_domain(0, '#' || v_scope, true);
+    perform fairq._start_anew(0, '#' || v_scope);
+  end loop;
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._lock_domain(v_shard_no, p_queue, true);
     perform fairq._start_anew(v_shard_no, p_queue);

@@ -54,7 +54,7 @@ begin
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and not l.admissible
       -- A meter is asked without looking at the settings: its lane is never missing.
-      and l.queue <> '#meters'
+      and (l.queue = '#keys' or l.queue not like '#%')
       and l.finish >= v_floor
       and l.finish <= v_tick.clock
       and (l.cursors = '{}' or l.version < v_tick.first_version)

@@ -104,8 +104,8 @@ begin
     values
       (2, p_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_state <> 'queued'),
       (3, p_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_state = 'blocked'),
-      (4, 0, '#meters', 'queue ' || p_queue, format('queue "%s"', p_queue), true),
-      (5, 0, '#meters', 'cluster', 'the cluster', true)
+      (4, 0, '#queue ' || p_queue, 'queue ' || p_queue, format('queue "%s"', p_queue), true),
+      (5, 0, '#cluster', 'cluster', 'the cluster', true)
   loop
     continue when v_scope.column4 is null or not v_scope.column6;
     v_lane := fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4);

@@ -8,7 +8,6 @@ from tests.support.calls import Conn, call, create, create_many, finish, pop, pr
 OF_LIMITS = {
     "_allowance",
     "_charge",
-    "_charge_meters",
     "_hear_counters",
     "_lock_counters",
     "_may_go_on",
@@ -18,7 +17,7 @@ OF_LIMITS = {
     "_park",
     "_policy",
     "_settle",
-    "_settle_meters",
+    "_settle_meter",
     "_take_keys",
     "_take_keys_back",
     "_take_place",

@@ -21,6 +21,7 @@ from tests.support.calls import (
     run,
     written,
 )
+from tests.support.database import Database
 from tests.support.invariants import assert_sound
 
 
@@ -33,7 +34,7 @@ def test_a_queue_and_the_cluster_count_claimed_and_running(conn: Conn) -> None:
     bob = register(conn, "critical", "normal", "slow")
     held = [pop(conn, bob, queue=queue) for queue in ("slow", "normal", "critical")]
     assert [len(each) for each in held] == [2, 3, 7]
-    assert (in_flight(conn, "cluster", "#meters"), in_flight(conn, "queue slow", "#meters")) == (12, 2)
+    assert (in_flight(conn, "cluster", "#cluster"), in_flight(conn, "queue slow", "#queue slow")) == (12, 2)
     finish(conn, bob, held[0])
     assert len(pop(conn, bob, queue="normal")) == 0
     assert len(pop(conn, bob, queue="critical")) == 2
@@ -149,10 +150,7 @@ def test_only_metered_queues_ask_the_meters(conn: Conn) -> None:
     create_many(conn, "bob", 3)
     with conn.transaction():
         pop(conn, bob, 1)
-        assert one(conn, "select max(tick) from fairq.ticks where queue = '#meters'") == 1, (
-            "the one of the start"
-        )
-        locked = "select from fairq.domains where queue = '#meters' for update nowait"
+        locked = "select from fairq.domains where queue like '#%' for update nowait"
         with psycopg.connect(conn.info.dsn) as other:
             other.execute(locked)
     query = "select metered from fairq.queues where queue = 'default'"
@@ -247,3 +245,20 @@ def test_a_paused_queue_takes_no_places(conn: Conn) -> None:
     call(conn, "resume_queue", "default")
     assert len(pop(conn, bob)) == 1
     assert run(conn, "select 1 from fairq.live_tasks where meters = 1") == [(1,)]
+
+
+def test_a_pop_that_hangs_stops_only_those_who_share_its_limit(conn: Conn, database: Database) -> None:
+    for queue in ("a", "b"):
+        call(conn, "configure_queue", queue, max_running=3)
+    bob = register(conn, "a", "b")
+    for queue in ("a", "b"):
+        create_many(conn, "ann", 2, queue=queue)
+    hung = database.connect()
+    assert len(pop(hung, bob, 1, queue="a")) == 1
+    assert len(pop(conn, bob, 1, queue="b")) == 1
+    assert pop(conn, bob, 1, queue="a") == []
+    assert len(run(conn, "select id from fairq.turn(%s, '{b,a}', '{1,1}', 2)", bob)) == 2, "b's, and the end"
+    call(conn, "configure_cluster", max_running=9)
+    hung.rollback()
+    assert len(pop(hung, bob, 1, queue="a")) == 1
+    assert pop(conn, bob, 1, queue="b") == []

@@ -433,7 +433,7 @@ def test_two_caps_set_while_a_limited_queue_is_popped_both_hold(conn: Conn, data
     call(conn, "configure_queue", "q1", max_running=1)
     call(conn, "configure_queue", "q1", max_running=None)
     popping, observer = database.connect(), database.connect(autocommit=True)
-    run(popping, "select from fairq.domains where queue = '#meters' for update")
+    run(popping, "select from fairq.domains where queue in ('#cluster', '#queue q1') for update")
     sessions = [database.connect(autocommit=True) for _ in range(2)]
     calls = []
     for session, text in zip(sessions, (CLUSTER_CAP, QUEUE_CAP), strict=True):
@@ -524,7 +524,7 @@ def test_pops_of_several_queues_in_one_transaction_do_not_block_each_other_for_g
     create(conn, "bob", queue="keyed", concurrency_key="more")
     create(conn, "bob", queue="both", concurrency_key="more")
     assert len(pop(first, bob, queue="keyed")) == 4
-    run(second, "select from fairq.domains where queue = '#meters' for update")
+    run(second, "select from fairq.domains where queue = '#queue both' for update")
     asking = in_background(first, "select id from fairq.pop_tasks('both', 9, %s)", [bob])
     wait_until_blocked(observer, pid_of(first))
     popped = pop(second, bob, queue="both")

@@ -88,7 +88,7 @@ def test_a_group_needs_a_queue_and_a_name(conn: Conn, function: str) -> None:
     for queue, group, code in (
         ("nowhere", "bob", "QF003"),
         ("#keys", "bob", "QF003"),
-        ("#meters", "cluster", "QF003"),
+        ("#cluster", "cluster", "QF003"),
         (None, "bob", "QF003"),
         *([] if "rate" in function else [("default", None, "QF001")]),
         ("default", "", "QF001"),
@@ -106,7 +106,7 @@ def test_keys_and_queues_need_names(conn: Conn) -> None:
         with refused(conn, "QF006"):
             call(conn, "configure_queue", queue, max_running=1)
     for function in ("pause_queue", "resume_queue", "drain_queue", "rate_usage", "reset_rate"):
-        for queue in ("nowhere", "#keys", "#meters", None):
+        for queue in ("nowhere", "#keys", "#cluster", None):
             with refused(conn, "QF003"):
                 call(conn, function, queue)
 

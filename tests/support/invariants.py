@@ -183,9 +183,9 @@ def hear_all(conn: psycopg.Connection[Any]) -> None:
                 if queue == "#keys":
                     conn.execute("select fairq._lock_domain(%s, '#keys', true)", [shard])
                     conn.execute("select fairq._open_keys(%s, fairq._now())", [shard])
-                elif queue == "#meters":
-                    conn.execute("select fairq._settle_meters(fairq._now())")
-                else:
+                elif queue.startswith("#") and shard == 0:
+                    conn.execute("select fairq._hold_meter(%s)", [queue[1:]])
+                elif not queue.startswith("#"):
                     conn.execute("select fairq._promote(%s, %s, 1, true)", [shard, queue])
         heard = conn.execute(
             "select bool_and(not fairq._has_news(k)) from fairq.domains d, fairq._tick(d.shard_no, d.queue) k"
