@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from fairq.codegen.model import Request, Template
+from fairq.codegen.model import GenerationError, Request, Template
 
 
 def generate(request: Request) -> dict[str, str]:
     """File name to text, for the template the options name."""
+    if request.engine != "postgresql":
+        raise GenerationError(f"engine {request.engine!r} is not supported", hint="use `engine: postgresql`")
     if request.options.template == Template.PSYCOPG:
-        from fairq.codegen import psycopg
-
-        return psycopg.generate(request)
-    from fairq.codegen import remarks, sqlalchemy
-
-    if not request.options.strict:
-        request = replace(request, queries=tuple(map(remarks.apply, request.queries)))
-    return sqlalchemy.generate(request)
+        from fairq.codegen.psycopg import generate
+    else:
+        from fairq.codegen.sqlalchemy import generate
+    return generate(request)
 
 
 __all__ = ["generate"]

@@ -50,37 +50,31 @@ def load(conn: psycopg.Connection[Any], files: Iterable[Path]) -> None:
     for path in files:
         text = without_rollback(path.read_text())
         try:
-            # Without parameters the text goes out as one simple query: several statements, `%` and `$1`
-            # untouched.
+            # Without parameters the text goes out as one simple query: several statements, `%` untouched.
             psycopg.RawCursor(conn).execute(text)
         except psycopg.Error as exc:
             if exc.sqlstate is None:
                 raise
-            raise GenerationError(
-                f"PostgreSQL refuses the schema: {exc.diag.message_primary}",
-                hint=exc.diag.message_hint or "",
-                path=str(path),
-                line=_line(text, exc.diag.statement_position),
-            ) from exc
+            message, position = f"PostgreSQL refuses the schema: {exc.diag.message_primary}", 0
+            if exc.diag.statement_position:
+                position = text.count("\n", 0, int(exc.diag.statement_position) - 1) + 1
+            hint = exc.diag.message_hint or ""
+            raise GenerationError(message, hint=hint, path=str(path), line=position) from exc
 
 
 def without_rollback(text: str) -> str:
-    """A migration's way up: what dbmate, goose, sql-migrate and tern put below their marks for the way down
-    is left out, and so are pg_dump's commands to psql. Line numbers stay.
-    """
+    """A migration's way up, without pg_dump's commands to psql. Line numbers stay."""
     kept: list[str] = []
     for line in text.split("\n"):
         mark = line.strip().lower()
-        if mark.startswith(
-            ("-- +goose down", "-- +migrate down", "-- migrate:down", "---- create above / drop below")
-        ):
+        if mark.startswith(_WAYS_DOWN):
             break
         kept.append("" if mark.startswith(("\\restrict", "\\unrestrict", "\\connect")) else line)
     return "\n".join(kept)
 
 
-def _line(text: str, position: str | None) -> int:
-    return text.count("\n", 0, int(position) - 1) + 1 if position else 0
+# Of goose, sql-migrate, dbmate and tern.
+_WAYS_DOWN = ("-- +goose down", "-- +migrate down", "-- migrate:down", "---- create above / drop below")
 
 
 # ------------------------------------------------------------------------------------ reading the catalogue
@@ -151,18 +145,13 @@ class Reader:
         self.conn = conn
         self._promised = promised
         self._types: dict[int, _Type] = {}
-        self.facts = nulls.Facts(
-            relation=functools.cache(self._relation_facts),
-            function=functools.cache(self._function_facts),
-            operator=functools.cache(self._operator_name),
-            domain_not_null=lambda oid: self.type(oid).not_null,
-        )
-        self.relation_name = functools.cache(self._relation_name)
+        self.relation = functools.cache(self._relation)
+        self.function = functools.cache(self._function)
+        self.operator = functools.cache(self._operator)
 
     def rows(self, sql: LiteralString, *params: Any) -> list[Any]:
-        return (
-            psycopg.RawCursor(self.conn, row_factory=namedtuple_row).execute(sql, params or None).fetchall()
-        )
+        cursor = psycopg.RawCursor(self.conn, row_factory=namedtuple_row)
+        return cursor.execute(sql, params or None).fetchall()
 
     def type(self, oid: int) -> _Type:
         if oid not in self._types:
@@ -179,7 +168,10 @@ class Reader:
 
     # ---- facts for the inference
 
-    def _relation_facts(self, oid: int) -> nulls.RelationFacts:
+    def domain_not_null(self, oid: int) -> bool:
+        return self.type(oid).not_null
+
+    def _relation(self, oid: int) -> nulls.RelationFacts:
         # A NOT NULL that was added without checking the rows there (`not valid`, from 18 on) is none yet, and
         # a table's rows are also those of the tables that inherit from it, where it may have been dropped.
         rows = self.rows(
@@ -212,14 +204,22 @@ class Reader:
             """,
             oid,
         )
-        view = nulls.read_tree(views[0].tree)[0] if views else None
+        (relation,) = self.rows(
+            """
+            select n.nspname as schema, c.relname as name
+              from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+             where c.oid = $1::int8::oid
+            """,
+            oid,
+        )
         return nulls.RelationFacts(
+            Name(relation.schema, relation.name),
             frozenset(row.number for row in rows if row.not_null),
             {row.number: row.name for row in rows},
-            view,
+            nulls.read_tree(views[0].tree)[0] if views else None,
         )
 
-    def _function_facts(self, oid: int) -> nulls.FunctionFacts:
+    def _function(self, oid: int) -> nulls.FunctionFacts:
         (row,) = self.rows(
             """
             select n.nspname as schema, p.proname as name,
@@ -238,7 +238,7 @@ class Reader:
         promised = any(fnmatch.fnmatchcase(f"{row.schema}.{row.name}", each) for each in self._promised)
         return nulls.FunctionFacts(row.schema, row.name, row.rows_of, names, promised)
 
-    def _operator_name(self, oid: int) -> str:
+    def _operator(self, oid: int) -> str:
         (row,) = self.rows(
             """
             select case when n.nspname = 'pg_catalog' then o.oprname else '' end as name
@@ -249,46 +249,29 @@ class Reader:
         )
         return str(row.name)
 
-    def _relation_name(self, oid: int) -> Name:
-        (row,) = self.rows(
-            """
-            select n.nspname as schema, c.relname as name
-              from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-             where c.oid = $1::int8::oid
-            """,
-            oid,
-        )
-        return Name(row.schema, row.name)
-
     # ---- the catalogue
 
-    def catalog(self, default_schema: str = "public") -> Catalog:
+    def catalog(self) -> Catalog:
         """Everything user-made in the database, in an order that does not depend on when it was made."""
-        inference = nulls.Inference(self.facts)
+        inference = nulls.Inference(self)
         attributes: dict[int, list[Any]] = {}
         for row in self.rows(_ATTRIBUTES):
             attributes.setdefault(row.relation, []).append(row)
 
-        def columns(relation: Any) -> tuple[Column, ...]:
-            return tuple(
-                self._column(
-                    row.name,
-                    row.type,
-                    dims=row.dims,
-                    not_null=relation.kind != "c" and inference.relation_column(relation.oid, row.number),
-                    comment=row.comment,
-                )
-                for row in attributes.get(relation.oid, [])
-            )
+        def columns(relation: Any) -> Iterator[Column]:
+            for row in attributes.get(relation.oid, []):
+                type_, dims = self.type_name(row.type, row.dims)
+                not_null = relation.kind != "c" and inference.relation_column(relation.oid, row.number)
+                yield Column(row.name, type_, not_null, dims, row.comment)
 
         relations: list[Relation] = []
         types: list[UserType] = []
         for row in self.rows(_RELATIONS):
             name = Name(row.schema, row.name)
             if row.kind == "c":
-                types.append(Composite(name, columns(row), row.comment))
+                types.append(Composite(name, tuple(columns(row)), row.comment))
             else:
-                relations.append(Relation(name, columns(row), row.comment))
+                relations.append(Relation(name, tuple(columns(row)), row.comment))
         for row in self.rows(_USER_TYPES):
             name, found = Name(row.schema, row.name), self.type(row.oid)
             if row.kind == "e":
@@ -300,13 +283,7 @@ class Reader:
                 multirange = self.type(row.multirange)
                 of_many = Name(multirange.schema, multirange.name)
                 types.append(Range(name, self.type_name(row.subtype)[0], of_many, row.comment))
-        return Catalog(tuple(relations), tuple(types), default_schema)
-
-    def _column(
-        self, name: str, type_oid: int, *, dims: int = 0, not_null: bool = False, comment: str = ""
-    ) -> Column:
-        type_, dims = self.type_name(type_oid, dims)
-        return Column(name, type_, not_null, dims, comment)
+        return Catalog(tuple(relations), tuple(types))
 
 
 # --------------------------------------------------------------------------------------- describing a query
@@ -330,9 +307,7 @@ class _Description:
 
 
 def describe(reader: Reader, statement: Statement) -> Query:
-    """The model of one statement: its text with `*` spelled out, its parameters and columns with their
-    types.
-    """
+    """The model of one statement: its text with `*` spelled out, the types of its parameters and columns."""
     described = _describe(reader, statement, statement.text)
     stars = list(_stars(statement, described.tree))
     if stars:
@@ -342,13 +317,12 @@ def describe(reader: Reader, statement: Statement) -> Query:
         described = _describe(reader, statement, text)
     params = _parameters(reader, statement, described)
     columns = _columns(reader, statement, described, stars)
-    insert_into = None
-    if described.tree is not None and described.tree.number("commandType") == nulls.INSERT:
-        scope = nulls.scope_of(described.tree)
-        target = scope.entry(described.tree.number("resultRelation"))
-        insert_into = reader.relation_name(target.number("relid"))
+    tree, insert_into = described.tree, None
+    if tree is not None and tree.number("commandType") == nulls.INSERT:
+        target = nulls.scope_of(tree).entry(tree.number("resultRelation"))
+        insert_into = reader.relation(target.number("relid")).name
     if statement.cmd is Command.COPYFROM:
-        _check_copy(reader, statement, described.tree)
+        _check_copy(reader, statement, tree)
     return Query(
         name=statement.name,
         cmd=str(statement.cmd),
@@ -357,7 +331,7 @@ def describe(reader: Reader, statement: Statement) -> Query:
         params=params,
         columns=columns,
         comments=statement.comments,
-        one_row=statement.cmd is Command.ONE and described.tree is not None and nulls.one_row(described.tree),
+        one_row=statement.cmd is Command.ONE and tree is not None and nulls.one_row(tree),
         insert_into=insert_into,
         path=statement.path,
         line=statement.line,
@@ -386,17 +360,15 @@ def _refused(statement: Statement, result: pq.abc.PGresult) -> GenerationError:
     if said(pq.DiagnosticField.SQLSTATE) in ("42P18", "42725"):
         hint = hint or "write the type behind the placeholder: $1::text, @name::bigint"
     position = said(pq.DiagnosticField.STATEMENT_POSITION)
-    return statement.error(
-        f"PostgreSQL refuses the statement: {message}", hint, int(position) - 1 if position else None
-    )
+    place = int(position) - 1 if position else None
+    return statement.error(f"PostgreSQL refuses the statement: {message}", hint, place)
 
 
 def _tree(reader: Reader, statement: Statement, text: str, params: Sequence[int]) -> nulls.Node | None:
     """The analysed tree of a statement: the body of a function that exists until the end of this call.
 
-    The types of the parameters are known by now. Where no such function can be made (a utility statement,
-    more parameters than a function has), nothing is known of the columns, and all of them count as
-    nullable.
+    Where no such function can be made (a utility statement, more parameters than a function has), nothing is
+    known of the columns, and all of them count as nullable.
     """
     types = ", ".join(
         f"pg_catalog.{type_.name}" if type_.schema == "pg_catalog" else _quoted(type_)
@@ -422,8 +394,7 @@ def _tree(reader: Reader, statement: Statement, text: str, params: Sequence[int]
                 "use a role that may create temporary objects, on a server that is no standby",
             ) from exc
         return None
-    tree = nulls.read_tree(row.tree)[0][0]
-    assert isinstance(tree, nulls.Node)
+    tree: nulls.Node = nulls.read_tree(row.tree)[0][0]
     return tree if tree["utilityStmt"] is None else None
 
 
@@ -435,20 +406,18 @@ def _quoted(type_: _Type) -> str:
 
 
 def _parameters(reader: Reader, statement: Statement, described: _Description) -> tuple[Parameter, ...]:
-    uses: dict[int, list[nulls.Use]] = {}
-    if described.tree is not None:
-        for use in nulls.uses(described.tree, reader.facts):
-            uses.setdefault(use.number, []).append(use)
+    found = [] if described.tree is None else nulls.uses(described.tree, reader)
     placeholders = {placeholder.number: placeholder for placeholder in statement.placeholders}
     params: list[Parameter] = []
     for number, type_oid in enumerate(described.params, start=1):
         placeholder = placeholders.get(number, Placeholder(number))
-        params.append(Parameter(number, _parameter(reader, placeholder, type_oid, uses.get(number, []))))
+        uses = [use for use in found if use.number == number]
+        params.append(Parameter(number, _parameter(reader, placeholder, type_oid, uses)))
     return tuple(params)
 
 
 def _parameter(reader: Reader, placeholder: Placeholder, type_oid: int, uses: list[nulls.Use]) -> Column:
-    inference = nulls.Inference(reader.facts)
+    inference = nulls.Inference(reader)
     # A value may be NULL when it is stored in a nullable column and in no other.
     stored = [inference.relation_column(use.relation, use.attribute) for use in uses if use.stored]
     not_null = not placeholder.nullable and (not stored or any(stored))
@@ -460,23 +429,20 @@ def _parameter(reader: Reader, placeholder: Placeholder, type_oid: int, uses: li
         type=type_,
         not_null=not_null,
         dims=dims,
-        table=reader.relation_name(best.relation) if best and best.relation else None,
+        table=reader.relation(best.relation).name if best and best.relation else None,
         original_name=best.name if best and best.relation else "",
-        is_named_param=bool(placeholder.name),
     )
 
 
 def _check_copy(reader: Reader, statement: Statement, tree: nulls.Node | None) -> None:
-    """`:copyfrom` sends rows by COPY, so the statement may be a plain insert of its parameters and nothing
-    else.
-    """
+    """`:copyfrom` sends rows by COPY: the statement may be a plain insert of its parameters, nothing else."""
     hint = "write `insert into t (a, b) values ($1, $2)`, each value a placeholder of its own"
     if tree is None or tree.number("commandType") != nulls.INSERT:
         raise statement.error(":copyfrom needs an insert", hint)
     if isinstance(tree["onConflict"], nulls.Node) or tree.items("returningList"):
         raise statement.error(":copyfrom can neither handle conflicts nor return rows", hint)
     # A cast to the column's own length, as for varchar(80), is what COPY does as well.
-    numbers = [nulls.parameter(entry["expr"], reader.facts) for entry in tree.items("targetList")]
+    numbers = [nulls.parameter(entry["expr"], reader) for entry in tree.items("targetList")]
     if sorted(number or 0 for number in numbers) != list(range(1, len(statement.placeholders) + 1)):
         raise statement.error(":copyfrom can only insert its parameters as they are", hint)
 
@@ -487,30 +453,23 @@ def _check_copy(reader: Reader, statement: Statement, tree: nulls.Node | None) -
 def _columns(
     reader: Reader, statement: Statement, described: _Description, stars: Sequence[_Star]
 ) -> tuple[Column, ...]:
-    tree = described.tree
+    tree, fields = described.tree, described.fields
+    if tree is None:
+        return tuple(_result_column(reader, field, None, None, not_null=False) for field in fields)
     nullable = frozenset(placeholder.number for placeholder in statement.placeholders if placeholder.nullable)
-    targets = nulls.output(tree) if tree is not None else []
-    never_null = nulls.Inference(reader.facts, nullable).columns(tree) if tree is not None else []
+    expressions = [target["expr"] for target in nulls.output(tree)]
+    never_null = nulls.Inference(reader, nullable).columns(tree)
     columns: list[Column] = []
     embeds = {star.first: star for star in stars if star.embed}
-    skip_until = 0
-    for index, described_field in enumerate(described.fields):
-        if index < skip_until:
+    index = 0
+    while index < len(fields):
+        if star := embeds.get(index):
+            columns.append(_embedded(reader, statement, star, tree))
+            index += len(star.columns)
             continue
-        if index in embeds:
-            columns.append(_embedded(reader, statement, embeds[index], tree))
-            skip_until = index + len(embeds[index].columns)
-            continue
-        expression = targets[index]["expr"] if index < len(targets) else None
-        columns.append(
-            _result_column(
-                reader,
-                described_field,
-                expression,
-                tree,
-                not_null=index < len(never_null) and never_null[index],
-            )
-        )
+        expression, not_null = expressions[index], never_null[index]
+        columns.append(_result_column(reader, fields[index], expression, tree, not_null=not_null))
+        index += 1
     return tuple(columns)
 
 
@@ -540,50 +499,45 @@ def _result_column(
         if not relation and expression.tag == "VAR" and tree is not None:
             relation, attribute = _function_source(reader, expression, tree)
     type_, dims = reader.type_name(type_oid)
-    original = reader.facts.relation(relation).names.get(attribute, "") if relation and attribute > 0 else ""
+    original = reader.relation(relation).names.get(attribute, "") if relation and attribute > 0 else ""
     return Column(
         name="" if described.name == "?column?" else described.name,
         type=type_,
         not_null=not_null,
         dims=dims,
-        table=reader.relation_name(relation) if relation else None,
+        table=reader.relation(relation).name if relation else None,
         original_name=original,
-        is_func_call=expression is not None and expression.tag == "FUNCEXPR",
     )
 
 
 def _function_source(reader: Reader, variable: nulls.Node, tree: nulls.Node) -> tuple[int, int]:
     """The table and column a variable stands for when it comes from `returns setof <table>`, else zeros."""
-    if variable.number("varlevelsup") or not variable.number("varno"):
-        return 0, 0
-    parts = nulls.scope_of(tree).entry(variable.number("varno")).items("functions")
-    if len(parts) == 1 and isinstance(parts[0]["funcexpr"], nulls.Node):
-        call = parts[0]["funcexpr"]
-        if call.tag == "FUNCEXPR":
-            rows_of = reader.facts.function(call.number("funcid")).rows_of
-            if rows_of is not None and variable.number("varattno") in reader.facts.relation(rows_of).names:
-                return rows_of, variable.number("varattno")
+    entry = nulls.entry_of(variable, nulls.scope_of(tree))
+    parts = entry.items("functions") if entry is not None else []
+    call = parts[0]["funcexpr"] if len(parts) == 1 else None
+    if isinstance(call, nulls.Node) and call.tag == "FUNCEXPR":
+        rows_of = reader.function(call.number("funcid")).rows_of
+        if rows_of is not None and variable.number("varattno") in reader.relation(rows_of).names:
+            return rows_of, variable.number("varattno")
     return 0, 0
 
 
-def _embedded(reader: Reader, statement: Statement, star: _Star, tree: nulls.Node | None) -> Column:
-    assert tree is not None
+def _embedded(reader: Reader, statement: Statement, star: _Star, tree: nulls.Node) -> Column:
     scope = nulls.scope_of(tree)
-    number = next((n for n in _entries_named(tree, star.qualifier)), 0)
+    number = next(_entries_named(tree, star.qualifier), 0)
     relation = scope.entry(number).number("relid") if number else 0
     if not relation:
         raise statement.error(
             f"sqlc.embed({star.qualifier}) is not a table or view of the statement", position=star.start
         )
-    inference = nulls.Inference(reader.facts)
     never_null = number not in scope.nulled
-    if not never_null and not inference.relation_column(relation, 1):
+    if not never_null and not nulls.Inference(reader).relation_column(relation, 1):
         raise statement.error(
             f"an outer join may leave {star.qualifier} out, and nothing in its columns would tell",
             "put a NOT NULL column first in the table, or list the columns",
             position=star.start,
         )
-    name = reader.relation_name(relation)
+    name = reader.relation(relation).name
     return Column(star.qualifier.strip('"'), TypeName("", ""), never_null, embed=name, table=name)
 
 
@@ -615,34 +569,29 @@ def _stars(statement: Statement, tree: nulls.Node | None) -> Iterator[_Star]:
     """
     if tree is None or isinstance(tree["setOperations"], nulls.Node):
         return
-    items = _list_items(
-        statement.text, "select" if tree.number("commandType") == nulls.SELECT else "returning"
-    )
+    listed = "select" if tree.number("commandType") == nulls.SELECT else "returning"
+    items = _list_items(statement.text, listed)
     targets = nulls.output(tree)
     counts = [_width(item, tree) for item in items]
-    bare = [index for index, item in enumerate(items) if _is_star(item) and len(item) == 1]
-    if not any(_is_star(item) for item in items):
-        return
-    rest = len(targets) - sum(count for index, count in enumerate(counts) if index not in bare)
+    bare = [_is_star(item) and len(item) == 1 for item in items]
+    rest = len(targets) - sum(counts)
     first = 0
-    for index, item in enumerate(items):
-        count = rest // len(bare) if index in bare else counts[index]
+    for item, is_bare, width in zip(items, bare, counts, strict=True):
+        count = rest // sum(bare) if is_bare else width
         if _is_star(item):
-            entries = targets[first : first + count]
-            for entry in entries:
-                if function := _function_behind(entry["expr"], tree):
-                    raise statement.error(
-                        f"selects * from function {function}",
-                        "name the columns: `select t.a, t.b from f() as t`",
-                        item[0].start,
-                    )
-            qualifier = "".join(token.text for token in item[:-2])
-            names = [str(entry["resname"]) for entry in entries]
-            columns = tuple(
-                (qualifier or (_alias(entry["expr"], tree) if names.count(name) > 1 else ""), name)
-                for entry, name in zip(entries, names, strict=True)
-            )
             start = item[0].start
+            meant = targets[first : first + count]
+            found = [(str(each["resname"]), _table_behind(each["expr"], tree)) for each in meant]
+            # A function may gain columns, and then every open connection's prepared statement that selects
+            # them all breaks (`0A000`).
+            if function := next((alias for _, (alias, kind) in found if kind == nulls.FUNCTION), ""):
+                hint = "name the columns: `select t.a, t.b from f() as t`"
+                raise statement.error(f"selects * from function {function}", hint, start)
+            qualifier = "".join(token.text for token in item[:-2])
+            names = [name for name, _ in found]
+            columns = tuple(
+                (qualifier or (alias if names.count(name) > 1 else ""), name) for name, (alias, _) in found
+            )
             embed = any(embed.start == start for embed in statement.embeds)
             yield _Star(start, item[-1].end, qualifier, first, columns, embed)
         first += count
@@ -680,14 +629,12 @@ def _is_star(item: list[Token]) -> bool:
 
 
 def _width(item: list[Token], tree: nulls.Node) -> int:
+    """How many columns an item of a list brings; a bare star's is told by what the others leave."""
     if not _is_star(item):
         return 1
-    if len(item) == 1:
-        return 0
-    for number in _entries_named(tree, item[-3].text):
-        entry = tree.items("rtable")[number - 1]
-        return len([name for name in entry["eref"].items("colnames") if name])
-    return 0
+    number = next(_entries_named(tree, item[-3].text), 0) if len(item) > 1 else 0
+    names = tree.items("rtable")[number - 1]["eref"].items("colnames") if number else ()
+    return sum(bool(name) for name in names)
 
 
 def _entries_named(tree: nulls.Node, qualifier: str) -> Iterator[int]:
@@ -698,30 +645,18 @@ def _entries_named(tree: nulls.Node, qualifier: str) -> Iterator[int]:
             yield number
 
 
-def _alias(expression: nulls.Node, tree: nulls.Node) -> str:
+def _table_behind(expression: nulls.Node, tree: nulls.Node) -> tuple[str, int]:
+    """The alias and the kind of what a star's column comes from."""
     if expression.tag != "VAR" or not expression.number("varno"):
-        return ""
-    return str(tree.items("rtable")[expression.number("varno") - 1]["eref"]["aliasname"])
-
-
-def _function_behind(expression: nulls.Node, tree: nulls.Node) -> str:
-    """The function that a star's column comes from. It may gain columns, and then every open connection's
-    prepared statement that selects them all breaks (`0A000`).
-    """
-    if expression.tag != "VAR" or not expression.number("varno"):
-        return ""
+        return "", -1
     entry = tree.items("rtable")[expression.number("varno") - 1]
-    return _alias(expression, tree) if entry.number("rtekind") == nulls.FUNCTION else ""
+    return str(entry["eref"]["aliasname"]), entry.number("rtekind")
 
 
 def _expanded(reader: Reader, statement: Statement, stars: Sequence[_Star]) -> str:
     names = sorted({name for star in stars for pair in star.columns for name in pair if name})
-    quoted = {
-        row.plain: row.quoted
-        for row in reader.rows(
-            "select x as plain, quote_ident(x) as quoted from unnest($1::text[]) as x", names
-        )
-    }
+    rows = reader.rows("select x as plain, quote_ident(x) as quoted from unnest($1::text[]) as x", names)
+    quoted = {row.plain: row.quoted for row in rows}
     text, done = "", 0
     for star in stars:
         columns = (

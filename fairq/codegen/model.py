@@ -67,9 +67,6 @@ class TypeName:
         return self.name if self.schema in ("", "pg_catalog") else f"{self.schema}.{self.name}"
 
 
-UNKNOWN_TYPE = TypeName("", "")
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a relation or of a result, a field of a composite type, or the value of a parameter."""
@@ -84,13 +81,6 @@ class Column:
     original_name: str = ""  # the column's name in `table`, when the query renames it
     # sqlc.embed(t): this one entry stands for all columns of `t`, in order.
     embed: Name | None = None
-    is_named_param: bool = False  # written as sqlc.arg, sqlc.narg or @name
-    is_func_call: bool = False
-    is_slice: bool = False  # sqlc.slice: other databases only
-
-    @property
-    def is_array(self) -> bool:
-        return self.dims > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +192,7 @@ class Options:
     emit_async_querier: bool = False
     emit_pydantic_models: bool = False
     emit_str_enum: bool = False
-    query_parameter_limit: int | None = None  # None: 4. More parameters become one Params object; 0: always.
+    query_parameter_limit: int = 4  # more parameters become one Params object; 0: always
     inflection_exclude_table_names: tuple[str, ...] = ()
     # ours
     template: Template = Template.SQLALCHEMY
@@ -224,6 +214,14 @@ class Request:
     options: Options = field(default_factory=Options)
     engine: str = "postgresql"
     version: str = ""  # printed under `# versions:`, for example "sqlc v1.31.1"
+
+
+class Untypable(Exception):
+    """Why a column has no Python type, and what the author of the SQL can do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class GenerationError(Exception):

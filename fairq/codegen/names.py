@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import keyword
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from fairq.codegen import inflection
-from fairq.codegen.model import Catalog, Name, Options
+from fairq.codegen.model import Catalog, GenerationError, Name, Options, words
 
 _WORD_START = re.compile(r"(.)([A-Z][a-z]+)")
 _LOWER_THEN_UPPER = re.compile(r"([a-z0-9])([A-Z])")
@@ -57,7 +57,7 @@ def model_class_name(name: Name, catalog: Catalog, options: Options) -> str:
     """The class of a table or view: singular, with its schema in front unless that is the default one."""
     table = qualified(name, catalog)
     if not options.emit_exact_table_names:
-        table = inflection.singular(table, options.inflection_exclude_table_names)
+        table = singular(table, options.inflection_exclude_table_names)
     return class_name(table)
 
 
@@ -72,6 +72,12 @@ def identifier(name: str, fallback: str) -> str:
     if not cleaned.isidentifier():
         cleaned = "_" + cleaned
     return cleaned + "_" if keyword.iskeyword(cleaned) else cleaned
+
+
+def check_free(file: str, taken: Container[str], source: str) -> None:
+    if file in taken:
+        message = f"{source} would be written to {file}, which is taken"
+        raise GenerationError(message, hint="rename the query file", path=source)
 
 
 def distinct(names: Iterable[str]) -> list[str]:
@@ -89,3 +95,49 @@ def distinct(names: Iterable[str]) -> list[str]:
             name = numbered
         result.append(name)
     return result
+
+
+# --- Singulars ----------------------------------------------------------------------------------------------
+# The reference applies the rules of Rails as jinzhu/inflection v1.0.0 has them: the first rule that matches
+# wins, it matches at the end of the whole name (so `app_people` is `app_person`), and each rule is tried in
+# capitals, as written, and in any mix of case. Its known slips (`canvas` gives `canva`, `data` gives `datum`)
+# are part of the contract: `inflection_exclude_table_names` and `emit_exact_table_names` avoid them.
+
+# Left alone, when they are the whole name; the last two by the generators themselves.
+_KEPT = words("equipment information rice money species series fish sheep jeans police campus meta")
+_IRREGULAR = "people=person men=man children=child sexes=sex moves=move mombies=mombie"
+# Tried in their order. `^` and `$` are the ends of the whole name.
+_RULES = r"""
+    (database)s$=\1 (quiz)zes$=\1 (matr)ices$=\1ix (vert|ind)ices$=\1ex ^(ox)en=\1 (alias|status)(?:es)?$=\1
+    (octop|vir)(?:us|i)$=\1us ^(a)x[ie]s$=\1xis (cris|test)(?:is|es)$=\1is (shoe)s$=\1 (o)es$=\1
+    (bus)(?:es)?$=\1 ^(m|l)ice$=\1ouse (x|ch|ss|sh)es$=\1 (c)ookies$=\1ookie (m)ovies$=\1ovie
+    (s)eries$=\1eries ([^aeiouy]|qu)ies$=\1y ([lr])ves$=\1f (tive)s$=\1 (hive)s$=\1 ([^f])ves$=\1fe
+    (^analy)(?:sis|ses)$=\1sis (analy|ba|diagno|parenthe|progno|synop|the)(?:sis|ses)$=\1sis ([ti])a$=\1um
+    (n)ews$=\1ews (ss)$=\1 s$=
+"""
+
+
+def singular(name: str, exclude: Iterable[str] = ()) -> str:
+    """The singular of `name`; a name in `exclude` (in any case) stays as it is."""
+    if name.casefold() in {*_KEPT, *(each.casefold() for each in exclude)}:
+        return name
+    for pattern, replacement in _compiled():
+        changed, count = pattern.subn(replacement, name)
+        if count:
+            return changed
+    return name
+
+
+@functools.cache
+def _compiled() -> list[tuple[re.Pattern[str], str]]:
+    compiled: list[tuple[re.Pattern[str], str]] = []
+    for pair in _IRREGULAR.split():
+        for spelled in (pair.upper(), "=".join(map(str.capitalize, pair.split("="))), pair):
+            plural, _, one = spelled.partition("=")
+            compiled.append((re.compile(plural + r"\Z"), one))
+    for rule in _RULES.split():
+        find, _, replacement = rule.rpartition("=")
+        compiled.append((re.compile(find.upper().replace("$", r"\Z")), replacement.upper()))
+        compiled.append((re.compile(find.replace("$", r"\Z")), replacement))
+        compiled.append((re.compile(find.replace("$", r"\Z"), re.IGNORECASE), replacement))
+    return compiled

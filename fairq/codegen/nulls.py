@@ -1,11 +1,9 @@
-"""Which columns of a query can be NULL, and what each parameter stands for, from PostgreSQL's own parse
-tree.
+"""Which columns of a query can be NULL, and what each parameter stands for, from PostgreSQL's parse tree.
 
-Describing a prepared statement gives types, not nullability. Guessing it from the table's constraints is
-wrong under outer joins, and says nothing of expressions, views and functions. PostgreSQL keeps the analysed
-tree of every view (`pg_rewrite.ev_action`) and of every SQL-standard function body (`pg_proc.prosqlbody`)
-as text. So `fairq gen` makes a temporary function of each query and reads its tree here: names are
-resolved, `*` is expanded, and each column says which relation it comes from.
+Describing a prepared statement gives types, not nullability. PostgreSQL keeps the analysed tree of every
+view (`pg_rewrite.ev_action`) and of every SQL-standard function body (`pg_proc.prosqlbody`) as text. So
+`fairq gen` makes a temporary function of each query and reads its tree here: names are resolved, `*` is
+expanded, and each column says which relation it comes from.
 
 The rule is to be sound, not clever: a column is NOT NULL only when every step from a constraint or a
 constant up to it is known to keep it so. Everything else is nullable, and `-- fairq: not null <column>` in
@@ -17,9 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from fairq.codegen.model import words
+from fairq.codegen.model import Name, words
 
 # -------------------------------------------------------------------------------------------- reading trees
 
@@ -84,15 +82,14 @@ def read_tree(text: str) -> Any:
     return value()
 
 
-def walk(value: Any) -> Iterator[Node]:
-    """Every node below and including `value`."""
-    if isinstance(value, Node):
+def walk(value: Any, leave_out: str = "") -> Iterator[Node]:
+    """Every node below and including `value`, without those with the tag `leave_out` and what is below."""
+    if isinstance(value, Node) and value.tag != leave_out:
         yield value
-        for item in value.fields.values():
-            yield from walk(item)
-    elif isinstance(value, list):
+        value = list(value.fields.values())
+    if isinstance(value, list):
         for item in value:
-            yield from walk(item)
+            yield from walk(item, leave_out)
 
 
 # -------------------------------------------------------------------------------------------- what is known
@@ -131,20 +128,12 @@ _OPERATORS = words(
 _AGGREGATES_OF_VALUES = words("sum min max avg bool_and bool_or every string_agg bit_and bit_or bit_xor")
 _AGGREGATES_OF_ROWS = words("array_agg json_agg jsonb_agg json_object_agg jsonb_object_agg")
 _WINDOW_FUNCTIONS = words("row_number rank dense_rank percent_rank cume_dist count")
-# Set-returning built-ins, with the result columns (from 0) that are never NULL.
-_SET_FUNCTIONS: Mapping[str, frozenset[int]] = {
-    "generate_series": frozenset({0}),
-    "generate_subscripts": frozenset({0}),
-    "jsonb_array_elements": frozenset({0}),
-    "json_array_elements": frozenset({0}),
-    "jsonb_object_keys": frozenset({0}),
-    "json_object_keys": frozenset({0}),
-    "jsonb_each": frozenset({0, 1}),
-    "json_each": frozenset({0, 1}),
-    "jsonb_each_text": frozenset({0}),
-    "json_each_text": frozenset({0}),
-    "regexp_split_to_table": frozenset({0}),
-}
+# Set-returning built-ins whose first column is never NULL, and those whose second is not either.
+_SET_FUNCTIONS = words(
+    """generate_series generate_subscripts json_array_elements json_each json_each_text json_object_keys
+    jsonb_array_elements jsonb_each jsonb_each_text jsonb_object_keys regexp_split_to_table"""
+)
+_SET_FUNCTIONS_OF_PAIRS = words("json_each jsonb_each")
 _JSON_TYPES = frozenset({"114", "3802"})
 _TIME_TYPES = frozenset({"1083", "1266"})
 _TEXT_TYPES = frozenset({"25"})
@@ -162,26 +151,24 @@ class FunctionFacts:
 
 @dataclass(frozen=True, slots=True)
 class RelationFacts:
+    name: Name
     not_null: frozenset[int]  # attribute numbers with a valid NOT NULL constraint
     names: Mapping[int, str]
     view: Node | None = None  # the query of a view
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Protocol):
     """What the inference asks the catalogue, by object id."""
 
-    relation: Callable[[int], RelationFacts]
-    function: Callable[[int], FunctionFacts]
-    operator: Callable[[int], str]  # the name of a built-in operator, empty for a user's
-    domain_not_null: Callable[[int], bool]
+    def relation(self, oid: int) -> RelationFacts: ...
+    def function(self, oid: int) -> FunctionFacts: ...
+    def operator(self, oid: int) -> str: ...  # the name of a built-in operator, empty for a user's
+    def domain_not_null(self, oid: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A query inside the ones that surround it, with the range table entries that an outer join may set to
-    NULL.
-    """
+    """A query inside those around it. `nulled`: the range table entries that outer joins may set to NULL."""
 
     query: Node
     outer: Scope | None
@@ -195,9 +182,7 @@ class Scope:
         return scope
 
     def entry(self, number: int) -> Node:
-        entry = self.query.items("rtable")[number - 1]
-        assert isinstance(entry, Node)
-        return entry
+        return self.query.items("rtable")[number - 1]  # type: ignore[no-any-return]
 
 
 def scope_of(query: Node, outer: Scope | None = None) -> Scope:
@@ -211,6 +196,12 @@ def scope_of(query: Node, outer: Scope | None = None) -> Scope:
     else:
         nulled = _nulled(query["jointree"])
     return Scope(query, outer, nulled)
+
+
+def entry_of(variable: Node, scope: Scope) -> Node | None:
+    """The range table entry of this very query that a variable stands for a column of."""
+    here = variable.tag == "VAR" and not variable.number("varlevelsup") and variable.number("varno") > 0
+    return scope.entry(variable.number("varno")) if here else None
 
 
 def _nulled(item: Any) -> frozenset[int]:
@@ -235,18 +226,15 @@ def _entries(item: Any) -> frozenset[int]:
 def one_row(query: Node) -> bool:
     """Whether a query always gives exactly one row: a SELECT without FROM, or of aggregates of all rows."""
     tree = query["jointree"]
-    whole = not tree.items("fromlist") and tree["quals"] is None
-    if query.number("commandType") != SELECT or query.flag("hasTargetSRFs"):
-        return False
-    if query.flag("hasAggs") and not query.items("groupClause"):
-        whole = True
+    no_from = not tree.items("fromlist") and tree["quals"] is None
+    of_all = query.flag("hasAggs") and not query.items("groupClause")
+    clauses = ("setOperations", "havingQual", "limitCount", "limitOffset")
     return (
-        whole
+        (no_from or of_all)
+        and query.number("commandType") == SELECT
+        and not query.flag("hasTargetSRFs")
         and not query.items("groupingSets")
-        and not any(
-            isinstance(query[clause], Node)
-            for clause in ("setOperations", "havingQual", "limitCount", "limitOffset")
-        )
+        and not any(isinstance(query[clause], Node) for clause in clauses)
     )
 
 
@@ -439,9 +427,8 @@ class Inference:
                     return True
                 if known.rows_of is not None:
                     return self.relation_column(known.rows_of, attribute - before)
-                return known.schema == "pg_catalog" and attribute - before - 1 in _SET_FUNCTIONS.get(
-                    known.name, frozenset()
-                )
+                listed = _SET_FUNCTIONS if attribute == before + 1 else _SET_FUNCTIONS_OF_PAIRS
+                return known.schema == "pg_catalog" and attribute <= before + 2 and known.name in listed
             before += count
         return entry.flag("funcordinality")
 
@@ -458,9 +445,7 @@ def _argument_types(call: Node) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One place where a parameter stands: the column it is stored in or compared with, or the argument it
-    fills.
-    """
+    """Where a parameter stands: the column it is stored in or compared with, or the argument it fills."""
 
     number: int
     name: str = ""
@@ -473,14 +458,8 @@ _WRAPPERS = words("RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR COERCETODOMAIN COLLAT
 
 
 def uses(query: Node, facts: Facts) -> list[Use]:
-    """Where the parameters of a query stand, in no particular order; a parameter may appear several times
-    or never.
-    """
-    found: list[Use] = []
-    for node in walk(query):
-        if node.tag == "QUERY":
-            found.extend(_uses_in(node, facts))
-    return found
+    """Where the parameters of a query stand, in any order; one may appear several times, or never."""
+    return [use for node in walk(query) if node.tag == "QUERY" for use in _uses_in(node, facts)]
 
 
 def _uses_in(query: Node, facts: Facts) -> Iterator[Use]:
@@ -500,7 +479,7 @@ def _uses_in(query: Node, facts: Facts) -> Iterator[Use]:
     for name, clause in (("limit", "limitCount"), ("offset", "limitOffset")):
         if (number := parameter(query[clause], facts)) is not None:
             yield Use(number, name)
-    for node in _own_nodes(query):
+    for node in walk(list(query.fields.values()), leave_out="QUERY"):
         arguments = node.items("args")
         if node.tag in ("OPEXPR", "SCALARARRAYOPEXPR", "DISTINCTEXPR", "NULLIFEXPR") and len(arguments) == 2:
             for one, other in (arguments, arguments[::-1]):
@@ -517,27 +496,10 @@ def _uses_in(query: Node, facts: Facts) -> Iterator[Use]:
                     yield Use(number, names_of[position])
 
 
-def _own_nodes(query: Node) -> Iterator[Node]:
-    """The nodes of a query without those of the queries inside it."""
-
-    def below(value: Any) -> Iterator[Node]:
-        if isinstance(value, Node):
-            if value.tag != "QUERY":
-                yield value
-                for item in value.fields.values():
-                    yield from below(item)
-        elif isinstance(value, list):
-            for item in value:
-                yield from below(item)
-
-    for item in query.fields.values():
-        yield from below(item)
-
-
 def _values(expression: Any, scope: Scope) -> Iterator[Any]:
     """What an insert stores in a column: the expression, or one per row of VALUES, or that of its SELECT."""
-    if isinstance(expression, Node) and expression.tag == "VAR" and not expression.number("varlevelsup"):
-        entry = scope.entry(expression.number("varno"))
+    entry = entry_of(expression, scope) if isinstance(expression, Node) else None
+    if entry is not None:
         attribute = expression.number("varattno")
         if entry.number("rtekind") == _VALUES:
             for row in entry.items("values_lists"):
@@ -551,34 +513,22 @@ def _values(expression: Any, scope: Scope) -> Iterator[Any]:
 
 def parameter(node: Any, facts: Facts) -> int | None:
     """The number of the parameter that `node` is, under any casts."""
-    while isinstance(node, Node):
-        if node.tag == "PARAM":
-            return node.number("paramid") if node["paramkind"] in (None, "0") else None
+    while isinstance(node, Node) and node.tag != "PARAM":
         if node.tag in _WRAPPERS:
             node = node["arg"]
-        elif (
-            node.tag == "FUNCEXPR"
-            and node["funcformat"] in _EXPLICIT_OR_IMPLICIT_CAST
-            and facts.function(node.number("funcid")).schema == "pg_catalog"
-        ):
-            node = node.items("args")[0]
-        else:
-            return None
-    return None
+            continue
+        cast = node.tag == "FUNCEXPR" and node["funcformat"] in _EXPLICIT_OR_IMPLICIT_CAST
+        built_in = cast and facts.function(node.number("funcid")).schema == "pg_catalog"
+        node = node.items("args")[0] if built_in else None
+    return node.number("paramid") if isinstance(node, Node) and node["paramkind"] in (None, "0") else None
 
 
 def _column_of(node: Any, scope: Scope, facts: Facts) -> Callable[[int], Use] | None:
     while isinstance(node, Node) and node.tag in _WRAPPERS:
         node = node["arg"]
-    if (
-        not isinstance(node, Node)
-        or node.tag != "VAR"
-        or node.number("varlevelsup")
-        or not node.number("varno")
-    ):
+    if not isinstance(node, Node) or (entry := entry_of(node, scope)) is None:
         return None
     attribute = node.number("varattno")
-    entry = scope.entry(node.number("varno"))
     names = entry["eref"].items("colnames") if isinstance(entry["eref"], Node) else []
     if not 0 < attribute <= len(names):
         return None

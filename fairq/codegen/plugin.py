@@ -15,7 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairq.codegen import parse, remarks, spelling
+from psycopg import adapters
+
+from fairq.codegen import parse, remarks
+from fairq.codegen.config import parse_options
 from fairq.codegen.model import (
     SYSTEM_SCHEMAS,
     Catalog,
@@ -29,11 +32,10 @@ from fairq.codegen.model import (
     Query,
     Relation,
     Request,
+    TypeName,
     UserType,
-    error_in,
     words,
 )
-from fairq.codegen.options import parse_options
 
 _METHOD = "/plugin.CodegenService/Generate"
 _NAME_LINE = re.compile(r"^\s*(?:--|#|/\*)\s*name:\s+(\S+)", re.MULTILINE)
@@ -100,22 +102,7 @@ def to_model(message: Any) -> Request:
         engine=message.settings.engine,
         version=f"sqlc {message.sqlc_version}",
     )
-    if options.strict:
-        return request
-    refuse_records(request.queries)
-    return replace(request, queries=tuple(map(remarks.apply, request.queries)))
-
-
-def refuse_records(queries: Iterable[Query]) -> None:
-    """sqlc makes `select * from f()` one column of type `record`, with and without a database."""
-    for query in queries:
-        for column in query.columns:
-            if column.type.name == "record" and column.type.schema in ("", "pg_catalog"):
-                raise error_in(
-                    query,
-                    f"column {column.name} is a record: it selects * from a function",
-                    "name the columns: `select t.id, t.state from f($1) as t`",
-                )
+    return request if options.strict else replace(request, queries=tuple(map(remarks.apply, request.queries)))
 
 
 def _json_object(data: bytes) -> dict[str, Any]:
@@ -204,7 +191,7 @@ def _places(given: Iterable[str]) -> dict[tuple[str, str], tuple[str, int]]:
 
 
 def _column(column: Any, types: Catalog, *, text_says_array: bool) -> Column:
-    type_, dims_in_text = spelling.parse_type(column.type.schema, column.type.name, types)
+    type_, dims_in_text = parse_type(column.type.schema, column.type.name, types)
     dims = max(column.array_dims, 1) if column.is_array else 0
     return Column(
         name=column.name,
@@ -215,11 +202,53 @@ def _column(column: Any, types: Catalog, *, text_says_array: bool) -> Column:
         table=_name(column.table) if column.HasField("table") else None,
         original_name=column.original_name,
         embed=_name(column.embed_table) if column.HasField("embed_table") else None,
-        is_named_param=column.is_named_param,
-        is_func_call=column.is_func_call,
-        is_slice=column.is_sqlc_slice,
     )
 
 
 def _name(identifier: Any) -> Name:
     return Name(identifier.schema, identifier.name)
+
+
+# --- Types ------------------------------------------------------------------------------------------
+# sqlc passes on what it read: the parser's name (`pg_catalog.int4`), the user's (`timestamptz`, `status`), or
+# that of its table of functions (`timestamp with time zone`, `text[]`). Of a view's column it joins schema
+# and name with a dot. psycopg knows most names, and all spellings that PostgreSQL itself writes.
+
+_SPELLED = dict(
+    pair.split("=")
+    for pair in words(
+        """smallserial=int2 serial2=int2 int=int4 serial=int4 serial4=int4 bigserial=int8 serial8=int8
+        float=float8 double=float8 decimal=numeric string=text blob=bytea char=char
+        pg_snapshot=pg_snapshot void=void"""
+    )
+)
+# What sqlc says when it does not know: the arguments and results of polymorphic functions, and expressions.
+_UNKNOWN = words(
+    """any unknown anyelement anyarray anynonarray anyenum anyrange anymultirange anycompatible
+    anycompatiblearray anycompatiblenonarray anycompatiblerange anycompatiblemultirange"""
+)
+
+
+def parse_type(schema: str, name: str, catalog: Catalog | None = None) -> tuple[TypeName, int]:
+    """The type and the array dimensions its text itself names. `catalog` gives user types their schema."""
+    spelling = f"{schema}.{name}" if schema else name
+    text, dims = spelling, 0
+    while text.endswith("[]"):
+        text, dims = text.removesuffix("[]"), dims + 1
+    in_schema, _, bare = text.rpartition(".")
+    if in_schema in ("", "pg_catalog"):
+        if not dims and bare.startswith("_") and _built_in(bare[1:]):
+            bare, dims = bare[1:], 1
+        if bare in _UNKNOWN or not bare:
+            return TypeName("", "", spelling), dims
+        if built_in := _built_in(bare):
+            return TypeName("pg_catalog", built_in, spelling), dims
+    type_ = TypeName(in_schema, bare, spelling)
+    if not in_schema and catalog and (user_type := catalog.user_type(type_)):
+        type_ = TypeName(user_type.name.schema, bare, spelling)
+    return type_, dims
+
+
+def _built_in(bare: str) -> str:
+    known = adapters.types.get(bare)
+    return _SPELLED.get(bare) or (known.name if known else "")

@@ -29,9 +29,9 @@ message Enum { string name = 1; repeated string vals = 2; string comment = 3; }
 message Table { Identifier rel = 1; repeated Column columns = 2; string comment = 3; }
 message Identifier { string catalog = 1; string schema = 2; string name = 3; }
 message Column {
-  string name = 1; bool not_null = 3; bool is_array = 4; string comment = 5; bool is_named_param = 7;
-  bool is_func_call = 8; Identifier table = 10; Identifier type = 12; bool is_sqlc_slice = 13;
-  Identifier embed_table = 14; string original_name = 15; int32 array_dims = 17;
+  string name = 1; bool not_null = 3; bool is_array = 4; string comment = 5;
+  Identifier table = 10; Identifier type = 12; Identifier embed_table = 14; string original_name = 15;
+  int32 array_dims = 17;
 }
 message Query {
   string text = 1; string name = 2; string cmd = 3; repeated Column columns = 4;
@@ -109,13 +109,3 @@ def write_response(files: dict[str, str], *, json: bool) -> bytes:
         return json_format.MessageToJson(response, indent=None, preserving_proto_field_name=True).encode()
     serialised: bytes = response.SerializeToString()
     return serialised
-
-
-def read_response(data: bytes) -> Any:
-    """What `write_response` wrote; sqlc reads it, and so do tests."""
-    response = _GenerateResponse()
-    if is_json(data):
-        json_format.Parse(data, response)
-    else:
-        response.ParseFromString(data)
-    return response

@@ -15,15 +15,7 @@ from dataclasses import dataclass, replace
 from psycopg import adapters
 
 from fairq.codegen import names
-from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Range, TypeName, words
-
-
-class UntypableError(Exception):
-    """A type with no place in Python; `str()` says why, `hint` what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
+from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Range, TypeName, Untypable, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +73,13 @@ _NO_VALUE = words("void trigger event_trigger internal language_handler fdw_hand
 
 
 def python_type(column: Column, catalog: Catalog, *, raw_json: bool = False) -> PyType:
-    """The type of a column or parameter. Raises `UntypableError`."""
+    """The type of a column or parameter. Raises `Untypable`."""
     return _resolve(column.type, column.dims, catalog, raw_json)
 
 
 def _resolve(type_: TypeName, dims: int, catalog: Catalog, raw_json: bool) -> PyType:
     if not type_.name:
-        raise UntypableError(
-            "its type is not known", "write the type behind it: `$1::text`, `expression::bigint`"
-        )
+        raise Untypable("its type is not known", "write the type behind it: `$1::text`, `expression::bigint`")
     if type_.schema in ("", "pg_catalog"):
         found = _built_in(type_.name, dims, raw_json)
         if found is not None:
@@ -110,18 +100,18 @@ def _resolve(type_: TypeName, dims: int, catalog: Catalog, raw_json: bool) -> Py
     raise _untypable(type_)
 
 
-def _untypable(type_: TypeName) -> UntypableError:
+def _untypable(type_: TypeName) -> Untypable:
     if type_.name in _NO_VALUE:
-        return UntypableError(f"it is {type_.name}: there is no value", "use :exec")
+        return Untypable(f"it is {type_.name}: there is no value", "use :exec")
     if type_.name == "record":
-        return UntypableError(
+        return Untypable(
             "it is a record without columns", "name the columns: `select t.a, t.b from f() as t`"
         )
     if type_.name.startswith("any"):
-        return UntypableError(
+        return Untypable(
             f"its type {type_.name} is decided by its arguments", "write the type: `expression::bigint`"
         )
-    return UntypableError(
+    return Untypable(
         f"type {type_} has no Python type here", "cast it to one that has, for example `::text` or `::jsonb`"
     )
 
@@ -182,9 +172,7 @@ def _json(name: str, dims: int, raw: bool) -> PyType:
             value, value, str(info.oid), wrapper=wrapper, copy_value=_copied(wrapper, raw), is_json=True
         )
     if dims > 1:
-        raise UntypableError(
-            "it is JSON in an array of arrays", "use one dimension: JSON has lists of its own"
-        )
+        raise Untypable("it is JSON in an array of arrays", "use one dimension: JSON has lists of its own")
     # Wrapped one by one: a list in it is a JSON list, not a dimension of the array.
     items = f"driver.each({wrapper}, {{}})"
     array = _array(PyType(value, value, str(info.oid)), dims, str(info.array_oid), native=True)
@@ -252,7 +240,7 @@ def _domain(domain: Domain, dims: int, catalog: Catalog, raw_json: bool) -> PyTy
         # The server describes a domain's value by the type below it.
         return _resolve(domain.base, domain.dims, catalog, raw_json)
     if domain.dims:
-        raise UntypableError(f"it is an array of {domain.name}, which is an array itself", "cast it to jsonb")
+        raise Untypable(f"it is an array of {domain.name}, which is an array itself", "cast it to jsonb")
     element = _resolve(domain.base, 0, catalog, raw_json=False)
     # An array of a domain has a number of its own, so it is written and read as text, by the type below.
     array = _resolve(domain.base, dims, catalog, raw_json=False)
@@ -261,7 +249,7 @@ def _domain(domain: Domain, dims: int, catalog: Catalog, raw_json: bool) -> PyTy
 
 def _composite(composite: Composite, dims: int, catalog: Catalog) -> PyType:
     if not composite.fields:
-        raise UntypableError(
+        raise Untypable(
             f"the fields of the composite type {composite.name} are not known",
             "sqlc does not tell; use `fairq gen`",
         )

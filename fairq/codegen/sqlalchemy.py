@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fairq.codegen import names, parse
@@ -24,11 +24,11 @@ from fairq.codegen.model import (
     Query,
     Relation,
     Request,
+    Untypable,
     error_in,
 )
-from fairq.codegen.sqlalchemy_types import PyType, Untypable, python_type
+from fairq.codegen.sqlalchemy_types import PyType, python_type
 
-_DEFAULT_PARAMETER_LIMIT = 4
 _COMMANDS = (Command.ONE, Command.MANY, Command.EXEC, Command.EXECROWS, Command.EXECRESULT)
 _RETURNS_ROWS = (Command.ONE, Command.MANY)
 _PLACEHOLDER = re.compile(r"\B\$([0-9]+)\b", re.ASCII)
@@ -74,7 +74,6 @@ class Method:
 
 def generate(request: Request) -> dict[str, str]:
     """File name to text: `models.py`, and one module per query file."""
-    _check_engine(request)
     models = _models(request)
     methods = sorted(
         ((query, _method(query, request, models)) for query in request.queries if query.name and query.cmd),
@@ -86,22 +85,11 @@ def generate(request: Request) -> dict[str, str]:
 
     files = {"models.py": _models_module(request, enums, models)}
     for source in sorted({query.source for query, _ in methods}):
-        file = module_file(source)
-        if file in files:
-            raise GenerationError(
-                f"{source} would be written to {file}, which is taken",
-                hint="rename the query file",
-                path=source,
-            )
-        files[file] = _query_module(
-            request, source, [method for query, method in methods if query.source == source]
-        )
+        file = source if source.endswith(".py") else source.removesuffix(".sql") + ".py"
+        names.check_free(file, files, source)
+        of_file = [method for query, method in methods if query.source == source]
+        files[file] = _query_module(request, source, of_file)
     return files
-
-
-def module_file(source: str) -> str:
-    """`tasks.sql` to `tasks.py`."""
-    return source if source.endswith(".py") else source.removesuffix(".sql") + ".py"
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -164,9 +152,11 @@ def _python_fields(fields: Sequence[Field]) -> list[Field]:
 
 
 def _type_of_column(column: Column, request: Request) -> PyType:
-    found = python_type(column, request.catalog, request.options)
-    # A table has columns that nobody asked for. A query that returns one is told what to do about it.
-    return PyType("Any") if isinstance(found, Untypable) else found
+    try:
+        return python_type(column, request.catalog, request.options)
+    except Untypable:
+        # A table has columns that nobody asked for. A query that returns one is told what to do about it.
+        return PyType("Any")
 
 
 # --- queries --------------------------------------------------------------------------------------
@@ -224,12 +214,13 @@ def _arguments(
 ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], Struct | None, tuple[PyType, ...]]:
     """What the method takes, what is bound to `:p1` and so on, and the Params class if there is one."""
     options = request.options
-    limit = (
-        _DEFAULT_PARAMETER_LIMIT if options.query_parameter_limit is None else options.query_parameter_limit
-    )
+    limit = options.query_parameter_limit
     if len(query.params) > limit or (limit == 0 and (query.params or options.strict)):
-        columns = [(parameter.number, parameter.column) for parameter in query.params]
-        params = _struct(f"{query.name}Params", columns, query, request)
+        numbered = [
+            (parameter.number, _field(parameter.column, index, query, request))
+            for index, parameter in enumerate(query.params)
+        ]
+        params = _struct(f"{query.name}Params", numbered, request)
         bindings = tuple((f"p{n}", f"arg.{each.name}") for n, each in enumerate(params.fields, 1))
         return (("arg", params.name),), bindings, params, tuple(each.type for each in params.fields)
 
@@ -252,19 +243,33 @@ def _result(
     """The annotation of one row, how it is made, the Row class if there is one, and the types they name."""
     if not query.columns:
         return "", _item(0), None, ()
-    embeds = not request.options.strict and any(column.embed for column in query.columns)
-    if len(query.columns) == 1 and not embeds:
-        type_ = _type_of_result(query.columns[0], 0, query, request)
-        return type_.annotation, _item(0), None, (type_,)
-    if embeds:
-        return _result_with_embeds(query, request, models)
-
-    types = [_type_of_result(column, index, query, request) for index, column in enumerate(query.columns)]
+    fields: list[Field] = []
+    values: list[Value] = []
+    position = 0
+    for index, column in enumerate(query.columns):
+        if request.options.strict or column.embed is None:
+            fields.append(_field(column, index, query, request))
+            values.append(_item(position))
+            position += 1
+            continue
+        # sqlc.embed(t): its columns stand in the text one by one, and become one object again here.
+        model = next((each for each in models if _is_table(column.embed, each.table, request)), None)
+        if model is None:
+            raise error_in(
+                query, f"sqlc.embed({column.embed}): there is no such table", "embed a table or a view"
+            )
+        fields.append(Field(column.name or column.embed.name, PyType(f"models.{model.name}")))
+        values.append(_call(f"models.{model.name}", model.fields, position))
+        position += len(model.fields)
+    types = tuple(each.type for each in fields)
+    if len(fields) == 1:
+        return types[0].annotation, values[0], None, types
     model = next((each for each in models if _is_model(each, query.columns, types, request)), None)
     if model:
         return f"models.{model.name}", _call(f"models.{model.name}", model.fields), None, ()
-    row = _struct(f"{query.name}Row", list(enumerate(query.columns)), query, request)
-    return row.name, _call(row.name, row.fields), row, tuple(each.type for each in row.fields)
+    row = _struct(f"{query.name}Row", list(enumerate(fields)), request)
+    made = ((each.name, value) for each, value in zip(row.fields, values, strict=True))
+    return row.name, _made(row.name, made), row, types
 
 
 def _item(index: int) -> Value:
@@ -302,72 +307,35 @@ def _is_model(model: Struct, columns: Sequence[Column], types: Sequence[PyType],
     )
 
 
-def _is_table(name: Name | None, table: Name, request: Request) -> bool:
+def _is_table(name: Name | None, table: Name | None, request: Request) -> bool:
+    if name is None or table is None or name.name != table.name:
+        return False
     default = request.catalog.default_schema
-    return (
-        name is not None and name.name == table.name and (name.schema or default) == (table.schema or default)
-    )
+    return (name.schema or default) == (table.schema or default)
 
 
-def _result_with_embeds(
-    query: Query, request: Request, models: Sequence[Struct]
-) -> tuple[str, Value, Struct | None, tuple[PyType, ...]]:
-    """sqlc.embed(t): the columns of `t` stand in the text one by one, and become one object again here."""
-    fields: list[Field] = []
-    values: list[Value] = []
-    position = 0
-    for index, column in enumerate(query.columns):
-        if column.embed is None:
-            fields.append(
-                Field(column.name or f"column_{index + 1}", _type_of_result(column, index, query, request))
-            )
-            values.append(_item(position))
-            position += 1
-            continue
-        embedded = column.embed
-        model = next(
-            (each for each in models if _is_table(embedded, each.table or Name("", ""), request)), None
-        )
-        if model is None:
-            raise error_in(
-                query, f"sqlc.embed({embedded}): there is no such table", "embed a table or a view"
-            )
-        fields.append(Field(column.name or embedded.name, PyType(f"models.{model.name}")))
-        values.append(_call(f"models.{model.name}", model.fields, position))
-        position += len(model.fields)
-    types = tuple(each.type for each in fields)
-    if len(fields) == 1:
-        return types[0].annotation, values[0], None, types
-    fields = _python_fields(fields)
-    row = Struct(f"{query.name}Row", tuple(fields))
-    made = _made(row.name, ((each.name, value) for each, value in zip(fields, values, strict=True)))
-    return row.name, made, row, types
+def _field(column: Column, index: int, query: Query, request: Request) -> Field:
+    name = column.name or f"column_{index + 1}"
+    return Field(name, _type_in_query(column, f"column {column.name or index + 1}", query, request))
 
 
-def _struct(name: str, columns: Sequence[tuple[int, Column]], query: Query, request: Request) -> Struct:
+def _struct(name: str, numbered: Sequence[tuple[int, Field]], request: Request) -> Struct:
     """A Params or Row class. A repeated name gets `_2`, `_3`; a parameter used twice keeps one name."""
     seen: Counter[str] = Counter()
     suffixes: dict[int, int] = {}
     fields: list[Field] = []
-    for index, (identity, column) in enumerate(columns):
-        own = column.name or f"column_{index + 1}"
-        suffix = suffixes.setdefault(identity, seen[own] + 1 if seen[own] else 0)
-        type_ = _type_of_result(column, index, query, request)
-        fields.append(Field(f"{own}_{suffix}" if suffix else own, type_))
-        seen[own] += 1
-    if not request.options.strict:
-        fields = _python_fields(fields)
-    return Struct(name, tuple(fields))
-
-
-def _type_of_result(column: Column, index: int, query: Query, request: Request) -> PyType:
-    return _type_in_query(column, f"column {column.name or index + 1}", query, request)
+    for number, each in numbered:
+        suffix = suffixes.setdefault(number, seen[each.name] + 1 if seen[each.name] else 0)
+        fields.append(replace(each, name=f"{each.name}_{suffix}") if suffix else each)
+        seen[each.name] += 1
+    return Struct(name, tuple(fields if request.options.strict else _python_fields(fields)))
 
 
 def _type_in_query(column: Column, what: str, query: Query, request: Request) -> PyType:
-    found = python_type(column, request.catalog, request.options)
-    if isinstance(found, Untypable):
-        raise error_in(query, f"{what} {found.message}", found.hint)
+    try:
+        found = python_type(column, request.catalog, request.options)
+    except Untypable as exc:
+        raise error_in(query, f"{what} {exc}", exc.hint) from None
     if found.inner == "None" and query.cmd in _RETURNS_ROWS:
         raise error_in(query, f"{what} is void: there is nothing to return", "use :exec")
     return found
@@ -540,19 +508,13 @@ def _typing(types: Iterable[PyType]) -> set[str]:
 
 
 def _import_lines(modules: Iterable[str], typing: Iterable[str]) -> list[str]:
-    lines: Mapping[str, str] = {module: f"import {module}" for module in modules}
-    from_typing = ", ".join(sorted(typing))
-    if from_typing:
-        lines = {**lines, "typing": f"from typing import {from_typing}"}
+    lines = {module: f"import {module}" for module in modules}
+    if from_typing := ", ".join(sorted(typing)):
+        lines["typing"] = f"from typing import {from_typing}"
     return [lines[module] for module in sorted(lines)]
 
 
 # --- checks ---------------------------------------------------------------------------------------
-
-
-def _check_engine(request: Request) -> None:
-    if request.engine != "postgresql":
-        raise GenerationError(f"engine {request.engine!r} is not supported", hint="use `engine: postgresql`")
 
 
 def _check_distinct(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairq.codegen import names
-from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Options, Range, TypeName
+from fairq.codegen.model import Catalog, Column, Composite, Domain, Enum, Options, Range, TypeName, Untypable
 
 
 def _table(text: str) -> dict[str, str]:
@@ -74,22 +74,11 @@ class PyType:
         return f"Optional[{text}]" if self.is_null else text
 
 
-@dataclass(frozen=True, slots=True)
-class Untypable:
-    """Why a column has no Python type, and what the author of the SQL can do."""
-
-    message: str
-    hint: str
-
-
-def python_type(column: Column, catalog: Catalog, options: Options) -> PyType | Untypable:
-    is_null = not column.not_null
-    if options.strict:
-        return PyType(_reference_type(column.type, catalog), column.is_array, is_null)
-    found = _real_type(column.type, catalog, options)
-    if isinstance(found, Untypable):
-        return found
-    return PyType(found, column.is_array, is_null)
+def python_type(column: Column, catalog: Catalog, options: Options) -> PyType:
+    """The type that is written for a column. Raises `Untypable`, but not with `strict`."""
+    strict = options.strict
+    found = _reference_type(column.type, catalog) if strict else _real_type(column.type, catalog, options)
+    return PyType(found, column.dims > 0, not column.not_null)
 
 
 def _reference_type(type_: TypeName, catalog: Catalog) -> str:
@@ -110,18 +99,18 @@ def _in_default(type_: TypeName, catalog: Catalog) -> TypeName:
     return TypeName("", type_.name) if type_.schema == catalog.default_schema else type_
 
 
-def _real_type(type_: TypeName, catalog: Catalog, options: Options) -> str | Untypable:
+def _real_type(type_: TypeName, catalog: Catalog, options: Options) -> str:
     override = options.types.get(str(type_)) or options.types.get(str(_in_default(type_, catalog)))
     if override:
         return override
     if not type_.name:
         said = f" (sqlc says {type_.spelling!r})" if type_.spelling else ""
-        return Untypable(
+        raise Untypable(
             f"has no type that is known{said}",
             "cast it in the SQL, for example `max(t.run_at)::timestamptz as run_at`",
         )
     if type_.name == "record":
-        return Untypable(
+        raise Untypable(
             "is a whole record",
             "name the columns: `select r.id, r.state from f($1) as r`, or let the function return "
             "`setof` a table; sqlc turns `select *` from a function into one record",
@@ -137,15 +126,13 @@ def _real_type(type_: TypeName, catalog: Catalog, options: Options) -> str | Unt
             return _real_type(domain.base, catalog, options)
         case Domain() | Composite() | Range() as other:
             kind = type(other).__name__.lower()
-            return Untypable(
-                f"has the {kind} type {type_}, which drivers read in different ways", _hint_for(type_)
-            )
+            message = f"has the {kind} type {type_}, which drivers read in different ways"
+            raise Untypable(message, _hint_for(type_))
         case None:
             if type_.name in _EXTENSION_TYPES:
                 return _EXTENSION_TYPES[type_.name]
-            return Untypable(
-                f"has type {type_}, for which this template has no Python type", _hint_for(type_)
-            )
+            message = f"has type {type_}, for which this template has no Python type"
+            raise Untypable(message, _hint_for(type_))
 
 
 def _hint_for(type_: TypeName) -> str:

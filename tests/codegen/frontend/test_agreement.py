@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fairq.codegen import catalog, command, config, generate, plugin, protocol, remarks
-from fairq.codegen.model import Catalog, Query, Request
-from fairq.codegen.psycopg_types import UntypableError, python_type
+from fairq.codegen.model import Catalog, Query, Request, Untypable
+from fairq.codegen.psycopg_types import python_type
 from tests.codegen.plugin import sqlc
 from tests.support.server import TestServer
 
@@ -157,7 +157,7 @@ def test_sqlc_really_cannot_read_what_is_left_out(name: str, server: TestServer,
         same = [meaning(query, theirs.catalog) for query in theirs.queries if query.name == name] == [
             meaning(query, ours.catalog) for query in ours.queries if query.name == name
         ]
-    except (subprocess.CalledProcessError, UntypableError):
+    except (subprocess.CalledProcessError, Untypable):
         same = False
     assert not same
 

@@ -18,6 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import json_format
+
 from fairq.codegen import plugin, protocol
 from fairq.codegen.model import SYSTEM_SCHEMAS
 
@@ -102,11 +104,19 @@ def as_protobuf(request: bytes) -> bytes:
     return serialised
 
 
+def files_of(response: bytes) -> dict[str, str]:
+    """What sqlc reads."""
+    message: Any = protocol._GenerateResponse()
+    if protocol.is_json(response):
+        json_format.Parse(response, message)
+    else:
+        message.ParseFromString(response)
+    return {file.name: file.contents.decode() for file in message.files}
+
+
 def respond(request: bytes) -> dict[str, str]:
     """The plugin's files for a request, in process."""
-    return {
-        file.name: file.contents.decode() for file in protocol.read_response(plugin.respond(request)).files
-    }
+    return files_of(plugin.respond(request))
 
 
 def rewrite(names: list[str]) -> None:

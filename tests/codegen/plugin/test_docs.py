@@ -11,8 +11,8 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from fairq.codegen import spelling
 from fairq.codegen.model import Catalog, Column, Options
+from fairq.codegen.plugin import parse_type
 from fairq.codegen.sqlalchemy_types import PyType, python_type
 from tests.codegen.plugin import sqlc
 from tests.support.database import Database
@@ -42,7 +42,7 @@ def test_the_table_of_types_is_what_is_generated() -> None:
     assert len(rows) >= 14
     for spellings, expected in rows:
         for text in re.findall(r"`([^`]+)`", spellings):
-            type_, _ = spelling.parse_type("", text)
+            type_, _ = parse_type("", text)
             found = python_type(Column("c", type_, not_null=True), Catalog(), Options())
             assert found == PyType(expected), text
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairq.codegen import names
-from fairq.codegen.inflection import singular
 from fairq.codegen.model import Catalog, Name, Options
+from fairq.codegen.names import singular
 
 CATALOG = Catalog()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairq.codegen import spelling, sqlalchemy_types
+from fairq.codegen import plugin, sqlalchemy_types
 from fairq.codegen.model import (
     Catalog,
     Column,
@@ -15,8 +15,9 @@ from fairq.codegen.model import (
     Options,
     Range,
     TypeName,
+    Untypable,
 )
-from fairq.codegen.sqlalchemy_types import PyType, Untypable, python_type
+from fairq.codegen.sqlalchemy_types import PyType, python_type
 
 CATALOG = Catalog(
     types=(
@@ -34,15 +35,13 @@ CATALOG = Catalog(
 DEFAULT = Options()
 
 
-def typed(text: str, options: Options = DEFAULT, *, not_null: bool = True) -> PyType | Untypable:
-    type_, dims = spelling.parse_type("", text, CATALOG)
+def typed(text: str, options: Options = DEFAULT, *, not_null: bool = True) -> PyType:
+    type_, dims = plugin.parse_type("", text, CATALOG)
     return python_type(Column("c", type_, not_null=not_null, dims=dims), CATALOG, options)
 
 
 def annotation(text: str, *, not_null: bool = True) -> str:
-    found = typed(text, not_null=not_null)
-    assert isinstance(found, PyType)
-    return found.annotation
+    return typed(text, not_null=not_null).annotation
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def annotation(text: str, *, not_null: bool = True) -> str:
     ],
 )
 def test_sqlc_spellings_become_postgresqls_names(schema: str, name: str, expected: str, dims: int) -> None:
-    type_, found_dims = spelling.parse_type(schema, name, CATALOG)
+    type_, found_dims = plugin.parse_type(schema, name, CATALOG)
     assert (f"{type_.schema}.{type_.name}", found_dims) == (expected, dims)
     assert type_.spelling == (f"{schema}.{name}" if schema else name)
 
@@ -109,9 +108,9 @@ def test_what_may_be_null_is_optional_outside_the_list() -> None:
 
 @pytest.mark.parametrize("text", ["pair", "span", "amounts", "point", "int4range", "xid8", "ext.geo", "bit"])
 def test_what_drivers_read_in_different_ways_is_not_guessed(text: str) -> None:
-    found = typed(text)
-    assert isinstance(found, Untypable)
-    assert "types: {" in found.hint
+    with pytest.raises(Untypable) as caught:
+        typed(text)
+    assert "types: {" in caught.value.hint
 
 
 def test_the_types_option_goes_first_by_either_name() -> None:
