@@ -27,17 +27,7 @@ import re
 import sys
 from collections.abc import Callable, Coroutine, Generator
 from functools import lru_cache
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    LiteralString,
-    ParamSpec,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, LiteralString, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import psycopg
 

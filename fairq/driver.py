@@ -18,17 +18,7 @@ import itertools
 import operator
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from types import NoneType
-from typing import (
-    Any,
-    Generic,
-    Literal,
-    LiteralString,
-    NamedTuple,
-    ParamSpec,
-    TypeAlias,
-    TypeVar,
-    overload,
-)
+from typing import Any, Generic, Literal, LiteralString, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import psycopg
 from psycopg import pq
@@ -37,12 +27,7 @@ from psycopg.rows import RowMaker, tuple_row
 from psycopg.types.composite import CompositeInfo, register_composite
 from psycopg.types.enum import EnumInfo, register_enum
 from psycopg.types.json import Json, Jsonb
-from psycopg.types.multirange import (
-    Multirange,
-    MultirangeDumper,
-    MultirangeInfo,
-    register_multirange,
-)
+from psycopg.types.multirange import Multirange, MultirangeDumper, MultirangeInfo, register_multirange
 from psycopg.types.numeric import Float4, Float8, Int2, Int4, Int8, Oid
 from psycopg.types.range import Range, RangeDumper, RangeInfo, register_range
 from psycopg.types.string import TextBinaryLoader, TextLoader
@@ -266,13 +251,7 @@ def enum_type(cls: type[enum.Enum]) -> int:
 def composite_type(cls: type, fields: tuple[str, ...], types: tuple[int, ...]) -> int:
     """The number of a composite type; that of its arrays is the next one."""
     number = next(_numbers)
-    info = CompositeInfo(
-        cls.__name__,
-        number,
-        number + 1,
-        field_names=fields,
-        field_types=types,
-    )
+    info = CompositeInfo(cls.__name__, number, number + 1, field_names=fields, field_types=types)
 
     def values(whole: Any) -> list[Any]:
         named = zip(fields, types, strict=True)
@@ -306,13 +285,7 @@ def range_type(name: str, subtype: int) -> int:
     """The number of a range; then come its arrays, its multirange, and arrays of that."""
     number = next(_numbers)
     register_range(RangeInfo(name, number, number + 1, subtype_oid=subtype), _types)
-    info = MultirangeInfo(
-        f"{name}s",
-        number + 2,
-        number + 3,
-        range_oid=number,
-        subtype_oid=subtype,
-    )
+    info = MultirangeInfo(f"{name}s", number + 2, number + 3, range_oid=number, subtype_oid=subtype)
     register_multirange(info, _types)
 
     class Dumper(RangeDumper):

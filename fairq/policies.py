@@ -14,17 +14,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import (
-    Annotated,
-    Any,
-    Generic,
-    Literal,
-    TypedDict,
-    TypeVar,
-    Unpack,
-    get_args,
-    get_type_hints,
-)
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args, get_type_hints
 
 from fairq.connections import on_connection
 from fairq.driver import Call

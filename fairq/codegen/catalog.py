@@ -1,9 +1,8 @@
 """What PostgreSQL itself says about a schema and its queries: the second front end's source of truth.
 
 `load` runs the schema files in an empty database, `catalog` reads what they made, `describe` prepares each
-query and reads types, names and nullability from the server. Nothing here guesses at SQL: it is parsed by
-PostgreSQL alone, but for the places of `*` in a select list, which are replaced by the columns they stand
-for, so that a column added later cannot change the shape of a prepared statement.
+query and reads types, names and nullability from the server. Only `*` in a select list is looked for here:
+its columns take its place, so that one added later cannot break a prepared statement.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
-from psycopg import pq
+from psycopg import pq, sql
 from psycopg.rows import namedtuple_row
 
 from fairq.codegen import nulls
@@ -166,8 +165,6 @@ class Reader:
             return TypeName(element.schema, element.name), max(dims, 1)
         return TypeName(found.schema, found.name), 0
 
-    # ---- facts for the inference
-
     def domain_not_null(self, oid: int) -> bool:
         return self.type(oid).not_null
 
@@ -248,8 +245,6 @@ class Reader:
             oid,
         )
         return str(row.name)
-
-    # ---- the catalogue
 
     def catalog(self) -> Catalog:
         """Everything user-made in the database, in an order that does not depend on when it was made."""
@@ -367,11 +362,12 @@ def _refused(statement: Statement, result: pq.abc.PGresult) -> GenerationError:
 def _tree(reader: Reader, statement: Statement, text: str, params: Sequence[int]) -> nulls.Node | None:
     """The analysed tree of a statement: the body of a function that exists until the end of this call.
 
-    Where no such function can be made (a utility statement, more parameters than a function has), nothing is
-    known of the columns, and all of them count as nullable.
+    None where there is no such function (a utility statement, too many parameters): its columns are nullable.
     """
     types = ", ".join(
-        f"pg_catalog.{type_.name}" if type_.schema == "pg_catalog" else _quoted(type_)
+        f"pg_catalog.{type_.name}"  # and not quoted: "char" has its quotes already
+        if type_.schema == "pg_catalog"
+        else sql.Identifier(type_.schema, type_.name).as_string()
         for type_ in map(reader.type, params)
     )
     try:
@@ -389,20 +385,12 @@ def _tree(reader: Reader, statement: Statement, text: str, params: Sequence[int]
         if exc.sqlstate is None:
             raise
         if exc.sqlstate in _MAY_NOT_CREATE:
-            raise statement.error(
-                f"a temporary function is needed to read the statement: {exc.diag.message_primary}",
-                "use a role that may create temporary objects, on a server that is no standby",
-            ) from exc
+            message = f"a temporary function is needed to read the statement: {exc.diag.message_primary}"
+            hint = "use a role that may create temporary objects, on a server that is no standby"
+            raise statement.error(message, hint) from exc
         return None
     tree: nulls.Node = nulls.read_tree(row.tree)[0][0]
     return tree if tree["utilityStmt"] is None else None
-
-
-def _quoted(type_: _Type) -> str:
-    return ".".join('"' + part.replace('"', '""') + '"' for part in (type_.schema, type_.name))
-
-
-# ---- parameters
 
 
 def _parameters(reader: Reader, statement: Statement, described: _Description) -> tuple[Parameter, ...]:
@@ -447,9 +435,6 @@ def _check_copy(reader: Reader, statement: Statement, tree: nulls.Node | None) -
         raise statement.error(":copyfrom can only insert its parameters as they are", hint)
 
 
-# ---- columns
-
-
 def _columns(
     reader: Reader, statement: Statement, described: _Description, stars: Sequence[_Star]
 ) -> tuple[Column, ...]:
@@ -473,15 +458,6 @@ def _columns(
     return tuple(columns)
 
 
-_TYPE_FIELDS = {
-    "VAR": "vartype",
-    "COERCETODOMAIN": "resulttype",
-    "RELABELTYPE": "resulttype",
-    "FUNCEXPR": "funcresulttype",
-    "PARAM": "paramtype",
-}
-
-
 def _result_column(
     reader: Reader,
     described: _Field,
@@ -491,10 +467,10 @@ def _result_column(
     not_null: bool,
 ) -> Column:
     type_oid, relation, attribute = described.type, described.relation, described.attribute
-    if expression is not None and expression.tag in _TYPE_FIELDS:
+    if expression is not None:
         # The server describes a domain's values by the type below it; the tree still knows the domain.
-        declared = expression.number(_TYPE_FIELDS[expression.tag])
-        if reader.type(declared).kind == "d":
+        declared = int(nulls.type_of(expression) or 0)
+        if declared and reader.type(declared).kind == "d":
             type_oid = declared
         if not relation and expression.tag == "VAR" and tree is not None:
             relation, attribute = _function_source(reader, expression, tree)
@@ -527,21 +503,15 @@ def _embedded(reader: Reader, statement: Statement, star: _Star, tree: nulls.Nod
     number = next(_entries_named(tree, star.qualifier), 0)
     relation = scope.entry(number).number("relid") if number else 0
     if not relation:
-        raise statement.error(
-            f"sqlc.embed({star.qualifier}) is not a table or view of the statement", position=star.start
-        )
+        message = f"sqlc.embed({star.qualifier}) is not a table or view of the statement"
+        raise statement.error(message, position=star.start)
     never_null = number not in scope.nulled
     if not never_null and not nulls.Inference(reader).relation_column(relation, 1):
-        raise statement.error(
-            f"an outer join may leave {star.qualifier} out, and nothing in its columns would tell",
-            "put a NOT NULL column first in the table, or list the columns",
-            position=star.start,
-        )
+        message = f"an outer join may leave {star.qualifier} out, and nothing in its columns would tell"
+        hint = "put a NOT NULL column first in the table, or list the columns"
+        raise statement.error(message, hint, star.start)
     name = reader.relation(relation).name
     return Column(star.qualifier.strip('"'), TypeName("", ""), never_null, embed=name, table=name)
-
-
-# ---- `*`
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,10 @@ class Entry:
         return tuple(name for target in self.targets for name in target.options.not_null_functions)
 
 
-def parse_options(given: Mapping[str, Any], path: str = "") -> Options:
+def parse_options(given: Any, path: str = "") -> Options:
     """Options from their JSON or YAML form. A misspelled name or a value of the wrong type is an error."""
+    if not isinstance(given, Mapping):
+        raise GenerationError("the options must be a map", path=path)
     known = {field.name for field in dataclasses.fields(Options)}
     for name in given:
         if name not in known:

@@ -1,12 +1,7 @@
 """What a front end knows and a template needs: the one model between them.
 
 Two front ends fill it: the sqlc process plugin (`fairq.codegen.plugin`) from sqlc's request, and `fairq gen`
-from PostgreSQL's own catalogue. Both templates (`sqlalchemy`, `psycopg`) read it and nothing else, so a
-template never asks which front end ran.
-
-sqlc names a type as the user or its own function table spelled it (`pg_catalog.int4`, `int`, `timestamp with
-time zone`), PostgreSQL by one name only (`pg_catalog.int4`). `TypeName` holds both: `schema` and `name` are
-PostgreSQL's name, `spelling` is sqlc's text where sqlc gave one.
+from PostgreSQL's own catalogue. Both templates (`sqlalchemy`, `psycopg`) read it and nothing else.
 """
 
 from __future__ import annotations
@@ -52,16 +47,11 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class TypeName:
-    """The element type of a column or parameter; how often it is wrapped in an array is `Column.dims`.
-
-    `name` is PostgreSQL's internal name (`int4`, `varchar`, `timestamptz`, never `int4[]` or `_int4`),
-    `schema` where it lives. `name` is empty when the front end could not tell the type. `spelling` is sqlc's
-    text, empty otherwise.
-    """
+    """The element type of a column or parameter; how often it is wrapped in an array is `Column.dims`."""
 
     schema: str
-    name: str
-    spelling: str = ""
+    name: str  # PostgreSQL's own (`int4`, never `int4[]` or `_int4`); empty: the front end could not tell
+    spelling: str = ""  # sqlc's text
 
     def __str__(self) -> str:
         return self.name if self.schema in ("", "pg_catalog") else f"{self.schema}.{self.name}"
@@ -155,25 +145,21 @@ UserType = Enum | Domain | Composite | Range
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What users made, in an order that does not depend on when. Nothing of PostgreSQL's own is in it."""
+    """What users made, in an order that does not depend on when."""
 
     relations: tuple[Relation, ...] = ()
     types: tuple[UserType, ...] = ()
     default_schema: str = "public"
 
     def user_type(self, type_: TypeName) -> UserType | None:
-        """The enum, domain, composite or range (also of a multirange) of this name, or None.
-
-        An unqualified name is looked up in the default schema first, then in the others in order.
-        """
+        """The type of this name; without a schema, that of the default one, then of the others in order."""
         found = [
             each
             for each in self.types
             for name in (each.name, each.multirange if isinstance(each, Range) else None)
             if name and name.name == type_.name and type_.schema in ("", name.schema)
         ]
-        own = [each for each in found if each.name.schema == self.default_schema]
-        return next(iter([*own, *found]), None)
+        return min(found, key=lambda each: each.name.schema != self.default_schema, default=None)
 
     def relation(self, name: Name) -> Relation | None:
         """The table or view of this name, or None; an empty schema means the default one."""
@@ -238,6 +224,5 @@ class GenerationError(Exception):
 
 def error_in(query: Query, message: str, hint: str = "") -> GenerationError:
     """The error that points at a query's name line."""
-    return GenerationError(
-        message, hint=hint, path=query.path or query.source, line=query.line, query=query.name
-    )
+    path = query.path or query.source
+    return GenerationError(message, hint=hint, path=path, line=query.line, query=query.name)

@@ -134,6 +134,9 @@ _SET_FUNCTIONS = words(
     jsonb_array_elements jsonb_each jsonb_each_text jsonb_object_keys regexp_split_to_table"""
 )
 _SET_FUNCTIONS_OF_PAIRS = words("json_each jsonb_each")
+_NEVER_NULL = words(
+    "ARRAYEXPR ROWEXPR NULLTEST BOOLEANTEST DISTINCTEXPR GROUPINGFUNC NEXTVALUEEXPR MERGESUPPORTFUNC"
+)
 _JSON_TYPES = frozenset({"114", "3802"})
 _TIME_TYPES = frozenset({"1083", "1266"})
 _TEXT_TYPES = frozenset({"25"})
@@ -175,11 +178,7 @@ class Scope:
     nulled: frozenset[int]
 
     def up(self, levels: int) -> Scope:
-        scope = self
-        for _ in range(levels):
-            assert scope.outer is not None
-            scope = scope.outer
-        return scope
+        return self.outer.up(levels - 1) if levels and self.outer else self
 
     def entry(self, number: int) -> Node:
         return self.query.items("rtable")[number - 1]  # type: ignore[no-any-return]
@@ -253,8 +252,8 @@ class Inference:
     def __init__(self, facts: Facts, nullable_params: frozenset[int] = frozenset()) -> None:
         self._facts = facts
         self._nullable_params = nullable_params
-        # Results being worked out: a recursive query refers to itself. Taking NOT NULL for granted there is
-        # induction: rows come from the first term, or from earlier rows by the second.
+        # Results being worked out. A recursive query is taken for NOT NULL in itself. That is induction: rows
+        # come from the first term, or from earlier rows by the second.
         self._open: set[tuple[int, int]] = set()
 
     def columns(self, query: Node, outer: Scope | None = None) -> list[bool]:
@@ -334,12 +333,8 @@ class Inference:
                 return self._sublink(node, scope)
             case "SQLVALUEFUNCTION":
                 return node.number("op") <= 13  # all but current_schema
-            case "ARRAYEXPR" | "ROWEXPR" | "NULLTEST" | "BOOLEANTEST" | "DISTINCTEXPR":
-                return True
-            case "GROUPINGFUNC" | "NEXTVALUEEXPR" | "MERGESUPPORTFUNC":
-                return True
             case _:
-                return False
+                return node.tag in _NEVER_NULL
 
     def _call(self, node: Node, scope: Scope) -> bool:
         known = self._facts.function(node.number("funcid"))
@@ -347,7 +342,7 @@ class Inference:
             return True
         if known.schema != "pg_catalog":
             return False
-        given = frozenset(_argument_types(node))
+        given = {type_ for type_ in map(type_of, node.items("args")) if type_}
         if node["funcformat"] in _EXPLICIT_OR_IMPLICIT_CAST:
             # JSON's null cast to a number is NULL from PostgreSQL 18 on, and infinity has no time of day.
             keeps = not given & _JSON_TYPES and node["funcresulttype"] not in _TIME_TYPES
@@ -407,12 +402,11 @@ class Inference:
 
     def _cte_column(self, entry: Node, attribute: int, scope: Scope) -> bool:
         scope = scope.up(entry.number("ctelevelsup"))
-        for cte in scope.query.items("cteList"):
-            if cte["ctename"] == entry["ctename"]:
-                query = cte["ctequery"]
-                # SEARCH and CYCLE add columns behind the query's own.
-                return attribute <= len(output(query)) and self._column(query, attribute - 1, scope)
-        return False
+        query = next(
+            each["ctequery"] for each in scope.query.items("cteList") if each["ctename"] == entry["ctename"]
+        )
+        # SEARCH and CYCLE add columns behind the query's own.
+        return attribute <= len(output(query)) and self._column(query, attribute - 1, scope)
 
     def _function_column(self, entry: Node, attribute: int) -> bool:
         before = 0
@@ -433,11 +427,12 @@ class Inference:
         return entry.flag("funcordinality")
 
 
-def _argument_types(call: Node) -> Iterator[str]:
-    for argument in call.items("args"):
-        for name in ("vartype", "consttype", "paramtype", "resulttype", "funcresulttype", "opresulttype"):
-            if argument[name] is not None:
-                yield str(argument[name])
+def type_of(expression: Node) -> str:
+    """The type of a value, as far as its node says it."""
+    for name in ("vartype", "consttype", "paramtype", "resulttype", "funcresulttype", "opresulttype"):
+        if expression[name] is not None:
+            return str(expression[name])
+    return ""
 
 
 # ----------------------------------------------------------------------------------------------- parameters

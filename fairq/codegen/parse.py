@@ -1,9 +1,8 @@
 """Query files split into annotated statements, their placeholders written as PostgreSQL's `$n`.
 
-A statement starts at its name line, `-- name: PopTasks :many`, and ends at the next one. Lines that are
-nothing but a comment become annotations and leave the text, as in sqlc. `sqlc.arg(x)`, `sqlc.narg(x)` and
-`@x` become `$1`, `$2`, … in the order they first appear; `sqlc.embed(t)` becomes `t.*` and its place is
-remembered.
+A statement starts at its name line, `-- name: PopTasks :many`, and ends at the next one. Comment lines become
+annotations and leave the text, as in sqlc. `sqlc.arg(x)`, `sqlc.narg(x)` and `@x` become `$1`, `$2`, … in the
+order they first appear; `sqlc.embed(t)` becomes `t.*`.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_NAME_LINE = re.compile(r"--\s*name:(?P<rest>.*)")
+_NAME_LINE = re.compile(r"--\s*name:")
 _MACRO = re.compile(
     r"""sqlc \s* \. \s* (?P<function>\w+) (?:\s* \( \s*
         (?: '(?P<string>[^']+)' | (?P<quoted>"(?:[^"]|"")+") | (?P<word>[^\W\d][\w$]*) ) \s* \))?""",
     re.VERBOSE | re.IGNORECASE,
 )
-_NAME_AND_COMMAND = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s+(?P<cmd>:\w+)\s*")
+_NAME_AND_COMMAND = re.compile(r"--\s*name:\s*(?P<name>[A-Za-z_]\w*)\s+(?P<cmd>:\w+)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What the query file says about `$number`: its name when it has one, and whether NULL is welcome
-    (`narg`).
-    """
+    """What the query file says about `$number`: its name, if any, and whether NULL is welcome (`narg`)."""
 
     number: int
     name: str = ""
@@ -129,78 +126,52 @@ def parse_file(text: str, path: str) -> list[Statement]:
     starts = [
         token
         for token in tokens(text)
-        if token.kind == "comment" and _NAME_LINE.match(token.text) and _begins_line(text, token.start)
+        if token.kind == "comment" and _NAME_LINE.match(token.text) and text[: token.start][-1:] in ("", "\n")
     ]
     before = text[: starts[0].start] if starts else text
     stray = next((token for token in tokens(before) if not token.is_blank), None)
     if stray is not None:
-        raise GenerationError(
-            "a statement has no name",
-            hint="put a line like `-- name: PopTasks :many` above it",
-            path=path,
-            line=before.count("\n", 0, stray.start) + 1,
-        )
+        hint = "put a line like `-- name: PopTasks :many` above it"
+        line = before.count("\n", 0, stray.start) + 1
+        raise GenerationError("a statement has no name", hint=hint, path=path, line=line)
     ends = [token.start for token in starts[1:]] + [len(text)]
     return [
-        _statement(
-            text[start.end : end],
-            start.text,
-            path,
-            line=text.count("\n", 0, start.start) + 1,
-        )
+        _statement(text[start.end : end], start.text, path, text.count("\n", 0, start.start) + 1)
         for start, end in zip(starts, ends, strict=True)
     ]
 
 
-def _begins_line(text: str, position: int) -> bool:
-    return position == 0 or text[position - 1] == "\n"
-
-
 def _statement(body: str, name_line: str, path: str, line: int) -> Statement:
-    head = _NAME_LINE.match(name_line)
-    assert head is not None
-    named = _NAME_AND_COMMAND.fullmatch(head["rest"])
+    named = _NAME_AND_COMMAND.fullmatch(name_line)
     commands = " ".join(Command)
     if named is None:
-        raise GenerationError(
+        message, hint = (
             f"the name line is not understood: {name_line.strip()}",
-            hint=f"write `-- name: <Name> <command>`, with one of {commands}",
-            path=path,
-            line=line,
+            "write `-- name: <Name> <command>`",
         )
+        raise GenerationError(message, hint=f"{hint}, with one of {commands}", path=path, line=line)
     name = named["name"]
     if named["cmd"] not in list(Command):
-        raise GenerationError(
-            f"there is no command {named['cmd']}",
-            hint=f"use one of {commands}",
-            path=path,
-            line=line,
-            query=name,
-        )
-
+        message, hint = f"there is no command {named['cmd']}", f"use one of {commands}"
+        raise GenerationError(message, hint=hint, path=path, line=line, query=name)
     text, lines, comments = _without_comment_lines(body, line)
-    # A block has one statement; its semicolon is optional.
-    semicolons = [token.start for token in tokens(text) if token.text == ";"]
-    if semicolons:
-        rest = next((token for token in tokens(text[semicolons[0] + 1 :]) if not token.is_blank), None)
-        if rest is not None:
-            raise GenerationError(
-                "a second statement follows the first",
-                hint="give each statement its own `-- name:` line",
-                path=path,
-                line=lines[text.count("\n", 0, semicolons[0] + 1 + rest.start)],
-                query=name,
-            )
-        text = text[: semicolons[0]].rstrip()
     plain = Statement(name, Command(named["cmd"]), text, path, line, lines, comments)
-    if not any(not token.is_blank for token in tokens(text)):
+    # A block has one statement; its semicolon is optional.
+    words = [token for token in tokens(text) if not token.is_blank]
+    if end := next((token for token in words if token.text == ";"), None):
+        if rest := words[words.index(end) + 1 :]:
+            hint = "give each statement its own `-- name:` line"
+            raise plain.error("a second statement follows the first", hint, rest[0].start)
+        plain, words = replace(plain, text=text[: end.start].rstrip()), words[:-1]
+    if not words:
         raise plain.error("there is no statement below the name line")
     return _with_numbers(plain)
 
 
 def _without_comment_lines(body: str, name_line: int) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
-    """The text without lines that begin with a comment, the file's line of each line left, and those
-    comments. An indented comment belongs to the statement, as sqlc sees it.
+    """The text without comment lines, the file's line of each line left, and those comments.
+
+    An indented comment belongs to the statement, as sqlc sees it.
     """
     inside_string: set[int] = set()
     for token in tokens(body):
@@ -245,13 +216,11 @@ def _with_numbers(statement: Statement) -> Statement:
                 written = f"${number}"
         text += written
     if positional and numbers:
-        raise statement.error(
-            "numbered ($1) and named (@name, sqlc.arg) placeholders are mixed", hint="name all of them"
-        )
+        message = "numbered ($1) and named (@name, sqlc.arg) placeholders are mixed"
+        raise statement.error(message, "name all of them")
     if missing := [n for n in range(1, max(positional, default=0)) if n not in positional]:
-        raise statement.error(
-            f"placeholder ${missing[0]} is missing", hint="number them $1, $2, … without a gap"
-        )
+        message = f"placeholder ${missing[0]} is missing"
+        raise statement.error(message, "number them $1, $2, … without a gap")
     placeholders = [Placeholder(number) for number in sorted(positional)]
     placeholders += [Placeholder(number, name, number in nullable) for name, number in numbers.items()]
     return replace(statement, text=text, placeholders=tuple(placeholders), embeds=tuple(embeds))
@@ -263,9 +232,8 @@ def _macro(statement: Statement, token: Token) -> tuple[str, str]:
     assert found is not None
     function = found["function"].lower()
     if function == "slice":
-        raise statement.error(
-            "sqlc.slice is for databases without arrays", "write `= any(@ids::bigint[])`", token.start
-        )
+        hint = "write `= any(@ids::bigint[])`"
+        raise statement.error("sqlc.slice is for databases without arrays", hint, token.start)
     if function not in ("arg", "narg", "embed"):
         raise statement.error(f"there is no sqlc.{function}", "known: arg, narg, embed", token.start)
     quoted = found["quoted"] or ""

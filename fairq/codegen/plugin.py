@@ -1,8 +1,7 @@
 """`sqlc-gen-fairq`: the sqlc process plugin.
 
 sqlc starts it once per `codegen` entry, writes a request to its stdin and reads the generated files from its
-stdout. Anything else on stdout would spoil the answer, so messages go to stderr; sqlc shows them when the
-exit code is not 0.
+stdout. Messages go to stderr; sqlc shows them when the exit code is not 0.
 """
 
 from __future__ import annotations
@@ -48,11 +47,8 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Answer the request on stdin; the exit code."""
     if arguments and arguments[0] != _METHOD:
-        print(
-            f"sqlc-gen-fairq: unknown method {arguments[0]!r}\n"
-            "hint: sqlc starts this program: name it as `process: {cmd: sqlc-gen-fairq}` under `plugins`",
-            file=sys.stderr,
-        )
+        hint = "sqlc starts this program: name it as `process: {cmd: sqlc-gen-fairq}` under `plugins`"
+        print(f"sqlc-gen-fairq: unknown method {arguments[0]!r}\nhint: {hint}", file=sys.stderr)
         return 2
     try:
         answer = respond(sys.stdin.buffer.read())
@@ -73,14 +69,16 @@ def respond(data: bytes) -> bytes:
         request = to_model(protocol.read_request(data))
         return protocol.write_response(generate(request), json=protocol.is_json(data))
     except ModuleNotFoundError as exc:
-        raise GenerationError(
-            f"{exc.name} is not installed", hint='install the generator: pip install "fairq[codegen]"'
-        ) from exc
+        hint = 'install the generator: pip install "fairq[codegen]"'
+        raise GenerationError(f"{exc.name} is not installed", hint=hint) from exc
 
 
 def to_model(message: Any) -> Request:
     """sqlc's request as the model that both front ends fill."""
-    options = parse_options(_json_object(message.plugin_options or b"{}"))
+    try:
+        options = parse_options(json.loads(message.plugin_options or b"{}"))
+    except ValueError as exc:
+        raise GenerationError(f"the plugin's options are not JSON: {exc}") from exc
     # sqlc describes PostgreSQL's own 200 tables in every request; nothing is generated for them.
     schemas = [schema for schema in message.catalog.schemas if schema.name not in SYSTEM_SCHEMAS]
     # User types first: a column that names one without its schema needs them to be told where it is.
@@ -103,16 +101,6 @@ def to_model(message: Any) -> Request:
         version=f"sqlc {message.sqlc_version}",
     )
     return request if options.strict else replace(request, queries=tuple(map(remarks.apply, request.queries)))
-
-
-def _json_object(data: bytes) -> dict[str, Any]:
-    try:
-        options = json.loads(data)
-    except ValueError as exc:
-        raise GenerationError(f"the plugin's options are not JSON: {exc}") from exc
-    if not isinstance(options, dict):
-        raise GenerationError("the plugin's options must be a map")
-    return options
 
 
 def _user_types(schemas: Iterable[Any]) -> Iterator[UserType]:
@@ -151,10 +139,7 @@ _AGGREGATES = words("count sum min max avg bool_and bool_or every string_agg arr
 
 
 def _gives_one_row(sql: str) -> bool:
-    """Whether it is a SELECT of nothing but values and calls, or of aggregates over all rows.
-
-    sqlc does not say which functions return a set; they are taken for such as do not.
-    """
+    """Whether it is a SELECT of nothing but values and calls (of no sets), or of aggregates over all rows."""
     depth = 0
     outside: list[str] = []
     listed: set[str] = set()
@@ -172,11 +157,7 @@ def _gives_one_row(sql: str) -> bool:
 
 
 def _places(given: Iterable[str]) -> dict[tuple[str, str], tuple[str, int]]:
-    """File and line of each query, by file name and query name; sqlc's request has no lines.
-
-    sqlc runs a plugin where it runs itself, and names query files from there. What cannot be read is left
-    out: a message without a line is better than none.
-    """
+    """File and line of each query, by file name and query name; sqlc's request has no lines."""
     places: dict[tuple[str, str], tuple[str, int]] = {}
     for path in map(Path, given):
         for file in sorted(path.glob("*.sql")) if path.is_dir() else [path]:

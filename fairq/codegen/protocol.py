@@ -1,8 +1,7 @@
 """The messages sqlc and a process plugin exchange, in protobuf and in its JSON form.
 
-sqlc sends one `GenerateRequest` on stdin and reads one `GenerateResponse` from stdout, both in the plugin's
-`format` (`json`, or protobuf when none is named). The messages are built from their description when the
-module is loaded: there is no generated protobuf code to keep in step with a runtime.
+sqlc sends one `GenerateRequest` and reads one `GenerateResponse`, both in the plugin's `format` (`json`, or
+protobuf when none is named). The messages are built from their description when the module is loaded.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ _GenerateRequest, _GenerateResponse = _message_classes()
 
 
 def is_json(data: bytes) -> bool:
-    """Whether a message is in the JSON form. One of protobuf starts with a field's tag, never with a brace.
-
-    The first byte alone decides: a tag may be a line break, and the length behind it a brace.
-    """
+    """Whether a message is JSON. The first byte decides: that of protobuf is a field's tag, never a brace."""
     return data[:1] == b"{"
 
 
@@ -107,5 +103,4 @@ def write_response(files: dict[str, str], *, json: bool) -> bytes:
         response.files.add(name=name, contents=contents.encode())
     if json:
         return json_format.MessageToJson(response, indent=None, preserving_proto_field_name=True).encode()
-    serialised: bytes = response.SerializeToString()
-    return serialised
+    return response.SerializeToString()  # type: ignore[no-any-return]

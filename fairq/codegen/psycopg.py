@@ -1,17 +1,18 @@
 """The `psycopg` template's decisions: which modules, classes and functions, their names, types and order.
 
-Each query becomes one function, which makes the parameters; `driver.Statement` around it sends them on any
-psycopg connection. Whatever has several parts has a line for each and a comma behind the last, so
-`ruff format` leaves it as it is at any line length from 88 on.
+Each query becomes a function that makes the parameters; `driver.Statement` around it sends them. Whatever has
+several parts has a line for each, so `ruff format` leaves it as it is at any line length from 88 on.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from psycopg import sql
 
 from fairq.codegen import names, remarks
 from fairq.codegen.model import (
@@ -29,14 +30,7 @@ from fairq.codegen.model import (
     error_in,
     words,
 )
-from fairq.codegen.psycopg_types import (
-    PyType,
-    class_of,
-    plain_class,
-    python_type,
-    type_constant,
-    walk_user_types,
-)
+from fairq.codegen.psycopg_types import PyType, class_of, plain_class, python_type, type_constant, user_types
 
 # A parameter may not hide what the functions themselves name.
 _USED_IN_FUNCTIONS = frozenset({"driver", "models"})
@@ -53,12 +47,6 @@ class Row:
     comment: str = ""
 
     @property
-    def at_home(self) -> Row:
-        """The same in models.py itself."""
-        fields = ((name, _at_home(type_), comment) for name, type_, comment in self.fields)
-        return Row(self.name, tuple(fields), self.comment)
-
-    @property
     def text(self) -> str:
         lines = ["@dataclasses.dataclass(frozen=True, slots=True)", f"class {self.name}:"]
         lines += _inside(self.comment)
@@ -66,20 +54,6 @@ class Row:
             lines += [f"    # {comment}"] if comment else []
             lines.append(f"    {name}: {type_}")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """One query as its module shows it. The texts are whole statements, lines broken."""
-
-    name: str
-    rows: tuple[Row, ...]
-    text: str
-    helper: str = ""  # a function that it needs, before it
-
-    @property
-    def blocks(self) -> list[str]:
-        return [*(row.text for row in self.rows), *([self.helper] if self.helper else []), self.text]
 
 
 def generate(request: Request) -> dict[str, str]:
@@ -118,7 +92,8 @@ class _Models:
         """The type of a column or parameter; its user types are noted down for `models.py`."""
         try:
             found = python_type(column, self.request.catalog, raw_json=raw_json)
-            walk_user_types(column, self.request.catalog, self._note)
+            for each in user_types(column, self.request.catalog):
+                self._note(each)
         except Untypable as exc:
             raise error_in(query, f"{what}: {exc}", exc.hint) from None
         return found
@@ -128,13 +103,12 @@ class _Models:
         name = plain_class(names.model_class_name(relation.name, self.request.catalog, self.request.options))
         self._claim(name, relation.name)
         if name not in self._relations:
-            what = f"of {relation.name}"
             types = [
-                self.type_of(query, column, f"column {column.name} {what}", raw_json=self.raw)
-                for column in relation.columns
+                self.type_of(query, each, f"column {each.name} of {relation.name}", raw_json=self.raw)
+                for each in relation.columns
             ]
-            row = _row(name, zip(relation.columns, types, strict=True), relation.comment)
-            self._relations[name] = row.at_home.text
+            row = _row(name, zip(relation.columns, types, strict=True), relation.comment, at_home=True)
+            self._relations[name] = row.text
         return name
 
     def _claim(self, class_: str, owner: Name) -> None:
@@ -156,26 +130,21 @@ class _Models:
             return
         if isinstance(type_, Enum):
             base = "enum.StrEnum" if self.request.options.emit_str_enum else "str, enum.Enum"
-            members = names.distinct(
-                _member(names.member_name(value), f"VALUE_{number}")
-                for number, value in enumerate(type_.values, start=1)
-            )
-            body = [
-                f"    {member} = {_literal(value)}"
-                for member, value in zip(members, type_.values, strict=True)
-            ]
+            numbered = enumerate(map(names.member_name, type_.values), start=1)
+            members = names.distinct(_member(value, f"VALUE_{number}") for number, value in numbered)
+            pairs = zip(members, type_.values, strict=True)
+            body = [f"    {member} = {_literal(value)}" for member, value in pairs]
             lines = [f"class {name}({base}):", *_inside(type_.comment), *body]
             self._classes[name] = "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]).rstrip()
             self._registered[constant] = f"{constant} = driver.enum_type({name})"
         elif isinstance(type_, Composite):
             types = [python_type(field, self.request.catalog) for field in type_.fields]
-            row = _row(name, zip(type_.fields, types, strict=True), type_.comment).at_home
+            row = _row(name, zip(type_.fields, types, strict=True), type_.comment, at_home=True)
             self._classes[name] = row.text
             fields = _tuple([_literal(field) for field, _, _ in row.fields], "    ")
             numbers = _tuple([_at_home(found.number) for found in types], "    ")
-            self._registered[constant] = f"{constant} = driver.composite_type" + _parts(
-                [name, fields, numbers]
-            )
+            made = _parts([name, fields, numbers])
+            self._registered[constant] = f"{constant} = driver.composite_type{made}"
         else:
             bound = python_type(Column("", type_.subtype), self.request.catalog)
             arguments = [_literal(type_.name.name), _at_home(bound.number)]
@@ -218,18 +187,23 @@ def _inside(comment: str) -> list[str]:
     return [f"    {doc}", ""] if doc else []
 
 
-def _row(name: str, fields: Iterable[tuple[Column, PyType]], comment: str = "") -> Row:
+def _row(
+    name: str, fields: Iterable[tuple[Column, PyType]], comment: str = "", *, at_home: bool = False
+) -> Row:
     listed = list(fields)
-    annotations = [
-        type_.annotation if column.not_null else f"{type_.annotation} | None" for column, type_ in listed
-    ]
+    annotations = [_or_none(type_.annotation, column) for column, type_ in listed]
+    annotations = [_at_home(each) for each in annotations] if at_home else annotations
     field_names = _field_names((column.name for column, _ in listed), annotations)
     comments = [" ".join(column.comment.split()) for column, _ in listed]
     return Row(name, tuple(zip(field_names, annotations, comments, strict=True)), comment)
 
 
 def _plain_row(name: str, fields: Sequence[str], annotations: Sequence[str]) -> Row:
-    return Row(name, tuple(zip(fields, annotations, [""] * len(fields), strict=True)))
+    return Row(name, tuple((field, type_, "") for field, type_ in zip(fields, annotations, strict=True)))
+
+
+def _or_none(annotation: str, column: Column) -> str:
+    return annotation if column.not_null else f"{annotation} | None"
 
 
 def _field_names(given: Iterable[str], annotations: Iterable[str]) -> list[str]:
@@ -266,41 +240,29 @@ class _Argument:
     def annotation(self) -> str:
         return f"{self.type.accepts} | None" if self.nullable else self.type.accepts
 
-    @property
-    def declaration(self) -> str:
-        # What may be NULL may be left out.
-        return f"{self.name}: {self.annotation}" + (" = None" if self.nullable else "")
-
-    @property
-    def sent(self) -> str:
-        return self.type.parameter(self.name, nullable=self.nullable)
-
 
 def _module(source: str, queries: Sequence[Query], models: _Models) -> str:
-    functions = [_function(query, models) for query in queries]
+    blocks: list[str] = []
     taken: dict[str, Query] = {}
-    for function, query in zip(functions, queries, strict=True):
-        own = [function.name, *(row.name for row in function.rows)]
-        for name in own:
-            if name in taken:
-                raise error_in(
-                    query,
-                    f"its name {name} is taken by query {taken[name].name}",
-                    "rename one of the queries",
-                )
-        taken.update(dict.fromkeys(own, query))
-    blocks = [block for function in functions for block in function.blocks]
+    for query in queries:
+        made = _function(query, models)
+        for name in made:
+            if (other := taken.setdefault(name, query)) is not query:
+                message = f"its name {name} is taken by query {other.name}"
+                raise error_in(query, message, "rename one of the queries")
+        blocks += made.values()
     return _file("", blocks, source, models.request.options.package)
 
 
-def _function(query: Query, models: _Models) -> Function:
+def _function(query: Query, models: _Models) -> dict[str, str]:
+    """The row, what reads it, and the function of a query: each name with its text, lines broken."""
     if query.cmd not in list(Command):
         raise error_in(query, f"the psycopg template has no {query.cmd}", f"use one of {' '.join(Command)}")
     command = Command(query.cmd)
     name = names.identifier(names.method_name(query.name), "query")
     arguments = _arguments(query, models)
     if command is Command.COPYFROM:
-        return _copy_function(query, name, arguments, models)
+        return _copy_function(query, name, arguments)
     value, result = "None", _Result("None")
     if command in _RETURNS_ROWS:
         result = _result(query, name, models)
@@ -314,38 +276,28 @@ def _function(query: Query, models: _Models) -> Function:
         word = "the"
     elif command is Command.ONE:
         value = f"{value.removesuffix(' | None')} | None"
-    statement = [f'"{word}"', _sql_literal(query), *result.options]
-    text = _definition(
-        f"driver.Statement[{value}]",
-        statement,
-        query,
-        name,
-        ["*", *(argument.declaration for argument in arguments)] if arguments else [],
-        [argument.sent for argument in arguments],
-    )
-    return Function(name, result.rows, text, result.helper)
+    literal = _text_literal(f"-- name: {query.name} {query.cmd}\n{query.text}")
+    statement = [f'"{word}"', literal, *result.options]
+    # What may be NULL may be left out.
+    takes = [f"{each.name}: {each.annotation}{' = None' if each.nullable else ''}" for each in arguments]
+    takes = ["*", *takes] if takes else []
+    sends = [each.type.parameter(each.name, nullable=each.nullable) for each in arguments]
+    text = _definition(f"driver.Statement[{value}]", statement, query, name, takes, sends)
+    return {**result.needs, name: text}
 
 
 def _definition(
     statement: str, about: Sequence[str], query: Query, name: str, takes: Sequence[str], sends: Sequence[str]
 ) -> str:
     """The function that makes the parameters, below the statement that sends them."""
-    doc = _docstring("\n".join(_prose(query)))
+    own = (comment.removeprefix(" ").rstrip() for comment in query.comments if not remarks.is_ours(comment))
+    doc = _docstring("\n".join(line for line in own if not line.startswith("name:")))
     return (
         f"@{statement}{_parts(about)}\n"
         f"def {name}{_parts(takes)} -> driver.Params:\n"
         + (f"    {doc}\n" if doc else "")
         + f"    return {_tuple(sends, '    ')}"
     )
-
-
-def _prose(query: Query) -> list[str]:
-    lines = [
-        comment.removeprefix(" ").rstrip()
-        for comment in query.comments
-        if not comment.strip().startswith("fairq:")
-    ]
-    return [line for line in lines if not line.startswith("name:")]
 
 
 def _arguments(query: Query, models: _Models) -> list[_Argument]:
@@ -357,11 +309,9 @@ def _arguments(query: Query, models: _Models) -> list[_Argument]:
     arguments: list[_Argument] = []
     for name, param in zip(names.distinct(given), query.params, strict=True):
         column = param.column
-        raw = models.raw or said.all_raw or column.name in said.raw
         what = f"parameter ${param.number}" + (f" ({column.name})" if column.name else "")
-        arguments.append(
-            _Argument(name, models.type_of(query, column, what, raw_json=raw), not column.not_null)
-        )
+        type_ = models.type_of(query, column, what, raw_json=models.raw or said.keeps_raw(column))
+        arguments.append(_Argument(name, type_, not column.not_null))
     return arguments
 
 
@@ -371,8 +321,7 @@ class _Result:
 
     value: str  # its annotation
     options: tuple[str, ...] = ()  # of the statement, from the row factory on
-    rows: tuple[Row, ...] = ()
-    helper: str = ""
+    needs: Mapping[str, str] = field(default_factory=dict)  # classes and functions, before the query's own
 
 
 def _result(query: Query, name: str, models: _Models) -> _Result:
@@ -382,7 +331,7 @@ def _result(query: Query, name: str, models: _Models) -> _Result:
         return _embedding_result(query, name, models)
     types, raw = _column_types(query, query.columns, models)
     if len(types) == 1:
-        annotation = types[0].annotation if query.columns[0].not_null else f"{types[0].annotation} | None"
+        annotation = _or_none(types[0].annotation, query.columns[0])
         return _Result(annotation, _read_by("driver.scalar", [], types, raw))
     relation = None if raw and not models.raw else _same_relation(query, models)
     if relation is not None:
@@ -390,7 +339,7 @@ def _result(query: Query, name: str, models: _Models) -> _Result:
         return _Result(class_, _read_by("driver.row", [class_], types, raw))
     class_ = f"{names.class_name(query.name)}Row"
     row = _row(class_, zip(query.columns, types, strict=True))
-    return _Result(class_, _read_by("driver.row", [class_], types, raw), (row,))
+    return _Result(class_, _read_by("driver.row", [class_], types, raw), {class_: row.text})
 
 
 def _column_types(query: Query, columns: Iterable[Column], models: _Models) -> tuple[list[PyType], bool]:
@@ -399,7 +348,7 @@ def _column_types(query: Query, columns: Iterable[Column], models: _Models) -> t
     types: list[PyType] = []
     any_raw = False
     for number, column in enumerate(columns, start=1):
-        wants_raw = models.raw or said.all_raw or column.name in said.raw
+        wants_raw = models.raw or said.keeps_raw(column)
         type_ = models.type_of(query, column, f"column {column.name or number}", raw_json=wants_raw)
         types.append(type_)
         any_raw = any_raw or (wants_raw and type_.is_json)
@@ -426,12 +375,10 @@ def _same_relation(query: Query, models: _Models) -> Relation | None:
     relation = models.request.catalog.relation(table) if len(tables) == 1 and table else None
     if relation is None or len(relation.columns) != len(query.columns):
         return None
-    for ours, theirs in zip(query.columns, relation.columns, strict=True):
-        if (ours.name, ours.not_null, ours.dims > 0) != (theirs.name, theirs.not_null, theirs.dims > 0):
-            return None
-        if (ours.original_name or ours.name) != theirs.name:
-            return None
-    return relation
+    pairs = zip(query.columns, relation.columns, strict=True)
+    same = all((a.name, a.not_null, a.dims > 0) == (b.name, b.not_null, b.dims > 0) for a, b in pairs)
+    renamed = any(each.original_name not in ("", each.name) for each in query.columns)
+    return relation if same and not renamed else None
 
 
 def _embedding_result(query: Query, name: str, models: _Models) -> _Result:
@@ -449,66 +396,48 @@ def _embedding_result(query: Query, name: str, models: _Models) -> _Result:
         more, raw = _column_types(query, relation.columns if relation else (column,), models)
         types += more
         any_raw = any_raw or raw
-        optional = not column.not_null
         if relation is None:
             value, annotation = f"values[{first}]", types[first].annotation
         else:
             annotation = f"models.{models.relation(query, relation)}"
             value = f"{annotation}(*values[{first}:{len(types)}])"
-            if optional:
+            if not column.not_null:
                 # An outer join that found nothing: all of it is NULL, also the column that never is.
                 never_null = [n for n, each in enumerate(relation.columns, start=first) if each.not_null]
                 if not never_null:
-                    raise error_in(
-                        query,
-                        f"nothing tells whether an outer join left {column.embed} out",
-                        "list the columns",
-                    )
+                    message = f"nothing tells whether an outer join left {column.embed} out"
+                    raise error_in(query, message, "list the columns")
                 value = f"{value} if values[{never_null[0]}] is not None else None"
         values.append(value)
-        annotations.append(f"{annotation} | None" if optional else annotation)
+        annotations.append(_or_none(annotation, column))
     field_names = _field_names((column.name for column in query.columns), annotations)
-    made = f"    return {class_}{_parts(values, '    ')}"
-    return _Result(
-        class_,
-        _read_by("driver.row", [f"_{name}_row"], types, any_raw),
-        (
-            Row(
-                class_, tuple((name, type_, "") for name, type_ in zip(field_names, annotations, strict=True))
-            ),
-        ),
-        f"def _{name}_row(*values: Any) -> {class_}:\n{made}",
-    )
+    row = _plain_row(class_, field_names, annotations)
+    reader = f"_{name}_row"
+    helper = f"def {reader}(*values: Any) -> {class_}:\n    return {class_}{_parts(values, '    ')}"
+    needs = {class_: row.text, reader: helper}
+    return _Result(class_, _read_by("driver.row", [reader], types, any_raw), needs)
 
 
-def _copy_function(query: Query, name: str, arguments: Sequence[_Argument], models: _Models) -> Function:
+def _copy_function(query: Query, name: str, arguments: Sequence[_Argument]) -> dict[str, str]:
     if query.insert_into is None or not arguments:
         raise error_in(query, ":copyfrom needs an insert with parameters")
-    targets = [_quoted(param.column.original_name or param.column.name) for param in query.params]
-    table = ".".join(_quoted(part) for part in (query.insert_into.schema, query.insert_into.name) if part)
+    columns = (sql.Identifier(each.column.original_name or each.column.name) for each in query.params)
+    table = sql.Identifier(*filter(None, (query.insert_into.schema, query.insert_into.name))).as_string()
+    targets = sql.SQL(", ").join(columns).as_string()
     form = " (format binary)" if all(argument.type.copy_binary for argument in arguments) else ""
-    sql = _text_literal(f"copy {table} ({', '.join(targets)}) from stdin{form}")
-    rows: tuple[Row, ...] = ()
+    text = _text_literal(f"copy {table} ({targets}) from stdin{form}")
+    needs: dict[str, str] = {}
     annotations = [argument.annotation for argument in arguments]
     item, parts = annotations[0], ["row"]
     if len(arguments) > 1:
         item = f"{names.class_name(query.name)}Row"
         fields = _field_names((argument.name for argument in arguments), annotations)
-        rows = (_plain_row(item, fields, annotations),)
+        needs = {item: _plain_row(item, fields, annotations).text}
         parts = [f"row.{field}" for field in fields]
-    text = _definition(
-        "driver.CopyStatement",
-        [sql, _tuple([argument.type.number for argument in arguments], "    ")],
-        query,
-        name,
-        [f"row: {item}"],
-        [argument.type.copy_value.format(part) for argument, part in zip(arguments, parts, strict=True)],
-    )
-    return Function(name, rows, text)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    about = [text, _tuple([argument.type.number for argument in arguments], "    ")]
+    sends = [each.type.copy_value.format(part) for each, part in zip(arguments, parts, strict=True)]
+    function = _definition("driver.CopyStatement", about, query, name, [f"row: {item}"], sends)
+    return {**needs, name: function}
 
 
 # --------------------------------------------------------------------------------------------------- layout
@@ -520,10 +449,6 @@ def _literal(text: str) -> str:
     if plain.count('"') > plain.count("'"):
         return "'" + plain.replace("'", "\\'") + "'"
     return '"' + plain.replace('"', '\\"') + '"'
-
-
-def _sql_literal(query: Query) -> str:
-    return _text_literal(f"-- name: {query.name} {query.cmd}\n{query.text}")
 
 
 def _text_literal(text: str) -> str:

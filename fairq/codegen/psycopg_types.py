@@ -1,5 +1,4 @@
-"""How the `psycopg` template carries each PostgreSQL type: its Python annotation, and how it is sent and
-read.
+"""How the `psycopg` template carries each PostgreSQL type: its annotation, how it is sent and read.
 
 Built-in types go through psycopg's own adapters in binary form. Types of the user's database have no fixed
 numbers, so their values travel as text and are read by adapters that the generated `models.py` registers
@@ -9,7 +8,7 @@ under numbers of its own. What is not listed here is an error: there is no `Any`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from psycopg import adapters
@@ -104,16 +103,13 @@ def _untypable(type_: TypeName) -> Untypable:
     if type_.name in _NO_VALUE:
         return Untypable(f"it is {type_.name}: there is no value", "use :exec")
     if type_.name == "record":
-        return Untypable(
-            "it is a record without columns", "name the columns: `select t.a, t.b from f() as t`"
-        )
+        hint = "name the columns: `select t.a, t.b from f() as t`"
+        return Untypable("it is a record without columns", hint)
     if type_.name.startswith("any"):
-        return Untypable(
-            f"its type {type_.name} is decided by its arguments", "write the type: `expression::bigint`"
-        )
-    return Untypable(
-        f"type {type_} has no Python type here", "cast it to one that has, for example `::text` or `::jsonb`"
-    )
+        message = f"its type {type_.name} is decided by its arguments"
+        return Untypable(message, "write the type: `expression::bigint`")
+    hint = "cast it to one that has, for example `::text` or `::jsonb`"
+    return Untypable(f"type {type_} has no Python type here", hint)
 
 
 # ------------------------------------------------------------------------------------------------- built in
@@ -168,9 +164,8 @@ def _json(name: str, dims: int, raw: bool) -> PyType:
     value = "str" if raw else "driver.JsonValue"
     wrapper = f"driver.{name}_text" if raw else f"driver.{name.capitalize()}"
     if not dims:
-        return PyType(
-            value, value, str(info.oid), wrapper=wrapper, copy_value=_copied(wrapper, raw), is_json=True
-        )
+        copied = f"driver.maybe({wrapper}, {{}})" if raw else "{}"
+        return PyType(value, value, str(info.oid), wrapper=wrapper, copy_value=copied, is_json=True)
     if dims > 1:
         raise Untypable("it is JSON in an array of arrays", "use one dimension: JSON has lists of its own")
     # Wrapped one by one: a list in it is a JSON list, not a dimension of the array.
@@ -178,10 +173,6 @@ def _json(name: str, dims: int, raw: bool) -> PyType:
     array = _array(PyType(value, value, str(info.oid)), dims, str(info.array_oid), native=True)
     send = f"driver.Typed({items}, {info.array_oid})"
     return replace(array, send=send, copy_value=items, is_json=True)
-
-
-def _copied(wrapper: str, raw: bool) -> str:
-    return f"driver.maybe({wrapper}, {{}})" if raw else "{}"
 
 
 def _array(element: PyType, dims: int, number: str, *, native: bool) -> PyType:
@@ -249,10 +240,8 @@ def _domain(domain: Domain, dims: int, catalog: Catalog, raw_json: bool) -> PyTy
 
 def _composite(composite: Composite, dims: int, catalog: Catalog) -> PyType:
     if not composite.fields:
-        raise Untypable(
-            f"the fields of the composite type {composite.name} are not known",
-            "sqlc does not tell; use `fairq gen`",
-        )
+        message = f"the fields of the composite type {composite.name} are not known"
+        raise Untypable(message, "sqlc does not tell; use `fairq gen`")
     annotation = f"models.{class_of(composite, catalog)}"
     return _of_database(annotation, composite, dims, catalog, offset=0)
 
@@ -273,19 +262,13 @@ def _of_database(
     return _array(plain, dims, _number(type_, catalog, offset + 1), native=False) if dims else plain
 
 
-def walk_user_types(
-    column: Column, catalog: Catalog, visit: Callable[[Enum | Composite | Range], None]
-) -> None:
-    """Call `visit` for each user type that a column needs, those it is made of first."""
+def user_types(column: Column, catalog: Catalog) -> Iterator[Enum | Composite | Range]:
+    """The user types that a column needs, those it is made of first."""
     found = catalog.user_type(column.type)
-    if isinstance(found, Domain):
-        walk_user_types(Column("", found.base), catalog, visit)
-    elif isinstance(found, Composite):
-        for field in found.fields:
-            walk_user_types(field, catalog, visit)
-        visit(found)
-    elif isinstance(found, Range):
-        walk_user_types(Column("", found.subtype), catalog, visit)
-        visit(found)
-    elif isinstance(found, Enum):
-        visit(found)
+    parts: tuple[Column, ...] = found.fields if isinstance(found, Composite) else ()
+    if isinstance(found, Domain | Range):
+        parts = (Column("", found.base if isinstance(found, Domain) else found.subtype),)
+    for part in parts:
+        yield from user_types(part, catalog)
+    if isinstance(found, Enum | Composite | Range):
+        yield found

@@ -63,18 +63,21 @@ class Method:
     constant: str
     cmd: str
     sql: str  # as it stands between the quotes of the constant
-    structs: tuple[Struct, ...]  # emitted after the constant: Params, then Row
-    arguments: tuple[tuple[str, str], ...]  # name and annotation
-    keyword_only: bool
-    bindings: tuple[tuple[str, str], ...]  # ("p1", "arg.group_key")
-    returns: str = ""  # the annotation of one row's value; empty: the statement returns none
-    value: Value = str
-    types: tuple[PyType, ...] = ()  # every type the module must be able to name
+    parameters: tuple[Field, ...]
+    params: Struct | None  # their class, where the method takes one object of it
+    returns: str  # the annotation of one row's value; empty: the statement returns none
+    value: Value
+    row: Struct | None
+    row_types: tuple[PyType, ...]
+
+    @property
+    def structs(self) -> list[Struct]:
+        return [struct for struct in (self.params, self.row) if struct]
 
 
 def generate(request: Request) -> dict[str, str]:
     """File name to text: `models.py`, and one module per query file."""
-    models = _models(request)
+    models = sorted((_model(each, request) for each in request.catalog.relations), key=lambda each: each.name)
     methods = sorted(
         ((query, _method(query, request, models)) for query in request.queries if query.name and query.cmd),
         key=lambda pair: pair[1].name,
@@ -106,9 +109,8 @@ def _enums(request: Request) -> list[tuple[str, str]]:
         name = names.enum_class_name(enum.name, catalog)
         if not strict:
             name = names.identifier(name, "Enum")
-            member_names = names.distinct(
-                names.identifier(member, f"VALUE_{number}") for number, member in enumerate(member_names, 1)
-            )
+            numbered = enumerate(member_names, 1)
+            member_names = names.distinct(names.identifier(each, f"VALUE_{n}") for n, each in numbered)
         values = enum.values if strict else map(_escaped, enum.values)
         body = _inside(_docstring(enum.comment, strict))
         body += [f'    {member} = "{value}"' for member, value in zip(member_names, values, strict=True)]
@@ -118,21 +120,18 @@ def _enums(request: Request) -> list[tuple[str, str]]:
     return sorted(classes)
 
 
-def _models(request: Request) -> list[Struct]:
-    models = [_model(relation, request) for relation in request.catalog.relations]
-    return sorted(models, key=lambda struct: struct.name)
-
-
 def _model(relation: Relation, request: Request) -> Struct:
     strict = request.options.strict
-    fields = [
-        Field(
-            column.name,
-            _local(_type_of_column(column, request)),
-            (column.comment,) if strict and column.comment else tuple(column.comment.splitlines()),
-        )
-        for column in relation.columns
-    ]
+    fields: list[Field] = []
+    for column in relation.columns:
+        try:
+            type_ = _local(python_type(column, request.catalog, request.options))
+        except Untypable:
+            # Nobody asked for it so far. A query that returns it is told what to do about it.
+            type_ = PyType("Any")
+        comment = column.comment
+        lines = (comment,) if strict and comment else tuple(comment.splitlines())
+        fields.append(Field(column.name, type_, lines))
     name = names.model_class_name(relation.name, request.catalog, request.options)
     if not strict:
         name = names.identifier(name, "Model")
@@ -147,16 +146,11 @@ def _local(type_: PyType) -> PyType:
 
 def _python_fields(fields: Sequence[Field]) -> list[Field]:
     """The fields under names that a Python class accepts."""
-    accepted = names.distinct(names.identifier(each.name, f"column_{n}") for n, each in enumerate(fields, 1))
-    return [replace(each, name=name) for each, name in zip(fields, accepted, strict=True)]
+    return _distinct(fields, [names.identifier(each.name, f"column_{n}") for n, each in enumerate(fields, 1)])
 
 
-def _type_of_column(column: Column, request: Request) -> PyType:
-    try:
-        return python_type(column, request.catalog, request.options)
-    except Untypable:
-        # A table has columns that nobody asked for. A query that returns one is told what to do about it.
-        return PyType("Any")
+def _distinct(fields: Sequence[Field], given: Sequence[str]) -> list[Field]:
+    return [replace(each, name=name) for each, name in zip(fields, names.distinct(given), strict=True)]
 
 
 # --- queries --------------------------------------------------------------------------------------
@@ -165,34 +159,20 @@ def _type_of_column(column: Column, request: Request) -> PyType:
 def _method(query: Query, request: Request, models: Sequence[Struct]) -> Method:
     strict = request.options.strict
     if query.cmd == Command.COPYFROM:
-        raise error_in(
-            query, ":copyfrom cannot run through SQLAlchemy", "use `template: psycopg`, which has COPY"
-        )
+        hint = "use `template: psycopg`, which has COPY"
+        raise error_in(query, ":copyfrom cannot run through SQLAlchemy", hint)
     if query.cmd not in _COMMANDS:
         raise error_in(query, f"unknown command {query.cmd}", f"use one of {', '.join(_COMMANDS)}")
     if query.cmd in _RETURNS_ROWS and not query.columns:
-        raise error_in(
-            query, f"{query.cmd} needs a statement that returns columns", "use :exec, or add `returning`"
-        )
+        hint = "use :exec, or add `returning`"
+        raise error_in(query, f"{query.cmd} needs a statement that returns columns", hint)
 
     name = names.method_name(query.name)
     if not strict:
         name = names.identifier(name, "query")
-    arguments, bindings, params, types = _arguments(query, request)
-    returns, value, row, row_types = _result(query, request, models)
-    return Method(
-        name=name,
-        constant=names.method_name(query.name).upper(),
-        cmd=query.cmd,
-        sql=_sql_constant(query, strict),
-        structs=tuple(struct for struct in (params, row) if struct),
-        arguments=arguments,
-        keyword_only=params is None,
-        bindings=bindings,
-        returns=returns,
-        value=value,
-        types=(*types, *row_types),
-    )
+    constant, sql = names.method_name(query.name).upper(), _sql_constant(query, strict)
+    fields, params = _parameters(query, request)
+    return Method(name, constant, query.cmd, sql, fields, params, *_result(query, request, models))
 
 
 def _sql_constant(query: Query, strict: bool) -> str:
@@ -209,32 +189,24 @@ def _sql_constant(query: Query, strict: bool) -> str:
     return "".join(pieces).replace('"""', r"\"\"\"")
 
 
-def _arguments(
-    query: Query, request: Request
-) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], Struct | None, tuple[PyType, ...]]:
-    """What the method takes, what is bound to `:p1` and so on, and the Params class if there is one."""
-    options = request.options
-    limit = options.query_parameter_limit
-    if len(query.params) > limit or (limit == 0 and (query.params or options.strict)):
+def _parameters(query: Query, request: Request) -> tuple[tuple[Field, ...], Struct | None]:
+    """What is bound to `:p1` and so on, and the class whose fields they are, if there is one."""
+    strict, limit = request.options.strict, request.options.query_parameter_limit
+    if len(query.params) > limit or (limit == 0 and (query.params or strict)):
         numbered = [
             (parameter.number, _field(parameter.column, index, query, request))
             for index, parameter in enumerate(query.params)
         ]
         params = _struct(f"{query.name}Params", numbered, request)
-        bindings = tuple((f"p{n}", f"arg.{each.name}") for n, each in enumerate(params.fields, 1))
-        return (("arg", params.name),), bindings, params, tuple(each.type for each in params.fields)
-
-    given = [parameter.column.name or f"dollar_{parameter.number}" for parameter in query.params]
-    if not options.strict:
-        python = (names.identifier(name, f"dollar_{n}") for n, name in enumerate(given, 1))
-        given = names.distinct(f"{name}_" if name in _USED_IN_METHODS else name for name in python)
-    types = tuple(
-        _type_in_query(each.column, f"parameter {each.column.name or f'${each.number}'}", query, request)
-        for each in query.params
-    )
-    arguments = tuple((name, type_.annotation) for name, type_ in zip(given, types, strict=True))
-    bindings = tuple((f"p{n}", name) for n, name in enumerate(given, 1))
-    return arguments, bindings, None, types
+        return params.fields, params
+    fields: list[Field] = []
+    for n, parameter in enumerate(query.params, 1):
+        name = parameter.column.name or f"dollar_{parameter.number}"
+        what = f"parameter {parameter.column.name or f'${parameter.number}'}"
+        type_ = _type_in_query(parameter.column, what, query, request)
+        name = name if strict else names.identifier(name, f"dollar_{n}")
+        fields.append(Field(f"{name}_" if name in _USED_IN_METHODS and not strict else name, type_))
+    return tuple(fields if strict else _distinct(fields, [each.name for each in fields])), None
 
 
 def _result(
@@ -255,9 +227,8 @@ def _result(
         # sqlc.embed(t): its columns stand in the text one by one, and become one object again here.
         model = next((each for each in models if _is_table(column.embed, each.table, request)), None)
         if model is None:
-            raise error_in(
-                query, f"sqlc.embed({column.embed}): there is no such table", "embed a table or a view"
-            )
+            message = f"sqlc.embed({column.embed}): there is no such table"
+            raise error_in(query, message, "embed a table or a view")
         fields.append(Field(column.name or column.embed.name, PyType(f"models.{model.name}")))
         values.append(_call(f"models.{model.name}", model.fields, position))
         position += len(model.fields)
@@ -348,8 +319,7 @@ def _docstring(comment: str, strict: bool) -> str:
     if not comment:
         return ""
     if strict:
-        # The reference puts two quotes around a quoted text; one of several lines has three of its own
-        # already.
+        # The reference puts two quotes around a quoted text; one of several lines has three of its own.
         quotes = '"""""' if "\n" in comment else '"""'
         return f"{quotes}{comment}{quotes}"
     text = comment.replace("\\", r"\\").replace('"""', r"\"\"\"")
@@ -380,16 +350,16 @@ def _models_module(request: Request, enums: Sequence[tuple[str, str]], models: S
 
 def _query_module(request: Request, source: str, methods: Sequence[Method]) -> str:
     options = request.options
-    types = [type_ for method in methods for type_ in method.types]
+    types = [each.type for method in methods for each in method.parameters]
+    types += [type_ for method in methods for type_ in method.row_types]
     standard = _modules(types, standard=True)
     typing = _typing(types)
     if any(method.structs for method in methods):
         standard.add("pydantic" if options.emit_pydantic_models else "dataclasses")
-    if any(method.cmd == Command.ONE for method in methods):
-        typing.add("Optional")
-    if any(method.cmd == Command.MANY for method in methods):
-        typing |= {"Iterator"} if options.emit_sync_querier else set()
-        typing |= {"AsyncIterator"} if options.emit_async_querier else set()
+    commands = {method.cmd for method in methods}
+    typing |= {"Optional"} if Command.ONE in commands else set()
+    typing |= {"Iterator"} if Command.MANY in commands and options.emit_sync_querier else set()
+    typing |= {"AsyncIterator"} if Command.MANY in commands and options.emit_async_querier else set()
     installed = {"sqlalchemy"} | _modules(types, standard=False)
     if options.emit_async_querier:
         installed.add("sqlalchemy.ext.asyncio")
@@ -402,10 +372,8 @@ def _query_module(request: Request, source: str, methods: Sequence[Method]) -> s
     for method in methods:
         blocks.append(f'{method.constant} = """-- name: {method.name} \\\\{method.cmd}\n{method.sql}\n"""')
         blocks += [_class(struct, options) for struct in method.structs]
-    if options.emit_sync_querier:
-        blocks.append(_querier(methods, is_async=False))
-    if options.emit_async_querier:
-        blocks.append(_querier(methods, is_async=True))
+    wanted = ((options.emit_sync_querier, False), (options.emit_async_querier, True))
+    blocks += [_querier(methods, is_async=is_async) for emitted, is_async in wanted if emitted]
     return _file([*_head(request), f"# source: {source}"], groups, blocks)
 
 
@@ -435,25 +403,20 @@ def _nothing(options: Options) -> list[str]:
 
 
 def _querier(methods: Sequence[Method], *, is_async: bool) -> str:
-    name, conn = (
-        ("AsyncQuerier", "ext.asyncio.AsyncConnection") if is_async else ("Querier", "engine.Connection")
-    )
-    lines = [
-        f"class {name}:",
-        f"    def __init__(self, conn: sqlalchemy.{conn}):",
-        "        self._conn = conn",
-    ]
-    for method in methods:
-        lines += ["", _method_text(method, is_async=is_async)]
-    return "\n".join(lines)
+    name, conn = "Querier", "engine.Connection"
+    if is_async:
+        name, conn = "AsyncQuerier", "ext.asyncio.AsyncConnection"
+    head = f"class {name}:\n    def __init__(self, conn: sqlalchemy.{conn}):\n        self._conn = conn"
+    return "\n\n".join([head, *(_method_text(method, is_async=is_async) for method in methods)])
 
 
 def _method_text(method: Method, *, is_async: bool) -> str:
     wait, sync = ("await ", "async ") if is_async else ("", "")
     verb = "stream" if is_async and method.cmd == Command.MANY else "execute"
     call = f"{wait}self._conn.{verb}(sqlalchemy.text({method.constant}){_bound(method)})"
-    takes = "".join(f", {name}: {annotation}" for name, annotation in method.arguments)
-    star = ", *" if method.keyword_only and takes else ""
+    takes = "".join(f", {each.name}: {each.type.annotation}" for each in method.parameters)
+    star = ", *" if takes and not method.params else ""
+    takes = f", arg: {method.params.name}" if method.params else takes
     head = f"    {sync}def {method.name}(self{star}{takes}) -> "
     if method.cmd == Command.ONE:
         call = f"({call})" if is_async else call
@@ -476,7 +439,8 @@ def _method_text(method: Method, *, is_async: bool) -> str:
 
 
 def _bound(method: Method) -> str:
-    pairs = [f'"{key}": {given}' for key, given in method.bindings]
+    of = "arg." if method.params else ""
+    pairs = [f'"p{n}": {of}{each.name}' for n, each in enumerate(method.parameters, 1)]
     if len(pairs) > 3:
         return ", {\n" + "".join(f"            {pair},\n" for pair in pairs) + "        }"
     return f", {{{', '.join(pairs)}}}" if pairs else ""
@@ -529,10 +493,8 @@ def _check_distinct(
     described += [(each.name, f"table {each.table}") for each in models]
     for name, what in described:
         if name in taken:
-            raise GenerationError(
-                f"class {name} would be made for {taken[name]} and for {what}",
-                hint="rename one, or use emit_exact_table_names or inflection_exclude_table_names",
-            )
+            hint = "rename one, or use emit_exact_table_names or inflection_exclude_table_names"
+            raise GenerationError(f"class {name} would be made for {taken[name]} and for {what}", hint=hint)
         taken[name] = what
     seen: dict[tuple[str, str], str] = {}
     for query, method in methods:

@@ -1,8 +1,7 @@
 """Which Python type the `sqlalchemy` template writes for a column.
 
-Two tables. `_REFERENCE` is sqlc-gen-python 1.3.0's, keyed by sqlc's text; with `strict` it alone decides, and
-what it does not list is `Any`. Otherwise `_TYPES`, keyed by PostgreSQL's name, decides. The two agree
-wherever the first has an answer.
+With `strict`, `_REFERENCE` alone decides: sqlc-gen-python 1.3.0's table, keyed by sqlc's text; what it lacks
+is `Any`. Otherwise `_TYPES` does, keyed by PostgreSQL's name. They agree wherever the first has an answer.
 """
 
 from __future__ import annotations
