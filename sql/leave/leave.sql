@@ -208,7 +208,7 @@ declare
   v_turns fairq.parked[];
 begin
   select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, r.charge, 0, coalesce(r.counted, false),
-    coalesce(r.keyed, k.granted, false))::fairq.leaving)
+    coalesce(r.keyed_at is not null or k.granted, r.keyed_at is not null))::fairq.leaving)
   into v_tasks
   from unnest(p_ids) i(id)
   cross join lateral (
@@ -219,7 +219,7 @@ begin
     offset 0
   ) b
   left join lateral (
-    select y.ctid, y.charge, y.counted, y.keyed
+    select y.ctid, y.charge, y.counted, y.keyed_at
     from fairq.ready y
     where y.shard_no = p_shard_no and y.id = i.id
     for update skip locked

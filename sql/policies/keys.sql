@@ -294,8 +294,8 @@ begin
 end;
 $$;
 
--- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can, nor in one without workers, or whose
--- own cap, rate or breaker, or the cluster's, lets nothing pass.
+-- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can, nor in one without workers, or that
+-- left a key unused a moment ago, or whose own cap, rate or breaker, or the cluster's, lets nothing pass.
 create function fairq._may_go_on(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz) returns boolean
 language plpgsql set search_path = '' as $$
 declare
@@ -304,6 +304,7 @@ begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   return v_queue.paused_at is null
     and exists (select from fairq.workers w where w.shard_no = p_shard_no and p_queue = any(w.queues) and w.lost_at is null)
+    and coalesce(fairq._sweep_floor(p_shard_no, 'unused keys ' || p_queue) <= extract(epoch from p_now - interval '10 seconds') * 1000000, true)
     and not exists (
       select
       from (

@@ -282,9 +282,9 @@ begin
     ) m;
   end if;
   if v_rest <> '{}' then
-    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed, priority, sequence, group_key, attempt, expires_at)
-    select o_tick.shard_no, o_tick.queue, t.id, t.block, t.position, t.charge, t.counted, t.keyed, t.priority, t.sequence, t.group_key, t.attempt,
-      t.expires_at
+    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed_at, priority, sequence, group_key, attempt, expires_at)
+    select o_tick.shard_no, o_tick.queue, t.id, t.block, t.position, t.charge, t.counted, case when t.keyed then p_now end, t.priority, t.sequence, t.group_key,
+      t.attempt, t.expires_at
     from unnest(v_rest) t;
   end if;
 
@@ -317,10 +317,10 @@ create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizo
 language plpgsql set search_path = '' set enable_sort = off as $$
 begin
   return coalesce((
-    select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed, n.priority, n.sequence, n.group_key, n.attempt,
+    select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed_at is not null, n.priority, n.sequence, n.group_key, n.attempt,
       n.expires_at, n.ctid)::fairq.placed)
     from (
-      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed, r.priority, r.sequence, r.group_key, r.attempt, r.expires_at
+      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed_at, r.priority, r.sequence, r.group_key, r.attempt, r.expires_at
       from fairq.ready r
       where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
         and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)

@@ -53,7 +53,7 @@ declare
   v_lanes fairq.lanes[];
 begin
   with back as materialized (
-    select r.ctid, r.id, r.keyed, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, coalesce(r.charge, t.cost) as charge
+    select r.ctid, r.id, r.keyed_at, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, coalesce(r.charge, t.cost) as charge
     from fairq.ready r
     cross join lateral (select b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
     where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
@@ -77,7 +77,7 @@ begin
     from level l
     group by l.group_key
   )
-  select (select array_agg(b.ctid) from back b), (select array_agg(b.id) filter (where b.keyed) from back b), coalesce(array_agg(
+  select (select array_agg(b.ctid) from back b), (select array_agg(b.id) filter (where b.keyed_at is not null) from back b), coalesce(array_agg(
     case
       when f.group_key is null then l
       else (l.shard_no, l.last_priority, l.last_sequence, l.lane_no, l.version, greatest(f.block, f.due),

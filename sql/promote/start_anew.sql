@@ -97,7 +97,7 @@ begin
       select t.concurrency_key
       from fairq.ready r
       join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
-      where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 and r.keyed
+      where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 and r.keyed_at is not null
       union all
       select v.concurrency_key from given v
     ) k
@@ -112,7 +112,7 @@ begin
     select r.shard_no, t.queue, t.group_key, false, 0, t.concurrency_key
     from fairq.ready r
     join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
-    where p_queue = '#keys' and r.shard_no = p_shard_no and r.keyed
+    where p_queue = '#keys' and r.shard_no = p_shard_no and r.keyed_at is not null
     union all
     select k.shard_no, k.queue, k.group_key, false, 0, k.concurrency_key
     from fairq.parked k

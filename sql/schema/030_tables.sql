@@ -195,9 +195,9 @@ create table fairq.ready (
   position bigint not null,
   charge double precision,
   expires_at timestamptz,
+  keyed_at timestamptz,
   attempt integer not null,
   counted boolean not null,
-  keyed boolean not null,
   queue text collate "C" not null,
   group_key text collate "C" not null,
   constraint ready_pkey primary key (shard_no, id)
@@ -209,7 +209,7 @@ comment on column fairq.ready.charge is 'Seconds charged to its group, where gro
 comment on column fairq.ready.expires_at is 'Past this time it is not handed out any more.';
 comment on column fairq.ready.attempt is 'The number of its next attempt.';
 comment on column fairq.ready.counted is 'The task takes one of its group''s places.';
-comment on column fairq.ready.keyed is 'The task has a place of its concurrency key.';
+comment on column fairq.ready.keyed_at is 'Since when the task is ready with a place of its concurrency key; null: it has none.';
 
 create table fairq.held (
   shard_no integer not null,

@@ -95,13 +95,7 @@ begin
   if p_queue.queue = '#cluster' or not fairq._lock_domain(p_shard_no, p_queue.queue, false) then
     return jsonb_build_object('swept', v_swept);
   end if;
-  if p_queue.paused_at is not null then
-    -- What is ready there has a key that others could use: its groups go back in line.
-    insert into fairq.rings (shard_no, queue, group_key, configured)
-    select distinct r.shard_no, r.queue, r.group_key, true
-    from fairq.ready r
-    where r.shard_no = p_shard_no and r.queue = p_queue.queue and r.position >= 0 and r.keyed;
-  end if;
+  perform fairq._free_unused_keys(p_shard_no, p_queue, fairq._now());
   if p_queue.queue = '#keys' then
     perform fairq._open_keys(p_shard_no, fairq._now());
   elsif not exists (select from fairq._tick(p_shard_no, p_queue.queue) k where not fairq._has_news(k)) then
@@ -115,6 +109,31 @@ begin
     perform fairq._take_keys_back(p_shard_no, p_queue.queue, fairq._now());
   end if;
   return jsonb_build_object('promoted', v_promoted, 'swept', v_swept + fairq._sweep_domain(p_shard_no, p_queue.queue, p_limit));
+end;
+$$;
+
+-- Tasks that are ready with a key, in a queue that is paused, or where nobody popped them for ten seconds while others wait for the key: their groups go back
+-- in line. For as long the queue is given no keys that come free, or each of its groups would have its turn first.
+-- Locks: none; the caller holds the domain. Cost: the ready set, where tasks have keys.
+create function fairq._free_unused_keys(p_shard_no integer, p_queue fairq.queues, p_now timestamptz) returns void
+language plpgsql set search_path = '' as $$
+begin
+  insert into fairq.rings (shard_no, queue, group_key, configured)
+  select distinct r.shard_no, r.queue, r.group_key, true
+  from fairq._tick(p_shard_no, p_queue.queue) k
+  join fairq.ready r on r.shard_no = p_shard_no and r.queue = p_queue.queue and r.position >= 0 and (r.block, r.position) >= (k.clock, k.clock_position)
+  cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
+  where k.keyed
+    and r.keyed_at is not null
+    and (p_queue.paused_at is not null or r.keyed_at <= p_now - interval '10 seconds' and exists (
+      select
+      from fairq.parked w
+      where w.shard_no = p_shard_no and w.concurrency_key = b.concurrency_key and w.turn is not null
+        and (w.queue, w.group_key) <> (r.queue, r.group_key)
+    ));
+  if found then
+    perform fairq._set_sweep_floor(p_shard_no, 'unused keys ' || p_queue.queue, (extract(epoch from p_now) * 1000000)::bigint);
+  end if;
 end;
 $$;
 

@@ -12,7 +12,7 @@ select t.shard_no, t.id, t.queue, t.group_key, t.kind, t.priority, t.sequence, t
   coalesce(h.attempt, t.attempt) as attempt,
   h.worker_id, h.started_at, h.lease_expires_at, r.block, r.position,
   coalesce(h.counted, r.counted, false) as counted,
-  coalesce(h.keyed, r.keyed, k.granted, false) as keyed,
+  coalesce(h.keyed, k.granted, r.keyed_at is not null) as keyed,
   coalesce(h.meters, 0) as meters,
   coalesce(h.charge, r.charge) as charge
 from fairq.tasks t

@@ -349,3 +349,37 @@ def test_a_keyed_task_that_comes_back_is_served_before_younger_ones_that_wait(
         finish(conn, bob, held)
         assert_sound(conn)
     assert served == ids
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_key_does_not_stay_with_tasks_that_nobody_pops(conn: Conn, paused: bool) -> None:
+    """All workers of x may be busy for hours: each of its groups would have its turn before y."""
+    for queue in ("x", "y"):
+        call(conn, "configure_queue", queue)
+    bob = register(conn, "x", "y")
+    at(conn, "12:00:00")
+    create(conn, "h", queue="y", concurrency_key="k")
+    held = pop(conn, bob, 1, queue="y")
+    ids = [create(conn, f"g{number}", queue="x", concurrency_key="k") for number in range(5)]
+    assert pop(conn, bob, 5, queue="x") == []
+    create(conn, "h", queue="y", concurrency_key="k")
+    assert pop(conn, bob, 1, queue="y") == []
+    finish(conn, bob, held)
+    for time in ("12:00:01", "12:00:02"):
+        at(conn, time)
+        maintain(conn)
+        assert pop(conn, bob, 1, queue="y") == []
+    assert [state(conn, one_) for one_ in ids] == ["queued", *["blocked"] * 4]
+    if paused:
+        call(conn, "pause_queue", "x")
+    at(conn, "12:00:03" if paused else "12:00:13")
+    maintain(conn)
+    held = pop(conn, bob, 1, queue="y")
+    assert len(held) == 1
+    assert_sound(conn)
+    call(conn, "resume_queue", "x")
+    finish(conn, bob, held)
+    for one_ in ids:
+        held = pop(conn, bob, 5, queue="x")
+        assert held == [one_]
+        finish(conn, bob, held)

@@ -26,7 +26,7 @@ place as materialized (
   from (
     select h.shard_no, h.id, h.counted, h.meters, h.keyed from fairq.held h
     union all
-    select r.shard_no, r.id, r.counted, 0, r.keyed from fairq.ready r
+    select r.shard_no, r.id, r.counted, 0, r.keyed_at is not null from fairq.ready r
     union all
     select p.shard_no, p.id, false, 0, true from fairq.parked p where p.granted
   ) x
