@@ -1,7 +1,7 @@
 -- A worker's sign of life.
 -- Returns those of its tasks that somebody wished to cancel, until they are finished: stop them, and finish them as cancelled.
 -- Raises QF004 unknown worker: it counts as lost, and its tasks may be with others.
--- Locks: heartbeats, the worker's own rows.
+-- Locks: the worker's row, shared, and its heartbeats.
 -- With p_ids, the tasks it is running, only these are looked up: a worker that knows them should say them.
 -- Cost: one step in held_pkey and one in cancellations_task_idx for each of p_ids; without it all open cancellations are read. Never all the
 -- worker's tasks: under a held xmin that would be all it ever ran.
@@ -45,7 +45,7 @@ comment on function fairq.heartbeat is 'A worker''s sign of life. Returns those 
 -- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone, or at once (p_beats): working is a sign of life. The newest
 -- is inserted, the one before it deleted; an older one is already gone, and dead rows are not walked again.
 -- Raises QF004, also when its tasks were taken from it.
--- Locks: heartbeats, the worker's own rows, when it beats.
+-- Locks: when it beats, the worker's row, shared, and its heartbeats.
 -- Cost: one entry of heartbeats_pkey, read backwards.
 create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz, p_beats boolean default false) returns void
 language plpgsql set search_path = '' as $$
@@ -69,6 +69,11 @@ begin
   end if;
   if v_previous >= p_now - (case when p_beats then interval '0' else v_lease / 3 end) then
     return;
+  end if;
+  -- First the worker, as who retires it or gives it up: the pop that follows would wait for them, and they for its heartbeat.
+  perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
+  if not found then
+    perform fairq._refuse_worker(p_worker_id);
   end if;
   insert into fairq.heartbeats (shard_no, worker_id, beat_at) values (p_shard_no, p_worker_id, p_now) on conflict do nothing;
   delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id and h.beat_at = v_previous;

@@ -15,6 +15,7 @@ Interleavings (W, V: workers, P: a promoter, C: who cancels, A: an application):
     C: cancel; commit                 W: pop                            never handed out
     P: holds shard 1                  W: pop, from shard 0 on           W has shard 0's, does not wait for 1
     P: begin; refills                 W1..W4: pop (wait)                P: commit: it is filled once
+    W: begin; heartbeat               R: retires W   W: pop; commit     both get through
     a backend is killed after create, promote, pop, start, finish       as if that transaction never was
 """
 
@@ -380,3 +381,17 @@ def test_pops_that_waited_for_a_promoter_do_not_each_fill_the_ready_set_again(
     # The ready target counts what is ready beside those that were handed over.
     assert [*states(observer).values()].count("queued") == 20 - 4
     assert_consistent(observer)
+
+
+def test_a_worker_that_is_retired_while_it_beats_and_pops_is_waited_for(database: Database) -> None:
+    observer = database.connect(autocommit=True)
+    worker = register(observer)
+    (task,) = create_each(observer, "bob")
+    popping, retiring = database.connect(), database.connect(autocommit=True)
+    call(popping, "heartbeat", worker)
+    waiting = in_background(retiring, "select fairq.retire_worker(%s)", [worker])
+    assert wait_until_blocked(observer, pid_of(retiring)) == [pid_of(popping)]
+    assert pop(popping, worker) == [task]
+    popping.commit()
+    result(waiting)
+    assert states(observer) == {task: "overflow"}
