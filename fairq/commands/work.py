@@ -178,16 +178,20 @@ def work(
         maintain_interval_ms=round(maintain_interval * 1000),
         **options,
     )
+    from fairq.worker.signals import handled
     from fairq.worker.worker import Worker
 
     worker = Worker(load_app(app), named_dsn(), settings=settings, announce=_announce, also_wrong=problems)
-    if processes > 1 and LIFELINE not in os.environ:
-        args, secrets = hide_dsns(sys.argv[1:])
-        sys.exit(supervise([sys.executable, "-m", "fairq", *args], processes, settings.grace, secrets))
-    watch_supervisor(worker.stop)
     code: int = Exit.OK
     try:
-        worker.run(handle_signals=True)
+        with handled(lambda *_: worker.stop(), for_good=True):
+            if processes > 1 and LIFELINE not in os.environ:
+                args, secrets = hide_dsns(sys.argv[1:])
+                sys.exit(
+                    supervise([sys.executable, "-m", "fairq", *args], processes, settings.grace, secrets)
+                )
+            watch_supervisor(worker.stop)
+            worker.run(handle_signals=True)
     except UnknownQueue as exc:
         raise ConfigurationError(str(exc), exc.hint) from exc  # wrong usage: no restart helps
     except Exception as exc:

@@ -12,6 +12,7 @@ waking      notices, and when to look for work
 database    the connection for the turns, and pauses when it fails
 keeper      a thread of its own: signs of life, cancellations, maintenance, a watch on the loop
 listen      LISTEN, which shortens the wait
+signals     TERM, INT and QUIT
 supervisor  several processes
 
 Decisions without I/O: config (what may be asked for), plan (how many, when), shares (several queues by

@@ -60,8 +60,8 @@ class Settings:
     """
     maintain_interval_ms: Annotated[int, 0, 3_600_000] = 5000
     """How often to call fairq.maintain(). 0: never; somebody else does."""
-    abandon_after: Annotated[float, 0, 86_400] = 5.0
-    """How long a handler may ignore that its time is over before its attempt ends without it."""
+    hanging_after: Annotated[float, 0, 86_400] = 5.0
+    """How long a handler may ignore that its time is over before it counts as one that hangs."""
     db_retry_initial_ms: Annotated[int, 100, 60_000] = 500
     db_retry_max_ms: Annotated[int, 500, 300_000] = 5_000
     db_retry_max_attempts: Annotated[int, 0, 10_000] = 0

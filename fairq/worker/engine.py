@@ -70,7 +70,7 @@ class Engine:
             app,
             slots,
             self.loop,
-            abandon_after=settings.abandon_after,
+            hanging_after=settings.hanging_after,
             wake=self.waking.wake.set,
             stuck=self._stuck,
         )
@@ -91,10 +91,10 @@ class Engine:
     def _stuck(self) -> None:
         if self.ending.fatal is None:
             self.ending.fatal = Stuck(
-                f"{self.held.abandoned} handlers hang, as many as there are slots; the worker ends",
+                f"{self.held.overdue} handlers hang, and nothing else can run; the worker ends",
                 "Handlers should look at ctx.cancelled, or wait with a timeout of their own.",
             )
-            self.request_stop(1)
+            self.request_stop(2)
 
     # --- The run ---
 
@@ -220,10 +220,13 @@ class Engine:
     def _is_done(self) -> bool:
         """once, drain: whether all is said."""
         mode = self.settings.mode
-        if mode == "forever" or self.held.taken or self.held.unwritten:
+        if mode == "forever" or self.held.may_end or self.held.unwritten:
             return False
         lookout = self.waking.lookout
-        return lookout.looked if mode == "once" else lookout.nothing_left
+        done = lookout.looked if mode == "once" else lookout.nothing_left
+        if done and self.held.overdue:
+            self._stuck()
+        return done
 
     # --- The end ---
 

@@ -15,8 +15,10 @@ import contextvars
 import inspect
 import logging
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -27,7 +29,7 @@ from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, outcome_of
 from fairq.task import Task
 
-__all__ = ["RELEASE", "RUNNING", "SUCCEEDED", "Entry", "Loopside", "Threads", "conclude"]
+__all__ = ["RELEASE", "RUNNING", "SUCCEEDED", "Entry", "Loopside", "Threads", "conclude", "whereabouts"]
 
 log = logging.getLogger("fairq.worker")
 
@@ -53,10 +55,12 @@ class Entry:
         "claimed_until",
         "ctx",
         "ended",
+        "overdue",
         "row",
         "runner",
         "stop",
         "task",
+        "thread",
         "timer",
         "worker_id",
     )
@@ -67,12 +71,14 @@ class Entry:
         self.task = task
         self.ctx: Context | None = None
         self.runner: asyncio.Task[Any] | None = None
+        self.thread: threading.Thread | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.claimed_until = 0.0
         self.checked = 0
         self.stop: Stop | None = None
         self.begun_at: float | None = None
         self.ended = False
+        self.overdue = False
         self.abandoned = False
 
     def __repr__(self) -> str:
@@ -94,6 +100,17 @@ class Entry:
             "worker": self.worker_id,
             "duration": ran,
         }
+
+
+def whereabouts(thread: threading.Thread | None) -> str:
+    """What a thread is doing, innermost first."""
+    if thread is None:
+        return "the event loop"
+    frame = sys._current_frames().get(thread.ident or 0)
+    calls = traceback.extract_stack(frame, 3)[::-1] if frame is not None else []
+    return f"thread {thread.name}: " + ", called from ".join(
+        f"{each.filename}:{each.lineno} in {each.name}" for each in calls
+    )
 
 
 # Whose handler is running: for the lines that the handler itself writes to the log.
@@ -246,6 +263,7 @@ class Threads:
         self._done: deque[tuple[Entry, BaseException | None, Any]] = deque()
         self._signalled = False
         self._made = 0
+        self._base = contextvars.copy_context()
 
     def add(self, entry: Entry) -> None:
         self._queue.put(entry)
@@ -273,7 +291,7 @@ class Threads:
             result: Any = None
             error: BaseException | None = None
             try:
-                result = contextvars.Context().run(self._call, entry)
+                result = self._base.copy().run(self._call, entry)
             except BaseException as exc:  # sys.exit() in a handler ends the attempt, not the thread
                 error = exc
             self._idle.release()
@@ -287,6 +305,7 @@ class Threads:
         if entry.stop is not None:
             raise Cancelled("told to stop before it began")
         entry.begun_at = time.perf_counter()
+        entry.thread = threading.current_thread()
         RUNNING.set(entry)
         return _checked(task.invoke(task.decode(entry.row.payload), entry.ctx))  # type: ignore[arg-type]
 

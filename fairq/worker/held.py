@@ -21,7 +21,16 @@ from fairq.errors import FairqError, FinishLost, ResultNotEncodable
 from fairq.outcome import Outcome, describe, outcome_of
 from fairq.queries.workers import TurnRow
 from fairq.worker.connect import explain
-from fairq.worker.handlers import RELEASE, Entry, Loopside, Threads, conclude, seconds_of, timed_out
+from fairq.worker.handlers import (
+    RELEASE,
+    Entry,
+    Loopside,
+    Threads,
+    conclude,
+    seconds_of,
+    timed_out,
+    whereabouts,
+)
 from fairq.worker.turn import End, timedelta_of
 
 __all__ = ["Held", "convicted", "tell_to_stop"]
@@ -54,6 +63,7 @@ class Held:
     """Everything happens on the loop, but for `progressed`.
 
     `wake` is called when there is something to write, `stuck` when as many handlers hang as there are slots.
+    One hangs that ran out of its time and ignored that for `hanging_after` seconds.
     """
 
     def __init__(
@@ -62,7 +72,7 @@ class Held:
         slots: int,
         loop: asyncio.AbstractEventLoop,
         *,
-        abandon_after: float,
+        hanging_after: float,
         wake: Callable[[], None],
         stuck: Callable[[], None],
     ) -> None:
@@ -73,6 +83,7 @@ class Held:
         self.by_id: dict[int, Entry] = {}
         self.doubles: set[Entry] = set()
         self.claimed: deque[Entry] = deque()
+        self.overdue = 0
         self.abandoned = 0
         # Ended and not written.
         self.ends: list[End] = []
@@ -84,7 +95,7 @@ class Held:
         self._kinds = dict(app.tasks)
         self._slots = slots
         self._loop = loop
-        self._abandon_after = abandon_after
+        self._hanging_after = hanging_after
         self._wake = wake
         self._stuck = stuck
 
@@ -92,6 +103,11 @@ class Held:
     def taken(self) -> int:
         """Slots that are taken, and places in the buffer."""
         return len(self.by_id) + len(self.doubles)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether a slot is taken by a handler that does not hang."""
+        return self.taken > self.overdue
 
     @property
     def entries(self) -> list[Entry]:
@@ -204,6 +220,7 @@ class Held:
         """The handler is through. Called once for each entry that began, on the loop."""
         if entry.timer is not None:
             entry.timer.cancel()
+        self.overdue -= entry.overdue
         if entry.abandoned:
             self.abandoned -= 1
             return
@@ -275,33 +292,27 @@ class Held:
     def _time_is_up(self, entry: Entry) -> None:
         if not entry.ended:
             tell_to_stop(entry, "timeout")
-            entry.timer = self._loop.call_later(self._abandon_after, self._abandon, entry)
+            entry.timer = self._loop.call_later(self._hanging_after, self._hangs, entry)
 
-    def _abandon(self, entry: Entry) -> None:
-        """It was told to stop and does not. The attempt ends without it, and its slot goes to others.
-
-        Its thread lives on. When as many live on as there are slots, the process is no good any more.
+    def _hangs(self, entry: Entry) -> None:
+        """It was told to stop and does not. It keeps its slot, its key and its task: or that would run
+        twice at once. When as many hang as there are slots, the process is no good any more.
         """
         if entry.ended:
             return
-        self._leave_behind(entry)
+        entry.overdue = True
+        self.overdue += 1
         log.error(
-            "%r ignores that its time is over; it is left behind, %d are",
+            "%r ignores that its time is over and keeps its slot, %d of %d; %s",
             entry,
-            self.abandoned,
-            extra=entry.facts("abandoned"),
+            self.overdue,
+            self._slots,
+            whereabouts(entry.thread),
+            extra=entry.facts("hanging"),
         )
-        late = timed_out(entry)
-        outcome = _account(lambda: outcome_of(late, entry.task, entry.row.attempt))
-        _log_end(entry, late, outcome)
-        self._write_down(entry, outcome)
-        if self.abandoned >= self._slots:
+        if self.overdue >= self._slots:
             self._stuck()
-
-    def _leave_behind(self, entry: Entry) -> None:
-        self._let_go(entry)
-        entry.abandoned = True
-        self.abandoned += 1
+        self._wake()
 
     # --- The end ---
 
@@ -315,10 +326,21 @@ class Held:
         self.claimed.clear()
 
     def release_running(self) -> None:
-        """What runs goes back in line, whatever its handler still does."""
+        """What runs goes back in line, whatever its handler still does. What hangs has had its attempt."""
         for entry in self.entries:
-            self._leave_behind(entry)
-            self.releases.append(entry)
+            self._let_go(entry)
+            entry.abandoned = True
+            self.abandoned += 1
+            log.warning(
+                "%r is left behind; %s", entry, whereabouts(entry.thread), extra=entry.facts("left_behind")
+            )
+            if not entry.overdue:
+                self.releases.append(entry)
+                continue
+            late = timed_out(entry)
+            outcome = _account(lambda late=late, entry=entry: outcome_of(late, entry.task, entry.row.attempt))  # type: ignore[misc]
+            _log_end(entry, late, outcome)
+            self._write_down(entry, outcome)
 
 
 def _account(judge: Callable[[], Outcome]) -> Outcome:

@@ -32,6 +32,8 @@ MOST_BYTES: Final = 8 * 1024 * 1024
 FIRST_PAUSE: Final = 0.05
 FIRST_PAUSE_LISTENING: Final = 0.01
 JITTER: Final = 0.25
+# What is due so soon is not due later; the engine says so also of what somebody else is promoting.
+SOON: Final = 0.05
 
 
 def pop_limit(limits: Limits, *, held: int, waiting: int) -> int:

@@ -254,7 +254,7 @@ class Turns:
         held, lease = self._held, self._claim_lease
         # Of several queues, one that gave a whole batch may have more.
         full = len(rows) >= asked.batch
-        self._waking.looked(len(rows), full=full, rings=asked.rings, holds=held.taken > 0, due_in=due_in)
+        self._waking.looked(len(rows), full=full, rings=asked.rings, holds=held.may_end, due_in=due_in)
         held.take_in(rows, worker_id, None if lease is None else time.monotonic() + lease.total_seconds())
 
     # --- A turn that failed ---

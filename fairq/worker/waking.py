@@ -44,16 +44,20 @@ class Lookout:
         self.rings += 1
         self.hungry = True
 
-    def found(self, count: int, *, full: bool, rings: int, holds: bool) -> None:
-        """A look that was sent when `rings` notices had come found so many; `full`: there may be more."""
+    def found(self, count: int, *, full: bool, rings: int, holds: bool, soon: bool) -> None:
+        """A look that was sent when `rings` notices had come found so many; `full`: there may be more;
+        `soon`: there is, but somebody else has the queue, or what is due.
+        """
         self.looked = True
         self.was_full = full
         self.hungry = full or rings != self.rings
         self.empties = 0 if count else self.empties + 1
         self.quiet = 0 if count or rings != self.heeded else self.quiet + 1
         self.heeded = rings
-        # Three times in a row: an empty answer may mean that somebody else is promoting right now.
-        self.nothing_left = self.empties >= 3 and not holds
+        # Three times in a row: what somebody else promoted meanwhile is there for the next look.
+        self.nothing_left = self.empties >= 3 and not holds and not soon
+        if self.empties == 3 and soon:
+            log.debug("busy: somebody else has the queue, or what is due; looking again")
 
     def due_at(self, at: float) -> None:
         """Something is due then."""
@@ -90,7 +94,8 @@ class Waking:
         """A look found so many tasks; when to look again."""
         now = time.monotonic()
         lookout, listening = self.lookout, self.is_listening
-        lookout.found(count, full=full, rings=rings, holds=holds)
+        soon = due_in is not None and due_in <= plan.SOON
+        lookout.found(count, full=full, rings=rings, holds=holds, soon=soon)
         interval = poll_interval(self._settings, listening)
         lookout.look_at = now + plan.poll_delay(
             lookout.quiet, listening=listening, interval=interval, due_in=None

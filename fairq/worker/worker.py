@@ -8,7 +8,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import FrameType
@@ -20,6 +20,8 @@ from fairq.errors import ConfigurationError, FairqError
 from fairq.worker.breaker import State
 from fairq.worker.config import Settings, problems
 from fairq.worker.engine import UNWIND_SECONDS, Announce, Engine
+from fairq.worker.handlers import whereabouts
+from fairq.worker.signals import handled
 
 __all__ = ["Worker"]
 
@@ -73,7 +75,7 @@ class Worker:
         self._owns_process = False
         self.left_behind = 0
         """After the end: handlers that would not stop and are still running, in threads of this process, and
-        what they had asyncio run in threads.
+        threads that they made.
         """
 
     @property
@@ -116,18 +118,25 @@ class Worker:
         self._owns_process = handle_signals
         with contextlib.ExitStack() as stack:
             if handle_signals:
-                stack.enter_context(_signals(self._signalled))
+                stack.enter_context(handled(self._signalled))
             loop = asyncio.new_event_loop()
-            # What asyncio.to_thread() takes. Python waits for its threads when the process ends, for ever if
-            # a call hangs that an async handler has long given up: so they are counted.
+            # What asyncio.to_thread() takes.
             threads = ThreadPoolExecutor(thread_name_prefix=f"fairq-to-thread-{id(loop)}")
             loop.set_default_executor(threads)
+            there = set(threading.enumerate())
             try:
                 asyncio.set_event_loop(loop)
                 self._run_on(loop)
             finally:
                 asyncio.set_event_loop(None)
-                self.left_behind += _still_busy(threads, f"fairq-to-thread-{id(loop)}")
+                threads.shutdown(wait=False, cancel_futures=True)
+                mine = [
+                    thread
+                    for thread in set(threading.enumerate()) - there
+                    if thread.name.startswith(f"fairq-to-thread-{id(loop)}")
+                    or (self._owns_process and not thread.daemon)
+                ]
+                self.left_behind += _still_busy(mine)
                 loop.close()
 
     def _run_on(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -164,14 +173,17 @@ def _tidy(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(loop.shutdown_asyncgens())
 
 
-def _still_busy(threads: ThreadPoolExecutor, prefix: str) -> int:
-    """End the idle ones; how many are not."""
-    threads.shutdown(wait=False, cancel_futures=True)
-    mine = [thread for thread in threading.enumerate() if thread.name.startswith(prefix)]
+def _still_busy(threads: Sequence[threading.Thread]) -> int:
+    """How many of these do not end soon. Python would wait for them when the process ends, for ever if a call
+    hangs that its handler has long given up.
+    """
     until = time.monotonic() + UNWIND_SECONDS
-    for thread in mine:
+    for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-    return sum(thread.is_alive() for thread in mine)
+    busy = [thread for thread in threads if thread.is_alive()]
+    for thread in busy:
+        log.warning("left behind: %s", whereabouts(thread), extra={"action": "left_behind"})
+    return len(busy)
 
 
 def _settings(settings: Settings | None, options: dict[str, Any]) -> Settings:
@@ -189,17 +201,3 @@ def _settings(settings: Settings | None, options: dict[str, Any]) -> Settings:
         raise ConfigurationError(
             f"a worker has no option {strange}", f"Options: {', '.join(sorted(known))}"
         ) from None
-
-
-@contextlib.contextmanager
-def _signals(handler: Callable[[int, FrameType | None], None]) -> Any:
-    """TERM, INT and QUIT go to `handler`, which also runs while a handler blocks the loop."""
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigurationError("signals can be handled in the main thread only")
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

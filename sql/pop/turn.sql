@@ -64,13 +64,12 @@ begin
   end loop;
 
   if v_left > 0 then
-    select min(case when q.metered then fairq.next_due_at(q.queue) else k.next_due_at end) as due_at,
-      bool_or(q.paused_at is null and fairq._has_news(k)) as has_news
+    select min(case when q.metered then fairq.next_due_at(q.queue) else k.next_due_at end) as due_at, bool_or(fairq._has_news(k)) as has_news
     into v_next
     from fairq.queues q
     cross join fairq._shards(null) s(shard_no)
     cross join lateral fairq._tick(s.shard_no, q.queue) k
-    where q.queue = any(p_queues);
+    where q.queue = any(p_queues) and q.paused_at is null;
     v_answer.due_in := extract(epoch from v_next.due_at - fairq._now())::double precision;
     -- One call hears and parks a bounded amount, and somebody else may be promoting: then there is more to look at soon.
     if v_next.has_news then

@@ -297,6 +297,30 @@ def test_a_call_that_hangs_in_a_thread_of_asyncio_does_not_keep_the_process(desk
     assert desk.workers == 0
 
 
+def test_a_thread_that_a_handler_left_does_not_keep_the_process_and_is_named(desk: Desk) -> None:
+    desk.enqueue("starts_a_thread", 3600)
+    with work_process(desk.dsn, "--drain") as worker:
+        assert worker.wait() == 0, worker.output
+    assert worker.says("left behind: thread of-a-handler"), worker.output
+
+
+def test_a_child_of_a_handler_can_be_terminated(desk: Desk) -> None:
+    """It does not inherit what TERM means to the worker."""
+    desk.enqueue("forks")
+    with work_process(desk.dsn, "--drain") as worker:
+        assert worker.wait() == 0, worker.output
+    assert desk.effects(f"ended with {-signal.SIGTERM}") == 1
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_signal_in_the_last_moment_of_a_drain_changes_nothing(desk: Desk, processes: str) -> None:
+    """It comes when the worker is through, while Python tidies up."""
+    desk.enqueue("count")
+    with work_process(desk.dsn, "--drain", "-p", processes, env={"TERM_AT_THE_END": "1"}) as worker:
+        assert worker.wait() == 0, worker.output
+    assert desk.outcomes() == {"succeeded": 1}
+
+
 def test_no_password_is_among_the_arguments_of_a_child(desk: Desk) -> None:
     """S6: everybody on the machine may read them."""
     dsn = make_conninfo(desk.dsn, password="hunter2")

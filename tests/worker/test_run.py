@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -192,11 +193,11 @@ def test_a_retry_runs_again_when_it_is_due_and_counts_its_attempts(desk: Desk) -
 
 
 def test_nothing_of_one_handler_reaches_the_next(desk: Desk) -> None:
-    """Context variables and cancellations stay with the handler that made them, on the loop and in
-    threads.
+    """Context variables and cancellations stay with the handler that made them. What the worker was started
+    with, all of them see, on the loop and in threads.
     """
     seen: list[str] = []
-    variable = contextvars.ContextVar("variable", default="clean")
+    variable = contextvars.ContextVar("variable", default="nothing")
     own = fairq.App()
 
     @own.task
@@ -214,8 +215,10 @@ def test_nothing_of_one_handler_reaches_the_next(desk: Desk) -> None:
 
     desk.enqueue_many("on_loop", 20)
     desk.enqueue_many("in_thread", 20)
+    token = variable.set("the program's")
     drain(own, desk.dsn, concurrency=5)
-    assert seen == ["clean"] * 40
+    variable.reset(token)
+    assert seen == ["the program's"] * 40
 
 
 def test_a_handler_whose_own_task_exits_does_not_end_the_worker(desk: Desk) -> None:
@@ -392,9 +395,26 @@ def test_drain_ends_when_nothing_is_left_that_may_run(desk: Desk) -> None:
     assert desk.rows("select id from fairq.tasks") == [(later,)]
 
 
-def _tomorrow() -> Any:
-    from datetime import UTC, datetime, timedelta
+def test_a_drain_tells_busy_from_nothing(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody else has the queue for longer than a worker waits for it; a paused one is no work."""
+    caplog.set_level(logging.DEBUG, "fairq.worker")
+    desk.queue("paused")
+    desk.enqueue("measure", {"name": "b"}, queue="paused", run_at=_tomorrow() - timedelta(days=2))
+    desk.conn.execute("select fairq.pause_queue('paused')")
+    desk.enqueue_many("measure", 5, {"name": "a"})
+    with psycopg.connect(desk.dsn) as other:
+        other.execute("select * from fairq.domains for update")
+        worker = Worker(app, desk.dsn, mode="drain", queues=["default", "paused"], maintain_interval_ms=0)
+        thread = threading.Thread(target=worker.run, daemon=True)
+        thread.start()
+        desk.wait_until(lambda: "busy: " in caplog.text, "it looked three times and found nothing")
+        assert thread.is_alive()
+        other.rollback()
+        thread.join(40)
+    assert (desk.outcomes(), desk.live) == ({"succeeded": 5}, 1)
 
+
+def _tomorrow() -> Any:
     return datetime.now(UTC) + timedelta(days=1)
 
 
@@ -469,8 +489,6 @@ def test_without_listen_polling_finds_the_work(desk: Desk) -> None:
 def test_a_scheduled_task_runs_when_it_is_due_and_no_later_poll_is_waited_for(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from datetime import UTC, datetime, timedelta
-
     monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
     id = desk.enqueue("measure", {"name": "a"}, run_at=datetime.now(UTC) + timedelta(seconds=0.7))
     with worker_thread(app, desk.dsn, notify_poll_interval_ms=300_000):
@@ -632,7 +650,45 @@ def test_a_thread_that_heeds_the_flag_times_out_in_good_order(desk: Desk) -> Non
     assert worker.left_behind == 0
 
 
-def test_a_thread_that_hangs_is_left_behind_and_its_slot_serves_others(desk: Desk) -> None:
+def test_a_thread_that_hangs_keeps_its_places_until_it_ends(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H7, D2: under one key never two at once, whatever became of the first one's time. Others are served."""
+    own = fairq.App()
+    release = threading.Event()
+    running: list[int] = []
+    most: list[int] = []
+
+    @own.task(timeout=0.05, retry=fairq.Backoff(base=0.0))
+    def hangs(payload: Any, ctx: fairq.Context) -> None:
+        running.append(ctx.id)
+        most.append(len(running))
+        if len(most) == 1:
+            release.wait(60)
+        running.remove(ctx.id)
+        ctx.cancelled.raise_if_set()
+
+    own.include(app)
+    first = desk.enqueue("hangs", concurrency_key="k")
+    with worker_thread(own, desk.dsn, concurrency=2, hanging_after=0.05) as worker:
+        desk.wait_until(lambda: "keeps its slot, 1 of 2" in caplog.text, "it hangs")
+        desk.enqueue("hangs", concurrency_key="k")
+        others = desk.enqueue_many("measure", 5, {"name": "a"})
+        desk.wait_until(lambda: desk.live == 2, "the others are served")
+        assert desk.rows("select id, attempt from fairq.held") == [(first, 1)]
+        release.set()
+        desk.wait_until(lambda: desk.live == 0, "both are done")
+    assert desk.outcomes() == {"succeeded": 2 + len(others)}
+    assert [error["code"] for _, _, error in desk.attempts(first)] == ["timeout"]
+    assert max(most) == 1
+    assert worker.left_behind == 0
+    assert "in hangs" in caplog.text, "it says where"
+
+
+def test_a_drain_ends_when_only_threads_that_hang_are_left(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their attempts are used up, and the threads are named."""
     own = fairq.App()
     release = threading.Event()
 
@@ -642,10 +698,16 @@ def test_a_thread_that_hangs_is_left_behind_and_its_slot_serves_others(desk: Des
 
     own.include(app)
     hanging = desk.enqueue("hangs", timeout=0.05, max_attempts=1)
-    worker = drain(own, desk.dsn, concurrency=2, abandon_after=0.05)
-    assert desk.end(hanging)[3]["code"] == "timeout"
-    assert worker.left_behind == 1
+    done = desk.enqueue_many("measure", 5, {"name": "a"})
+    worker = Worker(own, desk.dsn, mode="drain", concurrency=2, hanging_after=0.05)
+    with pytest.raises(Stuck):
+        worker.run()
     release.set()
+    assert desk.end(hanging)[3]["code"] == "timeout"
+    assert {desk.end(id)[0] for id in done} == {"succeeded"}
+    assert (desk.workers, worker.left_behind) == (0, 1)
+    assert f"task {hanging} of bob" in caplog.text
+    assert "is left behind; thread fairq-handler-" in caplog.text
 
 
 def test_a_worker_whose_slots_all_hang_ends_so_that_a_fresh_process_takes_over(desk: Desk) -> None:
@@ -658,7 +720,7 @@ def test_a_worker_whose_slots_all_hang_ends_so_that_a_fresh_process_takes_over(d
 
     ids = [desk.enqueue("hangs", timeout=0.05, max_attempts=1) for _ in range(2)]
     with pytest.raises(Stuck):
-        Worker(own, desk.dsn, concurrency=2, abandon_after=0.05).run()
+        Worker(own, desk.dsn, concurrency=2, hanging_after=0.05).run()
     release.set()
     assert {desk.end(id)[3]["code"] for id in ids} == {"timeout"}
     assert desk.workers == 0
@@ -1177,7 +1239,8 @@ def test_a_policy_that_fails_itself_does_not_keep_an_attempt_from_ending(desk: D
         raise ValueError
 
     ids = [desk.enqueue("hangs", max_attempts=1), desk.enqueue("fails", max_attempts=1)]
-    drain(own, desk.dsn, concurrency=2, abandon_after=0.2)
+    with pytest.raises(Stuck):
+        drain(own, desk.dsn, concurrency=2, hanging_after=0.2)
     release.set()
     assert [desk.end(id)[0] for id in ids] == ["failed", "failed"]
     assert ["no account of it: RuntimeError" in desk.end(id)[3]["message"] for id in ids] == [True, True]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import multiprocessing
 import os
+import signal
+import threading
 import time
 from typing import Any
 
@@ -73,8 +77,29 @@ async def waits_for_a_thread(payload: float, ctx: fairq.Context) -> None:
 
 
 @app.task
+async def starts_a_thread(payload: float) -> None:
+    """Python waits for such threads when a process ends."""
+    threading.Thread(target=time.sleep, args=(payload,), name="of-a-handler").start()
+
+
+@app.task
+def forks(payload: Any, ctx: fairq.Context) -> None:
+    """Ends a child as anybody would."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(20)
+    note(f"ended with {child.exitcode}", ctx)
+    child.kill()
+
+
+@app.task
 async def crashes(payload: Any, ctx: fairq.Context) -> None:
     """Takes its process along, at the first attempt."""
     note("ran", ctx)
     if ctx.attempt == 1:
         os._exit(9)
+
+
+if os.environ.get("TERM_AT_THE_END"):
+    atexit.register(os.kill, os.getpid(), signal.SIGTERM)
