@@ -46,11 +46,22 @@ def about(name: str, command: click.Command) -> str:
     parts = [f"```\n{' '.join(usage)}\n```"]
     options = [each for each in command.params if isinstance(each, click.Option) and each not in (DSN, JSON)]
     if options:
-        rows = [f"| {_names(each)} | {_default(each)} | {_cell(each.help)} |" for each in options]
-        parts.append("\n".join(("| option | default | meaning |", "|---|---|---|", *rows)))
+        lines = (f"- {_names(each)}{_default(each)}: {_cell(each.help)}" for each in options)
+        parts.append("\n".join(_filled(each, "  ") for each in lines))
     if command.epilog:
-        parts.append(textwrap.fill(_cell(command.epilog).replace("\n\n", ". ") + ".", 120))
+        parts.append(_filled(_cell(_ends(command.epilog))))
     return "\n\n".join(parts) + "\n"
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _ends(epilog: str) -> str:
+    """Exit codes that are not those of every command, and the role."""
+    codes, _, rights = epilog.removeprefix("Exit codes: ").partition("\n\n")
+    own = [each for each in codes.split(" · ") if each not in ("0 done", "2 wrong usage", "3 database")]
+    return " ".join(f"{each}." for each in (own and f"Exit codes: {' · '.join(own)}", rights) if each)
 
 
 _VALUES: dict[type, str] = {click.IntRange: "N", click.FloatRange: "X", click.Path: "FILE"}
@@ -61,31 +72,29 @@ def _names(option: click.Option) -> str:
     if isinstance(option.type, click.Choice) and not option.metavar:
         choices = "|".join(map(str, option.type.choices))
         value = f" {choices if len(choices) < 40 else 'NAME'}"
-    return ", ".join(f"`{each}{value}`" for each in (*option.opts, *option.secondary_opts)).replace(
-        "|", "\\|"
-    )
+    return ", ".join(f"`{each}{value}`" for each in (*option.opts, *option.secondary_opts))
 
 
 def _default(option: click.Option) -> str:
     if not option.show_default or option.is_flag:
         return ""
-    return f"`{option.default:g}`" if isinstance(option.default, float) else f"`{option.default}`"
+    return f" (`{option.default:g}`)" if isinstance(option.default, float) else f" (`{option.default}`)"
 
 
 def _cell(text: str | None) -> str:
-    return re.sub(r"(?<![\w`-])--[a-z][\w-]*", lambda found: f"`{found[0]}`", text or "").replace("|", "\\|")
+    return re.sub(r"(?<![\w`-])--[a-z][\w-]*", lambda found: f"`{found[0]}`", text or "")
 
 
 def listing(pages: dict[Path, str]) -> str:
-    """The table of all commands, each with a link to its place."""
-    text = "| command | for |\n|---|---|\n"
+    """All commands, each with a link to its place."""
+    text = ""
     for name, command in COMMANDS.items():
         page = next(file for file, page in pages.items() if f"<!-- fairq {name} -->" in page)
         heading = re.findall(r"^(#+) (.*)$", pages[page].split(f"<!-- fairq {name} -->")[0], re.MULTILINE)[-1]
         anchor = (
             "" if heading[0] == "#" else "#" + re.sub(r"[^\w -]", "", heading[1].lower()).replace(" ", "-")
         )
-        text += f"| [{name}]({page.name}{anchor}) | {command.help} |\n"
+        text += f"- [{name}]({page.name}{anchor}): {command.help}\n"
     return text
 
 

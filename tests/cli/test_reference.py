@@ -19,7 +19,7 @@ def test_what_the_pages_say_of_commands_is_what_the_commands_declare() -> None:
 
 
 def test_a_command_without_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    @command()
+    @command(codes={4: "too far"}, rights="fairq_work")
     @click.option("--far", metavar="N", help="How far.")
     def jump() -> None:
         """Jump."""
@@ -30,8 +30,8 @@ def test_a_command_without_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         reference.stale()
     assert reference.about("fairq jump", jump) == (
         "```\nfairq jump [OPTIONS]\n```\n\n"
-        "| option | default | meaning |\n|---|---|---|\n| `--far N` |  | How far. |\n\n"
-        "Exit codes: 0 done · 2 wrong usage · 3 database.\n"
+        "- `--far N`: How far.\n\n"
+        "Exit codes: 4 too far. Rights: fairq_work.\n"
     )
 
 

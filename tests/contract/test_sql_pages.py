@@ -54,7 +54,7 @@ def test_every_function_has_a_page_and_every_page_a_function(db: psycopg.Connect
 def test_pages_spell_signatures_as_the_catalogue_does(db: psycopg.Connection[Any]) -> None:
     for name, (parameters, result) in functions(db).items():
         text = page(name)
-        rows = re.findall(r"^\| `(p_\w+)` \| ([^|]+?) \| (?:`(.*?)`)? *\| .+ \|$", text, re.MULTILINE)
+        rows = re.findall(r"^- `(p_\w+)` ([^:=`]+?)(?: = `(.*?)`)?: .", text, re.MULTILINE)
         assert rows == [spelled(each) for each in parameters], name
         returns = result.replace("SETOF", "setof").replace("timestamp with time zone", "timestamptz")
         returns = "table (…)" if returns.startswith("TABLE") else returns
@@ -107,12 +107,12 @@ def test_the_page_of_tables_has_every_table_view_and_column(db: psycopg.Connecti
     ).fetchall()
     for name, columns in relations:
         if f"\n## fairq.{name}\n" not in text:
-            assert f"| `fairq.{name}` |" in text, name
+            assert f"- `fairq.{name}`: " in text, name
             continue
         section = text.split(f"\n## fairq.{name}\n")[1].split("\n## ")[0]
         settings = {row[0] for row in settings_of(page(SETTINGS[name]))} if name in SETTINGS else set()
-        # Columns that mean what they mean in another table share a row.
-        shown = "".join(re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", section, re.MULTILINE))
+        # Columns that mean what they mean in another table share a line.
+        shown = "".join(re.findall(r"^- ((?:`\w+`(?:,\s+)?)+)", section, re.MULTILINE))
         assert set(re.findall(r"`(\w+)`", shown)) | settings == set(columns), name
 
 
@@ -120,9 +120,8 @@ SETTINGS = {"queues": "configure_queue", "groups": "configure_group", "settings"
 
 
 def settings_of(text: str) -> list[tuple[str, str, str]]:
-    """Name, type and default of each row in a page's table of settings."""
-    table = text.split("| setting | type | default | meaning |\n")[1].split("\n\n")[0]
-    return re.findall(r"^\| `(\w+)` \| ([a-z ]+) \| (?:`(.*?)`)? *\| .+ \|$", table, re.MULTILINE)
+    """Name, type and default of each setting in a page's list."""
+    return re.findall(r"^- `(?!p_)(\w+)` ([a-z ]+?)(?: = `(.*?)`)?: .", text.split("\n## ")[0], re.MULTILINE)
 
 
 @pytest.mark.parametrize(("table", "name"), SETTINGS.items())
