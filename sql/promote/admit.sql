@@ -216,7 +216,7 @@ begin
       last_sequence, cursors, look_at, admissible)
     select p_tick.shard_no, p_tick.queue, (d.lane).group_key, (d.lane).version + 1, (d.lane).lane_no, (d.lane).finish + d.served,
       case when (n.last).id is not null then fairq._lane_position((d.lane).lane_no) else (d.lane).position end,
-      (d.lane).weight, (d.lane).keyed or coalesce(d.keyed, false), (d.lane).policy, n.gate,
+      (d.lane).weight, (d.quota = 0 or (d.next).sequence is not null) and ((d.lane).keyed or coalesce(d.keyed, false)), (d.lane).policy, n.gate,
       case
         when (d.lane).pace is distinct from null
           then (coalesce((n.last).block, ((d.lane).pace).last_block), ((d.lane).pace).credit, ((d.lane).pace).estimates)::fairq.pace
@@ -280,7 +280,8 @@ end;
 $$;
 
 -- The next tasks of a lane none of whose tasks is known to have a concurrency key, in order of priority and of becoming runnable; of each level p_limit
--- at most. At one that has a key the lane stops: it committed after its ring was looked for, and without its key nothing may be done with it.
+-- at most. At one that has a key, wherever it is, the lane stops, and goes on as one that has keys: without its key nothing may be done with it, and of
+-- those that are parked there may be many.
 -- Behind a cursor's touched everything waits; up to it a look-up by id tells what is ready, held or parked.
 -- One statement, stable, without "set search_path": so it is inlined into _admit, and costs no executor start for every lane.
 -- Cost: tasks_line_idx from the cursors.
@@ -301,7 +302,7 @@ language sql stable as $$
     from fairq.tasks t
     where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority = c.priority
       and t.sequence >= c.sequence
-      and (t.sequence > c.touched or not exists (select from fairq._taken(p_shard_no, t.id)))
+      and (t.sequence > c.touched or t.concurrency_key is not null or not exists (select from fairq._taken(p_shard_no, t.id)))
     order by t.sequence
     limit p_limit
   ) o
@@ -317,7 +318,7 @@ language sql stable as $$
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
     where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority < c.priority
-      and (t.sequence > c.touched or not exists (select from fairq._taken(p_shard_no, t.id)))
+      and (t.sequence > c.touched or t.concurrency_key is not null or not exists (select from fairq._taken(p_shard_no, t.id)))
     order by t.priority desc, t.sequence
     limit p_limit
   ) o

@@ -32,6 +32,9 @@ create index rings_announced_idx on fairq.rings (shard_no, queue, xid) where ann
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
 
+-- maintain: whether any group of a queue has tasks with keys.
+create index lanes_keyed_idx on fairq.lanes (shard_no, queue) where keyed;
+
 -- promotion: lanes that a rate or a breaker holds back until a time.
 create index lanes_look_at_idx on fairq.lanes (shard_no, queue, look_at) where look_at is not null;
 

@@ -67,6 +67,15 @@ begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'lanes', v_found.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_found.last);
 
+  -- Where tasks had keys, and none that waits has one any more, promotion needs the lock of the keys no longer.
+  if v_tick.keyed
+    and not exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue and l.keyed)
+    and not exists (select from fairq.parked k where k.shard_no = p_shard_no and k.queue = p_queue)
+  then
+    v_tick.keyed := false;
+    perform fairq._write_tick(v_tick);
+  end if;
+
   -- Lanes of before a rebuild lie behind the clock, whatever they say.
   return v_swept + fairq._remove(p_shard_no, 'lanes', array(
     select l.ctid

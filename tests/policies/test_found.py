@@ -383,3 +383,41 @@ def test_a_key_does_not_stay_with_tasks_that_nobody_pops(conn: Conn, paused: boo
         held = pop(conn, bob, 5, queue="x")
         assert held == [one_]
         finish(conn, bob, held)
+
+
+def test_a_queue_that_once_had_keys_does_not_wait_for_them_for_ever(conn: Conn, database: Database) -> None:
+    call(conn, "configure_queue", "x")
+    bob = register(conn, "default", "x")
+    create(conn, "ann", concurrency_key="k1")
+    create(conn, "bob", concurrency_key="k1")
+    for _ in range(2):
+        finish(conn, bob, pop(conn, bob, 5))
+        create(conn, "ann")
+    maintain(conn)
+    create(conn, "eve", queue="x", concurrency_key="k2")
+    hung = database.connect()
+    assert len(pop(hung, bob, 1, queue="x")) == 1
+    create(conn, "bob")
+    assert len(pop(conn, bob, 5)) == 2
+    create(conn, "bob", concurrency_key="k1")
+    create(conn, "ann")
+    hung.rollback()
+    assert len(pop(conn, bob, 5)) == 2
+    assert_sound(conn)
+
+
+def test_one_that_comes_back_before_many_that_wait_for_a_key_is_found_in_a_few_steps(conn: Conn) -> None:
+    """Its lane knew of no keys any more: all its other tasks were parked."""
+    bob = register(conn)
+    create(conn, "bob")
+    early = pop(conn, bob, 1)
+    create_many(conn, "bob", 1500, concurrency_keys=["k"] * 1500)
+    for _ in range(8):
+        pop(conn, bob, 1)
+    assert one(conn, "select count(*) from fairq.parked") == 1499
+    release(conn, bob, early)
+    with conn.transaction():
+        before = rows_read(conn, "tasks") + rows_read(conn, "parked")
+        assert pop(conn, bob, 1) == early
+        assert rows_read(conn, "tasks") + rows_read(conn, "parked") - before < 2000
+    assert_sound(conn)
