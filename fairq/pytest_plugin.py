@@ -55,6 +55,7 @@ def fairq_dsn(fairq_server: str) -> Iterator[str]:
     dsn = psycopg.conninfo.make_conninfo(fairq_server, dbname=name)
     with psycopg.connect(dsn) as conn:
         install.load_sql(conn)
+        conn.execute("update fairq.settings set test_clock = true")
     yield dsn
     with psycopg.connect(fairq_server, autocommit=True) as conn:
         conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))

@@ -231,7 +231,11 @@ def _drain(
     if at is not None:
         if at.utcoffset() is None:
             raise ConfigurationError(f"at={at!r} names no time zone", "Pass an aware datetime.")
-        yield _clock(at.isoformat())
+        if not (yield queries.set_clock.call(at=at.isoformat())).obeyed:
+            raise ConfigurationError(
+                "the clock of this database is not for tests",
+                "Where it is: update fairq.settings set test_clock = true;",
+            )
     worker_id = yield queries.register_tester.call(name="fairq.testing", queues=queues)
     ran: list[Ran] = []
     savepoints = yield from _savepoints_work()
@@ -259,12 +263,8 @@ def _drain(
         with contextlib.suppress(DatabaseError):
             yield workers.retire_worker.call(worker_id=worker_id)
             if at is not None:
-                yield _clock("")
+                yield queries.set_clock.call(at="")
     return ran
-
-
-def _clock(text: str) -> Call[str]:
-    return queries.set_clock.call(at=text)
 
 
 def _savepoints_work() -> Steps[bool]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from fairq.embedded import EmbeddedError
-from tests.support.database import Database
+from tests.support.database import PASSWORD, Database
 from tests.support.server import (
     Choice,
     TestServer,
@@ -137,6 +137,21 @@ def worker(request: pytest.FixtureRequest) -> str:
     return workerinput.get("workerid", "main")
 
 
+@pytest.fixture(scope="session")
+def logins(server: TestServer, template: str, worker: str) -> Iterator[dict[str, str]]:
+    """A user for each role of fairq, by the role's name; see `Database.dsn_as`."""
+    names = {
+        f"fairq_{part}": f"fairq_test_{server.run_id}_{worker}_{part}"
+        for part in ("enqueue", "work", "observe", "admin")
+    }
+    with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
+        for role, name in names.items():
+            conn.execute(f"create role {name} login password '{PASSWORD}' in role {role}".encode())
+    yield names
+    with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
+        conn.execute(f"drop role {', '.join(names.values())}".encode())
+
+
 @pytest.fixture
 def db(_worker_database: str) -> Iterator[psycopg.Connection[Any]]:
     """One connection, migrated database. Its transaction is rolled back at the end, so nothing may commit."""
@@ -146,9 +161,9 @@ def db(_worker_database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-def database(server: TestServer, template: str) -> Iterator[Database]:
+def database(server: TestServer, template: str, logins: dict[str, str]) -> Iterator[Database]:
     """A migrated database of its own: for commits, and for several sessions."""
-    yield from _database(server, template)
+    yield from _database(server, template, logins)
 
 
 @pytest.fixture
@@ -167,10 +182,10 @@ def empty_database(server: TestServer) -> Iterator[Database]:
 _numbers = iter(range(1, 10**9))
 
 
-def _database(server: TestServer, template: str) -> Iterator[Database]:
+def _database(server: TestServer, template: str, logins: dict[str, str] | None = None) -> Iterator[Database]:
     name = f"fairq_test_{server.run_id}_{os.getpid()}_{next(_numbers)}"
     create_database(server, name, template)
-    database = Database(name, server.dsn(name))
+    database = Database(name, server.dsn(name), logins or {})
     yield database
     database.close()
     drop_database(server, name)

@@ -25,7 +25,7 @@ from fairq.commands.common import (
 from fairq.errors import NoSuchTask
 from fairq.queries import inspection
 
-# Columns that fairq_observe may read: no payloads, no headers, no results.
+# Columns that fairq_observe may read; errors and notes where it was granted them.
 TASK = """
 select t.queue, t.group_key, t.kind, t.priority, t.cost, t.created_at, t.run_at, t.expires_at, h.started_at,
   null::timestamptz as finished_at, t.concurrency_key
@@ -40,17 +40,21 @@ where f.shard_no = any(array(select fairq._shards(null))) and f.id = %(id)s
 limit 1
 """
 ATTEMPTS = """
-select a.attempt, a.outcome, a.worker_id, a.started_at, a.ended_at, a.error
+select a.attempt, a.outcome, a.worker_id, a.started_at, a.ended_at, {error} as error
 from fairq.attempts a
 where a.shard_no = any(array(select fairq._shards(null))) and a.task_id = %(id)s
 order by a.ended_at, a.attempt
 """
 PROGRESS = """
-select p.done, p.total, p.note, p.reported_at
+select p.done, p.total, {note} as note, p.reported_at
 from fairq.progress p
 where p.shard_no = any(array(select fairq._shards(null))) and p.task_id = %(id)s
 order by p.reported_at desc
 limit 1
+"""
+MAY_READ = """
+select has_column_privilege('fairq.attempts', 'error', 'select') as error,
+  has_column_privilege('fairq.progress', 'note', 'select') as note
 """
 
 
@@ -81,8 +85,10 @@ def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
                 "It was rolled back or never created, or it ended longer ago than its queue's retention.",
             )
         task = next(iter(rows(conn, TASK, id=task_id)), {})
-        attempts = rows(conn, ATTEMPTS, id=task_id)
-        progress = next(iter(rows(conn, PROGRESS, id=task_id)), None)
+        may = rows(conn, MAY_READ)[0]
+        error, note = ("a.error" if may["error"] else "null"), ("p.note" if may["note"] else "null")
+        attempts = rows(conn, ATTEMPTS.format(error=error), id=task_id)
+        progress = next(iter(rows(conn, PROGRESS.format(note=note), id=task_id)), None)
     answer: dict[str, Any] = {field: getattr(row, field) for field in row.__slots__}
     return {**answer, **task, "attempts": attempts, "progress": progress}
 

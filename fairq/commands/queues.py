@@ -32,7 +32,7 @@ from fairq.commands.stats import Snapshot, group_table, live, take
 # --- queues ----------------------------------------------------------------------------------------
 
 
-@group(codes={1: "refused"}, rights="any role of fairq to look, fairq_admin to change")
+@group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")
 @click.pass_context
 def queues(ctx: click.Context) -> None:
     """List queues; create them, change their settings.
@@ -112,9 +112,7 @@ def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str,
 
 
 def group_settings(conn: Connection, queue: str, group_key: str | None = None) -> list[dict[str, Any]]:
-    """Groups with settings of their own; none where the role may not read them."""
-    if not rows(conn, "select 1 where has_table_privilege('fairq.groups', 'select')"):
-        return []
+    """Groups with settings of their own."""
     found = rows(
         conn,
         """
@@ -364,7 +362,7 @@ def reset_group_rate(group_key: str, queue: str) -> None:
 
 @group(
     codes={1: "refused"},
-    rights="any role of fairq to look, though fairq_enqueue sees none; fairq_admin to change",
+    rights="fairq_observe to look, fairq_admin to change",
 )
 @click.pass_context
 def keys(ctx: click.Context) -> None:
@@ -408,7 +406,7 @@ def set_key(key: str, **options: Any) -> None:
     )
 
 
-@group(codes={1: "refused"}, rights="any role of fairq to look, fairq_admin to change")
+@group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")
 @click.pass_context
 def cluster(ctx: click.Context) -> None:
     """Show or change the installation's settings.

@@ -352,7 +352,7 @@ def cancel(ids: tuple[str, ...]) -> None:
 
 @command(
     codes={0: "all go again", 1: "some had nothing to be done; the others go again"},
-    rights="fairq_work or fairq_admin",
+    rights="fairq_admin",
 )
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 def retry(ids: tuple[str, ...]) -> None:

@@ -203,32 +203,22 @@ class LookAtResultRow:
 @driver.Statement[LookAtResultRow](
     "the",
     """-- name: LookAtResult :one
-select f.outcome,
-  to_char(f.finished_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as finished_at,
-  f.result::text as result,
-  f.error::text as error,
-  exists (
-    select from fairq.tasks t where t.shard_no = any(s.shard_nos) and t.id = $1::bigint
-  )::boolean as live,
+select r.outcome,
+  to_char(r.finished_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as finished_at,
+  r.result::text as result,
+  r.error::text as error,
+  r.live,
   current_setting('transaction_isolation')::text as isolation,
   now()::text as transaction_began,
   (pg_current_xact_id_if_assigned() is not null)::boolean as has_written
-from (select array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[] as shard_nos) s
-left join lateral (
-  select r.outcome, r.finished_at, r.result, r.error
-  from fairq.finished_tasks r
-  where r.shard_no = any(s.shard_nos)
-    and r.id = $1::bigint
-  order by r.finished_at desc
-  limit 1
-) f on true""",
+from fairq.task_result(p_id => $1::bigint) r""",
     driver.row(LookAtResultRow),
 )
 def look_at_result(
     *,
     id: int,
 ) -> driver.Params:
-    """How a task ended, or whether it is live still. One statement, so one snapshot: a task is never seen in neither state while it moves."""
+    """How a task ended, or whether it is live still."""
     return (driver.Int8(id),)
 
 
@@ -243,12 +233,8 @@ class LatestProgressRow:
 @driver.Statement[LatestProgressRow | None](
     "one",
     """-- name: LatestProgress :one
-select g.attempt, g.done, g.total, g.note::text as note
-from fairq.progress g
-where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
-  and g.task_id = $1::bigint
-order by g.reported_at desc
-limit 1""",
+select p.attempt, p.done, p.total, p.note::text as note
+from fairq.task_progress(p_id => $1::bigint) p""",
     driver.row(LatestProgressRow),
 )
 def latest_progress(
@@ -335,17 +321,23 @@ def pop_one(
     )
 
 
-@driver.Statement[str](
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetClockRow:
+    obeyed: bool
+    at: str
+
+
+@driver.Statement[SetClockRow](
     "the",
     """-- name: SetClock :one
-select set_config('fairq.now', $1::text, true)::text as at""",
-    driver.scalar(),
+select (select s.test_clock from fairq.settings s) as obeyed, set_config('fairq.now', $1::text, true)::text as at""",
+    driver.row(SetClockRow),
 )
 def set_clock(
     *,
     at: str,
 ) -> driver.Params:
-    """Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again."""
+    """Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again. Whether this installation obeys."""
     return (at,)
 
 

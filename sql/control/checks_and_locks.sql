@@ -1,6 +1,6 @@
 -- Raises QF007 when a limit is not 1 to 100000.
 create function fairq._check_limit(p_limit integer) returns void
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_limit is null or p_limit < 1 or p_limit > 100000 then
     raise exception 'the limit % is out of range', coalesce(p_limit::text, 'null')
@@ -12,7 +12,7 @@ $$;
 -- Promotion and pop have to see what others committed a moment ago.
 -- Raises QF005 in REPEATABLE READ and SERIALIZABLE.
 create function fairq._check_isolation(p_queue text) returns void
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception 'queue "%" is promoted and popped in READ COMMITTED, this transaction is %', coalesce(left(p_queue, 200), 'null'), upper(current_setting('transaction_isolation'))
@@ -36,7 +36,7 @@ $$;
 -- Raises QF005 in another isolation level, QF003 when the queue is unknown.
 -- Locks: domains, one row.
 create function fairq._lock_domain(p_shard_no integer, p_queue text, p_wait boolean) returns boolean
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   perform fairq._check_isolation(p_queue);
   if p_wait then
@@ -60,7 +60,7 @@ $$;
 -- Returns whether it got the lock.
 -- Locks: the domain, until the transaction ends.
 create function fairq._await_domain(p_shard_no integer, p_queue text) returns boolean
-language plpgsql set search_path = '' set lock_timeout = '200ms' as $$
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 begin
   perform from fairq.domains d where d.shard_no = p_shard_no and d.queue = p_queue for update;
   return true;
@@ -71,7 +71,7 @@ $$;
 
 -- Raises QF003: the queue is unknown.
 create function fairq._refuse_queue(p_queue text) returns void
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_queue is null then
     raise exception 'no queue is named' using errcode = 'QF003', hint = 'Name one, for example: default.';
@@ -84,7 +84,7 @@ $$;
 
 -- Raises QF016: the queue is draining.
 create function fairq._refuse_draining(p_queue text) returns void
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   raise exception 'queue "%" is draining and takes no new tasks', p_queue
     using errcode = 'QF016',
@@ -94,7 +94,7 @@ $$;
 
 -- Raises QF001 or QF003 when a group cannot be meant.
 create function fairq._check_group(p_queue text, p_group_key text) returns void
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
     raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
@@ -108,7 +108,7 @@ $$;
 
 -- Raises QF011 when ids and attempts do not pair.
 create function fairq._check_lengths(p_worker_id bigint, p_ids bigint[], p_attempts integer[]) returns void
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if coalesce(cardinality(p_ids), 0) <> coalesce(cardinality(p_attempts), 0) then
     raise exception 'worker % names % tasks and % attempts', coalesce(p_worker_id::text, 'null'), coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
@@ -120,7 +120,7 @@ $$;
 -- The lock of counters: of the concurrency keys, which belong to all queues of the shard, or of the meters; it is held while places are taken. A pop waits
 -- for it for a moment only: one that holds keys may stand before one that holds the meters, and nobody who ends tasks waits behind a pop that hangs.
 create function fairq._lock_counters(p_shard_no integer, p_queue text, p_wait boolean) returns boolean
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return fairq._lock_domain(p_shard_no, p_queue, p_wait) or (not p_wait and fairq._await_domain(p_shard_no, p_queue));
 end;
@@ -128,7 +128,7 @@ $$;
 
 -- Raises QF009 when a length of time is not positive, or longer than it may be: an infinite or absurd one, once stored, would make other functions fail.
 create function fairq._check_length(p_what text, p_length interval, p_most interval) returns void
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_length <= interval '0' or not fairq._is_span(p_length, p_most) then
     raise exception '% of % is out of range', p_what, p_length

@@ -5,7 +5,7 @@
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an unknown setting.
 -- Locks: settings; groups, one row; then the domain, if nobody promotes. Waits for no pop.
 create function fairq.configure_group(p_queue text, p_group_key text, p_settings jsonb default '{}') returns fairq.groups
-language plpgsql set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_group fairq.groups;
   v_shard_no integer;

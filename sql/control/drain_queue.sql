@@ -3,7 +3,7 @@
 -- Raises QF003 unknown queue.
 -- Locks: queues, one row.
 create function fairq.drain_queue(p_queue text) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   update fairq.queues q set draining_at = coalesce(q.draining_at, fairq._now()) where q.queue = p_queue and not q.internal;
   if not found then

@@ -3,7 +3,7 @@
 -- Raises QF001 group key, QF003 unknown queue.
 -- Locks: groups, one row.
 create function fairq.pause_group(p_queue text, p_group_key text) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_shard_no integer;
 begin
@@ -20,7 +20,7 @@ comment on function fairq.pause_group is 'Stops serving a group until it is resu
 
 -- "Look at this group": its settings changed. Workers that sleep are woken.
 create function fairq._ring_group(p_shard_no integer, p_queue text, p_group_key text) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key, configured) values (p_shard_no, p_queue, p_group_key, true);
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;

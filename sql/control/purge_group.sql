@@ -4,7 +4,7 @@
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
 -- Locks: the domain and #keys, waits for them; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
 create function fairq.purge_group(p_queue text, p_group_key text) returns integer
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;

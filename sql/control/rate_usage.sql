@@ -9,7 +9,7 @@ returns table (
   queue text, group_key text, rate_limit integer, rate_period interval, rate_burst integer, used integer, available integer, next_at timestamptz,
   full_at timestamptz
 )
-language plpgsql rows 1 set search_path = '' as $$
+language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz := fairq._now();
   v_lane fairq.lanes;
@@ -52,7 +52,7 @@ comment on function fairq.rate_usage is 'How much of a rate is used, of a group 
 -- The lane that a rate is charged to: of a group, or, with p_group_key null, of the queue as a whole.
 -- Raises QF001 group key, QF003 unknown queue.
 create function fairq._rate_scope(p_queue text, p_group_key text, out shard_no integer, out queue text, out group_key text)
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_group_key is not null then
     perform fairq._check_group(p_queue, p_group_key);

@@ -2,7 +2,7 @@
 -- Raises QF001 group key, QF003 unknown queue.
 -- Locks: groups, one row.
 create function fairq.resume_group(p_queue text, p_group_key text) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_shard_no integer;
 begin

@@ -2,7 +2,7 @@
 -- Raises QF003 unknown queue.
 -- Locks: queues, one row.
 create function fairq.resume_queue(p_queue text) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_notify boolean;
 begin

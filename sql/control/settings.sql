@@ -4,7 +4,7 @@
 -- Returns the columns to write. A rate and its period, a breaker and its cooldown come and go together.
 -- Raises QF014 an unknown setting, or a value of the wrong kind; QF007 a number, QF009 a time.
 create function fairq._check_settings(p_of text, p_table regclass, p_row jsonb, p_settings jsonb, p_known text[] default null) returns jsonb
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_changes jsonb := '{}'::jsonb;
   v_setting record;
@@ -125,7 +125,7 @@ $$;
 
 -- By the pairs of letters that two names share, of all they have.
 create function fairq._nearest(p_name text, p_known text[]) returns text
-language sql immutable set search_path = '' as $$
+language sql immutable set search_path = pg_catalog, pg_temp as $$
   select k.name
   from unnest(p_known) with ordinality k(name, nth)
   order by (select count(*) from generate_series(1, length(k.name) - 1) i where strpos(p_name, substr(k.name, i, 2)) > 0)
@@ -135,7 +135,7 @@ $$;
 
 -- "weight = ($1).weight, ...": so that a statement that writes settings need not name them.
 create function fairq._assignments(p_changes jsonb) returns text
-language sql immutable set search_path = ''
+language sql immutable set search_path = pg_catalog, pg_temp
 as $$ select string_agg(format('%1$I = ($1).%1$I', c.name), ', ') from jsonb_object_keys(p_changes) c(name) $$;
 
 -- Writes the settings of a group, or of a concurrency key (queue #keys). Its lane is rung and looks its policy up again.
@@ -144,7 +144,7 @@ as $$ select string_agg(format('%1$I = ($1).%1$I', c.name), ', ') from jsonb_obj
 -- Locks: groups, one row.
 create function fairq._set_limits(p_shard_no integer, p_queue text, p_group_key text, p_of text, p_settings jsonb, p_known text[] default null)
 returns fairq.groups
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_group fairq.groups;
   v_changes jsonb;
@@ -170,7 +170,7 @@ $$;
 -- popped at this very moment escape it. The caller holds the meter and has let it hear all there was to hear under the old limits.
 -- Locks: held tasks with "skip locked"; queues whose pops have to ask the meters from now on, or no longer.
 create function fairq._apply_meter(p_scope text, p_queue text) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_counts boolean := fairq._counts(fairq._policy_of(0, '#' || p_scope, p_scope));
   v_bit integer := case when p_scope = 'cluster' then 2 else 1 end;
@@ -205,7 +205,7 @@ $$;
 
 -- Notes with each queue whether its pops have to ask the meters.
 create function fairq._set_metered() returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   update fairq.queues q
   set metered = not q.metered
@@ -216,7 +216,7 @@ $$;
 
 -- A row of settings as an object, lengths of time in seconds: what is answered can be set again. For drivers, which agree on no more than that.
 create function fairq._settings_json(p_row anyelement) returns jsonb
-language sql stable set search_path = '' as $$
+language sql stable set search_path = pg_catalog, pg_temp as $$
   select jsonb_object_agg(e.key, case when a.atttypid = 'interval'::regtype then to_jsonb(extract(epoch from (e.value #>> '{}')::interval)) else e.value end)
   from jsonb_each(to_jsonb(p_row)) e
   join pg_catalog.pg_type t on t.oid = pg_typeof(p_row)

@@ -5,8 +5,8 @@
 -- Raises QF009 a time that is not positive, or longer than an hour.
 -- Locks: none; one insert.
 create function fairq.watch_task(p_id bigint, p_for interval default '1 minute') returns boolean
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
-as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
 begin

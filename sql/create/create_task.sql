@@ -1,17 +1,14 @@
 -- Creates a task in the caller's transaction. Two inserts, the task and its ring: nothing shared is locked, updated or waited for, in any
 -- isolation level (I2); only equal idempotency keys wait for each other.
--- p_promote assigns the block address at once. That takes the domain's lock until the transaction ends: for a transaction that ends here.
 -- Returns the id of the task; with a known idempotency key, the id of the task that has it.
--- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF005 p_promote outside READ COMMITTED, QF016 the queue is draining (a known
--- idempotency key is answered all the same).
+-- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF016 the queue is draining (a known idempotency key is answered all the same).
 create function fairq.create_task(
   p_group_key text, p_payload jsonb, p_queue text default 'default', p_kind text default 'default', p_priority integer default 0,
   p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default 1,
-  p_timeout interval default null, p_idempotency_key text default null, p_concurrency_key text default null, p_headers jsonb default null,
-  p_promote boolean default false
+  p_timeout interval default null, p_idempotency_key text default null, p_concurrency_key text default null, p_headers jsonb default null
 ) returns bigint
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
-as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_settings record;
@@ -58,9 +55,6 @@ begin
   values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
     case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_announce);
 
-  if p_promote then
-    perform fairq._promote(v_shard_no, p_queue, 1000, true);
-  end if;
   -- Also for a scheduled task: a worker that sleeps learns when to wake up.
   if v_announce then
     perform pg_notify('fairq', p_queue);
@@ -77,7 +71,7 @@ create function fairq._check_task(
   p_group_key text, p_payload jsonb, p_payload_limit integer, p_kind text, p_priority integer, p_run_at timestamptz, p_expires_at timestamptz,
   p_max_attempts integer, p_cost double precision, p_timeout interval, p_idempotency_key text, p_concurrency_key text, p_headers jsonb
 ) returns void
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
     raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
@@ -135,7 +129,7 @@ $$;
 create function fairq._claim_idempotency_key(
   p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_kind text, p_payload jsonb, p_id bigint
 ) returns bigint
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_fingerprint text := md5(p_kind || ' ' || p_payload::text);
   v_known record;

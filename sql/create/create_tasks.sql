@@ -6,16 +6,15 @@ create function fairq.create_tasks(
   p_group_keys text[], p_payloads jsonb[], p_queue text default 'default', p_kind text default 'default', p_priority integer default 0,
   p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default 1,
   p_timeout interval default null, p_idempotency_keys text[] default null, p_concurrency_keys text[] default null, p_headers jsonb default null,
-  p_priorities integer[] default null, p_costs double precision[] default null, p_promote boolean default false
+  p_priorities integer[] default null, p_costs double precision[] default null
 ) returns setof bigint
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
-as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_settings record;
   v_count integer := coalesce(cardinality(p_group_keys), 0);
   v_wrong record;
-  v_shard_no integer;
   v_announce boolean;
 begin
   select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
@@ -118,13 +117,6 @@ begin
       select i.id from input i order by i.ordinal;
   end if;
 
-  if p_promote then
-    for v_shard_no in
-      select distinct fairq._shard_of(g.group_key, v_settings.shard_count) from unnest(p_group_keys) g(group_key) order by 1
-    loop
-      perform fairq._promote(v_shard_no, p_queue, 1000, true);
-    end loop;
-  end if;
   if v_announce then
     perform pg_notify('fairq', p_queue);
   end if;

@@ -2,8 +2,8 @@
 -- cancelled at the next promotion, which the next pop makes; a running one is told by its worker's heartbeat.
 -- Returns true when the task was live.
 create function fairq.cancel_task(p_id bigint) returns boolean
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
-as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_task record;
 begin

@@ -8,8 +8,8 @@ create function fairq.finish_tasks(
   p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[] default null, p_results jsonb[] default null,
   p_errors jsonb[] default null, p_retry_delays interval[] default null, p_shard_no integer default null
 ) returns setof bigint
-language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
-set enable_bitmapscan = off as $$
+language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_count integer := coalesce(cardinality(p_ids), 0);
   v_now timestamptz := fairq._now();

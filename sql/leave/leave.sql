@@ -6,7 +6,7 @@
 -- Returns the ids.
 -- Locks: the rows named, which the caller has locked. No row that others share.
 create function fairq._leave(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
-language plpgsql rows 100 set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
+language plpgsql rows 100 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
   v_all record;
 begin
@@ -54,7 +54,7 @@ $$;
 
 -- Whatever leaves rings: the places that came free, how its attempt ended, and what it took beyond what was charged for it.
 create function fairq._give_back(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   -- Places, and for breakers how the attempts ended: failures after the last success.
   insert into fairq.rings (shard_no, queue, group_key, freed, failures, succeeded)
@@ -91,7 +91,7 @@ $$;
 -- attempt are the fencing token, and the same worker may take the task again while a message about the first time is still under way (I10). One that was
 -- given back may have one more. The ring that told of a wish to cancel was heard while the task was held, so it is rung again.
 create function fairq._come_back(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
-language plpgsql rows 100 set search_path = '' as $$
+language plpgsql rows 100 set search_path = pg_catalog, pg_temp as $$
 declare
   v_ids bigint[];
 begin
@@ -142,7 +142,7 @@ create function fairq._find_held(
   p_error jsonb default null, p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
   p_retry_delays interval[] default null
 ) returns fairq.leaving[]
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return (
     select array_agg((b.id, b.ctid, h.ctid, null, null, f.outcome not in ('retry', 'released', 'lease_expired', 'worker_lost'), f.outcome, i.result, i.error,
@@ -202,7 +202,7 @@ $$;
 -- Returns the ids.
 -- Locks: bodies, ready and parked rows, all "skip locked".
 create function fairq._end_waiting(p_shard_no integer, p_ids bigint[], p_outcome text, p_now timestamptz) returns bigint[]
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_tasks fairq.leaving[];
   v_turns fairq.parked[];
@@ -268,7 +268,7 @@ $$;
 -- Nearly always nobody waits, and one look into an index is all. The callers have settings of their own for their plans; this one has its own, too.
 -- Cost: the watches that have not run out, never those behind them.
 create function fairq._tell_watchers(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set enable_seqscan = off set enable_bitmapscan = off
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = 'force_generic_plan' set enable_seqscan = off set enable_bitmapscan = off
 set enable_indexscan = on as $$
 declare
   v_watched bigint[];
@@ -291,7 +291,7 @@ $$;
 -- Locks: none that stay. To look whether a row is locked one has to lock it, and its holder would wait for this transaction; so what was locked is given
 -- back at once.
 create function fairq._ring_wishes(p_shard_no integer, p_ids bigint[]) returns void
-language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
 declare
   v_wished bigint[] := array(
     select i.id from unnest(p_ids) i(id)
@@ -326,7 +326,7 @@ $$;
 -- Returns how many rows it deleted.
 -- Locks: the rows named; the caller holds what protects them.
 create function fairq._remove(p_shard_no integer, p_table text, p_ctids tid[]) returns integer
-language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
   v_count integer := 0;
 begin

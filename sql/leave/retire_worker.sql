@@ -2,8 +2,8 @@
 -- Unknown workers are ignored: retiring twice does no harm.
 -- Locks: the worker's row, waits for a pop of its to end; held, waits for a finish to end.
 create function fairq.retire_worker(p_worker_id bigint) returns void
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
-as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
 begin

@@ -3,8 +3,8 @@
 -- Raises QF016: the task ended, and its queue is draining.
 -- Locks: the task, and wishes to cancel it.
 create function fairq.retry_task(p_id bigint) returns boolean
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
-as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
   v_now timestamptz := fairq._now();

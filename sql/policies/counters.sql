@@ -5,7 +5,7 @@
 -- Returns the counters that rang, as they are now; the caller writes them.
 -- Locks: none; the caller holds the domain.
 create function fairq._hear_counters(p_shard_no integer, p_queue text, p_now timestamptz) returns fairq.lanes[]
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_tick fairq.ticks;
   v_heard record;
@@ -39,7 +39,7 @@ $$;
 -- Writes the next version of a counter. A key of which no place is taken needs none.
 -- Locks: lanes, one row replaced; the caller holds the domain.
 create function fairq._write_counter(p_shard_no integer, p_queue text, p_group_key text, p_lane fairq.lanes) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if p_queue <> '#keys' or (p_lane.gate).in_flight <> 0 then
     insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, policy, gate, cursors, admissible)

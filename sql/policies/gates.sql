@@ -1,6 +1,6 @@
 -- What applies to a group: its own settings, else those of its queue; null when nothing limits it, so that ordinary groups pay nothing.
 create function fairq._policy(p_queue fairq.queues, p_group fairq.groups) returns fairq.policy
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_policy fairq.policy;
   v_rate_limit integer := coalesce(p_group.rate_limit, p_queue.group_rate_limit);
@@ -22,7 +22,7 @@ $$;
 
 -- What limits a group, a concurrency key (a group of #keys), a whole queue ('queue NAME' of '#queue NAME') or the cluster, by its settings as they are.
 create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text) returns fairq.policy
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_queue fairq.queues;
   v_limits fairq.groups;
@@ -60,7 +60,7 @@ as $$ select (p_policy).rate_seconds is not null or (p_gate).open_until is not n
 -- The one place that says how many tasks a group may have promoted now, when to look again if none, and why not more. Promotion
 -- uses the number and the time, explain_task the reason. A new policy is one more step here, one in _charge and one in _settle.
 create function fairq._allowance(p_policy fairq.policy, p_gate fairq.gate, p_now timestamptz) returns fairq.allowance
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_allowed integer := 2147483647;
   v_rate_room double precision;
@@ -106,7 +106,7 @@ $$;
 -- The gate after p_taken tasks went through it. in_flight is the number of the group's tasks
 -- that are counted, so it grows only where tasks are counted (see _counts): what a rate alone lets through nobody would report back.
 create function fairq._charge(p_policy fairq.policy, p_gate fairq.gate, p_taken integer, p_now timestamptz) returns fairq.gate
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_taken = 0 then
     return p_gate;
@@ -126,7 +126,7 @@ $$;
 
 -- The gate after tasks came back that were ready: p_counted of them had a place, and none started, so none is charged to a rate.
 create function fairq._uncharge(p_policy fairq.policy, p_gate fairq.gate, p_tasks integer, p_counted integer) returns fairq.gate
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_gate is not distinct from null then
     return null;
@@ -146,7 +146,7 @@ $$;
 create function fairq._settle(
   p_policy fairq.policy, p_gate fairq.gate, p_freed integer, p_failures integer, p_succeeded boolean, p_now timestamptz
 ) returns fairq.gate
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_freed;
   if p_policy is not distinct from null and p_gate.in_flight = 0 then
@@ -183,7 +183,7 @@ $$;
 
 -- The lane of a group, or a counter, as it is: the newest version, one step in lanes_pkey, if it is not from before a rebuild. All null when there is none.
 create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_lane fairq.lanes;
 begin

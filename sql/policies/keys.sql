@@ -13,7 +13,7 @@
 create function fairq._take_keys(p_tick fairq.ticks, p_lane fairq.lanes, p_quota integer, p_reach bigint, p_most integer, p_now timestamptz)
 returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
   meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz)
-language plpgsql rows 10 set search_path = '' as $$
+language plpgsql rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   c_granted cursor for
     select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, null::bigint as touched, false as is_open
@@ -132,7 +132,7 @@ $$;
 -- The place that the last one of a group was given, for one before it; that one waits again.
 -- Returns false when none was given one.
 create function fairq._take_over(p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text) returns boolean
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_last record;
 begin
@@ -159,7 +159,7 @@ $$;
 -- Locks: lanes, one row replaced; the caller holds the domain of p_queue.
 create function fairq._take_place(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz, p_places integer default 1)
 returns boolean
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
 begin
@@ -183,7 +183,7 @@ $$;
 create function fairq._park(
   p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text, p_id bigint, p_priority integer, p_sequence bigint
 ) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_first record;
   v_turn bigint;
@@ -219,7 +219,7 @@ $$;
 -- Locks: #keys, which the caller holds; parked rows with "skip locked", for purge and cancel hold those of other queues.
 -- Cost: keys that rang; parked_turn_idx from the key's clock, one step per place and per group that cannot go on, 1000 at most per key and pass.
 create function fairq._open_keys(p_shard_no integer, p_now timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_key fairq.lanes;
   v_first fairq.parked;
@@ -272,7 +272,7 @@ $$;
 
 -- The turn of a group at a key goes on from a task that is parked no more to its next one that waits there, a step further by the group's weight.
 create function fairq._next_turn(p_gone fairq.parked) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   update fairq.parked n
   set turn = p_gone.turn + fairq._step(1, (
@@ -297,7 +297,7 @@ $$;
 -- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can, nor in one without workers, or that
 -- left a key unused a moment ago, or whose own cap, rate or breaker, or the cluster's, lets nothing pass.
 create function fairq._may_go_on(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz) returns boolean
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_queue fairq.queues;
 begin
@@ -323,7 +323,7 @@ $$;
 -- Locks: parked; the caller holds the domain and #keys.
 -- Cost: parked_granted_idx, the tasks of the queue that were given a key and not placed yet.
 create function fairq._take_keys_back(p_shard_no integer, p_queue text, p_now timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   with back as (
     delete from fairq.parked k

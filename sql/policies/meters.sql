@@ -19,7 +19,7 @@ $$;
 create function fairq._meter(
   p_queue text, p_limit integer, p_now timestamptz, p_claim_lease interval, out o_most integer, out o_scopes text[], out o_meters integer
 )
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_meter record;
   v_lane fairq.lanes;
@@ -50,7 +50,7 @@ $$;
 -- Whether a pop of a queue with meters may find something: a task that waits or is ready, and room for it by what the meters last knew, or news of theirs.
 -- Locks and writes nothing: who polls in vain leaves no trace.
 create function fairq._is_worth_asking(p_queue text, p_now timestamptz) returns boolean
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return exists (
       select
@@ -76,7 +76,7 @@ $$;
 -- Hears what was rung for a meter, and writes it.
 -- Locks: none of its own; the caller holds the domain of the meter.
 create function fairq._settle_meter(p_scope text, p_now timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_meter fairq.lanes;
 begin
@@ -89,7 +89,7 @@ $$;
 -- A meter for whoever changes it: it has heard all there is to hear under the limits so far.
 -- Locks: the domain of the meter, waits for it; until the transaction ends.
 create function fairq._hold_meter(p_scope text) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   perform fairq._open_domain(0, '#' || p_scope);
   perform fairq._lock_domain(0, '#' || p_scope, true);

@@ -11,7 +11,7 @@ create function fairq._correct(
   p_finish bigint, p_pace fairq.pace, p_correction double precision, p_ran fairq.estimate[], p_weight double precision, p_clock bigint,
   p_was_idle boolean
 ) returns table (finish bigint, pace fairq.pace)
-language plpgsql immutable rows 1 set search_path = '' as $$
+language plpgsql immutable rows 1 set search_path = pg_catalog, pg_temp as $$
 declare
   v_due bigint := coalesce(p_finish, p_clock) - coalesce(p_pace.credit, 0)
     + sign(coalesce(p_correction, 0))::bigint * fairq._step(abs(coalesce(p_correction, 0)), p_weight);
@@ -33,7 +33,7 @@ $$;
 -- at least: a hang among quick tasks would make the next ones dear. What it really took is charged all the same, by the correction.
 -- The 32 kinds seen last are kept.
 create function fairq._learn(p_known fairq.estimate[], p_ran fairq.estimate[]) returns fairq.estimate[]
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_ran fairq.estimate;
   v_known fairq.estimate;

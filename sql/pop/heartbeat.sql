@@ -6,8 +6,8 @@
 -- Cost: one step in held_pkey and one in cancellations_task_idx for each of p_ids; without it all open cancellations are read. Never all the
 -- worker's tasks: under a held xmin that would be all it ever ran.
 create function fairq.heartbeat(p_worker_id bigint, p_ids bigint[] default null) returns setof bigint
-language plpgsql rows 1 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
-set enable_bitmapscan = off as $$
+language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -48,7 +48,7 @@ comment on function fairq.heartbeat is 'A worker''s sign of life. Returns those 
 -- Locks: when it beats, the worker's row, shared, and its heartbeats.
 -- Cost: one entry of heartbeats_pkey, read backwards.
 create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz, p_beats boolean default false) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_lease interval;
   v_previous timestamptz;
@@ -82,7 +82,7 @@ $$;
 
 -- Raises QF004: the worker is unknown, or was given up.
 create function fairq._refuse_worker(p_worker_id bigint) returns void
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   raise exception 'there is no worker %', coalesce(p_worker_id::text, 'null')
     using errcode = 'QF004',

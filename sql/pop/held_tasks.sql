@@ -4,8 +4,8 @@
 -- Locks: held, the rows it returns, "skip locked".
 create function fairq.held_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint
-language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
-set enable_bitmapscan = off as $$
+language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
 begin

@@ -9,8 +9,8 @@
 create function fairq.pop_tasks(
   p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval default null, p_shard_no integer default null
 ) returns setof fairq.popped
-language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
-set enable_bitmapscan = off as $$
+language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_queue fairq.queues;
@@ -83,7 +83,7 @@ create function fairq._take(
   p_shard_no integer, p_queue fairq.queues, p_limit integer, p_worker_id bigint, p_claim_lease interval, p_meters integer, p_may_wait boolean,
   p_now timestamptz
 ) returns fairq.placed[]
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_taken fairq.placed[] := array[]::fairq.placed[];
   v_left integer := p_limit;
@@ -153,7 +153,7 @@ $$;
 -- A worker has these tasks from here on; ready they are no more. By ctid and no other way, see _leave.
 create function fairq._hold(p_shard_no integer, p_tasks fairq.placed[], p_worker_id bigint, p_claim_lease interval, p_meters integer, p_now timestamptz)
 returns void
-language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin
   with unready as (
     delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(array(select p.ready from unnest(p_tasks) p where p.ready is not null))
@@ -170,7 +170,7 @@ $$;
 -- workers should find something without waiting: twice what they can run, four thousand at most.
 -- Where groups share time, fifty: what is ready was charged by an estimate that may be wrong.
 create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues, p_worker_id bigint default null, p_take integer default 0) returns integer
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return coalesce(p_queue.ready_target, greatest(
     case when p_queue.fairness = 'time' then 50 when p_worker_id is null then 1000 else 200 end - p_take,

@@ -2,7 +2,7 @@
 -- Returns its id, which every later call names.
 -- Raises QF003 unknown queue, QF007 bad slots, QF009 bad lease, QF006 bad name.
 create function fairq.register_worker(p_name text, p_queues text[], p_slots integer, p_lease interval default '1 minute') returns bigint
-language plpgsql set search_path = '' as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz := fairq._now();
   v_worker_id bigint := nextval('fairq.worker_ids');

@@ -5,8 +5,8 @@
 -- Locks: held, the rows named, in the order of their ids.
 create function fairq.start_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint
-language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
-set enable_bitmapscan = off as $$
+language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
@@ -44,7 +44,7 @@ comment on function fairq.start_tasks is
 
 -- By ctid and no other way, see _leave.
 create function fairq._start(p_shard_no integer, p_ctids tid[], p_now timestamptz) returns setof bigint
-language plpgsql rows 100 set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
+language plpgsql rows 100 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin
   return query
     update fairq.held k

@@ -12,8 +12,8 @@ create function fairq.turn(
   p_retry_delays interval[] default null, p_released_ids bigint[] default '{}', p_released_attempts integer[] default '{}',
   p_started_ids bigint[] default '{}', p_started_attempts integer[] default '{}'
 ) returns setof fairq.turned
-language plpgsql rows 100 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
-set enable_bitmapscan = off as $$
+language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_answer fairq.turned;
   v_left integer := p_limit;

@@ -9,7 +9,7 @@ create function fairq._admit(
   p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_ready fairq.placed[], p_now timestamptz,
   out o_tick fairq.ticks, out o_placed fairq.placed[], out o_expired bigint[]
 )
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_drawn fairq.drawn[] := fairq._draw(p_tick, fairq._share_out(p_tick, p_queue, p_lanes, p_refill, p_budget, p_take, p_ready[p_take],
     p_now), p_now);
@@ -36,7 +36,7 @@ $$;
 create function fairq._share_out(
   p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_last fairq.placed, p_now timestamptz
 ) returns fairq.share[]
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_limited boolean := fairq._limits_groups(p_queue);
   v_shares fairq.share[];
@@ -131,7 +131,7 @@ $$;
 -- The next tasks of each lane, with their addresses, and where it goes on. In a lane whose tasks have concurrency keys, _take_keys says which are next.
 -- One pass, lanes -> lateral tasks: a join would be a nested loop, because the planner expects one row of each.
 create function fairq._draw(p_tick fairq.ticks, p_shares fairq.share[], p_now timestamptz) returns fairq.drawn[]
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   -- A thousand tasks of a pass may find their key taken, whatever the number of lanes.
   v_most integer := 1000 / greatest(2, (select count(*)::integer from unnest(p_shares) s where (s.lane).keyed and s.quota > 0));
@@ -173,7 +173,7 @@ $$;
 -- Lanes with a rate, or a breaker that is half open, give this pop what it takes now, and nothing more: what lies behind the address at which the pop ends is
 -- put back.
 create function fairq._cut(p_drawn fairq.drawn[], p_ready fairq.placed[], p_take integer) returns fairq.drawn[]
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_end record;
 begin
@@ -207,7 +207,7 @@ $$;
 -- The next versions of the lanes: their tasks are charged, and higher priorities are used up, the level of the next task begins with it, lower ones are
 -- untouched. Returns the tick with what they say: how far the domain has come, and where pops have to stop.
 create function fairq._write_lanes(p_tick fairq.ticks, p_drawn fairq.drawn[], p_now timestamptz) returns fairq.ticks
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_all record;
 begin

@@ -52,7 +52,7 @@ $$;
 -- Whether a promotion would find something: a ring, a scheduled task that is due, bodies to announce after a rebuild, a concurrency key that came free.
 -- Takes no lock, writes nothing.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return coalesce(p_tick.next_due_at <= fairq._now(), false)
     or p_tick.announce_from is not null
@@ -72,7 +72,7 @@ $$;
 -- it hears four times as many: whoever comes behind them is heard, too.
 -- Cost: p_limit entries of rings_xid_idx.
 create function fairq._hear(p_tick fairq.ticks, p_limit integer, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[])
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_own xid8 := pg_current_xact_id();
   v_own_ring bigint;

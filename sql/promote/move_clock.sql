@@ -3,7 +3,7 @@
 -- clock_position is the lower bound of scans inside the block: right after the lane before the next one, so the dead rows of the lanes already
 -- served lie behind it; newcomers get the positions in between, one after the other.
 create function fairq._move_clock(p_tick fairq.ticks, p_block bigint, p_position bigint) returns fairq.ticks
-language plpgsql immutable set search_path = '' as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_is_same_block boolean;
 begin
@@ -37,7 +37,7 @@ $$;
 -- Locks: ready (a pop in flight is waited for); lanes; the caller holds the domain.
 -- Cost: the ready set and all lanes of the domain.
 create function fairq._rebase(p_tick fairq.ticks, p_clock bigint) returns fairq.ticks
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   update fairq.ready t
   set block = t.block - p_clock

@@ -4,8 +4,8 @@
 -- Locks: the domain, waits for it (see 030_tables.sql); held until the transaction ends.
 create function fairq.promote_overflow(p_queue text default 'default', p_limit integer default null, p_shard_no integer default null)
 returns integer
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
-as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_queue fairq.queues;
   v_shard_no integer;
@@ -43,7 +43,7 @@ create function fairq._promote(
   p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_used_up bigint default null, p_take integer default 0, out o_promoted integer,
   out o_popped fairq.placed[], out o_goes_on boolean, out o_tick bigint
 )
-language plpgsql set search_path = '' set enable_sort = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
   v_now timestamptz;
   v_queue fairq.queues;
@@ -142,7 +142,7 @@ create function fairq._serve_at_once(
   p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_cancelled bigint[], p_take integer, p_now timestamptz,
   out o_tick fairq.ticks, out o_popped fairq.placed[], out o_promoted integer, out o_goes_on boolean
 )
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_all record;
 begin
@@ -210,7 +210,7 @@ create function fairq._serve(
   p_limit integer, p_is_used_up boolean, p_take integer, p_now timestamptz,
   out o_tick fairq.ticks, out o_popped fairq.placed[], out o_promoted integer, out o_goes_on boolean
 )
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_settled record;
   v_lanes fairq.lanes[];
@@ -314,7 +314,7 @@ as $$ select (p_task.block, p_task.position) < (coalesce(p_tick.horizon, 9223372
 -- enable_sort is off: the rows come in the order of an index. To a table that was analyzed while it was empty, another index with a sort behind it
 -- looks cheaper, and reads all of it.
 create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizon boolean) returns fairq.placed[]
-language plpgsql set search_path = '' set enable_sort = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 begin
   return coalesce((
     select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed_at is not null, n.priority, n.sequence, n.group_key, n.attempt,
@@ -338,7 +338,7 @@ $$;
 -- already. A lane costs as much as four tasks that become ready first, so where a thousand groups wait, taking one task from each would be mostly lanes.
 -- Cost: five hundred entries of lanes_order_idx.
 create function fairq._worth_a_lane(p_tick fairq.ticks, p_rung integer, p_take integer) returns integer
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_lanes integer := p_rung + (
     select count(*)::integer
@@ -358,7 +358,7 @@ $$;
 
 -- Rings lanes that had room when they were written and have none now.
 create function fairq._look_again(p_tick fairq.ticks, p_limit integer, p_now timestamptz) returns boolean
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key)
   select p_tick.shard_no, p_tick.queue, l.group_key
@@ -379,7 +379,7 @@ $$;
 -- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
 -- Cost: tasks_due_idx from p_tick.next_due_at on, at most p_limit rows.
 create function fairq._wake_due(p_tick fairq.ticks, p_now timestamptz, p_limit integer) returns fairq.ticks
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_due tid[];
 begin
@@ -415,7 +415,7 @@ $$;
 
 -- Scheduled tasks stand in line from now on, in the order given. By ctid and no other way, see _leave.
 create function fairq._wake(p_shard_no integer, p_queue text, p_ctids tid[]) returns void
-language plpgsql set search_path = '' set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin
   with numbered as materialized (
     select d.ctid, nextval('fairq.task_ids') as sequence from unnest(p_ctids) d(ctid)

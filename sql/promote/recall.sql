@@ -10,7 +10,7 @@
 create function fairq._recall(
   p_tick fairq.ticks, p_lanes fairq.lanes[], p_news fairq.news[], p_cancelled bigint[], p_now timestamptz
 ) returns fairq.lanes[]
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_configured text[] := array(select n.group_key from unnest(p_news) n where n.configured);
   v_whole text[] := v_configured;
@@ -46,7 +46,7 @@ $$;
 -- Takes ready tasks of groups out of the order again.
 create function fairq._recall_groups(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_now timestamptz)
 returns fairq.lanes[]
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_ctids tid[];
   v_keyed bigint[];
@@ -125,7 +125,7 @@ $$;
 -- gone or can be counted. Its lane looks again soon.
 -- Locks: held, "skip locked". Cost: all held tasks of the shard. For settings, not for the hot path.
 create function fairq._adopt(p_tick fairq.ticks, p_lanes fairq.lanes[], p_configured text[], p_now timestamptz) returns fairq.lanes[]
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   -- An object is looked up in a few steps; in an array each task would be compared with each group.
   v_wanted jsonb := (
@@ -195,7 +195,7 @@ $$;
 -- "offset 0": as joins, each of these look-ups could become a walk through all wishes there ever were.
 -- Locks: ready and parked with "skip locked"; bodies, which the caller's domain lock protects; cancellations.
 create function fairq._cancel_waiting(p_shard_no integer, p_ids bigint[], p_now timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_ended bigint[] := fairq._end_waiting(p_shard_no, array(
     select distinct i.id

@@ -4,7 +4,7 @@
 create function fairq._settle_lanes(
   p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_now timestamptz, out o_tick fairq.ticks, out o_lanes fairq.lanes[]
 )
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_replaced tid[];
   v_lane_count bigint;

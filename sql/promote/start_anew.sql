@@ -5,7 +5,7 @@
 
 -- Makes a domain, with its first tick: what is rung from now on will be heard.
 create function fairq._open_domain(p_shard_no integer, p_queue text) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   insert into fairq.domains (shard_no, queue) values (p_shard_no, p_queue) on conflict do nothing;
   if found then
@@ -16,7 +16,7 @@ $$;
 
 -- A tick that knows nothing, and hears every ring that is not visible in the snapshot, and those of its own transaction. Not written yet.
 create function fairq._blank_tick(p_shard_no integer, p_queue text, p_tick bigint, p_snapshot pg_snapshot) returns fairq.ticks
-language plpgsql stable set search_path = '' as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_tick fairq.ticks;
 begin
@@ -53,7 +53,7 @@ $$;
 -- Locks: ready, rings, parked of the domain; the caller holds the domain.
 -- Cost: ready and held tasks (of all shards for the meters), and the rings that were not swept yet.
 create function fairq._start_anew(p_shard_no integer, p_queue text) returns fairq.ticks
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_counts_only boolean := p_queue like '#%';
   v_snapshot pg_snapshot;
@@ -166,7 +166,7 @@ $$;
 -- Locks: parked; the caller holds the domain and #keys.
 -- Cost: 5000 entries of tasks_pkey.
 create function fairq._announce_bodies(p_tick fairq.ticks) returns fairq.ticks
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_portion record;
   v_gone fairq.parked[];

@@ -21,7 +21,7 @@ $$;
 -- where the table is partitioned.)
 -- Returns the tick as it was written.
 create function fairq._write_tick(p_tick fairq.ticks) returns fairq.ticks
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   p_tick.tick := p_tick.tick + 1;
   p_tick.written_by := pg_current_xact_id()::xid;

@@ -63,36 +63,24 @@ from fairq.finish_tasks(
 ) as f(id);
 
 -- name: LookAtResult :one
--- How a task ended, or whether it is live still. One statement, so one snapshot: a task is never seen in neither state while it moves.
+-- How a task ended, or whether it is live still.
 -- fairq: always
-select f.outcome,
-  to_char(f.finished_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as finished_at,
-  f.result::text as result,
-  f.error::text as error,
-  exists (
-    select from fairq.tasks t where t.shard_no = any(s.shard_nos) and t.id = sqlc.arg(id)::bigint
-  )::boolean as live,
+-- fairq: nullable outcome, finished_at, result, error
+select r.outcome,
+  to_char(r.finished_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as finished_at,
+  r.result::text as result,
+  r.error::text as error,
+  r.live,
   current_setting('transaction_isolation')::text as isolation,
   now()::text as transaction_began,
   (pg_current_xact_id_if_assigned() is not null)::boolean as has_written
-from (select array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[] as shard_nos) s
-left join lateral (
-  select r.outcome, r.finished_at, r.result, r.error
-  from fairq.finished_tasks r
-  where r.shard_no = any(s.shard_nos)
-    and r.id = sqlc.arg(id)::bigint
-  order by r.finished_at desc
-  limit 1
-) f on true;
+from fairq.task_result(p_id => sqlc.arg(id)::bigint) r;
 
 -- name: LatestProgress :one
 -- How far a running task says it is; no row: it has said nothing, or is not live.
-select g.attempt, g.done, g.total, g.note::text as note
-from fairq.progress g
-where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
-  and g.task_id = sqlc.arg(id)::bigint
-order by g.reported_at desc
-limit 1;
+-- fairq: nullable done, total, note
+select p.attempt, p.done, p.total, p.note::text as note
+from fairq.task_progress(p_id => sqlc.arg(id)::bigint) p;
 
 -- name: WatchTask :one
 -- Asks for a notice on fairq_done when the task ends, for a minute; false: it is not live.
@@ -114,8 +102,9 @@ select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
 from fairq.pop_tasks(p_queue => sqlc.arg(queue)::text, p_limit => 1, p_worker_id => sqlc.arg(worker_id)::bigint) t;
 
 -- name: SetClock :one
--- Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again.
-select set_config('fairq.now', sqlc.arg(at)::text, true)::text as at;
+-- Tests: the engine's clock stands at this time until the transaction ends; empty text: it runs again. Whether this installation obeys.
+-- fairq: not null obeyed
+select (select s.test_clock from fairq.settings s) as obeyed, set_config('fairq.now', sqlc.arg(at)::text, true)::text as at;
 
 -- name: LiveTasks :many
 -- Tests: live tasks in the order they were created.

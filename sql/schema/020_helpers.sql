@@ -37,19 +37,19 @@ language sql immutable parallel safe as $$
   select p_time between interval '0' and p_longest and abs(extract(year from p_time)) <= 100 and abs(extract(day from p_time)) <= 36525
 $$;
 
--- The one clock of the engine: the wall clock, or the session setting fairq.now, which only tests set. Never now(): a lease must not stand still in a
--- long transaction.
+-- The one clock of the engine: the wall clock. Never now(): a lease must not stand still in a long transaction.
+-- In tests it is the session setting fairq.now, and only where the installation says that it is for tests: nobody else moves a deadline, a lease or a rate by
+-- a setting of his own.
 create function fairq._now() returns timestamptz
 language sql parallel safe
-as $$ select coalesce(nullif(current_setting('fairq.now', true), '')::timestamptz, clock_timestamp()) $$;
+as $$ select case when current_setting('fairq.now', true) <> '' then fairq._test_clock() else clock_timestamp() end $$;
 
--- The clock of what recovers or drops: fairq.now moves it only where the installation says that it is for tests. Nobody else loses tasks or history
--- to a session setting.
-create function fairq._wall() returns timestamptz
-language plpgsql set search_path = '' as $$
+-- The session's clock, where it counts.
+create function fairq._test_clock() returns timestamptz
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  if exists (select from fairq.settings s where s.test_clock) then
-    return fairq._now();
+  if (select s.test_clock from fairq.settings s) then
+    return current_setting('fairq.now')::timestamptz;
   end if;
   return clock_timestamp();
 end;

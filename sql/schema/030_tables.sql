@@ -43,7 +43,7 @@ create table fairq.settings (
 comment on table fairq.settings is 'Settings of the whole installation, one row. Change them with fairq.configure_cluster().';
 comment on column fairq.settings.shard_count is 'Number of shards. Fixed once tasks exist.';
 comment on column fairq.settings.payload_limit is 'The largest payload, and the largest headers, that create_task accepts, in bytes of text.';
-comment on column fairq.settings.test_clock is 'Tests only: recovery and sweeps also obey the session setting fairq.now.';
+comment on column fairq.settings.test_clock is 'Tests only: the engine''s clock obeys the session setting fairq.now.';
 comment on column fairq.settings.max_running is 'The most tasks in flight at once over all queues and workers; null: no cap.';
 
 create table fairq.queues (

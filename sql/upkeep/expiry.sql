@@ -7,7 +7,7 @@
 -- enable_sort is off: the rows come in the order of the index, another one with a sort behind it would read all of them.
 -- Cost: tasks_expiry_idx from the floor to now.
 create function fairq._expire_waiting(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
-language plpgsql set search_path = '' set enable_sort = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
   v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'expiry') / 1000000.0), '-infinity');
   v_late record;

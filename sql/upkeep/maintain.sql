@@ -6,8 +6,8 @@
 -- Raises QF005 outside READ COMMITTED, QF014 unknown part.
 -- Locks: maintenance, one row per shard; then as the parts say. Bounded by p_limit rows of a kind, so a call is short; call it every few seconds.
 create function fairq.maintain(p_limit integer default 10000, p_part text default null) returns jsonb
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
-as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
   v_part text;
@@ -30,7 +30,7 @@ begin
         from (select jsonb_object_keys(v_done) union select d.key from jsonb_each_text(v_did) d where d.value::bigint > 0) k(name);
       exception when others then
         insert into fairq.upkeep_failures as f (shard_no, part, failed_since, failed_at, message)
-        values (v_shard_no, v_part, fairq._wall(), fairq._wall(), format('%s (%s)', sqlerrm, sqlstate))
+        values (v_shard_no, v_part, fairq._now(), fairq._now(), format('%s (%s)', sqlerrm, sqlstate))
         on conflict (shard_no, part) do update
         set failed_at = excluded.failed_at, message = excluded.message;
         v_done := v_done || jsonb_build_object('failed', coalesce((v_done ->> 'failed')::bigint, 0) + 1);
@@ -45,7 +45,7 @@ comment on function fairq.maintain is
 
 -- The parts of upkeep, in the order in which they matter.
 create function fairq.upkeep_parts() returns setof text
-language sql stable set search_path = '' as $$
+language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select 'recovery'
   union all
   select 'expiry'
@@ -60,9 +60,9 @@ comment on function fairq.upkeep_parts is 'The parts of fairq.maintain(), in ord
 
 -- One part of upkeep in one shard. Returns what it did, by name.
 create function fairq._upkeep(p_shard_no integer, p_part text, p_limit integer) returns jsonb
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_now timestamptz := fairq._wall();
+  v_now timestamptz := fairq._now();
 begin
   case
     when p_part = 'recovery' then
@@ -84,7 +84,7 @@ $$;
 -- Promotes a queue that has news, and sweeps what promotion left behind. Whoever promotes is not waited for. The meter of the queue comes before it, as in
 -- the order of locks.
 create function fairq._keep_queue(p_shard_no integer, p_queue fairq.queues, p_limit integer) returns jsonb
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_promoted integer := 0;
   v_swept integer := 0;
@@ -116,7 +116,7 @@ $$;
 -- in line. For as long the queue is given no keys that come free, or each of its groups would have its turn first.
 -- Locks: none; the caller holds the domain. Cost: the ready set, where tasks have keys.
 create function fairq._free_unused_keys(p_shard_no integer, p_queue fairq.queues, p_now timestamptz) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key, configured)
   select distinct r.shard_no, r.queue, r.group_key, true
@@ -139,7 +139,7 @@ $$;
 
 -- Lets a meter hear, and sweeps what it has left behind. Most queues never had one.
 create function fairq._keep_meter(p_scope text, p_limit integer) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   if not exists (select from fairq.domains d where d.shard_no = 0 and d.queue = '#' || p_scope) or not fairq._lock_domain(0, '#' || p_scope, false) then
     return 0;

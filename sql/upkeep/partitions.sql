@@ -1,14 +1,12 @@
 -- Makes the day partitions of the history up to a week ahead, and drops those past every queue's retention.
--- SECURITY DEFINER, the only one: whoever may run fairq.maintain() need not own the tables. It takes no argument, so there is nothing to
--- inject: the names of the partitions are computed from dates.
 -- A day that the default partition already has rows of gets none. At the first lock that is not free it gives up until the next time: everybody who
 -- ends a task would queue behind it.
 -- Returns how many partitions it made and dropped.
 -- Locks: ACCESS EXCLUSIVE on the partition dropped and on the history table, for a moment, waited for 5 ms at most. No domain: it runs on its own.
 create function fairq._rotate_partitions() returns integer
-language plpgsql security definer set search_path = '' set lock_timeout = '5ms' set timezone = 'UTC' as $$
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '5ms' set timezone = 'UTC' as $$
 declare
-  v_today date := (fairq._wall() at time zone 'UTC')::date;
+  v_today date := (fairq._now() at time zone 'UTC')::date;
   v_parent text;
   v_key text;
   v_day date;

@@ -3,8 +3,8 @@
 -- Raises QF003 unknown queue, QF005 not READ COMMITTED.
 -- Locks: the meters of the queue where it has any, the domains of the queue and of the keys, waits for them; ready tasks that are being popped.
 create function fairq.rebuild(p_queue text) returns void
-language plpgsql set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off
-as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
   v_scope text;

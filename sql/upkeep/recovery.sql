@@ -5,7 +5,7 @@
 -- Locks: the worker's row, then held, both "skip locked": a worker that is popping right now is alive, and so is one that beat since we looked.
 -- Cost: all held tasks of the shard.
 create function fairq._recover_worker(p_shard_no integer, p_worker_id bigint, p_limit integer, p_now timestamptz) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_held bigint[];
 begin
@@ -29,7 +29,7 @@ $$;
 
 -- Workers without a sign of life for their lease. While the server was down nobody could give one.
 create function fairq._silent_workers(p_shard_no integer, p_now timestamptz) returns setof bigint
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return query
     select w.worker_id
@@ -54,7 +54,7 @@ $$;
 -- Locks: held, "skip locked".
 -- Cost: held_claim_lease_idx from the floor to now.
 create function fairq._give_up_claims(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
-language plpgsql set search_path = '' set enable_sort = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
   v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'claims') / 1000000.0), '-infinity');
   v_next bigint := fairq._sweep_floor(p_shard_no, 'claims next');

@@ -4,7 +4,7 @@
 -- enable_sort is off: the rows come in the order of an index, and another index with a sort behind it would read all of them.
 -- Locks: the rows it removes; the caller holds the domain.
 create function fairq._sweep_domain(p_shard_no integer, p_queue text, p_limit integer) returns integer
-language plpgsql set search_path = '' set enable_sort = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
   v_tick fairq.ticks;
   v_floor bigint;
@@ -91,7 +91,7 @@ $$;
 -- Rings of transactions that were still open when the sweep of rings passed them: remembered here, by id, and removed when a tick has heard them.
 -- Returns how many rings it removed.
 create function fairq._sweep_late_rings(p_shard_no integer, p_queue text, p_tick fairq.ticks, p_unheard xid8[], p_passed bigint) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_what text := 'late rings ' || p_queue;
   v_done bigint[];
@@ -129,7 +129,7 @@ $$;
 -- history's default partitions past every queue's. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_notes(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'keys') / 1000000.0), '-infinity');
   v_oldest timestamptz := p_now - (select max(q.retention) from fairq.queues q where not q.internal);
@@ -191,7 +191,7 @@ $$;
 
 -- Remembers how far a sweep has come.
 create function fairq._set_sweep_floor(p_shard_no integer, p_what text, p_floor bigint) returns void
-language plpgsql set search_path = '' as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_previous bigint := fairq._sweep_floor(p_shard_no, p_what);
 begin

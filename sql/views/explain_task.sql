@@ -6,8 +6,8 @@ returns table (
   task_id bigint, state text, reason text, ahead_in_group bigint, ahead bigint, next_look_at timestamptz, worker_id bigint, attempt integer,
   max_attempts integer
 )
-language plpgsql rows 1 set search_path = '' set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off
-set enable_bitmapscan = off as $$
+language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_task record;
@@ -84,7 +84,7 @@ comment on function fairq.explain_task is 'Why a task is not running, and how mu
 create function fairq._obstacles(
   p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text, p_state text, p_now timestamptz
 ) returns table (nth integer, reason text, look_at timestamptz)
-language plpgsql stable rows 1 set search_path = '' as $$
+language plpgsql stable rows 1 set search_path = pg_catalog, pg_temp as $$
 declare
   v_scope record;
   v_lane fairq.lanes;

@@ -13,10 +13,10 @@ from tests.support.server import TestServer, create_database, drop_database
 
 
 @pytest.fixture(scope="module")
-def shared(server: TestServer, template: str) -> Iterator[Database]:
+def shared(server: TestServer, template: str, logins: dict[str, str]) -> Iterator[Database]:
     name = f"fairq_test_{server.run_id}_{uuid.uuid4().hex[:8]}"
     create_database(server, name, template)
-    database = Database(name, server.dsn(name))
+    database = Database(name, server.dsn(name), logins)
     yield database
     database.close()
     drop_database(server, name)

@@ -353,7 +353,9 @@ def test_a_look_costs_no_scan_of_the_history(database: Database) -> None:
     conn.execute("analyze fairq.finished_tasks")
     fairq.enqueue_many(conn, [("bob", 1)] * 3000)
     conn.execute("analyze fairq.tasks")
-    plan = plans.explain_generic(conn, client.look_at_result.statement.sql, [4000], types=["bigint"])
+    body = conn.execute("select prosrc from pg_proc where proname = 'task_result'").fetchone()
+    assert body is not None
+    plan = plans.explain_generic(conn, body[0].replace("p_id", "$1"), [4000], types=["bigint"])
     scans = [
         node for node in plans.nodes(plan) if node.get("Relation Name", "").startswith(("tasks", "finished"))
     ]

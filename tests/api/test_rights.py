@@ -55,6 +55,7 @@ def test_a_worker_ends_a_task_in_a_transaction_of_its_own(db: psycopg.Connection
     ends.enqueue(db, "bob", None)
     (ran,) = testing.drain(db, own)
     assert ran.outcome == "succeeded"
+    become(db, "fairq_admin")
     assert testing.enqueued(db) == []
 
 

@@ -383,7 +383,7 @@ def test_a_wait_can_be_ended_by_ctrl_c_without_a_traceback(database: Database) -
         def connected() -> bool:
             row = conn.execute(
                 "select count(*) from pg_stat_activity where datname = current_database() "
-                "and query like '%finished_tasks%' and pid <> pg_backend_pid()"
+                "and query like '%task_result%' and pid <> pg_backend_pid()"
             ).fetchone()
             return row is not None and row[0] == 1
 

@@ -138,7 +138,6 @@ class Arguments:
             "p_max_attempts": lambda: str(self.random.randint(1, 3)),
             "p_timeout": lambda: "1 minute",
             "p_headers": lambda: "{}",
-            "p_promote": lambda: self.random.choice(["true", "false"]),
             "p_kind": lambda: "kind",
             "p_id": lambda: str(self.random.choice(self.world.tasks[-100:])) if self.world.tasks else None,
             "p_for": lambda: "1 minute",
@@ -338,8 +337,6 @@ class Session(threading.Thread):
             "40001": self.level != "read committed",
             # Two transactions called several functions each, in different orders.
             "40P01": self.world.most > 1,
-            # p_promote is for workers.
-            "42501": self.role == "fairq_enqueue" and "_promote" in message,
         }
         if code.startswith("QF"):
             if message and exc.diag.message_hint and "<NULL>" not in message and len(message) < 700:

@@ -30,7 +30,7 @@ EXTRA = {
         f"create function fairq.probe() returns text language sql as $body$ select $${TRICKY}$$ $body$;\n",
         "--! breaking-change: workers must know the probe\n"
         "revoke all on function fairq.probe from public;\n"
-        "grant execute on function fairq.probe to fairq_admin, fairq_work;\n",
+        "grant execute on function fairq.probe to fairq_admin;\n",
         "drop function fairq.probe;\n",
     ),
 }

@@ -321,7 +321,7 @@ def kill(observer: Conn, victim: Conn) -> None:
 
 STEPS: dict[str, Callable[[Conn, int], object]] = {
     "create": lambda conn, worker: create_each(conn, "g", "h"),
-    "create with promotion": lambda conn, worker: create_each(conn, "g", promote=True),
+    "create and promote": lambda conn, worker: (create_each(conn, "g"), promote(conn)),
     "promote": lambda conn, worker: promote(conn),
     "pop": lambda conn, worker: pop(conn, worker, 3),
     "claim": lambda conn, worker: pop(conn, worker, 3, lease="1 minute"),

@@ -238,10 +238,11 @@ def test_what_a_promoter_rings_after_its_promotion_is_heard_by_another(
     assert_consistent(observer)
 
 
-def test_create_with_promotion_promotes_once_and_holds_the_domain(database: Database, observer: Conn) -> None:
-    """p_promote: the task has its address within the call; whoever else promotes waits for the commit."""
+def test_who_creates_and_promotes_holds_the_domain(database: Database, observer: Conn) -> None:
+    """Whoever else promotes waits for the commit."""
     app, other = database.connect(), database.connect()
-    (created,) = create_each(app, "g", promote=True)
+    (created,) = create_each(app, "g")
+    assert promote(app) == 1
     assert app.execute("select state from fairq.live_tasks where id = %s", [created]).fetchone() == (
         "queued",
     )

@@ -108,8 +108,8 @@ def test_promotions_of_two_queues_in_opposite_order_deadlock_and_one_is_told_to_
     database: Database,
 ) -> None:
     """
-    The documented limit of p_promote and promote_overflow: they wait for the domain and hold it, so they
-    belong in transactions of their own. PostgreSQL ends one of the two with 40P01; nothing is lost.
+    The documented limit of promote_overflow: it waits for the domain and holds it, so it belongs in a
+    transaction of its own. PostgreSQL ends one of the two with 40P01; nothing is lost.
     """
     observer = database.connect(autocommit=True)
     queues(observer, "one", "two")

@@ -10,7 +10,7 @@ import time
 import psycopg
 import pytest
 
-from tests.support.calls import Conn, create, create_many, one, pop, register, run
+from tests.support.calls import Conn, create, create_many, one, pop, promote, register, run
 from tests.support.database import Database
 
 pytestmark = pytest.mark.usefixtures("one_shard")
@@ -101,7 +101,8 @@ def test_older_snapshots_announce_in_any_case(db: Conn, ear: Conn, database: Dat
 
 def test_a_promotion_by_the_creator_leaves_the_next_to_be_announced(db: Conn, ear: Conn) -> None:
     """Its own promotion heard the ring: whoever comes next may not take it for one still to be heeded."""
-    create(db, promote=True)
+    create(db)
+    promote(db)
     assert heard(db, ear) == 1
     create(db)
     assert heard(db, ear) == 1

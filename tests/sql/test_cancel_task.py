@@ -28,7 +28,9 @@ def cancel(conn: Conn, id_: int) -> bool:
 
 def test_a_waiting_task_ends_at_the_next_promotion(db: Conn) -> None:
     worker = register(db)
-    overflow, queued = create(db, "a"), create(db, "b", promote=True)
+    queued = create(db, "b")
+    promote(db)
+    overflow = create(db, "a")
     at(db, "12:00:00")
     scheduled = create(db, "c", run_at="2030-01-01 13:00:00+00")
     assert cancel(db, overflow)

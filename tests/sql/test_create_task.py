@@ -13,7 +13,6 @@ from tests.support.calls import (
     field,
     finish,
     needs_one_order,
-    one,
     pop,
     promote,
     refused,
@@ -165,25 +164,6 @@ def test_creating_works_in_every_isolation_level(database: Database, level: psyc
     conn.commit()
     conn.isolation_level = None
     assert sorted(pop(conn, register(conn), 10)) == ids[1:]
-
-
-def test_promote_at_creation_assigns_the_address_in_the_call(db: Conn) -> None:
-    """F18, F24: as the article's CreateTask does."""
-    id_ = create(db, promote=True)
-    assert state(db, id_) == "queued"
-    assert create_many(db, "alice", 2, promote=True)
-    assert one(db, "select count(*) from fairq.live_tasks where state = 'queued'") == 3
-
-
-def test_promote_at_creation_is_refused_outside_read_committed(database: Database) -> None:
-    conn = database.connect()
-    conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    with pytest.raises(psycopg.Error) as caught:
-        create(conn, promote=True)
-    assert caught.value.sqlstate == "QF005"
-    assert caught.value.diag.message_hint
-    conn.rollback()
-    assert one(conn, "select count(*) from fairq.tasks") == 0
 
 
 def test_a_time_in_the_past_means_now(db: Conn) -> None:

@@ -65,7 +65,8 @@ def test_expired_tasks_of_every_waiting_state_are_ended(db: Conn) -> None:
     """H41: their owners learn of it in time, not when their turn would have come."""
     at(db, "12:00:00")
     late = "2030-01-01 12:00:10+00"
-    queued = create(db, "a", expires_at=late, promote=True)
+    queued = create(db, "a", expires_at=late)
+    promote(db)
     overflow = create(db, "b", expires_at=late)
     scheduled = create(db, "c", expires_at=late, run_at="2030-01-02 00:00:00+00")
     fresh = create(db, "d", expires_at="2030-01-01 12:00:11+00")

@@ -196,7 +196,7 @@ def test_a_claim_whose_lease_ran_out_goes_back_in_line_with_its_attempt(db: Conn
 
 
 def test_creating_promoting_and_popping_work_in_one_transaction(db: Conn) -> None:
-    """Own rings are heard once, before and after a promotion of the same transaction, with savepoints."""
+    """F24: own rings are heard once, before and after a promotion of their transaction, with savepoints."""
     worker = register(db)
     first = create(db)
     promote(db)
@@ -205,7 +205,8 @@ def test_creating_promoting_and_popping_work_in_one_transaction(db: Conn) -> Non
     assert promote(db) == 1
     run(db, "rollback to savepoint s")
     second = create(db)
-    promoted = create(db, "alice", promote=True)
+    promoted = create(db, "alice")
+    assert promote(db) == 2
     third = create(db)
     assert sorted(pop(db, worker, 10)) == sorted([first, second, promoted, third])
     assert pop(db, worker, 10) == []

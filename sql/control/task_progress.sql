@@ -1,0 +1,13 @@
+-- What the handler of a running task reported last.
+-- Returns no row when it has said nothing, or the task is not live.
+-- Cost: one step in progress_pkey per shard.
+create function fairq.task_progress(p_id bigint) returns table (attempt integer, done double precision, total double precision, note jsonb)
+language sql stable rows 1 security definer set search_path = pg_catalog, pg_temp as $$
+  select g.attempt, g.done, g.total, g.note
+  from fairq.progress g
+  where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no)))
+    and g.task_id = p_id
+  order by g.reported_at desc
+  limit 1
+$$;
+comment on function fairq.task_progress is 'What the handler of a running task reported last.';

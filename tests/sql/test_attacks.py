@@ -1,0 +1,194 @@
+"""What a role of fairq could try with SQL of its own.
+
+Tables, columns and functions come from the catalogue, so a new one is tried, too.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.sql.test_roles import CALLS, ENQUEUE, OBSERVE, WORK
+from tests.support.calls import Conn, column, create, register, run
+from tests.support.database import Database
+
+# Private functions that queries and views of these roles need.
+HELPERS = {ENQUEUE: set[str](), WORK: {"_shards"}, OBSERVE: {"_shards"}}
+# What nobody sees but operators: what tenants said, and what handlers answered.
+SECRET = {"payload", "headers", "result", "error", "note"}
+
+# Runs each statement as the session's role, undoes it, and returns those that were not refused.
+TRY = """
+create function pg_temp.try(p_statements text[]) returns setof text language plpgsql as $$
+declare
+  v_statement text;
+begin
+  foreach v_statement in array p_statements loop
+    begin
+      execute v_statement;
+      return next v_statement;
+      raise exception 'undone' using errcode = 'UNDUN';
+    exception
+      when insufficient_privilege or sqlstate 'UNDUN' then null;
+    end;
+  end loop;
+end
+$$"""
+
+RELATIONS = """
+select c.oid::regclass::text, c.relkind::text, array_agg(a.attname::text)
+from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+where c.relnamespace = 'fairq'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'S', 'f')
+group by c.oid"""
+
+SEQUENCE = ("select nextval('{0}')", "select setval('{0}', 1)", "alter sequence {0} restart")
+VIEW = ("alter table {0} rename to mine", "alter table {0} owner to current_user", "lock {0}")
+TABLE = (
+    *VIEW,
+    "insert into {0} ({1}) values (null)",
+    "update {0} set {1} = null",
+    "delete from {0}",
+    "merge into {0} using (values (1)) v on false when not matched then insert default values",
+    "truncate {0}",
+    "lock table {0} in row exclusive mode",
+    "select from {0} for update",
+    "alter table {0} add column mine integer",
+    "create index on {0} ({1})",
+    "create trigger mine before insert on {0} execute function suppress_redundant_updates_trigger()",
+    "create rule mine as on insert to {0} do instead nothing",
+    "drop table {0} cascade",
+)
+READ = "select {1} from {0}"
+
+
+@pytest.fixture
+def session(database: Database, request: pytest.FixtureRequest) -> Conn:
+    """Of a user with this role and no other."""
+    return database.connect_as(request.param, autocommit=True)
+
+
+def attempts(conn: Conn, statements: list[str]) -> list[str]:
+    conn.execute(TRY.encode())
+    return column(conn, "select pg_temp.try(%s)", statements)
+
+
+@pytest.mark.parametrize("session", [ENQUEUE, WORK, OBSERVE], indirect=True)
+def test_no_role_writes_locks_or_changes_a_relation(session: Conn) -> None:
+    tried = [
+        each.format(name, columns[0])
+        for name, kind, columns in run(session, RELATIONS)
+        for each in (SEQUENCE if kind == "S" else VIEW if kind == "v" else TABLE)
+    ]
+    assert len(tried) > 500
+    assert attempts(session, tried) == []
+
+
+@pytest.mark.parametrize("session", [ENQUEUE, WORK, OBSERVE], indirect=True)
+def test_no_role_makes_or_removes_anything_in_the_schema(session: Conn) -> None:
+    functions = column(
+        session,
+        "select p.oid::regprocedure::text from pg_proc p where p.pronamespace = 'fairq'::regnamespace",
+    )
+    assert len(functions) > 100
+    tried = [
+        "create table fairq.mine ()",
+        "create view fairq.mine as select 1",
+        "create function fairq.mine() returns int language sql as 'select 1'",
+        "create type fairq.mine as (a int)",
+        "create domain fairq.mine as int",
+        "create sequence fairq.mine",
+        "create operator fairq.= (leftarg = int, rightarg = int, function = int4eq)",
+        "alter schema fairq rename to mine",
+        "drop schema fairq cascade",
+        *(f"drop function {each}" for each in functions),
+        *(f"alter function {each} reset all" for each in functions),
+        *(f"alter function {each} security invoker" for each in functions),
+    ]
+    assert attempts(session, tried) == []
+
+
+@pytest.mark.parametrize("session", [ENQUEUE], indirect=True)
+def test_a_producer_reads_no_table(session: Conn) -> None:
+    tried = [
+        READ.format(name, column)
+        for name, _, columns in run(session, RELATIONS)
+        for column in [*columns, "count(*)"]
+    ]
+    assert len(tried) > 300
+    assert [each for each in attempts(session, tried) if not each.endswith(" fairq.schema_version")] == []
+
+
+@pytest.mark.parametrize("session", [WORK, OBSERVE], indirect=True)
+def test_who_watches_reads_no_payload_result_error_or_note(session: Conn) -> None:
+    tried = [
+        READ.format(name, column)
+        for name, _, columns in run(session, RELATIONS)
+        for column in [*columns, "*"]
+        if column in SECRET or (SECRET & set(columns) and column == "*")
+    ]
+    assert len(tried) > 8
+    assert attempts(session, tried) == []
+
+
+@pytest.mark.parametrize("session", [ENQUEUE, WORK, OBSERVE], indirect=True)
+def test_no_role_calls_a_function_that_is_not_for_it(session: Conn) -> None:
+    """With nulls for arguments, which would say something else if it were called."""
+    role = next(each for each in HELPERS if session.info.user.endswith(each.removeprefix("fairq")))
+    allowed = {name for name, (roles, _) in CALLS.items() if role in roles} | HELPERS[role]
+    calls = run(
+        session,
+        """
+        select p.proname::text, p.prokind::text, 'select fairq.' || p.proname || '(' || (
+         select coalesce(string_agg('null::' || replace(t.type::regtype::text, 'anyelement', 'int'), ','), '')
+          from unnest(p.proargtypes::oid[]) t(type)) || ')'
+        from pg_proc p where p.pronamespace = 'fairq'::regnamespace""",
+    )
+    assert {kind for _, kind, _ in calls} == {"f"}
+    forbidden = [call for name, _, call in calls if name not in allowed]
+    assert len(forbidden) > 80
+    assert attempts(session, forbidden) == []
+
+
+# --- Names of one's own in the way ------------------------------------------------------------------
+
+SHADOWS = (Path(__file__).parents[1] / "support" / "shadows.sql").read_text()
+
+
+@pytest.fixture
+def stage(database: Database) -> Database:
+    """For attackers who may make schemas and temporary objects as they like."""
+    owner = database.connect(autocommit=True)
+    owner.execute(f'grant create, temporary on database "{database.name}" to public'.encode())
+    return database
+
+
+@pytest.mark.parametrize("role", [ENQUEUE, WORK, OBSERVE])
+def test_names_of_the_caller_stand_for_nothing_in_the_engine(stage: Database, role: str) -> None:
+    """Public functions run with the rights of the owner: what they call by mistake would, too."""
+    setup = stage.connect_as(WORK, autocommit=True)
+    ids: dict[str, Any] = {name: create(setup) for name in ("running", "claimed", "waiting")}
+    ids["worker"] = register(setup)
+    session = stage.connect_as(role, autocommit=True)
+    session.execute(SHADOWS.encode())
+    heard: list[str] = []
+    session.add_notice_handler(lambda notice: heard.append(notice.message_primary or ""))
+    session.execute("select md5('x'), 'x'::text, 1 = 1")
+    assert len(heard) == 3, "the trap is set"
+    for name, (roles, query) in CALLS.items():
+        if role in roles:
+            done = session.execute(query.encode(), ids)
+            assert done.statusmessage, name
+
+
+def test_a_path_without_pg_temp_would_be_hijacked(stage: Database) -> None:
+    """The control: what is in the way is in the way of a function that does not name pg_temp."""
+    owner = stage.connect(autocommit=True)
+    owner.execute(
+        "create function public.careless() returns boolean language plpgsql security definer"
+        " set search_path = '' as 'begin return ''x''::text is not null; end'"
+    )
+    session = stage.connect_as(ENQUEUE, autocommit=True)
+    session.execute(SHADOWS.encode())
+    with pytest.raises(psycopg.Error, match="hijacked"):
+        session.execute("select public.careless()")
