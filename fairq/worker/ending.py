@@ -58,10 +58,15 @@ class Ending:
             return None
         return self.at + LAST_RESORT_SECONDS
 
-    def give_up(self) -> None:
-        log.error(
-            "a handler blocks the loop, or the database hangs, past the grace time; the process ends now",
-            extra={"action": "gave_up"},
-        )
+    def give_up(self, dead: bool) -> None:
+        """`dead`: the loop has not moved for a whole lease."""
+        if dead:
+            why = "a handler blocked the loop for longer than the lease, and its tasks are with others now"
+        else:
+            why = "a handler blocks the loop, or the database hangs, past the grace time"
+        if not self._owns_process:
+            log.error("%s", why, extra={"action": "gave_up"})
+            return
+        log.error("%s; the process ends now", why, extra={"action": "gave_up"})
         logging.shutdown()
         os._exit(Stuck.exit_code)

@@ -173,6 +173,7 @@ class Engine:
             cancel=lambda ids: self._call(self.held.cancel, ids),
             lost=lambda worker_id: self._call(self.turns.lost, worker_id),
             give_up_at=self.ending.give_up_at,
+            last_words=self.turns.last_words,
             give_up=self.ending.give_up,
         )
         self.keeper.start()

@@ -17,12 +17,13 @@ from typing import Any, Final
 
 from fairq.app import App
 from fairq.context import Context, is_last_attempt
-from fairq.errors import FairqError, FinishLost, ResultNotEncodable
+from fairq.errors import FairqError, FinishLost, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, describe, outcome_of
 from fairq.queries.workers import TurnRow
 from fairq.worker.connect import explain
 from fairq.worker.handlers import (
     RELEASE,
+    RUNNING,
     Entry,
     Loopside,
     Threads,
@@ -314,6 +315,23 @@ class Held:
             self._stuck()
         self._wake()
 
+    def blamed(self) -> list[End]:
+        """From the keeper's thread, while the loop stands still: who has it has had his attempt. Where that
+        cannot be told, everybody on the loop.
+        """
+        current = asyncio.current_task(self._loop)
+        context = getattr(current, "get_context", None)  # Python 3.12: also of a task that a handler made
+        running = context().get(RUNNING) if context is not None else None
+        on_loop = [entry for entry in self.entries if entry.runner is not None]
+        found = [entry for entry in on_loop if entry is running or entry.runner is current]
+        late = TaskTimeout("the handler blocked the event loop for longer than the worker's lease")
+        return [self._out_of_time(entry, late) for entry in found or on_loop]
+
+    def _out_of_time(self, entry: Entry, late: TaskTimeout) -> End:
+        outcome = _account(lambda: outcome_of(late, entry.task, entry.row.attempt))
+        _log_end(entry, late, outcome)
+        return End(entry.worker_id, entry.row.id, entry.row.attempt, entry, outcome)
+
     # --- The end ---
 
     def release_waiting(self) -> None:
@@ -334,13 +352,10 @@ class Held:
             log.warning(
                 "%r is left behind; %s", entry, whereabouts(entry.thread), extra=entry.facts("left_behind")
             )
-            if not entry.overdue:
+            if entry.overdue:
+                self.ends.append(self._out_of_time(entry, timed_out(entry)))
+            else:
                 self.releases.append(entry)
-                continue
-            late = timed_out(entry)
-            outcome = _account(lambda late=late, entry=entry: outcome_of(late, entry.task, entry.row.attempt))  # type: ignore[misc]
-            _log_end(entry, late, outcome)
-            self._write_down(entry, outcome)
 
 
 def _account(judge: Callable[[], Outcome]) -> Outcome:

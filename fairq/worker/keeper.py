@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import psycopg
 
+from fairq import driver
 from fairq.queries import workers
 from fairq.worker import plan
 from fairq.worker.connect import FAILURES, explain, is_unknown_worker
@@ -48,8 +49,10 @@ class KeeperPlan:
 
 
 class Keeper:
-    """`worker_ids`, `held`, `pulse` and `give_up_at` are read, `cancel`, `lost`, `answered` and `give_up`
-    called, from its thread. `answered` is told whether failures came before.
+    """`worker_ids`, `held`, `pulse` and `give_up_at` are read, the others called, from its thread.
+
+    `answered` is told whether failures came before. `last_words` are calls to send when the loop cannot be
+    relied on any more, `give_up` ends the process if it is ours; both are told whether the loop is dead.
     """
 
     def __init__(
@@ -63,7 +66,8 @@ class Keeper:
         lost: Callable[[int], None],
         answered: Callable[[bool], None],
         give_up_at: Callable[[], float | None],
-        give_up: Callable[[], None],
+        last_words: Callable[[bool], list[driver.Call[Any]]],
+        give_up: Callable[[bool], None],
     ) -> None:
         self._plan = plan
         self._worker_ids = worker_ids
@@ -73,13 +77,18 @@ class Keeper:
         self._lost = lost
         self._answered = answered
         self._give_up_at = give_up_at
+        self._last_words = last_words
         self._give_up = give_up
         self._stop = threading.Event()
         self._conn: psycopg.Connection[Any] | None = None
         self._failures = 0
         self._maintain_at = 0.0
         self._was_connected = False
-        self._standing_still = False
+        self._last_pulse = 0.0
+        self._looked_at = 0.0
+        self._still = 0.0
+        self._warned = False
+        self._disowned = False
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="fairq-keeper", daemon=True)
 
@@ -95,10 +104,11 @@ class Keeper:
     def _run(self) -> None:
         pause = 0.0
         while not self._stop.wait(pause):
-            self._watch_the_loop()
             pause = self._plan.heartbeat
             try:
-                self._beat()
+                self._watch_the_loop()
+                if not self._disowned:
+                    self._beat()
                 self._answered(self._failures > 0)
                 self._failures = 0
             except FAILURES as exc:
@@ -117,14 +127,17 @@ class Keeper:
                 self._drop()
         self._drop()
 
-    def _beat(self) -> None:
-        conn = self._conn
-        if conn is None:
-            conn = self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._conn is None:
+            self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)
             # After an outage the others get the time to give a sign of life before they are judged by it.
             wait = self._plan.lease if self._was_connected else self._plan.first_maintain
             self._maintain_at = time.monotonic() + wait
             self._was_connected = True
+        return self._conn
+
+    def _beat(self) -> None:
+        conn = self._connected()
         for worker_id in self._worker_ids():
             try:
                 # With the ids it is a look-up of each; without, all wishes to cancel would be read that
@@ -180,29 +193,49 @@ class Keeper:
                     "took %d tasks from lost workers", done["recovered"], extra={"action": "recovered"}
                 )
 
+    # --- The loop ---
+
     def _watch_the_loop(self) -> None:
-        still = time.monotonic() - self._pulse()
-        if still < STANDSTILL_SECONDS:
-            self._standing_still = False
-        elif not self._standing_still:
-            self._standing_still = True
+        now, pulse, lease = time.monotonic(), self._pulse(), self._plan.lease
+        if pulse != self._last_pulse:
+            self._still, self._warned, self._disowned = 0.0, False, False
+        else:
+            self._still = plan.standstill(self._still, now - self._looked_at, lease)
+        self._last_pulse, self._looked_at = pulse, now
+        if self._still >= min(STANDSTILL_SECONDS, lease) and not self._warned:
+            self._warned = True
             frame = sys._current_frames().get(self._loop_thread)
             where = "".join(traceback.format_stack(frame, 12)) if frame else ""
             log.warning(
                 "the loop stands still for %.0f s; a handler should wait with await, or be a plain def:\n%s",
-                still,
+                self._still,
                 where,
                 extra={"action": "loop_blocked"},
             )
         deadline = self._give_up_at()
-        late = 0.0 if deadline is None else time.monotonic() - deadline
-        if late > LAST_SECONDS or (late > 0 and self._standing_still):
-            with contextlib.suppress(*FAILURES):
-                if self._conn is None:
-                    self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)
-                for worker_id in self._worker_ids():
-                    workers.retire_worker(self._conn, worker_id=worker_id)
-            self._give_up()
+        late = 0.0 if deadline is None else now - deadline
+        if self._still >= lease and not self._disowned:
+            self._disown(dead=True)
+        elif late > LAST_SECONDS or (late > 0 and self._warned):
+            self._disown(dead=False)
+
+    def _disown(self, *, dead: bool) -> None:
+        """Nobody may vouch for tasks that cannot run. Who blocks the loop has had his attempt, the others go
+        back without burning one. The loop learns of it when it moves again.
+        """
+        try:
+            conn = self._connected()
+            for call in self._last_words(dead):
+                with contextlib.suppress(psycopg.DataError):  # a result that the database refuses
+                    driver.run(conn, call)
+            for worker_id in self._worker_ids():
+                workers.retire_worker(conn, worker_id=worker_id)
+                self._lost(worker_id)
+            self._disowned = True
+        except FAILURES:
+            if dead:  # tried again, but for a sign of life
+                raise
+        self._give_up(dead)
 
     def _drop(self) -> None:
         conn, self._conn = self._conn, None

@@ -17,6 +17,7 @@ __all__ = [
     "poll_delay",
     "pop_limit",
     "retry_delay",
+    "standstill",
     "to_start",
 ]
 
@@ -70,6 +71,15 @@ def poll_delay(
     first = FIRST_PAUSE_LISTENING if listening else FIRST_PAUSE
     pause = min(first * 2.0 ** min(max(quiet, 1) - 1, 40), interval) * (1 + JITTER * (2 * draw() - 1))
     return pause if due_in is None else max(0.0, min(pause, due_in))
+
+
+def standstill(before: float, elapsed: float, lease: float) -> float:
+    """For how long the loop has stood still, if it has not moved since the last look, `elapsed` seconds ago.
+
+    Who looked much later than he wanted was stopped himself, perhaps with the whole process: then nothing is
+    proved against the loop.
+    """
+    return before + min(elapsed, lease / 3)
 
 
 def batch_size(sizes: Sequence[int], most: int = MOST_ENDS, most_bytes: int = MOST_BYTES) -> int:

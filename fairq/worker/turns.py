@@ -148,6 +148,15 @@ class Turns:
         room = held.taken < self.limits.slots + self.limits.prefetch
         return max(0.001, min(times if room else times[1:] or [now + 3600.0]) - now)
 
+    def last_words(self, dead: bool) -> list[driver.Call[Any]]:
+        """From the keeper's thread, while the loop stands still: what has ended is written all the same."""
+        blamed = self._held.blamed() if dead else []
+        return [
+            turn_call(holder, ends, [], [], NOBODY, None)
+            for some in (blamed, self._held.ends)
+            for holder, (ends,) in by_worker(some).items()
+        ]
+
     # --- On its way ---
 
     async def take(self, turn: Turn) -> None:

@@ -110,3 +110,15 @@ def test_halving_loses_nothing_and_ends(batch: list[int]) -> None:
     first, second = plan.halves(batch)
     assert [*first, *second] == batch
     assert 0 < len(first) < len(batch)
+
+
+@given(st.lists(st.floats(0.01, 0.4), min_size=1), st.floats(1, 100))
+def test_a_loop_that_stands_still_is_found_out_and_one_stopped_with_its_process_is_not(
+    looks: list[float], stop: float
+) -> None:
+    """With a lease of a second. A process that was stopped for longer looks once, much too late."""
+    still = plan.standstill(0.0, stop, 1.0)
+    assert still < 0.5
+    for elapsed in looks:
+        still = plan.standstill(still, elapsed, 1.0)
+    assert still >= min(sum(looks), len(looks) / 3)

@@ -171,9 +171,9 @@ def test_quit_gives_everything_back_at_once(desk: Desk) -> None:
 
 
 def test_a_handler_that_starves_the_loop_is_not_taken_for_a_lost_worker(desk: Desk) -> None:
-    """The loop stands still for three leases; another worker's maintenance looks on."""
+    """As long as that is shorter than the lease; another worker's maintenance looks on."""
     desk.queue("other")
-    id = desk.enqueue("blocks", 4)
+    id = desk.enqueue("blocks", 1.2)
     with (
         work_process(desk.dsn, *SHORT, "-c", "1") as worker,
         work_process(desk.dsn, *SHORT, app="other") as other,
@@ -185,6 +185,22 @@ def test_a_handler_that_starves_the_loop_is_not_taken_for_a_lost_worker(desk: De
         assert worker.wait() == 0
     assert desk.effects("began") == 1
     assert desk.rows("select * from fairq.attempts") == []
+
+
+def test_a_dead_loop_costs_the_culprit_its_attempt_and_its_neighbors_nothing(desk: Desk) -> None:
+    """I15: its own timeout cannot reach it. The process ends, and the supervisor starts another."""
+    with desk.conn.transaction():
+        neighbors = desk.enqueue_many("waits", 3, 0.1)
+        culprit = desk.enqueue("blocks", 300, timeout=2, max_attempts=1)
+    with work_process(desk.dsn, *SHORT, "-p", "2", "-c", "4") as supervisor:
+        desk.wait_until(lambda: desk.live == 0, "the neighbors are done")
+        supervisor.wait_for("ended with exit code 1; starting it again")
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait() == 0
+    assert (desk.end(culprit)[0], desk.end(culprit)[3]["code"]) == ("failed", "timeout")
+    assert {desk.end(id)[0] for id in neighbors} == {"succeeded"}
+    assert {row[1:] for id in neighbors for row in desk.attempts(id)} <= {("released", None)}
+    assert supervisor.says("in blocks"), "it says where"
 
 
 def test_twenty_workers_do_every_task_exactly_once(desk: Desk) -> None:

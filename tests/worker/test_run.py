@@ -956,6 +956,41 @@ def test_a_worker_that_was_struck_off_registers_again_and_its_old_end_changes_no
     assert desk.outcomes() == {"succeeded": 2}
 
 
+def test_a_worker_in_a_program_loses_what_its_dead_loop_holds_and_goes_on_when_it_moves(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What had ended is written, and the program lives on."""
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task
+    async def ends(payload: Any) -> None: ...
+
+    @own.task(max_attempts=1)
+    async def blocks(payload: Any) -> None:
+        release.wait(60)
+
+    @own.task
+    async def waits(payload: Any) -> None:
+        await asyncio.sleep(0.01)
+
+    with desk.conn.transaction():
+        done = desk.enqueue("ends")
+        neighbor = desk.enqueue("waits")
+        culprit = desk.enqueue("blocks", max_attempts=1)
+    with worker_thread(own, desk.dsn, concurrency=20, lease=1.0):
+        try:
+            desk.wait_until(lambda: (desk.live, desk.workers) == (1, 0), "it is given up")
+            assert desk.end(done)[:2] == ("succeeded", 1)
+            assert desk.end(culprit)[3]["code"] == "timeout"
+            assert desk.rows("select id, state from fairq.live_tasks") == [(neighbor, "overflow")]
+        finally:
+            release.set()
+        desk.wait_until(lambda: desk.live == 0, "the neighbor runs")
+    assert desk.end(neighbor)[:2] == ("succeeded", 2)
+    assert "not accepted" in caplog.text, "what comes late changes nothing"
+
+
 def test_tasks_of_an_answer_that_never_came_are_given_back(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
