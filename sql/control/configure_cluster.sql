@@ -50,7 +50,7 @@ begin
     execute 'update fairq.settings s set ' || fairq._assignments(v_changes) using v_new;
   end if;
   if v_changes ? 'max_running' then
-    perform fairq._apply_meter('cluster', null);
+    perform fairq._apply_meter('cluster');
   end if;
   return v_new;
 end;

@@ -51,7 +51,7 @@ begin
     perform fairq._promote(s.shard_no, p_queue, 1, false) from fairq._shards(null) s(shard_no);
   end if;
   if v_meter_changes then
-    perform fairq._apply_meter('queue ' || p_queue, p_queue);
+    perform fairq._apply_meter('queue ' || p_queue);
   elsif v_is_new then
     perform fairq._set_metered();
   end if;

@@ -167,22 +167,35 @@ end;
 $$;
 
 -- The limits of a whole queue ('queue NAME'), or of the cluster, have changed. A first cap or breaker counts the tasks that are held already; those being
--- popped at this very moment escape it. The caller holds the meter and has let it hear all there was to hear under the old limits.
+-- popped at this very moment are counted by maintain, when the transactions that run now have ended. The caller holds the meter and has let it hear all
+-- there was to hear under the old limits.
 -- Locks: held tasks with "skip locked"; queues whose pops have to ask the meters from now on, or no longer.
-create function fairq._apply_meter(p_scope text, p_queue text) returns void
+create function fairq._apply_meter(p_scope text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  perform fairq._ring_group(0, '#' || p_scope, p_scope);
+  perform fairq._count_held(p_scope);
+  perform fairq._set_sweep_floor(0, 'count held #' || p_scope, pg_current_xact_id()::text::bigint);
+  perform fairq._settle_meter(p_scope, fairq._now());
+  perform fairq._set_metered();
+end;
+$$;
+
+-- Held tasks take a place of a meter, if it counts by its settings as they are, and otherwise none.
+-- Locks: held tasks with "skip locked"; the caller holds the meter. Cost: all held tasks.
+create function fairq._count_held(p_scope text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_counts boolean := fairq._counts(fairq._policy_of(0, '#' || p_scope, p_scope));
   v_bit integer := case when p_scope = 'cluster' then 2 else 1 end;
   v_adopted integer;
 begin
-  perform fairq._ring_group(0, '#' || p_scope, p_scope);
   with held as materialized (
     select k.id, k.shard_no
     from fairq._shards(null) s(shard_no)
     join fairq.held k on k.shard_no = s.shard_no
     join fairq.tasks t on t.shard_no = k.shard_no and t.id = k.id
-    where (p_queue is null or t.queue = p_queue)
+    where (p_scope = 'cluster' or t.queue = substr(p_scope, 7))
       and (k.meters & v_bit <> 0) <> v_counts
     for update of k skip locked
   ),
@@ -198,8 +211,6 @@ begin
     insert into fairq.rings (shard_no, queue, group_key, freed)
     values (0, '#' || p_scope, p_scope, case when v_counts then -v_adopted else v_adopted end);
   end if;
-  perform fairq._settle_meter(p_scope, fairq._now());
-  perform fairq._set_metered();
 end;
 $$;
 

@@ -10,6 +10,7 @@ declare
   v_lane_count bigint;
   v_newcomer_position bigint;
   v_limited boolean := fairq._limits_groups(p_queue);
+  v_is_new boolean;
 begin
   with lane as materialized (
     select n.group_key, n.first_sequence, n.keyed or coalesce(l.keyed, false) as keyed,
@@ -113,9 +114,18 @@ begin
        n.pace)::fairq.lanes as lane
     from placed n
   )
-  select max(t.number), max(t.newcomer_position), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null)
-  into v_lane_count, v_newcomer_position, o_lanes, v_replaced
+  select max(t.number), max(t.newcomer_position), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null),
+    bool_or(t.replaces is null and fairq._counts((t.lane).policy))
+  into v_lane_count, v_newcomer_position, o_lanes, v_replaced, v_is_new
   from told t;
+  -- So may those of a group that had no lane, while there are settings of which this pass has not heard, but which it may have read.
+  if v_is_new and fairq._has_unheard_settings(p_tick) then
+    for v_nth in 1 .. cardinality(o_lanes) loop
+      if (o_lanes[v_nth]).version < p_tick.first_version and fairq._counts((o_lanes[v_nth]).policy) then
+        o_lanes[v_nth].gate.uncounted := 1;
+      end if;
+    end loop;
+  end if;
 
   o_tick := p_tick;
   o_tick.lane_count := greatest(p_tick.lane_count, v_lane_count);
@@ -123,6 +133,26 @@ begin
   if v_replaced is not null then
     perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
   end if;
+end;
+$$;
+
+-- Whether settings of groups have changed, and their rings were not heard yet. A statement of its own: what the one before it read of them is visible here.
+-- Cost: a step in rings_notable_idx, and one for each pending transaction.
+create function fairq._has_unheard_settings(p_tick fairq.ticks) returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return exists (
+      select from fairq.rings r where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.configured and r.xid >= p_tick.next_xid
+    )
+    or exists (
+      select
+      from unnest(p_tick.pending) p
+      cross join lateral (
+        select from fairq.rings r
+        where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.configured and r.xid = p.xid and r.ring_id > p.ring_id
+        limit 1
+      ) r
+    );
 end;
 $$;
 

@@ -26,8 +26,8 @@ create index parked_granted_idx on fairq.parked (shard_no, queue, group_key) whe
 -- promotion: new rings, by transaction; within the transaction that promoted last, those it rang since.
 create index rings_xid_idx on fairq.rings (shard_no, queue, xid, ring_id);
 
--- create_task: whether a NOTIFY is on its way, or not yet heeded.
-create index rings_announced_idx on fairq.rings (shard_no, queue, xid) where announced;
+-- create_task: whether a NOTIFY is on its way, or not yet heeded; promotion: whether settings have changed that it has not heard of.
+create index rings_notable_idx on fairq.rings (shard_no, queue, xid) where announced or configured;
 
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);

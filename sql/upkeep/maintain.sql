@@ -137,12 +137,20 @@ begin
 end;
 $$;
 
--- Lets a meter hear, and sweeps what it has left behind. Most queues never had one.
+-- Lets a meter hear, and sweeps what it has left behind. Most queues never had one. While transactions run that began before its limits changed, tasks may
+-- come that were popped without asking it.
 create function fairq._keep_meter(p_scope text, p_limit integer) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_changed bigint := fairq._sweep_floor(0, 'count held #' || p_scope);
+  v_is_over boolean := pg_snapshot_xmin(pg_current_snapshot())::text::bigint > v_changed;
 begin
   if not exists (select from fairq.domains d where d.shard_no = 0 and d.queue = '#' || p_scope) or not fairq._lock_domain(0, '#' || p_scope, false) then
     return 0;
+  end if;
+  if v_changed is not null then
+    perform fairq._count_held(p_scope);
+    delete from fairq.sweeps w where v_is_over and w.shard_no = 0 and w.what = 'count held #' || p_scope and w.floor = v_changed;
   end if;
   perform fairq._settle_meter(p_scope, fairq._now());
   return fairq._sweep_domain(0, '#' || p_scope, p_limit);

@@ -259,7 +259,7 @@ LOOK_UPS |= {"watches_until_idx"}
 PROMOTED = 5000 + 2 * (TARGET + 2 * BATCH) + 10
 
 # Whether a ring that nobody heard yet has been announced by NOTIFY.
-ANNOUNCED = {*TICK, "rings_announced_idx"}
+ANNOUNCED = {*TICK, "rings_notable_idx"}
 
 STEPS = [
     Step("create_task", lambda s: s.run("select fairq.create_task('x', '{}')"), frozenset(ANNOUNCED), 3, 60),

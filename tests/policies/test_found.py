@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.calls import (
+    LOCK_DOMAIN,
     Conn,
     at,
     call,
@@ -420,4 +421,41 @@ def test_one_that_comes_back_before_many_that_wait_for_a_key_is_found_in_a_few_s
         before = rows_read(conn, "tasks") + rows_read(conn, "parked")
         assert pop(conn, bob, 1) == early
         assert rows_read(conn, "tasks") + rows_read(conn, "parked") - before < 2000
+    assert_sound(conn)
+
+
+def test_tasks_popped_while_the_first_cap_of_their_queue_came_are_counted_by_upkeep(
+    conn: Conn, database: Database
+) -> None:
+    bob = register(conn)
+    create_many(conn, "bob", 9)
+    popping = database.connect()
+    early = pop(popping, bob, 5)
+    call(conn, "configure_queue", "default", max_running=2)
+    maintain(conn)
+    popping.commit()
+    maintain(conn)
+    assert in_flight(conn, "queue default", "#queue default") == 5
+    for end in early[:4]:
+        assert pop(conn, bob, 5) == []
+        finish(conn, bob, [end])
+    assert len(pop(conn, bob, 5)) == 1
+    assert one(conn, "select count(*) from fairq.sweeps where what like 'count held%%'") == 0
+    assert_sound(conn)
+
+
+def test_a_first_cap_holds_for_a_group_without_a_lane_whose_ring_is_far_behind(
+    conn: Conn, database: Database
+) -> None:
+    bob = register(conn)
+    create_many(conn, "bob", 5)
+    assert len(pop(conn, bob, 5)) == 5
+    assert one(conn, "select count(*) from fairq.lanes where group_key = 'bob'") == 0
+    create_many(conn, "bob", 5)
+    create_all(conn, *[f"g{number}" for number in range(5200)])
+    promoting = database.connect()
+    run(promoting, LOCK_DOMAIN, "default")
+    call(conn, "configure_group", "default", "bob", max_running=5)
+    promoting.rollback()
+    assert "bob" not in {held.group_key for held in pop(conn, bob, 2000)}
     assert_sound(conn)
