@@ -52,7 +52,7 @@ test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 storm: .venv/.dev ## Run a storm of processes for a minute, and stop calls between any two statements
 	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_stops.py
 
-fuzz: .venv/.dev ## Call every function with 100,000 odd arguments (five minutes)
+fuzz: .venv/.dev ## Call every function and command with odd arguments, 100,000 times (ten minutes)
 	@FAIRQ_TEST_FUZZ=100000 .venv/bin/python -m pytest $(PYTEST) tests/fuzz
 
 chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; prints how long each fault was felt

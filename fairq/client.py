@@ -24,6 +24,7 @@ from fairq.options import (
     EnqueueOptions,
     Item,
     check_group_key,
+    check_id,
     options_of,
     pair,
     refuse_unknown,
@@ -66,7 +67,7 @@ def cancel(id: int) -> Call[bool]:
     A waiting task never runs. A running one is told, by `ctx.cancelled`, and by `asyncio.CancelledError` if
     async.
     """
-    return queries.cancel.call(id=id)
+    return queries.cancel.call(id=check_id(id))
 
 
 # --- The calls behind them -------------------------------------------------------------------------

@@ -6,10 +6,11 @@ options of the command line and the parameters of the statements are made from i
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -80,7 +81,13 @@ def is_int(value: object, least: int, most: int) -> bool:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_within(value, -sys.float_info.max, sys.float_info.max)
+
+
+def check_id(value: object) -> int:
+    if isinstance(value, int) and is_int(value, -(2**63), 2**63 - 1):
+        return value
+    raise OutOfRange(f"the id of a task is {value!r:.60}", "The number that enqueue returned.")
 
 
 def _name(what: str, value: Any) -> str:
@@ -94,26 +101,28 @@ def _key(what: str, value: Any) -> str:
 def _priority(what: str, value: Any) -> int:
     if is_int(value, -1_000_000, 1_000_000):
         return int(value)
-    raise OutOfRange(f"the priority is {value!r}", "Higher runs first: -1000000 to 1000000, 0 by default.")
+    raise OutOfRange(f"the priority is {value!r:.60}", "Higher runs first: -1000000 to 1000000.")
 
 
 def _cost(what: str, value: Any) -> float:
     if is_within(value, 0.001, 1_000_000):
         return float(value)
-    raise InvalidCost(f"the cost is {value!r}", "Relative to an ordinary task of cost 1: 0.001 to 1000000.")
+    raise InvalidCost(f"the cost is {value!r:.60}", "Relative to an ordinary task: 0.001 to 1000000.")
 
 
 def _attempts(what: str, value: Any) -> int:
     if is_int(value, 1, 1_000_000):
         return int(value)
-    raise OutOfRange(f"max_attempts is {value!r}", "1 to 1000000; None takes the queue's default.")
+    raise OutOfRange(f"max_attempts is {value!r:.60}", "1 to 1000000; None takes the queue's default.")
 
 
 def _moment(what: str, value: Any) -> str:
     if isinstance(value, datetime) and value.utcoffset() is not None:
-        return value.isoformat()
+        # In the time zone that every server knows: PostgreSQL takes none further from it than 15:59.
+        with suppress(OverflowError):
+            return value.astimezone(UTC).isoformat()
     raise InvalidTime(
-        f"{what} is {value!r:.80}, which names no time zone",
+        f"{what} is {value!r:.80}, which names no time zone or is out of range",
         "Pass an aware datetime: datetime.now(timezone.utc) + timedelta(hours=1).",
     )
 
@@ -122,10 +131,12 @@ def _timeout(what: str, value: Any) -> str | None:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if is_within(seconds, 1e-6, 1e9):
         return interval(value)
-    raise InvalidTime(f"the timeout is {value!r}", "Seconds or a timedelta, more than 0; None: no limit.")
+    raise InvalidTime(f"the timeout is {value!r:.60}", "Seconds or a timedelta, more than 0; None: no limit.")
 
 
 def _headers(what: str, value: Any) -> str:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"the headers are {value!r:.60}: pass a dictionary")
     return encode(dict(value), "headers")
 
 

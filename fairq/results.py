@@ -34,6 +34,7 @@ from fairq.errors import (
     TaskFailed,
     translating,
 )
+from fairq.options import check_id
 from fairq.queries import client as queries
 
 __all__ = ["Progress", "TaskResult", "progress", "result"]
@@ -75,7 +76,7 @@ def result(id: int, *, timeout: float | None = None) -> Steps[TaskResult]:
         raise InvalidTime(
             f"the timeout of a wait is {timeout!r:.60}", "Seconds: 0 only looks, None waits for ever."
         )
-    return _wait(id, timeout)
+    return _wait(check_id(id), timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Progress:
 @on_connection
 def progress(id: int) -> Call[Progress | None]:
     """What a running task reported last with `ctx.progress(…)`; None: nothing, or it is not live any more."""
-    return queries.latest_progress.call(id=id).then(_progress)
+    return queries.latest_progress.call(id=check_id(id)).then(_progress)
 
 
 def _progress(row: queries.LatestProgressRow | None) -> Progress | None:
