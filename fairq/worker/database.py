@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -23,6 +23,11 @@ __all__ = ["Database"]
 
 log = logging.getLogger("fairq.worker")
 
+# Whether a role, or a database, has defaults that do not suit a turn.
+_ODD: Final = """
+select current_setting('default_transaction_isolation') <> 'read committed'
+  or current_setting('statement_timeout') <> '0'"""
+
 # A statement is prepared when it was sent so often.
 PREPARE_AFTER = 3
 
@@ -32,8 +37,10 @@ class Database:
 
     def __init__(self, dsn: str, settings: Settings) -> None:
         self.conn: psycopg.AsyncConnection[Any] | None = None
-        self.asks_for_isolation = False
-        """The engine needs READ COMMITTED. Where a role or a database says otherwise, each turn says so."""
+        self.sets_terms = False
+        """A turn needs READ COMMITTED, and the time that it takes. Where a role or a database says otherwise,
+        each turn says so.
+        """
         self._prepares = False
         self._settings = settings
         self._conninfo = conninfo(dsn, "fairq worker")
@@ -51,8 +58,7 @@ class Database:
             self.conn = conn
             if self._prepares:
                 conn.prepare_threshold = PREPARE_AFTER
-            found = await (await conn.execute("show default_transaction_isolation")).fetchone()
-            self.asks_for_isolation = found is not None and found[0] != "read committed"
+            self.sets_terms = await (await conn.execute(_ODD)).fetchone() == (True,)
         return conn
 
     def prepare_statements(self) -> None:

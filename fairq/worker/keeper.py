@@ -82,8 +82,8 @@ class Keeper:
         self._stop = threading.Event()
         self._conn: psycopg.Connection[Any] | None = None
         self._failures = 0
-        self._maintain_at = 0.0
-        self._was_connected = False
+        self._beat_at = time.monotonic()
+        self._maintain_at = self._beat_at + plan.first_maintain
         self._last_pulse = 0.0
         self._looked_at = 0.0
         self._still = 0.0
@@ -130,10 +130,6 @@ class Keeper:
     def _connected(self) -> psycopg.Connection[Any]:
         if self._conn is None:
             self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)
-            # After an outage the others get the time to give a sign of life before they are judged by it.
-            wait = self._plan.lease if self._was_connected else self._plan.first_maintain
-            self._maintain_at = time.monotonic() + wait
-            self._was_connected = True
         return self._conn
 
     def _beat(self) -> None:
@@ -150,8 +146,14 @@ class Keeper:
                 continue
             if cancelled:
                 self._cancel(cancelled)
-        if self._plan.maintain_every and time.monotonic() >= self._maintain_at:
-            self._maintain_at = time.monotonic() + self._plan.maintain_every * random.uniform(0.75, 1.25)
+        now = time.monotonic()
+        if now - self._beat_at > self._plan.lease / 2:
+            # After a long outage the others get the time to give a sign of life before they are judged by it.
+            # After a short one not: where connections keep breaking, nobody would ever judge.
+            self._maintain_at = now + self._plan.lease
+        self._beat_at = now
+        if self._plan.maintain_every and now >= self._maintain_at:
+            self._maintain_at = now + self._plan.maintain_every * random.uniform(0.75, 1.25)
             self._maintain(conn)
 
     def _maintain(self, conn: psycopg.Connection[Any]) -> None:

@@ -1,8 +1,8 @@
 """LISTEN on a connection of its own. It only shortens the wait: without it the worker polls.
 
-A pooler that hands out connections by transaction accepts LISTEN and never delivers anything. So the worker
-rings its own bell at the start, on a channel that nobody else has, and does without LISTEN when it does not
-hear it.
+A pooler that hands out connections by transaction accepts LISTEN and delivers nothing, or to somebody else.
+So the worker first listens on a channel that nobody else has, rings it from another connection, and does
+without LISTEN when it does not hear it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg import sql
 
+from fairq.dsn import describe
 from fairq.worker import plan
 from fairq.worker.connect import FAILURES, explain
 
@@ -25,30 +26,38 @@ log = logging.getLogger("fairq.worker")
 
 CHANNEL: Final = "fairq"
 TEST_SECONDS: Final = 3.0
+# A pooler hands out the session used last first, mostly.
+UNLISTEN_TRIES: Final = 20
+
+Conn = psycopg.AsyncConnection[tuple[object, ...]]
 
 
 class Listener:
     """On the loop, `rung` is called for each notice about one of our queues, and, as `answered`, after each
-    new connection.
+    new connection; `proven` once, when a notice from `bell` arrived: both lead to sessions.
     """
 
     def __init__(
         self,
         conninfo: str,
+        bell: str,
         queues: Collection[str],
         rung: Callable[[], None],
         *,
         answered: Callable[[], None],
+        proven: Callable[[], None],
         first_pause: float,
         longest_pause: float,
     ) -> None:
-        self.test_channel = f"fairq_test_{secrets.token_hex(8)}"
         self.connected = asyncio.Event()
-        self.heard = asyncio.Event()
+        self.settled = asyncio.Event()
+        """Whether it is known if notices arrive."""
         self._conninfo = conninfo
+        self._bell = bell
         self._queues = frozenset(queues)
         self._rung = rung
         self._answered = answered
+        self._proven = proven
         self._pauses = (first_pause, longest_pause)
         self._task: asyncio.Task[None] | None = None
 
@@ -66,20 +75,26 @@ class Listener:
             self._task = None
 
     async def _run(self) -> None:
-        failures = 0
+        failures, proven = 0, False
         while True:
             try:
-                async with await psycopg.AsyncConnection.connect(
-                    self._conninfo, autocommit=True, prepare_threshold=None
-                ) as conn:
-                    for channel in (CHANNEL, self.test_channel):
-                        await conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+                async with await _connect(self._conninfo) as conn:
+                    if not proven:
+                        proven = await self._hears(conn)
+                        if not proven:
+                            self.settled.set()
+                            return
+                        self._proven()
+                    await conn.execute(sql.SQL("listen {}").format(sql.Identifier(CHANNEL)))
                     failures = 0
                     self.connected.set()
+                    self.settled.set()
                     self._answered()
                     # What was announced while nobody listened is found by looking.
                     self._rung()
-                    await self._hear(conn)
+                    async for notice in conn.notifies():
+                        if notice.payload in self._queues:
+                            self._rung()
             except FAILURES as exc:
                 failures += 1
                 log.warning(
@@ -91,9 +106,37 @@ class Listener:
                 self.connected.clear()
             await asyncio.sleep(plan.retry_delay(failures, *self._pauses))
 
-    async def _hear(self, conn: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
-        async for notice in conn.notifies():
-            if notice.channel == self.test_channel:
-                self.heard.set()
-            elif notice.payload in self._queues:
-                self._rung()
+    async def _hears(self, conn: Conn) -> bool:
+        """Whether a notice arrives. If not, LISTEN is taken back: whoever had that session of the pooler next
+        would be sent what is not his.
+        """
+        channel = f"fairq_test_{secrets.token_hex(8)}"
+        async with conn.transaction():
+            await conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+            session = await _session(conn)
+        async with await _connect(self._bell) as bell:
+            await bell.execute("select pg_catalog.pg_notify(%s, '')", [channel])
+        if [notice async for notice in conn.notifies(timeout=TEST_SECONDS, stop_after=1)]:
+            await conn.execute("unlisten *")
+            return True
+        log.warning(
+            "LISTEN on %s is accepted but hears nothing, as behind a pooler that hands out connections by"
+            " transaction; the worker polls."
+            " Name a way around the pooler with --listen-dsn, or say --no-listen",
+            describe(self._conninfo),
+            extra={"action": "listen_silent"},
+        )
+        for _ in range(UNLISTEN_TRIES):
+            async with conn.transaction():
+                if await _session(conn) == session:
+                    await conn.execute(sql.SQL("unlisten {}").format(sql.Identifier(channel)))
+                    break
+        return False
+
+
+async def _connect(conninfo: str) -> Conn:
+    return await psycopg.AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
+
+
+async def _session(conn: Conn) -> Any:
+    return await (await conn.execute("select pg_catalog.pg_backend_pid()")).fetchone()

@@ -174,15 +174,16 @@ def _unless_empty(values: list[Any]) -> list[Any] | None:
 
 
 @contextlib.asynccontextmanager
-async def one_transaction(conn: psycopg.AsyncConnection[Any], explicit: bool) -> AsyncIterator[None]:
-    """A pipeline is one transaction by itself; only another isolation level has to be asked for."""
-    if not explicit:
+async def one_transaction(conn: psycopg.AsyncConnection[Any], on_terms: bool) -> AsyncIterator[None]:
+    """A pipeline is one transaction by itself; only terms other than the role's have to be asked for."""
+    if not on_terms:
         async with conn.pipeline():
             yield
         return
     try:
         async with conn.pipeline():
             await conn.execute("begin isolation level read committed")
+            await conn.execute("set local statement_timeout = 0")
             yield
             await conn.execute("commit")
     except BaseException:

@@ -203,10 +203,10 @@ class Turns:
             call = turn_call(holder, ends, releases, starts, whom, self._claim_lease)
             calls.append((call, about, self._answered))
 
-        if len(calls) == 1 and not self._database.asks_for_isolation:
+        if len(calls) == 1 and not self._database.sets_terms:
             answers = [await driver.send_async(conn, calls[0][0])]  # a statement is a transaction by itself
         else:
-            async with one_transaction(conn, self._database.asks_for_isolation):
+            async with one_transaction(conn, self._database.sets_terms):
                 answers = [await driver.send_async(conn, call) for call, _, _ in calls]
         if turn.reports:
             self._report_at = time.monotonic() + REPORT_SECONDS

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from fairq.dsn import describe, resolve
+from fairq.dsn import resolve
 from fairq.worker import plan
 from fairq.worker.config import Settings, poll_interval
-from fairq.worker.connect import FAILURES, conninfo
+from fairq.worker.connect import conninfo
 from fairq.worker.database import Database
 from fairq.worker.listen import TEST_SECONDS, Listener
 
@@ -119,43 +119,22 @@ class Waking:
         dsn = resolve(settings.listen_dsn) if settings.listen_dsn else self._dsn
         listener = Listener(
             conninfo(dsn, "fairq listen"),
+            conninfo(self._dsn, "fairq listen test"),
             self._queues,
             self.rung,
             answered=self.answered,
+            # A DSN that leads to sessions, not to a pooler by transaction, is good for prepared statements.
+            proven=lambda: None if settings.listen_dsn else self._database.prepare_statements(),
             first_pause=settings.db_retry_initial_ms / 1000,
             longest_pause=settings.db_retry_max_ms / 1000,
         )
         listener.start()
         self._listener = listener
-        if not await _within(TEST_SECONDS, listener.connected.wait()):
-            return  # it goes on trying; meanwhile the worker polls
-        try:
-            assert self._database.conn is not None
-            await self._database.conn.execute("select pg_catalog.pg_notify(%s, '')", [listener.test_channel])
-        except FAILURES:
-            return
-        if not await _within(TEST_SECONDS, listener.heard.wait()):
-            log.warning(
-                "LISTEN on %s is accepted but hears nothing, as behind a pooler that hands out connections by"
-                " transaction; the worker polls."
-                " Name a way around the pooler with --listen-dsn, or say --no-listen",
-                describe(dsn),
-                extra={"action": "listen_silent"},
-            )
-            await self.close()
-        elif not settings.listen_dsn:
-            # A notice that arrives proves that the DSN leads to sessions, not to a pooler by transaction.
-            self._database.prepare_statements()
+        # Where that takes longer it goes on trying; meanwhile the worker polls.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(listener.settled.wait(), 2 * TEST_SECONDS)
 
     async def close(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
-
-
-async def _within(seconds: float, awaitable: Awaitable[object]) -> bool:
-    try:
-        await asyncio.wait_for(awaitable, seconds)
-    except TimeoutError:
-        return False
-    return True

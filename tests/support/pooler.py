@@ -27,6 +27,7 @@ auth_type = any
 pool_mode = transaction
 default_pool_size = {connections}
 max_client_conn = 100
+server_login_retry = 1
 """
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ import fairq
 from fairq import embedded
 from fairq.errors import Unavailable
 from fairq.worker import Worker
+from tests.support.calls import pop, register
 from tests.support.proxy import proxy
 from tests.support.server import private_server
 from tests.worker.running import EFFECTS, Desk, lines_of, work_process, worker_thread
@@ -206,6 +208,26 @@ def test_killed_backends_are_replaced_and_nothing_is_lost(desk: Desk) -> None:
     assert desk.outcomes() == {"succeeded": len(ids)}
     assert desk.rows("select count(*), count(distinct task_id), max(attempt) from effects") == [(400, 400, 1)]
     assert desk.workers == 0
+
+
+def test_connections_that_keep_breaking_do_not_put_off_what_lost_workers_held(desk: Desk) -> None:
+    """I1: the keeper waited for a lease of its own after each of them."""
+    id = desk.enqueue("nothing")
+    lost = register(desk.conn, lease="1 second")
+    assert pop(desk.conn, lost, 1) == [id]
+    next_kill = 0.0
+
+    def recovered() -> bool:
+        nonlocal next_kill
+        if time.monotonic() > next_kill:
+            next_kill = time.monotonic() + 0.7
+            kill_sessions(desk, "fairq keeper")
+        return desk.live == 0
+
+    options = {"heartbeat_ms": 100, "maintain_interval_ms": 300, "db_retry_initial_ms": 100}
+    with worker_thread(app, desk.dsn, **options):
+        desk.wait_until(recovered, "the other one runs it")
+    assert desk.end(id)[:2] == ("succeeded", 2)
 
 
 def test_a_dead_listener_is_replaced_and_what_came_meanwhile_is_found(
@@ -415,12 +437,9 @@ def test_the_first_that_gets_through_closes_the_breaker(
     assert "circuit closed" in caplog.text
 
 
-@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
-def test_a_database_that_answers_no_is_there(
-    desk: Desk, caplog: pytest.LogCaptureFixture, setting: str
-) -> None:
+def test_a_database_that_answers_no_is_there(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     """D24: a turn that waits behind a migration's lock until its role's patience ends opens nothing."""
-    dsn = psycopg.conninfo.make_conninfo(desk.dsn, options=f"-c {setting}=50ms")
+    dsn = psycopg.conninfo.make_conninfo(desk.dsn, options="-c lock_timeout=50ms")
     options = {"db_retry_initial_ms": 100, "listen": False, "concurrency": 1}
     with (
         caplog.at_level(logging.INFO, "fairq.worker"),
