@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -101,9 +103,24 @@ class Failure(click.ClickException):
             error = {"code": self.code, "message": self.message, "hint": self.hint}
             click.echo(json.dumps({"error": error}))
             return
-        click.echo(f"fairq: {self.message}", err=True)
-        if self.hint:
-            click.echo(f"  {self.hint}", err=True)
+        from fairq.dsn import clean
+
+        # As wide as the terminal; into a log line by line as they are.
+        width = shutil.get_terminal_size().columns - 1 if sys.stderr.isatty() else sys.maxsize
+        for text, indent in ((f"fairq: {self.message}", ""), (self.hint or "", "  ")):
+            for line in map(clean, map(str.strip, text.splitlines())):
+                click.echo(
+                    textwrap.fill(
+                        line,
+                        width,
+                        initial_indent=indent,
+                        subsequent_indent="  ",
+                        break_long_words=False,
+                        break_on_hyphens=False,
+                        drop_whitespace=True,
+                    ),
+                    err=True,
+                )
 
 
 class Commands(click.Group):
@@ -142,14 +159,11 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.UsageError as exc:
-            if not as_json:
-                raise
-            # click has not come as far as --json.
             path = exc.ctx.command_path if exc.ctx else "fairq"
-            failure = Failure(
-                exc.format_message(), hint=f"{path} --help tells more.", code="usage", exit_code=Exit.USAGE
-            )
-            failure.as_json = True
+            message = exc.format_message().replace("a valid integer", "a whole number")
+            message, hint = message.replace("a valid float", "a number"), f"{path} --help tells more."
+            failure = Failure(message, hint=hint, code="usage", exit_code=Exit.USAGE)
+            failure.as_json = as_json  # click has not come as far as the option
             raise failure from exc
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise

@@ -122,11 +122,12 @@ class FairqError(Exception):
 
 class Refused(FairqError):
     """The engine refuses a call. Raised as well before the database is asked, where no database is needed to
-    know.
+    know. `about` is the option or setting that is wrong, where it is one.
     """
 
     code = "refused"
     sqlstate: ClassVar[str] = ""
+    about: str | None = None
 
 
 class InvalidGroupKey(Refused):
@@ -495,7 +496,9 @@ def translate(exc: BaseException) -> FairqError:
         return found(message, _HINTS.get(found))
     cls = _class_for(sqlstate)
     if issubclass(cls, Refused):
-        return cls(message, _hint(root))
+        refused = cls(message, _hint(root))
+        refused.about = getattr(getattr(root, "diag", None), "column_name", None)
+        return refused
     return cls(message, _hint(root) or _HINTS.get(cls), sqlstate)
 
 

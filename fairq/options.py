@@ -23,6 +23,7 @@ from fairq.errors import (
     InvalidName,
     InvalidTime,
     OutOfRange,
+    Refused,
     is_within,
 )
 
@@ -131,7 +132,7 @@ def _timeout(what: str, value: Any) -> str | None:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if is_within(seconds, 1e-6, 1e9):
         return interval(value)
-    raise InvalidTime(f"the timeout is {value!r:.60}", "Seconds or a timedelta, more than 0; None: no limit.")
+    raise InvalidTime(f"the timeout is {seconds!r:.60}", "Seconds or a timedelta, more than 0; None: no limit.")
 
 
 def _headers(what: str, value: Any) -> str:
@@ -246,7 +247,11 @@ def sent(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         send = known[name].send
         if value is not None and send is not None:
-            found[name] = send(name, value)
+            try:
+                found[name] = send(name, value)
+            except Refused as exc:
+                exc.about = name
+                raise
     return found
 
 

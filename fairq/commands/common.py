@@ -14,20 +14,22 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 import click
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
-from rich.console import Console, RenderableType
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fairq import install
 from fairq.cli import named_dsn, wants_json
+from fairq.commands.words import refusal
 from fairq.dsn import clean, resolve
-from fairq.errors import translating
+from fairq.errors import Refused, translating
 
 __all__ = [
     "Connection",
@@ -37,6 +39,8 @@ __all__ = [
     "count",
     "duration",
     "emit",
+    "error_text",
+    "ident",
     "number",
     "plain",
     "rows",
@@ -52,7 +56,7 @@ __all__ = [
 Connection = psycopg.Connection[Any]
 
 CONNECT_SECONDS = 10
-PLAIN_WIDTH = 200  # of a table that goes into a file or a pipe: nothing is cut off there
+PLAIN_WIDTH = 100_000  # of what goes into a file or a pipe: nothing is cut off there
 
 # --- The database ----------------------------------------------------------------------------------
 
@@ -78,8 +82,11 @@ def session() -> Iterator[Connection]:
     """A connection to the database that was named, with a fairq in it that fits this code."""
     with contextlib.closing(connect(resolve(named_dsn()))) as conn:
         install.check_version(conn)
-        with translating():
-            yield conn
+        try:
+            with translating():
+                yield conn
+        except Refused as exc:
+            raise refusal(exc, click.get_current_context()) from exc
 
 
 def rows(conn: Connection, query: str, **parameters: Any) -> list[dict[str, Any]]:
@@ -144,19 +151,19 @@ def when(text: str) -> datetime:
     return found
 
 
+def ident(text: str) -> int:
+    """The type of an argument: a task's id."""
+    if not re.fullmatch(r"\d{1,19}", text) or int(text) >= 2**63:
+        raise click.UsageError(f"{clean(text)!r} is not a task id. An id is a number, as enqueue prints it.")
+    return int(text)
+
+
 def task_ids(values: Sequence[str]) -> list[int]:
     """Ids from the command line; `-` stands for those on stdin."""
     words: list[str] = []
     for value in values:
         words += sys.stdin.read().split() if value == "-" else [value]
-    ids: list[int] = []
-    for word in words:
-        if not re.fullmatch(r"\d{1,19}", word) or int(word) >= 2**63:
-            raise click.UsageError(
-                f"{clean(word)!r} is not a task id. An id is a number, as enqueue prints it."
-            )
-        ids.append(int(word))
-    return list(dict.fromkeys(ids))
+    return list(dict.fromkeys(map(ident, words)))
 
 
 # --- Answers ---------------------------------------------------------------------------------------
@@ -197,29 +204,65 @@ def emit(*parts: RenderableType) -> None:
     out = console()
     with contextlib.nullcontext() if out.is_terminal else out.capture() as captured:
         for part in parts:
-            out.print(Text(part) if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
+            out.print(part)
     if captured is not None:
         click.echo("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()), nl=False)
 
 
-def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table; a column whose name starts with `>` is set flush right."""
-    made = Table(
-        box=None,
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        header_style="dim",
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for name in columns:
-        right = name.startswith(">")
-        justify: Literal["left", "right"] = "right" if right else "left"
-        made.add_column(name.lstrip(">"), justify=justify, no_wrap=right, overflow="fold")
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(clean(str(cell))) for cell in row))
-    return made
+def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> RenderableType:
+    """A table that fits the terminal: names are cut in their middle, prose goes on in the next line.
+
+    `>name` is a column of numbers, which are never cut, `~name` one of prose. One with a `?` behind that is
+    left out when there is nothing in it but zeros.
+    """
+    cells = [[c if isinstance(c, Text) else Text(clean(str(c))) for c in row] for row in rows]
+    heads = [name.lstrip(">~?") for name in columns]
+    shown = [
+        at
+        for at, name in enumerate(columns)
+        if "?" not in name[:2] or any(row[at].plain.strip("0") for row in cells)
+    ]
+    widths = {at: max([cell_len(heads[at]), *(row[at].cell_len for row in cells)]) for at in shown}
+    least = {
+        at: max(cell_len(heads[at]), 16 if columns[at][0] == "~" else 8)
+        for at in shown
+        if columns[at][0] != ">"
+    }
+    for _ in range(max(sum(widths.values()) + 2 * (len(shown) - 1) - console().width, 0)):
+        if candidates := [at for at in least if widths[at] > least[at]]:
+            widths[max(candidates, key=lambda at: widths[at])] -= 1
+    made = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for at in shown:
+        right, prose = columns[at][0] == ">", columns[at][0] == "~"
+        made.add_column(heads[at], justify="right" if right else "left", width=widths[at], no_wrap=not prose)
+        if not right and not prose:
+            for row in cells:
+                row[at] = _cut(row[at], widths[at])
+    for row in cells:
+        made.add_row(*(row[at] for at in shown))
+    return made if title is None else Group(Text(title, "bold"), made)
+
+
+def _cut(cell: Text, width: int) -> Text:
+    """Both ends of a name that is too long: they are what tells names apart."""
+    if cell.cell_len <= width:
+        return cell
+    head = set_cell_size(cell.plain, (width - 1) // 2)
+    tail = cell.plain
+    while cell_len(tail) > width - 1 - cell_len(head):
+        tail = tail[1:]
+    return Text(f"{head}…{tail}", cell.style)
+
+
+def error_text(error: Any) -> str:
+    """The error of an attempt, in one line: as fairq writes it, or whatever a consumer stored."""
+    if not isinstance(error, dict) or not error.get("message"):
+        return "" if error is None else json.dumps(plain(error), ensure_ascii=False)
+    words = [error.get("type"), error["message"]]
+    code = error.get("code")
+    if code not in (None, "unhandled_error"):
+        words.insert(0, code)
+    return ": ".join(str(word) for word in words if word)
 
 
 def number(value: int | None) -> str:

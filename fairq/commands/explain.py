@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +15,8 @@ from fairq.cli import command
 from fairq.commands.common import (
     Connection,
     clean,
+    error_text,
+    ident,
     number,
     plain,
     rows,
@@ -20,51 +24,51 @@ from fairq.commands.common import (
     session,
     show,
     span,
-    table,
 )
 from fairq.errors import NoSuchTask
 from fairq.queries import inspection
 
-# Columns that fairq_observe may read; errors and notes where it was granted them.
+# No payloads, no headers, no results; errors and notes where the role may read them.
+MAY = """
+select has_column_privilege('fairq.finished_tasks', 'error', 'select')
+  and has_column_privilege('fairq.attempts', 'error', 'select')
+  and has_column_privilege('fairq.progress', 'note', 'select') as yes
+"""
 TASK = """
 select t.queue, t.group_key, t.kind, t.priority, t.cost, t.created_at, t.run_at, t.expires_at, h.started_at,
-  null::timestamptz as finished_at, t.concurrency_key
+  null::timestamptz as finished_at, t.concurrency_key, null::jsonb as error
 from fairq.tasks t
 left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id
 where t.shard_no = any(array(select fairq._shards(null))) and t.id = %(id)s
 union all
 select f.queue, f.group_key, f.kind, f.priority, f.cost, f.created_at, f.run_at, f.expires_at, f.started_at,
-  f.finished_at, f.concurrency_key
+  f.finished_at, f.concurrency_key, {f.error}
 from fairq.finished_tasks f
 where f.shard_no = any(array(select fairq._shards(null))) and f.id = %(id)s
 limit 1
 """
 ATTEMPTS = """
-select a.attempt, a.outcome, a.worker_id, a.started_at, a.ended_at, {error} as error
+select a.attempt, a.outcome, a.worker_id, a.started_at, a.ended_at, {a.error} as error
 from fairq.attempts a
 where a.shard_no = any(array(select fairq._shards(null))) and a.task_id = %(id)s
 order by a.ended_at, a.attempt
 """
 PROGRESS = """
-select p.done, p.total, {note} as note, p.reported_at
+select p.done, p.total, {p.note} as note, p.reported_at
 from fairq.progress p
 where p.shard_no = any(array(select fairq._shards(null))) and p.task_id = %(id)s
 order by p.reported_at desc
 limit 1
 """
-MAY_READ = """
-select has_column_privilege('fairq.attempts', 'error', 'select') as error,
-  has_column_privilege('fairq.progress', 'note', 'select') as note
-"""
 
 
 @command(codes={1: "no such task"}, rights="fairq_observe")
-@click.argument("task_id", metavar="ID", type=click.IntRange(0, 2**63 - 1))
+@click.argument("task_id", metavar="ID", type=ident)
 def explain(task_id: int) -> None:
     """Say why a task waits, or how it ended.
 
-    The reason is the engine's own: promotion and this command ask the same function. Earlier attempts follow,
-    with their errors. Payloads are not shown.
+    The reason is the engine's own: promotion and this command ask the same function. Its attempts follow, and
+    the errors that they ended with. Payloads are not shown.
 
     \b
     fairq explain 42
@@ -84,13 +88,14 @@ def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
                 f"there is no task {task_id}",
                 "It was rolled back or never created, or it ended longer ago than its queue's retention.",
             )
-        task = next(iter(rows(conn, TASK, id=task_id)), {})
-        may = rows(conn, MAY_READ)[0]
-        error, note = ("a.error" if may["error"] else "null"), ("p.note" if may["note"] else "null")
-        attempts = rows(conn, ATTEMPTS.format(error=error), id=task_id)
-        progress = next(iter(rows(conn, PROGRESS.format(note=note), id=task_id)), None)
+        may = rows(conn, MAY)[0]["yes"]
+        task, attempts, progress = (
+            rows(conn, re.sub(r"\{(.*?)\}", r"\1" if may else "null::jsonb", query), id=task_id)
+            for query in (TASK, ATTEMPTS, PROGRESS)
+        )
     answer: dict[str, Any] = {field: getattr(row, field) for field in row.__slots__}
-    return {**answer, **task, "attempts": attempts, "progress": progress}
+    answer |= next(iter(task), {})
+    return {**answer, "attempts": attempts, "progress": next(iter(progress), None), "shows_errors": may}
 
 
 def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
@@ -131,21 +136,23 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
     for name, value in lines.items():
         if value:
             facts.add_row(Text(f"  {name}", "dim"), Text(clean(value)))
+    attempts = list(found["attempts"])
+    if found.get("finished_at") and found["state"] != "succeeded":
+        last = {key: found.get(key) for key in ("attempt", "worker_id", "started_at", "error")}
+        attempts.append({**last, "outcome": found["state"], "ended_at": found["finished_at"]})
     parts: list[RenderableType] = [head, facts]
-    if found["attempts"]:
-        cells = [
-            (
-                each["attempt"],
-                each["outcome"],
-                each["worker_id"] or "",
-                f"{each['ended_at']:%Y-%m-%d %H:%M:%S}",
-                span(each["ended_at"] - each["started_at"]) if each["started_at"] else "",
-                _error(each["error"]),
-            )
-            for each in found["attempts"]
-        ]
-        columns = (">attempt", "outcome", "worker", "ended", ">after", "error")
-        parts += [Text(), table("Earlier attempts", columns, cells)]
+    if attempts:
+        parts += [Text(), Text("How its attempts ended", "bold")]
+    for each in attempts:
+        took = f" after {span(each['ended_at'] - each['started_at'])}" if each["started_at"] else ""
+        where = f", worker {each['worker_id']}" if each["worker_id"] else ""
+        parts.append(
+            Text(f"  {each['attempt']}  {each['outcome']}{took}, {each['ended_at']:%Y-%m-%d %H:%M:%S}{where}")
+        )
+        if text := error_text(each["error"]):
+            parts.append(Padding(Text(clean(text)), (0, 0, 0, 5)))
+    if attempts and not found["shows_errors"]:
+        parts.append(Text("  (This role may not read errors; fairq_admin may.)", "dim"))
     return parts
 
 
@@ -163,10 +170,3 @@ def _progress(report: dict[str, Any] | None) -> str:
         return ""
     share = f" of {report['total']:g} ({report['done'] / report['total']:.0%})" if report["total"] else ""
     return f"{report['done']:g}{share}" + (f", {plain(report['note'])}" if report["note"] is not None else "")
-
-
-def _error(error: Any) -> str:
-    if not isinstance(error, dict):
-        return "" if error is None else str(error)
-    words = [str(error[key]) for key in ("code", "message") if error.get(key)]
-    return ": ".join(words) or str(error)

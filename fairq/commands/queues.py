@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -47,22 +47,15 @@ def queues(ctx: click.Context) -> None:
         return
     with session() as conn:
         found = queue_settings(conn)
-    columns = (
-        *("queue", ">attempts", ">back-off", ">up to", ">kept", ">ready", "notify", ">weight"),
-        *("paused", "draining"),
-    )
+    columns = ("queue", ">attempts", "back-off", "kept", "~?besides", "~?state")
     cells = [
         (
             row["queue"],
             row["max_attempts"],
-            span(row["retry_base"]),
-            span(row["retry_cap"]),
+            f"{span(row['retry_base'])} to {span(row['retry_cap'])}",
             span(row["retention"]),
-            row["ready_target"] or "auto",
-            "yes" if row["notify"] else "no",
-            f"{row['weight']:g}",
-            _since(row["paused_at"]),
-            _since(row["draining_at"]),
+            "; ".join(_besides(row)),
+            "; ".join(_state(row)),
         )
         for row in found
     ]
@@ -70,12 +63,26 @@ def queues(ctx: click.Context) -> None:
     held = [each for each in held if each[1:] != ("-", "-")]
     parts: list[RenderableType] = [table(None, columns, cells)]
     if held:
-        parts += [Text(), table("Limits", ("queue", "of each group", "of the whole queue"), held)]
+        parts += [Text(), table("Limits", ("queue", "~of each group", "~of the whole queue"), held)]
     show({"queues": found}, *parts)
 
 
-def _since(at: datetime | None) -> str:
-    return "" if at is None else f"since {at:%Y-%m-%d %H:%M}"
+def _besides(row: Mapping[str, Any]) -> Iterator[str]:
+    """What few queues have."""
+    if row["ready_target"]:
+        yield f"{row['ready_target']:,} ready"
+    if row["weight"] != 1:
+        yield f"weight {row['weight']:g}"
+    if row["fairness"] != "count":
+        yield f"groups share {row['fairness']}"
+    if not row["notify"]:
+        yield "no notify"
+
+
+def _state(row: Mapping[str, Any]) -> Iterator[str]:
+    for name, text in (("paused_at", "paused since"), ("draining_at", "drains since")):
+        if row.get(name):
+            yield f"{text} {row[name]:%Y-%m-%d %H:%M}"
 
 
 def limits(row: Mapping[str, Any], prefix: str = "") -> str:
@@ -143,7 +150,7 @@ def set_queue(name: str, **options: Any) -> None:
     fairq queues set docs --max-attempts 3 --retry-base 5s --retry-cap 1h
     fairq queues set docs --group-max-running 2          no tenant runs more than two at once
     fairq queues set mail --rate-limit 100 --rate-period 1m
-    fairq queues set mail --reset rate_limit             no limit any more
+    fairq queues set mail --reset rate-limit             no limit any more
     """
     with session() as conn, conn.transaction():
         is_new = not queue_settings(conn, name)
@@ -158,8 +165,8 @@ def _name(queue: str, group_key: str | None) -> str:
     return f"Q{of[1:]}" if group_key is None else f"Group {clean(group_key)} of {of}"
 
 
-def _facts(row: Mapping[str, Any], *hidden: str) -> RenderableType:
-    shown = {key: value for key, value in row.items() if key not in hidden and value is not None}
+def _facts(row: Mapping[str, Any], *hidden: str, whole: bool = False) -> RenderableType:
+    shown = {key: value for key, value in row.items() if key not in hidden and (whole or value is not None)}
     lines = [f"  {key.replace('_', ' ')}: {_cell(value)}" for key, value in shown.items()]
     return Text("\n".join(lines) or "  It has no settings of its own any more.")
 
@@ -169,7 +176,29 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, timedelta):
         return span(value)
-    return f"{value:g}" if isinstance(value, float) else clean(str(value))
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return "not set" if value is None else clean(str(value))
+
+
+def _stranger(conn: Connection, queue: str, group_key: str | None) -> str:
+    """What to say of a group that nobody has heard of: a misspelt one is no error to the engine."""
+    found = rows(
+        conn,
+        """
+        select exists (select from fairq.groups g where g.queue = %(queue)s and g.group_key = %(group_key)s)
+          or exists (
+            select from fairq.tasks t
+            where t.shard_no = any(array(select fairq._shards(null)))
+              and t.queue = %(queue)s
+              and t.group_key = %(group_key)s
+          ) as known
+        """,
+        queue=queue,
+        group_key=group_key,
+    )
+    is_known = group_key is None or found[0]["known"]
+    return "" if is_known else " It has neither tasks nor settings: is that its name?"
 
 
 # --- groups ----------------------------------------------------------------------------------------
@@ -214,11 +243,11 @@ def groups(ctx: click.Context, queue: str, limit: int) -> None:
                 row["group_key"],
                 "" if row["weight"] is None else f"{row['weight']:g}",
                 limits(row),
-                _since(row["paused_at"]),
+                "; ".join(_state(row)),
             )
             for row in own[:limit]
         ]
-        parts += [Text(), table("Settings of their own", ("group", ">weight", "limits", "paused"), cells)]
+        parts += [Text(), table("Settings of their own", ("group", ">?weight", "~?limits", "~?state"), cells)]
     show({"queue": queue, "groups": found.groups, "settings": own[:limit]}, *parts)
 
 
@@ -245,14 +274,15 @@ def set_group(group_key: str, queue: str, **options: Any) -> None:
     fairq groups set bob --weight 3                      three tasks in every round instead of one
     fairq groups set bob --max-running 5 --queue docs
     fairq groups set bob --rate-limit 10 --rate-period 1m --rate-burst 20
-    fairq groups set bob --reset weight --reset rate_limit
+    fairq groups set bob --reset weight --reset rate-limit
                                                          the queue's own again
     """
     chosen = named(options)
     with session() as conn, conn.transaction():
+        note = " It has no tasks yet: is that its name?" if _stranger(conn, queue, group_key) else ""
         policies.configure_group(conn, queue, group_key, **chosen)
         row = group_settings(conn, queue, group_key)[0]
-    show({"queue": queue, **row}, f"Group {clean(group_key)} changed.", _facts(row, "group_key"))
+    show({"queue": queue, **row}, f"{_name(queue, group_key)} changed.{note}", _facts(row, "group_key"))
 
 
 @command("purge", parent=groups, codes={1: "refused, or you said no"}, rights="fairq_admin")
@@ -275,8 +305,10 @@ def purge_group(group_key: str, queue: str, yes: bool) -> None:
             f"Cancel all that group {clean(group_key)} has waiting in queue {clean(queue)}?", abort=True
         )
     with session() as conn, conn.transaction():
+        note = _stranger(conn, queue, group_key)
         ended = policies.purge_group(conn, queue, group_key)
-    show({"queue": queue, "group_key": group_key, "cancelled": ended}, f"{count(ended, 'task')} cancelled.")
+    answer = {"queue": queue, "group_key": group_key, "cancelled": ended}
+    show(answer, f"{_name(queue, group_key)}: {count(ended, 'task')} cancelled.{note}")
 
 
 # --- Rates, of queues and of groups -----------------------------------------------------------------
@@ -285,10 +317,10 @@ def purge_group(group_key: str, queue: str, yes: bool) -> None:
 def _show_usage(queue: str, group_key: str | None = None) -> None:
     with session() as conn:
         found = policies.rate_usage(conn, queue, group_key)
-        now = server_time(conn)
+        now, note = server_time(conn), _stranger(conn, queue, group_key)
     if found is None:
         document = {"queue": queue, "group_key": group_key, "rate_limit": None}
-        show(document, f"{_name(queue, group_key)} has no rate.")
+        show(document, f"{_name(queue, group_key)} has no rate.{note}")
         return
     rate = f"{found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}"
     until = [
@@ -299,14 +331,15 @@ def _show_usage(queue: str, group_key: str | None = None) -> None:
     show(
         dataclasses.asdict(found),
         f"{_name(queue, group_key)} has a rate of {rate}.",
-        "; ".join(filter(None, until)) + ".",
+        "; ".join(filter(None, until)) + f".{note}",
     )
 
 
 def _reset_rate(queue: str, group_key: str | None = None) -> None:
     with session() as conn, conn.transaction():
+        note = _stranger(conn, queue, group_key)
         policies.reset_rate(conn, queue, group_key)
-    _tell(queue, group_key, "rate reset", "may use its full burst.")
+    _tell(queue, group_key, "rate reset", f"may use its full burst.{note}")
 
 
 @command("usage", parent=queues, codes={1: "no such queue"}, rights="fairq_observe")
@@ -394,7 +427,7 @@ def set_key(key: str, **options: Any) -> None:
 
     \b
     fairq keys set printer-7 --max-running 2
-    fairq keys set printer-7 --reset max_running         one at a time again
+    fairq keys set printer-7 --reset max-running         one at a time again
     """
     chosen = named(options)
     with session() as conn, conn.transaction():
@@ -402,7 +435,9 @@ def set_key(key: str, **options: Any) -> None:
     most = 1 if most is None else most
     show(
         {"concurrency_key": key, "max_running": most},
-        f"Of the tasks with key {clean(key)}, {count(most, 'runs', 'run')} at once.",
+        f"Of the tasks with key {clean(key)}, {count(most, 'runs', 'run')} at once."
+        if most
+        else f"No task with key {clean(key)} is started.",
     )
 
 
@@ -418,7 +453,7 @@ def cluster(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         with session() as conn:
             row = cluster_settings(conn)
-        show(row, "Settings of the installation", _facts(row))
+        show(row, Text("Settings of the installation", "bold"), _facts(row, whole=True))
 
 
 @command("set", parent=cluster, codes={1: "refused"}, rights="fairq_admin")
@@ -430,14 +465,14 @@ def set_cluster(**options: Any) -> None:
 
     \b
     fairq cluster set --max-running 200
-    fairq cluster set --reset max_running
+    fairq cluster set --reset max-running
     fairq cluster set --payload-limit 4194304
     """
     chosen = named(options)
     with session() as conn, conn.transaction():
         policies.configure_cluster(conn, **chosen)
         row = cluster_settings(conn)
-    show(row, "Changed.", _facts(row))
+    show(row, "Changed.", _facts(row, whole=True))
 
 
 # --- pause, resume, drain --------------------------------------------------------------------------
@@ -459,11 +494,12 @@ def pause(queue: str, group_key: str | None) -> None:
     fairq resume docs --group bob
     """
     with session() as conn, conn.transaction():
+        note = _stranger(conn, queue, group_key)
         if group_key is None:
             policies.pause_queue(conn, queue)
         else:
             policies.pause_group(conn, queue, group_key)
-    _tell(queue, group_key, "paused", "is paused. Running tasks go on.")
+    _tell(queue, group_key, "paused", f"is paused. Running tasks go on.{note}")
 
 
 @command(codes={1: "no such queue"}, rights="fairq_admin")
@@ -480,11 +516,15 @@ def resume(queue: str, group_key: str | None) -> None:
     fairq resume docs --group bob
     """
     with session() as conn, conn.transaction():
+        note = _stranger(conn, queue, group_key)
         if group_key is None:
+            found = queue_settings(conn, queue)
             policies.resume_queue(conn, queue)
         else:
+            found = group_settings(conn, queue, group_key)
             policies.resume_group(conn, queue, group_key)
-    _tell(queue, group_key, "resumed", "is served again.")
+    stood = any([*_state(row)] for row in found)
+    _tell(queue, group_key, "resumed", f"{'is served again' if stood else 'was not paused'}.{note}")
 
 
 @command(codes={1: "no such queue, or not empty in time"}, rights="fairq_admin")

@@ -23,10 +23,10 @@ def settings_options(settings: Any) -> Callable[[F], F]:
     def decorate(command: F) -> F:
         command = click.option(
             "--reset",
-            type=click.Choice(list(known)),
+            type=click.Choice([name.replace("_", "-") for name in known]),
             multiple=True,
             metavar="NAME",
-            help="Take a setting away, so that the default holds: --reset max_running. May be repeated.",
+            help="Take a setting away, so that the default holds: --reset max-running. May be repeated.",
         )(command)
         for name in reversed(known):
             command = declared_option(name, known[name])(command)
@@ -69,7 +69,7 @@ _TYPES: dict[Any, tuple[str, Any]] = {
 
 def named(options: Mapping[str, Any], *, may_be_none: bool = False) -> dict[str, Any]:
     """The settings that were named, None for those to take away. None at all is a question, not a change."""
-    found = dict.fromkeys(options["reset"])
+    found: dict[str, Any] = dict.fromkeys(name.replace("-", "_") for name in options["reset"])
     found |= {name: value for name, value in options.items() if name != "reset" and value is not None}
     if not found and not may_be_none:
         raise click.UsageError("Name at least one setting to change; --help lists them.")

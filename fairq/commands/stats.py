@@ -61,9 +61,7 @@ def stats(queue: str | None, max_groups: int) -> None:
 def take(conn: Connection, queue: str | None = None, max_groups: int = GROUPS) -> Snapshot:
     queues = [each for each in inspection.queue_stats(conn) if queue in (None, each.queue)]
     if queue is not None and not queues:
-        raise UnknownQueue(
-            f'there is no queue "{queue}"', "fairq queues lists them; fairq queues set makes one."
-        )
+        raise UnknownQueue(f'there is no queue "{queue}"')
     groups = [
         group
         for each in queues
@@ -116,31 +114,20 @@ def render(found: Snapshot) -> list[RenderableType]:
     return parts
 
 
-def queue_table(found: Snapshot) -> RenderableType:
+COUNTS = (">waiting", ">ready", ">running", ">?blocked", ">?scheduled")
+
+
+def _counts(each: models.FairqQueueStat | models.FairqGroupStat) -> tuple[str, ...]:
+    waiting, running = each.overflow + each.queued, each.claimed + each.running
+    return tuple(map(number, (waiting, each.queued, running, each.blocked, each.scheduled)))
+
+
+def queue_table(found: Snapshot, limit: int | None = None) -> RenderableType:
     rows = [
-        (
-            each.queue,
-            number(each.overflow + each.queued),
-            number(each.queued),
-            number(each.claimed + each.running),
-            number(each.blocked),
-            number(each.scheduled),
-            number(each.waiting_groups),
-            _age(found, each.oldest_waiting_since),
-        )
-        for each in found.queues
+        (each.queue, *_counts(each), number(each.waiting_groups), _age(found, each.oldest_waiting_since))
+        for each in found.queues[:limit]
     ]
-    columns = (
-        "queue",
-        ">waiting",
-        ">ready",
-        ">running",
-        ">blocked",
-        ">scheduled",
-        ">groups",
-        ">oldest waits",
-    )
-    return table("Queues", columns, rows)
+    return table("Queues", ("queue", *COUNTS, ">groups", ">oldest waits"), rows)
 
 
 def group_table(found: Snapshot, limit: int | None = None) -> RenderableType:
@@ -148,19 +135,14 @@ def group_table(found: Snapshot, limit: int | None = None) -> RenderableType:
     several = len({each.queue for each in groups}) > 1
     rows = [
         (
-            *((each.queue,) if several else ()),
+            each.queue if several else "",
             each.group_key,
-            number(each.overflow + each.queued),
-            number(each.queued),
-            number(each.claimed + each.running),
-            number(each.blocked),
-            number(each.scheduled),
+            *_counts(each),
             _age(found, each.oldest_waiting_since),
         )
         for each in groups[:limit]
     ]
-    columns = ("group", ">waiting", ">ready", ">running", ">blocked", ">scheduled", ">oldest waits")
-    return table("Groups, busiest first", (*(("queue",) if several else ()), *columns), rows)
+    return table("Groups, busiest first", ("?queue", "group", *COUNTS, ">oldest waits"), rows)
 
 
 def worker_table(found: Snapshot, limit: int | None = None) -> RenderableType:

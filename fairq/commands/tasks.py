@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
@@ -23,6 +23,8 @@ from fairq.commands.common import (
     console,
     count,
     duration,
+    error_text,
+    ident,
     parse_duration,
     parse_when,
     session,
@@ -390,7 +392,7 @@ def _tell(answers: dict[int, bool], done: str, not_done: str) -> None:
     codes={0: "it succeeded", 1: "it failed, was cancelled, expired, is unknown, or has not ended (in time)"},
     rights="fairq_enqueue",
 )
-@click.argument("task_id", metavar="ID", type=click.IntRange(0, 2**63 - 1))
+@click.argument("task_id", metavar="ID", type=ident)
 @click.option("--wait", is_flag=True, help="Wait until the task has ended.")
 @click.option("--timeout", type=duration, metavar="TIME", help="Wait no longer than this: 30s, 10m.")
 def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
@@ -426,25 +428,14 @@ def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
     }
     if found.outcome == "succeeded":
         text = json.dumps(found.result, indent=2, ensure_ascii=False)
-        show(document, "\n".join(map(clean, text.split("\n"))))
+        if wants_json():
+            show(document)
+        else:
+            click.echo("\n".join(map(clean, text.split("\n"))))
         return
     if wants_json():
         show(document)
-    else:
-        _say_why(found)
-    raise click.exceptions.Exit(Exit.NO)
-
-
-def _say_why(found: results.TaskResult) -> None:
+        raise click.exceptions.Exit(Exit.NO)
+    ended = {"failed": "failed", "cancelled": "was cancelled", "expired": "expired"}[found.outcome]
     at = f"{found.finished_at:%Y-%m-%d %H:%M:%S %Z}"
-    click.echo(f"fairq: task {found.id} {_ENDED[found.outcome]} at {at}", err=True)
-    if isinstance(found.error, dict):
-        said: Iterable[str] = (
-            f"{found.error[key]}" for key in ("code", "type", "message") if found.error.get(key)
-        )
-        click.echo(f"  {clean(': '.join(said) or json.dumps(found.error))}", err=True)
-    elif found.error is not None:
-        click.echo(f"  {clean(json.dumps(found.error))}", err=True)
-
-
-_ENDED = {"failed": "failed", "cancelled": "was cancelled", "expired": "expired"}
+    raise Failure(f"task {found.id} {ended} at {at}", hint=error_text(found.error))

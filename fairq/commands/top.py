@@ -8,8 +8,10 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count as counting
+from typing import Any
 
 import click
 from rich.console import Group, RenderableType
@@ -17,8 +19,8 @@ from rich.live import Live
 from rich.text import Text
 
 from fairq.cli import command, wants_json
-from fairq.commands.common import console, count, emit, session
-from fairq.commands.stats import Snapshot, document, group_table, queue_table, take, worker_table
+from fairq.commands.common import console, emit, session
+from fairq.commands.stats import Snapshot, document, group_table, live, queue_table, take, worker_table
 
 # A look counts every live task. With millions of them it takes seconds, and must not become the load itself.
 BREATHE = 4
@@ -127,7 +129,7 @@ def rates(found: Snapshot, before: Snapshot | None) -> dict[str, float | None]:
 
 
 def frame(found: Snapshot, before: Snapshot | None, height: int | None) -> RenderableType:
-    """One picture. The groups get the lines that queues and workers leave."""
+    """One picture, of as many lines as there are: where they do not do, the busiest are shown."""
     speed = rates(found, before)
     head = Text()
     head.append("fairq top", "bold")
@@ -136,18 +138,27 @@ def frame(found: Snapshot, before: Snapshot | None, height: int | None) -> Rende
         head.append(f"  in {speed['created_per_second']:,.0f}/s  done {speed['ended_per_second']:,.0f}/s")
     if height is not None:
         head.append("  (q ends)", "dim")
-    parts: list[RenderableType] = [head, Text(), queue_table(found)]
-    # head, three empty lines, and two lines of title and names for each table
-    room = None if height is None else max(height - 10 - len(found.queues), 2)
-    workers = len(found.workers) if room is None else min(len(found.workers), max(room // 2, 1))
-    if found.groups:
-        groups = len(found.groups) if room is None else min(len(found.groups), max(room - workers - 1, 1))
-        parts += [Text(), group_table(found, groups)]
-    parts.append(Text())
+        found = replace(found, queues=sorted(found.queues, key=lambda each: (-live(each), each.queue)))
+    there: dict[str, Sequence[Any]] = {"queue": found.queues, "group": found.groups, "worker": found.workers}
+    tables = {"queue": queue_table, "group": group_table, "worker": worker_table}
+    # Of each: an empty line, a title, the names of the columns, and how many more there are.
+    needs = [len(each) for each in there.values()]
+    lines = needs if height is None else share(height - 1 - 4 * sum(map(bool, needs)), needs)
+    parts: list[RenderableType] = [head]
+    for (name, every), shown in zip(there.items(), lines, strict=True):
+        if every:
+            parts += [Text(), tables[name](found, shown)]
+        if shown < len(every):
+            parts.append(Text(f"… and {len(every) - shown:,} more", "dim"))
     if not found.workers:
-        parts.append(Text("No workers."))
-    else:
-        parts.append(worker_table(found, workers))
-        if workers < len(found.workers):
-            parts.append(Text(f"… and {count(len(found.workers) - workers, 'worker')} more", "dim"))
+        parts += [Text(), Text("No workers.")]
     return Group(*parts)
+
+
+def share(room: int, needs: list[int]) -> list[int]:
+    """One line after the other to those who need more, in turns; one at least to each that needs any."""
+    given = [min(need, 1) for need in needs]
+    while sum(given) < room and given != needs:
+        least = min(each for each, need in zip(given, needs, strict=True) if each < need)
+        given[next(at for at, need in enumerate(needs) if given[at] == least < need)] += 1
+    return given

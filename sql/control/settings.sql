@@ -90,7 +90,8 @@ begin
               case v_setting.least when 0 then 'zero or more' else 'more than zero' end, trunc(v_setting.most / 86400))
             when 'boolean' then 'true or false; null takes the setting away.'
             else 'count (as many tasks for each) or time (as many worker seconds); null takes the setting away.'
-          end;
+          end,
+          column = v_setting.name;
     end if;
     if v_setting.type = 'interval' then
       -- A hundred thousand years less as many in days are no time at all, but no date can take both: kept as days and seconds.
@@ -113,7 +114,7 @@ begin
     end if;
     if v_changes ->> v_setting.time is not null then
       raise exception 'setting % of % says nothing without %', v_setting.time, p_of, v_setting.rule
-        using errcode = 'QF007', hint = format('Set %s as well.', v_setting.rule);
+        using errcode = 'QF007', hint = format('Set %s as well.', v_setting.rule), column = v_setting.time;
     end if;
     if v_changes ? v_setting.rule then
       v_changes := jsonb_build_object(v_setting.time, null, coalesce(v_setting.extra, v_setting.time), null) || v_changes;

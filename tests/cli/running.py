@@ -67,15 +67,15 @@ def process(database: Database, *arguments: str, **kwargs: Any) -> Iterator["sub
 
 
 class Terminal:
-    """A terminal of 100 by 30 and what was written to it."""
+    """A terminal and what was written to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: int = 24, columns: int = 80) -> None:
         import fcntl
         import struct
         import termios
 
         self.ours, self.theirs = pty.openpty()
-        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.modes = termios.tcgetattr(self.theirs)
         self.written = b""
 

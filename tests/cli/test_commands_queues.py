@@ -65,7 +65,7 @@ def test_stats_says_what_the_views_say(database: Database) -> None:
 def test_stats_for_people_has_a_line_for_everything(database: Database) -> None:
     fill(database)
     printed = ok(database, "stats")
-    assert re.search(r"^default +28 +28 +3 +0 +1 +[12] ", printed, re.MULTILINE)
+    assert re.search(r"^default +28 +28 +3 +1 +[12] ", printed, re.MULTILINE)
     assert re.search(r"^bob +2[78] ", printed, re.MULTILINE)
     assert "Workers: 1 alive" in printed
     assert re.search(r"lost .* lost ", printed)
@@ -151,7 +151,7 @@ def test_queues_lists_every_setting(database: Database) -> None:
     (row,) = answer(database, "queues")["queues"]
     assert (row["queue"], row["max_attempts"], row["retention"]) == ("default", 5, 7 * 86400)
     printed = ok(database, "queues")
-    assert re.search(r"^default +5 +1 s +10 min +7 d +auto +yes +1$", printed, re.MULTILINE)
+    assert re.search(r"^default +5 +1 s to 10 min +7 d$", printed, re.MULTILINE)
 
 
 def test_set_creates_a_queue_and_changes_only_what_is_named(database: Database) -> None:
@@ -202,8 +202,9 @@ def test_every_setting_has_an_option_and_can_be_reset(
     known = options_of(settings)
     for name, declared in known.items():
         assert options[name].help == declared.help
-    assert options["reset"].type.choices == tuple(known)
-    ok(database, command, "set", *target, *(word for name in known for word in ("--reset", name)))
+    names = tuple(name.replace("_", "-") for name in known)
+    assert options["reset"].type.choices == names
+    ok(database, command, "set", *target, *(word for name in names for word in ("--reset", name)))
 
 
 def test_a_limit_of_a_whole_queue_is_shown_with_the_queue(database: Database) -> None:
@@ -211,7 +212,7 @@ def test_a_limit_of_a_whole_queue_is_shown_with_the_queue(database: Database) ->
     (docs,) = (row for row in answer(database, "queues")["queues"] if row["queue"] == "docs")
     assert (docs["max_running"], docs["rate_limit"], docs["rate_period"]) == (3, 100, 60)
     assert "3 at once; 100 per 1 min" in ok(database, "queues")
-    changed = answer(database, "queues", "set", "docs", "--reset", "rate_limit", "--reset", "max_running")
+    changed = answer(database, "queues", "set", "docs", "--reset", "rate-limit", "--reset", "max-running")
     assert (changed["max_running"], changed["rate_limit"]) == (None, None)
     (default,) = (row for row in answer(database, "queues")["queues"] if row["queue"] == "default")
     assert default["max_running"] is None
@@ -237,7 +238,7 @@ def test_settings_of_a_group_are_listed_with_the_groups(database: Database) -> N
     made = answer(database, "groups", "set", "bob", *options)
     assert (made["weight"], made["max_running"], made["rate_limit"], made["rate_period"]) == (3, 5, 10, 1)
     assert "5 at once; 10 per 1 s" in ok(database, "groups")
-    changed = answer(database, "groups", "set", "bob", "--reset", "rate_limit")
+    changed = answer(database, "groups", "set", "bob", "--reset", "rate-limit")
     assert (changed["weight"], changed["rate_limit"]) == (3, None)
     (row,) = answer(database, "groups")["settings"]
     assert (row["group_key"], row["max_running"]) == ("bob", 5)
@@ -295,6 +296,86 @@ def test_pause_stops_pops_and_resume_lets_them_go_on(database: Database, target:
         (int(task_id),)
     ]
     assert answer(database, "pause", "nope", *target, exit_code=1)["error"]["code"] == "unknown_queue"
+
+
+STRANGER = "It has neither tasks nor settings: is that its name?"
+
+
+def test_a_group_that_nobody_has_heard_of_is_said_to_be_none(database: Database) -> None:
+    """A misspelt tenant goes on being served, and the operator must know."""
+    assert STRANGER in ok(database, "resume", "default", "--group", "bbo")
+    assert STRANGER in ok(database, "groups", "usage", "bbo")
+    assert STRANGER in ok(database, "groups", "purge", "bbo", "--yes")
+    assert STRANGER in ok(database, "pause", "default", "--group", "bbo")
+    assert "It has no tasks yet" in ok(database, "groups", "set", "obb", "--weight", "2")
+    ok(database, "enqueue", "bob")
+    for command in (["pause", "default"], ["resume", "default"]):
+        assert ok(database, *command, "--group", "bob").strip().endswith(("go on.", "again."))
+    assert "Group bob of queue default was not paused." in ok(database, "resume", "default", "--group", "bob")
+    assert "Queue default was not paused." in ok(database, "resume")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (
+            "groups set bob --weight 0",
+            '--weight of group "bob" cannot be 0.0',
+            "0.001 to 1000. --reset weight takes it away.",
+        ),
+        (
+            "groups set bob --max-running -1",
+            '--max-running of group "bob" cannot be -1',
+            "--reset max-running takes",
+        ),
+        (
+            "queues set default --rate-limit 5 --rate-period 0s",
+            '--rate-period of queue "default" cannot be 0 s',
+            "A length of time such as 90s or 1h30m: more than zero, at most 366 days. --reset rate-period",
+        ),
+        (
+            "queues set default --group-rate-period 1s",
+            '--group-rate-period of queue "default" says nothing without --group-rate-limit',
+            "Set --group-rate-limit as well.",
+        ),
+        (
+            "queues set default --fairness magic",
+            '--fairness of queue "default" cannot be "magic"',
+            "count (as many",
+        ),
+        (
+            "keys set k --max-running -1",
+            '--max-running of concurrency key "k" cannot be -1',
+            "A whole number",
+        ),
+        (
+            "pause nope",
+            'there is no queue "nope"',
+            "fairq queues lists them; fairq queues set NAME makes one.",
+        ),
+        ("stats --queue nope", 'there is no queue "nope"', "fairq queues lists them"),
+        ("enqueue bob --max-attempts 0", "--max-attempts is 0", "1 to 1000000."),
+        (
+            "enqueue bob --timeout 0",
+            "--timeout is 0.0",
+            "A length of time such as 90s or 1h30m, more than 0.",
+        ),
+        ("enqueue bob --concurrency-key=", "--concurrency-key is ''", "A text of 1 to 500 bytes"),
+    ],
+)
+def test_a_refusal_speaks_of_options_and_commands(
+    database: Database, arguments: str, message: str, hint: str
+) -> None:
+    error = answer(database, *arguments.split(), exit_code=1)["error"]
+    assert error["message"] == message
+    assert error["hint"].startswith(hint) or hint in error["hint"]
+    for word in ("select fairq", "p_", "None", "null", "_"):
+        assert word not in f"{error['message']}{error['hint']}".replace("QF0", "")
+
+
+def test_a_queue_that_drains_says_which_command_ends_that(database: Database) -> None:
+    ok(database, "drain", "default")
+    assert "fairq resume QUEUE" in answer(database, "enqueue", "bob", exit_code=1)["error"]["hint"]
 
 
 def test_drain_refuses_new_tasks_until_the_queue_is_resumed(database: Database) -> None:
@@ -361,12 +442,12 @@ def test_keys_and_the_cluster_have_caps(database: Database) -> None:
     assert "one task runs at a time" in ok(database, "keys")
     assert answer(database, "keys", "set", "printer", "--max-running", "2")["max_running"] == 2
     assert answer(database, "keys")["keys"] == [{"concurrency_key": "printer", "max_running": 2}]
-    assert answer(database, "keys", "set", "printer", "--reset", "max_running")["max_running"] == 1
+    assert answer(database, "keys", "set", "printer", "--reset", "max-running")["max_running"] == 1
     assert answer(database, "cluster")["max_running"] is None
     assert answer(database, "cluster", "set", "--max-running", "10")["max_running"] == 10
     assert answer(database, "cluster")["max_running"] == 10
-    assert answer(database, "cluster", "set", "--reset", "max_running")["max_running"] is None
-    assert "payload limit: 1048576" in ok(database, "cluster")
+    assert answer(database, "cluster", "set", "--reset", "max-running")["max_running"] is None
+    assert "payload limit: 1,048,576" in ok(database, "cluster")
 
 
 # --- maintain ---------------------------------------------------------------------------------------

@@ -102,10 +102,10 @@ def test_an_idempotency_key_gives_the_same_id_again(database: Database) -> None:
         (["bob", "1", "--from", "-"], 2, "in the lines of the file"),
         (["--from", "/nowhere/x.jsonl"], 2, "cannot be read"),
         ([""], 1, "group key"),
-        (["bob", "--queue", "nope"], 1, "configure_queue"),
+        (["bob", "--queue", "nope"], 1, "fairq queues set"),
         (["bob", "--priority", "99999999"], 1, "priority"),
         (["bob", "--cost", "nan"], 1, "cost"),
-        (["bob", "--max-attempts", "0"], 1, "max_attempts"),
+        (["bob", "--max-attempts", "0"], 1, "--max-attempts is 0"),
         (["bob", '"\\u0000"'], 1, "U+0000"),
     ],
 )

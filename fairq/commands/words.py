@@ -1,0 +1,44 @@
+"""What the engine refuses, in the words of the command that was typed."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import click
+
+from fairq.cli import Failure
+from fairq.dsn import mask
+from fairq.errors import QueueDraining, Refused, UnknownQueue
+
+__all__ = ["refusal"]
+
+_HINTS: dict[type[Refused], str] = {
+    UnknownQueue: "fairq queues lists them; fairq queues set NAME makes one.",
+    QueueDraining: "Until it takes new tasks again: fairq resume QUEUE",
+}
+# From what is said to people who write SQL or Python.
+_PHRASES = (
+    (r'A text such as "5 minutes", or a number of seconds: ', "A length of time such as 90s or 1h30m: "),
+    (r"Seconds or a timedelta", "A length of time such as 90s or 1h30m"),
+    (r"select fairq\.configure_cluster\(.*?\);", "fairq cluster set --payload-limit BYTES"),
+    (r"; (?:null|None)\b[^.]*\.", "."),
+)
+
+
+def refusal(exc: Refused, ctx: click.Context) -> Failure:
+    message, hint = str(exc), _HINTS.get(type(exc), exc.hint or "")
+    flags = {each.name or "": each.opts[0] for each in ctx.command.params if isinstance(each, click.Option)}
+    for pattern, phrase in _PHRASES:
+        hint = re.sub(pattern, phrase, hint)
+    if exc.about is not None and exc.about in flags:
+        said = exc.about.replace("_", "[ _]")
+        message = re.sub(rf"^(?:the |setting )?{said}\b", flags[exc.about], message)
+        if isinstance(value := ctx.params.get(exc.about), timedelta):
+            message = re.sub(r"cannot be .*", f"cannot be {value.total_seconds():g} s", message)
+        if "reset" in flags and "Set " not in hint:
+            hint += f" --reset {flags[exc.about][2:]} takes it away."
+    for name, flag in flags.items():
+        if "_" in name:
+            message, hint = (re.sub(rf"(?<![\w-]){name}\b", flag, text) for text in (message, hint))
+    return Failure(mask(message), hint=hint or None, code=exc.code, exit_code=exc.exit_code)
