@@ -36,16 +36,15 @@ begin
 end;
 $$;
 
--- Writes the next version of a counter. A key of which no place is taken needs none.
+-- Writes the next version of a counter. A key of which no place is taken notes since when: the sweep removes it a minute later. Removed at once it would begin
+-- with version 1 again, and be looked for among all versions it ever had where nobody may vacuum them.
 -- Locks: lanes, one row replaced; the caller holds the domain.
 create function fairq._write_counter(p_shard_no integer, p_queue text, p_group_key text, p_lane fairq.lanes) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  if p_queue <> '#keys' or (p_lane.gate).in_flight <> 0 then
-    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, policy, gate, cursors, admissible)
-    values (p_shard_no, p_queue, p_group_key, coalesce(p_lane.version, 0) + 1, 0, coalesce(p_lane.finish, 0), 0, 1, p_lane.policy, p_lane.gate, '{}',
-      false);
-  end if;
+  insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, policy, gate, cursors, admissible, look_at)
+  values (p_shard_no, p_queue, p_group_key, coalesce(p_lane.version, 0) + 1, 0, coalesce(p_lane.finish, 0), 0, 1, p_lane.policy, p_lane.gate, '{}',
+    false, case when p_queue = '#keys' and (p_lane.gate).in_flight = 0 then fairq._now() end);
   delete from fairq.lanes l
   where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.version = p_lane.version;
 end;

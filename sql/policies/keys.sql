@@ -47,6 +47,7 @@ declare
   v_task record;
   v_is_granted boolean;
   v_served bigint[] := array[]::bigint[];
+  v_parked text[] := array[]::text[];
   v_found integer := 0;
   v_passed integer := 0;
 begin
@@ -112,7 +113,14 @@ begin
       and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now)
       and not fairq._take_over(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key)
     then
-      perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
+      if v_task.concurrency_key = any(v_parked) then
+        -- The first of them has the group's turn, and is before this one.
+        insert into fairq.parked (shard_no, id, queue, group_key, concurrency_key, priority, sequence)
+        values (p_tick.shard_no, v_task.id, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.priority, v_task.sequence);
+      else
+        perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
+        v_parked := v_parked || v_task.concurrency_key;
+      end if;
       v_passed := v_passed + 1;
       continue;
     end if;
@@ -223,6 +231,7 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_key fairq.lanes;
   v_first fairq.parked;
+  v_goes_on boolean;
   v_granted integer;
 begin
   foreach v_key in array fairq._hear_counters(p_shard_no, '#keys', p_now) loop
@@ -252,17 +261,17 @@ begin
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn
       limit 1;
-      if fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, p_now) then
-        -- Its lane need not go back for it, see _take_keys: so the ring names no priority.
+      v_goes_on := fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, p_now);
+      if v_goes_on then
         update fairq.parked k set granted = true, turn = null where k.shard_no = p_shard_no and k.id = v_first.id;
         v_granted := v_granted + 1;
-        v_first.priority := null;
       else
         delete from fairq.parked k where k.shard_no = p_shard_no and k.id = v_first.id;
       end if;
       perform fairq._next_turn(v_first);
+      -- For one that was given a place its lane need not go back, see _take_keys: so the ring names no priority.
       insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-      values (p_shard_no, v_first.queue, v_first.group_key, v_first.priority, v_first.sequence, true);
+      values (p_shard_no, v_first.queue, v_first.group_key, case when not v_goes_on then v_first.priority end, v_first.sequence, true);
     end loop;
     v_key.gate := fairq._charge(v_key.policy, v_key.gate, v_granted, p_now);
     perform fairq._write_counter(p_shard_no, '#keys', v_key.group_key, v_key);
@@ -270,7 +279,8 @@ begin
 end;
 $$;
 
--- The turn of a group at a key goes on from a task that is parked no more to its next one that waits there, a step further by the group's weight.
+-- The turn of a group at a key goes on from a task that is parked no more to its next one that waits there, a step further by the group's weight. It was
+-- the first, so the look begins behind it, not at the dead entries of all that were before.
 create function fairq._next_turn(p_gone fairq.parked) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -282,14 +292,25 @@ begin
     where q.queue = p_gone.queue
   ))
   where n.shard_no = p_gone.shard_no
-    and n.id = (
-      select k.id
-      from fairq.parked k
-      where k.shard_no = p_gone.shard_no and k.concurrency_key = p_gone.concurrency_key and k.queue = p_gone.queue
-        and k.group_key = p_gone.group_key
-        and not k.granted
-      order by k.priority desc, k.sequence
-      limit 1
+    and n.id = coalesce(
+      (
+        select k.id
+        from fairq.parked k
+        where k.shard_no = p_gone.shard_no and k.concurrency_key = p_gone.concurrency_key and k.queue = p_gone.queue
+          and k.group_key = p_gone.group_key and k.priority = p_gone.priority and k.sequence > p_gone.sequence
+          and not k.granted
+        order by k.sequence
+        limit 1
+      ),
+      (
+        select k.id
+        from fairq.parked k
+        where k.shard_no = p_gone.shard_no and k.concurrency_key = p_gone.concurrency_key and k.queue = p_gone.queue
+          and k.group_key = p_gone.group_key and k.priority < p_gone.priority
+          and not k.granted
+        order by k.priority desc, k.sequence
+        limit 1
+      )
     );
 end;
 $$;

@@ -71,7 +71,8 @@ begin
   if v_counts_only then
     -- What was used of a rate, and breakers, stay: nobody else knows.
     update fairq.lanes l
-    set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null)::fairq.gate
+    set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null)::fairq.gate,
+      look_at = case when p_queue = '#keys' then fairq._now() end
     where l.shard_no = p_shard_no and l.queue = p_queue;
   else
     perform fairq._lock_counters(p_shard_no, '#keys', true);

@@ -400,7 +400,7 @@ comment on column fairq.lanes.position is 'Position of the group''s next task.';
 comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
 comment on column fairq.lanes.gate is 'Where it stands with its limits; in_flight counts its tasks that are ready or held.';
 comment on column fairq.lanes.pace is 'How long its tasks take; null: groups of the queue share by count.';
-comment on column fairq.lanes.look_at is 'Its waiting tasks may not be promoted before this time.';
+comment on column fairq.lanes.look_at is 'Its waiting tasks may not be promoted before this time. Of a concurrency key: since when no place of it is taken.';
 comment on column fairq.lanes.keyed is 'Some of its waiting tasks have a concurrency key.';
 comment on column fairq.lanes.admissible is 'It has waiting tasks that may be promoted now.';
 comment on column fairq.lanes.cursors is 'Where its waiting tasks begin, for each priority, highest first; empty: it has none.';

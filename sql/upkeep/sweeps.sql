@@ -54,7 +54,7 @@ begin
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and not l.admissible
       -- A meter is asked without looking at the settings: its lane is never missing.
-      and (l.queue = '#keys' or l.queue not like '#%')
+      and l.queue not like '#%'
       and l.finish >= v_floor
       and l.finish <= v_tick.clock
       and (l.cursors = '{}' or l.version < v_tick.first_version)
@@ -66,6 +66,21 @@ begin
   from idle i;
   v_swept := v_swept + fairq._remove(p_shard_no, 'lanes', v_found.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_found.last);
+
+  if p_queue = '#keys' then
+    v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'idle keys'), 0);
+    with idle as materialized (
+      select l.ctid, l.look_at
+      from fairq.lanes l
+      where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at >= to_timestamp(v_floor / 1000000.0)
+        and l.look_at <= fairq._now() - interval '1 minute'
+      order by l.look_at
+      limit p_limit
+    )
+    select array_agg(i.ctid) as ctids, max(i.look_at) as last into v_found from idle i;
+    v_swept := v_swept + fairq._remove(p_shard_no, 'lanes', v_found.ctids);
+    perform fairq._set_sweep_floor(p_shard_no, 'idle keys', (extract(epoch from v_found.last) * 1000000)::bigint);
+  end if;
 
   -- Where tasks had keys, and none that waits has one any more, promotion needs the lock of the keys no longer.
   if v_tick.keyed

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from psycopg import IsolationLevel
 
 from tests.support.calls import (
     LOCK_DOMAIN,
@@ -26,6 +27,7 @@ from tests.support.calls import (
 )
 from tests.support.database import Database
 from tests.support.invariants import assert_sound
+from tests.support.plans import explain, shared_buffers
 from tests.support.sessions import in_background, pid_of, result, wait_until_blocked
 from tests.support.stops import GATE, install_stops
 
@@ -458,4 +460,28 @@ def test_a_first_cap_holds_for_a_group_without_a_lane_whose_ring_is_far_behind(
     call(conn, "configure_group", "default", "bob", max_running=5)
     promoting.rollback()
     assert "bob" not in {held.group_key for held in pop(conn, bob, 2000)}
+    assert_sound(conn)
+
+
+@pytest.mark.parametrize("waiting", [0, 800], ids=["one at a time", "many wait"])
+def test_a_key_under_a_held_snapshot_is_found_in_a_few_steps(
+    conn: Conn, database: Database, waiting: int
+) -> None:
+    report = database.connect()
+    report.isolation_level = IsolationLevel.REPEATABLE_READ
+    report.execute("select pg_current_xact_id(), count(*) from fairq.tasks")
+    bob = register(conn)
+    create_many(conn, "bob", waiting, concurrency_keys=["k"] * waiting)
+    costs = []
+    for _ in range(300):
+        if not waiting:
+            create(conn, concurrency_key="k")
+        query = "select t.id, t.attempt from fairq.pop_tasks('default', 1, %s) t"
+        with conn.transaction(force_rollback=True):
+            costs.append(shared_buffers(explain(conn, query, [bob])))
+        finish(conn, bob, pop(conn, bob, 1))
+    early, late = sorted(costs[20:60])[20], sorted(costs[-40:])[20]
+    assert late <= 1.5 * early + 60, (early, late)
+    report.rollback()
+    maintain(conn)
     assert_sound(conn)
