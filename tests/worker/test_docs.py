@@ -26,7 +26,7 @@ def page(name: str) -> str:
 def test_every_setting_has_a_line_with_its_bounds() -> None:
     text = page("reference/worker.md")
     for each in fields(Settings):
-        (line,) = re.findall(rf"^\| `{each.name}`.*$", text, re.MULTILINE)
+        (line,) = re.findall(rf"^- `{each.name}`(?:.|\n(?=  ))*", text, re.MULTILINE)
         bounds = BOUNDS.get(each.name)
         if bounds is not None:
             assert f"{bounds[0]} to {bounds[1]}" in line, line

@@ -32,13 +32,13 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_every_option_of_the_reference_and_ours_is_documented() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", REFERENCE, re.MULTILINE)
+    rows = re.findall(r"^- `(\w+)`", REFERENCE, re.MULTILINE)
     assert set(rows) >= OPTIONS
 
 
 def test_the_table_of_types_is_what_is_generated() -> None:
     table = REFERENCE.split("## Types")[1]
-    rows = re.findall(r"^\| (`.*`) \| `(\S+)` \|$", table, re.MULTILINE)
+    rows = re.findall(r"^- (`.*`): `(\S+)`$", table, re.MULTILINE)
     assert len(rows) >= 14
     for spellings, expected in rows:
         for text in re.findall(r"`([^`]+)`", spellings):
