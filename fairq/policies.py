@@ -113,6 +113,8 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
         int | None, "Failures in a row, of any group, after which the whole queue stops for a while."
     ]
     breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+    enqueue_role: Annotated[str | None, "Only members of this role of the database enqueue to it."]
+    work_role: Annotated[str | None, "Only members of this role of the database work on it."]
 
 
 class KeySettings(TypedDict, total=False):

@@ -139,14 +139,16 @@ def worker(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def logins(server: TestServer, template: str, worker: str) -> Iterator[dict[str, str]]:
-    """A user for each role of fairq, by the role's name; see `Database.dsn_as`."""
+    """Two users for each role of fairq, by the role's name and "another …"; see `Database.dsn_as`."""
     names = {
-        f"fairq_{part}": f"fairq_test_{server.run_id}_{worker}_{part}"
+        f"{which}fairq_{part}": f"fairq_test_{server.run_id}_{worker}_{number}_{part}"
+        for number, which in enumerate(("", "another "))
         for part in ("enqueue", "work", "observe", "admin")
     }
     with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
         for role, name in names.items():
-            conn.execute(f"create role {name} login password '{PASSWORD}' in role {role}".encode())
+            granted = role.removeprefix("another ")
+            conn.execute(f"create role {name} login password '{PASSWORD}' in role {granted}".encode())
     yield names
     with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
         conn.execute(f"drop role {', '.join(names.values())}".encode())

@@ -74,7 +74,11 @@ begin
           when 'double precision' then v_setting.input::double precision
           when 'interval' then extract(epoch from v_setting.input::interval)
         end;
-        v_fits := coalesce(v_number between v_setting.least and v_setting.most, v_setting.name <> 'fairness' or v_setting.input in ('count', 'time'))
+        v_fits := coalesce(v_number between v_setting.least and v_setting.most, case v_setting.name
+            when 'fairness' then v_setting.input in ('count', 'time')
+            when 'notify' then true
+            else exists (select from pg_catalog.pg_roles r where r.rolname = v_setting.input)
+          end)
           and (v_setting.type <> 'interval' or fairq._is_span(v_setting.input::interval, make_interval(secs => v_setting.most)));
       exception when data_exception then
         v_fits := false;
@@ -89,7 +93,10 @@ begin
             when 'interval' then format('A text such as "5 minutes", or a number of seconds: %s, at most %s days; null takes the setting away.',
               case v_setting.least when 0 then 'zero or more' else 'more than zero' end, trunc(v_setting.most / 86400))
             when 'boolean' then 'true or false; null takes the setting away.'
-            else 'count (as many tasks for each) or time (as many worker seconds); null takes the setting away.'
+            else case v_setting.name
+              when 'fairness' then 'count (as many tasks for each) or time (as many worker seconds); null takes the setting away.'
+              else 'The name of a role that exists; null takes the setting away.'
+            end
           end,
           column = v_setting.name;
     end if;

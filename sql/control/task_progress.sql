@@ -1,5 +1,5 @@
 -- What the handler of a running task reported last.
--- Returns no row when it has said nothing, or the task is not live.
+-- Returns no row when it has said nothing, the task is not live, or of a queue for other roles.
 -- Cost: one step in progress_pkey per shard.
 create function fairq.task_progress(p_id bigint) returns table (attempt integer, done double precision, total double precision, note jsonb)
 language sql stable rows 1 security definer set search_path = pg_catalog, pg_temp as $$
@@ -7,6 +7,7 @@ language sql stable rows 1 security definer set search_path = pg_catalog, pg_tem
   from fairq.progress g
   where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no)))
     and g.task_id = p_id
+    and fairq._may_ask((select t.queue from fairq.tasks t where t.shard_no = g.shard_no and t.id = p_id))
   order by g.reported_at desc
   limit 1
 $$;

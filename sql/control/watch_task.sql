@@ -1,26 +1,26 @@
 -- Asks for a notice on the channel fairq_done when a task ends, in whatever way. LISTEN first, then call this, then look whether the task is
 -- live still: between a look and a watch it might end unheard. Whoever waits for longer than p_for calls it again in time.
 -- It holds from the commit of this transaction on; call it in one of its own, and wait outside of any.
--- Returns true when the task was live.
+-- Returns true when the task was live, and not of a queue for other roles.
 -- Raises QF009 a time that is not positive, or longer than an hour.
 -- Locks: none; one insert.
 create function fairq.watch_task(p_id bigint, p_for interval default '1 minute') returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-  v_shard_no integer;
+  v_task record;
 begin
   if p_for is null or p_for <= interval '0' or p_for > interval '1 hour' then
     raise exception 'task % cannot be watched for %', coalesce(p_id::text, 'null'), coalesce(p_for::text, 'null')
       using errcode = 'QF009', hint = 'More than 0, at most an hour; call it again to extend it.';
   end if;
-  select k.shard_no into v_shard_no
+  select k.shard_no, k.queue into v_task
   from fairq._shards(null) s(shard_no)
-  cross join lateral (select t.shard_no from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_id offset 0) k;
-  if not found then
+  cross join lateral (select t.shard_no, t.queue from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_id offset 0) k;
+  if not found or not fairq._may_ask(v_task.queue) then
     return false;
   end if;
-  insert into fairq.watches (shard_no, task_id, until) values (v_shard_no, p_id, fairq._now() + p_for);
+  insert into fairq.watches (shard_no, task_id, until) values (v_task.shard_no, p_id, fairq._now() + p_for);
   return true;
 end;
 $$;

@@ -1,7 +1,7 @@
 -- Creates a task in the caller's transaction. Two inserts, the task and its ring: nothing shared is locked, updated or waited for, in any
 -- isolation level (I2); only equal idempotency keys wait for each other.
 -- Returns the id of the task; with a known idempotency key, the id of the task that has it.
--- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, QF016 the queue is draining (a known idempotency key is answered all the same).
+-- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, 42501 the queue is for another role, QF016 the queue is draining (a known idempotency key is answered all the same).
 create function fairq.create_task(
   p_group_key text, p_payload jsonb, p_queue text default 'default', p_kind text default 'default', p_priority integer default 0,
   p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default 1,
@@ -18,13 +18,16 @@ declare
   v_scheduled boolean := coalesce(p_run_at > v_now, false);
   v_announce boolean := false;
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at, q.enqueue_role into v_settings
   from fairq.settings s
   cross join fairq.queues q
   where q.queue = p_queue
     and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
+  end if;
+  if v_settings.enqueue_role is not null then
+    perform fairq._check_role(p_queue, v_settings.enqueue_role);
   end if;
   perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, p_priority, p_run_at, p_expires_at, p_max_attempts,
     p_cost, p_timeout, p_idempotency_key, p_concurrency_key, p_headers);

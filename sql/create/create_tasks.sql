@@ -17,13 +17,16 @@ declare
   v_wrong record;
   v_announce boolean;
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at into v_settings
+  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at, q.enqueue_role into v_settings
   from fairq.settings s
   cross join fairq.queues q
   where q.queue = p_queue
     and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
+  end if;
+  if v_settings.enqueue_role is not null then
+    perform fairq._check_role(p_queue, v_settings.enqueue_role);
   end if;
   -- With idempotency keys, create_task judges each: those it knows are no new tasks.
   if v_settings.draining_at is not null and p_idempotency_keys is null then

@@ -1,6 +1,6 @@
 -- Wishes to cancel a task, in the caller's transaction: two inserts, nothing is locked. When the transaction commits, a waiting task ends as
 -- cancelled at the next promotion, which the next pop makes; a running one is told by its worker's heartbeat.
--- Returns true when the task was live.
+-- Returns true when the task was live, and not of a queue for other roles.
 create function fairq.cancel_task(p_id bigint) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -10,7 +10,7 @@ begin
   select t.shard_no, t.queue, t.group_key into v_task
   from fairq._shards(null) s(shard_no)
   cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
-  if not found then
+  if not found or not fairq._may_ask(v_task.queue) then
     return false;
   end if;
   insert into fairq.cancellations (shard_no, task_id, requested_at) values (v_task.shard_no, p_id, fairq._now());

@@ -13,6 +13,7 @@ declare
 begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    perform fairq._check_worker(v_shard_no, p_worker_id);
     return query
       select l.*
       from fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts, v_now, 'released'), v_now) l;

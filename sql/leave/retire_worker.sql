@@ -8,6 +8,7 @@ declare
   v_shard_no integer;
 begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    perform fairq._check_worker(v_shard_no, p_worker_id);
     -- What it holds first, as a turn of its that ends tasks and pops; then nobody pops for it any more, and the rest is what it popped meanwhile.
     perform from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.id for update;
     perform from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id for update;

@@ -44,28 +44,32 @@ comment on function fairq.heartbeat is 'A worker''s sign of life. Returns those 
 
 -- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone, or at once (p_beats): working is a sign of life. The newest
 -- is inserted, the one before it deleted; an older one is already gone, and dead rows are not walked again.
--- Raises QF004, also when its tasks were taken from it.
+-- Raises QF004, also when its tasks were taken from it; 42501 (see _check_worker).
 -- Locks: when it beats, the worker's row, shared, and its heartbeats.
 -- Cost: one entry of heartbeats_pkey, read backwards.
 create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz, p_beats boolean default false) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_lease interval;
+  v_role text;
   v_previous timestamptz;
 begin
-  select w.lease, (
+  select w.lease, w.registered_by, (
       select h.beat_at
       from fairq.heartbeats h
       where h.shard_no = p_shard_no and h.worker_id = p_worker_id
       order by h.beat_at desc
       limit 1
     )
-  into v_lease, v_previous
+  into v_lease, v_role, v_previous
   from fairq.workers w
   where w.shard_no = p_shard_no and w.worker_id = p_worker_id
     and w.lost_at is null;
   if not found then
     perform fairq._refuse_worker(p_worker_id);
+  end if;
+  if v_role <> fairq._caller() then
+    perform fairq._check_worker(p_shard_no, p_worker_id);
   end if;
   if v_previous >= p_now - (case when p_beats then interval '0' else v_lease / 3 end) then
     return;

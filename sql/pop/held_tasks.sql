@@ -14,6 +14,7 @@ begin
     return;
   end if;
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    perform fairq._check_worker(v_shard_no, p_worker_id);
     return query
       select h.id
       from unnest(p_ids, p_attempts) as i(id, attempt)

@@ -3,7 +3,7 @@
 -- With p_claim_lease the tasks are claimed, not running: they must be started (start_tasks) before the lease ends, or others get them.
 -- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
 -- Returns the tasks, at most p_limit, in served order; no row when there is nothing to do, and then nothing was written.
--- Raises QF003 unknown queue, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease, QF015 claim leases under a cap of
+-- Raises QF003 unknown queue, 42501 the queue or the worker is another role's, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease, QF015 claim leases under a cap of
 -- the cluster.
 -- Locks: the meters of the queue where there are any; then as _take. Commit before working on the tasks.
 create function fairq.pop_tasks(
@@ -28,6 +28,9 @@ begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue and not q.internal;
   if not found then
     perform fairq._refuse_queue(p_queue);
+  end if;
+  if v_queue.work_role is not null then
+    perform fairq._check_role(p_queue, v_queue.work_role);
   end if;
   -- With several shards, each pop begins with another one. Only there it may have to wait, so it never waits with a domain or tasks of another in hand.
   if p_shard_no is null then

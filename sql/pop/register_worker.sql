@@ -1,12 +1,12 @@
 -- Registers a worker. It is alive until it is retired, or gives no sign of life (heartbeat, pop) for p_lease.
 -- Returns its id, which every later call names.
--- Raises QF003 unknown queue, QF007 bad slots, QF009 bad lease, QF006 bad name.
+-- Raises QF003 unknown queue, 42501 one for other roles, QF007 bad slots, QF009 bad lease, QF006 bad name.
 create function fairq.register_worker(p_name text, p_queues text[], p_slots integer, p_lease interval default '1 minute') returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz := fairq._now();
   v_worker_id bigint := nextval('fairq.worker_ids');
-  v_queue text;
+  v_queue record;
 begin
   if p_name is null or p_name = '' or octet_length(p_name) > 200 then
     raise exception 'a worker needs a name of 1 to 200 bytes' using errcode = 'QF006', hint = 'Use the host name and the process id, for example.';
@@ -23,14 +23,21 @@ begin
   if coalesce(cardinality(p_queues), 0) = 0 then
     raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';
   end if;
-  foreach v_queue in array p_queues loop
-    if not exists (select from fairq.queues q where q.queue = v_queue and not q.internal) then
-      perform fairq._refuse_queue(v_queue);
+  for v_queue in
+    select n.name, q.queue, q.work_role
+    from unnest(p_queues) n(name)
+    left join fairq.queues q on q.queue = n.name and not q.internal
+  loop
+    if v_queue.queue is null then
+      perform fairq._refuse_queue(v_queue.name);
+    end if;
+    if v_queue.work_role is not null then
+      perform fairq._check_role(v_queue.queue, v_queue.work_role);
     end if;
   end loop;
 
-  insert into fairq.workers (shard_no, worker_id, name, queues, slots, lease, registered_at)
-  select s.shard_no, v_worker_id, p_name, p_queues, p_slots, p_lease, v_now
+  insert into fairq.workers (shard_no, worker_id, name, registered_by, queues, slots, lease, registered_at)
+  select s.shard_no, v_worker_id, p_name, fairq._caller(), p_queues, p_slots, p_lease, v_now
   from fairq._shards(null) s(shard_no);
   insert into fairq.heartbeats (shard_no, worker_id, beat_at)
   select s.shard_no, v_worker_id, v_now

@@ -18,6 +18,7 @@ begin
     return;
   end if;
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    perform fairq._check_worker(v_shard_no, p_worker_id);
     return query
       with held as materialized (
         select t.id, i.attempt, i.done, i.total, i.note, l.reported_at as previous

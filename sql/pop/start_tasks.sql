@@ -15,6 +15,7 @@ declare
 begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
+    perform fairq._check_worker(v_shard_no, p_worker_id);
     select array_agg(h.ctid) filter (where not b.is_expired and h.lease_expires_at > v_now), array_agg(h.id) filter (where b.is_expired)
     into v_ctids, v_expired
     from (select u.id, u.attempt from unnest(p_ids, p_attempts) as u(id, attempt) order by u.id offset 0) i

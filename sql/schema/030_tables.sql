@@ -68,6 +68,8 @@ create table fairq.queues (
   rate_burst integer,
   breaker_threshold integer,
   breaker_cooldown interval,
+  enqueue_role text collate "C",
+  work_role text collate "C",
   metered boolean not null default false,
   internal boolean not null default false,
   paused_at timestamptz,
@@ -97,6 +99,8 @@ comment on column fairq.queues.rate_burst is 'How many tasks of the whole queue 
 comment on column fairq.queues.breaker_threshold is 'Failures in a row, of any group, that open the breaker of the whole queue; null: no breaker.';
 comment on column fairq.queues.breaker_cooldown is 'How long that breaker stays open before it tries one task.';
 comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
+comment on column fairq.queues.enqueue_role is 'Only its members create tasks of the queue; null: whoever may call create_task.';
+comment on column fairq.queues.work_role is 'Only its members pop tasks of the queue; null: whoever may call pop_tasks.';
 comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of the cluster (#cluster).';
 comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
 comment on column fairq.queues.draining_at is 'Since when the queue refuses new tasks, to run empty; null: it takes them.';
@@ -505,12 +509,14 @@ create table fairq.workers (
   lease interval not null,
   lost_at timestamptz,
   name text not null,
+  registered_by text not null,
   queues text[] not null,
   primary key (shard_no, worker_id),
   constraint slots_positive check (slots >= 1),
   constraint lease_positive check (lease > interval '0')
 );
 comment on table fairq.workers is 'Workers that are alive, or lost but not yet cleared away.';
+comment on column fairq.workers.registered_by is 'The role that registered it: nobody else''s calls may name it.';
 comment on column fairq.workers.lost_at is 'When it was given up as lost: from then on its calls are refused.';
 comment on column fairq.workers.lease is 'A worker without a heartbeat for this long is lost; its tasks go to others.';
 

@@ -63,6 +63,8 @@ def test_a_queue_takes_every_setting_and_says_what_holds(
         "rate_burst": 12,
         "breaker_threshold": 13,
         "breaker_cooldown": timedelta(milliseconds=1500),
+        "enqueue_role": "fairq_enqueue",
+        "work_role": "fairq_work",
     }
     assert everything.keys() == options_of(policies.QueueSettings).keys()
     found = do(opened, fairq.configure_queue, queue, **everything)

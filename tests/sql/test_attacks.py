@@ -3,6 +3,7 @@
 Tables, columns and functions come from the catalogue, so a new one is tried, too.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.sql.test_roles import CALLS, ENQUEUE, OBSERVE, WORK
-from tests.support.calls import Conn, column, create, register, run
+from tests.support.calls import Conn, call, column, create, finish, one, pop, refused, register, run
 from tests.support.database import Database
 
 # Private functions that queries and views of these roles need.
@@ -148,6 +149,97 @@ def test_no_role_calls_a_function_that_is_not_for_it(session: Conn) -> None:
     forbidden = [call for name, _, call in calls if name not in allowed]
     assert len(forbidden) > 80
     assert attempts(session, forbidden) == []
+
+
+# --- What is another's ------------------------------------------------------------------------------
+
+# Calls of a worker, by another one who guessed its id, and the attempts of its tasks.
+OF_A_WORKER = (
+    "select fairq.heartbeat({worker})",
+    "select fairq.pop_tasks('default', 1, {worker})",
+    "select fairq.turn({worker}, array['default'], array[1], 1)",
+    "select fairq.turn({worker}, array['default'], array[1], 0, null, array[{running}], array[1])",
+    "select fairq.start_tasks({worker}, array[{claimed}], array[1])",
+    "select fairq.finish_tasks({worker}, array[{running}], array[1])",
+    "select fairq.release_tasks({worker}, array[{running}], array[1])",
+    "select fairq.held_tasks({worker}, array[{running}], array[1])",
+    "select fairq.report_progress({worker}, array[{running}], array[1], array[1])",
+    "select fairq.retire_worker({worker})",
+)
+
+
+def test_nobody_speaks_for_a_worker_of_another_role(database: Database) -> None:
+    """Ids of workers are numbers that anybody can guess."""
+    mine = database.connect_as(WORK, autocommit=True)
+    ids = {"worker": register(mine), "running": create(mine), "claimed": create(mine)}
+    pop(mine, ids["worker"], 1)
+    pop(mine, ids["worker"], 1, lease="1 hour")
+    calls = [each.format(**ids) for each in OF_A_WORKER]
+    owner = database.connect(autocommit=True)
+    called = set(re.findall(r"fairq\.(\w+)", " ".join(calls)))
+    names = "select proname::text from pg_proc where proname !~ '^_' and 'p_worker_id' = any(proargnames)"
+    assert called == set(column(owner, names))
+    other = database.connect_as(f"another {WORK}", autocommit=True)
+    assert attempts(other, calls) == []
+    admin = database.connect_as("fairq_admin", autocommit=True)
+    assert attempts(admin, calls) == calls
+    assert finish(mine, ids["worker"], [ids["running"]]) == [ids["running"]]
+
+
+def test_a_queue_with_roles_is_for_their_members(database: Database) -> None:
+    owner, admin = database.connect(autocommit=True), database.connect_as("fairq_admin", autocommit=True)
+    app, worker = database.connect_as(ENQUEUE, autocommit=True), database.connect_as(WORK, autocommit=True)
+    roles = {"enqueue_role": database.logins[ENQUEUE], "work_role": database.logins[WORK]}
+    call(admin, "configure_queue", "docs", **roles)
+    task, waiting = create(app, queue="docs"), create(app, queue="docs")
+    run(app, "select fairq.create_tasks('{a}', array['1']::jsonb[], 'docs')")
+    holder = register(worker, "docs", "default")
+    assert pop(worker, holder, 1, queue="docs") == [task]
+    finish(worker, holder, [task], results=['"done"'])
+    for who in (app, worker, admin):
+        assert run(who, "select result from fairq.task_result(%s)", task) == [("done",)]
+        assert one(who, "select fairq.watch_task(%s)", waiting) is True
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        create(worker, queue="docs")
+
+    for role in (f"another {ENQUEUE}", f"another {WORK}"):
+        other = database.connect_as(role, autocommit=True)
+        for query in (
+            "select fairq.create_task('g', '1', 'docs')",
+            "select fairq.create_tasks('{a}', array['1']::jsonb[], 'docs')",
+            "select fairq.create_tasks('{a}', array['1']::jsonb[], 'docs', p_idempotency_keys => '{k}')",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege, match="docs") as caught:
+                run(other, query)
+            assert database.logins[role] in (caught.value.diag.message_hint or "")
+        assert one(other, "select fairq.cancel_task(%s)", waiting) is False
+        assert one(other, "select fairq.watch_task(%s)", waiting) is False
+        assert run(other, "select outcome, result from fairq.task_result(%s)", task) == [(None, None)]
+        assert run(other, "select live from fairq.task_result(%s)", waiting) == [(False,)]
+        create(other)
+    holder = register(other)
+    for query in (
+        "select fairq.register_worker('w', '{default,docs}', 1)",
+        f"select fairq.pop_tasks('docs', 1, {holder})",
+        f"select fairq.turn({holder}, '{{docs}}', '{{1}}', 1)",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="docs"):
+            run(other, query)
+
+    # A role that is gone has no members.
+    run(owner, "update fairq.queues set enqueue_role = 'gone' where queue = 'docs'")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        create(app, queue="docs")
+    assert create(admin, queue="docs")
+    call(admin, "configure_queue", "docs", **dict.fromkeys(roles))
+    assert create(other, queue="docs")
+
+
+@pytest.mark.parametrize("setting", ["enqueue_role", "work_role"])
+def test_a_queue_is_for_a_role_that_exists(db: Conn, setting: str) -> None:
+    for role in ("nobody at all", ""):
+        with refused(db, "QF014"):
+            call(db, "configure_queue", "docs", **{setting: role})
 
 
 # --- Names of one's own in the way ------------------------------------------------------------------

@@ -61,7 +61,9 @@ CALLS: dict[str, tuple[set[str], str]] = {
 
 @pytest.fixture
 def ids(db: Conn) -> dict[str, Any]:
+    run(db, "set local role fairq_work")
     holder = register(db)
+    run(db, "reset role")
     tasks = create_many(db, "bob", 3)
     run(db, "select id from fairq.pop_tasks('default', 1, %s)", holder)
     run(db, "select id from fairq.pop_tasks('default', 1, %s, '1 hour')", holder)

@@ -24,7 +24,7 @@ class Database:
         return conn
 
     def dsn_as(self, role: str) -> str:
-        """As a user that was granted this role of fairq and nothing else."""
+        """As a user that was granted this role of fairq, or "another …", and nothing else."""
         return make_conninfo(self.dsn, user=self.logins[role], password=PASSWORD)
 
     def connect_as(self, role: str, **kwargs: Any) -> psycopg.Connection[Any]:
