@@ -132,7 +132,9 @@ def _timeout(what: str, value: Any) -> str | None:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if is_within(seconds, 1e-6, 1e9):
         return interval(value)
-    raise InvalidTime(f"the timeout is {seconds!r:.60}", "Seconds or a timedelta, more than 0; None: no limit.")
+    raise InvalidTime(
+        f"the timeout is {seconds!r:.60}", "Seconds or a timedelta, more than 0; None: no limit."
+    )
 
 
 def _headers(what: str, value: Any) -> str:

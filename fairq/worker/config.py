@@ -82,6 +82,8 @@ class Limits:
     claim_per_worker: int
     heartbeat: float
     cooldown: float
+    patience: float
+    """For how long an answer of the database is waited for."""
 
 
 # Of each number: the smallest and the largest.
@@ -207,6 +209,7 @@ def limits(settings: Settings) -> Limits:
         claim_per_worker=settings.max_claim_per_worker or most,
         heartbeat=beat / 1000 if beat else min(2.0, settings.lease / 6),
         cooldown=rest / 1000 if rest else min(5.0, settings.lease / 3),
+        patience=max(2.0, settings.lease / 3),
     )
 
 

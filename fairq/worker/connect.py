@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+from typing import Any
+
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -11,6 +16,7 @@ __all__ = [
     "FAILURES",
     "conninfo",
     "explain",
+    "hang_up",
     "is_about_data",
     "is_down",
     "is_read_only",
@@ -47,6 +53,12 @@ def conninfo(dsn: str, application_name: str, patience: float = 60.0) -> str:
     if "application_name" not in given:
         more["application_name"] = application_name
     return make_conninfo(dsn, **more, client_encoding="UTF8")
+
+
+def hang_up(conn: psycopg.BaseConnection[Any]) -> None:
+    """Break a connection off, from any thread: who waits for an answer on it gets an error instead."""
+    with contextlib.suppress(*FAILURES), socket.socket(fileno=os.dup(conn.fileno())) as way:
+        way.shutdown(socket.SHUT_RDWR)
 
 
 def is_unknown_worker(exc: BaseException) -> bool:

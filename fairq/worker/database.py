@@ -6,9 +6,11 @@ that gets through ends the wait.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import psycopg
@@ -17,7 +19,7 @@ from fairq.errors import Unavailable
 from fairq.worker import breaker as circuit
 from fairq.worker import plan
 from fairq.worker.config import Settings, limits
-from fairq.worker.connect import FAILURES, conninfo, explain, is_down
+from fairq.worker.connect import FAILURES, conninfo, explain, hang_up, is_down
 
 __all__ = ["Database"]
 
@@ -30,6 +32,10 @@ select current_setting('default_transaction_isolation') <> 'read committed'
 
 # A statement is prepared when it was sent so often.
 PREPARE_AFTER = 3
+# When the worker is to end, an answer is waited for until the end, at least and at most for so long.
+LAST_PATIENCE: Final = (2.0, 5.0)
+# A server that is there gets so long to stop what it does for us.
+CANCEL_SECONDS: Final = 1.0
 
 
 class Database:
@@ -47,19 +53,70 @@ class Database:
         self._failures = 0
         self._not_before = 0.0
         self._breaker = circuit.Breaker(settings.breaker_threshold, limits(settings).cooldown)
+        self._usual_patience = limits(settings).patience
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._breaking: asyncio.Task[None] | None = None
 
-    async def connected(self) -> psycopg.AsyncConnection[Any]:
+    @contextlib.asynccontextmanager
+    async def answering(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        """The connection, for a call that has to be answered while our patience lasts."""
         conn = self.conn
-        if conn is None or conn.closed:
+        is_new = conn is None or conn.closed
+        if conn is None or is_new:
             self.conn = None
-            conn = await psycopg.AsyncConnection.connect(
-                self._conninfo, autocommit=True, prepare_threshold=None
+            conn = self.conn = await psycopg.AsyncConnection.connect(
+                self._conninfo,
+                autocommit=True,
+                prepare_threshold=None,
+                connect_timeout=None if self._deadline is None else round(self._patience()),
             )
-            self.conn = conn
-            if self._prepares:
-                conn.prepare_threshold = PREPARE_AFTER
-            self.sets_terms = await (await conn.execute(_ODD)).fetchone() == (True,)
-        return conn
+        self._arm(conn)
+        try:
+            if is_new:
+                if self._prepares:
+                    conn.prepare_threshold = PREPARE_AFTER
+                self.sets_terms = await (await conn.execute(_ODD)).fetchone() == (True,)
+            yield conn
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if self._breaking is not None:
+                self._breaking.cancel()
+                self._breaking = None
+
+    def hurry(self, deadline: float) -> None:
+        """The worker is to end by then; also what is being waited for."""
+        self._deadline = deadline
+        if self._timer is not None and self.conn is not None:
+            self._timer.cancel()
+            self._arm(self.conn)
+
+    def _patience(self) -> float:
+        if self._deadline is None:
+            return self._usual_patience
+        least, most = LAST_PATIENCE
+        return min(max(self._deadline - time.monotonic(), least), most)
+
+    def _arm(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        loop, seconds = asyncio.get_running_loop(), self._patience()
+
+        def impatient() -> None:
+            self._breaking = loop.create_task(self._break_off(conn, seconds))
+
+        self._timer = loop.call_later(seconds, impatient)
+
+    async def _break_off(self, conn: psycopg.AsyncConnection[Any], seconds: float) -> None:
+        """A server that is there, waiting for a lock, is asked to stop: no turn may happen behind our back.
+        One that does not answer to that either is hung up on.
+        """
+        log.warning("no answer from the database for %.0f s", seconds, extra={"action": "no_answer"})
+        if psycopg.capabilities.has_cancel_safe():
+            with contextlib.suppress(*FAILURES):
+                await conn.cancel_safe(timeout=CANCEL_SECONDS)
+                await asyncio.sleep(CANCEL_SECONDS)
+        hang_up(conn)
 
     def prepare_statements(self) -> None:
         """From now on. Only where a connection is a session: behind a pooler that hands out connections by

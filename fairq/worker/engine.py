@@ -37,8 +37,8 @@ Announce = Callable[[str], None]
 
 # Handlers that were told to stop get this long to do so before their tasks are given back.
 UNWIND_SECONDS: Final = 1.0
-# How long a worker that ends tries to write what has ended.
-FLUSH_SECONDS: Final = 10.0
+# How long a worker that ends tries to write what has ended, at least. Else until the end of the grace time.
+FLUSH_SECONDS: Final = 4.0
 PULSE_SECONDS: Final = 0.5
 # Who is to end anyway gives up after so many tries to start: a wrong password stays wrong.
 START_ATTEMPTS: Final = 5
@@ -81,7 +81,12 @@ class Engine:
     def request_stop(self, level: int) -> None:
         """From any thread, and from a signal handler."""
         if self.ending.request(level):
-            self._call(self.waking.wake.set)
+            self._call(self._hurry)
+
+    def _hurry(self) -> None:
+        if self.ending.at is not None:
+            self.database.hurry(self.ending.at)
+        self.waking.wake.set()
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
         """From any thread."""
@@ -132,10 +137,10 @@ class Engine:
             if not await self._pause_over():
                 continue
             try:
-                conn = await self.database.connected()
-                await install.acheck_version(conn)
-                await self.membership.check_caps(conn)
-                await self.membership.register(conn)
+                async with self.database.answering() as conn:
+                    await install.acheck_version(conn)
+                    await self.membership.check_caps(conn)
+                    await self.membership.register(conn)
                 self.database.succeeded()
                 break
             except FAILURES as exc:
@@ -161,6 +166,7 @@ class Engine:
                 # Notices a dead peer, and is back on another connection, while the lease still holds.
                 conninfo=conninfo(self.dsn, "fairq keeper", min(60.0, settings.lease / 3)),
                 heartbeat=self.turns.limits.heartbeat,
+                patience=self.turns.limits.patience,
                 lease=settings.lease,
                 maintain_every=settings.maintain_interval_ms / 1000,
                 first_maintain=settings.maintain_interval_ms / 1000 if settings.mode == "forever" else 0.0,
@@ -212,7 +218,8 @@ class Engine:
 
     async def _put_in_order(self) -> None:
         try:
-            await self.membership.put_in_order(await self.database.connected())
+            async with self.database.answering() as conn:
+                await self.membership.put_in_order(conn)
         except FAILURES as exc:
             await self.turns.failed(exc, Turn())
         else:
@@ -251,9 +258,13 @@ class Engine:
             while held.taken and time.monotonic() < until:
                 await self.waking.sleep(0.02)
         held.release_running()
-        until = time.monotonic() + FLUSH_SECONDS
+        until = max(time.monotonic() + FLUSH_SECONDS, self.ending.at or 0.0)
+        if self.ending.at is not None:
+            self.database.hurry(until)
         while held.unwritten and time.monotonic() < until:
             await self._flush_some()
+            if self.ending.level == 2:
+                until = min(until, time.monotonic() + FLUSH_SECONDS)
         if held.unwritten:
             log.error(
                 "the database is away: %d ended tasks could not be written and will run again",
@@ -264,7 +275,8 @@ class Engine:
             self.keeper.stop()
         if self.membership.worker_id is not None:
             with contextlib.suppress(*FAILURES):
-                await self.membership.retire(await self.database.connected())
+                async with self.database.answering() as conn:
+                    await self.membership.retire(conn)
 
     async def _flush_some(self) -> None:
         """A turn without a pop if there is something to write, else a short sleep."""

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -25,7 +25,7 @@ import psycopg
 from fairq import driver
 from fairq.queries import workers
 from fairq.worker import plan
-from fairq.worker.connect import FAILURES, explain, is_unknown_worker
+from fairq.worker.connect import FAILURES, explain, hang_up, is_unknown_worker
 
 __all__ = ["Keeper", "KeeperPlan"]
 
@@ -33,7 +33,7 @@ log = logging.getLogger("fairq.worker")
 
 # The loop is said to stand still after so long without a pulse.
 STANDSTILL_SECONDS: Final = 5.0
-CLOSE_SECONDS: Final = 2.0
+CLOSE_SECONDS: Final = 1.0
 # A process that is to end and does not, although its loop runs, waits for an answer that never comes.
 LAST_SECONDS: Final = 15.0
 
@@ -42,6 +42,7 @@ LAST_SECONDS: Final = 15.0
 class KeeperPlan:
     conninfo: str = field(repr=False)
     heartbeat: float
+    patience: float
     lease: float
     maintain_every: float
     first_maintain: float
@@ -132,13 +133,31 @@ class Keeper:
             self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)
         return self._conn
 
-    def _beat(self) -> None:
+    @contextlib.contextmanager
+    def _limited(self, seconds: float) -> Iterator[psycopg.Connection[Any]]:
+        """The connection, for a call that has to be answered within so many seconds."""
         conn = self._connected()
+
+        def impatient() -> None:
+            log.warning("no answer to the keeper for %.0f s", seconds, extra={"action": "no_answer"})
+            hang_up(conn)
+
+        timer = threading.Timer(seconds, impatient)
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # the system gives no more threads: then without
+            timer.start()
+        try:
+            yield conn
+        finally:
+            timer.cancel()
+
+    def _beat(self) -> None:
         for worker_id in self._worker_ids():
             try:
                 # With the ids it is a look-up of each; without, all wishes to cancel would be read that
                 # anybody has, 100,000 of them in 130 ms.
-                cancelled = workers.heartbeat(conn, worker_id=worker_id, ids=self._held())
+                with self._limited(self._plan.patience) as conn:
+                    cancelled = workers.heartbeat(conn, worker_id=worker_id, ids=self._held())
             except psycopg.Error as exc:
                 if not is_unknown_worker(exc):
                     raise
@@ -154,19 +173,22 @@ class Keeper:
         self._beat_at = now
         if self._plan.maintain_every and now >= self._maintain_at:
             self._maintain_at = now + self._plan.maintain_every * random.uniform(0.75, 1.25)
-            self._maintain(conn)
+            self._maintain()
 
-    def _maintain(self, conn: psycopg.Connection[Any]) -> None:
+    def _maintain(self) -> None:
         """Part by part, each in a transaction of its own; short, or not at all: the next sign of life must
         not be late.
         """
-        longest = timedelta(seconds=max(1.0, self._plan.lease / 3))
+        longest = timedelta(seconds=self._plan.patience)
         until = time.monotonic() + longest.total_seconds()
-        for part in workers.upkeep_parts(conn):
+        with self._limited(self._plan.patience) as conn:
+            parts = workers.upkeep_parts(conn)
+        for part in parts:
             if time.monotonic() > until:
                 return
             try:
-                with conn.transaction():
+                # A server that is there ends the part by itself.
+                with self._limited(self._plan.patience + 2.0) as conn, conn.transaction():
                     # Local to the transaction, so it works behind a pooler too.
                     conn.execute("set transaction isolation level read committed")
                     conn.execute(
@@ -226,13 +248,13 @@ class Keeper:
         back without burning one. The loop learns of it when it moves again.
         """
         try:
-            conn = self._connected()
-            for call in self._last_words(dead):
-                with contextlib.suppress(psycopg.DataError):  # a result that the database refuses
-                    driver.run(conn, call)
-            for worker_id in self._worker_ids():
-                workers.retire_worker(conn, worker_id=worker_id)
-                self._lost(worker_id)
+            with self._limited(self._plan.patience) as conn:
+                for call in self._last_words(dead):
+                    with contextlib.suppress(psycopg.DataError):  # a result that the database refuses
+                        driver.run(conn, call)
+                for worker_id in self._worker_ids():
+                    workers.retire_worker(conn, worker_id=worker_id)
+                    self._lost(worker_id)
             self._disowned = True
         except FAILURES:
             if dead:  # tried again, but for a sign of life

@@ -8,9 +8,10 @@ without LISTEN when it does not hear it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 import psycopg
@@ -18,14 +19,17 @@ from psycopg import sql
 
 from fairq.dsn import describe
 from fairq.worker import plan
-from fairq.worker.connect import FAILURES, explain
+from fairq.worker.connect import FAILURES, explain, hang_up
 
 __all__ = ["CHANNEL", "TEST_SECONDS", "Listener"]
 
 log = logging.getLogger("fairq.worker")
 
 CHANNEL: Final = "fairq"
+# Who has heard nothing for so long asks whether anybody is there.
+ASK_SECONDS: Final = 30.0
 TEST_SECONDS: Final = 3.0
+CLOSE_SECONDS: Final = 1.0
 # A pooler hands out the session used last first, mostly.
 UNLISTEN_TRIES: Final = 20
 
@@ -48,6 +52,7 @@ class Listener:
         proven: Callable[[], None],
         first_pause: float,
         longest_pause: float,
+        patience: float,
     ) -> None:
         self.connected = asyncio.Event()
         self.settled = asyncio.Event()
@@ -59,6 +64,7 @@ class Listener:
         self._answered = answered
         self._proven = proven
         self._pauses = (first_pause, longest_pause)
+        self._patience = patience
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -71,7 +77,7 @@ class Listener:
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])  # whatever became of it: others have to be closed, too
+            await asyncio.wait([self._task], timeout=CLOSE_SECONDS)  # others have to be closed, too
             self._task = None
 
     async def _run(self) -> None:
@@ -80,21 +86,27 @@ class Listener:
             try:
                 async with await _connect(self._conninfo) as conn:
                     if not proven:
-                        proven = await self._hears(conn)
+                        with self._limited(conn, 2 * TEST_SECONDS):
+                            proven = await self._hears(conn)
                         if not proven:
                             self.settled.set()
                             return
                         self._proven()
-                    await conn.execute(sql.SQL("listen {}").format(sql.Identifier(CHANNEL)))
+                    with self._limited(conn):
+                        await conn.execute(sql.SQL("listen {}").format(sql.Identifier(CHANNEL)))
                     failures = 0
                     self.connected.set()
                     self.settled.set()
                     self._answered()
                     # What was announced while nobody listened is found by looking.
                     self._rung()
-                    async for notice in conn.notifies():
-                        if notice.payload in self._queues:
-                            self._rung()
+                    while True:
+                        async for notice in conn.notifies(timeout=ASK_SECONDS):
+                            if notice.payload in self._queues:
+                                self._rung()
+                        # A server that hangs is as silent as an idle queue.
+                        with self._limited(conn):
+                            await conn.execute("select")
             except FAILURES as exc:
                 failures += 1
                 log.warning(
@@ -105,6 +117,15 @@ class Listener:
             finally:
                 self.connected.clear()
             await asyncio.sleep(plan.retry_delay(failures, *self._pauses))
+
+    @contextlib.contextmanager
+    def _limited(self, conn: Conn, more: float = 0.0) -> Iterator[None]:
+        """Within, who waits in vain for an answer gets an error."""
+        timer = asyncio.get_running_loop().call_later(self._patience + more, hang_up, conn)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def _hears(self, conn: Conn) -> bool:
         """Whether a notice arrives. If not, LISTEN is taken back: whoever had that session of the pooler next

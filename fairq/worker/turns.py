@@ -167,7 +167,8 @@ class Turns:
         for entry in turn.reports:
             held.reports.pop(entry.row.id, None)
         try:
-            await self._send(await self._database.connected(), turn)
+            async with self._database.answering() as conn:
+                await self._send(conn, turn)
         except BaseException as exc:
             held.ends = turn.ends + held.ends
             held.releases = turn.releases + held.releases
@@ -310,7 +311,8 @@ class Turns:
             while pending:
                 batch = pending[-1]
                 try:
-                    await self._send(await self._database.connected(), Turn(ends=list(batch)))
+                    async with self._database.answering() as conn:
+                        await self._send(conn, Turn(ends=list(batch)))
                     pending.pop()
                 except REFUSALS as exc:
                     innocent = batch[0].before

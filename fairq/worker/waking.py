@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fairq.dsn import resolve
 from fairq.worker import plan
-from fairq.worker.config import Settings, poll_interval
+from fairq.worker.config import Settings, limits, poll_interval
 from fairq.worker.connect import conninfo
 from fairq.worker.database import Database
 from fairq.worker.listen import TEST_SECONDS, Listener
@@ -127,6 +127,7 @@ class Waking:
             proven=lambda: None if settings.listen_dsn else self._database.prepare_statements(),
             first_pause=settings.db_retry_initial_ms / 1000,
             longest_pause=settings.db_retry_max_ms / 1000,
+            patience=limits(settings).patience,
         )
         listener.start()
         self._listener = listener

@@ -326,9 +326,7 @@ def test_a_standby_is_not_taken_for_a_primary(own_server: embedded.Server) -> No
 
 
 def test_a_worker_whose_database_hangs_can_be_ended(own_server: embedded.Server) -> None:
-    """S26: the backend of the turns is frozen in the middle; the keeper gives the tasks back and ends the
-    process.
-    """
+    """S26: the backend of the turns is frozen in the middle; the tasks go back on another connection."""
     dsn = own_server.dsn("fairq")
     with own_desk(own_server) as desk, work_process(dsn, "--grace", "0", "--no-listen", "-c", "1") as worker:
         worker.wait_for("slot")
@@ -338,7 +336,7 @@ def test_a_worker_whose_database_hangs_can_be_ended(own_server: embedded.Server)
         os.kill(backend[0], signal.SIGSTOP)
         try:
             worker.send(signal.SIGTERM)
-            assert worker.wait() == 1
+            assert worker.wait() == 0, worker.output
             left = desk.rows("select state, max_attempts - attempt from fairq.live_tasks")
             assert left == [("overflow", 5)]
         finally:
@@ -467,3 +465,54 @@ def test_who_is_to_end_gives_up_a_start_that_cannot_succeed(
         assert worker.wait() == 3, worker.output
     assert f'"{next(iter(wrong.values()))}" does not exist' in worker.output
     assert len(lines_of(worker, "failed to start")) == 5
+
+
+# --- A server that accepts and never answers -------------------------------------------------------
+
+
+def test_who_waits_in_vain_hangs_up_and_tries_again(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """HR18: no byte comes through, and no error either. With a lease of 3 s, patience lasts for two."""
+    with proxy(desk.dsn) as network, worker_thread(app, network.dsn, lease=3.0):
+        desk.enqueue("nothing")
+        desk.wait_until(lambda: desk.live == 0, "it works")
+        network.freeze()
+        ids = desk.enqueue_many("nothing", 5)
+        for says in ("no answer from the database", "no answer to the keeper"):
+            desk.wait_until(lambda says=says: says in caplog.text, says)  # type: ignore[misc]
+        network.mend()
+        desk.wait_until(lambda: desk.live == 0, "it works again")
+        assert {desk.end(id)[0] for id in ids} == {"succeeded"}
+
+
+def test_a_worker_in_a_black_hole_ends_within_its_grace(desk: Desk) -> None:
+    """S26: and by itself. What it could not give back is lost with its lease."""
+    with proxy(desk.dsn) as network, work_process(network.dsn, "--grace", "3") as worker:
+        worker.wait_for("slot")
+        network.freeze()
+        desk.enqueue("nothing")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0, worker.output
+        assert worker.says("no answer from the database for"), worker.output
+
+
+def test_no_turn_is_left_to_a_server_that_waits_for_a_lock(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D24: it would pop for nobody when it gets the lock. The server stops it, which is an answer."""
+    caplog.set_level(logging.INFO, "fairq.worker")
+    with (
+        psycopg.connect(desk.dsn) as migration,
+        worker_thread(app, desk.dsn, **HOURS | {"lease": 3.0, "breaker_cooldown_ms": 1_000}),
+    ):
+        desk.wait_until(lambda: desk.workers == 1, "the worker is there")
+        migration.execute("lock table fairq.tasks, fairq.ticks in access exclusive mode")
+        desk.wait_until(lambda: "1 times in a row: canceling" in caplog.text, "a turn is stopped")
+        waiting = (
+            "select count(*) from pg_stat_activity where application_name = 'fairq worker'"
+            " and datname = current_database()"
+        )
+        assert desk.one(waiting) == 1
+        migration.rollback()
+        desk.enqueue("nothing")
+        desk.wait_until(lambda: desk.live == 0, "it works again")
+    assert "circuit" not in caplog.text
