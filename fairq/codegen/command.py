@@ -56,8 +56,8 @@ def gen(config_path: Path | None, out: Path | None, check: bool, dsn: str | None
 
     \b
     fairq gen                        write what sqlc.yaml here describes
-    fairq gen --check                is everything committed that would be written? (for CI)
-    fairq gen --dsn postgresql://me@host/shop --existing    for a database that no files describe
+    fairq gen --check                is all of it committed? (for CI)
+    fairq gen --dsn postgresql://me@host/shop --existing
     """
     try:
         path = config_path or config.find(Path.cwd())

@@ -96,7 +96,8 @@ def doctor(max_wait: timedelta | None) -> None:
 
     \b
     fairq doctor
-    fairq doctor --max-wait 10m --json | jq '.findings[] | select(.verdict == "wrong")'
+    fairq doctor --max-wait 10m              a task may not wait any longer
+    fairq doctor --json | jq '.findings[] | select(.verdict != "ok")'
     """
     where = resolve(named_dsn())
     found = [*examine(where, max_wait)]

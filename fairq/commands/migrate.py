@@ -61,7 +61,7 @@ def migrate(to: str, check: bool, as_sql: bool, lock_timeout: float, patience: f
     fairq migrate                    to the newest revision
     fairq migrate --check            is there something to do? (for health checks)
     fairq migrate --sql | psql       the same as plain SQL
-    fairq migrate --to base          take fairq out again; refused while there are tasks
+    fairq migrate --to base          take it out; refused while there are tasks
     """
     if check and as_sql:
         raise click.UsageError("--check asks a database and --sql needs none: use one of them.")

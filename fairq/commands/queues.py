@@ -148,9 +148,9 @@ def set_queue(name: str, **options: Any) -> None:
 
     \b
     fairq queues set docs --max-attempts 3 --retry-base 5s --retry-cap 1h
-    fairq queues set docs --group-max-running 2          no tenant runs more than two at once
+    fairq queues set docs --group-max-running 2      two of each tenant at once
     fairq queues set mail --rate-limit 100 --rate-period 1m
-    fairq queues set mail --reset rate-limit             no limit any more
+    fairq queues set mail --reset rate-limit         no limit any more
     """
     with session() as conn, conn.transaction():
         is_new = not queue_settings(conn, name)
@@ -271,11 +271,11 @@ def set_group(group_key: str, queue: str, **options: Any) -> None:
     effect with the next promotion.
 
     \b
-    fairq groups set bob --weight 3                      three tasks in every round instead of one
+    fairq groups set bob --weight 3                  three in every round, not one
     fairq groups set bob --max-running 5 --queue docs
     fairq groups set bob --rate-limit 10 --rate-period 1m --rate-burst 20
     fairq groups set bob --reset weight --reset rate-limit
-                                                         the queue's own again
+                                                     the queue's own again
     """
     chosen = named(options)
     with session() as conn, conn.transaction():
@@ -345,7 +345,9 @@ def _reset_rate(queue: str, group_key: str | None = None) -> None:
 @command("usage", parent=queues, codes={1: "no such queue"}, rights="fairq_observe")
 @click.argument("name")
 def queue_usage(name: str) -> None:
-    """Show how much of a queue's rate is used, and when the next task may start.
+    """Show how much of a queue's rate is used.
+
+    And when the next task may start.
 
     \b
     fairq queues usage mail
@@ -368,7 +370,9 @@ def reset_queue_rate(name: str) -> None:
 @click.argument("group_key", metavar="GROUP")
 @queue_after
 def group_usage(group_key: str, queue: str) -> None:
-    """Show how much of a group's rate is used, and when its next task may become ready.
+    """Show how much of a group's rate is used.
+
+    And when its next task may become ready.
 
     \b
     fairq groups usage bob

@@ -94,8 +94,8 @@ def enqueue(
     fairq enqueue bob '{"file": "a.pdf"}'
     fairq enqueue bob '{"file": "a.pdf"}' --queue docs --kind parse --run-at +10m
     fairq enqueue --from tasks.jsonl
-    jq -c '{group_key: .owner, payload: .}' files.json | fairq enqueue --from - --kind parse
-    fairq enqueue --from huge.jsonl --commit-each        then, if it stopped: --skip N
+    jq -c '{group_key: .owner, payload: .}' files.json | fairq enqueue --from -
+    fairq enqueue --from huge.jsonl --commit-each    then, if it stopped: --skip N
     """
     options["headers"] = _json_object(options["headers"], "--headers")
     if source is None:
@@ -366,7 +366,7 @@ def retry(ids: tuple[str, ...]) -> None:
 
     \b
     fairq retry 42 43
-    psql -Atc "select id from fairq.finished_tasks where outcome = 'failed'" | fairq retry -
+    psql -Atc "select id from fairq.finished_tasks where ..." | fairq retry -
     """
     with session() as conn, conn.transaction():
         answers = {task_id: queries.retry_task(conn, id=task_id) is True for task_id in task_ids(ids)}
@@ -403,7 +403,8 @@ def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
 
     \b
     fairq result 42
-    id=$(fairq enqueue bob '{"file": "a.pdf"}') && fairq result "$id" --wait --timeout 10m
+    fairq result 42 --wait --timeout 10m
+    id=$(fairq enqueue bob '{"file": "a.pdf"}') && fairq result "$id" --wait
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout belongs to --wait.")

@@ -27,7 +27,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 # Settings that are told as they are: how a value is shown, what it means. The default is the setting's own.
 _TOLD = {
-    "concurrency": ("N", "Slots: tasks at once, in each process. 0: as many as it may use cores."),
+    "concurrency": ("N", "Slots: tasks at once, in each process. 0: one for each core that it may use."),
     "prefetch": ("N", "Claim this many tasks beyond the slots. Needs --claim-lease; excludes a cluster cap."),
     "claim_lease": ("SECONDS", "With --prefetch only: how long a claim keeps a task from others."),
     "max_claim_batch": (
@@ -121,7 +121,7 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often to call fairq.maintain(). 0: never.",
+    help="How often to do maintenance. 0: never.",
 )
 @click.option(
     "--log-level",
@@ -148,11 +148,11 @@ def work(
     the module, MODULE is enough.
 
     \b
-    fairq work myapp.tasks                                   all queues of the app, by turns
-    fairq work myapp.tasks -q mail -q reports -c 20          mail first; 20 tasks at once
-    fairq work myapp.tasks -q mail=3 -q reports=1            three mails for each report
-    fairq work myapp.tasks -p 4                              four processes
-    fairq work myapp.tasks --drain                           until nothing is left
+    fairq work myapp.tasks                           all queues of the app, by turns
+    fairq work myapp.tasks -q mail -q reports -c 20  mail first; 20 tasks at once
+    fairq work myapp.tasks -q mail=3 -q reports=1    three mails for each report
+    fairq work myapp.tasks -p 4                      four processes
+    fairq work myapp.tasks --drain                   until nothing is left
 
     TERM or INT: no new tasks; handlers get the grace time to end; the rest is given back and burns no
     attempt. A second signal, or QUIT: give back everything now.

@@ -42,13 +42,28 @@ PICTURE = Path("demo-output") / "fairness.png"
     json=False,
 )
 @click.option(
-    "--tasks", type=click.IntRange(10, 1_000_000), default=10_000, show_default=True, help="Bob's tasks."
+    "--tasks",
+    type=click.IntRange(10, 1_000_000),
+    default=10_000,
+    show_default=True,
+    metavar="N",
+    help="Bob's tasks.",
 )
 @click.option(
-    "--tenants", type=click.IntRange(2, 1000), default=10, show_default=True, help="Bob and the others."
+    "--tenants",
+    type=click.IntRange(2, 1000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Bob and the others.",
 )
 @click.option(
-    "--slots", type=click.IntRange(1, 1000), default=32, show_default=True, help="Worker slots of each queue."
+    "--slots",
+    type=click.IntRange(1, 1000),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Worker slots of each queue.",
 )
 @click.option(
     "--out",

@@ -52,6 +52,16 @@ def test_python_m_fairq_is_fairq() -> None:
     assert done.stdout.startswith("Usage: fairq ")
 
 
+def test_no_line_of_help_is_wider_than_a_terminal() -> None:
+    """Examples are not wrapped: a terminal would break them in the middle of a word."""
+    group: Any = main
+    for name in set(group.list_commands(click.Context(group))) - {"bench"}:
+        command = group.get_command(click.Context(group), name)
+        for path in ([name], *([name, sub] for sub in getattr(command, "commands", ()))):
+            shown = CliRunner().invoke(main, [*path, "--help"], prog_name="fairq", terminal_width=80).stdout
+            assert [line for line in shown.splitlines() if len(line) > 80] == [], path
+
+
 def test_every_listed_command_has_help_that_says_the_same() -> None:
     group: Any = main
     context = click.Context(main, info_name="fairq")
