@@ -148,7 +148,7 @@ def work(
     the module, MODULE is enough.
 
     \b
-    fairq work myapp.tasks                           all queues of the app, by turns
+    fairq work myapp.tasks                           all queues, by turns
     fairq work myapp.tasks -q mail -q reports -c 20  mail first; 20 tasks at once
     fairq work myapp.tasks -q mail=3 -q reports=1    three mails for each report
     fairq work myapp.tasks -p 4                      four processes
