@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "describe", "outcome_of"]
 
-OutcomeName = Literal["succeeded", "failed", "retry", "cancelled", "expired"]
+OutcomeName = Literal["succeeded", "failed", "retry", "cancelled", "expired", "declined", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ def outcome_of(
     | Cancelled, asyncio.CancelledError        | cancelled                                                   |
     | Fail, NotDecodable, ResultNotEncodable   | failed                                                      |
     | Retry                                    | retry, after its delay, or the task's back-off              |
-    | UnknownTask, FinishLost, no policy given | retry, after the queue's back-off: a newer worker may know  |
+    | UnknownTask                              | declined: another worker may know it; no attempt is burned  |
+    | FinishLost, no policy given              | retry, after the queue's back-off                           |
     | what the task's policy retries           | retry, after the policy's delay                             |
     | anything else                            | failed                                                      |
 
@@ -94,7 +95,9 @@ def outcome_of(
         if delay is None and policy is not None:
             delay = policy.delay(attempt, draw)
         return Outcome("retry", error=error, retry_delay=delay)
-    if policy is None or isinstance(exception, UnknownTask | FinishLost):
+    if isinstance(exception, UnknownTask):
+        return Outcome("declined", error=error)
+    if policy is None or isinstance(exception, FinishLost):
         return Outcome("retry", error=error)
     if policy.retries(exception):
         return Outcome("retry", error=error, retry_delay=policy.delay(attempt, draw))

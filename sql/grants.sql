@@ -42,7 +42,7 @@ grant select on fairq.settings, fairq.queues, fairq.groups, fairq.live_tasks, fa
   fairq.ready, fairq.held, fairq.parked, fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.upkeep_failures
 to fairq_work, fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, scheduled, priority, created_at, run_at, expires_at, cost, attempt, max_attempts,
-  concurrency_key) on fairq.tasks to fairq_work, fairq_observe;
+  spared, losses, concurrency_key) on fairq.tasks to fairq_work, fairq_observe;
 grant select (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at, started_at, finished_at,
   cost, attempt, max_attempts, concurrency_key) on fairq.finished_tasks to fairq_work, fairq_observe;
 grant select (shard_no, task_id, worker_id, started_at, ended_at, attempt, outcome) on fairq.attempts to fairq_work, fairq_observe;

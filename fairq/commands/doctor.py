@@ -160,6 +160,7 @@ def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
         "schema": judge_schema,
         "rights": asks(judge_rights, RIGHTS),
         "workers": asks(judge_workers, QUEUES, WORKERS),
+        "kinds": asks(judge_kinds, KINDS),
         "waiting": asks(judge_waiting, QUEUES, max_wait=max_wait),
         "maintenance": asks(judge_maintenance, MAINTENANCE, FAILURES),
         "history": asks(judge_history, HISTORY),
@@ -168,7 +169,7 @@ def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
         "connections": asks(judge_connections, CONNECTIONS),
         "dead rows": asks(judge_dead_rows, DEAD),
     }
-    of_fairq = {"rights", "workers", "waiting", "maintenance", "history", "dead rows"}
+    of_fairq = {"rights", "workers", "kinds", "waiting", "maintenance", "history", "dead rows"}
     conn = connect(dsn)
     try:
         is_there = True
@@ -417,6 +418,33 @@ def judge_workers(queues: list[Row], workers: list[Row]) -> Finding:
             "When it dies, its tasks run elsewhere after that only. 60 s is the default: fairq work --lease.",
         )
     return ok(text)
+
+
+# Whoever met a task of a kind that he does not know gave it back, to wait for its next time.
+KINDS = """
+select t.queue, t.kind, count(*) as tasks
+from fairq.tasks t
+where t.scheduled and t.spared > 0
+  and (
+    select not bool_or(coalesce(w.kinds ? t.kind, true))
+    from fairq.workers w
+    where w.shard_no = t.shard_no and t.queue = any(w.queues) and w.lost_at is null
+  )
+group by t.queue, t.kind
+order by t.queue, t.kind
+"""
+
+
+def judge_kinds(found: list[Row]) -> Finding:
+    if not found:
+        return ok("no worker gave back a kind that nobody knows")
+    names = _names([f"{each['kind']} ({each['queue']})" for each in found])
+    tasks = count(sum(each["tasks"] for each in found), "task is", "tasks are")
+    remedy = (
+        "They burn no attempt, and wait for a worker that knows them. Is it one of an older version, or of"
+        " another app on this queue? Start the right one, or give each app queues of its own."
+    )
+    return wrong(f"{tasks} of a kind that no live worker knows: {names}", remedy)
 
 
 def _names(names: list[str]) -> str:

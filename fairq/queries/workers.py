@@ -16,7 +16,8 @@ select fairq.register_worker(
   p_name => $1::text,
   p_queues => $2::text[],
   p_slots => $3::integer,
-  p_lease => $4::interval
+  p_lease => $4::interval,
+  p_kinds => $5::jsonb
 )::bigint as worker_id""",
     driver.scalar(),
 )
@@ -26,6 +27,7 @@ def register_worker(
     queues: Sequence[str | None],
     slots: int,
     lease: datetime.timedelta,
+    kinds: str | None = None,
 ) -> driver.Params:
     """Registers a worker and returns its id."""
     return (
@@ -33,6 +35,7 @@ def register_worker(
         driver.Typed(queues, 1009),
         driver.Int4(slots),
         lease,
+        driver.maybe(driver.jsonb_text, kinds),
     )
 
 
@@ -64,13 +67,16 @@ class TurnRow:
     timeout: datetime.timedelta | None
     headers: str | None
     payload: str
+    spared: int | None
+    losses: int | None
 
 
 @driver.Statement[list[TurnRow]](
     "many",
     """-- name: Turn :many
 select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
-  case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload
+  case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload,
+  t.spared, t.losses
 from fairq.turn(
   p_worker_id => $1::bigint,
   p_queues => $2::text[],

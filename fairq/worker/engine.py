@@ -74,7 +74,7 @@ class Engine:
             wake=self.waking.wake.set,
             stuck=self._stuck,
         )
-        self.membership = Membership(settings, queues, slots, self.held)
+        self.membership = Membership(app, settings, queues, slots, self.held)
         self.turns = Turns(settings, queues, self.database, self.held, self.membership, self.waking)
         self.keeper: Keeper | None = None
 

@@ -29,7 +29,17 @@ from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, outcome_of
 from fairq.task import Task
 
-__all__ = ["RELEASE", "RUNNING", "SUCCEEDED", "Entry", "Loopside", "Threads", "conclude", "whereabouts"]
+__all__ = [
+    "INTERRUPTED",
+    "RELEASE",
+    "RUNNING",
+    "SUCCEEDED",
+    "Entry",
+    "Loopside",
+    "Threads",
+    "conclude",
+    "whereabouts",
+]
 
 log = logging.getLogger("fairq.worker")
 
@@ -37,8 +47,9 @@ Stop = Literal["cancelled", "timeout", "shutdown"]
 Kind = Task[Any, ..., Any]
 
 SUCCEEDED: Final = Outcome("succeeded")
-# Told apart by identity: the attempt is given back, not ended.
+# Told apart by identity: the attempt is given back, not ended, for it never began.
 RELEASE: Final = Outcome("retry")
+INTERRUPTED: Final = Outcome("interrupted")
 # A message to PostgreSQL has its limits; a result is no place for files.
 LONGEST_RESULT: Final = 64 * 1024 * 1024
 # How long the coroutine that runs ready handlers keeps the loop before others get their turn.
@@ -134,7 +145,7 @@ def conclude(entry: Entry, exception: BaseException | None, result: Any) -> Outc
         )
     heeded = isinstance(exception, asyncio.CancelledError | Cancelled)
     if entry.stop == "shutdown" and heeded:
-        return RELEASE
+        return RELEASE if entry.begun_at is None else INTERRUPTED
     if entry.stop == "timeout" and (heeded or isinstance(exception, TimeoutError)):
         exception = timed_out(entry)
     elif entry.stop == "cancelled":

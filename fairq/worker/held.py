@@ -12,16 +12,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from fairq.app import App
 from fairq.context import Context, is_last_attempt
-from fairq.errors import FairqError, FinishLost, ResultNotEncodable, TaskTimeout
+from fairq.errors import Fail, FairqError, FinishLost, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, describe, outcome_of
 from fairq.queries.workers import TurnRow
 from fairq.worker.connect import explain
 from fairq.worker.handlers import (
+    INTERRUPTED,
     RELEASE,
     RUNNING,
     Entry,
@@ -32,6 +34,7 @@ from fairq.worker.handlers import (
     timed_out,
     whereabouts,
 )
+from fairq.worker.solo import Solo
 from fairq.worker.turn import End, timedelta_of
 
 __all__ = ["Held", "convicted", "tell_to_stop"]
@@ -40,6 +43,10 @@ log = logging.getLogger("fairq.worker")
 
 # When to look again whether a handler's own transaction ended its task.
 CHECK_AGAIN_AFTER: Final = (0.2, 10.0)
+SUSPECTED: Final = Outcome(
+    "declined",
+    error='{"code": "suspected", "message": "lost with a worker before; here it could not run alone"}',
+)
 
 
 def tell_to_stop(entry: Entry, why: Any) -> None:
@@ -84,6 +91,7 @@ class Held:
         self.by_id: dict[int, Entry] = {}
         self.doubles: set[Entry] = set()
         self.claimed: deque[Entry] = deque()
+        self.solo = Solo()
         self.overdue = 0
         self.abandoned = 0
         # Ended and not written.
@@ -94,6 +102,7 @@ class Held:
         self.reports: dict[int, Entry] = {}
         self._app = app
         self._kinds = dict(app.tasks)
+        self._strangers: set[str] = set()
         self._slots = slots
         self._loop = loop
         self._hanging_after = hanging_after
@@ -117,7 +126,12 @@ class Held:
     @property
     def waiting(self) -> int:
         """How many have not begun."""
-        return len(self.claimed) + len(self.loopside)
+        return len(self.claimed) + len(self.loopside) + len(self.solo.waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """How many would be lost with this process; one that hangs has had its attempt."""
+        return self.taken - self.overdue - len(self.claimed) - len(self.solo.waiting)
 
     @property
     def unwritten(self) -> bool:
@@ -136,17 +150,36 @@ class Held:
     def take_in(self, rows: Iterable[TurnRow], worker_id: int, claimed_until: float | None) -> None:
         """What was popped. With `claimed_until` it waits to be started, else it begins."""
         by_id, kinds = self.by_id, self._kinds
+        suspects: list[Entry] = []
         for row in rows:
             entry = Entry(row, worker_id, kinds.get(row.kind))
             older = by_id.get(row.id)
             if older is not None:
                 self.doubles.add(older)
             by_id[row.id] = entry
-            if claimed_until is None:
+            if row.losses is not None:
+                suspects.append(entry)
+            elif claimed_until is None:
                 self.begin(entry)
             else:
                 entry.claimed_until = claimed_until
                 self.claimed.append(entry)
+        if suspects or self.solo.waiting:
+            for entry in self.solo.admit(suspects, time.monotonic(), self.in_flight - len(suspects)):
+                self._decline(entry)
+
+    def _decline(self, entry: Entry) -> None:
+        """One that ought to run alone, and cannot here and now."""
+        self._let_go(entry)
+        self._write_down(entry, SUSPECTED)
+
+    def to_start_alone(self) -> Entry | None:
+        return self.solo.next(time.monotonic(), self.in_flight)
+
+    def give_suspects_back(self) -> None:
+        """Those that the others let wait for too long."""
+        for entry in self.solo.give_up(time.monotonic()):
+            self._decline(entry)
 
     def drop_late_claims(self, now: float) -> None:
         """Those whose claim is over: others may have them."""
@@ -154,13 +187,17 @@ class Held:
             self._let_go(self.claimed.popleft())
 
     def drop_claims(self) -> None:
-        for entry in self.claimed:
+        for entry in [*self.claimed, *self.solo.waiting]:
             self._let_go(entry)
         self.claimed.clear()
 
     def started(self, entry: Entry, *, ours: bool) -> None:
         """A claimed task was to be started; is it still ours?"""
-        self.claimed.remove(entry)
+        if entry in self.claimed:
+            self.claimed.remove(entry)
+        elif ours:
+            log.info("%r was lost with its worker before: it runs alone", entry, extra=entry.facts("alone"))
+            self.solo.begin(entry)
         if ours:
             self.begin(entry)
         else:
@@ -180,9 +217,20 @@ class Held:
             try:
                 task = self._app[entry.row.kind]
             except FairqError as exc:
+                if entry.row.kind not in self._strangers:
+                    self._strangers.add(entry.row.kind)
+                    text = "%s; its tasks are given back, and the pauses grow (said once)"
+                    log.warning(text, exc, extra=entry.facts("unknown_kind"))
                 self._ended(entry, exc, None)
                 return
             entry.task = task  # declared after the worker started
+        row, most = entry.row, task.options.get("max_attempts")
+        if most is not None and row.max_attempts - (row.spared or 0) > most:
+            row = entry.row = replace(row, max_attempts=most + (row.spared or 0))
+            if row.attempt > row.max_attempts:
+                used_up = Fail(f"it has had the {most} attempts that its handler declares now")
+                self._ended(entry, used_up, None)
+                return
         if task.wants_context:
             try:
                 ctx = entry.ctx = Context.of(entry.row, entry.worker_id, self.progressed)
@@ -253,6 +301,7 @@ class Held:
         else:
             self.doubles.discard(entry)
         self.reports.pop(entry.row.id, None)
+        self.solo.drop(entry, time.monotonic())
 
     def checked(self, entries: Sequence[Entry], ids: list[int]) -> None:
         """Attempts that their handlers ended themselves: one that is still ours was rolled back."""
@@ -283,8 +332,9 @@ class Held:
             entry = self.by_id.get(id)
             if entry is None or entry.stop is not None:
                 continue
-            if entry in self.claimed:
-                self.claimed.remove(entry)
+            if entry in self.claimed or entry in self.solo.waiting:
+                if entry in self.claimed:
+                    self.claimed.remove(entry)
                 self._let_go(entry)
                 self._write_down(entry, Outcome("cancelled"))
                 continue
@@ -336,7 +386,7 @@ class Held:
 
     def release_waiting(self) -> None:
         """What has not begun goes back in line."""
-        for entry in (*self.claimed, *self.loopside.take_back()):
+        for entry in (*self.claimed, *self.solo.waiting, *self.loopside.take_back()):
             self._let_go(entry)
             if entry.timer is not None:
                 entry.timer.cancel()
@@ -355,7 +405,7 @@ class Held:
             if entry.overdue:
                 self.ends.append(self._out_of_time(entry, timed_out(entry)))
             else:
-                self.releases.append(entry)
+                self._write_down(entry, RELEASE if entry.begun_at is None else INTERRUPTED)
 
 
 def _account(judge: Callable[[], Outcome]) -> Outcome:
@@ -374,9 +424,15 @@ def _log_end(entry: Entry, exception: BaseException | None, outcome: Outcome) ->
     name, what_next = outcome.outcome, ""
     if name == "succeeded" and not log.isEnabledFor(logging.DEBUG):
         return
+    row = entry.row
+    tried_only_once = row.max_attempts - (row.spared or 0) == 1
     if outcome is RELEASE:
         level, action, text = logging.DEBUG, "task_released", "was given back"
-    elif name == "failed" or (name == "retry" and is_last_attempt(entry.row)):
+    elif (
+        name == "failed"
+        or (name == "retry" and is_last_attempt(row))
+        or (name == "interrupted" and tried_only_once)
+    ):
         level, action, text = logging.ERROR, "task_failed", "failed for good"
     elif name == "retry":
         delay = outcome.retry_delay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import psycopg
 
+from fairq.app import App
 from fairq.errors import ConfigurationError
 from fairq.queries import workers
 from fairq.worker.config import Settings
@@ -27,9 +29,10 @@ RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
 class Membership:
     """`worker_id` is None before the first registration, and after the database has given us up."""
 
-    def __init__(self, settings: Settings, queues: tuple[str, ...], slots: int, held: Held) -> None:
+    def __init__(self, app: App, settings: Settings, queues: tuple[str, ...], slots: int, held: Held) -> None:
         self.worker_id: int | None = None
         self.reconcile_at: list[float] = []
+        self._app = app
         self._settings = settings
         self._queues = queues
         self._slots = slots
@@ -57,6 +60,7 @@ class Membership:
                 queues=self._queues,
                 slots=self._slots,
                 lease=timedelta(seconds=settings.lease),
+                kinds=json.dumps({task.kind: task.options.get("max_attempts") for task in self._app}),
             )
             log.debug(
                 "registered as worker %d",
@@ -113,6 +117,6 @@ class Membership:
             await workers.release_tasks(conn, worker_id=self.worker_id, ids=ids, attempts=attempts)
         # A start whose answer never came: it happened, or it did not.
         running = {row.id for row in rows if row.state == "running"}
-        for entry in [each for each in held.claimed if each.row.id in running]:
+        for entry in [each for each in (*held.claimed, *held.solo.waiting) if each.row.id in running]:
             held.started(entry, ours=True)
         held.loopside.go()

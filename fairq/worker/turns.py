@@ -111,15 +111,23 @@ class Turns:
     def next(self) -> Turn:
         now = time.monotonic()
         held, lookout = self._held, self._waking.lookout
+        held.give_suspects_back()
         turn = self.to_write()
         room = 0
         if not (self._apart and turn):
             room = plan.pop_limit(self.limits, held=held.taken, waiting=held.waiting)
         if self._settings.mode == "once" and lookout.looked:
             room = 0
+            held.solo.nobody_else_comes(now)
+        alone = held.solo.keeps_others_out(now)
+        if alone:
+            room = 0
         if room and (lookout.hungry or now >= lookout.look_at or turn.ends or turn.releases):
             turn.pop = room
-        if held.claimed:
+        if alone:
+            suspect = held.to_start_alone()
+            turn.starts = [] if suspect is None else [suspect]
+        elif held.claimed:
             turn.starts = self._startable(now)
         if held.reports and now >= self._report_at:
             turn.reports = list(held.reports.values())
@@ -145,7 +153,10 @@ class Turns:
         times += self._membership.reconcile_at[:1]
         if held.later_checks:
             times.append(held.later_checks[0][0])
-        room = held.taken < self.limits.slots + self.limits.prefetch
+        gives_up_at = held.solo.gives_up_at
+        if gives_up_at is not None:
+            times.append(gives_up_at)
+        room = held.taken < self.limits.slots + self.limits.prefetch and not held.solo.keeps_others_out(now)
         return max(0.001, min(times if room else times[1:] or [now + 3600.0]) - now)
 
     def last_words(self, dead: bool) -> list[driver.Call[Any]]:

@@ -1,5 +1,6 @@
 -- Ends attempts, as their holder saw them end, in batches. Outcomes: succeeded; failed (for good); retry (again after a back-off while
--- attempts are left, else failed); cancelled; expired. Null arrays mean: all succeeded, no result, no error, the queue's back-off.
+-- attempts are left, else failed); cancelled; expired; and two that burn no attempt: declined (this worker cannot run it: others may, after a pause that
+-- doubles each time) and interrupted (it began, and the worker ends: back in line, but one that may be tried only once failed). Null arrays mean: all succeeded, no result, no error, the queue's back-off.
 -- Returns the ids that were accepted. A missing one was not this worker's any more, in this attempt: nothing of it was changed (I10).
 -- Raises QF011 arrays of different length, QF012 unknown outcome.
 -- Locks: held, the rows named, in the order of their ids; no row that others share.
@@ -25,12 +26,12 @@ begin
     raise exception 'worker % finishes % tasks with arrays of other lengths', coalesce(p_worker_id::text, 'null'), v_count
       using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
   end if;
-  if not p_outcomes <@ array['succeeded', 'failed', 'retry', 'cancelled', 'expired'] then
+  if not p_outcomes <@ array['succeeded', 'failed', 'retry', 'cancelled', 'expired', 'declined', 'interrupted'] then
     select o.outcome into v_unknown
     from unnest(p_outcomes) o(outcome)
-    where o.outcome is null or o.outcome not in ('succeeded', 'failed', 'retry', 'cancelled', 'expired');
+    where o.outcome is null or o.outcome not in ('succeeded', 'failed', 'retry', 'cancelled', 'expired', 'declined', 'interrupted');
     raise exception 'worker % finishes a task with the unknown outcome "%"', coalesce(p_worker_id::text, 'null'), coalesce(left(v_unknown, 60), 'null')
-      using errcode = 'QF012', hint = 'Use succeeded, failed, retry, cancelled or expired.';
+      using errcode = 'QF012', hint = 'Use succeeded, failed, retry, cancelled, expired, declined or interrupted.';
   end if;
 
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop

@@ -88,8 +88,8 @@ end;
 $$;
 
 -- Tasks that did not end stand in line again, or wait for their back-off, and ring. Their attempt is noted, and its number is not given out again: worker and
--- attempt are the fencing token, and the same worker may take the task again while a message about the first time is still under way (I10). One that was
--- given back may have one more. The ring that told of a wish to cancel was heard while the task was held, so it is rung again.
+-- attempt are the fencing token, and the same worker may take the task again while a message about the first time is still under way (I10). Only one that
+-- is tried again after a failure has used it up: for each that was given back, or lost, it may have one more. The ring that told of a wish to cancel was heard while the task was held, so it is rung again.
 create function fairq._come_back(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
 language plpgsql rows 100 set search_path = pg_catalog, pg_temp as $$
 declare
@@ -97,10 +97,13 @@ declare
 begin
   with back as (
     update fairq.tasks b
-    set scheduled = t.outcome = 'retry' and t.run_at > p_now,
+    set scheduled = coalesce(t.run_at > p_now, false),
       run_at = coalesce(t.run_at, b.run_at),
       attempt = t.attempt,
-      max_attempts = b.max_attempts + case when t.outcome in ('released', 'lease_expired') then 1 else 0 end
+      max_attempts = b.max_attempts + case when t.outcome <> 'retry' then 1 else 0 end,
+      spared = case when t.outcome <> 'retry' then coalesce(b.spared, 0) + 1 else b.spared end,
+      -- One that ended an attempt by itself is suspected no more.
+      losses = case t.outcome when 'worker_lost' then coalesce(b.losses, 0) + 1 when 'retry' then null else b.losses end
     from unnest(p_tasks) t
     where b.shard_no = p_shard_no
       and b.ctid = t.body
@@ -145,7 +148,9 @@ create function fairq._find_held(
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return (
-    select array_agg((b.id, b.ctid, h.ctid, null, null, f.outcome not in ('retry', 'released', 'lease_expired', 'worker_lost'), f.outcome, i.result, i.error,
+    select array_agg((b.id, b.ctid, h.ctid, null, null, f.outcome not in ('retry', 'released', 'declined', 'lease_expired', 'worker_lost'), f.outcome,
+      i.result,
+      coalesce(i.error, case when i.outcome = 'interrupted' and f.outcome = 'failed' then '{"code": "interrupted", "message": "its worker ended while it ran"}'::jsonb end),
       r.run_at, h.attempt, h.worker_id, h.started_at, h.charge, h.meters, h.counted, h.keyed)::fairq.leaving)
     from (
       select distinct on (u.id, u.attempt) u.id, u.attempt, coalesce(u.outcome, p_outcome) as outcome, u.result, coalesce(u.error, p_error) as error,
@@ -159,12 +164,12 @@ begin
       from fairq.held k
       where k.shard_no = p_shard_no and k.id = i.id and k.worker_id = p_worker_id
         and (p_attempts is null or k.attempt = i.attempt)
-        and (k.started_at is not null or p_outcome <> 'succeeded')
+        and (k.started_at is not null or p_outcome <> 'succeeded' or i.outcome in ('cancelled', 'declined', 'interrupted'))
       for update
       offset 0
     ) h
     cross join lateral (
-      select t.id, t.ctid, t.queue, t.max_attempts, t.expires_at
+      select t.id, t.ctid, t.queue, t.kind, t.max_attempts, coalesce(t.spared, 0) as spared, t.losses, t.expires_at
       from fairq.tasks t
       where t.shard_no = p_shard_no and t.id = i.id
       offset 0
@@ -172,10 +177,20 @@ begin
     cross join lateral (
       -- Doubled each time, capped, 25 percent of jitter both ways; in seconds: 2^30 times a base of days would overflow an interval. A pause that the worker
       -- asks for is taken as it is; an absurd one is as long as the longest: refusing it would refuse the whole batch.
+      -- One that a worker declined pauses for a second, doubled each time it was spared, five minutes at most: about as long as it has waited already. Two
+      -- seconds, where a worker that knows its kind is there and only met it later than another did.
       select case
+        when i.outcome = 'declined' then p_now + least(power(2, least(b.spared, 30)), case
+          when b.losses is null and exists (
+            select
+            from fairq.workers w
+            where w.shard_no = p_shard_no and b.queue = any(w.queues) and w.kinds ? b.kind and w.lost_at is null
+          ) then 2
+          else 300
+        end) * (0.75 + random() / 2) * interval '1 second'
         when i.outcome = 'retry' then p_now + coalesce(
           case when fairq._is_span(i.retry_delay, '366 days') then i.retry_delay when i.retry_delay > interval '0' then interval '366 days' end, (
-          select least(extract(epoch from q.retry_cap), extract(epoch from q.retry_base) * power(2, least(h.attempt - 1, 30)))::double precision
+          select least(extract(epoch from q.retry_cap), extract(epoch from q.retry_base) * power(2, least(h.attempt - b.spared - 1, 30)))::double precision
             * (0.75 + random() / 2) * interval '1 second'
           from fairq.queues q
           where q.queue = b.queue
@@ -184,11 +199,23 @@ begin
       offset 0
     ) r
     cross join lateral (
-      -- No attempt is left, or the next one would come after the deadline. An attempt that never started was not lost.
+      -- How many attempts it may have that count: as asked when it was created, or fewer by what its worker declares now.
       select case
-        when i.outcome = 'retry' and (h.attempt >= b.max_attempts or r.run_at >= b.expires_at) then 'failed'
+        when i.outcome in ('retry', 'interrupted', 'worker_lost') then least(b.max_attempts - b.spared, (
+          select (w.kinds ->> b.kind)::integer from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id
+        ))
+      end as attempts
+      offset 0
+    ) m
+    cross join lateral (
+      -- No attempt is left, or the next one would come after the deadline. An attempt that never started was not lost. A lost one is no failure of the task:
+      -- perhaps it was a neighbor's; but whoever loses three workers in a row is the culprit, and what may be tried only once was tried.
+      select case
+        when i.outcome = 'retry' and (h.attempt - b.spared >= m.attempts or r.run_at >= b.expires_at) then 'failed'
         when i.outcome = 'worker_lost' and h.started_at is null then 'lease_expired'
-        when i.outcome = 'worker_lost' and h.attempt >= b.max_attempts then 'failed'
+        when i.outcome = 'worker_lost' and (b.losses >= 2 or m.attempts = 1) then 'failed'
+        when i.outcome = 'interrupted' and h.started_at is not null and m.attempts = 1 then 'failed'
+        when i.outcome = 'interrupted' then 'released'
         else i.outcome
       end as outcome
       offset 0

@@ -1,4 +1,4 @@
--- A worker leaves in good order: what it still holds goes back in line without burning an attempt.
+-- A worker leaves in good order: what it still holds goes back in line without burning an attempt, but for what may be tried only once, and perhaps began.
 -- Unknown workers are ignored: retiring twice does no harm.
 -- Locks: the worker's row, waits for a pop of its to end; held, waits for a finish to end.
 create function fairq.retire_worker(p_worker_id bigint) returns void
@@ -15,7 +15,7 @@ begin
     -- What is being finished right now is waited for: should that roll back, nobody would know the worker any more that holds it.
     perform fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, array(
       select h.id from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.id for update
-    ), null, fairq._now(), 'released'), fairq._now());
+    ), null, fairq._now(), 'interrupted'), fairq._now());
     delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
     delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
   end loop;

@@ -19,9 +19,9 @@ begin
       returning f.*
     )
     insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, cost, attempt, max_attempts,
-      timeout, idempotency_key, concurrency_key, headers, payload)
+      timeout, idempotency_key, concurrency_key, headers, payload, spared)
     select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, e.priority, e.created_at, v_now, e.cost, e.attempt,
-      greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload
+      greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, e.attempt
     from ended e
     returning t.shard_no, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key into v_task;
     if found then

@@ -1,13 +1,16 @@
 -- Takes the next tasks of a queue in served order and hands them to a worker, which finishes, releases or loses each of them. Alone enough for a
 -- consumer in any language: it promotes by itself when it has to.
 -- With p_claim_lease the tasks are claimed, not running: they must be started (start_tasks) before the lease ends, or others get them.
+-- With p_isolate tasks that were lost with a worker before (losses) are only claimed, and no lease ends that claim: they must be started, each with nothing
+-- else in flight at the worker. Without it they are handed out as others; who pops should run them alone.
 -- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
 -- Returns the tasks, at most p_limit, in served order; no row when there is nothing to do, and then nothing was written.
 -- Raises QF003 unknown queue, 42501 the queue or the worker is another role's, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease, QF015 claim leases under a cap of
 -- the cluster.
 -- Locks: the meters of the queue where there are any; then as _take. Commit before working on the tasks.
 create function fairq.pop_tasks(
-  p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval default null, p_shard_no integer default null
+  p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval default null, p_shard_no integer default null,
+  p_isolate boolean default false
 ) returns setof fairq.popped
 language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -50,7 +53,7 @@ begin
     end if;
     exit when v_left < 1;
 
-    v_taken := fairq._take(v_shard_no, v_queue, v_left, p_worker_id, p_claim_lease, v_meters, v_nth = 0, v_now);
+    v_taken := fairq._take(v_shard_no, v_queue, v_left, p_worker_id, p_claim_lease, v_meters, v_nth = 0, p_isolate, v_now);
     continue when v_taken = '{}';
     v_left := v_left - cardinality(v_taken);
     if v_scopes <> '{}' then
@@ -58,12 +61,13 @@ begin
     end if;
     return query
       select v_shard_no, p.id, p.attempt, b.max_attempts, p_queue, p.group_key, b.kind, p.priority, b.cost, b.created_at, b.run_at, b.expires_at,
-        case when p_claim_lease is null then v_now end, v_now + p_claim_lease, b.timeout, b.idempotency_key, b.concurrency_key, b.headers, b.payload,
-        p.block, p.position
+        case when p_claim_lease is null and not b.is_suspect then v_now end, case when not b.is_suspect then v_now + p_claim_lease end, b.timeout,
+        b.idempotency_key, b.concurrency_key, b.headers, b.payload, p.block, p.position, b.spared, b.losses
       from unnest(v_taken) p
       cross join lateral (
         -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
-        select t.max_attempts, t.kind, t.cost, t.created_at, t.run_at, t.expires_at, t.timeout, t.idempotency_key, t.concurrency_key, t.headers, t.payload
+        select t.max_attempts, t.kind, t.cost, t.created_at, t.run_at, t.expires_at, t.timeout, t.idempotency_key, t.concurrency_key, t.headers, t.payload,
+          t.spared, t.losses, p_isolate and t.losses is not null as is_suspect
         from fairq.tasks t
         where t.shard_no = v_shard_no and t.id = p.id
         offset 0
@@ -84,7 +88,7 @@ comment on function fairq.pop_tasks is 'Hands the next tasks of a queue to a wor
 -- Cost: p_limit entries of ready_order_idx plus those popped since the last tick.
 create function fairq._take(
   p_shard_no integer, p_queue fairq.queues, p_limit integer, p_worker_id bigint, p_claim_lease interval, p_meters integer, p_may_wait boolean,
-  p_now timestamptz
+  p_isolate boolean, p_now timestamptz
 ) returns fairq.placed[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -96,6 +100,7 @@ declare
   v_promoted integer;
   v_goes_on boolean;
   v_late bigint[];
+  v_again bigint[];
   v_ended bigint[];
   v_used_up bigint;
   v_waited boolean := false;
@@ -123,13 +128,15 @@ begin
           perform fairq._refuse_worker(p_worker_id);
         end if;
       end if;
-      -- A deadline may pass while a task is ready.
-      select array_agg(p.id) into v_late from unnest(v_popped) p where p.expires_at <= p_now;
+      -- A deadline may pass while a task is ready. And nearly all have their first attempt: only the others may have been lost before.
+      select array_agg(p.id) filter (where p.expires_at <= p_now), array_agg(p.id) filter (where p.attempt > 1) into v_late, v_again
+      from unnest(v_popped) p;
       if v_late is not null then
         v_ended := fairq._end_waiting(p_shard_no, v_late, 'expired', p_now);
         v_popped := array(select p from unnest(v_popped) p where p.id <> all(v_late));
       end if;
-      perform fairq._hold(p_shard_no, v_popped, p_worker_id, p_claim_lease, p_meters, p_now);
+      perform fairq._hold(p_shard_no, v_popped, p_worker_id, p_claim_lease, p_meters,
+        case when p_isolate and v_again is not null then fairq._lost_before(p_shard_no, v_again) else '{}' end, p_now);
       v_taken := v_taken || v_popped;
       v_left := p_limit - cardinality(v_taken);
     end if;
@@ -153,17 +160,29 @@ begin
 end;
 $$;
 
--- A worker has these tasks from here on; ready they are no more. By ctid and no other way, see _leave.
-create function fairq._hold(p_shard_no integer, p_tasks fairq.placed[], p_worker_id bigint, p_claim_lease interval, p_meters integer, p_now timestamptz)
-returns void
+-- Which of these tasks were lost with a worker, and have not ended an attempt by themselves since.
+create function fairq._lost_before(p_shard_no integer, p_ids bigint[]) returns bigint[]
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select array(
+    select t.id
+    from unnest(p_ids) i(id)
+    cross join lateral (select k.id, k.losses from fairq.tasks k where k.shard_no = p_shard_no and k.id = i.id offset 0) t
+    where t.losses is not null
+  )
+$$;
+
+-- A worker has these tasks from here on; ready they are no more. p_suspects are only claimed, without a lease. By ctid and no other way, see _leave.
+create function fairq._hold(
+  p_shard_no integer, p_tasks fairq.placed[], p_worker_id bigint, p_claim_lease interval, p_meters integer, p_suspects bigint[], p_now timestamptz
+) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin
   with unready as (
     delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(array(select p.ready from unnest(p_tasks) p where p.ready is not null))
   )
   insert into fairq.held (shard_no, id, worker_id, attempt, started_at, lease_expires_at, charge, meters, counted, keyed)
-  select p_shard_no, p.id, p_worker_id, p.attempt, case when p_claim_lease is null then p_now end, p_now + p_claim_lease, p.charge, p_meters, p.counted,
-    p.keyed
+  select p_shard_no, p.id, p_worker_id, p.attempt, case when p_claim_lease is null and p.id <> all(p_suspects) then p_now end,
+    case when p.id <> all(p_suspects) then p_now + p_claim_lease end, p.charge, p_meters, p.counted, p.keyed
   from unnest(p_tasks) p;
 end;
 $$;

@@ -1,7 +1,9 @@
 -- Registers a worker. It is alive until it is retired, or gives no sign of life (heartbeat, pop) for p_lease.
+-- p_kinds: the kinds it knows, each with the most attempts that it declares: {"parse": 3, "mail": null}. No task of such a kind has more of them with it.
 -- Returns its id, which every later call names.
--- Raises QF003 unknown queue, 42501 one for other roles, QF007 bad slots, QF009 bad lease, QF006 bad name.
-create function fairq.register_worker(p_name text, p_queues text[], p_slots integer, p_lease interval default '1 minute') returns bigint
+-- Raises QF003 unknown queue, 42501 one for other roles, QF007 bad slots, QF009 bad lease, QF006 bad name, QF014 bad kinds.
+create function fairq.register_worker(p_name text, p_queues text[], p_slots integer, p_lease interval default '1 minute', p_kinds jsonb default null)
+returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz := fairq._now();
@@ -23,6 +25,14 @@ begin
   if coalesce(cardinality(p_queues), 0) = 0 then
     raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';
   end if;
+  if jsonb_typeof(p_kinds) <> 'object' or exists (
+    select
+    from jsonb_each(case jsonb_typeof(p_kinds) when 'object' then p_kinds end) k
+    where k.value <> 'null' and k.value::text !~ '^[1-9][0-9]{0,6}$'
+  ) then
+    raise exception 'the kinds of worker "%" are %', p_name, left(p_kinds::text, 60)
+      using errcode = 'QF014', hint = 'Names, each with the most attempts or null: {"parse": 3, "mail": null}.';
+  end if;
   for v_queue in
     select n.name, q.queue, q.work_role
     from unnest(p_queues) n(name)
@@ -36,8 +46,8 @@ begin
     end if;
   end loop;
 
-  insert into fairq.workers (shard_no, worker_id, name, registered_by, queues, slots, lease, registered_at)
-  select s.shard_no, v_worker_id, p_name, fairq._caller(), p_queues, p_slots, p_lease, v_now
+  insert into fairq.workers (shard_no, worker_id, name, registered_by, queues, kinds, slots, lease, registered_at)
+  select s.shard_no, v_worker_id, p_name, fairq._caller(), p_queues, p_kinds, p_slots, p_lease, v_now
   from fairq._shards(null) s(shard_no);
   insert into fairq.heartbeats (shard_no, worker_id, beat_at)
   select s.shard_no, v_worker_id, v_now

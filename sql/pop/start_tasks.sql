@@ -1,4 +1,4 @@
--- Prefetch only: claimed tasks begin to run. Ownership, lease and deadline are looked at once more, before any user code runs: a task whose
+-- Claimed tasks begin to run: prefetched ones, and those that are to run alone. Ownership, lease and deadline are looked at once more, before any user code runs: a task whose
 -- claim ran out or was taken over is missing in the answer, one whose deadline passed in the buffer ends as expired and is missing too.
 -- Returns the ids to run.
 -- Raises QF011 arrays of different length.
@@ -16,7 +16,7 @@ begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     perform fairq._check_worker(v_shard_no, p_worker_id);
-    select array_agg(h.ctid) filter (where not b.is_expired and h.lease_expires_at > v_now), array_agg(h.id) filter (where b.is_expired)
+    select array_agg(h.ctid) filter (where not b.is_expired and coalesce(h.lease_expires_at > v_now, true)), array_agg(h.id) filter (where b.is_expired)
     into v_ctids, v_expired
     from (select u.id, u.attempt from unnest(p_ids, p_attempts) as u(id, attempt) order by u.id offset 0) i
     cross join lateral (

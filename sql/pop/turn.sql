@@ -3,7 +3,7 @@
 -- p_queues and p_mosts say step by step whom to ask for how many; a queue may be asked again for what others left over, but not when it gave less
 -- than it was asked for: it has no more. p_limit is the most over all; 0: only write.
 -- Returns the tasks, and after them one row with the ids that were accepted (see finish_tasks, release_tasks, start_tasks) and the seconds until something
--- is due. A turn that writes nothing and finds nothing leaves no trace, not even a transaction id.
+-- is due. Tasks with losses are only claimed, whatever p_claim_lease says, see pop_tasks. A turn that writes nothing and finds nothing leaves no trace, not even a transaction id.
 -- Raises what pop_tasks, finish_tasks, release_tasks and start_tasks raise.
 -- Locks: as these do, in the order in which they are named.
 create function fairq.turn(
@@ -54,8 +54,8 @@ begin
     continue when p_queues[v_step] = any(v_empty);
     return query
       select null::bigint[], null::bigint[], null::bigint[], null::double precision, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
-        t.started_at, t.timeout, t.headers, t.payload
-      from fairq.pop_tasks(p_queues[v_step], v_most, p_worker_id, p_claim_lease) t;
+        t.started_at, t.timeout, t.headers, t.payload, t.spared, t.losses
+      from fairq.pop_tasks(p_queues[v_step], v_most, p_worker_id, p_claim_lease, p_isolate => true) t;
     get diagnostics v_popped = row_count;
     v_left := v_left - v_popped;
     if v_popped < v_most then

@@ -170,6 +170,8 @@ create table fairq.tasks (
   cost double precision not null,
   attempt integer not null default 0,
   max_attempts integer not null,
+  spared integer,
+  losses integer,
   scheduled boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
@@ -186,8 +188,10 @@ comment on column fairq.tasks.sequence is 'Order in which the tasks of a group b
 comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off.';
 comment on column fairq.tasks.expires_at is 'After this time the task does not start any more.';
 comment on column fairq.tasks.scheduled is 'Waits for run_at; otherwise it is in line.';
-comment on column fairq.tasks.attempt is 'Attempts begun before the present one, those given back included.';
-comment on column fairq.tasks.max_attempts is 'Number of the last attempt it may have: as asked, and one more for each that was given back.';
+comment on column fairq.tasks.attempt is 'Attempts begun before the present one, spared ones included.';
+comment on column fairq.tasks.max_attempts is 'Number of the last attempt it may have: as asked, and one more for each that was spared.';
+comment on column fairq.tasks.spared is 'Attempts that do not count: given back, or lost with their worker; null: none.';
+comment on column fairq.tasks.losses is 'How often it was lost with its worker since an attempt of it last ended by itself; null: never. Such a task runs alone.';
 comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';
 
 create table fairq.ready (
@@ -231,7 +235,7 @@ create table fairq.held (
 comment on table fairq.held is 'Who has a task, and which places it takes. When it leaves, it gives back what its row here says.';
 comment on column fairq.held.attempt is 'With worker_id it proves who holds the task, so no number is given out twice.';
 comment on column fairq.held.started_at is 'When the attempt began; null: claimed, not started yet.';
-comment on column fairq.held.lease_expires_at is 'End of the claim lease of a prefetched task.';
+comment on column fairq.held.lease_expires_at is 'End of the claim lease of a prefetched task; null: it runs, or waits to run alone.';
 comment on column fairq.held.charge is 'Seconds charged to its group, where groups share time.';
 comment on column fairq.held.meters is 'The task has a place of its queue (1), of the cluster (2).';
 comment on column fairq.held.counted is 'The task holds one of its group''s places.';
@@ -263,14 +267,14 @@ comment on type fairq.placed is 'A task with its address, and where it is in fai
 create type fairq.popped as (
   shard_no integer, id bigint, attempt integer, max_attempts integer, queue text, group_key text, kind text, priority integer, cost double precision,
   created_at timestamptz, run_at timestamptz, expires_at timestamptz, started_at timestamptz, lease_expires_at timestamptz, timeout interval,
-  idempotency_key text, concurrency_key text, headers jsonb, payload jsonb, block bigint, position bigint
+  idempotency_key text, concurrency_key text, headers jsonb, payload jsonb, block bigint, position bigint, spared integer, losses integer
 );
 comment on type fairq.popped is 'A task as its worker gets it: the body, the attempt, and the address at which it was served.';
 
 -- What a worker's turn answers: the tasks, a row each, and then what was accepted.
 create type fairq.turned as (
   ended bigint[], released bigint[], started bigint[], due_in double precision, id bigint, attempt integer, max_attempts integer, queue text,
-  group_key text, kind text, started_at timestamptz, timeout interval, headers jsonb, payload jsonb
+  group_key text, kind text, started_at timestamptz, timeout interval, headers jsonb, payload jsonb, spared integer, losses integer
 );
 comment on type fairq.turned is 'The answer to fairq.turn(): the tasks, then one row of what was accepted.';
 
@@ -511,11 +515,13 @@ create table fairq.workers (
   name text not null,
   registered_by text not null,
   queues text[] not null,
+  kinds jsonb,
   primary key (shard_no, worker_id),
   constraint slots_positive check (slots >= 1),
   constraint lease_positive check (lease > interval '0')
 );
 comment on table fairq.workers is 'Workers that are alive, or lost but not yet cleared away.';
+comment on column fairq.workers.kinds is 'The kinds it knows, each with the most attempts that it declares, or null; null: it did not say.';
 comment on column fairq.workers.registered_by is 'The role that registered it: nobody else''s calls may name it.';
 comment on column fairq.workers.lost_at is 'When it was given up as lost: from then on its calls are refused.';
 comment on column fairq.workers.lease is 'A worker without a heartbeat for this long is lost; its tasks go to others.';

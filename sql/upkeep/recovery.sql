@@ -1,5 +1,5 @@
--- Gives a worker up that gave no sign of life for its lease, and puts its tasks back in line, at most p_limit of them. A running task has used its attempt up:
--- the loss is noted in fairq.attempts, and without attempts left the task ends as failed. A claimed one that never started has not.
+-- Gives a worker up that gave no sign of life for its lease, and puts its tasks back in line, at most p_limit of them. That a running task was lost is noted in
+-- fairq.attempts and counted apart from failures, see _find_held. A claimed one that never started was not.
 -- From now on every call of the worker is refused, so that it learns of it with the very next one. Its row goes once nothing of it is left.
 -- Returns how many tasks it took from the worker.
 -- Locks: the worker's row, then held, both "skip locked": a worker that is popping right now is alive, and so is one that beat since we looked.

@@ -12,11 +12,12 @@ declare
   v_now timestamptz := fairq._now();
   v_task record;
   v_workers bigint;
+  v_knows boolean;
 begin
   select t.* into v_task
   from fairq._shards(null) s(shard_no)
   cross join lateral (
-    select k.shard_no, k.id, k.queue, k.group_key, k.state, k.priority, k.sequence, k.block, k.position, k.run_at, k.expires_at,
+    select k.shard_no, k.id, k.queue, k.group_key, k.kind, k.losses, k.state, k.priority, k.sequence, k.block, k.position, k.run_at, k.expires_at,
       k.worker_id, k.attempt, k.max_attempts, k.concurrency_key
     from fairq.live_tasks k
     where k.shard_no = s.shard_no and k.id = p_id
@@ -36,7 +37,7 @@ begin
   worker_id := v_task.worker_id;
   attempt := v_task.attempt;
   max_attempts := v_task.max_attempts;
-  select count(*) into v_workers
+  select count(*), coalesce(bool_or(coalesce(w.kinds ? v_task.kind, true)), true) into v_workers, v_knows
   from fairq.workers w
   where w.shard_no = v_task.shard_no and v_task.queue = any(w.queues);
 
@@ -62,9 +63,12 @@ begin
     limit 1;
   end if;
   reason := case
+    when v_task.state = 'claimed' and v_task.losses > 0
+      then format('lost with its worker %s times: waits at worker %s to run alone', v_task.losses, v_task.worker_id)
     when v_task.worker_id is not null
       then format('%s by worker %s, attempt %s of %s', v_task.state, v_task.worker_id, v_task.attempt, v_task.max_attempts)
     when v_task.expires_at <= v_now then format('expired at %s, to be ended', v_task.expires_at)
+    when not v_knows then format('no live worker of queue "%s" knows the kind "%s"', v_task.queue, v_task.kind)
     when v_task.state = 'scheduled' and v_task.attempt > 0
       then format('waits for its back-off until %s, attempt %s of %s', v_task.run_at, v_task.attempt + 1, v_task.max_attempts)
     when v_task.state = 'scheduled' then format('scheduled at %s', v_task.run_at)

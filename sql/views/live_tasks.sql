@@ -9,7 +9,7 @@ select t.shard_no, t.id, t.queue, t.group_key, t.kind, t.priority, t.sequence, t
     when k.id is not null then 'blocked'
     else 'overflow'
   end as state,
-  coalesce(h.attempt, t.attempt) as attempt,
+  coalesce(h.attempt, t.attempt) as attempt, coalesce(t.losses, 0) as losses,
   h.worker_id, h.started_at, h.lease_expires_at, r.block, r.position,
   coalesce(h.counted, r.counted, false) as counted,
   coalesce(h.keyed, k.granted, r.keyed_at is not null) as keyed,

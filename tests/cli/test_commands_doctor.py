@@ -340,6 +340,25 @@ def test_tasks_without_a_worker_are_wrong(database: Database) -> None:
     assert "fairq work" in found["workers"]["remedy"]
 
 
+def test_kinds_that_no_live_worker_knows_are_named(database: Database) -> None:
+    conn = database.connect(autocommit=True)
+    kinds = """select fairq.register_worker('w', '{default}', 1, p_kinds => '{"parse": null}')"""
+    worker = conn.execute(kinds).fetchall()[0][0]
+    create = "select fairq.create_task('bob', '1', p_kind => 'mail')"
+    ids = [conn.execute(create).fetchall()[0][0] for _ in range(2)]
+    conn.execute("select fairq.create_task('bob', '1', p_kind => 'parse')")
+    assert findings(database)["kinds"]["verdict"] == "ok"
+    conn.execute("select from fairq.pop_tasks('default', 3, %s)", [worker])
+    conn.execute("select fairq.finish_tasks(%s, %s, '{1,1}', '{declined,declined}')", [worker, ids])
+    found = findings(database, 1)["kinds"]
+    assert (found["verdict"], found["text"]) == (
+        "wrong",
+        '2 tasks are of a kind that no live worker knows: "mail (default)"',
+    )
+    conn.execute("select fairq.register_worker('new', '{default}', 1, p_kinds => '{\"mail\": null}')")
+    assert findings(database)["kinds"]["verdict"] == "ok"
+
+
 def test_a_task_that_waits_longer_than_it_may_is_wrong(database: Database) -> None:
     ok(database, "enqueue", "bob")
     with database.connect() as conn:
@@ -451,7 +470,7 @@ def test_a_role_of_few_rights_gets_the_answers_it_may_have(database: Database, r
     ok(database, "maintain")
     found = findings(as_role(database, role))
     unknown = {name for name, each in found.items() if each["verdict"] == "unknown"}
-    expected = {"workers", "waiting", "maintenance"} if role == "fairq_enqueue" else set()
+    expected = {"workers", "kinds", "waiting", "maintenance"} if role == "fairq_enqueue" else set()
     assert unknown == expected
     assert found["rights"]["text"].startswith("may ")
 

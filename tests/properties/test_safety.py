@@ -43,6 +43,15 @@ class Task:
     lease_until: int = 0
     doomed: bool = False
     wished: bool = False
+    spared: int = 0
+    losses: int = 0
+
+    @property
+    def tried_only_once(self) -> bool:
+        return self.max_attempts - self.spared == 1
+
+    def spare(self) -> None:
+        self.state, self.max_attempts, self.spared = "waiting", self.max_attempts + 1, self.spared + 1
 
 
 class Safety(RuleBasedStateMachine):
@@ -184,6 +193,7 @@ class Safety(RuleBasedStateMachine):
         if done and state != "scheduled":
             task.state, task.expires_at = "waiting", None
             task.max_attempts = max(task.max_attempts, task.attempts + 1)
+            task.spared, task.losses = task.attempts, 0
             task.doomed = task.wished = False
         if done:
             task.run_at = self.seconds
@@ -255,18 +265,27 @@ class Safety(RuleBasedStateMachine):
             task.state = "running"
 
     @precondition(lambda self: self.in_state("claimed", "running"))
-    @rule(data=st.data(), outcome=st.sampled_from(["succeeded", "failed", "cancelled", "expired", "retry"]))
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(["succeeded", "failed", "cancelled", "expired", "retry", "interrupted"]),
+    )
     def finish(self, data: st.DataObject, outcome: str) -> None:
         id_, task = self.held(data, "claimed", "running")
         assert task.worker is not None
         accepted = finish(
             self.engine.on(), task.worker, [id_], outcome, attempt=task.attempts, delay="5 seconds"
         )
-        self.check(accepted == ([id_] if task.state == "running" else []), "only running tasks are finished")
-        if task.state == "running":
+        fits = task.state == "running" or outcome in ("cancelled", "interrupted")
+        self.check(accepted == ([id_] if fits else []), "only running tasks are finished")
+        if fits and outcome == "interrupted":
+            if task.state == "running" and task.tried_only_once:
+                task.state = "failed"
+            else:
+                task.spare()
+        elif fits:
             in_time = task.expires_at is None or self.seconds + 5 < task.expires_at
             if outcome == "retry" and task.attempts < task.max_attempts and in_time:
-                task.state, task.run_at = "waiting", self.seconds + 5
+                task.state, task.run_at, task.losses = "waiting", self.seconds + 5, 0
             else:
                 task.state = "failed" if outcome == "retry" else outcome
 
@@ -287,7 +306,7 @@ class Safety(RuleBasedStateMachine):
         id_, task = self.held(data, "claimed", "running")
         given_back = release(self.engine.on(), task.worker, [id_], task.attempts)
         self.check(given_back == [id_], "a holder may release")
-        task.state, task.max_attempts = "waiting", task.max_attempts + 1
+        task.spare()
 
     @precondition(lambda self: not self.pop_is_open)
     @rule(number=st.integers(0, 1), retire=st.booleans())
@@ -304,10 +323,11 @@ class Safety(RuleBasedStateMachine):
             task = self.tasks[id_]
             if task.worker != lost:
                 continue
-            if retire or task.state == "claimed":
-                task.state, task.max_attempts = "waiting", task.max_attempts + 1
-            else:
-                task.state = "waiting" if task.attempts < task.max_attempts else "failed"
+            if task.state == "running" and (task.tried_only_once or (not retire and task.losses == 2)):
+                task.state = "failed"
+                continue
+            task.losses += task.state == "running" and not retire
+            task.spare()
         self.unclaim()
 
     def unclaim(self) -> None:
@@ -315,7 +335,7 @@ class Safety(RuleBasedStateMachine):
         for id_ in self.in_state("claimed"):
             task = self.tasks[id_]
             if task.lease_until <= self.seconds:
-                task.state, task.max_attempts = "waiting", task.max_attempts + 1
+                task.spare()
 
     # Time and the house
 
@@ -416,7 +436,7 @@ class Safety(RuleBasedStateMachine):
             for id_ in self.in_state("claimed", "running"):
                 task = self.tasks[id_]
                 release(self.engine.on(), task.worker, [id_], task.attempts)
-                task.state, task.max_attempts = "waiting", task.max_attempts + 1
+                task.spare()
             if round_ == 0:
                 continue
             popped = self.engine.pop(self.workers[0], 3)

@@ -6,10 +6,12 @@ import pytest
 
 from tests.support.calls import (
     Conn,
+    Held,
     at,
     contents,
     create,
     create_many,
+    field,
     finish,
     maintain,
     one,
@@ -92,7 +94,7 @@ def test_only_the_newest_sign_of_life_is_kept(db: Conn) -> None:
 
 
 def test_a_worker_that_gives_no_sign_of_life_loses_its_tasks(db: Conn) -> None:
-    """S13, S28, S29, HR30: retried within the limit and recorded as worker_lost; failed after the last."""
+    """S13, S28, S29, HR30: recorded as worker_lost, no failure; but what may be tried only once was tried."""
     at(db, "12:00:00")
     worker = register(db, lease="30 seconds")
     again = create(db)
@@ -111,10 +113,123 @@ def test_a_worker_that_gives_no_sign_of_life_loses_its_tasks(db: Conn) -> None:
         (again, 1, worker, "worker_lost"),
         (claimed, 1, worker, "lease_expired"),
     ]
-    assert (attempts_left(db, again), attempts_left(db, claimed)) == (4, 5)
+    assert (attempts_left(db, again), attempts_left(db, claimed)) == (5, 5)
     other = register(db)
     assert pop(db, other, 10) == [again, claimed]
-    assert (attempts_left(db, again), attempts_left(db, claimed)) == (3, 4)
+    assert (attempts_left(db, again), attempts_left(db, claimed)) == (4, 4)
+    assert [field(db, i, "losses") for i in (again, claimed)] == [1, 0]
+
+
+def lose(db: Conn, id_: int) -> None:
+    worker = register(db)
+    assert pop(db, worker, 1) == [id_]
+    run(db, "update fairq.workers set lost_at = clock_timestamp() where worker_id = %s", worker)
+    maintain(db)
+
+
+def test_whoever_loses_three_workers_in_a_row_has_failed(db: Conn) -> None:
+    """I15"""
+    id_ = create(db, max_attempts=2)
+    lose(db, id_)
+    lose(db, id_)
+    assert (field(db, id_, "losses"), attempts_left(db, id_)) == (2, 2)
+    lose(db, id_)
+    assert (state(db, id_), one(db, "select error ->> 'code' from fairq.finished_tasks")) == (
+        "failed",
+        "worker_lost",
+    )
+
+
+def test_an_attempt_that_ends_by_itself_clears_a_task_of_its_losses_and_failures_count_apart(
+    db: Conn,
+) -> None:
+    """I15: a failure burns an attempt, a loss does not."""
+    run(db, """select fairq.configure_queue('default', '{"retry_base": "0 s"}')""")
+    id_ = create(db, max_attempts=3)
+    lose(db, id_)
+    worker = register(db)
+    assert finish(db, worker, pop(db, worker, 1), "retry") == [id_]
+    assert (field(db, id_, "losses"), attempts_left(db, id_)) == (0, 2)
+    lose(db, id_)
+    lose(db, id_)
+    assert (field(db, id_, "losses"), attempts_left(db, id_)) == (2, 2)
+    assert finish(db, worker, pop(db, worker, 1), "retry") == [id_]
+    assert finish(db, worker, pop(db, worker, 1), "retry") == [id_]
+    assert state(db, id_) == "failed"
+
+
+def test_a_turn_only_claims_what_was_lost_before_and_the_row_says_so(db: Conn) -> None:
+    """I15: it is started when nothing else is in flight; no lease ends the claim but the worker's own."""
+    suspect = create(db)
+    lose(db, suspect)
+    fresh = create(db, "alice")
+    worker = register(db)
+    turn = """
+        select id, losses, started_at is null from fairq.turn(%s, '{default}', '{9}', 9)
+        where id is not null order by 1"""
+    assert run(db, turn, worker) == [(suspect, 1, True), (fresh, None, False)]
+    assert (state(db, suspect), field(db, suspect, "lease_expires_at")) == ("claimed", None)
+    maintain(db)
+    assert start(db, worker, [Held(suspect, 2, "bob")]) == [suspect]
+    assert state(db, suspect) == "running"
+
+
+def test_what_a_worker_only_claimed_was_not_lost_with_it(db: Conn) -> None:
+    suspect = create(db)
+    lose(db, suspect)
+    gone = register(db)
+    run(db, "select from fairq.turn(%s, '{default}', '{9}', 9)", gone)
+    run(db, "update fairq.workers set lost_at = clock_timestamp() where worker_id = %s", gone)
+    maintain(db)
+    assert (field(db, suspect, "losses"), attempts_left(db, suspect)) == (1, 5)
+
+
+def test_a_declined_task_pauses_for_twice_as_long_each_time_and_burns_no_attempt(db: Conn) -> None:
+    """I15"""
+    at(db, "11:00:00")
+    worker = register(db, lease="20 hours")
+    id_ = create(db)
+    pauses = []
+    for hour in range(12, 24):
+        at(db, f"{hour}:00:00")
+        assert finish(db, worker, pop(db, worker, 1), "declined") == [id_]
+        pauses.append(
+            float(one(db, "select extract(epoch from run_at - fairq._now()) from fairq.live_tasks"))
+        )
+        assert (state(db, id_), attempts_left(db, id_)) == ("scheduled", 5)
+    for pause, doubled in zip(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300], strict=True):
+        assert 0.75 * doubled <= pause <= 1.25 * doubled
+    assert run(db, "select distinct outcome from fairq.attempts") == [("declined",)]
+
+
+def test_a_declined_task_comes_back_soon_where_somebody_knows_its_kind(db: Conn) -> None:
+    """A rolling deploy: nine old workers, and a new one."""
+    worker = register(db)
+    run(db, """select fairq.register_worker('new', '{default}', 1, p_kinds => '{"mail": null}')""")
+    id_ = create(db, kind="mail")
+    for _ in range(6):
+        run(db, "select fairq.retry_task(%s)", id_)
+        assert finish(db, worker, pop(db, worker, 1), "declined") == [id_]
+    assert field(db, id_, "run_at - clock_timestamp() < interval '2.5 seconds'")
+
+
+def test_a_worker_that_declares_fewer_attempts_is_heeded(db: Conn) -> None:
+    run(db, """select fairq.configure_queue('default', '{"retry_base": "0 s"}')""")
+    worker = one(
+        db, "select fairq.register_worker('w', '{default}', 9, p_kinds => '{\"parse\": 2, \"mail\": null}')"
+    )
+    parse, mail = create(db, kind="parse"), create(db, "alice", kind="mail")
+    for _ in range(2):
+        assert sorted(finish(db, worker, pop(db, worker, 2), "retry")) == [parse, mail]
+    assert [state(db, i) for i in (parse, mail)] == ["failed", "overflow"]
+
+
+@pytest.mark.parametrize(
+    "kinds", ["[]", "7", '{"parse": 0}', '{"parse": 1.5}', '{"parse": "3"}', '{"parse": 99999999}']
+)
+def test_odd_kinds_are_refused(db: Conn, kinds: str) -> None:
+    with refused(db, "QF014"):
+        run(db, "select fairq.register_worker('w', '{default}', 9, p_kinds => %s::jsonb)", kinds)
 
 
 def test_late_messages_of_a_lost_worker_change_nothing(db: Conn) -> None:

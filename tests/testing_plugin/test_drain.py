@@ -174,11 +174,11 @@ def test_tasks_of_no_handler_and_of_a_wrong_payload_have_their_codes(db: psycopg
     fairq.enqueue(db, "bob", {}, kind="nobody", max_attempts=1)
     fairq.enqueue(db, "bob", {"file": 5}, kind="split")
     ran = {each.kind: each for each in testing.drain(db, app, raise_errors=False)}
-    assert (ran["nobody"].outcome, ran["nobody"].error["code"]) == ("failed", "unknown_task")
+    assert (ran["nobody"].outcome, ran["nobody"].error["code"]) == ("declined", "unknown_task")
     assert (ran["split"].outcome, ran["split"].error["code"]) == ("failed", "payload_invalid")
     assert ran["split"].error["message"].startswith("payload.file ")
     stored = db.execute("select f.error ->> 'code' from fairq.finished_tasks f order by f.id").fetchall()
-    assert stored == [("unknown_task",), ("payload_invalid",)]
+    assert stored == [("payload_invalid",)]
 
 
 def test_a_slow_coroutine_times_out(db: psycopg.Connection[Any]) -> None:

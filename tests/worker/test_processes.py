@@ -33,7 +33,7 @@ def test_it_says_its_limits_at_the_start_and_ends_with_zero_when_told(desk: Desk
 
 
 def test_with_json_every_line_is_json(desk: Desk) -> None:
-    desk.enqueue("nobody_knows", max_attempts=1)
+    desk.enqueue("waits", "not a number", max_attempts=1)
     with work_process(desk.dsn, "--drain", "--json") as worker:
         assert worker.wait() == 0
     documents = [json.loads(line) for line in worker.lines]
