@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from statistics import median
 
 import psycopg
 
@@ -86,6 +87,13 @@ def rage(chaos: World, sampler: Sampler) -> None:
     chance = Random(os.environ.get("FAIRQ_TEST_SEED", "7"))
     deadline = time.monotonic() + SECONDS
     faults: list[str] = []
+
+    def while_it_lasts(seconds: float) -> None:
+        sampler.watch(seconds / 2)
+        if seconds > 2 and chance.random() < 1 / 3:
+            chaos.do("kill", chance, sampler.watch)
+        sampler.watch(seconds / 2)
+
     while time.monotonic() < deadline or not LONG:
         if not faults:
             faults = list(LONG_FAULTS if LONG else SHORT_FAULTS)
@@ -95,7 +103,7 @@ def rage(chaos: World, sampler: Sampler) -> None:
         if what == "full" and chaos.disk is None:
             print("full: skipped, for a file system can be mounted by root only")
         else:
-            chaos.do(what, chance, sampler.watch)
+            chaos.do(what, chance, while_it_lasts)
             sampler.watch(SETTLE_SECONDS)
         if not LONG and not faults:
             return
@@ -122,8 +130,8 @@ def calm(chaos: World) -> None:
     with chaos.observer() as conn:
         if not LONG:  # the lease of the killed ones would outlast all the rest
             shorten = "update fairq.workers set lease = '1 millisecond' where name like %s"
-            for pid in chaos.dead:
-                conn.execute(shorten, [f"%:{pid}"])
+            for worker in chaos.dead:
+                conn.execute(shorten, [f"%:{worker.pid}"])
             conn.execute("select fairq.maintain()")
 
         def nothing_is_left() -> bool:
@@ -139,6 +147,8 @@ def calm(chaos: World) -> None:
 
 
 def judge(chaos: World) -> None:
+    for worker in (*chaos.workers, *chaos.dead):
+        assert not worker.says("Traceback"), worker.output
     notes = []
     for file in chaos.folder.glob("producer-*.jsonl"):
         notes += [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
@@ -191,25 +201,44 @@ def judge(chaos: World) -> None:
 
 
 def report(chaos: World, conn: Conn) -> Iterator[str]:
-    """Of each fault, in seconds: how long it lasted; from its end to the first handler that began, and until
-    one had begun in each worker; and until the tasks of a worker that could not end them had ended.
+    """Of each kind of fault, in seconds, the median and the worst: how long it lasted; from its end to the
+    first handler that began, and until one had begun in each worker; and from its beginning until the tasks
+    had ended whose worker could not end them.
     """
-    yield "| fault | lasted | work again | all workers again | stranded tasks | ended after |"
-    yield "|---|---|---|---|---|---|"
+    yield "| fault | times | lasted | work again | all workers again | stranded tasks | ended after |"
+    yield "|---|---|---|---|---|---|---|"
     began = """
         select pid, extract(epoch from min(began_at))::float8
         from runs
         where began_at > to_timestamp(%s) and pid = any(%s)
         group by 1"""
-    ended = "select extract(epoch from max(finished_at))::float8 from fairq.finished_tasks where id = any(%s)"
-    for fault in chaos.faults:
-        first = [row[1] - fault.undone for row in conn.execute(began, [fault.undone, fault.pids]).fetchall()]
-        row = conn.execute(ended, [fault.stranded]).fetchone()
-        count, after = "", ""
-        if row and row[0]:
-            count, after = str(len(fault.stranded)), f"{row[0] - fault.began:.1f}"
-        lasted, again, all_again = fault.undone - fault.began, min(first, default=0), max(first, default=0)
-        yield f"| {fault.what} | {lasted:.1f} | {again:.1f} | {all_again:.1f} | {count} | {after} |"
+    ended = """
+        select extract(epoch from max(finished_at))::float8 - %s
+        from fairq.finished_tasks
+        where id = any(%s)"""
+    for what in sorted({fault.what for fault in chaos.faults}):
+        faults = [fault for fault in chaos.faults if fault.what == what]
+        work, all_work, stranded = [], [], []
+        for fault in faults:
+            first = conn.execute(began, [fault.undone, fault.pids]).fetchall()
+            work.append(min((row[1] - fault.undone for row in first), default=0.0))
+            all_work.append(max((row[1] - fault.undone for row in first), default=0.0))
+            row = conn.execute(ended, [fault.began, fault.stranded]).fetchone()
+            stranded += [row[0]] if row and row[0] else []
+        lasted = middle_and_most([fault.undone - fault.began for fault in faults])
+        about = [
+            str(getattr(World, what).__doc__),
+            str(len(faults)),
+            lasted,
+            middle_and_most(work),
+            middle_and_most(all_work),
+        ]
+        count = sum(len(fault.stranded) for fault in faults)
+        yield f"| {' | '.join([*about, str(count or ''), middle_and_most(stranded)])} |"
+
+
+def middle_and_most(seconds: list[float]) -> str:
+    return f"{median(seconds):.1f} / {max(seconds):.1f}" if seconds else ""
 
 
 def test_after_everything_that_can_go_wrong_all_is_accounted_for(tmp_path: Path) -> None:

@@ -134,8 +134,10 @@ class World:
             stack.enter_context(proxy(make_conninfo(dsn, user="chaos_worker"))) for _ in range(WORKERS)
         ]
         self.offices = stack.enter_context(proxy(make_conninfo(dsn, user="chaos_producer")))
-        self.workers = [self._worker(number) for number in range(WORKERS)]
-        self.dead: list[int] = []
+        self.workers: list[Running] = []
+        self.dead: list[Running] = []
+        for number in range(WORKERS):
+            self.workers.append(self._worker(number))
         self.producers = [self._producer(number) for number in range(2)]
 
     def _worker(self, number: int) -> Running:
@@ -156,8 +158,11 @@ class World:
         query = """
             select h.id from fairq.held h join fairq.workers w using (shard_no, worker_id)
             where w.name like %s"""
-        with self.observer() as conn:
-            return [row[0] for row in conn.execute(query, [f"%:{pid}"]).fetchall()]
+        try:
+            with self.observer() as conn:
+                return [row[0] for row in conn.execute(query, [f"%:{pid}"]).fetchall()]
+        except psycopg.OperationalError:  # another fault is under way
+            return []
 
     def _halt(self, worker: Running) -> None:
         """Stop it while it holds something."""
@@ -171,47 +176,55 @@ class World:
             time.sleep(0.02)
         worker.send(signal.SIGSTOP)
 
-    # --- Faults: each is a generator that begins it, yields how long it lasts, and undoes it ---
+    # --- Faults: each is a generator that begins it, yields how long it lasts, and undoes it. The table of
+    # what they cost names them by what they say they are.
 
     def kill(self, random: Random) -> Iterator[float]:
+        """a worker is killed, another started"""
         number = random.randrange(WORKERS)
         worker = self.workers[number]
         self._halt(worker)
         worker.send(signal.SIGKILL)
         worker.process.wait()
-        self.dead.append(worker.pid)
+        self.dead.append(worker)
         yield 0
         self.workers[number] = self._worker(number)
 
     def stop(self, random: Random) -> Iterator[float]:
+        """a worker stands still for longer than its lease"""
         worker = random.choice(self.workers)
         self._halt(worker)
         yield LEASE_SECONDS + 5
         worker.send(signal.SIGCONT)
 
     def crash(self, random: Random) -> Iterator[float]:
+        """the server crashes and comes back"""
         self.server.stop("immediate")
         yield random.choice([0, 1])
         self.server.start()
 
     def outage(self, random: Random) -> Iterator[float]:
+        """the server is gone for 10 s"""
         self.server.stop("immediate")
         yield 10
         self.server.start()
 
     def terminate(self, random: Random) -> Iterator[float]:
+        """all sessions are terminated"""
         with self.observer() as conn:
             conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename like 'chaos%'")
         yield 0
 
     def cut(self, random: Random) -> Iterator[float]:
+        """all connections break; new ones are refused"""
         yield from self._networks([*self.networks, self.offices], Network.cut, random.choice([0, self.pause]))
 
     def freeze(self, random: Random) -> Iterator[float]:
+        """connections are taken, and nothing arrives"""
         yield from self._networks([*self.networks, self.offices], Network.freeze, random.choice([5, 15]))
 
     def part(self, random: Random) -> Iterator[float]:
-        """One worker alone cannot reach the server, for longer than its lease."""
+        """one worker cannot reach the server, for longer than its lease"""
         number = random.randrange(WORKERS)
         way = random.choice([Network.cut, Network.freeze])
         stranded = self.held_by(self.workers[number].pid)
@@ -229,7 +242,7 @@ class World:
             network.mend()
 
     def crowd(self, random: Random) -> Iterator[float]:
-        """A client has all connections, and the others lose theirs."""
+        """a client takes all connections, the others lose theirs"""
         taken: list[Conn] = []
         dsn = make_conninfo(self.server.dsn("fairq"), user="chaos_crowd")
         with self.observer() as conn:
@@ -249,7 +262,7 @@ class World:
                     one.close()
 
     def full(self, random: Random) -> Iterator[float]:
-        """The disk is full, and the server may not survive that."""
+        """the disk is full; the server may not survive that"""
         assert self.disk is not None
         ballast = self.disk / "ballast"
         with open(ballast, "wb") as file, contextlib.suppress(OSError):
