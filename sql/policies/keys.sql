@@ -128,12 +128,13 @@ begin
     if yields then
       insert into fairq.rings (shard_no, queue, group_key, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, true);
     end if;
-    if stops then
-      return;
-    end if;
+    exit when stops;
     v_found := v_found + 1;
     p_lane.finish := p_lane.finish + step;
   end loop;
+  -- Or they stay open until the transaction ends, and up to PostgreSQL 15 nobody else can open one of that name.
+  close c_granted;
+  close c_line;
 end;
 $$;
 

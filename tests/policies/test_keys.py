@@ -54,6 +54,17 @@ def test_a_blocked_task_holds_nobody_up_not_even_its_own_group(conn: Conn) -> No
     assert_sound(conn)
 
 
+def test_a_promotion_of_several_groups_with_keys_leaves_no_cursor_open(conn: Conn) -> None:
+    """Up to PostgreSQL 15 the second group would find the first one's in use; later ones pile up."""
+    bob = register(conn)
+    for group in ("a", "b", "c"):
+        for key in (group, "shared"):
+            create(conn, group, concurrency_key=key)
+    with conn.transaction():
+        assert len(pop(conn, bob)) == 4
+        assert one(conn, "select count(*) from pg_cursors") == 0
+
+
 def test_keys_hold_across_groups_and_queues(conn: Conn) -> None:
     """D5: equal names share one lock."""
     call(conn, "configure_queue", "mail")
