@@ -386,16 +386,18 @@ class Result(NamedTuple):
 
 
 @overload
-def run(conn: Connection, call: Call[T]) -> T: ...
+def run(conn: Connection, call: Call[T], prepare: bool | None = ...) -> T: ...
 @overload
-def run(conn: AsyncConnection, call: Call[T]) -> Coroutine[Any, Any, T]: ...
-def run(conn: Connection | AsyncConnection, call: Call[T]) -> T | Coroutine[Any, Any, T]:
-    """Send one call and wait for its result."""
+def run(conn: AsyncConnection, call: Call[T], prepare: bool | None = ...) -> Coroutine[Any, Any, T]: ...
+def run(
+    conn: Connection | AsyncConnection, call: Call[T], prepare: bool | None = None
+) -> T | Coroutine[Any, Any, T]:
+    """Send one call and wait for its result. `prepare` as in psycopg's `execute`."""
     if isinstance(conn, psycopg.AsyncConnection):
-        return _run_async(conn, call)
+        return _run_async(conn, call, prepare)
     statement, params, read = call
     cursor = statement.cursor(conn, row_factory=statement.row)
-    cursor.execute(statement.sql, params, binary=statement.binary)
+    cursor.execute(statement.sql, params, prepare=prepare, binary=statement.binary)
     command = statement.command
     value: Any = None
     if command == "many":
@@ -411,10 +413,10 @@ def run(conn: Connection | AsyncConnection, call: Call[T]) -> T | Coroutine[Any,
     return value if read is None else read(value)
 
 
-async def _run_async(conn: AsyncConnection, call: Call[T]) -> T:
+async def _run_async(conn: AsyncConnection, call: Call[T], prepare: bool | None) -> T:
     statement, params, read = call
     cursor = statement.async_cursor(conn, row_factory=statement.row)
-    await cursor.execute(statement.sql, params, binary=statement.binary)
+    await cursor.execute(statement.sql, params, prepare=prepare, binary=statement.binary)
     command = statement.command
     value: Any = None
     if command == "many":

@@ -3,13 +3,14 @@
 import os
 import re
 from collections.abc import Mapping
+from urllib.parse import quote, urlencode
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 from fairq.errors import FairqError
 
-__all__ = ["VARIABLES", "DsnError", "clean", "describe", "find", "mask", "resolve", "to_libpq"]
+__all__ = ["VARIABLES", "DsnError", "clean", "describe", "find", "mask", "resolve", "to_libpq", "to_url"]
 
 VARIABLES = ("FAIRQ_DSN", "DATABASE_URL")
 
@@ -58,6 +59,21 @@ def to_libpq(dsn: str) -> str:
             "special characters in a URL are percent-encoded.",
         ) from None
     return text
+
+
+def to_url(dsn: str) -> str:
+    """The same connection string as a URL, for libraries that read no other form."""
+    parts = {name: str(value) for name, value in conninfo_to_dict(to_libpq(dsn)).items() if value is not None}
+    names = ("user", "password") if "user" in parts else ()
+    login = ":".join(quote(parts.pop(name), safe="") for name in names if name in parts)
+    name = quote(parts.pop("dbname", ""), safe="")
+    # A socket's folder, several hosts and IPv6 have no room before the path.
+    if re.fullmatch(r"[\w.-]+", parts.get("host", "")) and "," not in parts.get("port", ""):
+        place = ":".join(parts.pop(name) for name in ("host", "port") if name in parts)
+    else:
+        place = ""
+    query = urlencode(parts, quote_via=quote, safe="")
+    return f"postgresql://{login}{'@' if login else ''}{place}/{name}{'?' if query else ''}{query}"
 
 
 def _outline(text: str) -> str:

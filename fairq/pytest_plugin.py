@@ -1,7 +1,7 @@
 """Fixtures for applications that use fairq; pytest finds them by itself where fairq is installed.
 
 fairq_server    DSN of a PostgreSQL server for this run: FAIRQ_TEST_DSN, or an embedded one
-fairq_dsn       DSN of a database of this run with fairq installed
+fairq_dsn       URL of a database of this run with fairq installed
 fairq_db        psycopg connection to it; what the test does is rolled back
 
 Nothing is started, and nothing but pytest imported, until a test asks for one of them.
@@ -43,20 +43,20 @@ def fairq_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def fairq_dsn(fairq_server: str) -> Iterator[str]:
-    """The DSN of a database with fairq installed, made for this run and dropped after it."""
+    """The URL of a database with fairq installed, made for this run and dropped after it."""
     import psycopg
     from psycopg import sql
 
-    from fairq import install
+    from fairq import dsn, install
 
     name = f"fairq_test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(fairq_server, autocommit=True) as conn:
         conn.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    dsn = psycopg.conninfo.make_conninfo(fairq_server, dbname=name)
-    with psycopg.connect(dsn) as conn:
+    url = dsn.to_url(psycopg.conninfo.make_conninfo(fairq_server, dbname=name))
+    with psycopg.connect(url) as conn:
         install.load_sql(conn)
         conn.execute("update fairq.settings set test_clock = true")
-    yield dsn
+    yield url
     with psycopg.connect(fairq_server, autocommit=True) as conn:
         conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 

@@ -5,8 +5,9 @@
     fairq.result(conn, id, timeout=30).value()
 
 Polling is the truth: it works on every connection and behind every pooler. On a psycopg connection in
-autocommit that listens to nothing else a notification (channel `fairq_done`) cuts the wait short, however the
-task ends. It is asked for, task by task: who waits for nobody's end costs those who finish tasks nothing.
+autocommit, a session of its own that listens to nothing else, a notification (channel `fairq_done`) cuts the
+wait short, however the task ends. It is asked for, task by task: who waits for nobody's end costs those who
+finish tasks nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from fairq import driver
-from fairq.connections import Steps, on_connection, run
+from fairq.connections import Steps, is_session, is_session_async, on_connection, run
 from fairq.driver import Call
 from fairq.errors import (
     DatabaseError,
@@ -195,18 +196,23 @@ def _listen(id: int) -> Steps[bool]:
 
 
 class _MayListen:
-    """LISTEN takes effect at a commit, which in a pipeline is for the application to say."""
+    """LISTEN takes effect at a commit, which in a pipeline is for the application to say. Behind a pooler it
+    would stay with a session that somebody else has next.
+    """
 
     def do(self, conn: Any) -> bool:
+        return self._may(conn) and is_session(conn)
+
+    async def do_async(self, conn: Any) -> bool:
+        return self._may(conn) and await is_session_async(conn)
+
+    def _may(self, conn: Any) -> bool:
         return (
             isinstance(conn, psycopg.Connection | psycopg.AsyncConnection)
             and conn.autocommit
             and conn.info.transaction_status == TransactionStatus.IDLE
             and conn.info.pipeline_status == PipelineStatus.OFF
         )
-
-    async def do_async(self, conn: Any) -> bool:
-        return self.do(conn)
 
 
 class _Unlisten:

@@ -259,6 +259,17 @@ def watch_task(
     return (driver.Int8(id),)
 
 
+@driver.Statement[int](
+    "the",
+    """-- name: BackendPid :one
+select pg_catalog.pg_backend_pid()::integer as pid""",
+    driver.scalar(),
+)
+def backend_pid() -> driver.Params:
+    """The process behind the session. A pooler tells its clients another number."""
+    return ()
+
+
 @driver.Statement[bool](
     "the",
     """-- name: IsListening :one

@@ -86,6 +86,10 @@ from fairq.task_progress(p_id => sqlc.arg(id)::bigint) p;
 -- Asks for a notice on fairq_done when the task ends, for a minute; false: it is not live.
 select fairq.watch_task(sqlc.arg(id)::bigint)::boolean as live;
 
+-- name: BackendPid :one
+-- The process behind the session. A pooler tells its clients another number.
+select pg_catalog.pg_backend_pid()::integer as pid;
+
 -- name: IsListening :one
 -- Whether the session listens to anything.
 select exists (select from pg_catalog.pg_listening_channels())::boolean as listens;

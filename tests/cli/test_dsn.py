@@ -131,3 +131,22 @@ def test_a_description_is_short_and_readable() -> None:
     assert dsn.describe("postgresql+psycopg://bob:pw@db/shop") == "bob@db/shop"
     assert dsn.describe("dbname=shop") == "localhost/shop"
     assert dsn.describe("=") == "a database"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "url"),
+    [
+        ("host=db port=5433 dbname=shop user=bob", "postgresql://bob@db:5433/shop"),
+        (
+            "postgresql+psycopg://bob:p%40:s@db/shop?sslmode=require",
+            "postgresql://bob:p%40%3As@db/shop?sslmode=require",
+        ),
+        ("host=/run/x/s port=1 dbname='a b' user=bob", "postgresql://bob@/a%20b?host=%2Frun%2Fx%2Fs&port=1"),
+        ("host=a,b port=1,2 dbname=shop", "postgresql:///shop?host=a%2Cb&port=1%2C2"),
+        ("password=secret dbname=shop", "postgresql:///shop?password=secret"),
+        ("host=::1 user=bob", "postgresql://bob@/?host=%3A%3A1"),
+    ],
+)
+def test_every_spelling_has_a_url(spelled: str, url: str) -> None:
+    assert dsn.to_url(spelled) == url
+    assert conninfo_to_dict(url) == conninfo_to_dict(dsn.to_libpq(spelled))

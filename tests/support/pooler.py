@@ -41,7 +41,7 @@ def pooler(dsn: str, *, connections: int = 5) -> Iterator[str]:
     """The DSN of the same database through PgBouncer, which has so many connections to the server."""
     program = pgbouncer()
     if program is None:
-        pytest.skip("PgBouncer is not installed")
+        pytest.skip("PgBouncer is not installed; on Debian: apt-get install pgbouncer")
     parts = {key: value for key, value in conninfo_to_dict(dsn).items() if value}
     database = parts.pop("dbname")
     server = " ".join(f"{key}='{parts[key]}'" for key in ("host", "port", "user", "password") if key in parts)

@@ -39,6 +39,12 @@ SUITE = """
         with psycopg.connect(fairq_dsn) as conn:
             assert fairq.enqueue(conn, "bob") > 0
             conn.rollback()
+
+    def test_the_dsn_is_a_url(fairq_dsn):
+        import sqlalchemy
+        engine = sqlalchemy.create_engine(sqlalchemy.make_url(fairq_dsn).set(drivername="postgresql+psycopg"))
+        with engine.connect() as conn:
+            assert fairq.enqueue(conn, "bob") > 0
 """
 
 
@@ -49,7 +55,7 @@ def test_an_application_tests_with_a_database_of_its_own(
     monkeypatch.setenv("FAIRQ_TEST_DSN", server.admin_dsn)
     monkeypatch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
     pytester.makepyfile(SUITE)
-    pytester.runpytest_subprocess("-q", "-W", "error", "-p", "no:xdist").assert_outcomes(passed=3)
+    pytester.runpytest_subprocess("-q", "-W", "error", "-p", "no:xdist").assert_outcomes(passed=4)
 
 
 def test_without_a_server_an_embedded_one_is_started(
@@ -58,7 +64,7 @@ def test_without_a_server_an_embedded_one_is_started(
     monkeypatch.delenv("FAIRQ_TEST_DSN", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
     pytester.makepyfile(SUITE)
-    pytester.runpytest_subprocess("-q", "-W", "error", "-p", "no:xdist").assert_outcomes(passed=3)
+    pytester.runpytest_subprocess("-q", "-W", "error", "-p", "no:xdist").assert_outcomes(passed=4)
 
 
 def test_a_run_without_a_database_is_told_what_to_do(
