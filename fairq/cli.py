@@ -108,7 +108,7 @@ class Failure(click.ClickException):
         # As wide as the terminal; into a log line by line as they are.
         width = shutil.get_terminal_size().columns - 1 if sys.stderr.isatty() else sys.maxsize
         for text, indent in ((f"fairq: {self.message}", ""), (self.hint or "", "  ")):
-            for line in map(clean, map(str.strip, text.splitlines())):
+            for line in (clean(each.expandtabs(2).rstrip()) for each in text.splitlines()):
                 click.echo(
                     textwrap.fill(
                         line,

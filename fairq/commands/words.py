@@ -11,7 +11,7 @@ from fairq.cli import Failure
 from fairq.dsn import mask
 from fairq.errors import QueueDraining, Refused, UnknownQueue
 
-__all__ = ["refusal"]
+__all__ = ["in_options", "refusal"]
 
 _HINTS: dict[type[Refused], str] = {
     UnknownQueue: "fairq queues lists them; fairq queues set NAME makes one.",
@@ -38,7 +38,20 @@ def refusal(exc: Refused, ctx: click.Context) -> Failure:
             message = re.sub(r"cannot be .*", f"cannot be {value.total_seconds():g} s", message)
         if "reset" in flags and "Set " not in hint:
             hint += f" --reset {flags[exc.about][2:]} takes it away."
-    for name, flag in flags.items():
-        if "_" in name:
-            message, hint = (re.sub(rf"(?<![\w-]){name}\b", flag, text) for text in (message, hint))
+    message, hint = (in_options(text, ctx) for text in (message, hint))
     return Failure(mask(message), hint=hint or None, code=exc.code, exit_code=exc.exit_code)
+
+
+def in_options(text: str, ctx: click.Context) -> str:
+    """Names of settings as the options are spelled that set them; lengths of time in their unit."""
+    in_ms = r"\b(?:notify_)?(poll|maintain)_interval_ms is (\S+); it must be (\S+) to (\S+)"
+    while found := re.search(in_ms, text):
+        value, least, most = (f"{float(number) / 1000:g}" for number in found.group(2, 3, 4))
+        text = text.replace(found[0], f"{found[1]}_interval is {value}; it must be {least} to {most}")
+    for each in ctx.command.params:
+        if isinstance(each, click.Option) and each.name:
+            # A word that may be prose counts at the beginning of a line of a list only.
+            before = r"(?<![\w-])" if "_" in each.name else r"(?<=^  - )"
+            flag = max(each.opts, key=len)
+            text = re.sub(rf"{before}{each.name}\b", flag, text, flags=re.MULTILINE)
+    return text

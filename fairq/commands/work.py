@@ -15,9 +15,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fairq.cli import Exit, command, failure_of, named_dsn, wants_json
+from fairq.cli import Exit, Failure, command, failure_of, named_dsn, wants_json
 from fairq.dsn import VARIABLES, clean, mask
-from fairq.errors import ConfigurationError, UnknownQueue
+from fairq.errors import ConfigurationError, FairqError, Refused, UnknownQueue
 from fairq.worker.config import Settings, queues_of
 from fairq.worker.handlers import RUNNING
 
@@ -181,7 +181,11 @@ def work(
     from fairq.worker.signals import handled
     from fairq.worker.worker import Worker
 
-    worker = Worker(load_app(app), named_dsn(), settings=settings, announce=_announce, also_wrong=problems)
+    loaded = load_app(app)
+    try:
+        worker = Worker(loaded, named_dsn(), settings=settings, announce=_announce, also_wrong=problems)
+    except ConfigurationError as exc:
+        raise _failure(exc) from exc
     code: int = Exit.OK
     try:
         with handled(lambda *_: worker.stop(), for_good=True):
@@ -192,12 +196,12 @@ def work(
                 )
             watch_supervisor(worker.stop)
             worker.run(handle_signals=True)
-    except UnknownQueue as exc:
-        raise ConfigurationError(str(exc), exc.hint) from exc  # wrong usage: no restart helps
     except Exception as exc:
+        failure = _failure(exc)
         if not worker.left_behind:
-            raise
-        failure = failure_of(exc)
+            if not isinstance(exc, FairqError):
+                raise
+            raise failure from exc
         failure.show()
         code = failure.exit_code
     if worker.left_behind:
@@ -205,6 +209,20 @@ def work(
         logging.shutdown()
         sys.stdout.flush()
         os._exit(code)
+
+
+def _failure(exc: Exception) -> Failure:
+    """In the words of the command line."""
+    from fairq.commands.words import in_options, refusal
+
+    context = click.get_current_context()
+    failure = refusal(exc, context) if isinstance(exc, Refused) else failure_of(exc)
+    return Failure(
+        in_options(failure.message, context),
+        hint=in_options(failure.hint or "", context),
+        code=failure.code,
+        exit_code=Exit.USAGE if isinstance(exc, UnknownQueue) else failure.exit_code,  # no restart helps
+    )
 
 
 def hide_dsns(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -93,4 +93,5 @@ def is_read_only(exc: BaseException) -> bool:
 def explain(exc: BaseException) -> str:
     """The error for people: no password, and what to do about it."""
     error = translate(exc)
-    return f"{error} ({error.hint})" if error.hint else str(error)
+    text = " ".join(str(error).split())
+    return f"{text} ({error.hint})" if error.hint else text

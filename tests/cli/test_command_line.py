@@ -36,6 +36,35 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.rsplit("modules:", 1)[1].split())
 
 
+# --- A worker's settings ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--lease 0", "--lease is 0.0; it must be 1 to 86400"),
+        ("-c -3", "--concurrency is -3; it must be 0 to"),
+        ("--poll-interval 0.1", "--poll-interval is 0.1; it must be 1 to 300"),
+        ("--maintain-interval 5000", "--maintain-interval is 5000; it must be 0 to 3600"),
+        (
+            "--db-retry-max-ms 500 --db-retry-initial-ms 600",
+            "--db-retry-max-ms (500) is less than --db-retry-initial-ms (600)",
+        ),
+        ("--prefetch 3", "--prefetch needs a --claim-lease: how long"),
+        (
+            "--breaker-cooldown-ms 50000",
+            "--breaker-cooldown-ms (50000) is more than a third of",
+        ),
+        ("--once --drain", "--once and --drain contradict each other"),
+    ],
+)
+def test_what_is_wrong_with_a_worker_is_said_in_its_options(options: str, says: str) -> None:
+    done = fairq("work", "tests.worker.test_logs", *options.split(), "--dsn", NOWHERE)
+    assert done.exit_code == Exit.USAGE
+    assert f"\n  - {says}" in done.stderr
+    assert "s3cr3t" not in done.stderr
+
+
 # --- Help -----------------------------------------------------------------------------------------
 
 

@@ -46,9 +46,9 @@ def test_with_json_every_line_is_json(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--concurrency", "-1", "--db-retry-max-ms", "1"), ("concurrency is -1", "db_retry_max_ms is 1")),
+        (("--concurrency", "-1", "--db-retry-max-ms", "1"), ("concurrency is -1", "--db-retry-max-ms is 1")),
         (("--once", "--drain"), ("--once and --drain",)),
-        (("--prefetch", "3"), ("claim_lease",)),
+        (("--prefetch", "3"), ("--claim-lease",)),
         (("--processes", "0"), ("--processes is 0",)),
         (("-q", "a=3", "-q", "b", "-c", "-1"), ("'b' not", "concurrency is -1")),
         (("-q", "a=0", "-q", "b=many"), ("'b' is 'many'",)),
