@@ -61,6 +61,9 @@ chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; p
 nightly: ## Run what takes too long for every change: storm, fuzz, chaos, test-long, test-matrix, test-shards
 	@status=0; for each in storm fuzz chaos test-long test-matrix test-shards; do $(MAKE) $$each || status=1; done; exit $$status
 
+model: .venv/.dev ## Explore the models of tests/model in larger worlds (two minutes)
+	@FAIRQ_TEST_MODEL=1 .venv/bin/python -m pytest $(PYTEST) tests/model
+
 test-ground: ## Prove that `make demo` and `make test` work in a clean clone and leave nothing behind (root, Linux)
 	@ARGS='$(ARGS)' .ci/prove
 
