@@ -279,7 +279,7 @@ def _value(name: str, value: Any, kind: type) -> Any:
     if kind in (bool, str):
         if not isinstance(value, kind):
             raise ConfigurationError(f"{name} is {value!r:.60}: pass {_EXAMPLES[kind]}")
-        return value
+        return check_text(name, value) if kind is str else value
     if kind is int:
         if not is_int(value, -(2**31), 2**31 - 1):
             raise OutOfRange(f"{name} is {value!r:.60}", "An integer; None takes the setting away.")
