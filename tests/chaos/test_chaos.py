@@ -213,27 +213,22 @@ def report(chaos: World, conn: Conn) -> Iterator[str]:
         where began_at > to_timestamp(%s) and pid = any(%s)
         group by 1"""
     ended = """
-        select extract(epoch from max(finished_at))::float8 - %s
+        select count(*), extract(epoch from max(finished_at))::float8 - %(began)s
         from fairq.finished_tasks
-        where id = any(%s)"""
+        where id = any(%(ids)s) and finished_at > to_timestamp(%(began)s)"""
     for what in sorted({fault.what for fault in chaos.faults}):
         faults = [fault for fault in chaos.faults if fault.what == what]
-        work, all_work, stranded = [], [], []
+        work, all_work, stranded, count = [], [], [], 0
         for fault in faults:
             first = conn.execute(began, [fault.undone, fault.pids]).fetchall()
             work.append(min((row[1] - fault.undone for row in first), default=0.0))
             all_work.append(max((row[1] - fault.undone for row in first), default=0.0))
-            row = conn.execute(ended, [fault.began, fault.stranded]).fetchone()
-            stranded += [row[0]] if row and row[0] else []
-        lasted = middle_and_most([fault.undone - fault.began for fault in faults])
-        about = [
-            str(getattr(World, what).__doc__),
-            str(len(faults)),
-            lasted,
-            middle_and_most(work),
-            middle_and_most(all_work),
-        ]
-        count = sum(len(fault.stranded) for fault in faults)
+            row = conn.execute(ended, {"began": fault.began, "ids": fault.stranded}).fetchone()
+            if row and row[0]:
+                count += row[0]
+                stranded.append(row[1])
+        columns = [[fault.undone - fault.began for fault in faults], work, all_work]
+        about = [str(getattr(World, what).__doc__), str(len(faults)), *map(middle_and_most, columns)]
         yield f"| {' | '.join([*about, str(count or ''), middle_and_most(stranded)])} |"
 
 
