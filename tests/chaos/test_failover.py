@@ -26,7 +26,8 @@ from tests.worker.running import EFFECTS, Desk, work_process
 
 @contextmanager
 def pair() -> Iterator[tuple[embedded.Server, embedded.Server]]:
-    with private_server() as primary:
+    # Nobody removes the shared memory of a server that is killed, but that which is files in its folder.
+    with private_server({"dynamic_shared_memory_type": "mmap"}) as primary:
         with psycopg.connect(primary.dsn("fairq")) as conn:
             conn.execute(EFFECTS.encode())
         with standby(primary) as second:

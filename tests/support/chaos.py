@@ -301,8 +301,19 @@ def small_disk() -> Iterator[Path | None]:
 
 
 @contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """A run that is terminated leaves no worker, server or file system behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
 def world(folder: Path, pause: float) -> Iterator[World]:
     with contextlib.ExitStack() as stack:
+        stack.enter_context(ended_in_order())
         disk = stack.enter_context(small_disk())
         server = stack.enter_context(private_server(SETTINGS, data_dir=disk / "data" if disk else None))
         with psycopg.connect(server.dsn("fairq"), autocommit=True) as conn:
