@@ -10,7 +10,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
 declare
   v_task record;
 begin
-  if p_for is null or p_for <= interval '0' or p_for > interval '1 hour' then
+  if p_for is null or p_for <= interval '0' or not fairq._is_span(p_for, interval '1 hour') then
     raise exception 'task % cannot be watched for %', coalesce(p_id::text, 'null'), coalesce(p_for::text, 'null')
       using errcode = 'QF009', hint = 'More than 0, at most an hour; call it again to extend it.';
   end if;

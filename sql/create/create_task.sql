@@ -84,13 +84,12 @@ begin
     raise exception 'the payload of a task of group "%" is null', p_group_key
       using errcode = 'QF002', hint = 'Pass ''{}'' or ''null''::jsonb for a task without data.';
   end if;
-  -- The binary form is rarely smaller than half the text, so the text is only made for payloads that come near the limit.
-  if pg_column_size(p_payload) > p_payload_limit / 4 and octet_length(p_payload::text) > p_payload_limit then
-    raise exception 'the payload of a task of group "%" has % bytes, % are allowed', p_group_key, octet_length(p_payload::text), p_payload_limit
+  if fairq._is_large(p_payload, p_payload_limit) and fairq._is_longer(p_payload, p_payload_limit) then
+    raise exception 'the payload of a task of group "%" has more than % bytes', p_group_key, p_payload_limit
       using errcode = 'QF002', hint = 'Store the data elsewhere and pass a reference, or raise the limit: select fairq.configure_cluster(''{"payload_limit": ...}'');';
   end if;
-  if pg_column_size(p_headers) > p_payload_limit / 4 and octet_length(p_headers::text) > p_payload_limit then
-    raise exception 'the headers of a task of group "%" have % bytes, % are allowed', p_group_key, octet_length(p_headers::text), p_payload_limit
+  if fairq._is_large(p_headers, p_payload_limit) and fairq._is_longer(p_headers, p_payload_limit) then
+    raise exception 'the headers of a task of group "%" have more than % bytes', p_group_key, p_payload_limit
       using errcode = 'QF002', hint = 'Headers say how to treat a task; data belongs in the payload or elsewhere.';
   end if;
   if p_kind is null or p_kind = '' or octet_length(p_kind) > 200 then
@@ -113,15 +112,33 @@ begin
     raise exception 'the cost % of a task of group "%" is out of range', coalesce(p_cost::text, 'null'), p_group_key
       using errcode = 'QF008', hint = 'The cost is relative to an ordinary task of cost 1: 0.001 to 1000000.';
   end if;
-  if p_run_at not between '0001-01-01 00:00+00' and '9999-12-31 00:00+00' or p_expires_at not between '0001-01-01 00:00+00' and '9999-12-31 00:00+00' then
+  -- In every time zone.
+  if p_run_at not between '0001-01-02 00:00+00' and '9999-12-31 00:00+00' or p_expires_at not between '0001-01-02 00:00+00' and '9999-12-31 00:00+00' then
     raise exception 'run_at or expires_at of a task of group "%" is out of range', p_group_key
       using errcode = 'QF009', hint = 'A time in the years 1 to 9999; leave it null for none.';
   end if;
   -- Workers keep a length of time in types that end somewhere: one task that none of them can read would stop them all.
-  if p_timeout is not null and (p_timeout <= interval '0' or p_timeout > interval '1000000000 seconds') then
+  if p_timeout is not null and (p_timeout <= interval '0' or not fairq._is_span(p_timeout, interval '1000000000 seconds')) then
     raise exception 'the timeout % of a task of group "%" is out of range', p_timeout, p_group_key
       using errcode = 'QF009', hint = 'More than 0, at most 1000000000 seconds; null for no limit.';
   end if;
+end;
+$$;
+
+-- Whether JSON is worth to be measured as text, which costs 2 µs a KB. One number can have 131,000 digits in twelve bytes: so JSON that is not measured has
+-- at most 22 MB of text, and not the gigabyte of which every pop would fail. "#>" unpacks what a table had compressed.
+-- Without "set search_path": inlined into the statement that asks.
+create function fairq._is_large(p_json jsonb, p_most integer) returns boolean
+language sql immutable
+as $$ select pg_column_size(p_json #> '{}') > least(2048, p_most / 4) $$;
+
+-- Whether JSON has more than so many bytes of text; also when it has more than the server can make.
+create function fairq._is_longer(p_json jsonb, p_most integer) returns boolean
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+  return octet_length(p_json::text) > p_most;
+exception when program_limit_exceeded or out_of_memory then
+  return true;
 end;
 $$;
 

@@ -58,7 +58,7 @@ begin
       or i.group_key = ''
       or octet_length(i.group_key) > 500
       or i.payload is null
-      or pg_column_size(i.payload) > v_settings.payload_limit / 4
+      or fairq._is_large(i.payload, v_settings.payload_limit)
       or i.idempotency_key = ''
       or octet_length(i.idempotency_key) > 500
       or i.concurrency_key = ''

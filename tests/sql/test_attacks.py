@@ -284,3 +284,54 @@ def test_a_path_without_pg_temp_would_be_hijacked(stage: Database) -> None:
     session.execute(SHADOWS.encode())
     with pytest.raises(psycopg.Error, match="hijacked"):
         session.execute("select public.careless()")
+
+
+# --- What is said in arguments and settings ---------------------------------------------------------
+
+BOMBS = (
+    # Twelve bytes each, and 131,000 as text: every pop of the queue would fail.
+    "(select jsonb_agg(1e131000::numeric) from generate_series(1, 9000))",
+    "(select jsonb_agg(1e131000::numeric) from generate_series(1, 200))",
+    "(select jsonb_build_object('a', repeat('x', 50000000)))",
+    "(select packed from pg_temp.stored)",
+)
+
+
+@pytest.mark.parametrize("session", [ENQUEUE], indirect=True)
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_json_that_is_longer_as_text_than_it_looks_is_refused(session: Conn, bomb: str) -> None:
+    session.execute("create temp table stored (packed jsonb)")
+    session.execute("insert into stored select jsonb_build_object('a', repeat('x', 10000000))")
+    for call_ in (
+        "select fairq.create_task('evil', {0})",
+        "select fairq.create_task('evil', '1', p_headers => {0})",
+        "select fairq.create_tasks('{{evil,evil}}', array['1', {0}])",
+        "select fairq.create_tasks('{{evil}}', array['1'::jsonb], p_headers => {0})",
+    ):
+        with pytest.raises(psycopg.Error) as caught:
+            session.execute(call_.format(bomb).encode())
+        assert caught.value.sqlstate == "QF002"
+        assert caught.value.diag.message_hint
+
+
+@pytest.mark.parametrize("session", [ENQUEUE], indirect=True)
+def test_a_session_does_not_move_the_clock_of_the_engine(session: Conn, database: Database) -> None:
+    """A watch, a key or a task from the year 9000 would stay until then."""
+    owner = database.connect(autocommit=True)
+    owner.execute("update fairq.settings set test_clock = false")
+    for moment in ("9000-01-01", "infinity", "0044-03-15 BC", "no time at all"):
+        run(session, "select set_config('fairq.now', %s, false)", moment)
+        task = create(session, idempotency_key=f"at {moment}", run_at="2500-01-01")
+        assert one(session, "select fairq.watch_task(%s)", task)
+        assert one(session, "select fairq.cancel_task(%s)", task)
+    late = (
+        "select max({}) < now() + interval '2 minutes' and min({}) > now() - interval '1 hour' from fairq.{}"
+    )
+    for table, name in (
+        ("tasks", "created_at"),
+        ("idempotency_keys", "created_at"),
+        ("watches", "until"),
+        ("cancellations", "requested_at"),
+    ):
+        assert one(owner, late.format(name, name, table)), table
+    assert one(owner, "select bool_and(scheduled) from fairq.tasks")
