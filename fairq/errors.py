@@ -49,6 +49,7 @@ The database's own exception is always the `__cause__`.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -105,10 +106,14 @@ __all__ = [
 
 
 class FairqError(Exception):
-    """The root. `hint` says what to do about it, where that is known."""
+    """The root. `hint` says what to do about it, where that is known. `code` is its name for programs."""
 
     code: str = "error"
     exit_code: int = 1
+
+    def __init_subclass__(cls, code: str = "") -> None:
+        if code or "code" not in cls.__dict__:
+            cls.code = code or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -125,25 +130,22 @@ class Refused(FairqError):
     know. `about` is the option or setting that is wrong, where it is one.
     """
 
-    code = "refused"
     sqlstate: ClassVar[str] = ""
     about: str | None = None
 
+    def __init_subclass__(cls, code: str = "", sqlstate: str = "") -> None:
+        super().__init_subclass__(code)
+        cls.sqlstate = sqlstate or cls.sqlstate
 
-class InvalidGroupKey(Refused):
-    code = "invalid_group_key"
-    sqlstate = "QF001"
+
+class InvalidGroupKey(Refused, sqlstate="QF001"): ...
 
 
-class InvalidPayload(Refused):
-    code = "invalid_payload"
-    sqlstate = "QF002"
+class InvalidPayload(Refused, sqlstate="QF002"): ...
 
 
 class NotEncodable(InvalidPayload):
     """A value has no JSON form. `path` leads to it: `payload.items[3].file`."""
-
-    code = "not_encodable"
 
     def __init__(self, path: str, reason: str, hint: str | None = None) -> None:
         super().__init__(f"{path} {reason}", hint)
@@ -151,92 +153,60 @@ class NotEncodable(InvalidPayload):
         self.reason = reason
 
 
-class UnknownQueue(Refused):
-    code = "unknown_queue"
-    sqlstate = "QF003"
+class UnknownQueue(Refused, sqlstate="QF003"): ...
 
 
-class UnknownWorker(Refused):
-    code = "unknown_worker"
-    sqlstate = "QF004"
+class UnknownWorker(Refused, sqlstate="QF004"): ...
 
 
-class WrongIsolationLevel(Refused):
-    code = "wrong_isolation_level"
-    sqlstate = "QF005"
+class WrongIsolationLevel(Refused, sqlstate="QF005"): ...
 
 
-class InvalidName(Refused):
-    code = "invalid_name"
-    sqlstate = "QF006"
+class InvalidName(Refused, sqlstate="QF006"): ...
 
 
-class OutOfRange(Refused):
-    code = "out_of_range"
-    sqlstate = "QF007"
+class OutOfRange(Refused, sqlstate="QF007"): ...
 
 
-class InvalidCost(Refused):
-    code = "invalid_cost"
-    sqlstate = "QF008"
+class InvalidCost(Refused, sqlstate="QF008"): ...
 
 
-class InvalidTime(Refused):
-    code = "invalid_time"
-    sqlstate = "QF009"
+class InvalidTime(Refused, sqlstate="QF009"): ...
 
 
-class IdempotencyConflict(Refused):
-    code = "idempotency_conflict"
-    sqlstate = "QF010"
+class IdempotencyConflict(Refused, sqlstate="QF010"): ...
 
 
-class LengthMismatch(Refused):
-    code = "length_mismatch"
-    sqlstate = "QF011"
+class LengthMismatch(Refused, sqlstate="QF011"): ...
 
 
-class UnknownOutcome(Refused):
-    code = "unknown_outcome"
-    sqlstate = "QF012"
+class UnknownOutcome(Refused, sqlstate="QF012"): ...
 
 
-class ShardsInUse(Refused):
-    code = "shards_in_use"
-    sqlstate = "QF013"
+class ShardsInUse(Refused, sqlstate="QF013"): ...
 
 
-class UnknownSetting(Refused):
-    code = "unknown_setting"
-    sqlstate = "QF014"
+class UnknownSetting(Refused, sqlstate="QF014"): ...
 
 
-class PrefetchRefused(Refused):
-    code = "prefetch_refused"
-    sqlstate = "QF015"
+class PrefetchRefused(Refused, sqlstate="QF015"): ...
 
 
-class QueueDraining(Refused):
+class QueueDraining(Refused, sqlstate="QF016"):
     """The queue is to run empty: somebody drains it, or forgot to resume it."""
 
-    code = "queue_draining"
-    sqlstate = "QF016"
 
-
-class TasksWouldBeLost(Refused):
-    code = "would_lose_data"
-    sqlstate = "QF090"
+class TasksWouldBeLost(Refused, sqlstate="QF090", code="would_lose_data"): ...
 
 
 # --- What else the database answers ----------------------------------------------------------------
 
 
-class DatabaseError(FairqError):
+class DatabaseError(FairqError, code="database"):
     """The database answered with an error of its own. `sqlstate` is its code, None when there was no
     answer.
     """
 
-    code = "database"
     exit_code = 3
 
     def __init__(self, message: str, hint: str | None = None, sqlstate: str | None = None) -> None:
@@ -244,24 +214,19 @@ class DatabaseError(FairqError):
         self.sqlstate = sqlstate
 
 
-class NotInstalled(DatabaseError):
-    code = "not_installed"
+class NotInstalled(DatabaseError): ...
 
 
-class NotAllowed(DatabaseError):
-    code = "not_allowed"
+class NotAllowed(DatabaseError): ...
 
 
-class TransactionAborted(DatabaseError):
-    code = "transaction_aborted"
+class TransactionAborted(DatabaseError): ...
 
 
-class Conflict(DatabaseError):
-    code = "conflict"
+class Conflict(DatabaseError): ...
 
 
-class Unavailable(DatabaseError):
-    code = "unavailable"
+class Unavailable(DatabaseError): ...
 
 
 # --- How an attempt ends ---------------------------------------------------------------------------
@@ -274,17 +239,12 @@ LONGEST_PAUSE = 315_360_000.0
 class TaskError(FairqError):
     """Ends an attempt. `code` is stored with it."""
 
-    code = "task_error"
+
+class UnknownTask(TaskError): ...
 
 
-class UnknownTask(TaskError):
-    code = "unknown_task"
-
-
-class NotDecodable(TaskError):
+class NotDecodable(TaskError, code="payload_invalid"):
     """A payload does not fit the handler's annotation. `path` leads to the first misfit."""
-
-    code = "payload_invalid"
 
     def __init__(self, path: str, reason: str, hint: str | None = None) -> None:
         super().__init__(f"{path} {reason}", hint)
@@ -292,20 +252,16 @@ class NotDecodable(TaskError):
         self.reason = reason
 
 
-class ResultNotEncodable(TaskError):
-    code = "result_invalid"
+class ResultNotEncodable(TaskError, code="result_invalid"): ...
 
 
-class TaskTimeout(TaskError, TimeoutError):
-    code = "timeout"
+class TaskTimeout(TaskError, TimeoutError, code="timeout"): ...
 
 
-class FinishLost(TaskError):
-    code = "finish_lost"
+class FinishLost(TaskError): ...
 
 
-class Cancelled(TaskError):
-    code = "cancelled"
+class Cancelled(TaskError): ...
 
 
 def is_within(value: object, least: float, most: float) -> bool:
@@ -313,10 +269,8 @@ def is_within(value: object, least: float, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
-class Fail(TaskError):
+class Fail(TaskError, code="failed"):
     """Raise it in a handler: the task ends as failed now, whatever attempts are left. `code` is your own."""
-
-    code = "failed"
 
     def __init__(self, message: str, *, code: str = "failed") -> None:
         super().__init__(message)
@@ -327,8 +281,6 @@ class Retry(TaskError):
     """Raise it in a handler: another attempt while there are any left, after `delay` or the task's
     back-off.
     """
-
-    code = "retry"
 
     def __init__(
         self,
@@ -347,18 +299,14 @@ class Retry(TaskError):
 # --- The rest --------------------------------------------------------------------------------------
 
 
-class NotHeld(FairqError):
-    code = "not_held"
+class NotHeld(FairqError): ...
 
 
-class NoSuchTask(FairqError):
-    code = "no_such_task"
+class NoSuchTask(FairqError): ...
 
 
 class TaskFailed(FairqError):
     """`outcome` is failed, cancelled or expired; `error` what the attempt left behind."""
-
-    code = "task_failed"
 
     def __init__(self, message: str, outcome: str, error: Any) -> None:
         super().__init__(message)
@@ -366,16 +314,13 @@ class TaskFailed(FairqError):
         self.error = error
 
 
-class ResultTimeout(FairqError, TimeoutError):
-    code = "result_timeout"
+class ResultTimeout(FairqError, TimeoutError): ...
 
 
-class InTransaction(FairqError):
-    code = "in_transaction"
+class InTransaction(FairqError): ...
 
 
-class UnsupportedConnection(FairqError, TypeError):
-    code = "unsupported_connection"
+class UnsupportedConnection(FairqError, TypeError): ...
 
 
 class ConfigurationError(FairqError):
@@ -385,28 +330,8 @@ class ConfigurationError(FairqError):
 
 # --- From SQLSTATE to exception --------------------------------------------------------------------
 
-_REFUSALS: tuple[type[Refused], ...] = (
-    InvalidGroupKey,
-    InvalidPayload,
-    UnknownQueue,
-    UnknownWorker,
-    WrongIsolationLevel,
-    InvalidName,
-    OutOfRange,
-    InvalidCost,
-    InvalidTime,
-    IdempotencyConflict,
-    LengthMismatch,
-    UnknownOutcome,
-    ShardsInUse,
-    UnknownSetting,
-    PrefetchRefused,
-    QueueDraining,
-    TasksWouldBeLost,
-)
-
 BY_SQLSTATE: dict[str, type[Refused] | type[DatabaseError]] = {
-    **{refusal.sqlstate: refusal for refusal in _REFUSALS},
+    **{each.sqlstate: each for each in Refused.__subclasses__()},
     "3F000": NotInstalled,  # no such schema
     "42883": NotInstalled,  # no such function
     "42P01": NotInstalled,  # no such table

@@ -83,44 +83,35 @@ LOCK_KEY = 0x6661697271
 Direction = Literal["up", "down"]
 
 
-class InstallError(FairqError):
+class InstallError(FairqError, code="install"):
     """Something about the installed schema, with a hint at what to do."""
-
-    code = "install"
 
 
 class PackageBroken(InstallError):
-    code = "package_broken"
     exit_code = 70
 
 
 class UnknownRevision(InstallError):
-    code = "unknown_revision"
     exit_code = 2
 
 
 class SchemaMissing(InstallError):
-    code = "schema_missing"
     exit_code = 1
 
 
 class SchemaTooOld(InstallError):
-    code = "schema_too_old"
     exit_code = 1
 
 
 class SchemaTooNew(InstallError):
-    code = "schema_too_new"
     exit_code = 4
 
 
 class SchemaForeign(InstallError):
-    code = "schema_foreign"
     exit_code = 4
 
 
 class SchemaBusy(InstallError):
-    code = "schema_busy"
     exit_code = 5
 
 
