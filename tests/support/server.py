@@ -214,11 +214,10 @@ def private_server(
     settings: Mapping[str, embedded.Setting] | None = None,
     *,
     load: bool = True,
-    tcp_port: int | None = None,
     data_dir: Path | None = None,
 ) -> Iterator[embedded.Server]:
     """An embedded server for a test that stops, kills or configures it; its database `fairq` holds `sql/`."""
-    with embedded.start(data_dir, settings={**SETTINGS, **(settings or {})}, tcp_port=tcp_port) as server:
+    with embedded.start(data_dir, settings={**SETTINGS, **(settings or {})}) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as conn:
             conn.execute("create database fairq")
         if load:
