@@ -19,6 +19,8 @@ from pathlib import Path
 import click
 
 from fairq.cli import COMMANDS, DSN, JSON, main
+from fairq.options import options_of
+from fairq.policies import ClusterSettings, GroupSettings, KeySettings, QueueSettings
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _BLOCK = re.compile(r"<!-- (commands|fairq [\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -43,10 +45,19 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 def about(name: str, command: click.Command) -> str:
     """How a command is called, its options, how it ends."""
     usage = [name, *command.collect_usage_pieces(click.Context(command, info_name=name))]
-    parts = [f"```\n{' '.join(usage)}\n```"]
+    parts = [f"`{' '.join(usage)}`"]
     options = [each for each in command.params if isinstance(each, click.Option) and each not in (DSN, JSON)]
     if options:
-        lines = (f"- {_names(each)}{_default(each)}: {_cell(each.help)}" for each in options)
+        page, settings = _SETTINGS.get(name, ("", ()))
+        named = [each for each in options if each.name in settings]
+        if named:
+            listed = ", ".join(
+                f"`{option}`" for each in named for option in (*each.opts, *each.secondary_opts)
+            )
+            parts.append(_filled(f"An option for each setting of [{page}](sql/{page}.md): {listed}."))
+        lines = (
+            f"- {_names(each)}{_default(each)}: {_cell(each.help)}" for each in options if each not in named
+        )
         parts.append("\n".join(_filled(each, "  ") for each in lines))
     if command.epilog:
         parts.append(_filled(_cell(_ends(command.epilog))))
@@ -64,6 +75,19 @@ def _ends(epilog: str) -> str:
     return " ".join(f"{each}." for each in (own and f"Exit codes: {' · '.join(own)}", rights) if each)
 
 
+# Commands whose options are the settings of a function, which has the page that explains them.
+_SETTINGS = {
+    f"fairq {name}s set".replace("clusters", "cluster"): (
+        f"configure_{name}",
+        frozenset(options_of(settings)),
+    )
+    for name, settings in {
+        "queue": QueueSettings,
+        "group": GroupSettings,
+        "key": KeySettings,
+        "cluster": ClusterSettings,
+    }.items()
+}
 _VALUES: dict[type, str] = {click.IntRange: "N", click.FloatRange: "X", click.Path: "FILE"}
 
 

@@ -29,9 +29,7 @@ def test_a_command_without_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(SystemExit, match="fairq jump"):
         reference.stale()
     assert reference.about("fairq jump", jump) == (
-        "```\nfairq jump [OPTIONS]\n```\n\n"
-        "- `--far N`: How far.\n\n"
-        "Exit codes: 4 too far. Rights: fairq_work.\n"
+        "`fairq jump [OPTIONS]`\n\n- `--far N`: How far.\n\nExit codes: 4 too far. Rights: fairq_work.\n"
     )
 
 
