@@ -269,6 +269,7 @@ def command(
         kind: type[click.Command] = attributes.pop("cls", click.Command)
         found = click.command(name, kind, epilog=epilog, **attributes)(function)
         found.params += options
+        found.rights = rights or ""  # type: ignore[attr-defined]
         if parent is not None:
             parent.add_command(found)
         return found

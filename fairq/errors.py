@@ -358,6 +358,13 @@ _HINTS: dict[type[DatabaseError], str] = {
 }
 
 
+_HINTS_BY_SQLSTATE: dict[str, str] = {
+    "25006": "A standby, or a role whose transactions are read only: fairq doctor says which.",
+    "57014": "Somebody canceled it, or a statement_timeout is too short: fairq doctor says which are.",
+    "53300": "Put a pooler in front, or raise max_connections.",
+}
+
+
 def is_retryable(error: BaseException | str | None) -> bool:
     """Whether the same call may succeed when the transaction is run again: the one place that says so.
 
@@ -424,7 +431,8 @@ def translate(exc: BaseException) -> FairqError:
         refused = cls(message, _hint(root))
         refused.about = getattr(getattr(root, "diag", None), "column_name", None)
         return refused
-    return cls(message, _hint(root) or _HINTS.get(cls), sqlstate)
+    hint = _hint(root) or _HINTS_BY_SQLSTATE.get(sqlstate) or _HINTS.get(cls)
+    return cls(message, hint, sqlstate)
 
 
 def sqlstate_of(exc: BaseException) -> str | None:

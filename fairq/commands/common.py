@@ -29,7 +29,7 @@ from fairq import install
 from fairq.cli import named_dsn, wants_json
 from fairq.commands.words import refusal
 from fairq.dsn import clean, resolve
-from fairq.errors import Refused, translating
+from fairq.errors import NotAllowed, Refused, translating
 
 __all__ = [
     "Connection",
@@ -81,12 +81,12 @@ def connect(dsn: str) -> Connection:
 def session() -> Iterator[Connection]:
     """A connection to the database that was named, with a fairq in it that fits this code."""
     with contextlib.closing(connect(resolve(named_dsn()))) as conn:
-        install.check_version(conn)
         try:
             with translating():
+                install.check_version(conn)
                 yield conn
-        except Refused as exc:
-            raise refusal(exc, click.get_current_context()) from exc
+        except (Refused, NotAllowed) as exc:
+            raise refusal(exc, click.get_current_context(), conn.info.user) from exc
 
 
 def rows(conn: Connection, query: str, **parameters: Any) -> list[dict[str, Any]]:

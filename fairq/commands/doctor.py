@@ -174,7 +174,7 @@ def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     try:
         is_there = True
         with contextlib.suppress(psycopg.Error):
-            is_there = rows(conn, "select to_regnamespace('fairq') is not null as yes")[0]["yes"]
+            is_there = rows(conn, IS_THERE)[0]["yes"]
         for name, check in checks.items():
             if is_there or name not in of_fairq:
                 if conn.closed:
@@ -183,6 +183,12 @@ def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
                 yield replace(_alone(conn, check), check=name)
     finally:
         conn.close()
+
+
+# Where the role may not even look into the schema, one finding says so.
+IS_THERE = """
+select coalesce(has_schema_privilege(to_regnamespace('fairq')::oid, 'usage'), false) as yes
+"""
 
 
 def _alone(conn: Connection, check: Callable[[Connection], Finding]) -> Finding:
@@ -292,11 +298,11 @@ def judge_clock(before: datetime, at: datetime, after: datetime) -> Finding:
 
 # Of this session before the round began, and of roles that work with fairq.
 TIMEOUTS = """
-select null as role, s.name, s.reset_val || coalesce(s.unit, '') as value
+select true as here, current_user::text as role, s.name, s.reset_val || coalesce(s.unit, '') as value
 from pg_catalog.pg_settings s
 where s.name in ('statement_timeout', 'transaction_timeout', 'idle_session_timeout')
 union all
-select r.rolname, split_part(c.setting, '=', 1), split_part(c.setting, '=', 2)
+select false, r.rolname, split_part(c.setting, '=', 1), split_part(c.setting, '=', 2)
 from pg_catalog.pg_db_role_setting d
 join pg_catalog.pg_roles r on r.oid = d.setrole
 cross join unnest(d.setconfig) c(setting)
@@ -307,14 +313,14 @@ where d.setdatabase in (0, (select b.oid from pg_catalog.pg_database b where b.d
     select from pg_catalog.pg_roles f
     where f.rolname in ('fairq_enqueue', 'fairq_work', 'fairq_admin') and pg_has_role(r.oid, f.oid, 'member')
   )
-order by 1 nulls first, 2
+order by 1 desc, 2, 3
 """
 _MILLISECONDS = {"us": 0.001, "": 1, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def judge_timeouts(found: list[Row]) -> Finding:
     """A turn or a round of upkeep that is stopped is made again, and stopped again."""
-    short: list[tuple[float, str, str | None, str]] = []
+    short, remedy = [], ""
     for row in found:
         number, unit = re.fullmatch(r"(-?[\d.]+)\s*([a-z]*)", row["value"]).groups()  # type: ignore[union-attr]
         length = timedelta(milliseconds=float(number) * _MILLISECONDS[unit])
@@ -323,18 +329,15 @@ def judge_timeouts(found: list[Row]) -> Finding:
             < length
             < (SHORT_SESSION if row["name"] == "idle_session_timeout" else SHORT_TIMEOUT)
         ):
-            who = f"role {row['role']}" if row["role"] else "this session"
-            short.append(
-                (length.total_seconds(), f"{who}: {row['name']} is {span(length)}", row["role"], row["name"])
-            )
+            who = "this session" if row["here"] else f"role {row['role']}"
+            short.append((length, f"{who}: {row['name']} is {span(length)}"))
+            remedy = remedy or f"alter role {row['role']} set {row['name']} = '1min';"
+            if row["here"] and len(short) == 1:
+                remedy += " Or it is in the connection string, in PGOPTIONS, or set for the database."
     if not short:
         return ok("long enough for turns and upkeep")
-    _, _, role, name = short[0]
-    remedy = f"alter role {role or 'NAME'} set {name} = '1min';"
-    if role is None:
-        remedy += " Or it is in the connection string, PGOPTIONS, or set for the database."
-    text = "; ".join(each[1] for each in short)
-    if any(seconds < 1 for seconds, _, _, _ in short):
+    text = "; ".join(each for _, each in short)
+    if any(length < timedelta(seconds=1) for length, _ in short):
         return wrong(f"{text}: what takes longer is stopped, and made again in vain", remedy)
     return look(f"{text}: what takes longer is stopped", remedy)
 

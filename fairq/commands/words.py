@@ -9,11 +9,11 @@ import click
 
 from fairq.cli import Failure
 from fairq.dsn import mask
-from fairq.errors import QueueDraining, Refused, UnknownQueue
+from fairq.errors import FairqError, NotAllowed, QueueDraining, Refused, UnknownQueue
 
 __all__ = ["in_options", "refusal"]
 
-_HINTS: dict[type[Refused], str] = {
+_HINTS: dict[type[FairqError], str] = {
     UnknownQueue: "fairq queues lists them; fairq queues set NAME makes one.",
     QueueDraining: "Until it takes new tasks again: fairq resume QUEUE",
 }
@@ -26,8 +26,13 @@ _PHRASES = (
 )
 
 
-def refusal(exc: Refused, ctx: click.Context) -> Failure:
+def refusal(exc: Refused | NotAllowed, ctx: click.Context, user: str = "") -> Failure:
     message, hint = str(exc), _HINTS.get(type(exc), exc.hint or "")
+    rights = getattr(ctx.command, "rights", "")
+    if isinstance(exc, NotAllowed):
+        if role := re.search(r"fairq_\w+", rights):
+            hint = f"{ctx.command_path} needs {rights}: grant {role[0]} to {user};"
+        return Failure(mask(message), hint=hint, code=exc.code, exit_code=exc.exit_code)
     flags = {each.name or "": each.opts[0] for each in ctx.command.params if isinstance(each, click.Option)}
     for pattern, phrase in _PHRASES:
         hint = re.sub(pattern, phrase, hint)

@@ -258,7 +258,7 @@ def test_dead_rows_are_judged_beside_the_living(live: int, dead: int, verdict: s
 
 
 def timeout(value: str, name: str = "statement_timeout", role: str | None = None) -> dict[str, Any]:
-    return {"role": role, "name": name, "value": value}
+    return {"here": role is None, "role": role or "me", "name": name, "value": value}
 
 
 @pytest.mark.parametrize(
@@ -475,9 +475,11 @@ def test_a_role_of_few_rights_gets_the_answers_it_may_have(database: Database, r
     assert found["rights"]["text"].startswith("may ")
 
 
-def test_a_role_without_any_right_is_told_so(database: Database) -> None:
+def test_a_role_without_any_right_is_told_so_once(database: Database) -> None:
     found = findings(as_role(database, "pg_monitor"), 1)
-    assert found["schema"]["verdict"] in ("wrong", "unknown")
+    assert found["schema"]["verdict"] == "wrong"
+    assert "grant it fairq_enqueue" in found["schema"]["remedy"]
+    assert "waiting" not in found
 
 
 def test_strange_defaults_of_a_role_are_seen(database: Database) -> None:

@@ -373,6 +373,36 @@ def test_a_refusal_speaks_of_options_and_commands(
         assert word not in f"{error['message']}{error['hint']}".replace("QF0", "")
 
 
+@pytest.mark.parametrize(
+    ("role", "arguments", "needs"),
+    [
+        ("fairq_enqueue", "stats", "fairq stats needs fairq_observe: grant fairq_observe to "),
+        ("fairq_enqueue", "pause default", "fairq pause needs fairq_admin: grant fairq_admin to "),
+        ("fairq_observe", "queues set default --weight 2", "fairq queues set needs fairq_admin: grant"),
+        ("fairq_observe", "maintain", "fairq maintain needs fairq_work or fairq_admin: grant fairq_work to "),
+        ("fairq_work", "retry 1", "fairq retry needs fairq_admin: grant fairq_admin to "),
+        (
+            "pg_monitor",
+            "queues",
+            "fairq queues needs fairq_observe to look, fairq_admin to change: grant fairq_observe",
+        ),
+    ],
+)
+def test_a_right_that_is_missing_is_named_with_the_command(
+    database: Database, role: str, arguments: str, needs: str
+) -> None:
+    error = answer(as_role(database, role), *arguments.split(), exit_code=3)["error"]
+    assert error["code"] == "not_allowed"
+    assert error["hint"].startswith(needs)
+
+
+def test_a_read_only_role_is_told_where_to_look(database: Database) -> None:
+    dsn = make_conninfo(database.dsn, options="-c default_transaction_read_only=on")
+    error = answer(dsn, "pause", "default", exit_code=3)["error"]
+    assert "read-only transaction" in error["message"]
+    assert "fairq doctor says which" in error["hint"]
+
+
 def test_a_queue_that_drains_says_which_command_ends_that(database: Database) -> None:
     ok(database, "drain", "default")
     assert "fairq resume QUEUE" in answer(database, "enqueue", "bob", exit_code=1)["error"]["hint"]
