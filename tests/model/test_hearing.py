@@ -64,8 +64,8 @@ BROKEN: dict[str, tuple[Rule, State]] = {
     "up to the highest ring": (Rule(hear=by_the_highest), State((one, one), (plain,), UNCUT)),
     "a tick from before the lock": (Rule(stale=True), State((one,), (ringing, ringing), UNCUT)),
 }
-# The same mistake in fairq._hear: what stands there, and what would. "Past the snapshot" shows only where nobody
-# else on the server ends a transaction meanwhile; "a tick from before the lock" is not about this function.
+# The same mistake in fairq._hear: what stands there, and what would. "Past the snapshot" shows only where no
+# other session of the server ends a transaction; "a tick from before the lock" is not about this function.
 IN_SQL = {
     "two snapshots": [
         ("  o_tick := p_tick;\n", "  v_snapshot := pg_current_snapshot(); o_tick := p_tick;\n")
