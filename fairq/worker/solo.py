@@ -45,12 +45,14 @@ class Solo:
 
     def admit(self, suspects: Iterable[Entry], now: float, others: int) -> list[Entry]:
         """After a pop that also brought these. Returns those that cannot stay: others have their time now."""
-        if now < self._rest_until:
-            if others:
-                return [*self._turn_out(), *suspects]
+        if now < self._rest_until and not others:
             self.nobody_else_comes(now)
+        if (
+            self._rest_until - now >= SHORTEST_SECONDS
+        ):  # a shorter time they wait here: to come back takes longer
+            return [*self._turn_out(), *suspects]
         if not self.waiting and self.running is None:
-            self._begin(now)
+            self._begin(max(now, self._rest_until))
         self.waiting.extend(suspects)
         return []
 

@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 import fairq
 from fairq import embedded
+from tests.support.database import Database
 from tests.support.invariants import assert_sound
 from tests.support.pooler import pooler
 from tests.support.server import private_server
@@ -31,60 +32,59 @@ def served() -> Iterator[tuple[embedded.Server, Desk]]:
         yield server, Desk(server.dsn("fairq"), conn)
 
 
-def role(desk: Desk, setting: str) -> str:
-    """The DSN of a role that may do what producers, workers and handlers do, and has that setting."""
-    for statement in (
-        "create role app login in role fairq_enqueue, fairq_work",
-        f"alter role app set {setting}",
-        "grant insert on effects to app",
-        "grant usage on sequence effects_id_seq to app",
-    ):
-        desk.conn.execute(statement.encode())
-    return make_conninfo(desk.dsn, user="app")
+@pytest.fixture
+def desk(database: Database) -> Desk:
+    conn = database.connect(autocommit=True)
+    conn.execute(EFFECTS)
+    return Desk(database.dsn, conn)
 
 
-def test_a_role_whose_statements_may_take_50_ms_works() -> None:
+def test_a_role_whose_statements_may_take_50_ms_works(desk: Desk) -> None:
     """What a turn has to wait for, and a cold cache, take longer than that."""
-    with served() as (_, desk):
-        dsn = role(desk, "statement_timeout = '50ms'")
-        with work_process(dsn, "-c", "4", "--no-listen") as worker, psycopg.connect(desk.dsn) as other:
+    dsn = make_conninfo(desk.dsn, options="-c statement_timeout=50ms")
+    # Handlers have connections of their own, and no such patience is asked of them.
+    with (
+        work_process(desk.dsn, "--dsn", dsn, "-c", "4", "--no-listen") as worker,
+        psycopg.connect(desk.dsn) as other,
+    ):
+        worker.wait_for("slot")
+        # Nobody looks for work without reading the settings.
+        other.execute("lock table fairq.settings in access exclusive mode")
+        query = """
+            select pid from pg_stat_activity
+            where application_name = 'fairq worker' and datname = current_database()"""
+        wait_until_blocked(desk.conn, desk.one(query))
+        desk.conn.execute("select pg_sleep(0.2)")
+        other.rollback()
+        desk.enqueue_many("once", 50)
+        desk.wait_until(lambda: desk.live == 0, "all is done")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert desk.outcomes() == {"succeeded": 50}
+    assert not worker.says("failed to take a turn"), worker.output
+
+
+def test_where_transactions_are_serializable_by_default_nothing_runs_twice(desk: Desk) -> None:
+    """Two workers and a producer at once, so that there is something to be in each other's way."""
+    dsn = make_conninfo(desk.dsn, options="-c default_transaction_isolation=serializable")
+    with (
+        work_process(dsn, "-c", "4") as first,
+        work_process(dsn, "-c", "4") as second,
+        psycopg.connect(dsn, autocommit=True) as app,
+    ):
+        for worker in (first, second):
             worker.wait_for("slot")
-            # Nobody looks for work without reading the settings.
-            other.execute("lock table fairq.settings in access exclusive mode")
-            (turns,) = desk.rows("select pid from pg_stat_activity where application_name = 'fairq worker'")
-            wait_until_blocked(desk.conn, turns[0])
-            desk.conn.execute("select pg_sleep(0.2)")
-            other.rollback()
-            desk.enqueue_many("once", 50)
-            desk.wait_until(lambda: desk.live == 0, "all is done")
+        ids = []
+        for _ in range(30):
+            ids += fairq.enqueue_many(app, [(f"group {n}", None) for n in range(5)], kind="once")
+        desk.wait_until(lambda: desk.live == 0, "all is done")
+        for worker in (first, second):
             worker.send(signal.SIGTERM)
             assert worker.wait() == 0
-        assert desk.outcomes() == {"succeeded": 50}
+    assert desk.outcomes() == {"succeeded": len(ids)}
+    assert desk.rows(EACH_ONCE) == [(len(ids), len(ids))]
+    for worker in (first, second):
         assert not worker.says("failed to take a turn"), worker.output
-
-
-def test_where_transactions_are_serializable_by_default_nothing_runs_twice() -> None:
-    """Two workers and a producer at once, so that there is something to be in each other's way."""
-    with served() as (_, desk):
-        dsn = role(desk, "default_transaction_isolation = serializable")
-        with (
-            work_process(dsn, "-c", "4") as first,
-            work_process(dsn, "-c", "4") as second,
-            psycopg.connect(dsn, autocommit=True) as app,
-        ):
-            for worker in (first, second):
-                worker.wait_for("slot")
-            ids = []
-            for _ in range(30):
-                ids += fairq.enqueue_many(app, [(f"group {n}", None) for n in range(5)], kind="once")
-            desk.wait_until(lambda: desk.live == 0, "all is done")
-            for worker in (first, second):
-                worker.send(signal.SIGTERM)
-                assert worker.wait() == 0
-        assert desk.outcomes() == {"succeeded": len(ids)}
-        assert desk.rows(EACH_ONCE) == [(len(ids), len(ids))]
-        for worker in (first, second):
-            assert not worker.says("failed to take a turn"), worker.output
 
 
 def test_behind_a_pooler_a_restarted_server_costs_nothing_but_time() -> None:
@@ -103,13 +103,9 @@ def test_behind_a_pooler_a_restarted_server_costs_nothing_but_time() -> None:
             assert worker.wait() == 0
 
 
-def test_a_worker_leaves_no_listen_on_the_connections_of_a_pooler() -> None:
+def test_a_worker_leaves_no_listen_on_the_connections_of_a_pooler(desk: Desk) -> None:
     """Whoever has that connection next would be sent every notice of the database."""
-    with (
-        served() as (_, desk),
-        pooler(desk.dsn, connections=1) as dsn,
-        work_process(dsn, "-c", "1") as worker,
-    ):
+    with pooler(desk.dsn, connections=1) as dsn, work_process(dsn, "-c", "1") as worker:
         worker.wait_for("not listening")
         with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as client:
             assert client.execute("select pg_listening_channels()").fetchall() == []
@@ -148,7 +144,7 @@ def test_a_database_restored_in_the_middle_of_work_goes_on() -> None:
             new_ids = new.enqueue_many("once", 5)
             with work_process(dsn, "--drain", "-c", "4") as worker:
                 assert worker.wait() == 0, worker.output
-            assert new.live == 0
+            assert new.rows("select * from fairq.live_tasks") == [], worker.output
             assert new.outcomes() == {"succeeded": len(long + short + waiting + new_ids)}
             assert {row[0] for row in new.rows("select task_id from effects where what = 'ended'")} == set(
                 long
