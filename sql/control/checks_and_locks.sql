@@ -49,7 +49,7 @@ begin
   end if;
 
   if not exists (select from fairq.domains d where d.shard_no = p_shard_no and d.queue = p_queue) then
-    perform fairq._refuse_queue(p_queue);
+    perform fairq._queue(p_queue);
   end if;
   return false;
 end;
@@ -69,16 +69,20 @@ exception when lock_not_available or deadlock_detected then
 end;
 $$;
 
--- Raises QF003: the queue is unknown.
-create function fairq._refuse_queue(p_queue text) returns void
+-- A queue with its settings.
+-- Raises QF003: it is unknown.
+create function fairq._queue(p_queue text) returns fairq.queues
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_queue fairq.queues;
 begin
-  if p_queue is null then
-    raise exception 'no queue is named' using errcode = 'QF003', hint = 'Name one, for example: default.';
+  select q.* into v_queue from fairq.queues q where q.queue = p_queue and not q.internal;
+  if not found then
+    raise exception '%', coalesce('there is no queue "' || p_queue || '"', 'no queue is named')
+      using errcode = 'QF003',
+        hint = coalesce('Create it with: select fairq.configure_queue(' || quote_literal(p_queue) || ');', 'Name one, for example: default.');
   end if;
-  raise exception 'there is no queue "%"', left(p_queue, 200)
-    using errcode = 'QF003',
-      hint = format('Create it with: select fairq.configure_queue(%L);', left(p_queue, 200));
+  return v_queue;
 end;
 $$;
 
@@ -100,9 +104,7 @@ begin
     raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
       using errcode = 'QF001', hint = 'Name the tenant: a text of 1 to 500 bytes.';
   end if;
-  if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
-    perform fairq._refuse_queue(p_queue);
-  end if;
+  perform fairq._queue(p_queue);
 end;
 $$;
 

@@ -5,10 +5,8 @@
 create function fairq.drain_queue(p_queue text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  update fairq.queues q set draining_at = coalesce(q.draining_at, fairq._now()) where q.queue = p_queue and not q.internal;
-  if not found then
-    perform fairq._refuse_queue(p_queue);
-  end if;
+  perform fairq._queue(p_queue);
+  update fairq.queues q set draining_at = coalesce(q.draining_at, fairq._now()) where q.queue = p_queue;
 end;
 $$;
 comment on function fairq.drain_queue is 'Refuses new tasks of a queue until it is resumed, and serves those that are there.';

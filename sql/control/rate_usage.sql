@@ -59,9 +59,7 @@ begin
     select fairq._shard_of(p_group_key, s.shard_count), p_queue, p_group_key into shard_no, queue, group_key from fairq.settings s;
     return;
   end if;
-  if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
-    perform fairq._refuse_queue(p_queue);
-  end if;
+  perform fairq._queue(p_queue);
   shard_no := 0;
   queue := '#queue ' || p_queue;
   group_key := 'queue ' || p_queue;

@@ -3,16 +3,9 @@
 -- Locks: queues, one row.
 create function fairq.resume_queue(p_queue text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-declare
-  v_notify boolean;
 begin
-  update fairq.queues q set paused_at = null, draining_at = null where q.queue = p_queue and not q.internal returning q.notify into v_notify;
-  if not found then
-    perform fairq._refuse_queue(p_queue);
-  end if;
-  if v_notify then
-    perform pg_notify('fairq', p_queue);
-  end if;
+  perform pg_notify('fairq', p_queue) where (fairq._queue(p_queue)).notify;
+  update fairq.queues q set paused_at = null, draining_at = null where q.queue = p_queue;
 end;
 $$;
 comment on function fairq.resume_queue is 'Serves a paused queue again, and accepts new tasks if it was draining.';

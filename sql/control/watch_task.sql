@@ -10,10 +10,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
 declare
   v_task record;
 begin
-  if p_for is null or p_for <= interval '0' or not fairq._is_span(p_for, interval '1 hour') then
-    raise exception 'task % cannot be watched for %', coalesce(p_id::text, 'null'), coalesce(p_for::text, 'null')
-      using errcode = 'QF009', hint = 'More than 0, at most an hour; call it again to extend it.';
-  end if;
+  perform fairq._check_length('the time to watch a task', coalesce(p_for, interval '0'), interval '1 hour');
   select k.shard_no, k.queue into v_task
   from fairq._shards(null) s(shard_no)
   cross join lateral (select t.shard_no, t.queue from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_id offset 0) k;

@@ -24,7 +24,7 @@ begin
   where q.queue = p_queue
     and not q.internal;
   if not found then
-    perform fairq._refuse_queue(p_queue);
+    perform fairq._queue(p_queue);
   end if;
   if v_settings.enqueue_role is not null then
     perform fairq._check_role(p_queue, v_settings.enqueue_role);

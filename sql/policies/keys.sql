@@ -21,26 +21,17 @@ declare
     cross join lateral (select b.* from fairq.tasks b where b.shard_no = k.shard_no and b.id = k.id offset 0) t
     where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.granted
     order by k.priority desc, k.sequence;
-  -- A level at a time, each in the order of the index; then what an open one stands for. Sorted together, all of a line would be read for its first task.
+  -- A level at a time, each in the order of the index.
   c_line cursor for
     select t.*, c.touched, c.is_open
     from unnest(p_lane.cursors) c
     cross join lateral (
-      (
-        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key
-        from fairq.tasks t
-        where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_lane.group_key and not t.scheduled
-          and t.priority = c.priority and t.sequence >= c.sequence
-        order by t.sequence
-      )
-      union all
-      (
-        select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key
-        from fairq.tasks t
-        where c.is_open and t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.group_key = p_lane.group_key and not t.scheduled
-          and t.priority < c.priority
-        order by t.priority desc, t.sequence
-      )
+      select b.id, b.priority, b.sequence, b.kind, b.cost, b.attempt, b.expires_at, b.concurrency_key
+      from fairq.tasks b
+      where b.shard_no = p_tick.shard_no and b.queue = p_tick.queue and b.group_key = p_lane.group_key and not b.scheduled
+        and (-b.priority, b.sequence) >= (-c.priority, c.sequence)
+        and -b.priority <= case when c.is_open then 2147483647 else -c.priority end
+      order by -b.priority, b.sequence
     ) t;
   v_given record;
   v_waiting record;
@@ -200,7 +191,7 @@ begin
   select k.id, k.priority, k.sequence, k.turn into v_first
   from fairq.parked k
   where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
-  order by k.priority desc, k.sequence
+  order by -k.priority, k.sequence
   limit 1;
   -- Who comes new to a key starts at its clock, and not before those who wait there.
   v_turn := coalesce(v_first.turn, greatest((fairq._lane(p_shard_no, '#keys', p_concurrency_key)).finish, (
@@ -293,25 +284,14 @@ begin
     where q.queue = p_gone.queue
   ))
   where n.shard_no = p_gone.shard_no
-    and n.id = coalesce(
-      (
-        select k.id
-        from fairq.parked k
-        where k.shard_no = p_gone.shard_no and k.concurrency_key = p_gone.concurrency_key and k.queue = p_gone.queue
-          and k.group_key = p_gone.group_key and k.priority = p_gone.priority and k.sequence > p_gone.sequence
-          and not k.granted
-        order by k.sequence
-        limit 1
-      ),
-      (
-        select k.id
-        from fairq.parked k
-        where k.shard_no = p_gone.shard_no and k.concurrency_key = p_gone.concurrency_key and k.queue = p_gone.queue
-          and k.group_key = p_gone.group_key and k.priority < p_gone.priority
-          and not k.granted
-        order by k.priority desc, k.sequence
-        limit 1
-      )
+    and n.id = (
+      select k.id
+      from fairq.parked k
+      where k.shard_no = p_gone.shard_no and k.concurrency_key = p_gone.concurrency_key and k.queue = p_gone.queue
+        and k.group_key = p_gone.group_key and (-k.priority, k.sequence) > (-p_gone.priority, p_gone.sequence)
+        and not k.granted
+      order by -k.priority, k.sequence
+      limit 1
     );
 end;
 $$;

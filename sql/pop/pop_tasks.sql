@@ -28,10 +28,7 @@ begin
   perform fairq._check_limit(p_limit);
   perform fairq._check_isolation(p_queue);
   perform fairq._check_length('the claim lease', p_claim_lease, interval '366 days');
-  select q.* into v_queue from fairq.queues q where q.queue = p_queue and not q.internal;
-  if not found then
-    perform fairq._refuse_queue(p_queue);
-  end if;
+  v_queue := fairq._queue(p_queue);
   if v_queue.work_role is not null then
     perform fairq._check_role(p_queue, v_queue.work_role);
   end if;

@@ -8,7 +8,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz := fairq._now();
   v_worker_id bigint := nextval('fairq.worker_ids');
-  v_queue record;
+  v_queue fairq.queues;
 begin
   if p_name is null or p_name = '' or octet_length(p_name) > 200 then
     raise exception 'a worker needs a name of 1 to 200 bytes' using errcode = 'QF006', hint = 'Use the host name and the process id, for example.';
@@ -18,10 +18,7 @@ begin
       using errcode = 'QF007', hint = 'Slots are how many tasks it runs at once, 1 to 100000.';
   end if;
   -- One lease that cannot be added to a time would fail every later maintain(), for all workers.
-  if p_lease is null or p_lease <= interval '0' or not fairq._is_span(p_lease, '366 days') then
-    raise exception 'the lease % of worker "%" is out of range', coalesce(p_lease::text, 'null'), p_name
-      using errcode = 'QF009', hint = 'More than 0, at most 366 days; a few times the heartbeat interval.';
-  end if;
+  perform fairq._check_length(format('the lease of worker "%s"', p_name), coalesce(p_lease, interval '0'), interval '366 days');
   if coalesce(cardinality(p_queues), 0) = 0 then
     raise exception 'worker "%" names no queue', p_name using errcode = 'QF003', hint = 'For example: array[''default''].';
   end if;
@@ -33,14 +30,7 @@ begin
     raise exception 'the kinds of worker "%" are %', p_name, left(p_kinds::text, 60)
       using errcode = 'QF014', hint = 'Names, each with the most attempts or null: {"parse": 3, "mail": null}.';
   end if;
-  for v_queue in
-    select n.name, q.queue, q.work_role
-    from unnest(p_queues) n(name)
-    left join fairq.queues q on q.queue = n.name and not q.internal
-  loop
-    if v_queue.queue is null then
-      perform fairq._refuse_queue(v_queue.name);
-    end if;
+  for v_queue in select q.* from unnest(p_queues) n(name) cross join lateral fairq._queue(n.name) q loop
     if v_queue.work_role is not null then
       perform fairq._check_role(v_queue.queue, v_queue.work_role);
     end if;

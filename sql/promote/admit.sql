@@ -300,26 +300,11 @@ language sql stable as $$
       case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
-    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority = c.priority
-      and t.sequence >= c.sequence
+    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled
+      and (-t.priority, t.sequence) >= (-c.priority, c.sequence)
+      and -t.priority <= case when c.is_open then 2147483647 else -c.priority end
       and (t.sequence > c.touched or t.concurrency_key is not null or not exists (select from fairq._taken(p_shard_no, t.id)))
-    order by t.sequence
-    limit p_limit
-  ) o
-  union all
-  -- Only a lane with more levels than it keeps cursors for: "offset 0" is the gate.
-  select o.id, o.priority, o.sequence, o.is_expired, o.charge,
-    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false, o.meets_key, o.meets_key, false, c.touched, true,
-    o.attempt, o.expires_at
-  from (select l.* from unnest(p_cursors) l where l.is_open offset 0) c
-  cross join lateral (
-    select t.id, t.priority, t.sequence, t.cost, t.attempt + 1 as attempt, t.expires_at, t.expires_at is not null and t.expires_at <= p_now as is_expired,
-      case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge,
-      t.concurrency_key is not null as meets_key
-    from fairq.tasks t
-    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled and t.priority < c.priority
-      and (t.sequence > c.touched or t.concurrency_key is not null or not exists (select from fairq._taken(p_shard_no, t.id)))
-    order by t.priority desc, t.sequence
+    order by -t.priority, t.sequence
     limit p_limit
   ) o
 $$;

@@ -5,47 +5,26 @@
 -- Stable, without "set search_path": inlined into the statement that asks, so that rings and snapshot are of one moment.
 create function fairq._new_rings(p_tick fairq.ticks, p_limit integer) returns setof fairq.rings
 language sql stable as $$
-  select n.*
+  select r.*
   from (
-    select r.*
+    select p.xid as first_xid, p.ring_id as first_ring, p.xid as last_xid, 9223372036854775807 as last_ring
     from unnest(p_tick.pending) p
-    cross join lateral (
-      select w.*
-      from fairq.rings w
-      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid = p.xid and w.ring_id > p.ring_id
-      order by w.ring_id
-      limit p_limit
-    ) r
     where pg_visible_in_snapshot(p.xid, pg_current_snapshot())
     union all
-    select c.*
-    from (
-      select w.*
-      from fairq.rings w
-      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid >= p_tick.next_xid and w.xid < p_tick.heard_xid
-      order by w.xid, w.ring_id
-      limit p_limit
-    ) c
+    select p_tick.next_xid, 0, p_tick.heard_xid, 0
     union all
-    select b.*
-    from (
-      select w.*
-      from fairq.rings w
-      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid = p_tick.heard_xid and w.xid >= p_tick.next_xid
-        and w.ring_id > p_tick.heard_ring
-      order by w.ring_id
-      limit p_limit
-    ) b
-    union all
-    select d.*
-    from (
-      select w.*
-      from fairq.rings w
-      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.xid >= p_tick.next_xid and w.xid > p_tick.heard_xid
-      order by w.xid, w.ring_id
-      limit p_limit
-    ) d
-  ) n
+    select greatest(p_tick.next_xid, p_tick.heard_xid), case when p_tick.heard_xid >= p_tick.next_xid then p_tick.heard_ring else 0 end,
+      '18446744073709551615', 0
+  ) x
+  cross join lateral (
+    select w.*
+    from fairq.rings w
+    where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue
+      and (w.xid, w.ring_id) > (x.first_xid, x.first_ring)
+      and (w.xid, w.ring_id) <= (x.last_xid, x.last_ring)
+    order by w.xid, w.ring_id
+    limit p_limit
+  ) r
   limit p_limit
 $$;
 

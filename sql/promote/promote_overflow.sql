@@ -7,14 +7,10 @@ returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-  v_queue fairq.queues;
+  v_queue fairq.queues := fairq._queue(p_queue);
   v_shard_no integer;
   v_promoted integer := 0;
 begin
-  select q.* into v_queue from fairq.queues q where q.queue = p_queue and not q.internal;
-  if not found then
-    perform fairq._refuse_queue(p_queue);
-  end if;
   if p_limit is not null then
     perform fairq._check_limit(p_limit);
   end if;

@@ -14,7 +14,7 @@ declare
 begin
   with lane as materialized (
     select n.group_key, n.first_sequence, n.keyed or coalesce(l.keyed, false) as keyed,
-      l.ctid as replaces, l.version, l.lane_no, l.position, l.last_priority, l.last_sequence,
+      v.replaces, l.version, l.lane_no, l.position, l.last_priority, l.last_sequence,
       coalesce(c.finish, l.finish) as finish,
       c.pace as pace,
       n.correction is not null as is_corrected,
@@ -29,28 +29,29 @@ begin
         else fairq._merge_cursors(l.cursors, n.heard, p_tick.touched)
       end as cursors,
       coalesce((g.settings).weight, p_queue.weight) as weight,
-      g.policy, l.ctid is not null and fairq._counts(g.policy) and not fairq._counts(l.policy) as begins_to_count,
+      g.policy, v.version is not null and fairq._counts(g.policy) and not fairq._counts(v.policy) as begins_to_count,
       case
-        when g.policy is distinct from null or l.gate is distinct from null or n.freed <> 0
-          then fairq._settle(g.policy, l.gate, n.freed, n.failures, n.succeeded, p_now)
+        when g.policy is distinct from null or k.gate is distinct from null or n.freed <> 0
+          then fairq._settle(g.policy, k.gate, n.freed, n.failures, n.succeeded, p_now)
       end as gate
     from unnest(p_news) n
     left join lateral (
-      -- Of a lane from before a rebuild nothing counts but what was used of a rate, and its breaker: nobody else knows.
-      select v.ctid, v.policy, c.version, case when c.version is not null then v.lane_no end as lane_no, case when c.version is not null then v.finish end as finish,
-        case when c.version is not null then v.position end as position, c.version is not null and v.keyed as keyed,
-        case when c.version is not null then v.pace end as pace, case when c.version is not null then v.last_priority end as last_priority,
-        case when c.version is not null then v.last_sequence end as last_sequence, case when c.version is not null then v.cursors end as cursors,
-        case
-          when c.version is not null or v.gate is not distinct from null then v.gate
-          else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null)::fairq.gate
-        end as gate
-      from fairq.lanes v
-      cross join lateral (select case when v.version >= p_tick.first_version then v.version end as version) c
-      where v.shard_no = p_tick.shard_no and v.queue = p_tick.queue and v.group_key = n.group_key
-      order by v.version desc
+      select w.*, w.ctid as replaces
+      from fairq.lanes w
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.group_key = n.group_key
+      order by w.version desc
       limit 1
-    ) l on true
+    ) v on true
+    -- Of a lane from before a rebuild nothing counts but its policy, what was used of a rate, and its breaker: nobody else knows.
+    left join lateral (
+      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate
+    ) l on v.version >= p_tick.first_version
+    cross join lateral (
+      select case
+        when l.version is not null or v.gate is not distinct from null then l.gate
+        else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null)::fairq.gate
+      end as gate
+    ) k
     cross join lateral (
       select s as settings, case when s.queue is not null or v_limited then fairq._policy(p_queue, s) end as policy
       from (values (1)) one

@@ -18,23 +18,13 @@ $$;
 create function fairq._blank_tick(p_shard_no integer, p_queue text, p_tick bigint, p_snapshot pg_snapshot) returns fairq.ticks
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-  v_tick fairq.ticks;
+  v_tick fairq.ticks := jsonb_populate_record(null::fairq.ticks, '{"clock": 0, "clock_position": 0, "newcomer_position": 0, "top": 0, "heard_xid": "0",
+    "heard_ring": 0, "lane_count": 0, "touched": 0, "first_version": 1, "filled": 0, "keyed": false}');
 begin
   v_tick.shard_no := p_shard_no;
   v_tick.queue := p_queue;
   v_tick.tick := p_tick;
-  v_tick.clock := 0;
-  v_tick.clock_position := 0;
-  v_tick.newcomer_position := 0;
-  v_tick.top := 0;
   v_tick.next_xid := pg_snapshot_xmax(p_snapshot);
-  v_tick.heard_xid := '0';
-  v_tick.heard_ring := 0;
-  v_tick.lane_count := 0;
-  v_tick.touched := 0;
-  v_tick.first_version := 1;
-  v_tick.filled := 0;
-  v_tick.keyed := false;
   v_tick.pending := array(
     select (p.xid, 0)::fairq.heard
     from (select pg_snapshot_xip(p_snapshot) union select pg_current_xact_id()) p(xid)

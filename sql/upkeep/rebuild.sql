@@ -9,9 +9,7 @@ declare
   v_shard_no integer;
   v_scope text;
 begin
-  if not exists (select from fairq.queues q where q.queue = p_queue and not q.internal) then
-    perform fairq._refuse_queue(p_queue);
-  end if;
+  perform fairq._queue(p_queue);
   -- Meters are not locked for a queue that has none: whoever hangs there would keep this call waiting, with theirs in hand.
   for v_scope in select m.scope from fairq._meters(p_queue) m loop
     perform fairq._lock_domain(0, '#' || v_scope, true);
