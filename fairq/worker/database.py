@@ -32,7 +32,7 @@ select current_setting('default_transaction_isolation') <> 'read committed'
 
 # A statement is prepared when it was sent so often.
 PREPARE_AFTER = 3
-# When the worker is to end, an answer is waited for until the end, at least and at most for so long.
+# A worker that is to end waits for an answer until its grace is over, at least and at most for so long.
 LAST_PATIENCE: Final = (2.0, 5.0)
 # A server that is there gets so long to stop what it does for us.
 CANCEL_SECONDS: Final = 1.0
@@ -87,7 +87,7 @@ class Database:
                 self._breaking = None
 
     def hurry(self, deadline: float) -> None:
-        """The worker is to end by then; also what is being waited for."""
+        """The worker is to end by then; what is being waited for, too."""
         self._deadline = deadline
         if self._timer is not None and self.conn is not None:
             self._timer.cancel()

@@ -38,7 +38,7 @@ Announce = Callable[[str], None]
 # Handlers that were told to stop get this long to do so before their tasks are given back.
 UNWIND_SECONDS: Final = 1.0
 # How long a worker that ends tries to write what has ended, at least. Else until the end of the grace time.
-FLUSH_SECONDS: Final = 4.0
+FLUSH_SECONDS: Final = 5.0
 PULSE_SECONDS: Final = 0.5
 # Who is to end anyway gives up after so many tries to start: a wrong password stays wrong.
 START_ATTEMPTS: Final = 5
@@ -241,6 +241,7 @@ class Engine:
     async def _wind_down(self) -> None:
         """Let handlers end, give back the rest, write everything, sign off."""
         held = self.held
+        self._hurry()
         if self.ending.level == 1 and held.taken:
             log.info(
                 "ending: no new tasks, %d handlers have %g s; a second signal gives them back now",
@@ -259,8 +260,6 @@ class Engine:
                 await self.waking.sleep(0.02)
         held.release_running()
         until = max(time.monotonic() + FLUSH_SECONDS, self.ending.at or 0.0)
-        if self.ending.at is not None:
-            self.database.hurry(until)
         while held.unwritten and time.monotonic() < until:
             await self._flush_some()
             if self.ending.level == 2:
@@ -271,9 +270,7 @@ class Engine:
                 len(held.ends) + len(held.releases),
                 extra={"action": "unwritten"},
             )
-        if self.keeper is not None:
-            self.keeper.stop()
-        if self.membership.worker_id is not None:
+        elif self.membership.worker_id is not None:
             with contextlib.suppress(*FAILURES):
                 async with self.database.answering() as conn:
                     await self.membership.retire(conn)
@@ -296,9 +293,11 @@ class Engine:
 
     async def _close(self, pulse: asyncio.Task[Any]) -> None:
         pulse.cancel()
-        await self.waking.close()
         self.held.threads.close()
+        await asyncio.gather(self.waking.close(), self._dismiss_keeper())
+        await self.database.disconnect()
+
+    async def _dismiss_keeper(self) -> None:
         if self.keeper is not None:
             self.keeper.stop()
             await asyncio.to_thread(self.keeper.join)
-        await self.database.disconnect()

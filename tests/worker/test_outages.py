@@ -63,9 +63,9 @@ def test_a_server_that_stops_and_starts_under_load_loses_nothing_and_doubles_not
 ) -> None:
     """HR18, I1: effects and ends commit together, so each effect is there exactly once."""
     with own_desk(own_server) as desk:
-        ids = desk.enqueue_many("once", 600)
+        ids = desk.enqueue_many("once", 400)
     with work_process(own_server.dsn("fairq"), "-p", "2", "-c", "4", "--lease", "3") as worker:
-        for rest in (450, 250):
+        for rest in (300, 150):
             with own_desk(own_server) as desk:
                 desk.wait_until(lambda rest=rest, desk=desk: desk.live < rest, f"fewer than {rest} are left")  # type: ignore[misc]
             own_server.stop(mode)
@@ -74,7 +74,7 @@ def test_a_server_that_stops_and_starts_under_load_loses_nothing_and_doubles_not
         with own_desk(own_server) as desk:
             desk.wait_until(lambda: desk.live == 0, "all are done")
             assert desk.outcomes() == {"succeeded": len(ids)}
-            assert desk.rows("select count(*), count(distinct task_id) from effects") == [(600, 600)]
+            assert desk.rows("select count(*), count(distinct task_id) from effects") == [(400, 400)]
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
 
