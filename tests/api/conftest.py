@@ -33,8 +33,14 @@ def group() -> str:
     return f"group {uuid.uuid4().hex}"
 
 
+@pytest.fixture
+def role() -> str:
+    """Whose rights an application has. A module about other users overrides it."""
+    return "fairq_enqueue"
+
+
 @pytest.fixture(params=list(KINDS))
-def opened(request: pytest.FixtureRequest, shared: Database) -> Iterator[Opened]:
+def opened(request: pytest.FixtureRequest, shared: Database, role: str) -> Iterator[Opened]:
     """A connection of each kind, in a transaction."""
-    with KINDS[request.param](shared.dsn) as connection:
+    with KINDS[request.param](shared.dsn_as(role)) as connection:
         yield connection

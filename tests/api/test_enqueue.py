@@ -13,6 +13,7 @@ from fairq import testing
 from fairq.connections import run
 from fairq.queries import client
 from tests.api.kinds import Opened
+from tests.support.calls import Conn
 
 COUNT = "select count(*) from fairq.tasks where group_key = %s"
 LEVELS: dict[str, LiteralString] = {
@@ -209,13 +210,13 @@ def test_what_is_just_within_the_limits_is_taken(db: psycopg.Connection[Any]) ->
 
 def test_a_payload_over_the_limit_is_refused_by_the_engine(db: psycopg.Connection[Any]) -> None:
     db.execute("""select fairq.configure_cluster('{"payload_limit": 1000}')""")
-    with pytest.raises(fairq.InvalidPayload, match="1000 are allowed") as caught:
+    with pytest.raises(fairq.InvalidPayload, match="more than 1000 bytes") as caught:
         fairq.enqueue(db, "bob", "x" * 2000)
     assert not isinstance(caught.value, fairq.NotEncodable)
     assert "configure_cluster" in (caught.value.hint or "")
 
 
-def test_every_option_arrives(opened: Opened, group: str) -> None:
+def test_every_option_arrives(opened: Opened, observer: Conn, group: str) -> None:
     at = datetime(2040, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     enqueue(
         opened,
@@ -232,15 +233,16 @@ def test_every_option_arrives(opened: Opened, group: str) -> None:
         concurrency_key="printer",
         headers={"trace": "abc"},
     )
-    row = opened.rows(
+    opened.commit()
+    row = observer.execute(
         """
         select t.kind, t.priority, t.run_at = '2040-01-02 03:04:05.678901+00',
           t.expires_at = '2040-01-03 03:04:05.678901+00', t.max_attempts, t.cost,
           extract(epoch from t.timeout)::text, t.idempotency_key, t.concurrency_key,
           t.headers ->> 'trace', t.payload ->> 'file', t.payload ->> 'n', t.scheduled
-        from fairq.tasks t where t.group_key = $1::text""",
-        group,
-    )
+        from fairq.tasks t where t.group_key = %s""",
+        [group],
+    ).fetchall()
     assert row == [
         (
             "parse",
@@ -260,32 +262,38 @@ def test_every_option_arrives(opened: Opened, group: str) -> None:
     ]
 
 
-def test_times_do_not_depend_on_the_settings_of_the_session(opened: Opened, group: str) -> None:
+def test_times_do_not_depend_on_the_settings_of_the_session(
+    opened: Opened, observer: Conn, group: str
+) -> None:
     opened.do("set local datestyle = 'SQL, DMY'")
     opened.do("set local intervalstyle = 'sql_standard'")
     opened.do("set local timezone = 'Asia/Kathmandu'")
     at = datetime(2040, 2, 1, 12, tzinfo=UTC)
     enqueue(opened, group, run_at=at, timeout=1.5)
-    found = opened.rows(
+    opened.commit()
+    found = observer.execute(
         "select t.run_at = '2040-02-01T12:00:00Z'::timestamptz, t.timeout = interval '1.5 seconds' "
-        "from fairq.tasks t where t.group_key = $1::text",
-        group,
-    )
+        "from fairq.tasks t where t.group_key = %s",
+        [group],
+    ).fetchall()
     assert found == [(True, True)]
 
 
-def test_items_of_a_bulk_call_have_keys_costs_and_priorities_of_their_own(opened: Opened, group: str) -> None:
+def test_items_of_a_bulk_call_have_keys_costs_and_priorities_of_their_own(
+    opened: Opened, observer: Conn, group: str
+) -> None:
     def items() -> Iterator[tuple[str, Any] | fairq.Item]:
         yield group, {"n": 1}
         yield fairq.Item(group, {"n": 2}, priority=5, cost=2.0, concurrency_key="c")
         yield [group, {"n": 3}]  # type: ignore[misc]  # a list will do
 
     ids = opened.finish(fairq.enqueue_many(opened.conn, items(), priority=1, kind="bulk"))
-    found = opened.rows(
+    opened.commit()
+    found = observer.execute(
         "select t.id, t.priority, t.cost, t.concurrency_key, (t.payload ->> 'n')::integer "
-        "from fairq.tasks t where t.group_key = $1::text order by t.id",
-        group,
-    )
+        "from fairq.tasks t where t.group_key = %s order by t.id",
+        [group],
+    ).fetchall()
     assert found == [(ids[0], 1, 1.0, None, 1), (ids[1], 5, 2.0, "c", 2), (ids[2], 1, 1.0, None, 3)]
 
 
@@ -304,18 +312,14 @@ def test_nothing_enqueued_in_bulk_is_no_error(opened: Opened) -> None:
     assert opened.finish(fairq.enqueue_many(opened.conn, [])) == []
 
 
-def test_a_cancelled_task_is_gone_after_the_commit(opened: Opened, group: str) -> None:
+def test_a_cancelled_task_is_gone_after_the_commit(opened: Opened, observer: Conn, group: str) -> None:
     id = enqueue(opened, group)
     opened.commit()
     assert opened.finish(fairq.cancel(opened.conn, id)) is True
     opened.commit()
-    opened.value("select fairq.promote_overflow('default')")
-    opened.commit()
+    observer.execute("select fairq.promote_overflow('default')")
     assert opened.finish(fairq.cancel(opened.conn, id)) is False
-    assert (
-        opened.value("select f.outcome from fairq.finished_tasks f where f.id = $1::bigint", id)
-        == "cancelled"
-    )
+    assert opened.finish(fairq.result(opened.conn, id, timeout=0)).outcome == "cancelled"
 
 
 def test_no_setting_of_the_session_changes(opened: Opened, group: str) -> None:

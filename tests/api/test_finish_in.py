@@ -16,8 +16,9 @@ from tests.support.sessions import result as finished
 class Taker:
     """A worker's own connection: it pops, and asks what is still held."""
 
-    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], observer: psycopg.Connection[Any]) -> None:
         self.conn = conn
+        self.observer = observer
         row = conn.execute("select fairq.register_worker('w', array['default'], 1)").fetchone()
         assert row is not None
         self.id: int = row[0]
@@ -49,16 +50,22 @@ class Taker:
         return found.fetchone() is not None
 
     def outcome(self, id: int) -> Any:
-        row = self.conn.execute(
+        row = self.observer.execute(
             "select f.outcome, f.result from fairq.finished_tasks f where f.id = %s", [id]
         ).fetchone()
         return row
 
 
 @pytest.fixture
-def taker(shared: Database) -> Iterator[Taker]:
-    conn = shared.connect(autocommit=True)
-    yield Taker(conn)
+def role() -> str:
+    """A handler's connection is the worker's user's."""
+    return "fairq_work"
+
+
+@pytest.fixture
+def taker(shared: Database, observer: psycopg.Connection[Any], role: str) -> Iterator[Taker]:
+    conn = shared.connect_as(role, autocommit=True)
+    yield Taker(conn, observer)
     conn.close()
 
 

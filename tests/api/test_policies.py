@@ -34,6 +34,11 @@ def do(opened: Opened, function: Any, *args: Any, **changes: Any) -> Any:
     return opened.finish(function(opened.conn, *args, **changes))
 
 
+@pytest.fixture
+def role() -> str:
+    return "fairq_admin"
+
+
 def pop(observer: Observer, queue: str, limit: int = 100) -> list[calls.Held]:
     return calls.pop(observer, calls.register(observer, queue), limit, queue=queue)
 
