@@ -69,15 +69,19 @@ begin
       then format('%s by worker %s, attempt %s of %s', v_task.state, v_task.worker_id, v_task.attempt, v_task.max_attempts)
     when v_task.expires_at <= v_now then format('expired at %s, to be ended', v_task.expires_at)
     when not v_knows then format('no live worker of queue "%s" knows the kind "%s"', v_task.queue, v_task.kind)
-    when v_task.state = 'scheduled' and v_task.attempt > 0
+    when v_task.state = 'scheduled' and v_task.run_at > v_now and v_task.attempt > 0
       then format('waits for its back-off until %s, attempt %s of %s', v_task.run_at, v_task.attempt + 1, v_task.max_attempts)
-    when v_task.state = 'scheduled' then format('scheduled at %s', v_task.run_at)
+    when v_task.state = 'scheduled' and v_task.run_at > v_now then format('scheduled at %s', v_task.run_at)
     when reason is not null then reason
     when v_workers = 0 then format('no live worker for queue "%s"', v_task.queue)
     when v_task.state = 'queued' then format('behind %s tasks in order', ahead)
+    when v_task.state = 'scheduled' then format('due since %s, waiting for promotion', v_task.run_at)
     else format('behind %s tasks of its group, waiting for promotion', ahead_in_group)
   end;
-  next_look_at := case when v_task.state = 'scheduled' then v_task.run_at else next_look_at end;
+  if exists (select from fairq.cancellations c where c.shard_no = v_task.shard_no and c.task_id = p_id) then
+    reason := case when v_task.worker_id is null then 'cancelled, to be ended' else reason || ', asked to stop' end;
+  end if;
+  next_look_at := case when v_task.state = 'scheduled' and v_task.run_at > v_now then v_task.run_at else next_look_at end;
   return next;
 end;
 $$;

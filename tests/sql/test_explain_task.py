@@ -78,6 +78,27 @@ def test_a_task_that_waits_for_its_back_off_says_which_attempt_comes(db: Conn) -
     assert "back-off" in row[-1]
 
 
+def test_what_has_come_due_does_not_wait_for_its_time_any_more(db: Conn) -> None:
+    at(db, "12:00:00")
+    id_ = create(db, run_at="2030-01-01 12:30:00+00")
+    at(db, "12:30:01")
+    assert explain(db, id_)[3:] == (None, None, 0, 5, 'no live worker for queue "default"')
+    register(db)
+    run(db, "set local timezone = 'UTC'")
+    assert explain(db, id_)[-1] == "due since 2030-01-01 12:30:00+00, waiting for promotion"
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_wish_to_cancel_that_nobody_has_heard_yet_is_told(db: Conn, held: bool) -> None:
+    worker = register(db)
+    id_ = create(db)
+    if held:
+        pop(db, worker, 1)
+    run(db, "select fairq.cancel_task(%s)", id_)
+    says = f"running by worker {worker}, attempt 1 of 5, asked to stop" if held else "cancelled, to be ended"
+    assert explain(db, id_)[-1] == says
+
+
 @pytest.mark.parametrize("lease", [None, "1 minute"])
 def test_a_held_task_names_its_holder(db: Conn, lease: str | None) -> None:
     worker = register(db)
