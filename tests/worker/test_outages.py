@@ -470,14 +470,17 @@ def test_who_is_to_end_gives_up_a_start_that_cannot_succeed(
 # --- A server that accepts and never answers -------------------------------------------------------
 
 
-def test_who_waits_in_vain_hangs_up_and_tries_again(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_waits_in_vain_hangs_up_and_tries_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """HR18: no byte comes through, and no error either. With a lease of 3 s, patience lasts for two."""
+    monkeypatch.setattr("fairq.worker.listen.ASK_SECONDS", 0.2)
     with proxy(desk.dsn) as network, worker_thread(app, network.dsn, lease=3.0):
         desk.enqueue("nothing")
         desk.wait_until(lambda: desk.live == 0, "it works")
         network.freeze()
         ids = desk.enqueue_many("nothing", 5)
-        for says in ("no answer from the database", "no answer to the keeper"):
+        for says in ("no answer from the database", "no answer to the keeper", "LISTEN is interrupted"):
             desk.wait_until(lambda says=says: says in caplog.text, says)  # type: ignore[misc]
         network.mend()
         desk.wait_until(lambda: desk.live == 0, "it works again")
