@@ -191,9 +191,10 @@ def work(
         with handled(lambda *_: worker.stop(), for_good=True):
             if processes > 1 and LIFELINE not in os.environ:
                 args, secrets = hide_dsns(sys.argv[1:])
-                sys.exit(
-                    supervise([sys.executable, "-m", "fairq", *args], processes, settings.grace, secrets)
-                )
+                argv = [sys.executable, "-m", "fairq", *args]
+                # Who is to end anyway does not begin anew where the database cannot be had.
+                final = (Exit.OK, Exit.DATABASE) if once or drain else (Exit.OK,)
+                sys.exit(supervise(argv, processes, settings.grace, secrets, final))
             watch_supervisor(worker.stop)
             worker.run(handle_signals=True)
     except Exception as exc:

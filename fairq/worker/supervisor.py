@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
@@ -75,6 +75,7 @@ def watch_supervisor(stop: Callable[[], None]) -> None:
 
 @dataclass
 class _State:
+    final: Collection[int]
     stop_level: int = 0
     told_level: int = 0
     kill_at: float | None = None
@@ -82,12 +83,18 @@ class _State:
     children: list[Child] = field(default_factory=list)
 
 
-def supervise(argv: Sequence[str], processes: int, grace: float, env: Mapping[str, str] | None = None) -> int:
+def supervise(
+    argv: Sequence[str],
+    processes: int,
+    grace: float,
+    env: Mapping[str, str] | None = None,
+    final: Collection[int] = (0,),
+) -> int:
     """Run `argv` so many times until all are done or a signal ends them. Returns the exit code.
 
-    `env` is added to the environment of each.
+    `env` is added to the environment of each. Who ends with a code of `final` is not started again.
     """
-    state = _State(children=[Child(number) for number in range(1, processes + 1)])
+    state = _State(final=final, children=[Child(number) for number in range(1, processes + 1)])
     lifeline, held = os.pipe()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -186,8 +193,9 @@ def _bury(state: _State, child: Child, now: float) -> None:
         if code > 0:
             state.exit_code = state.exit_code or code
         return
-    if code == 0:
-        child.done = True  # --once or --drain: it has done what it was for
+    if code in state.final:
+        child.done = True
+        state.exit_code = state.exit_code or code
         return
     if code in HOPELESS:
         log.error("process %d cannot start (exit code %d)", child.number, code)

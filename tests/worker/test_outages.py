@@ -454,17 +454,18 @@ def test_a_database_that_answers_no_is_there(desk: Desk, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize(
-    ("mode", "wrong"), [("--once", {"user": "stranger"}), ("--drain", {"dbname": "nowhere"})]
+    ("mode", "processes", "wrong"),
+    [("--once", 1, {"user": "stranger"}), ("--drain", 2, {"dbname": "nowhere"})],
 )
 def test_who_is_to_end_gives_up_a_start_that_cannot_succeed(
-    desk: Desk, mode: str, wrong: dict[str, str]
+    desk: Desk, mode: str, processes: int, wrong: dict[str, str]
 ) -> None:
     """HR18: libpq does not tell a refusal from an outage, so a few tries are made."""
     dsn = psycopg.conninfo.make_conninfo(desk.dsn, **wrong)
-    with work_process(dsn, mode, "--db-retry-initial-ms", "100") as worker:
+    with work_process(dsn, mode, "-p", str(processes), "--db-retry-initial-ms", "100") as worker:
         assert worker.wait() == 3, worker.output
     assert f'"{next(iter(wrong.values()))}" does not exist' in worker.output
-    assert len(lines_of(worker, "failed to start")) == 5
+    assert len(lines_of(worker, "failed to start")) == 5 * processes
 
 
 # --- A server that accepts and never answers -------------------------------------------------------
