@@ -203,33 +203,36 @@ def judge(chaos: World) -> None:
 def report(chaos: World, conn: Conn) -> Iterator[str]:
     """Of each kind of fault, in seconds, the median and the worst: how long it lasted; from its end to the
     first handler that began, and until one had begun in each worker; and from its beginning until the tasks
-    had ended whose worker could not end them.
+    whose worker could not end them were taken from it, and until they had ended.
     """
-    yield "| fault | times | lasted | work again | all workers again | stranded tasks | ended after |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| fault | times | lasted | work again | all workers again | tasks lost | taken over | ended |"
+    yield "|---|---|---|---|---|---|---|---|"
     began = """
         select pid, extract(epoch from min(began_at))::float8
         from runs
         where began_at > to_timestamp(%s) and pid = any(%s)
         group by 1"""
-    ended = """
-        select count(*), extract(epoch from max(finished_at))::float8 - %(began)s
-        from fairq.finished_tasks
-        where id = any(%(ids)s) and finished_at > to_timestamp(%(began)s)"""
+    lost = """
+        select a.task_id, extract(epoch from min(a.ended_at))::float8,
+          extract(epoch from f.finished_at)::float8
+        from fairq.attempts a
+        join fairq.finished_tasks f on f.id = a.task_id
+        where a.task_id = any(%s) and a.outcome = 'worker_lost' and a.ended_at > to_timestamp(%s)
+        group by a.task_id, f.finished_at"""
     for what in sorted({fault.what for fault in chaos.faults}):
         faults = [fault for fault in chaos.faults if fault.what == what]
-        work, all_work, stranded, count = [], [], [], 0
+        work, all_work, taken_over, ended = [], [], [], []
         for fault in faults:
             first = conn.execute(began, [fault.undone, fault.pids]).fetchall()
             work.append(min((row[1] - fault.undone for row in first), default=0.0))
             all_work.append(max((row[1] - fault.undone for row in first), default=0.0))
-            row = conn.execute(ended, {"began": fault.began, "ids": fault.stranded}).fetchone()
-            if row and row[0]:
-                count += row[0]
-                stranded.append(row[1])
-        columns = [[fault.undone - fault.began for fault in faults], work, all_work]
-        about = [str(getattr(World, what).__doc__), str(len(faults)), *map(middle_and_most, columns)]
-        yield f"| {' | '.join([*about, str(count or ''), middle_and_most(stranded)])} |"
+            for _, lost_at, ended_at in conn.execute(lost, [fault.stranded, fault.began]).fetchall():
+                taken_over.append(lost_at - fault.began)
+                ended.append(ended_at - fault.began)
+        numbers = [[fault.undone - fault.began for fault in faults], work, all_work]
+        columns = [str(getattr(World, what).__doc__), str(len(faults)), *map(middle_and_most, numbers)]
+        columns += [str(len(ended) or ""), middle_and_most(taken_over), middle_and_most(ended)]
+        yield f"| {' | '.join(columns)} |"
 
 
 def middle_and_most(seconds: list[float]) -> str:
