@@ -28,7 +28,7 @@ from fairq.errors import (
 if TYPE_CHECKING:
     from fairq.task import Task
 
-__all__ = ["Outcome", "describe", "outcome_of"]
+__all__ = ["Outcome", "describe", "outcome_of", "told"]
 
 OutcomeName = Literal["succeeded", "failed", "retry", "cancelled", "expired", "declined", "interrupted"]
 
@@ -44,6 +44,7 @@ class Outcome:
     """Seconds; None takes the queue's back-off."""
 
 
+UNHANDLED = "unhandled_error"  # the code where an exception brings none of its own
 LONGEST_MESSAGE = 2_000
 LONGEST_TRACEBACK = 8_000
 LONGEST_CHAIN = 20
@@ -107,7 +108,7 @@ def outcome_of(
 def describe(exception: BaseException) -> str:
     """The JSON that is stored of an exception: code, type, message and, where it helps, the traceback."""
     ours = isinstance(exception, TaskError)
-    code = exception.code if isinstance(exception, TaskError) else "unhandled_error"
+    code = exception.code if isinstance(exception, TaskError) else UNHANDLED
     if isinstance(exception, asyncio.CancelledError):
         code = Cancelled.code
     cls = type(exception)
@@ -121,6 +122,14 @@ def describe(exception: BaseException) -> str:
     if exception.__traceback__ is not None and not (ours and not isinstance(exception, Fail | Retry)):
         found["traceback"] = _clean("\n".join(_frames(exception)), LONGEST_TRACEBACK, keep_end=True)
     return json.dumps(found)
+
+
+def told(error: Any) -> str:
+    """A stored error in one line: as `describe` writes it, or whatever a consumer has stored."""
+    if not isinstance(error, dict) or not error.get("message"):
+        return "" if error is None else json.dumps(error, ensure_ascii=False, default=str)
+    words = [error.get("code"), error.get("type"), " ".join(str(error["message"]).split())]
+    return ": ".join(str(word) for word in words if word and word != UNHANDLED)
 
 
 def _frames(exception: BaseException) -> list[str]:

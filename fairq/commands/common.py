@@ -39,7 +39,6 @@ __all__ = [
     "count",
     "duration",
     "emit",
-    "error_text",
     "ident",
     "number",
     "plain",
@@ -252,17 +251,6 @@ def _cut(cell: Text, width: int) -> Text:
     while cell_len(tail) > width - 1 - cell_len(head):
         tail = tail[1:]
     return Text(f"{head}…{tail}", cell.style)
-
-
-def error_text(error: Any) -> str:
-    """The error of an attempt, in one line: as fairq writes it, or whatever a consumer stored."""
-    if not isinstance(error, dict) or not error.get("message"):
-        return "" if error is None else json.dumps(plain(error), ensure_ascii=False)
-    words = [error.get("type"), error["message"]]
-    code = error.get("code")
-    if code not in (None, "unhandled_error"):
-        words.insert(0, code)
-    return ": ".join(str(word) for word in words if word)
 
 
 def number(value: int | None) -> str:

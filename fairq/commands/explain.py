@@ -15,7 +15,6 @@ from fairq.cli import command
 from fairq.commands.common import (
     Connection,
     clean,
-    error_text,
     ident,
     number,
     plain,
@@ -26,6 +25,7 @@ from fairq.commands.common import (
     span,
 )
 from fairq.errors import NoSuchTask
+from fairq.outcome import told
 from fairq.queries import inspection
 
 # No payloads, no headers, no results; errors and notes where the role may read them.
@@ -149,7 +149,7 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
         parts.append(
             Text(f"  {each['attempt']}  {each['outcome']}{took}, {each['ended_at']:%Y-%m-%d %H:%M:%S}{where}")
         )
-        if text := error_text(each["error"]):
+        if text := told(each["error"]):
             parts.append(Padding(Text(clean(text)), (0, 0, 0, 5)))
     if attempts and not found["shows_errors"]:
         parts.append(Text("  (This role may not read errors; fairq_admin may.)", "dim"))

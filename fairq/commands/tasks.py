@@ -23,7 +23,6 @@ from fairq.commands.common import (
     console,
     count,
     duration,
-    error_text,
     ident,
     parse_duration,
     parse_when,
@@ -34,6 +33,7 @@ from fairq.commands.common import (
 from fairq.commands.settings import task_options
 from fairq.errors import FairqError, Refused, ResultTimeout, translating
 from fairq.options import OF_ITEMS, EnqueueOptions, Item, options_of
+from fairq.outcome import told
 from fairq.queries import client as queries
 
 BATCH = 5000
@@ -439,4 +439,4 @@ def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
         raise click.exceptions.Exit(Exit.NO)
     ended = {"failed": "failed", "cancelled": "was cancelled", "expired": "expired"}[found.outcome]
     at = f"{found.finished_at:%Y-%m-%d %H:%M:%S %Z}"
-    raise Failure(f"task {found.id} {ended} at {at}", hint=error_text(found.error))
+    raise Failure(f"task {found.id} {ended} at {at}", hint=told(found.error))

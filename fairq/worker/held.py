@@ -19,7 +19,7 @@ from typing import Any, Final
 from fairq.app import App
 from fairq.context import Context, is_last_attempt
 from fairq.errors import Fail, FairqError, FinishLost, ResultNotEncodable, TaskTimeout
-from fairq.outcome import Outcome, describe, outcome_of
+from fairq.outcome import Outcome, describe, outcome_of, told
 from fairq.queries.workers import TurnRow
 from fairq.worker.connect import explain
 from fairq.worker.handlers import (
@@ -447,7 +447,5 @@ def _log_end(entry: Entry, exception: BaseException | None, outcome: Outcome) ->
     text += what_next
     shows_why = level == logging.ERROR or (level == logging.WARNING and log.isEnabledFor(logging.DEBUG))
     if level >= logging.WARNING and outcome.error:
-        error = json.loads(outcome.error)
-        why = f"{error['type']}: {error['message']}"[:500]
-        text = f"{text}: {' '.join(why.split())}"
+        text = f"{text}: {told(json.loads(outcome.error))[:500]}"
     log.log(level, "%r %s", entry, text, extra=facts, exc_info=exception if shows_why else None)
