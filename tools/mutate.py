@@ -138,10 +138,8 @@ def main() -> None:
             said = judge(copy, path, number, new, left_out)
             noticed, survived = noticed + (said not in ("", "!", "?")), survived + (said == "")
             if said != "!":
-                print(
-                    f"{path}:{number + 1} {said or 'SURVIVED'}\n  - {old.strip()}\n  + {new.strip()}",
-                    flush=True,
-                )
+                place = f"{noticed + survived}/{asked.lines} {path}:{number + 1}"
+                print(f"{place} {said or 'SURVIVED'}\n  - {old.strip()}\n  + {new.strip()}", flush=True)
     print(f"{noticed} noticed, {survived} survived; left out: {sorted(left_out)}")
 
 
