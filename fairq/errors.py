@@ -54,56 +54,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar
 
-__all__ = [
-    "BY_SQLSTATE",
-    "Cancelled",
-    "ConfigurationError",
-    "Conflict",
-    "DatabaseError",
-    "Fail",
-    "FairqError",
-    "FinishLost",
-    "IdempotencyConflict",
-    "InTransaction",
-    "InvalidCost",
-    "InvalidGroupKey",
-    "InvalidName",
-    "InvalidPayload",
-    "InvalidTime",
-    "LengthMismatch",
-    "NoSuchTask",
-    "NotAllowed",
-    "NotDecodable",
-    "NotEncodable",
-    "NotHeld",
-    "NotInstalled",
-    "OutOfRange",
-    "PrefetchRefused",
-    "QueueDraining",
-    "Refused",
-    "ResultNotEncodable",
-    "ResultTimeout",
-    "Retry",
-    "ShardsInUse",
-    "TaskError",
-    "TaskFailed",
-    "TaskTimeout",
-    "TasksWouldBeLost",
-    "TransactionAborted",
-    "Unavailable",
-    "UnknownOutcome",
-    "UnknownQueue",
-    "UnknownSetting",
-    "UnknownTask",
-    "UnknownWorker",
-    "UnsupportedConnection",
-    "WrongIsolationLevel",
-    "is_retryable",
-    "sqlstate_of",
-    "translate",
-    "translating",
-]
-
 
 class FairqError(Exception):
     """The root. `hint` says what to do about it, where that is known. `code` is its name for programs."""
@@ -480,3 +430,10 @@ def _hint(exc: BaseException) -> str | None:
     diag = getattr(exc, "diag", None)
     found = getattr(diag, "message_hint", None) or getattr(exc, "hint", None)
     return found if isinstance(found, str) else None
+
+
+# Every exception, and what tells them apart.
+__all__ = [
+    name for name, each in globals().items() if isinstance(each, type) and issubclass(each, FairqError)
+]
+__all__ += ["BY_SQLSTATE", "is_retryable", "sqlstate_of", "translate", "translating"]
