@@ -14,6 +14,7 @@ from fairq.errors import Unavailable, UnknownWorker, is_retryable, sqlstate_of, 
 
 __all__ = [
     "FAILURES",
+    "HUNG_UP",
     "conninfo",
     "explain",
     "hang_up",
@@ -26,6 +27,7 @@ __all__ = [
 
 # What a database, or the way to it, can raise.
 FAILURES = (psycopg.Error, OSError)
+HUNG_UP = "the database did not answer; the connection was broken off"
 
 # Used where the DSN does not say otherwise. A dead peer is noticed within a minute, a standby is not written
 # to.

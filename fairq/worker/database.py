@@ -19,7 +19,7 @@ from fairq.errors import Unavailable
 from fairq.worker import breaker as circuit
 from fairq.worker import plan
 from fairq.worker.config import Settings, limits
-from fairq.worker.connect import FAILURES, conninfo, explain, hang_up, is_down
+from fairq.worker.connect import FAILURES, HUNG_UP, conninfo, explain, hang_up, is_down
 
 __all__ = ["Database"]
 
@@ -78,6 +78,10 @@ class Database:
                     conn.prepare_threshold = PREPARE_AFTER
                 self.sets_terms = await (await conn.execute(_ODD)).fetchone() == (True,)
             yield conn
+        except psycopg.OperationalError as exc:
+            if self._breaking is not None and self._breaking.done():
+                raise TimeoutError(HUNG_UP) from exc
+            raise
         finally:
             if self._timer is not None:
                 self._timer.cancel()

@@ -25,7 +25,7 @@ import psycopg
 from fairq import driver
 from fairq.queries import workers
 from fairq.worker import plan
-from fairq.worker.connect import FAILURES, explain, hang_up, is_unknown_worker
+from fairq.worker.connect import FAILURES, HUNG_UP, explain, hang_up, is_unknown_worker
 
 __all__ = ["Keeper", "KeeperPlan"]
 
@@ -137,9 +137,11 @@ class Keeper:
     def _limited(self, seconds: float) -> Iterator[psycopg.Connection[Any]]:
         """The connection, for a call that has to be answered within so many seconds."""
         conn = self._connected()
+        hung_up = threading.Event()
 
         def impatient() -> None:
             log.warning("no answer to the keeper for %.0f s", seconds, extra={"action": "no_answer"})
+            hung_up.set()
             hang_up(conn)
 
         timer = threading.Timer(seconds, impatient)
@@ -148,6 +150,10 @@ class Keeper:
             timer.start()
         try:
             yield conn
+        except psycopg.OperationalError as exc:
+            if hung_up.is_set():
+                raise TimeoutError(HUNG_UP) from exc
+            raise
         finally:
             timer.cancel()
 
