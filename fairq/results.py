@@ -31,6 +31,7 @@ from fairq.errors import (
     InTransaction,
     InvalidTime,
     NoSuchTask,
+    NotDecodable,
     ResultTimeout,
     TaskFailed,
     translating,
@@ -123,7 +124,11 @@ def _look(id: int) -> Call[_Look]:
 
 
 def _parsed(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        # Written by a consumer in another language: numbers of thousands of digits, thousands of levels.
+        raise NotDecodable("the result", f"is too much for Python: {exc}") from exc
 
 
 def _wait(id: int, timeout: float | None) -> Steps[TaskResult]:

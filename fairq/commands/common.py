@@ -20,6 +20,7 @@ import click
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
+from psycopg.types.json import set_json_loads
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -73,7 +74,16 @@ def connect(dsn: str) -> Connection:
         dsn, autocommit=True, prepare_threshold=None, fallback_application_name="fairq", **patience
     )
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    set_json_loads(_loads, conn)
     return conn
+
+
+def _loads(text: str | bytes) -> Any:
+    """What is too much for Python is shown as it is."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text.decode() if isinstance(text, bytes) else text
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ OFTEN = {
         ["drain_queue", "pause_queue", "pause_group", "retire_worker", "purge_group", "rebuild"], 1
     ),
 }
-OUTCOMES = ("succeeded", "succeeded", "failed", "retry", "cancelled", "expired")
+OUTCOMES = ("succeeded", "succeeded", "failed", "retry", "cancelled", "expired", "declined", "interrupted")
 
 # A call that takes longer hangs: nothing here waits for anybody that long.
 PATIENCE = "60s"
@@ -152,6 +152,7 @@ class Arguments:
             "p_totals": lambda: array(["2"] * len(self.ids)),
             "p_notes": lambda: array(["{}"] * len(self.ids)),
             "p_name": lambda: "fuzz",
+            "p_kinds": lambda: self.random.choice(['{"kind": 2}', '{"default": null}', "{}"]),
             "p_slots": lambda: "4",
             "p_lease": lambda: self.random.choice(["1 minute", "1 hour", "1 hour", "50 milliseconds"]),
             "p_limit": lambda: str(self.random.randint(1, 8)),
@@ -177,7 +178,7 @@ class Arguments:
             "double precision": ["1", "2.5", "null"],
             "interval": ['"1 second"', "60", "null", '"10 days"'],
             "boolean": ["true", "false"],
-            "text": ['"count"', '"time"'],
+            "text": ['"count"', '"time"', '"fairq_work"', "null"],
         }
         parts = {}
         for name, type_name in self.random.sample(self.world.settings[scope], self.random.randint(0, 3)):

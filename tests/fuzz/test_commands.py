@@ -14,9 +14,10 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
+import fairq
 from fairq.cli import main
 from tests.fuzz.values import DOCUMENTS, TEXTS
-from tests.support.calls import create_each, pop, register
+from tests.support.calls import create_each, finish, pop, register
 from tests.support.database import Database
 
 CALLS = max(40, int(os.environ.get("FAIRQ_TEST_FUZZ", "0")) // 50)
@@ -150,3 +151,19 @@ def test_every_command_refuses_odd_arguments_by_a_code_that_its_help_lists(
     assert not found, "\n\n".join(found.values())
     with psycopg.connect(database.dsn) as after:
         assert after.execute("select count(*) > 0 from fairq.tasks").fetchone() == (True,)
+
+
+@pytest.mark.parametrize("result", ["1e131000", "[" * 3000 + "]" * 3000])
+def test_a_result_that_is_too_much_for_python_is_no_bug_of_ours(database: Database, result: str) -> None:
+    """Consumers in other languages write what PostgreSQL takes."""
+    conn = database.connect(autocommit=True)
+    create_each(conn, "bob")
+    worker = register(conn)
+    (task,) = pop(conn, worker)
+    finish(conn, worker, [task], "failed", results=[result], errors=[result])
+    with pytest.raises(fairq.errors.NotDecodable):
+        fairq.result(conn, task, timeout=0)
+    known = {path: command for path, command in commands() if path[0] in ("result", "explain")}
+    for (name,), command in known.items():
+        for options in ([], ["--json"]):
+            assert not complaint(command, [name, str(int(task)), *options], "", database.dsn)

@@ -192,10 +192,10 @@ class Replay:
 @pytest.mark.parametrize("limit", [1, 2, UNCUT])
 def test_real_sessions_hear_what_the_model_hears(database: Database, limit: int) -> None:
     """Walks through the model that real sessions take as well."""
-    random = Random(limit)
+    random, sessions = Random(limit), dict[str, Conn]()
     for _ in range(100 if LARGE else 6):
         state = State((odd, two, one), (Promoter(2, 2, 1), ringing), limit)
-        played = Replay(database, limit)
+        played = Replay(database, limit, sessions)
         while choices := list(steps(Rule())(state)):
             step, after = random.choice(choices)
             played.take(step, None)
@@ -210,7 +210,6 @@ def test_real_sessions_hear_what_the_model_hears(database: Database, limit: int)
             state = after
         played.end()
         assert played.heard == Counter(dict.fromkeys(played.committed, 1))
-        played.database.close()
 
 
 def replay(database: Database, trace: tuple[Step, ...], limit: int) -> Replay:
