@@ -16,8 +16,8 @@ _COMMON = settings(
 )
 
 _PROFILES = {
-    # Quick runs are the same every time: a red one means a change. They say what failed; to make it small takes minutes, and is for a hunt.
-    # Thorough ones look elsewhere each time.
+    # Quick runs are the same every time: a red one means a change. They say what failed; to make it small
+    # takes minutes, and is for a hunt. Thorough ones look elsewhere each time.
     "quick": settings(
         _COMMON,
         max_examples=25,

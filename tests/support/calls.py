@@ -195,7 +195,7 @@ def explain(conn: Conn, task: int) -> str:
 
 
 def in_flight(conn: Conn, lane: str, queue: str = "default") -> int:
-    """Places taken in a lane: of a group, of a key (#keys), of 'queue x' (#queue x) or 'cluster' (#cluster)."""
+    """Places taken in a lane: of a group, a key (#keys), 'queue x' (#queue x) or 'cluster' (#cluster)."""
     query = """
         select coalesce((l.gate).in_flight, 0) from fairq.lanes l
         where l.queue = %s and l.group_key = %s order by l.version desc limit 1"""
