@@ -9,15 +9,21 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_task record;
+  v_until timestamptz;
 begin
   perform fairq._check_length('the time to watch a task', coalesce(p_for, interval '0'), interval '1 hour');
+  v_until := fairq._now() + p_for;
   select k.shard_no, k.queue into v_task
   from fairq._shards(null) s(shard_no)
   cross join lateral (select t.shard_no, t.queue from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_id offset 0) k;
   if not found or not fairq._may_ask(v_task.queue) then
     return false;
   end if;
-  insert into fairq.watches (shard_no, task_id, until) values (v_task.shard_no, p_id, fairq._now() + p_for);
+  -- One that hardly extends another is none: nobody can fill the table by asking again and again.
+  insert into fairq.watches (shard_no, task_id, until)
+  select v_task.shard_no, p_id, v_until
+  where not exists (
+    select from fairq.watches w where w.shard_no = v_task.shard_no and w.task_id = p_id and w.until > v_until - interval '1 second' offset 0);
   return true;
 end;
 $$;

@@ -5,6 +5,7 @@ create function fairq.cancel_task(p_id bigint) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
+  v_now timestamptz := fairq._now();
   v_task record;
 begin
   select t.shard_no, t.queue, t.group_key into v_task
@@ -13,7 +14,13 @@ begin
   if not found or not fairq._may_ask(v_task.queue) then
     return false;
   end if;
-  insert into fairq.cancellations (shard_no, task_id, requested_at) values (v_task.shard_no, p_id, fairq._now());
+  -- The same wish within a second adds nothing, and promotion would hear each of a thousand.
+  if exists (
+    select from fairq.cancellations c where c.shard_no = v_task.shard_no and c.task_id = p_id and c.requested_at > v_now - interval '1 second' offset 0)
+  then
+    return true;
+  end if;
+  insert into fairq.cancellations (shard_no, task_id, requested_at) values (v_task.shard_no, p_id, v_now);
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (v_task.shard_no, v_task.queue, v_task.group_key, p_id);
   return true;
 end;

@@ -293,7 +293,7 @@ $$;
 
 -- Announces the ends of those of these tasks that somebody watches; where nobody does, no NOTIFY, which takes a database-wide lock at commit.
 -- Nearly always nobody waits, and one look into an index is all. The callers have settings of their own for their plans; this one has its own, too.
--- Cost: the watches that have not run out, never those behind them.
+-- Cost: one step in watches_task_idx per task, and only while anything is watched.
 create function fairq._tell_watchers(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = 'force_generic_plan' set enable_seqscan = off set enable_bitmapscan = off
 set enable_indexscan = on as $$
@@ -303,9 +303,10 @@ begin
   if not exists (select from fairq.watches w where w.shard_no = p_shard_no and w.until > p_now) then
     return;
   end if;
-  select array_agg(distinct w.task_id) into v_watched
-  from fairq.watches w
-  where w.shard_no = p_shard_no and w.until > p_now and w.task_id = any(array(select t.id from unnest(p_tasks) t where t.ends));
+  select array_agg(t.id) into v_watched
+  from unnest(p_tasks) t
+  where t.ends
+    and exists (select from fairq.watches w where w.shard_no = p_shard_no and w.task_id = t.id and w.until > p_now offset 0);
   if v_watched is not null then
     -- A notice has its limits: of many it names none, and everybody looks.
     perform pg_notify('fairq_done', case when cardinality(v_watched) <= 200 then array_to_string(v_watched, ',') else '' end);

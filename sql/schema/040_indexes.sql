@@ -49,7 +49,9 @@ create index attempts_task_idx on fairq.attempts (shard_no, task_id);
 create index cancellations_task_idx on fairq.cancellations (shard_no, task_id);
 
 -- finish, cancel, expire, recover: does anybody wait for the end of a task? Read from now on, so what was swept behind costs nothing.
-create index watches_until_idx on fairq.watches (shard_no, until, task_id);
+create index watches_until_idx on fairq.watches (shard_no, until);
+-- Whether a task that ends is watched, whatever else is.
+create index watches_task_idx on fairq.watches (shard_no, task_id, until);
 
 -- maintain: idempotency keys past their retention.
 create index idempotency_keys_age_idx on fairq.idempotency_keys (shard_no, created_at);

@@ -242,7 +242,7 @@ PROMOTE |= {"lanes_look_at_idx", "parked_turn_idx", "parked_line_idx", "parked_g
 PROMOTE |= {"tasks_due_idx"}  # a back-off may be over by then
 ALIVE = {"workers_pkey", "heartbeats_pkey"}
 BEAT = {*ALIVE, "cancellations_task_idx", "held_pkey"}
-FINISH = {"held_pkey", "tasks_pkey", "watches_until_idx"}
+FINISH = {"held_pkey", "tasks_pkey", "watches_until_idx", "watches_task_idx"}
 # One id or name at a time, in any call.
 LOOK_UPS = {
     "tasks_pkey",
@@ -254,7 +254,7 @@ LOOK_UPS = {
     "workers_pkey",
 }
 # Who waits for a result: entries that are not over yet, whatever ended.
-LOOK_UPS |= {"watches_until_idx"}
+LOOK_UPS |= {"watches_until_idx", "watches_task_idx"}
 # A promotion hears five thousand rings at most, and looks at its budget of lanes and tasks, and one more.
 PROMOTED = 5000 + 2 * (TARGET + 2 * BATCH) + 10
 
@@ -348,6 +348,7 @@ STEPS = [
                 "sweeps_pkey",
                 "cancellations_task_idx",
                 "watches_until_idx",
+                "watches_task_idx",
                 "idempotency_keys_pkey",
                 "idempotency_keys_age_idx",
                 "progress_pkey",

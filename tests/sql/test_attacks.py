@@ -335,3 +335,17 @@ def test_a_session_does_not_move_the_clock_of_the_engine(session: Conn, database
     ):
         assert one(owner, late.format(name, name, table)), table
     assert one(owner, "select bool_and(scheduled) from fairq.tasks")
+
+
+@pytest.mark.parametrize("session", [ENQUEUE], indirect=True)
+def test_asking_again_and_again_piles_nothing_up(session: Conn, database: Database) -> None:
+    """300,000 watches of one task made every end of any task read them: 118 ms instead of 4."""
+    owner = database.connect(autocommit=True)
+    task = create(session, run_at="2500-01-01")
+    session.execute(
+        "select fairq.watch_task(%s), fairq.cancel_task(%s) from generate_series(1, 300)", [task, task]
+    )
+    for table in ("watches", "cancellations"):
+        count = one(owner, f"select count(*) from fairq.{table}")  # noqa: S608
+        assert 1 <= count <= 30, table  # one a second: on a slow machine they take their time
+    assert one(owner, "select count(*) from fairq.rings where cancelled_id = %s", task) <= 30

@@ -10,6 +10,9 @@ from tests.worker.running import EFFECTS, Desk
 
 @pytest.fixture
 def desk(database: Database) -> Desk:
+    """Workers have the role of workers, who enqueues has that of applications; the test itself may look."""
     conn = database.connect(autocommit=True)
     conn.execute(EFFECTS)
-    return Desk(database.dsn, conn)
+    conn.execute("grant all on effects, effects_id_seq to public")
+    app = database.connect_as("fairq_enqueue", autocommit=True)
+    return Desk(database.dsn_as("fairq_work"), conn, app, database.dsn)

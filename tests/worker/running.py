@@ -106,18 +106,26 @@ def work_process(
 
 
 class Desk:
-    """What a test does to the queue, and sees of it, on a connection in autocommit."""
+    """What a test does to the queue, and sees of it, on connections in autocommit. `dsn` is for workers."""
 
-    def __init__(self, dsn: str, conn: psycopg.Connection[Any]) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        conn: psycopg.Connection[Any],
+        app: psycopg.Connection[Any] | None = None,
+        owner_dsn: str | None = None,
+    ) -> None:
         self.dsn = dsn
+        self.owner_dsn = owner_dsn or dsn
         self.conn = conn
+        self.app = app or conn
 
     def enqueue(self, kind: str, payload: Any = None, *, group_key: str = "bob", **options: Any) -> int:
-        return fairq.enqueue(self.conn, group_key, payload, kind=kind, **options)
+        return fairq.enqueue(self.app, group_key, payload, kind=kind, **options)
 
     def enqueue_many(self, kind: str, count: int, payload: Any = None, **options: Any) -> list[int]:
         items = [(f"group {number % 5}", payload) for number in range(count)]
-        return fairq.enqueue_many(self.conn, items, kind=kind, **options)
+        return fairq.enqueue_many(self.app, items, kind=kind, **options)
 
     def rows(self, query: str, *params: Any) -> Rows:
         return self.conn.execute(query.encode(), params).fetchall()

@@ -291,7 +291,7 @@ def test_a_report_whose_turn_failed_is_sent_again(desk: Desk) -> None:
         "select count(*) from pg_locks l join pg_stat_activity a using (pid)"
         " where l.relation = %s::regclass and not l.granted and a.datname = current_database()"
     )
-    with psycopg.connect(desk.dsn) as other, worker_thread(own, desk.dsn):
+    with psycopg.connect(desk.owner_dsn) as other, worker_thread(own, desk.dsn):
         other.execute("lock table fairq.progress in access exclusive mode")
         id = desk.enqueue("works")
         desk.wait_until(lambda: desk.one(blocked, "fairq.progress") == 1, "the report waits")
@@ -441,7 +441,7 @@ def test_a_database_that_answers_no_is_there(desk: Desk, caplog: pytest.LogCaptu
     options = {"db_retry_initial_ms": 100, "listen": False, "concurrency": 1}
     with (
         caplog.at_level(logging.INFO, "fairq.worker"),
-        psycopg.connect(desk.dsn) as migration,
+        psycopg.connect(desk.owner_dsn) as migration,
         worker_thread(app, dsn, **HOURS, **options),
     ):
         desk.wait_until(lambda: desk.workers == 1, "the worker is there")
@@ -506,7 +506,7 @@ def test_no_turn_is_left_to_a_server_that_waits_for_a_lock(
     """D24: it would pop for nobody when it gets the lock. The server stops it, which is an answer."""
     caplog.set_level(logging.INFO, "fairq.worker")
     with (
-        psycopg.connect(desk.dsn) as migration,
+        psycopg.connect(desk.owner_dsn) as migration,
         worker_thread(app, desk.dsn, **HOURS | {"lease": 3.0, "breaker_cooldown_ms": 1_000}),
     ):
         desk.wait_until(lambda: desk.workers == 1, "the worker is there")

@@ -399,7 +399,7 @@ def test_a_drain_tells_busy_from_nothing(desk: Desk, caplog: pytest.LogCaptureFi
     desk.enqueue("measure", {"name": "b"}, queue="paused", run_at=_tomorrow() - timedelta(days=2))
     desk.conn.execute("select fairq.pause_queue('paused')")
     desk.enqueue_many("measure", 5, {"name": "a"})
-    with psycopg.connect(desk.dsn) as other:
+    with psycopg.connect(desk.owner_dsn) as other:
         other.execute("select * from fairq.domains for update")
         worker = Worker(app, desk.dsn, mode="drain", queues=["default", "paused"], maintain_interval_ms=0)
         thread = threading.Thread(target=worker.run, daemon=True)
