@@ -78,9 +78,9 @@ declare
 begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue and not q.internal;
   if not found then
-    raise exception '%', coalesce('there is no queue "' || p_queue || '"', 'no queue is named')
+    raise exception '%', coalesce('there is no queue "' || left(p_queue, 200) || '"', 'no queue is named')
       using errcode = 'QF003',
-        hint = coalesce('Create it with: select fairq.configure_queue(' || quote_literal(p_queue) || ');', 'Name one, for example: default.');
+        hint = coalesce('Create it with: select fairq.configure_queue(' || quote_literal(left(p_queue, 200)) || ');', 'Name one, for example: default.');
   end if;
   return v_queue;
 end;
