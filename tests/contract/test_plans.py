@@ -239,6 +239,7 @@ TICK = {"ticks_pkey"}
 NEWS = {*TICK, "rings_xid_idx"}
 PROMOTE = {*NEWS, "ready_order_idx", "tasks_line_idx", "lanes_order_idx", "lanes_pkey", "groups_pkey"}
 PROMOTE |= {"lanes_look_at_idx", "parked_turn_idx", "parked_line_idx", "parked_granted_idx"}
+PROMOTE |= {"rings_notable_idx"}  # settings that it has not heard of
 PROMOTE |= {"tasks_due_idx"}  # a back-off may be over by then
 ALIVE = {"workers_pkey", "heartbeats_pkey"}
 BEAT = {*ALIVE, "cancellations_task_idx", "held_pkey"}
@@ -343,6 +344,7 @@ STEPS = [
                 *ALIVE,
                 "tasks_expiry_idx",
                 "held_claim_lease_idx",
+                "lanes_keyed_idx",
                 "tasks_due_idx",
                 "tasks_pkey",
                 "sweeps_pkey",
