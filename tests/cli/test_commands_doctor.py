@@ -584,6 +584,23 @@ def test_a_standby_gets_all_checks(small_server: embedded.Server) -> None:
     assert {name for name, each in found.items() if each["verdict"] in ("failed", "unknown")} == {"listen"}
 
 
+def test_an_odd_lease_and_a_partition_that_is_not_there_are_worth_a_look(database: Database) -> None:
+    with database.connect() as conn:
+        conn.execute("select fairq.register_worker('forever', '{default}', 1, '366 days')")
+        conn.execute("select fairq.register_worker('never', '{default}', 1, '1 microsecond')")
+        tomorrow = "to_char((clock_timestamp() at time zone 'UTC')::date + 1, 'YYYYMMDD')"
+        row = conn.execute(
+            f"select format('drop table if exists fairq.finished_tasks_%s', {tomorrow})"
+        ).fetchone()
+        assert row
+        conn.execute(row[0])
+    found = findings(database)
+    assert found["workers"]["verdict"] == "look"
+    assert "worker 1 (forever) has a lease of 366 d" in found["workers"]["text"]
+    assert found["history"]["verdict"] == "look"
+    assert "fairq maintain makes a week of them" in found["history"]["remedy"]
+
+
 def test_an_older_schema_is_named_and_what_can_be_checked_is(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("update fairq.schema_version set version_num = 'fairq_0000', oldest_code = 'fairq_0000'")
