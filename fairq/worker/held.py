@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from fairq.app import App
 from fairq.context import Context, is_last_attempt
-from fairq.errors import Fail, FairqError, FinishLost, ResultNotEncodable, TaskTimeout
+from fairq.errors import Fail, FairqError, FinishLost, NotDecodable, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, describe, outcome_of, told
 from fairq.queries.workers import TurnRow
 from fairq.worker.connect import explain
@@ -447,5 +447,9 @@ def _log_end(entry: Entry, exception: BaseException | None, outcome: Outcome) ->
     text += what_next
     shows_why = level == logging.ERROR or (level == logging.WARNING and log.isEnabledFor(logging.DEBUG))
     if level >= logging.WARNING and outcome.error:
-        text = f"{text}: {told(json.loads(outcome.error))[:500]}"
+        why = told(json.loads(outcome.error))[:500]
+        if isinstance(exception, NotDecodable):
+            # Its message quotes what does not fit, and a payload has no place in a log.
+            why, shows_why = f"{exception.code}: {exception.path} does not fit; fairq explain {row.id}", False
+        text = f"{text}: {why}"
     log.log(level, "%r %s", entry, text, extra=facts, exc_info=exception if shows_why else None)

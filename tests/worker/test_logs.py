@@ -8,6 +8,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -108,6 +109,24 @@ def test_the_last_failure_is_an_error_with_its_traceback_and_those_before_it_say
     assert failed["traceback"].startswith("Traceback")
     assert 'raise ValueError("no such' in failed["traceback"]
     assert "s3cr3t" not in "".join(lines.found)
+
+
+@dataclass
+class Account:
+    iban: int
+
+
+@app.task
+def pay(payload: Account) -> None:
+    raise AssertionError("not with that")
+
+
+def test_what_does_not_fit_of_a_payload_is_named_and_not_shown(desk: Desk, lines: Lines) -> None:
+    id = desk.enqueue("pay", {"iban": "DE02120300000000202051"})
+    drain(app, desk.dsn)
+    (failed,) = lines.of("task_failed")
+    assert failed["message"].endswith(f": payload_invalid: payload.iban does not fit; fairq explain {id}")
+    assert "DE0212" not in "".join(lines.found)
 
 
 def test_no_payload_and_no_password_reaches_the_log(desk: Desk, lines: Lines) -> None:
