@@ -8,11 +8,13 @@ def parse(payload: Parse, ctx: fairq.Context) -> dict[str, int]: ...
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
+from fairq.connections import AsyncConnection, Steps, SyncConnection, run
 from fairq.errors import ConfigurationError, UnknownTask
-from fairq.options import refuse_unknown
+from fairq.options import Seconds, refuse_unknown
+from fairq.policies import KindSettings, QueueSettings, kind_call, queue_call
 from fairq.task import Declaration, Task
 
 __all__ = ["App"]
@@ -30,6 +32,16 @@ class App:
         refuse_unknown("App", defaults, Declaration)
         self.defaults = defaults
         self._tasks: dict[str, Task[Any, ..., Any]] = {}
+        self._queues: dict[str, QueueSettings[Seconds]] = {}
+
+    def queue(self, name: str, **settings: Unpack[QueueSettings[Seconds]]) -> str:
+        """Declare a queue and settings of it, and return its name. `install` creates it."""
+        refuse_unknown("queue", settings, QueueSettings)
+        queue_call(name, settings)
+        if name in self._queues:
+            raise ConfigurationError(f"queue {name!r} is declared twice", "Say all of it in one place.")
+        self._queues[name] = settings
+        return name
 
     @overload
     def task(self, handler: Callable[Concatenate[T, P], R], /) -> Task[T, P, R]: ...
@@ -68,6 +80,28 @@ class App:
         """Take over the tasks of another app: one app per module, one for the worker."""
         for task in other:
             self._add(task)
+        for name, settings in other._queues.items():
+            if self._queues.setdefault(name, settings) is not settings:
+                raise ConfigurationError(f"queue {name!r} is declared twice", "Say all of it in one place.")
+
+    @overload
+    def install(self, conn: SyncConnection) -> None: ...
+    @overload
+    def install(self, conn: AsyncConnection) -> Coroutine[Any, Any, None]: ...
+    def install(self, conn: Any) -> Coroutine[Any, Any, None] | None:
+        """Create the queues of this app, with the settings declared, and tell the database what its tasks
+        declare, so that it holds however they are enqueued. In the transaction of `conn`, by an operator.
+
+        What is not declared of a queue stays as it is.
+        """
+        return run(conn, self._install(), "fairq.App.install")  # type: ignore[no-any-return]
+
+    def _install(self) -> Steps[None]:
+        for name in self.queues:
+            yield queue_call(name, self._queues.get(name, {}))
+        for task in self:
+            declared = {name: task.options.get(name) for name in KindSettings.__optional_keys__}
+            yield kind_call(task.queue, task.kind, declared)
 
     def _add(self, task: Task[Any, ..., Any]) -> None:
         known = self._tasks.get(task.kind)
@@ -84,8 +118,8 @@ class App:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that its tasks are declared on, each once."""
-        return sorted({task.queue for task in self._tasks.values()})
+        """The queues that it declares, or that its tasks are declared on, each once."""
+        return sorted({*self._queues, *(task.queue for task in self._tasks.values())})
 
     def __iter__(self) -> Iterator[Task[Any, ..., Any]]:
         return iter(list(self._tasks.values()))

@@ -150,9 +150,9 @@ class Declared(TypedDict, total=False):
     """What tasks of one kind are told once, where their handler is declared."""
 
     queue: Annotated[str | None, "The queue.", _name]
-    priority: Annotated[int | None, "Higher first, within the group.", _priority]
-    cost: Annotated[float | None, "Relative to an ordinary task.", _cost]
-    max_attempts: Annotated[int | None, "Default: the queue's.", _attempts]
+    priority: Annotated[int | None, "Higher first, within the group. Default: its kind's, or 0.", _priority]
+    cost: Annotated[float | None, "Relative to an ordinary task. Default: its kind's, or 1.", _cost]
+    max_attempts: Annotated[int | None, "Default, and the most: its kind's. Else the queue's.", _attempts]
     timeout: Annotated[Seconds | None, "Longest run of one attempt: 30s, 10m.", _timeout]
 
 
@@ -196,7 +196,7 @@ class Item:
 
 
 OF_ITEMS = Item.__slots__[2:]
-DEFAULTS: Mapping[str, Any] = {"queue": "default", "kind": "default", "priority": 0, "cost": 1.0}
+DEFAULTS: Mapping[str, Any] = {"queue": "default", "kind": "default"}
 
 
 # --- What is made of them --------------------------------------------------------------------------

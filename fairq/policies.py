@@ -36,12 +36,15 @@ __all__ = [
     "GroupSettings",
     "GroupState",
     "KeySettings",
+    "KindSettings",
+    "KindState",
     "QueueSettings",
     "QueueState",
     "RateUsage",
     "configure_cluster",
     "configure_group",
     "configure_key",
+    "configure_kind",
     "configure_queue",
     "drain_queue",
     "pause_group",
@@ -117,6 +120,15 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
     work_role: Annotated[str | None, "Only members of this role of the database work on it."]
 
 
+class KindSettings(TypedDict, Generic[Time], total=False):
+    """What holds for the tasks of a kind, however they are created; None: nothing is declared."""
+
+    max_attempts: Annotated[int | None, "The most attempts of such a task; it may ask for fewer."]
+    priority: Annotated[int | None, "Priority of a task that does not say which."]
+    cost: Annotated[float | None, "Cost of a task that does not say which."]
+    timeout: Annotated[Time | None, "Longest run of one attempt of a task that does not say how long."]
+
+
 class KeySettings(TypedDict, total=False):
     """How many tasks with a concurrency key are in flight at once; None: one."""
 
@@ -140,6 +152,13 @@ class QueueState(QueueSettings[timedelta]):
     queue: str
     paused_at: datetime | None
     draining_at: datetime | None
+
+
+class KindState(KindSettings[timedelta]):
+    """What is declared of a kind."""
+
+    queue: str
+    kind: str
 
 
 class GroupState(GroupSettings[timedelta]):
@@ -171,9 +190,13 @@ class RateUsage:
 @on_connection
 def configure_queue(queue: str, **settings: Unpack[QueueSettings[Seconds]]) -> Call[QueueState]:
     """Create a queue, or change its settings."""
-    given = _given("configure_queue", settings, QueueSettings)
-    call = queries.configure_queue.call(queue=check_text("queue", queue), settings=given)
-    return call.then(_settings(QueueState))
+    return queue_call(queue, settings)
+
+
+@on_connection
+def configure_kind(queue: str, kind: str, **settings: Unpack[KindSettings[Seconds]]) -> Call[KindState]:
+    """Declare what holds for the tasks of a kind in a queue, also for those that are created by SQL."""
+    return kind_call(queue, kind, settings)
 
 
 @on_connection
@@ -257,6 +280,18 @@ def reset_rate(queue: str, group_key: str | None = None) -> Call[None]:
 
 
 # --- What can be judged without the database -------------------------------------------------------
+
+
+def queue_call(queue: str, settings: Mapping[str, Any]) -> Call[QueueState]:
+    given = _given("configure_queue", settings, QueueSettings)
+    call = queries.configure_queue.call(queue=check_text("queue", queue), settings=given)
+    return call.then(_settings(QueueState))
+
+
+def kind_call(queue: str, kind: str, settings: Mapping[str, Any]) -> Call[KindState]:
+    given = _given("configure_kind", settings, KindSettings)
+    names = {"queue": check_text("queue", queue), "kind": check_text("kind", kind, 200)}
+    return queries.configure_kind.call(**names, settings=given).then(_settings(KindState))
 
 
 def _group(queue: str, group_key: str | None, *, optional: bool = False) -> dict[str, Any]:

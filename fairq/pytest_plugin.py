@@ -1,7 +1,8 @@
 """Fixtures for applications that use fairq; pytest finds them by itself where fairq is installed.
 
 fairq_server    DSN of a PostgreSQL server for this run: FAIRQ_TEST_DSN, or an embedded one
-fairq_dsn       URL of a database of this run with fairq installed
+fairq_dsn       URL of a database of this run with fairq installed, and the queues of the app that the setting
+                fairq_app names (fairq_app = "myapp.tasks:app" in pytest's configuration)
 fairq_db        psycopg connection to it; what the test does is rolled back
 
 Nothing is started, and nothing but pytest imported, until a test asks for one of them.
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     import psycopg
 
 __all__ = ["fairq_db", "fairq_dsn", "fairq_server"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("fairq_app", "The fairq.App whose queues the tests find: myapp.tasks:app", default="")
 
 
 @pytest.fixture(scope="session")
@@ -42,12 +47,13 @@ def fairq_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def fairq_dsn(fairq_server: str) -> Iterator[str]:
+def fairq_dsn(fairq_server: str, pytestconfig: pytest.Config) -> Iterator[str]:
     """The URL of a database with fairq installed, made for this run and dropped after it."""
     import psycopg
     from psycopg import sql
 
     from fairq import dsn, install
+    from fairq.worker.loading import load_app
 
     name = f"fairq_test_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(fairq_server, autocommit=True) as conn:
@@ -55,6 +61,8 @@ def fairq_dsn(fairq_server: str) -> Iterator[str]:
     url = dsn.to_url(psycopg.conninfo.make_conninfo(fairq_server, dbname=name))
     with psycopg.connect(url) as conn:
         install.load_sql(conn)
+        if app := pytestconfig.getini("fairq_app"):
+            load_app(app).install(conn)
         conn.execute("update fairq.settings set test_clock = true")
     yield url
     with psycopg.connect(fairq_server, autocommit=True) as conn:

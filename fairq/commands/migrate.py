@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 import click
 import psycopg
@@ -12,6 +13,7 @@ from fairq import install
 from fairq.cli import Exit, command, named_dsn, wants_json
 from fairq.commands.common import console, show
 from fairq.dsn import describe, resolve
+from fairq.worker.loading import load_app
 
 
 @command(
@@ -28,6 +30,11 @@ from fairq.dsn import describe, resolve
     default=install.HEAD,
     metavar="REVISION",
     help="Where to go: head (default), base, or a revision such as 0003, also a lower one.",
+)
+@click.option(
+    "--app",
+    metavar="MODULE[:APP]",
+    help="Then create the queues that this app declares, and tell the database what its tasks declare.",
 )
 @click.option(
     "--check", is_flag=True, help="Change nothing; exit 1 when the database is not at the revision."
@@ -51,7 +58,9 @@ from fairq.dsn import describe, resolve
     metavar="SECONDS",
     help="How long to keep trying while somebody holds a lock.",
 )
-def migrate(to: str, check: bool, as_sql: bool, lock_timeout: float, patience: float) -> None:
+def migrate(
+    to: str, app: str | None, check: bool, as_sql: bool, lock_timeout: float, patience: float
+) -> None:
     """Install or upgrade fairq in a database.
 
     Every step is one transaction. Any number of these may run at once, for example one in each new
@@ -59,6 +68,7 @@ def migrate(to: str, check: bool, as_sql: bool, lock_timeout: float, patience: f
 
     \b
     fairq migrate                    to the newest revision
+    fairq migrate --app myapp.tasks  and the queues that the app declares
     fairq migrate --check            is there something to do? (for health checks)
     fairq migrate --sql | psql       the same as plain SQL
     fairq migrate --to base          take it out; refused while there are tasks
@@ -68,14 +78,17 @@ def migrate(to: str, check: bool, as_sql: bool, lock_timeout: float, patience: f
     if as_sql:
         click.echo(install.script(install.BASE, to), nl=False)
         return
+    if app and (check or as_sql or to != install.HEAD):
+        raise click.UsageError("--app installs into a database at the newest revision: leave out the others.")
     where = resolve(named_dsn())
     if check:
         _check(where, to)
         return
+    declared = load_app(app) if app else None
     started = time.monotonic()
     done = install.migrate(where, to=to, lock_timeout=lock_timeout, patience=patience, report=_report)
     version = done.after or install.BASE
-    document = {
+    document: dict[str, Any] = {
         "database": describe(where),
         "before": done.before,
         "after": done.after,
@@ -90,6 +103,11 @@ def migrate(to: str, check: bool, as_sql: bool, lock_timeout: float, patience: f
         text = f"{describe(where)} is at {version} now; another fairq migrate did it."
     else:
         text = f"{describe(where)} is at {version} already; nothing to do."
+    if declared is not None:
+        with psycopg.connect(where, prepare_threshold=None) as conn:
+            declared.install(conn)
+        document["queues"] = declared.queues
+        text += f"\nThe app has its queues: {', '.join(declared.queues)}."
     show(document, text)
 
 

@@ -160,6 +160,26 @@ def set_queue(name: str, **options: Any) -> None:
     show({"created": is_new, **row}, f"Queue {clean(name)} {verb}.", _facts(row, "queue"))
 
 
+@command("create", parent=queues, codes={1: "refused, or there is one of that name"}, rights="fairq_admin")
+@click.argument("name")
+@settings_options(policies.QueueSettings)
+def create_queue(name: str, **options: Any) -> None:
+    """Create a queue.
+
+    In a program: `app.queue(…)`, and `fairq migrate --app` creates it.
+
+    \b
+    fairq queues create docs --max-attempts 3 --group-max-running 2
+    """
+    with session() as conn, conn.transaction():
+        if queue_settings(conn, name):
+            hint = f"Change it: fairq queues set {clean(name)} …"
+            raise Failure(f"There is a queue {clean(name)}.", hint=hint)
+        policies.configure_queue(conn, name, **named(options, may_be_none=True))
+        (row,) = queue_settings(conn, name)
+    show({"created": True, **row}, f"Queue {clean(name)} created.", _facts(row, "queue"))
+
+
 def _name(queue: str, group_key: str | None) -> str:
     of = f"queue {clean(queue)}"
     return f"Q{of[1:]}" if group_key is None else f"Group {clean(group_key)} of {of}"

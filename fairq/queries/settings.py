@@ -27,6 +27,26 @@ def configure_queue(
 
 @driver.Statement[str](
     "the",
+    """-- name: ConfigureKind :one
+select fairq._settings_json(fairq.configure_kind(p_queue => $1::text, p_kind => $2::text, p_settings => $3::text::jsonb))::text as settings""",
+    driver.scalar(),
+)
+def configure_kind(
+    *,
+    queue: str,
+    kind: str,
+    settings: str,
+) -> driver.Params:
+    """Declares what holds for the tasks of a kind; an absent one stays, a null takes one away."""
+    return (
+        queue,
+        kind,
+        settings,
+    )
+
+
+@driver.Statement[str](
+    "the",
     """-- name: ConfigureGroup :one
 select fairq._settings_json(fairq.configure_group(p_queue => $1::text, p_group_key => $2::text, p_settings => $3::text::jsonb))::text as settings""",
     driver.scalar(),

@@ -22,7 +22,7 @@ begin
     where a.attrelid = p_table
       and a.attnum > 0
       and not a.attisdropped
-      and a.attname <> all(array['singleton', 'shard_no', 'queue', 'group_key', 'metered', 'internal', 'test_clock', 'paused_at', 'draining_at'])
+      and a.attname <> all(array['singleton', 'shard_no', 'queue', 'kind', 'group_key', 'metered', 'internal', 'test_clock', 'paused_at', 'draining_at'])
       and (p_known is null or a.attname = any(p_known))
     order by a.attnum
   );
@@ -46,6 +46,9 @@ begin
         ('breaker_cooldown', 0.000001, 366 * 86400),
         ('ready_target', 1, 1000000),
         ('max_attempts', 1, 1000000),
+        ('priority', -1000000, 1000000),
+        ('cost', 0.001, 1000000),
+        ('timeout', 0.000001, 1000000000),
         ('retry_base', 0, 366 * 86400),
         ('retry_cap', 0, 366 * 86400),
         ('retention', 0, 36525 * 86400::bigint),

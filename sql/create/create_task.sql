@@ -3,8 +3,8 @@
 -- Returns the id of the task; with a known idempotency key, the id of the task that has it.
 -- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, 42501 the queue is for another role, QF016 the queue is draining (a known idempotency key is answered all the same).
 create function fairq.create_task(
-  p_group_key text, p_payload jsonb, p_queue text default 'default', p_kind text default 'default', p_priority integer default 0,
-  p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default 1,
+  p_group_key text, p_payload jsonb, p_queue text default 'default', p_kind text default 'default', p_priority integer default null,
+  p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default null,
   p_timeout interval default null, p_idempotency_key text default null, p_concurrency_key text default null, p_headers jsonb default null
 ) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -18,9 +18,13 @@ declare
   v_scheduled boolean := coalesce(p_run_at > v_now, false);
   v_announce boolean := false;
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at, q.enqueue_role into v_settings
+  -- What the caller does not say its kind declares, and at last its queue; of max_attempts a kind declares the most.
+  select s.shard_count, s.payload_limit, q.notify, q.draining_at, q.enqueue_role, coalesce(least(p_max_attempts, k.max_attempts), q.max_attempts) as max_attempts,
+    coalesce(p_priority, k.priority, 0) as priority, coalesce(p_cost, k.cost, 1) as cost, coalesce(p_timeout, k.timeout) as timeout
+  into v_settings
   from fairq.settings s
   cross join fairq.queues q
+  left join fairq.kinds k on k.queue = q.queue and k.kind = p_kind
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -29,8 +33,8 @@ begin
   if v_settings.enqueue_role is not null then
     perform fairq._check_role(p_queue, v_settings.enqueue_role);
   end if;
-  perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, p_priority, p_run_at, p_expires_at, p_max_attempts,
-    p_cost, p_timeout, p_idempotency_key, p_concurrency_key, p_headers);
+  perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, v_settings.priority, p_run_at, p_expires_at, p_max_attempts,
+    v_settings.cost, p_timeout, p_idempotency_key, p_concurrency_key, p_headers);
 
   v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
   v_id := nextval('fairq.task_ids');
@@ -50,12 +54,12 @@ begin
 
   insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, expires_at, cost,
     max_attempts, timeout, idempotency_key, concurrency_key, scheduled, headers, payload)
-  values (v_shard_no, v_id, v_id, p_queue, p_group_key, p_kind, p_priority,
-    v_now, coalesce(p_run_at, v_now), p_expires_at, p_cost, coalesce(p_max_attempts, v_settings.max_attempts), p_timeout,
+  values (v_shard_no, v_id, v_id, p_queue, p_group_key, p_kind, v_settings.priority,
+    v_now, coalesce(p_run_at, v_now), p_expires_at, v_settings.cost, v_settings.max_attempts, v_settings.timeout,
     p_idempotency_key, p_concurrency_key, v_scheduled, p_headers, p_payload);
 
   insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed, announced)
-  values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then p_priority end, case when not v_scheduled then v_id end,
+  values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then v_settings.priority end, case when not v_scheduled then v_id end,
     case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_announce);
 
   -- Also for a scheduled task: a worker that sleeps learns when to wake up.

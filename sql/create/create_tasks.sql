@@ -3,8 +3,8 @@
 -- Returns the ids in the order of the input.
 -- Raises what create_task raises, and QF011 when the arrays differ in length. Nothing is created then.
 create function fairq.create_tasks(
-  p_group_keys text[], p_payloads jsonb[], p_queue text default 'default', p_kind text default 'default', p_priority integer default 0,
-  p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default 1,
+  p_group_keys text[], p_payloads jsonb[], p_queue text default 'default', p_kind text default 'default', p_priority integer default null,
+  p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default null,
   p_timeout interval default null, p_idempotency_keys text[] default null, p_concurrency_keys text[] default null, p_headers jsonb default null,
   p_priorities integer[] default null, p_costs double precision[] default null
 ) returns setof bigint
@@ -17,9 +17,13 @@ declare
   v_wrong record;
   v_announce boolean;
 begin
-  select s.shard_count, s.payload_limit, q.max_attempts, q.notify, q.draining_at, q.enqueue_role into v_settings
+  -- What the caller does not say its kind declares, and at last its queue; of max_attempts a kind declares the most.
+  select s.shard_count, s.payload_limit, q.notify, q.draining_at, q.enqueue_role, coalesce(least(p_max_attempts, k.max_attempts), q.max_attempts) as max_attempts,
+    coalesce(p_priority, k.priority, 0) as priority, coalesce(p_cost, k.cost, 1) as cost, coalesce(p_timeout, k.timeout) as timeout
+  into v_settings
   from fairq.settings s
   cross join fairq.queues q
+  left join fairq.kinds k on k.queue = q.queue and k.kind = p_kind
   where q.queue = p_queue
     and not q.internal;
   if not found then
@@ -63,13 +67,11 @@ begin
       or octet_length(i.idempotency_key) > 500
       or i.concurrency_key = ''
       or octet_length(i.concurrency_key) > 500
-      or coalesce(i.priority, p_priority) is null
-      or coalesce(i.priority, p_priority) not between -1000000 and 1000000
-      or coalesce(i.cost, p_cost) is null
-      or coalesce(i.cost, p_cost) not between 0.001 and 1000000
+      or coalesce(i.priority, v_settings.priority) not between -1000000 and 1000000
+      or coalesce(i.cost, v_settings.cost) not between 0.001 and 1000000
   loop
-    perform fairq._check_task(v_wrong.group_key, v_wrong.payload, v_settings.payload_limit, p_kind, coalesce(v_wrong.priority, p_priority),
-      p_run_at, p_expires_at, p_max_attempts, coalesce(v_wrong.cost, p_cost), p_timeout, v_wrong.idempotency_key, v_wrong.concurrency_key, p_headers);
+    perform fairq._check_task(v_wrong.group_key, v_wrong.payload, v_settings.payload_limit, p_kind, coalesce(v_wrong.priority, v_settings.priority),
+      p_run_at, p_expires_at, p_max_attempts, coalesce(v_wrong.cost, v_settings.cost), p_timeout, v_wrong.idempotency_key, v_wrong.concurrency_key, p_headers);
   end loop;
 
   -- Keys are taken one by one in a fixed order, so two calls with the same keys wait for each other and do not deadlock.
@@ -89,7 +91,7 @@ begin
   else
     return query
       with input as materialized (
-        select i.*, coalesce(i.priority, p_priority) as task_priority, nextval('fairq.task_ids') as id,
+        select i.*, coalesce(i.priority, v_settings.priority) as task_priority, nextval('fairq.task_ids') as id,
           fairq._shard_of(i.group_key, v_settings.shard_count) as shard_no
         from unnest(p_group_keys, p_payloads, p_concurrency_keys, p_priorities, p_costs)
           with ordinality i(group_key, payload, concurrency_key, priority, cost, ordinal)
@@ -98,8 +100,8 @@ begin
         insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, expires_at, cost,
           max_attempts, timeout, concurrency_key, scheduled, headers, payload)
         select i.shard_no, i.id, i.id, p_queue, i.group_key, p_kind,
-          i.task_priority, v_now, coalesce(p_run_at, v_now), p_expires_at, coalesce(i.cost, p_cost),
-          coalesce(p_max_attempts, v_settings.max_attempts), p_timeout, i.concurrency_key, coalesce(p_run_at > v_now, false), p_headers, i.payload
+          i.task_priority, v_now, coalesce(p_run_at, v_now), p_expires_at, coalesce(i.cost, v_settings.cost),
+          v_settings.max_attempts, v_settings.timeout, i.concurrency_key, coalesce(p_run_at > v_now, false), p_headers, i.payload
         from input i
       ),
       rung as (

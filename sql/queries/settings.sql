@@ -5,6 +5,10 @@
 -- Creates a queue, or changes its settings; an absent one stays, a null takes one away.
 select fairq._settings_json(fairq.configure_queue(p_queue => sqlc.arg(queue)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
 
+-- name: ConfigureKind :one
+-- Declares what holds for the tasks of a kind; an absent one stays, a null takes one away.
+select fairq._settings_json(fairq.configure_kind(p_queue => sqlc.arg(queue)::text, p_kind => sqlc.arg(kind)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
+
 -- name: ConfigureGroup :one
 -- Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds.
 select fairq._settings_json(fairq.configure_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;

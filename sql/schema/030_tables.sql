@@ -20,7 +20,7 @@
 -- be deleted any more. Unlike a key it costs nothing, unless wal_level is logical; then a deleted row is logged as it was.
 --
 -- shard_no is the first column of every key and every index, and every hot statement names it: no call touches two shards.
--- settings and queues are the same everywhere (reference tables, should the shards ever live on several machines).
+-- settings, queues and kinds are the same everywhere (reference tables, should the shards ever live on several machines).
 
 create sequence fairq.task_ids;
 comment on sequence fairq.task_ids is 'Ids of tasks, and the order in which tasks of a group became runnable.';
@@ -104,6 +104,21 @@ comment on column fairq.queues.work_role is 'Only its members pop tasks of the q
 comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of the cluster (#cluster).';
 comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
 comment on column fairq.queues.draining_at is 'Since when the queue refuses new tasks, to run empty; null: it takes them.';
+
+create table fairq.kinds (
+  queue text collate "C" not null,
+  kind text collate "C" not null,
+  max_attempts integer,
+  priority integer,
+  cost double precision,
+  timeout interval,
+  primary key (queue, kind)
+);
+comment on table fairq.kinds is 'What is declared of the tasks of a kind, once for all of them. Change it with fairq.configure_kind().';
+comment on column fairq.kinds.max_attempts is 'The most attempts of such a task; it may ask for fewer.';
+comment on column fairq.kinds.priority is 'Priority of a task that does not say which.';
+comment on column fairq.kinds.cost is 'Cost of a task that does not say which.';
+comment on column fairq.kinds.timeout is 'Longest run of one attempt of a task that does not say how long.';
 
 create table fairq.groups (
   shard_no integer not null,

@@ -402,7 +402,7 @@ def outcome(exception: BaseException | None, task: Any = policed, attempt: int =
         (SystemExit(3), plain, "retry", None, "unhandled_error"),
         (SystemExit(3), policed, "failed", None, "unhandled_error"),
         (KeyboardInterrupt(), plain, "retry", None, "unhandled_error"),
-        (UnknownTask("x"), None, "retry", None, "unknown_task"),
+        (UnknownTask("x"), None, "declined", None, "unknown_task"),
         (NotDecodable("payload", "x"), policed, "failed", None, "payload_invalid"),
         (ResultNotEncodable("x"), policed, "failed", None, "result_invalid"),
         (FinishLost("x"), policed, "retry", None, "finish_lost"),

@@ -134,6 +134,16 @@ def test_settings_of_a_group_hold_from_the_commit_on(
     assert len(pop(observer, queue)) == 1
 
 
+def test_kinds(opened: Opened, queue: str) -> None:
+    do(opened, fairq.configure_queue, queue)
+    declared = do(opened, fairq.configure_kind, queue, "parse", max_attempts=1, timeout=90, priority=-3)
+    everything = {"max_attempts": 1, "timeout": timedelta(seconds=90), "priority": -3, "cost": None}
+    assert declared == {"queue": queue, "kind": "parse", **everything}
+    changed = do(opened, fairq.configure_kind, queue, "parse", timeout=None, cost=2)
+    assert changed == {**declared, "timeout": None, "cost": 2.0}
+    opened.rollback()
+
+
 def test_keys_and_the_cluster(opened: Opened, group: str) -> None:
     assert do(opened, fairq.configure_key, group, max_running=3) == fairq.KeySettings(max_running=3)
     assert do(opened, fairq.configure_key, group, max_running=None) == fairq.KeySettings(max_running=None)
@@ -271,6 +281,7 @@ def test_names_are_looked_at_first(observer: Observer, name: Any) -> None:
         ("configure_queue", ["q"], policies.QueueSettings),
         ("configure_group", ["default", "g"], policies.GroupSettings),
         ("configure_key", ["k"], policies.KeySettings),
+        ("configure_kind", ["default", "k"], policies.KindSettings),
         ("configure_cluster", [], policies.ClusterSettings),
     ],
 )

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import click
@@ -152,6 +153,32 @@ def test_queues_lists_every_setting(database: Database) -> None:
     assert (row["queue"], row["max_attempts"], row["retention"]) == ("default", 5, 7 * 86400)
     printed = ok(database, "queues")
     assert re.search(r"^default +5 +1 s to 10 min +7 d$", printed, re.MULTILINE)
+
+
+def test_create_makes_a_queue_and_leaves_one_that_is_there_alone(database: Database) -> None:
+    made = answer(database, "queues", "create", "docs", "--max-attempts", "3")
+    assert (made["created"], made["queue"], made["max_attempts"]) == (True, "docs", 3)
+    again = fairq(database, "queues", "create", "docs", "--max-attempts", "4")
+    assert (again.exit_code, "There is a queue docs" in again.stderr) == (1, True)
+    assert [each["max_attempts"] for each in answer(database, "queues")["queues"]] == [5, 3]
+    assert answer(database, "queues", "create", "plain")["max_attempts"] == 5
+
+
+def test_migrate_creates_the_queues_of_an_app(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "declares.py").write_text(
+        "import fairq\napp = fairq.App()\napp.queue('mail', max_attempts=2)\n"
+        "@app.task(queue='docs', max_attempts=1)\ndef parse(payload): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert answer(database, "migrate", "--app", "declares")["queues"] == ["docs", "mail"]
+    assert [each["queue"] for each in answer(database, "queues")["queues"]] == ["default", "docs", "mail"]
+    with database.connect() as conn:
+        rows = conn.execute("select queue, kind, max_attempts from fairq.kinds").fetchall()
+    assert rows == [("docs", "parse", 1)]
+    assert fairq(database, "migrate", "--app", "declares", "--check").exit_code == 2
 
 
 def test_set_creates_a_queue_and_changes_only_what_is_named(database: Database) -> None:

@@ -118,7 +118,12 @@ def test_the_page_of_tables_has_every_table_view_and_column(db: psycopg.Connecti
         assert set(re.findall(r"`(\w+)`", shown)) | settings == set(columns), name
 
 
-SETTINGS = {"queues": "configure_queue", "groups": "configure_group", "settings": "configure_cluster"}
+SETTINGS = {
+    "queues": "configure_queue",
+    "kinds": "configure_kind",
+    "groups": "configure_group",
+    "settings": "configure_cluster",
+}
 
 
 def settings_of(text: str) -> list[tuple[str, str, str]]:

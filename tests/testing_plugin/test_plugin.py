@@ -58,6 +58,27 @@ def test_an_application_tests_with_a_database_of_its_own(
     pytester.runpytest_subprocess("-q", "-W", "error", "-p", "no:xdist").assert_outcomes(passed=4)
 
 
+def test_the_queues_of_an_app_are_there(
+    pytester: pytest.Pytester, server: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRQ_TEST_DSN", server.admin_dsn)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.fspath(Path(__file__).parents[2]), "."]))
+    pytester.makeini("[pytest]\nfairq_app = declares:app")
+    pytester.makepyfile(
+        declares="""
+            import fairq
+            app = fairq.App()
+            app.queue("mail", max_attempts=2)
+        """,
+        test_it="""
+            import fairq
+            def test_the_queue_is_there(fairq_db):
+                assert fairq.configure_queue(fairq_db, "mail")["max_attempts"] == 2
+        """,
+    )
+    pytester.runpytest_subprocess("-q", "-W", "error", "-p", "no:xdist").assert_outcomes(passed=1)
+
+
 def test_without_a_server_an_embedded_one_is_started(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,6 +192,25 @@ def test_what_may_be_tried_only_once_never_runs_twice(desk: Desk) -> None:
     assert desk.effects("only_once") == 2
 
 
+def test_a_declared_limit_holds_however_a_task_was_enqueued_and_also_for_older_ones(desk: Desk) -> None:
+    """Nobody told the database what is declared; one has had its attempt before that."""
+    fairq.configure_queue(desk.conn, "default", retry_base=0)
+    by_sql = desk.one("select fairq.create_task('bob', '1', p_kind => 'fails_once')")
+    by_name = desk.enqueue("fails_once", max_attempts=9)
+    older = desk.enqueue("fails_once", priority=9)
+    before = desk.one("select fairq.register_worker('older version', '{default}', 1)")
+    desk.rows("select id from fairq.pop_tasks('default', 1, %s)", before)
+    desk.rows("select fairq.finish_tasks(%s, %s, '{1}', '{retry}')", before, [older])
+    with work_process(desk.dsn, "-c", "1", "--drain", app="poison") as worker:
+        assert worker.wait() == 0, worker.output
+    assert desk.rows("select task_id from effects order by 1") == [(by_sql,), (by_name,)]
+    assert [desk.end(id)[:2] for id in (by_sql, by_name, older)] == [
+        ("failed", 1),
+        ("failed", 1),
+        ("failed", 2),
+    ]
+
+
 # --- The decisions, by the clock ---------------------------------------------------------------------
 
 

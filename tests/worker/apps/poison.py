@@ -31,3 +31,9 @@ async def harmless(payload: float, ctx: fairq.Context) -> None:
 async def only_once(payload: float, ctx: fairq.Context) -> None:
     await asyncio.to_thread(note, "only_once", ctx)
     await asyncio.sleep(payload)
+
+
+@app.task(max_attempts=1)
+def fails_once(payload: Any, ctx: fairq.Context) -> None:
+    note("fails_once", ctx)
+    raise RuntimeError("and that is all")

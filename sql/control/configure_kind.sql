@@ -1,0 +1,28 @@
+-- Declares what holds for the tasks of a kind in a queue, however they are created: columns of fairq.kinds; an absent one stays as it is, a null takes one
+-- away, so that the queue's or the task's own holds. A task may ask for fewer attempts, not for more. Tasks that are there keep what they have.
+-- Returns what is declared.
+-- Raises QF003 unknown queue, QF006 bad kind, QF007 bad number, QF009 bad timeout, QF014 an unknown setting.
+-- Locks: settings; kinds, one row.
+create function fairq.configure_kind(p_queue text, p_kind text, p_settings jsonb default '{}') returns fairq.kinds
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_kind fairq.kinds;
+  v_changes jsonb;
+begin
+  perform from fairq.settings s for update;
+  perform fairq._queue(p_queue);
+  if p_kind is null or p_kind = '' or octet_length(p_kind) > 200 then
+    raise exception 'the kind is %', coalesce('"' || left(p_kind, 40) || '"', 'null')
+      using errcode = 'QF006', hint = 'Name the handler: a text of 1 to 200 bytes.';
+  end if;
+  insert into fairq.kinds (queue, kind) values (p_queue, p_kind) on conflict do nothing;
+  select k.* into v_kind from fairq.kinds k where k.queue = p_queue and k.kind = p_kind;
+  v_changes := fairq._check_settings(format('kind "%s" of queue "%s"', p_kind, p_queue), 'fairq.kinds', to_jsonb(v_kind), p_settings);
+  if v_changes <> '{}' then
+    v_kind := jsonb_populate_record(v_kind, v_changes);
+    execute 'update fairq.kinds k set ' || fairq._assignments(v_changes) || ' where k.queue = $2 and k.kind = $3' using v_kind, p_queue, p_kind;
+  end if;
+  return v_kind;
+end;
+$$;
+comment on function fairq.configure_kind is 'Declares attempts, priority, cost and timeout of the tasks of a kind; an absent one stays, a null takes one away.';
