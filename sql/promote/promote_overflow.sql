@@ -1,6 +1,6 @@
 -- Promotes a queue, in all its shards: hears new rings and refills the ready set if it is short. pop_tasks does this by itself when it has to.
 -- Returns the number of tasks that became ready.
--- Raises QF003 unknown queue, QF005 not READ COMMITTED, QF007 bad limit.
+-- Raises QF003 unknown queue, 42501 it is for another role, QF005 not READ COMMITTED, QF007 bad limit.
 -- Locks: the domain, waits for it (see 030_tables.sql); held until the transaction ends.
 create function fairq.promote_overflow(p_queue text default 'default', p_limit integer default null, p_shard_no integer default null)
 returns integer
@@ -11,6 +11,9 @@ declare
   v_shard_no integer;
   v_promoted integer := 0;
 begin
+  if v_queue.work_role is not null then
+    perform fairq._check_role(p_queue, v_queue.work_role);
+  end if;
   if p_limit is not null then
     perform fairq._check_limit(p_limit);
   end if;

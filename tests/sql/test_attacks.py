@@ -221,6 +221,7 @@ def test_a_queue_with_roles_is_for_their_members(database: Database) -> None:
     for query in (
         "select fairq.register_worker('w', '{default,docs}', 1)",
         f"select fairq.pop_tasks('docs', 1, {holder})",
+        "select fairq.promote_overflow('docs')",
         f"select fairq.turn({holder}, '{{docs}}', '{{1}}', 1)",
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="docs"):
