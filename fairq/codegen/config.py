@@ -1,11 +1,7 @@
-"""sqlc.yaml, as far as `fairq gen` needs it: where schema and queries are, and what is made from them. Both
-front ends read its `options` here.
-"""
+"""sqlc.yaml, as far as `fairq gen` needs it: where schema and queries are, and what is made from them."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import glob
 import json
 from collections.abc import Mapping
@@ -13,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fairq.codec import decoder
-from fairq.codegen.model import GenerationError, Options
-from fairq.errors import NotDecodable
+import yaml
+
+from fairq.codegen.model import GenerationError, Options, parse_options
 
 FILE_NAMES = ("sqlc.yaml", "sqlc.yml", "sqlc.json")
 _PLUGIN = "sqlc-gen-fairq"
@@ -43,31 +39,6 @@ class Entry:
         return tuple(name for target in self.targets for name in target.options.not_null_functions)
 
 
-def parse_options(given: Any, path: str = "") -> Options:
-    """Options from their JSON or YAML form. A misspelled name or a value of the wrong type is an error."""
-    if not isinstance(given, Mapping):
-        raise GenerationError("the options must be a map", path=path)
-    known = {field.name for field in dataclasses.fields(Options)}
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known options: {', '.join(sorted(known))}"
-            raise GenerationError(f"unknown option {name!r}", hint=hint, path=path)
-    try:
-        # A key without a value is as good as absent: YAML writes `package:` as null.
-        present = {name: value for name, value in given.items() if value is not None}
-        options: Options = decoder(Options).plain(present, "options")
-    except NotDecodable as exc:
-        raise GenerationError(str(exc), path=path) from None
-    if not options.package:
-        hint = "name the Python package the generated modules import `models` from"
-        raise GenerationError("option 'package' is missing", hint=hint, path=path)
-    if options.query_parameter_limit < 0:
-        hint = "query_parameter_limit must be 0 or more"
-        raise GenerationError("invalid query parameter limit", hint=hint, path=path)
-    return options
-
-
 def find(folder: Path) -> Path:
     """The configuration in a folder, or in its `sql` folder."""
     for place in (folder, folder / "sql"):
@@ -82,8 +53,6 @@ def find(folder: Path) -> Path:
 
 def read(path: Path) -> tuple[Entry, ...]:
     """The entries of a configuration file. Paths in it are relative to its folder."""
-
-    import yaml  # not at the top: the plugin runs without it
 
     def wrong(message: str, hint: str = "", place: str = str(path)) -> GenerationError:
         return GenerationError(message, hint=hint, path=place)

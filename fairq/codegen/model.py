@@ -6,9 +6,15 @@ from PostgreSQL's own catalogue. Both templates (`sqlalchemy`, `psycopg`) read i
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from fairq.codec import decoder
+from fairq.errors import NotDecodable
 
 
 def words(text: str) -> frozenset[str]:
@@ -226,3 +232,28 @@ def error_in(query: Query, message: str, hint: str = "") -> GenerationError:
     """The error that points at a query's name line."""
     path = query.path or query.source
     return GenerationError(message, hint=hint, path=path, line=query.line, query=query.name)
+
+
+def parse_options(given: Any, path: str = "") -> Options:
+    """Options from their JSON or YAML form. A misspelled name or a value of the wrong type is an error."""
+    if not isinstance(given, Mapping):
+        raise GenerationError("the options must be a map", path=path)
+    known = {field.name for field in dataclasses.fields(Options)}
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known options: {', '.join(sorted(known))}"
+            raise GenerationError(f"unknown option {name!r}", hint=hint, path=path)
+    try:
+        # A key without a value is as good as absent: YAML writes `package:` as null.
+        present = {name: value for name, value in given.items() if value is not None}
+        options: Options = decoder(Options).plain(present, "options")
+    except NotDecodable as exc:
+        raise GenerationError(str(exc), path=path) from None
+    if not options.package:
+        hint = "name the Python package the generated modules import `models` from"
+        raise GenerationError("option 'package' is missing", hint=hint, path=path)
+    if options.query_parameter_limit < 0:
+        hint = "query_parameter_limit must be 0 or more"
+        raise GenerationError("invalid query parameter limit", hint=hint, path=path)
+    return options

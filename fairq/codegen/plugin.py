@@ -17,7 +17,6 @@ from typing import Any
 from psycopg import adapters
 
 from fairq.codegen import parse, remarks
-from fairq.codegen.config import parse_options
 from fairq.codegen.model import (
     SYSTEM_SCHEMAS,
     Catalog,
@@ -33,6 +32,7 @@ from fairq.codegen.model import (
     Request,
     TypeName,
     UserType,
+    parse_options,
     words,
 )
 
