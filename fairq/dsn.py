@@ -3,10 +3,8 @@
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote, urlencode
-
-from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
 
 from fairq.errors import FairqError
 
@@ -50,8 +48,8 @@ def to_libpq(dsn: str) -> str:
     """Turn the SQLAlchemy spelling (postgresql+psycopg://) into libpq's, and check that libpq can read it."""
     text = _SCHEME.sub("postgresql://", dsn.strip())
     try:
-        conninfo_to_dict(text)
-    except ProgrammingError:
+        _parsed(text)
+    except ValueError:
         # libpq quotes the part it stumbled over, which may be the password: its message is not passed on.
         raise DsnError(
             f"the connection string cannot be read: {_outline(text)}",
@@ -63,7 +61,7 @@ def to_libpq(dsn: str) -> str:
 
 def to_url(dsn: str) -> str:
     """The same connection string as a URL, for libraries that read no other form."""
-    parts = {name: str(value) for name, value in conninfo_to_dict(to_libpq(dsn)).items() if value is not None}
+    parts = {name: str(value) for name, value in _parsed(to_libpq(dsn)).items() if value is not None}
     names = ("user", "password") if "user" in parts else ()
     login = ":".join(quote(parts.pop(name), safe="") for name in names if name in parts)
     name = quote(parts.pop("dbname", ""), safe="")
@@ -74,6 +72,17 @@ def to_url(dsn: str) -> str:
         place = ""
     query = urlencode(parts, quote_via=quote, safe="")
     return f"postgresql://{login}{'@' if login else ''}{place}/{name}{'?' if query else ''}{query}"
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    # Not at the top: where there is no libpq, that is told in a message, which is cleaned here.
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return conninfo_to_dict(text)
+    except ProgrammingError as exc:
+        raise ValueError from exc
 
 
 def _outline(text: str) -> str:
@@ -102,8 +111,8 @@ def _escape(character: str) -> str:
 def describe(dsn: str) -> str:
     """A short name for people: bob@db.example:5432/shop."""
     try:
-        parts = conninfo_to_dict(_SCHEME.sub("postgresql://", dsn.strip()))
-    except ProgrammingError:
+        parts = _parsed(_SCHEME.sub("postgresql://", dsn.strip()))
+    except ValueError:
         return "a database"
     user = f"{parts['user']}@" if parts.get("user") else ""
     port = f":{parts['port']}" if parts.get("port") else ""
