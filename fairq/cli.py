@@ -212,7 +212,7 @@ def failure_of(exc: Exception) -> Failure:
         if not exc.sqlstate:
             hint = "Is the database there, and does --dsn name it and a user that may connect?"
         return Failure(mask(message), hint=hint, code=code, exit_code=Exit.DATABASE)
-    if isinstance(exc, UnicodeDecodeError):
+    if isinstance(exc, UnicodeError):
         return Failure(f"what came in is not UTF-8: {exc}", code="usage", exit_code=Exit.USAGE)
     hint = "This is a bug in fairq. Set FAIRQ_TRACEBACK=1 to see where, and please report it."
     return Failure(mask(f"{type(exc).__name__}: {exc}"), hint=hint, code="bug", exit_code=Exit.BUG)

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import fairq
-from fairq.cli import main
+from fairq.cli import Exit, main
 from tests.fuzz.values import DOCUMENTS, TEXTS
 from tests.support.calls import create_each, finish, pop, register
 from tests.support.database import Database
@@ -167,3 +167,11 @@ def test_a_result_that_is_too_much_for_python_is_no_bug_of_ours(database: Databa
     for (name,), command in known.items():
         for options in ([], ["--json"]):
             assert not complaint(command, [name, str(int(task)), *options], "", database.dsn)
+
+
+@pytest.mark.parametrize(
+    "said", [["queues", "reset-rate", "\udcff"], ["resume", "default", "--group", "\udcff"]]
+)
+def test_a_word_that_is_not_utf8_is_wrong_usage(database: Database, said: list[str]) -> None:
+    done = CliRunner().invoke(main, [*said, "--dsn", database.dsn], prog_name="fairq")
+    assert done.exit_code == Exit.USAGE, done.output
