@@ -77,16 +77,14 @@ def _ends(epilog: str) -> str:
 
 # Commands whose options are the settings of a function, which has the page that explains them.
 _SETTINGS = {
-    f"fairq {name}s set".replace("clusters", "cluster"): (
-        f"configure_{name}",
-        frozenset(options_of(settings)),
+    f"fairq {command}": (f"configure_{name}", frozenset(options_of(settings)))
+    for command, name, settings in (
+        ("queues create", "queue", QueueSettings),
+        ("queues set", "queue", QueueSettings),
+        ("groups set", "group", GroupSettings),
+        ("keys set", "key", KeySettings),
+        ("cluster set", "cluster", ClusterSettings),
     )
-    for name, settings in {
-        "queue": QueueSettings,
-        "group": GroupSettings,
-        "key": KeySettings,
-        "cluster": ClusterSettings,
-    }.items()
 }
 _VALUES: dict[type, str] = {click.IntRange: "N", click.FloatRange: "X", click.Path: "FILE"}
 
