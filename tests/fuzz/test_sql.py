@@ -57,7 +57,8 @@ def serve_all(conn: Conn) -> None:
             conn.execute("select fairq.cancel_task(id) from fairq.tasks")
         for (queue,) in conn.execute("select queue from fairq.queues where not internal").fetchall():
             drain(conn, register(conn, queue), queue)
-    left = conn.execute("select * from fairq.live_tasks limit 5").fetchall()
+    query = "select l.queue, l.id, e.* from fairq.live_tasks l, fairq.explain_task(l.id) e limit 5"
+    left = conn.execute(query).fetchall()
     assert not left, left
 
 
