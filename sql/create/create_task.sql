@@ -129,9 +129,9 @@ begin
 end;
 $$;
 
--- Whether JSON is worth to be measured as text, which costs 2 µs a KB. One number can have 131,000 digits in twelve bytes: so JSON that is not measured has
+-- Whether JSON is worth to be measured as text, which costs 2 us a KB. One number can have 131,000 digits in twelve bytes: so JSON that is not measured has
 -- at most 22 MB of text, and not the gigabyte of which every pop would fail. "#>" unpacks what a table had compressed.
--- Stable, as pg_column_size is, without "set search_path": so it is inlined into the statement that asks, which saves 4 µs a task.
+-- Stable, as pg_column_size is, without "set search_path": so it is inlined into the statement that asks, which saves 4 us a task.
 create function fairq._is_large(p_json jsonb, p_most integer) returns boolean
 language sql stable
 as $$ select pg_column_size(p_json #> '{}') > least(2048, p_most / 4) $$;

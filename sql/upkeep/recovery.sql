@@ -27,7 +27,7 @@ begin
 end;
 $$;
 
--- Workers without a sign of life for their lease. While the server was down nobody could give one.
+-- Workers without a sign of life for their lease. While the server was down nobody could give one; those that live are back soon after its start.
 create function fairq._silent_workers(p_shard_no integer, p_now timestamptz) returns setof bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -36,7 +36,7 @@ begin
     from fairq.workers w
     where w.shard_no = p_shard_no
       and (w.lost_at is not null
-        or p_now > w.lease + greatest(pg_postmaster_start_time(), w.registered_at, (
+        or p_now > greatest(pg_postmaster_start_time() + least(w.lease, interval '20 seconds'), w.registered_at + w.lease, w.lease + (
           select h.beat_at
           from fairq.heartbeats h
           where h.shard_no = p_shard_no and h.worker_id = w.worker_id

@@ -142,6 +142,12 @@ def test_a_database_restored_in_the_middle_of_work_goes_on() -> None:
             new = Desk(dsn, conn)
             conn.execute("update fairq.tasks set payload = '0' where id = any(%s)", [long])
             new_ids = new.enqueue_many("once", 5)
+            new.wait_until(
+                lambda: (
+                    bool(conn.execute("select fairq.maintain()")) and not new.rows("select from fairq.held")
+                ),
+                "the lease is over",
+            )
             with work_process(dsn, "--drain", "-c", "4") as worker:
                 assert worker.wait() == 0, worker.output
             assert new.rows("select * from fairq.live_tasks") == [], worker.output

@@ -466,6 +466,7 @@ select fairq.create_task('g', '{}', p_concurrency_key => 'c');
 select fairq.create_task('h', '{}', p_concurrency_key => 'c');
 select fairq.promote_overflow();
 select fairq.cancel_task((select min(id) from fairq.tasks));
+select fairq.watch_task(id) from fairq.tasks;
 select fairq.pop_tasks('default', 2, 1, interval '1 minute');
 select fairq.start_tasks(1, array(select id from fairq.live_tasks where state = 'claimed'), array[1, 1]);
 select fairq.report_progress(1, array(select id from fairq.live_tasks where state = 'running'), array[1, 1],

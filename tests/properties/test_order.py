@@ -115,15 +115,11 @@ class ServedOrder(RuleBasedStateMachine):
         names=st.lists(groups, min_size=1, max_size=12),
         priority=priorities,
         cost=costs,
-        promote=st.booleans(),
     )
-    def create(self, names: list[str], priority: int, cost: float, promote: bool) -> None:
-        ids = self.engine.create(names, priority=priority, cost=cost, promote=promote)
+    def create(self, names: list[str], priority: int, cost: float) -> None:
+        ids = self.engine.create(names, priority=priority, cost=cost)
         self.remember(ids, names, priority, cost)
         self.ring(ids)
-        if promote:
-            for shard in {shard_of(group, self.engine.shards) for group in names}:
-                self.hear(shard)
 
     @rule(group=groups, count=st.integers(20, 60), cost=costs)
     def flood(self, group: str, count: int, cost: float) -> None:
