@@ -46,8 +46,13 @@ $$;
 -- Takes ready tasks of groups out of the order again.
 create function fairq._recall_groups(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_now timestamptz)
 returns fairq.lanes[]
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
+  -- Per group the place behind which its tasks are taken, null: all of them. In an array each ready task would be compared with each group.
+  v_before jsonb := (
+    select jsonb_object_agg(g.group_key, case when g.priority is not null then jsonb_build_array(-g.priority, g.sequence) end)
+    from unnest(p_groups, p_before) g(group_key, priority, sequence, touched, is_open)
+  );
   v_ctids tid[];
   v_keyed bigint[];
   v_lanes fairq.lanes[];
@@ -58,11 +63,9 @@ begin
     cross join lateral (select b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
     where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
       and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
-      and r.group_key = any(p_groups)
-      and (-r.priority, r.sequence) > coalesce((
-        select (-b.priority, b.sequence) from unnest(p_before[array_position(p_groups, r.group_key):array_position(p_groups, r.group_key)]) b
-        where b.priority is not null
-      ), (-2147483648, 0::bigint))
+      and v_before ? r.group_key
+      and (-r.priority, r.sequence)
+        > (coalesce((v_before -> r.group_key ->> 0)::integer, -2147483648), coalesce((v_before -> r.group_key ->> 1)::bigint, 0))
     for update of r skip locked
   ),
   level as (
@@ -89,17 +92,14 @@ begin
     end), '{}')
   into v_ctids, v_keyed, v_lanes
   from unnest(p_lanes) l
+  left join freed d on d.group_key = l.group_key
   left join lateral (
     select d.group_key, d.block, d.position, d.cursors, x.gate,
       -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
       case when l.pace is distinct from null then l.finish - d.tasks - least(fairq._round() * d.charge / l.weight, 4e18)::bigint else d.block end as due,
       case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now) end as allowance
-    from freed d
-    cross join lateral (
-      select fairq._uncharge(l.policy, l.gate, d.tasks, d.counted) as gate
-      offset 0
-    ) x
-    where d.group_key = l.group_key
+    from (select fairq._uncharge(l.policy, l.gate, d.tasks, d.counted) as gate offset 0) x
+    where d.group_key is not null
   ) f on true;
 
   if v_ctids is not null then
@@ -115,7 +115,7 @@ begin
   from fairq.ready r
   where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
     and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
-    and r.group_key = any(array(select g.group_key from unnest(p_groups, p_before) g(group_key, priority, sequence, touched, is_open) where g.priority is null));
+    and jsonb_typeof(v_before -> r.group_key) = 'null';
   return v_lanes;
 end;
 $$;
