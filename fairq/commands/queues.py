@@ -39,7 +39,7 @@ def queues(ctx: click.Context) -> None:
 
     \b
     fairq queues                                  all of them, with their settings
-    fairq queues set docs --max-attempts 3        a new queue, or a change
+    fairq queues create docs --max-attempts 3     a new queue
     fairq queues set docs --retention 30d --no-notify
     fairq queues usage mail                       how much of its rate is used
     """
@@ -141,7 +141,7 @@ def cluster_settings(conn: Connection) -> dict[str, Any]:
 @click.argument("name")
 @settings_options(policies.QueueSettings)
 def set_queue(name: str, **options: Any) -> None:
-    """Create a queue, or change its settings.
+    """Change the settings of a queue.
 
     What you do not name stays as it is. The change takes effect with the next promotion, which the next pop
     makes.
@@ -153,11 +153,12 @@ def set_queue(name: str, **options: Any) -> None:
     fairq queues set mail --reset rate-limit         no limit any more
     """
     with session() as conn, conn.transaction():
-        is_new = not queue_settings(conn, name)
-        policies.configure_queue(conn, name, **named(options, may_be_none=is_new))
+        if not queue_settings(conn, name):
+            hint = f"Create it: fairq queues create {clean(name)} …"
+            raise Failure(f"There is no queue {clean(name)}.", hint=hint)
+        policies.configure_queue(conn, name, **named(options))
         (row,) = queue_settings(conn, name)
-    verb = "created" if is_new else "changed"
-    show({"created": is_new, **row}, f"Queue {clean(name)} {verb}.", _facts(row, "queue"))
+    show(row, f"Queue {clean(name)} changed.", _facts(row, "queue"))
 
 
 @command("create", parent=queues, codes={1: "refused, or there is one of that name"}, rights="fairq_admin")
@@ -177,7 +178,7 @@ def create_queue(name: str, **options: Any) -> None:
             raise Failure(f"There is a queue {clean(name)}.", hint=hint)
         policies.configure_queue(conn, name, **named(options, may_be_none=True))
         (row,) = queue_settings(conn, name)
-    show({"created": True, **row}, f"Queue {clean(name)} created.", _facts(row, "queue"))
+    show(row, f"Queue {clean(name)} created.", _facts(row, "queue"))
 
 
 def _name(queue: str, group_key: str | None) -> str:

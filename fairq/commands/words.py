@@ -14,7 +14,7 @@ from fairq.errors import FairqError, NotAllowed, QueueDraining, Refused, Unknown
 __all__ = ["in_options", "refusal"]
 
 _HINTS: dict[type[FairqError], str] = {
-    UnknownQueue: "fairq queues lists them; fairq queues set NAME makes one.",
+    UnknownQueue: "fairq queues lists them; fairq queues create NAME makes one.",
     QueueDraining: "Until it takes new tasks again: fairq resume QUEUE",
 }
 # From what is said to people who write SQL or Python.

@@ -194,9 +194,9 @@ class Database:
         self._not_before = now + pause
         error = explain(exc)
         log.warning(
-            "failed %s, %d times in a row: %s",
+            "failed %s%s: %s",
             what,
-            self._failures,
+            f", {self._failures} times in a row" if self._failures > 1 else "",
             error,
             extra={"action": "database_failed"},
         )

@@ -117,8 +117,8 @@ class Keeper:
                 self._failures += 1
                 pause = plan.retry_delay(self._failures, self._plan.first_pause, self._plan.heartbeat)
                 log.warning(
-                    "the sign of life failed %d times in a row: %s",
-                    self._failures,
+                    "the sign of life failed%s: %s",
+                    f" {self._failures} times in a row" if self._failures > 1 else "",
                     explain(exc),
                     extra={"action": "heartbeat_failed"},
                 )

@@ -74,7 +74,7 @@ def test_stats_for_people_has_a_line_for_everything(database: Database) -> None:
 
 def test_stats_can_be_limited_to_a_queue_and_some_groups(database: Database) -> None:
     fill(database)
-    ok(database, "queues", "set", "docs")
+    ok(database, "queues", "create", "docs")
     found = answer(database, "stats", "--queue", "docs")
     assert [each["queue"] for each in found["queues"]] == ["docs"]
     assert found["groups"] == found["workers"] == []
@@ -157,7 +157,7 @@ def test_queues_lists_every_setting(database: Database) -> None:
 
 def test_create_makes_a_queue_and_leaves_one_that_is_there_alone(database: Database) -> None:
     made = answer(database, "queues", "create", "docs", "--max-attempts", "3")
-    assert (made["created"], made["queue"], made["max_attempts"]) == (True, "docs", 3)
+    assert (made["queue"], made["max_attempts"]) == ("docs", 3)
     again = fairq(database, "queues", "create", "docs", "--max-attempts", "4")
     assert (again.exit_code, "There is a queue docs" in again.stderr) == (1, True)
     assert [each["max_attempts"] for each in answer(database, "queues")["queues"]] == [5, 3]
@@ -181,15 +181,14 @@ def test_migrate_creates_the_queues_of_an_app(
     assert fairq(database, "migrate", "--app", "declares", "--check").exit_code == 2
 
 
-def test_set_creates_a_queue_and_changes_only_what_is_named(database: Database) -> None:
+def test_set_changes_only_what_is_named(database: Database) -> None:
     made = answer(
         database,
-        *("queues", "set", "docs", "--max-attempts", "3", "--retry-base", "5s", "--retention", "30d"),
+        *("queues", "create", "docs", "--max-attempts", "3", "--retry-base", "5s", "--retention", "30d"),
         *("--no-notify", "--ready-target", "50", "--retry-cap", "1h"),
     )
-    assert made["created"] is True
     changed = answer(database, "queues", "set", "docs", "--max-attempts", "4", "--notify")
-    assert changed == {**made, "created": False, "max_attempts": 4, "notify": True}
+    assert changed == {**made, "max_attempts": 4, "notify": True}
     assert (changed["retry_base"], changed["retry_cap"], changed["ready_target"]) == (5, 3600, 50)
 
 
@@ -197,8 +196,9 @@ def test_set_creates_a_queue_and_changes_only_what_is_named(database: Database) 
     ("arguments", "exit_code", "says"),
     [
         (["default"], 2, "at least one setting"),
-        (["docs", "--max-attempts", "0"], 1, ""),
-        (["docs", "--retention", "soon"], 2, "no length of time"),
+        (["default", "--max-attempts", "0"], 1, "--max-attempts"),
+        (["dosc", "--max-attempts", "3"], 1, "fairq queues create dosc"),
+        (["default", "--retention", "soon"], 2, "no length of time"),
         (["x" * 201], 1, "queue"),
     ],
 )
@@ -235,7 +235,8 @@ def test_every_setting_has_an_option_and_can_be_reset(
 
 
 def test_a_limit_of_a_whole_queue_is_shown_with_the_queue(database: Database) -> None:
-    ok(database, "queues", "set", "docs", "--max-running", "3", "--rate-limit", "100", "--rate-period", "1m")
+    ok(database, "queues", "create", "docs", "--max-running", "3")
+    ok(database, "queues", "set", "docs", "--rate-limit", "100", "--rate-period", "1m")
     (docs,) = (row for row in answer(database, "queues")["queues"] if row["queue"] == "docs")
     assert (docs["max_running"], docs["rate_limit"], docs["rate_period"]) == (3, 100, 60)
     assert "3 at once; 100 per 1 min" in ok(database, "queues")
@@ -256,7 +257,7 @@ def test_groups_lists_the_busiest_first(database: Database) -> None:
     assert first["group_key"] == "bob"
     assert len(answer(database, "groups", "--limit", "1")["groups"]) == 1
     assert "bob" in ok(database, "groups")
-    ok(database, "queues", "set", "docs")
+    ok(database, "queues", "create", "docs")
     assert "No group has live tasks" in ok(database, "groups", "--queue", "docs")
 
 
@@ -272,7 +273,7 @@ def test_settings_of_a_group_are_listed_with_the_groups(database: Database) -> N
 
 
 def test_queue_may_stand_before_or_after_set(database: Database) -> None:
-    ok(database, "queues", "set", "docs")
+    ok(database, "queues", "create", "docs")
     ok(database, "groups", "set", "bob", "--weight", "2", "--queue", "docs")
     from click.testing import CliRunner
 
@@ -378,7 +379,7 @@ def test_a_group_that_nobody_has_heard_of_is_said_to_be_none(database: Database)
         (
             "pause nope",
             'there is no queue "nope"',
-            "fairq queues lists them; fairq queues set NAME makes one.",
+            "fairq queues lists them; fairq queues create NAME makes one.",
         ),
         ("stats --queue nope", 'there is no queue "nope"', "fairq queues lists them"),
         ("enqueue bob --max-attempts 0", "--max-attempts is 0", "1 to 1000000."),
@@ -469,7 +470,7 @@ def test_usage_says_how_much_of_a_rate_is_used_and_reset_forgets_it(
     database: Database, command: str, name: str, target: list[str]
 ) -> None:
     """D32."""
-    ok(database, "queues", "set", "docs")
+    ok(database, "queues", "create", "docs")
     assert "has no rate" in ok(database, command, "usage", *target)
     assert answer(database, command, "usage", *target)["rate_limit"] is None
     ok(database, command, "set", *target, "--rate-limit", "1", "--rate-period", "1h", "--rate-burst", "3")
@@ -581,7 +582,7 @@ NEEDS: dict[str, list[str]] = {
     "enqueue": ["bob"],
     "enqueue --from": ["--from", "-"],
     "top": ["--count", "1"],
-    "queues set": ["docs"],
+    "queues set": ["default", "--weight", "1"],
     "queues usage": ["default"],
     "queues reset-rate": ["default"],
     "groups set": ["bob", "--weight", "2"],
@@ -713,4 +714,4 @@ def test_behind_a_transaction_pooler_every_command_works(database: Database) -> 
         ok(dsn, "maintain")
         assert answer(dsn, "result", task_id, "--wait", exit_code=1)["outcome"] == "cancelled"
         ok(dsn, "retry", task_id)
-        ok(dsn, "queues", "set", "docs", "--retention", "1d")
+        ok(dsn, "queues", "create", "docs", "--retention", "1d")

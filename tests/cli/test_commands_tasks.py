@@ -59,7 +59,7 @@ def test_the_payload_may_come_from_stdin(database: Database) -> None:
 
 
 def test_every_option_reaches_the_task(database: Database) -> None:
-    ok(database, "queues", "set", "docs")
+    ok(database, "queues", "create", "docs")
     found = answer(
         database,
         *("enqueue", "bob", "1", "--queue", "docs", "--kind", "parse", "--priority", "-5"),
@@ -102,7 +102,7 @@ def test_an_idempotency_key_gives_the_same_id_again(database: Database) -> None:
         (["bob", "1", "--from", "-"], 2, "in the lines of the file"),
         (["--from", "/nowhere/x.jsonl"], 2, "cannot be read"),
         ([""], 1, "group key"),
-        (["bob", "--queue", "nope"], 1, "fairq queues set"),
+        (["bob", "--queue", "nope"], 1, "fairq queues create"),
         (["bob", "--priority", "99999999"], 1, "priority"),
         (["bob", "--cost", "nan"], 1, "cost"),
         (["bob", "--max-attempts", "0"], 1, "--max-attempts is 0"),
@@ -138,7 +138,7 @@ def test_lines_with_different_options_keep_their_order_too(database: Database) -
 
 
 def test_a_line_may_say_everything_and_options_fill_the_rest(database: Database) -> None:
-    ok(database, "queues", "set", "docs")
+    ok(database, "queues", "create", "docs")
     full = {
         "group_key": "alice",
         "payload": None,
