@@ -498,6 +498,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_every_index_serves_a_statement(database: Database) -> None:
     """An index that nothing reads costs every insert."""
     conn = database.connect(autocommit=True)

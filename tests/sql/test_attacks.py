@@ -186,6 +186,7 @@ def test_nobody_speaks_for_a_worker_of_another_role(database: Database) -> None:
     assert finish(mine, ids["worker"], [ids["running"]]) == [ids["running"]]
 
 
+@pytest.mark.usefixtures("one_shard")
 def test_a_queue_with_roles_is_for_their_members(database: Database) -> None:
     owner, admin = database.connect(autocommit=True), database.connect_as("fairq_admin", autocommit=True)
     app, worker = database.connect_as(ENQUEUE, autocommit=True), database.connect_as(WORK, autocommit=True)

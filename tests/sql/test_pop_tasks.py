@@ -267,20 +267,22 @@ def lanes(db: Conn) -> list[tuple[str, ...]]:
     return run(db, "select group_key from fairq.lanes where queue = 'default' order by 1")
 
 
-def test_tasks_that_come_when_nothing_waits_leave_a_tick_and_no_lane(db: Conn) -> None:
-    worker = register(db)
-    bob, alice = create_many(db, "bob", 3), create(db, "alice")
-    with db.transaction():
-        (before,) = run(db, "select tick, clock from fairq._tick(0, 'default')")
-        assert pop(db, worker, 10) == [bob[0], alice, *bob[1:]]
-        assert lanes(db) == []
-        assert run(db, "select tick from fairq._tick(0, 'default')") == [(before[0] + 1,)]
+@pytest.mark.usefixtures("one_shard")
+def test_tasks_that_come_when_nothing_waits_leave_a_tick_and_no_lane(database: Database) -> None:
+    conn = database.connect(autocommit=True)
+    worker = register(conn)
+    bob, alice = create_many(conn, "bob", 3), create(conn, "alice")
+    with conn.transaction():
+        (before,) = run(conn, "select tick, clock from fairq._tick(0, 'default')")
+        assert pop(conn, worker, 10) == [bob[0], alice, *bob[1:]]
+        assert lanes(conn) == []
+        assert run(conn, "select tick from fairq._tick(0, 'default')") == [(before[0] + 1,)]
     # The clock goes past them: whoever comes next pays for nothing.
-    carol = create(db, "carol")
-    assert pop(db, worker, 10) == [carol]
-    ((clock,),) = run(db, "select clock from fairq._tick(0, 'default')")
+    carol = create(conn, "carol")
+    assert pop(conn, worker, 10) == [carol]
+    ((clock,),) = run(conn, "select clock from fairq._tick(0, 'default')")
     assert clock == before[1] + 3 * 2**20
-    assert finish(db, worker, [*bob, alice, carol]) == [*bob, alice, carol]
+    assert finish(conn, worker, [*bob, alice, carol]) == [*bob, alice, carol]
 
 
 @pytest.mark.parametrize(
