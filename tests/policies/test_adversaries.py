@@ -155,8 +155,9 @@ def test_masses_of_gated_tasks_cost_a_runnable_group_nothing(database: Database)
         held = run(
             conn, "select group_key, count(*) from fairq.live_tasks where worker_id is not null group by 1"
         )
-        assert {**dict(held), "free": 0} == {"capped": 2, "slow": 1, "holder": 1, "free": 0}
-        assert dict(held)["free"] >= 496
+        counts: dict[str, int] = dict(held)
+        assert counts.pop("free") >= 496
+        assert counts == {"capped": 2, "slow": 1, "holder": 1}
     assert costs[GATED] < 2 * costs[100], costs
 
 
