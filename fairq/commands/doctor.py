@@ -394,7 +394,8 @@ order by s.queue
 """
 WORKERS = """
 select w.worker_id, w.name, w.queues, extract(epoch from w.lease)::double precision as lease,
-  clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease as alive
+  clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease as alive,
+  w.circuit_open, w.circuit_trips
 from fairq.worker_stats w
 order by w.worker_id
 """
@@ -413,6 +414,14 @@ def judge_workers(queues: list[Row], workers: list[Row]) -> Finding:
         return wrong(text, "Start one: fairq work myapp.tasks --queue NAME")
     if not living:
         return look(f"{text}; nothing waits, either", "fairq work myapp.tasks")
+    cut_off = [each for each in living if each["circuit_open"]]
+    if cut_off:
+        who = _names([f"{each['worker_id']} ({each['name']})" for each in cut_off])
+        trips = sum(each["circuit_trips"] for each in cut_off)
+        return look(
+            f"{text}; the circuit breaker is open, {count(trips, 'time')} so far, of worker {who}",
+            "It is alive, but its turns fail, and it rests for some seconds after each. Its log says why.",
+        )
     longest = max(living, key=lambda each: each["lease"])
     if longest["lease"] > LONG_LEASE.total_seconds():
         who = f"worker {longest['worker_id']} ({longest['name']})"

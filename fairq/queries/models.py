@@ -49,4 +49,6 @@ class FairqWorkerStat:
     registered_at: datetime.datetime
     lease: datetime.timedelta
     beat_at: datetime.datetime | None
+    circuit_open: bool | None
+    circuit_trips: int | None
     held: int

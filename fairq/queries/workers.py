@@ -248,7 +248,9 @@ def report_progress(
 select h.id::bigint as id
 from fairq.heartbeat(
   p_worker_id => $1::bigint,
-  p_ids => $2::bigint[]
+  p_ids => $2::bigint[],
+  p_circuit_open => $3::boolean,
+  p_circuit_trips => $4::integer
 ) as h(id)""",
     driver.scalar(),
 )
@@ -256,11 +258,15 @@ def heartbeat(
     *,
     worker_id: int,
     ids: Sequence[int | None] | None = None,
+    circuit_open: bool | None = None,
+    circuit_trips: int | None = None,
 ) -> driver.Params:
     """A worker's sign of life; returns its tasks that are to be cancelled."""
     return (
         driver.Int8(worker_id),
         driver.Typed(ids, 1016),
+        circuit_open,
+        driver.maybe(driver.Int4, circuit_trips),
     )
 
 

@@ -53,6 +53,8 @@ class Database:
         self._failures = 0
         self._not_before = 0.0
         self._breaker = circuit.Breaker(settings.breaker_threshold, limits(settings).cooldown)
+        self.trips = 0
+        """How often the breaker has opened."""
         self._usual_patience = limits(settings).patience
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -201,6 +203,7 @@ class Database:
             extra={"action": "database_failed"},
         )
         if self._breaker.state == "open" and before != "open":
+            self.trips += 1
             log.warning(
                 "[circuit open] the database is left alone for %.1f s",
                 circuit.wait(self._breaker, now),

@@ -174,6 +174,7 @@ class Engine:
             ),
             worker_ids=self._worker_ids,
             held=lambda: list(self.held.by_id),
+            circuit=lambda: (self.database.state != "closed", self.database.trips),
             answered=self._answered,
             pulse=lambda: self.pulse,
             cancel=lambda ids: self._call(self.held.cancel, ids),

@@ -50,7 +50,8 @@ class KeeperPlan:
 
 
 class Keeper:
-    """`worker_ids`, `held`, `pulse` and `give_up_at` are read, the others called, from its thread.
+    """`worker_ids`, `held`, `circuit` (whether it is open, how often it has opened), `pulse` and `give_up_at`
+    are read, the others called, from its thread.
 
     `answered` is told whether failures came before. `last_words` are calls to send when the loop cannot be
     relied on any more, `give_up` ends the process if it is ours; both are told whether the loop is dead.
@@ -62,6 +63,7 @@ class Keeper:
         *,
         worker_ids: Callable[[], list[int]],
         held: Callable[[], list[int]],
+        circuit: Callable[[], tuple[bool, int]],
         pulse: Callable[[], float],
         cancel: Callable[[list[int]], None],
         lost: Callable[[int], None],
@@ -73,6 +75,7 @@ class Keeper:
         self._plan = plan
         self._worker_ids = worker_ids
         self._held = held
+        self._circuit = circuit
         self._pulse = pulse
         self._cancel = cancel
         self._lost = lost
@@ -162,8 +165,15 @@ class Keeper:
             try:
                 # With the ids it is a look-up of each; without, all wishes to cancel would be read that
                 # anybody has, 100,000 of them in 130 ms.
+                is_open, trips = self._circuit()
                 with self._limited(self._plan.patience) as conn:
-                    cancelled = workers.heartbeat(conn, worker_id=worker_id, ids=self._held())
+                    cancelled = workers.heartbeat(
+                        conn,
+                        worker_id=worker_id,
+                        ids=self._held(),
+                        circuit_open=is_open,
+                        circuit_trips=trips,
+                    )
             except psycopg.Error as exc:
                 if not is_unknown_worker(exc):
                     raise

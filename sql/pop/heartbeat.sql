@@ -2,10 +2,13 @@
 -- Returns those of its tasks that somebody wished to cancel, until they are finished: stop them, and finish them as cancelled.
 -- Raises QF004 unknown worker: it counts as lost, and its tasks may be with others.
 -- Locks: the worker's row, shared, and its heartbeats.
+-- It may say how its circuit breaker is, for those who look after it; null: as it said before.
 -- With p_ids, the tasks it is running, only these are looked up: a worker that knows them should say them.
 -- Cost: one step in held_pkey and one in cancellations_task_idx for each of p_ids; without it all open cancellations are read. Never all the
 -- worker's tasks: under a held xmin that would be all it ever ran.
-create function fairq.heartbeat(p_worker_id bigint, p_ids bigint[] default null) returns setof bigint
+create function fairq.heartbeat(
+  p_worker_id bigint, p_ids bigint[] default null, p_circuit_open boolean default null, p_circuit_trips integer default null
+) returns setof bigint
 language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -13,7 +16,7 @@ declare
   v_shard_no integer;
 begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
-    perform fairq._touch_worker(v_shard_no, p_worker_id, v_now, true);
+    perform fairq._touch_worker(v_shard_no, p_worker_id, v_now, true, p_circuit_open, p_circuit_trips);
     if p_ids is not null then
       return query
         select t.id
@@ -47,7 +50,10 @@ comment on function fairq.heartbeat is 'A worker''s sign of life. Returns those 
 -- Raises QF004, also when its tasks were taken from it; 42501 (see _check_worker).
 -- Locks: when it beats, the worker's row, shared, and its heartbeats.
 -- Cost: one entry of heartbeats_pkey, read backwards.
-create function fairq._touch_worker(p_shard_no integer, p_worker_id bigint, p_now timestamptz, p_beats boolean default false) returns void
+create function fairq._touch_worker(
+  p_shard_no integer, p_worker_id bigint, p_now timestamptz, p_beats boolean default false, p_circuit_open boolean default null,
+  p_circuit_trips integer default null
+) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_lease interval;
@@ -79,7 +85,11 @@ begin
   if not found then
     perform fairq._refuse_worker(p_worker_id);
   end if;
-  insert into fairq.heartbeats (shard_no, worker_id, beat_at) values (p_shard_no, p_worker_id, p_now) on conflict do nothing;
+  insert into fairq.heartbeats (shard_no, worker_id, beat_at, circuit_open, circuit_trips)
+  select p_shard_no, p_worker_id, p_now, coalesce(p_circuit_open, b.circuit_open, false), coalesce(p_circuit_trips, b.circuit_trips, 0)
+  from (values (v_previous)) p(beat_at)
+  left join fairq.heartbeats b on b.shard_no = p_shard_no and b.worker_id = p_worker_id and b.beat_at = p.beat_at
+  on conflict do nothing;
   delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id and h.beat_at = v_previous;
 end;
 $$;

@@ -42,7 +42,51 @@ begin
   insert into fairq.heartbeats (shard_no, worker_id, beat_at)
   select s.shard_no, v_worker_id, v_now
   from fairq._shards(null) s(shard_no);
+  if p_kinds is not null then
+    perform fairq._wake_declined(s.shard_no, q.queue, p_kinds, v_now)
+    from fairq._shards(null) s(shard_no)
+    cross join unnest(p_queues) q(queue);
+  end if;
   return v_worker_id;
 end;
 $$;
 comment on function fairq.register_worker is 'Registers a worker and returns its id.';
+
+-- Tasks that others declined, and that this worker knows, are due at once: the pause was for it to come.
+-- Bodies are locked "skip locked", and those that somebody wished to cancel meanwhile ring again: who looked found them locked.
+-- Cost: of what comes due within the longest such pause, 10,000 entries of tasks_due_idx at most.
+create function fairq._wake_declined(p_shard_no integer, p_queue text, p_kinds jsonb, p_now timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+  v_ids bigint[] := array(
+    select t.id
+    from (
+      select w.id, w.kind, w.attempt, w.spared
+      from fairq.tasks w
+      where w.shard_no = p_shard_no and w.queue = p_queue and w.scheduled and w.run_at > p_now and w.run_at <= p_now + interval '375 seconds'
+      order by w.run_at
+      limit 10000
+    ) t
+    where t.spared > 0
+      and p_kinds ? t.kind
+      and exists (
+        select from fairq.attempts a where a.shard_no = p_shard_no and a.task_id = t.id and a.attempt = t.attempt and a.outcome = 'declined' offset 0
+      )
+  );
+begin
+  if v_ids = '{}' then
+    return;
+  end if;
+  with due as (
+    update fairq.tasks t
+    set run_at = p_now
+    where t.shard_no = p_shard_no and t.id in (select l.id from fairq.tasks l where l.shard_no = p_shard_no and l.id = any(v_ids) and l.scheduled for update skip locked)
+    returning t.group_key
+  )
+  insert into fairq.rings (shard_no, queue, group_key, due_at)
+  select p_shard_no, p_queue, min(d.group_key), p_now
+  from due d
+  having count(*) > 0;
+  perform fairq._ring_wishes(p_shard_no, v_ids);
+end;
+$$;

@@ -82,7 +82,9 @@ from fairq.report_progress(
 select h.id::bigint as id
 from fairq.heartbeat(
   p_worker_id => sqlc.arg(worker_id)::bigint,
-  p_ids => sqlc.narg(ids)::bigint[]
+  p_ids => sqlc.narg(ids)::bigint[],
+  p_circuit_open => sqlc.narg(circuit_open)::boolean,
+  p_circuit_trips => sqlc.narg(circuit_trips)::integer
 ) as h(id);
 
 -- name: RetireWorker :exec

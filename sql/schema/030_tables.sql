@@ -545,9 +545,13 @@ create table fairq.heartbeats (
   shard_no integer not null,
   worker_id bigint not null,
   beat_at timestamptz not null,
+  circuit_open boolean not null default false,
+  circuit_trips integer not null default 0,
   primary key (shard_no, worker_id, beat_at)
 );
 comment on table fairq.heartbeats is 'Signs of life. Replaced, never updated; the newest is read.';
+comment on column fairq.heartbeats.circuit_open is 'The worker''s circuit breaker is open: its turns fail, and it leaves the database alone for some seconds.';
+comment on column fairq.heartbeats.circuit_trips is 'How often that breaker has opened since the worker started.';
 
 create table fairq.progress (
   shard_no integer not null,

@@ -29,9 +29,16 @@ comment on view fairq.group_stats is 'Live tasks per queue, group and state. Cou
 
 create view fairq.worker_stats as
 select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease,
-  (select max(h.beat_at) from fairq.heartbeats h where h.shard_no = w.shard_no and h.worker_id = w.worker_id) as beat_at,
+  b.beat_at, b.circuit_open, b.circuit_trips,
   (select count(*) from fairq.held t where t.worker_id = w.worker_id) as held
 from fairq.workers w
+left join lateral (
+  select h.beat_at, h.circuit_open, h.circuit_trips
+  from fairq.heartbeats h
+  where h.shard_no = w.shard_no and h.worker_id = w.worker_id
+  order by h.beat_at desc
+  limit 1
+) b on true
 where w.shard_no = 0
   and w.lost_at is null;
 comment on view fairq.worker_stats is 'Workers, their last sign of life and how many tasks they hold.';

@@ -123,8 +123,9 @@ def queue(
     return {"queue": name, "waiting": waiting, "oldest_waiting_since": since, "now": NOW, "paused": paused}
 
 
-def worker(*queues: str, alive: bool = True, lease: float = 60.0) -> dict[str, Any]:
-    return {"worker_id": 1, "name": "w", "queues": [*queues], "alive": alive, "lease": lease}
+def worker(*queues: str, alive: bool = True, lease: float = 60.0, is_open: bool = False) -> dict[str, Any]:
+    circuit = {"circuit_open": is_open, "circuit_trips": 3}
+    return {"worker_id": 1, "name": "w", "queues": [*queues], "alive": alive, "lease": lease, **circuit}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,7 @@ def worker(*queues: str, alive: bool = True, lease: float = 60.0) -> dict[str, A
         ([queue("a", 5), queue("b", 5)], [worker("a")], "wrong", 'nobody serves "b"'),
         ([queue("a", 5, paused=True)], [worker("b")], "ok", "1 worker alive"),
         ([queue("a", 5)], [worker("a"), worker("a", lease=2e6)], "look", "a lease of 23 d 3 h"),
+        ([queue("a")], [worker("a", is_open=True)], "look", "open, 3 times so far, of worker"),
         ([queue(f"q{n}", 1) for n in range(9)], [], "wrong", "and 4 more"),
     ],
 )

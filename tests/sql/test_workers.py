@@ -213,6 +213,36 @@ def test_a_declined_task_comes_back_soon_where_somebody_knows_its_kind(db: Conn)
     assert field(db, id_, "run_at - clock_timestamp() < interval '2.5 seconds'")
 
 
+def test_a_worker_that_comes_wakes_what_was_declined_and_it_knows(db: Conn) -> None:
+    """Not what waits for a back-off or a time of its own, and not other kinds; each at its old place."""
+    old = register(db)
+    first, second = create(db, kind="mail"), create(db, kind="mail")
+    strange, failed = create(db, kind="strange"), create(db, kind="mail")
+    assert finish(db, old, pop(db, old, 3), "declined") == [first, second, strange]
+    assert finish(db, old, pop(db, old, 1), "retry") == [failed]
+    later = create(db, kind="mail", run_at="2100-01-01")
+    run(db, "select fairq.cancel_task(%s)", second)
+    new = int(one(db, """select fairq.register_worker('new', '{default}', 1, p_kinds => '{"mail": null}')"""))
+    assert pop(db, new) == [first]
+    assert [state(db, task) for task in (second, strange, failed, later)] == ["cancelled", *["scheduled"] * 3]
+    run(db, """select fairq.register_worker('next', '{default}', 1, p_kinds => '{"mail": null}')""")
+    assert pop(db, new) == []
+
+
+def test_a_worker_says_how_its_circuit_breaker_is(db: Conn) -> None:
+    """D26. A turn, or a sign of life that does not say, leaves it as it was."""
+    worker = register(db)
+    seen = "select circuit_open, circuit_trips from fairq.worker_stats"
+    assert run(db, seen) == [(False, 0)]
+    run(db, "select fairq.heartbeat(%s, null, true, 3)", worker)
+    assert run(db, seen) == [(True, 3)]
+    heartbeat(db, worker)
+    pop(db, worker)
+    assert run(db, seen) == [(True, 3)]
+    run(db, "select fairq.heartbeat(%s, null, false)", worker)
+    assert run(db, seen) == [(False, 3)]
+
+
 def test_a_worker_that_declares_fewer_attempts_is_heeded(db: Conn) -> None:
     run(db, """select fairq.configure_queue('default', '{"retry_base": "0 s"}')""")
     worker = one(

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -432,6 +433,8 @@ def test_the_first_that_gets_through_closes_the_breaker(
         network.mend()
         desk.wait_until(lambda: desk.live == 0, "it works again")
         assert worker.circuit == "closed"
+        if "listen" in options:
+            assert desk.one("select circuit_trips from fairq.worker_stats") >= 1
     assert "circuit closed" in caplog.text
 
 
@@ -451,6 +454,19 @@ def test_a_database_that_answers_no_is_there(desk: Desk, caplog: pytest.LogCaptu
         desk.enqueue("nothing")
         desk.wait_until(lambda: desk.live == 0, "it works again")
     assert "circuit" not in caplog.text
+
+
+def test_a_wrong_password_stays_wrong(own_server: embedded.Server) -> None:
+    with own_desk(own_server) as desk:
+        desk.conn.execute("create role careful login password 'right' in role fairq_work")
+        rules = Path(desk.one("show hba_file"))
+        rules.write_text(f"local all careful scram-sha-256\n{rules.read_text()}")
+        desk.conn.execute("select pg_reload_conf()")
+    dsn = psycopg.conninfo.make_conninfo(own_server.dsn("fairq"), user="careful", password="mistaken")
+    with work_process(dsn, "--once", "--db-retry-initial-ms", "100") as worker:
+        assert worker.wait() == 3, worker.output
+    assert "password authentication failed" in worker.output
+    assert "mistaken" not in worker.output
 
 
 @pytest.mark.parametrize(

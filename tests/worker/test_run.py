@@ -530,9 +530,9 @@ def test_the_sign_of_life_names_the_tasks_held(desk: Desk, monkeypatch: pytest.M
     named: list[set[int]] = []
     real = workers.heartbeat
 
-    def heartbeat(conn: Any, *, worker_id: int, ids: Any = None) -> list[int]:
+    def heartbeat(conn: Any, *, ids: Any = None, **options: Any) -> list[int]:
         named.append(set(ids))
-        cancelled: list[int] = real(conn, worker_id=worker_id, ids=ids)
+        cancelled: list[int] = real(conn, ids=ids, **options)
         return cancelled
 
     monkeypatch.setattr(workers, "heartbeat", heartbeat)
