@@ -18,7 +18,6 @@ from benchmarks.measures import percentile
 
 BASELINES = ("fifo", "article")
 CONNECTIONS = 4
-CLIENTS = 16
 WORK_SECONDS = 0.02  # what an application's transaction does after it has enqueued
 TENANTS = 100
 BULK = 10_000
@@ -110,14 +109,16 @@ def _autocommit(dsn: str, statement: str, seconds: float, client: int, text: str
 
 
 def in_transactions(session: Session, subject: str, statement: str, tenants: int) -> None:
-    """Sixteen clients; transactions that last 20 ms after the insert."""
+    """Several clients; transactions that last 20 ms after the insert."""
 
     def enqueue(conn: psycopg.Connection[Any], chance: random.Random) -> int:
         conn.execute(statement.encode(), (tenant(chance, tenants), PAYLOAD))
         return 1
 
     rate, _ = at_once(session, enqueue)
-    session.record(subject, "in 20 ms transactions", rate, "tasks/s", clients=CLIENTS, tenants=tenants)
+    session.record(
+        subject, "in 20 ms transactions", rate, "tasks/s", clients=session.scale.clients, tenants=tenants
+    )
 
 
 def bulk_in_transactions(session: Session, subject: str, statement: str, tenants: int) -> None:
@@ -130,7 +131,13 @@ def bulk_in_transactions(session: Session, subject: str, statement: str, tenants
 
     rate, _ = at_once(session, enqueue)
     session.record(
-        subject, "bulk in 20 ms transactions", rate, "tasks/s", clients=CLIENTS, tenants=tenants, tasks=SOME
+        subject,
+        "bulk in 20 ms transactions",
+        rate,
+        "tasks/s",
+        clients=session.scale.clients,
+        tenants=tenants,
+        tasks=SOME,
     )
 
 
@@ -143,7 +150,7 @@ def two_tenants(session: Session, subject: str, statement: str) -> None:
         return 2
 
     rate, deadlocks = at_once(session, enqueue)
-    scenario = {"clients": CLIENTS, "tenants": 4}
+    scenario = {"clients": session.scale.clients, "tenants": 4}
     session.record(subject, "for two tenants in 20 ms transactions", rate, "tasks/s", **scenario)
     session.record(subject, "deadlocks meanwhile", deadlocks, "deadlocks", **scenario)
 
@@ -155,16 +162,16 @@ def tenant(chance: random.Random, tenants: int) -> str:
 def at_once(
     session: Session, enqueue: Callable[[psycopg.Connection[Any], random.Random], int]
 ) -> tuple[float, int]:
-    """Tasks per second that sixteen clients committed, and how many transactions met a deadlock.
+    """Tasks per second that the clients committed, and how many transactions met a deadlock.
 
     A new session compiles what it calls first, for ten times as long as the call takes: before the start.
     """
-    seconds = session.scale.seconds
+    seconds, clients = session.scale.seconds, session.scale.clients
     counts: list[int] = []
     deadlocks: list[int] = []
     begun: list[float] = []
     warming = threading.Lock()  # one after the other: two tenants in any order would deadlock
-    ready = threading.Barrier(CLIENTS, action=lambda: begun.append(time.perf_counter()))
+    ready = threading.Barrier(clients, action=lambda: begun.append(time.perf_counter()))
 
     def client(number: int) -> None:
         chance = random.Random(number)
@@ -188,8 +195,8 @@ def at_once(
                     deadlocks.append(number)
             counts.append(count)
 
-    together([partial(client, number) for number in range(CLIENTS)])
-    if len(counts) < CLIENTS:
+    together([partial(client, number) for number in range(clients)])
+    if len(counts) < clients:
         raise RuntimeError("a client failed")
     # Who waits for a lock overruns the end; that time counts.
     return sum(counts) / max(seconds, time.perf_counter() - begun[0]), len(deadlocks)

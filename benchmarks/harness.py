@@ -50,13 +50,24 @@ class Scale:
     held_seconds: float  # how long a snapshot is held
     churn_seconds: float
     backlog: int
+    clients: int  # applications that enqueue at once
 
 
 SCALES = {
-    "tiny": Scale("tiny", 300, 0.2, 1, (300,), (10,), 60, 1.5, 0.5, 2_000),
-    "quick": Scale("quick", 10_000, 0.3, 3, (10_000, 50_000), (10, 1_000), 2_000, 2, 5, 50_000),
+    "tiny": Scale("tiny", 300, 0.05, 1, (300,), (10,), 60, 0.5, 0.2, 500, 3),
+    "quick": Scale("quick", 10_000, 0.3, 3, (10_000, 50_000), (10, 1_000), 2_000, 2, 5, 50_000, 16),
     "report": Scale(
-        "report", 50_000, 2, 3, (10_000, 100_000, 1_000_000), (10, 1_000, 100_000), 20_000, 20, 40, 1_000_000
+        "report",
+        50_000,
+        2,
+        3,
+        (10_000, 100_000, 1_000_000),
+        (10, 1_000, 100_000),
+        20_000,
+        20,
+        40,
+        1_000_000,
+        16,
     ),
     "full": Scale(
         "full",
@@ -69,6 +80,7 @@ SCALES = {
         600,
         3_600,
         10_000_000,
+        16,
     ),
 }
 

@@ -43,7 +43,7 @@ IN_FLIGHT = ("queued", "claimed", "running")
 
 THOROUGH = os.environ.get("FAIRQ_HYPOTHESIS_PROFILE", "quick") != "quick"
 # Every step looks at every domain, of which each shard has its own.
-EXAMPLES = 8 if "FAIRQ_TEST_SHARDS" in os.environ else 25
+EXAMPLES = 8 if "FAIRQ_TEST_SHARDS" in os.environ else 16
 PROFILE = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("one_shard")
 
 Call = Callable[[Conn], object]
 
-# `make test` stops at every eighth point, `make storm` at each.
-EVERY = int(os.environ.get("FAIRQ_TEST_STOPS", "8"))
+# `make test` stops at every sixteenth point, `make storm` at each.
+EVERY = int(os.environ.get("FAIRQ_TEST_STOPS", "16"))
 
 # Nobody may have more in flight than this, at any moment.
 MOST = """
