@@ -154,12 +154,18 @@ def logins(server: TestServer, template: str, worker: str) -> Iterator[dict[str,
         conn.execute(f"drop role {', '.join(names.values())}".encode())
 
 
-@pytest.fixture
-def db(_worker_database: str) -> Iterator[psycopg.Connection[Any]]:
-    """One connection, migrated database. Its transaction is rolled back at the end, so nothing may commit."""
+@pytest.fixture(scope="module")
+def _module_connection(_worker_database: str) -> Iterator[psycopg.Connection[Any]]:
+    """A session compiles each function once, which takes longer than most tests."""
     with contextlib.closing(psycopg.connect(_worker_database, application_name="db")) as conn:
         yield conn
-        conn.rollback()
+
+
+@pytest.fixture
+def db(_module_connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+    """One connection, migrated database. Its transaction is rolled back at the end, so nothing may commit."""
+    yield _module_connection
+    _module_connection.rollback()
 
 
 @pytest.fixture
