@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fairq.app import App
     from fairq.backoff import Backoff
-    from fairq.client import Item, cancel, enqueue, enqueue_many
+    from fairq.client import (
+        Explanation,
+        Item,
+        TaskInfo,
+        cancel,
+        enqueue,
+        enqueue_many,
+        explain,
+        get,
+        retry,
+    )
     from fairq.context import Cancellation, Context
     from fairq.errors import (
         Cancelled,
@@ -79,6 +89,7 @@ if TYPE_CHECKING:
     )
     from fairq.results import Progress, TaskResult, progress, result
     from fairq.task import Task
+    from fairq.worker import Worker
 
 __all__ = [
     "App",
@@ -90,6 +101,7 @@ __all__ = [
     "Conflict",
     "Context",
     "DatabaseError",
+    "Explanation",
     "Fail",
     "FairqError",
     "GroupSettings",
@@ -122,12 +134,14 @@ __all__ = [
     "Task",
     "TaskError",
     "TaskFailed",
+    "TaskInfo",
     "TaskResult",
     "TaskTimeout",
     "TransactionAborted",
     "Unavailable",
     "UnknownQueue",
     "UnsupportedConnection",
+    "Worker",
     "cancel",
     "configure_cluster",
     "configure_group",
@@ -137,6 +151,8 @@ __all__ = [
     "drain_queue",
     "enqueue",
     "enqueue_many",
+    "explain",
+    "get",
     "is_retryable",
     "pause_group",
     "pause_queue",
@@ -147,9 +163,10 @@ __all__ = [
     "result",
     "resume_group",
     "resume_queue",
+    "retry",
 ]
 
-_MODULES = ("errors", "client", "policies", "results", "context", "backoff", "task", "app")
+_MODULES = ("errors", "client", "policies", "results", "context", "backoff", "task", "app", "worker")
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
 

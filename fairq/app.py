@@ -8,9 +8,10 @@ def parse(payload: Parse, ctx: fairq.Context) -> dict[str, int]: ...
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from fairq.around import Lifespan, Middleware, around
 from fairq.connections import AsyncConnection, Steps, SyncConnection, run
 from fairq.errors import ConfigurationError, UnknownTask
 from fairq.options import Seconds, refuse_unknown
@@ -24,12 +25,38 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class _Declares(Protocol):
+    """`@app.task(…)`: from a handler to its task."""
+
+    @overload
+    def __call__(self, handler: Callable[Concatenate[T, P], R], /) -> Task[T, Concatenate[T, P], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[], R], /) -> Task[None, [], R]: ...
+    @overload
+    def __call__(  # type: ignore[overload-cannot-match]  # it is: P has keywords
+        self, handler: Callable[P, R], /
+    ) -> Task[Mapping[str, Any], P, R]: ...
+
+
 class App:
     """The tasks that an application knows, by kind. `fairq work module:app` runs them."""
 
-    def __init__(self, **defaults: Unpack[Declaration]) -> None:
-        """What is said here holds for every task that does not say it itself."""
+    def __init__(
+        self,
+        *,
+        middleware: Iterable[Middleware] = (),
+        lifespan: Lifespan | None = None,
+        **defaults: Unpack[Declaration],
+    ) -> None:
+        """`middleware` is called around each handler, the first outermost: async ones around async handlers,
+        the others around the others; a tuple holds one of each. `lifespan` makes what lives as long as a
+        worker process: `ctx.state`.
+
+        The options hold for every task that does not say them itself.
+        """
         refuse_unknown("App", defaults, Declaration)
+        self.middleware = list(middleware)
+        self.lifespan = lifespan
         self.defaults = defaults
         self._tasks: dict[str, Task[Any, ..., Any]] = {}
         self._queues: dict[str, QueueSettings[Seconds]] = {}
@@ -44,16 +71,22 @@ class App:
         return name
 
     @overload
-    def task(self, handler: Callable[Concatenate[T, P], R], /) -> Task[T, P, R]: ...
+    def task(self, handler: Callable[Concatenate[T, P], R], /) -> Task[T, Concatenate[T, P], R]: ...
+    @overload
+    def task(self, handler: Callable[[], R], /) -> Task[None, [], R]: ...
+    @overload
+    def task(  # type: ignore[overload-cannot-match]  # it is: P has keywords
+        self, handler: Callable[P, R], /
+    ) -> Task[Mapping[str, Any], P, R]: ...
     @overload
     def task(
         self, handler: None = None, /, *, kind: str | None = ..., **declared: Unpack[Declaration]
-    ) -> Callable[[Callable[Concatenate[T, P], R]], Task[T, P, R]]: ...
+    ) -> _Declares: ...
     def task(
         self, handler: Any = None, /, *, kind: str | None = None, **declared: Unpack[Declaration]
     ) -> Any:
-        """Declare a handler. Its first parameter is the payload, decoded to its annotation; a second one, the
-        context.
+        """Declare a handler. It takes a payload, decoded to its annotation, or keyword arguments, which are
+        fields of the payload, or nothing; and the context, as `ctx`, if it wants it.
 
         `kind` is the name stored with each task, the function's by default: keep it when you rename the
         function.
@@ -78,6 +111,11 @@ class App:
 
     def include(self, other: App) -> None:
         """Take over the tasks of another app: one app per module, one for the worker."""
+        if other.middleware or other.lifespan:
+            raise ConfigurationError(
+                "an app with middleware or a lifespan cannot be included",
+                "Declare them on the app that includes it.",
+            )
         for task in other:
             self._add(task)
         for name, settings in other._queues.items():
@@ -146,6 +184,12 @@ class App:
                 task.check()
             except ConfigurationError as exc:
                 found.append(str(exc))
+        for each in self.middleware:
+            if self._tasks and not any(around(task, [each]) for task in self):
+                found.append(
+                    f"the middleware {each!r:.80} goes around no handler:"
+                    " async ones go around async handlers, the others around the others"
+                )
         return found
 
 

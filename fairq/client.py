@@ -1,4 +1,4 @@
-"""Create and cancel tasks in the caller's own transaction, on whatever connection that has.
+"""Create, look at, cancel and retry tasks in the caller's own transaction, on whatever connection that has.
 
 `enqueue`, `enqueue_many` and `cancel` have one name each. On a sync connection they return the answer, on an
 async one a coroutine: `await fairq.enqueue(conn, …)`. One name, because the call reads the same in both
@@ -12,34 +12,50 @@ transaction like every error of PostgreSQL; put the call in a savepoint to survi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Unpack
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 from fairq.codec import encode
 from fairq.connections import on_connection
 from fairq.driver import Call
-from fairq.errors import NotEncodable, OutOfRange
+from fairq.errors import NoSuchTask, NotEncodable, OutOfRange
 from fairq.options import (
     OF_ITEMS,
     EnqueueManyOptions,
     EnqueueOptions,
+    GroupKey,
     Item,
-    check_group_key,
     check_id,
+    group_text,
     options_of,
     pair,
     refuse_unknown,
     sent,
 )
 from fairq.queries import client as queries
+from fairq.queries import inspection
 
-__all__ = ["Item", "cancel", "create_call", "create_many_call", "enqueue", "enqueue_many"]
+__all__ = [
+    "Explanation",
+    "Item",
+    "TaskInfo",
+    "cancel",
+    "create_call",
+    "create_many_call",
+    "enqueue",
+    "enqueue_many",
+    "explain",
+    "get",
+    "retry",
+]
+
+T = TypeVar("T")
 
 # PostgreSQL holds a value of at most 1 GiB in memory; the array of payloads is one, and needs some room.
 LARGEST_CALL = 512 * 2**20
 
 
 @on_connection
-def enqueue(group_key: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Call[int]:
+def enqueue(group_key: GroupKey, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Call[int]:
     """Create a task in the transaction of `conn`, and return its id.
 
     The task exists when that transaction commits; when it rolls back, it never did.
@@ -50,7 +66,7 @@ def enqueue(group_key: str, payload: Any = None, **options: Unpack[EnqueueOption
 
 @on_connection
 def enqueue_many(
-    items: Iterable[tuple[str, Any] | Item], **options: Unpack[EnqueueManyOptions]
+    items: Iterable[tuple[GroupKey, Any] | Item], **options: Unpack[EnqueueManyOptions]
 ) -> Call[list[int]]:
     """Create many tasks with one statement in one round trip, and return their ids in the order of `items`.
 
@@ -58,6 +74,41 @@ def enqueue_many(
     """
     refuse_unknown("enqueue_many", options, EnqueueManyOptions)
     return create_many_call(items, options)
+
+
+TaskInfo: TypeAlias = inspection.GetTaskRow
+Explanation: TypeAlias = inspection.ExplainTaskRow
+
+
+@on_connection
+def get(id: int) -> Call[TaskInfo]:
+    """What is known of a task, live or ended, but for its payload and result; `state` is its state, or its
+    outcome. Raises NoSuchTask. Needs the rights of `fairq_observe`, or of workers.
+    """
+    return inspection.get_task.call(id=check_id(id)).then(lambda row: _there(id, row))
+
+
+@on_connection
+def explain(id: int) -> Call[Explanation]:
+    """Why a task waits, as the engine sees it. Raises NoSuchTask. Rights as for `get`."""
+    return inspection.explain_task.call(id=check_id(id)).then(lambda row: _there(id, row))
+
+
+def _there(id: int, row: T | None) -> T:
+    if row is None:
+        raise NoSuchTask(
+            f"there is no task {id}",
+            "It was rolled back or never created, or it ended longer ago than its queue's retention.",
+        )
+    return row
+
+
+@on_connection
+def retry(id: int) -> Call[bool]:
+    """Run an ended task again, with one attempt more than it had, or one that waits for its time now. False:
+    there is nothing to be done. Needs the rights of `fairq_admin`.
+    """
+    return queries.retry_task.call(id=check_id(id))
 
 
 @on_connection
@@ -73,14 +124,13 @@ def cancel(id: int) -> Call[bool]:
 # --- The calls behind them -------------------------------------------------------------------------
 
 
-def create_call(group_key: str, payload: str, options: Mapping[str, Any]) -> Call[int]:
+def create_call(group_key: GroupKey, payload: str, options: Mapping[str, Any]) -> Call[int]:
     """`fairq.create_task` with a payload that is JSON text already."""
-    check_group_key(group_key)
-    return queries.enqueue.call(group_key=group_key, payload=payload, **sent(options))
+    return queries.enqueue.call(group_key=group_text(group_key), payload=payload, **sent(options))
 
 
 def create_many_call(
-    items: Iterable[tuple[str, Any] | Item],
+    items: Iterable[tuple[GroupKey, Any] | Item],
     options: Mapping[str, Any],
     encode_payload: Callable[[Any, str], str] = encode,
 ) -> Call[list[int]]:
@@ -99,8 +149,7 @@ def create_many_call(
                     each[name][position] = check(name, value)
         else:
             group_key, payload = pair(item, position)
-        check_group_key(group_key)
-        group_keys.append(group_key)
+        group_keys.append(group_text(group_key))
         try:
             payloads.append(encode_payload(payload, "payload"))
         except NotEncodable as exc:

@@ -39,7 +39,7 @@ from uuid import UUID
 
 from fairq.errors import ConfigurationError, NotDecodable, NotEncodable
 
-__all__ = ["Decoder", "decoder", "encode", "encode_for", "simplify"]
+__all__ = ["Decoder", "decoder", "encode", "encode_for", "fields_decoder", "simplify"]
 
 # --- Writing ---------------------------------------------------------------------------------------
 
@@ -297,6 +297,12 @@ def decoder(annotation: Any) -> Decoder:
         return _cached_decoder(annotation)
     except TypeError:  # not hashable: Annotated[int, [...]]
         return Decoder(annotation, _reader(annotation))
+
+
+def fields_decoder(fields: Iterable[tuple[str, Any, bool]]) -> Decoder:
+    """The decoder of an object, from the name and annotation of each field, and whether it must be there."""
+    readers = [(name, _reader(annotation), required) for name, annotation, required in fields]
+    return Decoder(dict[str, Any], _fields_of(lambda: readers))
 
 
 @lru_cache(maxsize=1024)

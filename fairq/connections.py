@@ -7,6 +7,7 @@
 | SQLAlchemy Connection, Session, scoped_session,       | text() on the connection, so that SQLAlchemy  |
 | and their async twins; psycopg, psycopg2, asyncpg     | knows of the transaction                      |
 | Django connection (also `connections["…"]`)           | its cursor                                    |
+| asyncpg Connection, Pool                              | fetch()                                       |
 
 `on_connection` is the way of every public function from its arguments to a connection.
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncConnection",
+    "AsyncpgConnection",
     "DjangoConnection",
     "Step",
     "Steps",
@@ -68,11 +70,18 @@ class DjangoConnection(Protocol):
     def cursor(self) -> Any: ...
 
 
+class AsyncpgConnection(Protocol):
+    """What we use of a connection of asyncpg, or of a pool: there, each call is a transaction of its own."""
+
+    def fetch(self, query: str, /, *args: Any) -> Coroutine[Any, Any, Any]: ...
+
+
 SyncConnection: TypeAlias = (
     "psycopg.Connection[Any] | AlchemyConnection | Session | scoped_session[Any] | DjangoConnection"
 )
 AsyncConnection: TypeAlias = (
     "psycopg.AsyncConnection[Any] | AlchemyAsyncConnection | AsyncSession | async_scoped_session[Any]"
+    " | AsyncpgConnection"
 )
 
 P = ParamSpec("P")
@@ -208,6 +217,9 @@ _CLASSES = (
     ("sqlalchemy.ext.asyncio", "async_scoped_session", "alchemy_async_session"),
     ("django.utils.connection", "ConnectionProxy", "django"),
     ("django.db.backends.base.base", "BaseDatabaseWrapper", "django"),
+    ("asyncpg.connection", "Connection", "asyncpg"),
+    ("asyncpg.pool", "PoolConnectionProxy", "asyncpg"),
+    ("asyncpg.pool", "Pool", "asyncpg"),
 )
 
 
@@ -216,8 +228,8 @@ def _kind(conn: object) -> str:
     if kind is None:
         raise UnsupportedConnection(
             f"{type(conn).__module__}.{type(conn).__qualname__} is not a connection that fairq knows",
-            "Pass a connection of psycopg 3, a Connection or Session of SQLAlchemy (sync or async), or "
-            "Django's connection. Of a pool, take a connection first.",
+            "Pass a connection of psycopg 3, asyncpg or Django, or a Connection or Session of SQLAlchemy, "
+            "sync or async. Of a pool of psycopg, take a connection first.",
         )
     if kind == "django" and cast(DjangoConnection, conn).vendor != "postgresql":
         raise UnsupportedConnection(
@@ -386,6 +398,14 @@ def _django(conn: DjangoConnection, query: Call[Any]) -> Any:
     return _answer(query, rows)
 
 
+# --- asyncpg ---------------------------------------------------------------------------------------
+
+
+async def _asyncpg(conn: AsyncpgConnection, query: Call[Any]) -> Any:
+    rows = await conn.fetch(query.statement.sql, *map(_plain, query.params))
+    return _answer(query, [tuple(row) for row in rows])
+
+
 _SYNC: dict[str, Callable[[Any, Call[Any]], Any]] = {
     "psycopg": _psycopg,
     "alchemy": _alchemy,
@@ -396,4 +416,5 @@ _ASYNC: dict[str, Callable[[Any, Call[Any]], Coroutine[Any, Any, Any]]] = {
     "psycopg_async": _psycopg_async,
     "alchemy_async": _alchemy_async,
     "alchemy_async_session": _alchemy_async_session,
+    "asyncpg": _asyncpg,
 }

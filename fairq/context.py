@@ -11,18 +11,24 @@ import typing
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from fairq.codec import encode, simplify
 from fairq.connections import AsyncConnection, SyncConnection, run
 from fairq.driver import Call
-from fairq.errors import Cancelled, ConfigurationError, NotHeld
-from fairq.options import interval
+from fairq.errors import Cancelled, ConfigurationError, NotEncodable, NotHeld, ResultNotEncodable
+from fairq.options import GroupKey, TaskOptions, interval
 from fairq.outcome import Outcome
 from fairq.queries import client as queries
 from fairq.results import Progress
 
+if TYPE_CHECKING:
+    from fairq.task import Task
+
 __all__ = ["Cancellation", "Context", "PoppedTask", "finish_call", "is_last_attempt"]
+
+
+T = TypeVar("T")
 
 
 class Cancellation:
@@ -131,10 +137,18 @@ class Context:
     """The handler ended the task in a transaction of its own. Whether that one commits is another matter."""
     on_progress: Callable[[Context], None] | None = None
     """Set by who runs the handler; called in the handler's thread after each report."""
+    state: Any = None
+    """What the app's lifespan made for this worker process."""
+    session: Any = None
+    """Where the task declares one: a connection, or a session, whose transaction ends with the task."""
 
     @classmethod
     def of(
-        cls, row: PoppedTask, worker_id: int, on_progress: Callable[[Context], None] | None = None
+        cls,
+        row: PoppedTask,
+        worker_id: int,
+        on_progress: Callable[[Context], None] | None = None,
+        state: Any = None,
     ) -> Context:
         """The context of a task just popped. `headers` may be parsed, or JSON text."""
         headers = row.headers
@@ -154,6 +168,7 @@ class Context:
             headers=headers or {},
             deadline=deadline,
             on_progress=on_progress,
+            state=state,
         )
 
     @property
@@ -170,6 +185,25 @@ class Context:
         if self.on_progress is not None:
             self.on_progress(self)
 
+    def enqueue(
+        self,
+        task: Task[T, ..., Any],
+        payload: T,
+        *,
+        group_key: GroupKey | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Any:
+        """Create a task, of the same group unless another is named, in the transaction of `ctx.session`: it
+        exists if this one ends well. Returns its id; with an async session, await it.
+        """
+        if self.session is None:
+            raise ConfigurationError(
+                f"the handler of task {self.kind!r} has no session to enqueue in",
+                "Declare one, @app.task(session=…), or pass a connection: task.enqueue(conn, …)",
+            )
+        group = self.group_key if group_key is None else group_key
+        return task.enqueue(self.session, group, payload, **options)
+
     @overload
     def finish_in(self, conn: SyncConnection, result: Any = ...) -> None: ...
     @overload
@@ -182,7 +216,10 @@ class Context:
         ended, and gets another attempt. Raises NotHeld, so that nothing commits, when the attempt is not this
         worker's any more.
         """
-        text = None if result is None else encode(result, "result")
+        try:
+            text = None if result is None else encode(result, "result")
+        except NotEncodable as exc:
+            raise ResultNotEncodable(str(exc), exc.hint) from exc
         call = finish_call(self, Outcome("succeeded", result=text)).then(self._finished)
         return run(conn, call, "fairq.Context.finish_in")  # type: ignore[no-any-return]
 

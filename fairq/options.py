@@ -13,7 +13,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+from uuid import UUID
 
 from fairq.codec import encode
 from fairq.errors import (
@@ -32,12 +44,14 @@ __all__ = [
     "Declared",
     "EnqueueManyOptions",
     "EnqueueOptions",
+    "GroupKey",
     "Item",
     "Seconds",
     "TaskOptions",
 ]
 
 Seconds = float | timedelta
+GroupKey: TypeAlias = str | int | UUID
 
 # --- How values are judged and sent ----------------------------------------------------------------
 # What can be judged without the database is judged before anything is sent, so a wrong argument leaves the
@@ -60,12 +74,18 @@ def check_text(what: str, value: object, longest: int = 500) -> str:
     raise InvalidName(f"the {what} is {value!r:.60}", f"A text of 1 to {longest} bytes, without U+0000.")
 
 
-def check_group_key(group_key: object) -> None:
-    if not isinstance(group_key, str) or not 1 <= stored_bytes(group_key) <= 500:
-        raise InvalidGroupKey(
-            f"the group key is {group_key!r:.60}",
-            "Name the tenant the task belongs to: a text of 1 to 500 bytes, without U+0000.",
-        )
+def group_text(group_key: object) -> str:
+    """The group key as it is stored. Numbers and UUIDs are ids of tenants: their usual text."""
+    if isinstance(group_key, UUID):
+        return str(group_key)
+    if is_int(group_key, -(2**127), 2**127):
+        return f"{group_key:d}"
+    if isinstance(group_key, str) and 1 <= stored_bytes(group_key) <= 500:
+        return group_key
+    raise InvalidGroupKey(
+        f"the group key is {group_key!r:.60}",
+        "Name its tenant: a text of 1 to 500 bytes, without U+0000, an integer or a UUID.",
+    )
 
 
 def interval(length: Seconds | None) -> str | None:
@@ -128,6 +148,17 @@ def _moment(what: str, value: Any) -> str:
     )
 
 
+def _delay(what: str, value: Any) -> str | None:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if is_within(seconds, 0, 1e9):
+        return interval(value)
+    raise InvalidTime(f"{what} is {value!r:.60}", "Seconds or a timedelta, not less than 0.")
+
+
+def _run_at(what: str, value: Any) -> str | None:
+    return _delay(what, value) if isinstance(value, timedelta) else _moment(what, value)
+
+
 def _timeout(what: str, value: Any) -> str | None:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if is_within(seconds, 1e-6, 1e9):
@@ -159,7 +190,8 @@ class Declared(TypedDict, total=False):
 class BatchOptions(Declared, total=False):
     """What all tasks of one call may be told."""
 
-    run_at: Annotated[datetime | None, "Not before: +10m, or 2030-01-31T08:00:00+00:00.", _moment]
+    run_at: Annotated[datetime | timedelta | None, "Not before: +10m, or 2030-01-31T08:00:00+00:00.", _run_at]
+    delay: Annotated[Seconds | None, "The same, from the database's now: 30s, 10m.", _delay]
     expires_at: Annotated[datetime | None, "Not started after this time.", _moment]
     headers: Annotated[Mapping[str, Any] | None, "A JSON object that travels with the task.", _headers]
 
@@ -187,7 +219,7 @@ class EnqueueOptions(_Kind, TaskOptions, total=False):
 class Item:
     """One task of `enqueue_many`, where a pair of group key and payload does not say enough."""
 
-    group_key: str
+    group_key: GroupKey
     payload: Any
     priority: int | None = None
     cost: float | None = None
@@ -223,6 +255,8 @@ def options_of(declared: Any) -> dict[str, Option]:
 def _type(hint: Any) -> Any:
     members = {*get_args(hint)} if get_origin(hint) in (Union, UnionType) else {hint}
     members -= {NoneType}
+    if datetime in members:
+        return datetime
     if timedelta in members or any(isinstance(each, TypeVar) for each in members):
         return timedelta
     (only,) = members
@@ -254,10 +288,14 @@ def sent(given: Mapping[str, Any]) -> dict[str, Any]:
             except Refused as exc:
                 exc.about = name
                 raise
+    if "delay" in found and "run_at" in found:
+        raise InvalidTime("the task has a delay and a run_at", "Both say when it may run: name one.")
+    if isinstance(given.get("run_at"), timedelta):
+        found["delay"] = found.pop("run_at")
     return found
 
 
-def pair(item: Any, position: int) -> tuple[str, Any]:
+def pair(item: Any, position: int) -> tuple[GroupKey, Any]:
     if isinstance(item, Sequence) and not isinstance(item, str | bytes) and len(item) == 2:
         return item[0], item[1]
     raise ConfigurationError(

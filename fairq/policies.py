@@ -20,9 +20,10 @@ from fairq.connections import on_connection
 from fairq.driver import Call
 from fairq.errors import ConfigurationError, InvalidTime, OutOfRange
 from fairq.options import (
+    GroupKey,
     Seconds,
-    check_group_key,
     check_text,
+    group_text,
     interval,
     is_int,
     is_number,
@@ -201,7 +202,7 @@ def configure_kind(queue: str, kind: str, **settings: Unpack[KindSettings[Second
 
 @on_connection
 def configure_group(
-    queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
+    queue: str, group_key: GroupKey, **settings: Unpack[GroupSettings[Seconds]]
 ) -> Call[GroupState]:
     """Change settings of one group of a queue. Groups need none: unknown ones have those of their queue."""
     given = _given("configure_group", settings, GroupSettings)
@@ -247,19 +248,19 @@ def drain_queue(queue: str) -> Call[None]:
 
 
 @on_connection
-def pause_group(queue: str, group_key: str) -> Call[None]:
+def pause_group(queue: str, group_key: GroupKey) -> Call[None]:
     """Stop serving a group until it is resumed. Its ready tasks go back in line; those that run go on."""
     return queries.pause_group.call(**_group(queue, group_key)).then(_nothing)
 
 
 @on_connection
-def resume_group(queue: str, group_key: str) -> Call[None]:
+def resume_group(queue: str, group_key: GroupKey) -> Call[None]:
     """Serve a paused group again. What it missed is not made up for."""
     return queries.resume_group.call(**_group(queue, group_key)).then(_nothing)
 
 
 @on_connection
-def purge_group(queue: str, group_key: str) -> Call[int]:
+def purge_group(queue: str, group_key: GroupKey) -> Call[int]:
     """Cancel everything a group has waiting, and return how many tasks that were. Running ones are left."""
     return queries.purge_group.call(**_group(queue, group_key))
 
@@ -268,13 +269,13 @@ def purge_group(queue: str, group_key: str) -> Call[int]:
 
 
 @on_connection
-def rate_usage(queue: str, group_key: str | None = None) -> Call[RateUsage | None]:
+def rate_usage(queue: str, group_key: GroupKey | None = None) -> Call[RateUsage | None]:
     """Say how much is used of a group's rate, or of the rate of the whole queue. None: there is no rate."""
     return queries.rate_usage.call(**_group(queue, group_key, optional=True)).then(_usage)
 
 
 @on_connection
-def reset_rate(queue: str, group_key: str | None = None) -> Call[None]:
+def reset_rate(queue: str, group_key: GroupKey | None = None) -> Call[None]:
     """Forget what was used of a group's rate, or of that of the whole queue: a full burst may go at once."""
     return queries.reset_rate.call(**_group(queue, group_key, optional=True)).then(_nothing)
 
@@ -294,10 +295,10 @@ def kind_call(queue: str, kind: str, settings: Mapping[str, Any]) -> Call[KindSt
     return queries.configure_kind.call(**names, settings=given).then(_settings(KindState))
 
 
-def _group(queue: str, group_key: str | None, *, optional: bool = False) -> dict[str, Any]:
+def _group(queue: str, group_key: GroupKey | None, *, optional: bool = False) -> dict[str, Any]:
     check_text("queue", queue)
     if group_key is not None or not optional:
-        check_group_key(group_key)
+        group_key = group_text(group_key)
     return {"queue": queue, "group_key": group_key}
 
 

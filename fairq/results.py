@@ -18,7 +18,7 @@ import random
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -39,7 +39,9 @@ from fairq.errors import (
 from fairq.options import check_id
 from fairq.queries import client as queries
 
-__all__ = ["Progress", "TaskResult", "progress", "result"]
+__all__ = ["Progress", "TaskResult", "progress", "result", "waiting"]
+
+V = TypeVar("V")
 
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
@@ -48,16 +50,16 @@ RENEW_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class TaskResult:
+class TaskResult(Generic[V]):
     """The end of a task. `outcome` is succeeded, failed, cancelled or expired."""
 
     id: int
     outcome: str
     finished_at: datetime
-    result: Any
+    result: V
     error: Any
 
-    def value(self) -> Any:
+    def value(self) -> V:
         """What the handler returned, if the task stores results. Raises TaskFailed unless it succeeded."""
         if self.outcome == "succeeded":
             return self.result
@@ -68,12 +70,16 @@ class TaskResult:
 
 
 @on_connection
-def result(id: int, *, timeout: float | None = None) -> Steps[TaskResult]:
+def result(id: int, *, timeout: float | None = None) -> Steps[TaskResult[Any]]:
     """Wait until a task has ended, at most `timeout` seconds; 0 only looks, None waits for ever.
 
     Raises ResultTimeout, NoSuchTask (also for one whose retention is over), and InTransaction where the wait
     could never end: commit before you wait.
     """
+    return waiting(id, timeout)
+
+
+def waiting(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise InvalidTime(
             f"the timeout of a wait is {timeout!r:.60}", "Seconds: 0 only looks, None waits for ever."
@@ -104,7 +110,7 @@ def _progress(row: queries.LatestProgressRow | None) -> Progress | None:
 class _Look:
     """One look at the database."""
 
-    ended: TaskResult | None
+    ended: TaskResult[Any] | None
     live: bool
     fixed_snapshot: bool
     transaction_began: str
@@ -113,7 +119,7 @@ class _Look:
 
 def _look(id: int) -> Call[_Look]:
     def read(row: queries.LookAtResultRow) -> _Look:
-        ended = None
+        ended: TaskResult[Any] | None = None
         if row.outcome is not None and row.finished_at is not None:
             at = datetime.fromisoformat(row.finished_at)
             ended = TaskResult(id, row.outcome, at, _parsed(row.result), _parsed(row.error))
@@ -131,7 +137,7 @@ def _parsed(text: str | None) -> Any:
         raise NotDecodable("the result", f"is too much for Python: {exc}") from exc
 
 
-def _wait(id: int, timeout: float | None) -> Steps[TaskResult]:
+def _wait(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = FIRST_PAUSE
     began: str | None = None

@@ -1,6 +1,7 @@
 """A handler and how its tasks are treated.
 
 parse.enqueue(conn, "bob", Parse(file="a.pdf"))       # checked by the type checker
+parse.result(conn, id).value()                        # what the handler returned, of that type
 parse(Parse(file="a.pdf"), ctx)                       # the plain function, for tests
 """
 
@@ -11,32 +12,36 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from fairq.backoff import Backoff
 from fairq.client import create_call, create_many_call
-from fairq.codec import Decoder, decoder, encode, encode_for
-from fairq.connections import AsyncConnection, SyncConnection, run
+from fairq.codec import Decoder, decoder, encode, encode_for, fields_decoder
+from fairq.connections import AsyncConnection, Steps, SyncConnection, run
 from fairq.context import Context
 from fairq.errors import ConfigurationError, NotEncodable
 from fairq.options import (
     DEFAULTS,
     BatchOptions,
     Declared,
+    GroupKey,
     Item,
     Seconds,
     TaskOptions,
     refuse_unknown,
     sent,
 )
+from fairq.results import TaskResult, waiting
 
-__all__ = ["Declaration", "Task"]
+__all__ = ["Declaration", "Task", "is_async"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 class Declaration(Declared, total=False):
@@ -46,20 +51,24 @@ class Declaration(Declared, total=False):
     """What is retried, and when. None: everything, after the queue's back-off."""
     store_result: bool | None
     """Whether what the handler returns is kept."""
+    session: Callable[..., Any] | None
+    """Opens a transaction around the handler, `ctx.session`, which commits together with the task's end."""
 
 
 class Task(Generic[T, P, R]):
-    """A handler and how its tasks are treated. Made by `App.task`; calling it calls the handler."""
+    """A handler and how its tasks are treated. Made by `App.task`; calling it calls the handler.
+
+    `T` is the type of the payload, `P` what the handler takes, `R` what it returns.
+    """
 
     __name__: str
 
-    def __init__(
-        self, handler: Callable[Concatenate[T, P], R], *, kind: str, **declared: Unpack[Declaration]
-    ) -> None:
+    def __init__(self, handler: Callable[P, R], *, kind: str, **declared: Unpack[Declaration]) -> None:
         functools.update_wrapper(self, handler)
         self.handler = handler
         retry = declared.pop("retry", None)
         self.store_result = bool(declared.pop("store_result", False))
+        self.session = declared.pop("session", None)
         refuse_unknown("task", declared, Declared)
         self.options: dict[str, Any] = {**DEFAULTS, "kind": kind}
         self.options = self._with(declared)
@@ -70,12 +79,11 @@ class Task(Generic[T, P, R]):
                 "Pass a policy: retry=fairq.Backoff(base=2, cap=600). To limit attempts: max_attempts=5.",
             )
         self.retry = retry
-        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004
-        )
-        self._context_by: Literal["position", "keyword"] | None = None
-        self._context_name = ""
-        self._read_signature()
+        self.is_async = is_async(handler)
+        self.wants_context = False
+        self._payload_name = ""
+        self._fields: list[inspect.Parameter] = []
+        self._call = self._read_signature()
 
     @property
     def kind(self) -> str:
@@ -91,27 +99,21 @@ class Task(Generic[T, P, R]):
         given: Seconds | None = self.options.get("timeout")
         return given.total_seconds() if isinstance(given, timedelta) else given
 
-    @property
-    def wants_context(self) -> bool:
-        return self._context_by is not None
-
-    def __call__(self, payload: T, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.handler(payload, *args, **kwargs)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.handler(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<fairq task {self.kind!r} on queue {self.queue!r}>"
 
     # Running it
 
+    def run(self, text: str | bytes, ctx: Context) -> Any:
+        """Call the handler with a payload that is JSON text."""
+        return self.invoke(self.decode(text), ctx)
+
     def invoke(self, payload: T, ctx: Context) -> Any:
         """Call the handler as its signature asks. Of an async handler, this is the coroutine."""
-        handler: Any = self.handler
-        if self._context_by == "position":
-            answer = handler(payload, ctx)
-        elif self._context_by == "keyword":
-            answer = handler(payload, **{self._context_name: ctx})
-        else:
-            answer = handler(payload)
+        answer = self._call(payload, ctx)
         if isinstance(answer, types.CoroutineType) and not self.is_async:
             # Nobody would await it: the task would count as done with nothing done.
             answer.close()
@@ -137,14 +139,22 @@ class Task(Generic[T, P, R]):
 
     @overload
     def enqueue(
-        self, conn: SyncConnection, group_key: str, payload: T, **options: Unpack[TaskOptions]
+        self, conn: SyncConnection, group_key: GroupKey, payload: T, **options: Unpack[TaskOptions]
     ) -> int: ...
     @overload
     def enqueue(
-        self, conn: AsyncConnection, group_key: str, payload: T, **options: Unpack[TaskOptions]
+        self, conn: AsyncConnection, group_key: GroupKey, payload: T, **options: Unpack[TaskOptions]
+    ) -> Coroutine[Any, Any, int]: ...
+    @overload
+    def enqueue(
+        self: Task[None, P, R], conn: SyncConnection, group_key: GroupKey, **options: Unpack[TaskOptions]
+    ) -> int: ...
+    @overload
+    def enqueue(
+        self: Task[None, P, R], conn: AsyncConnection, group_key: GroupKey, **options: Unpack[TaskOptions]
     ) -> Coroutine[Any, Any, int]: ...
     def enqueue(
-        self, conn: Any, group_key: str, payload: T, **options: Unpack[TaskOptions]
+        self, conn: Any, group_key: GroupKey, payload: Any = None, **options: Unpack[TaskOptions]
     ) -> int | Coroutine[Any, Any, int]:
         """Create a task of this kind in the transaction of `conn`; what is not given is as the task
         declares.
@@ -157,23 +167,66 @@ class Task(Generic[T, P, R]):
     def enqueue_many(
         self,
         conn: SyncConnection,
-        items: Iterable[tuple[str, T] | Item],
+        items: Iterable[tuple[GroupKey, T] | Item],
         **options: Unpack[BatchOptions],
     ) -> list[int]: ...
     @overload
     def enqueue_many(
         self,
         conn: AsyncConnection,
-        items: Iterable[tuple[str, T] | Item],
+        items: Iterable[tuple[GroupKey, T] | Item],
         **options: Unpack[BatchOptions],
     ) -> Coroutine[Any, Any, list[int]]: ...
     def enqueue_many(
-        self, conn: Any, items: Iterable[tuple[str, T] | Item], **options: Unpack[BatchOptions]
+        self, conn: Any, items: Iterable[tuple[GroupKey, T] | Item], **options: Unpack[BatchOptions]
     ) -> list[int] | Coroutine[Any, Any, list[int]]:
         """Create many tasks of this kind in one round trip; ids in the order of `items`."""
         refuse_unknown("enqueue_many", options, BatchOptions)
         call = create_many_call(items, self._with(options), self.encode_payload)
         return run(conn, call, "fairq.Task.enqueue_many")  # type: ignore[no-any-return]
+
+    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """The payload of a handler with keyword arguments: `parse.arguments(file="a.pdf")`."""
+        return inspect.Signature(self._fields).bind(*args, **kwargs).arguments
+
+    # How it ended
+
+    @overload
+    def result(
+        self: Task[T, P, Coroutine[Any, Any, V]],
+        conn: SyncConnection,
+        id: int,
+        *,
+        timeout: float | None = ...,
+    ) -> TaskResult[V]: ...
+    @overload
+    def result(
+        self: Task[T, P, Coroutine[Any, Any, V]],
+        conn: AsyncConnection,
+        id: int,
+        *,
+        timeout: float | None = ...,
+    ) -> Coroutine[Any, Any, TaskResult[V]]: ...
+    @overload
+    def result(self, conn: SyncConnection, id: int, *, timeout: float | None = ...) -> TaskResult[R]: ...
+    @overload
+    def result(
+        self, conn: AsyncConnection, id: int, *, timeout: float | None = ...
+    ) -> Coroutine[Any, Any, TaskResult[R]]: ...
+    def result(self, conn: Any, id: int, *, timeout: float | None = None) -> Any:
+        """As `fairq.result`; what the handler returned is decoded to what it is annotated with."""
+        if not self.store_result:
+            raise ConfigurationError(
+                f"task {self.kind!r} keeps no results",
+                "Declare it with store_result=True, or ask fairq.result() how it ended.",
+            )
+        return run(conn, self._typed(waiting(id, timeout)), "fairq.Task.result")
+
+    def _typed(self, wait: Steps[TaskResult[Any]]) -> Steps[TaskResult[Any]]:
+        ended = yield from wait
+        if ended.outcome != "succeeded":
+            return ended
+        return replace(ended, result=self._result_decoder.plain(ended.result, "result"))
 
     def encode_payload(self, payload: T, root: str = "payload") -> str:
         """JSON text of a payload, checked: what the handler could not decode is refused here, not in the
@@ -184,7 +237,7 @@ class Task(Generic[T, P, R]):
         try:
             return encode_for(self._decoder, payload, root)
         except NotEncodable as exc:
-            exc.hint = exc.hint or f"Task {self.kind!r} declares its payload as {self._annotation!r:.200}."
+            exc.hint = exc.hint or f"Task {self.kind!r} takes {inspect.signature(self.handler)!s:.200}."
             raise
 
     # Inside
@@ -200,63 +253,114 @@ class Task(Generic[T, P, R]):
             type(payload) is annotation and hasattr(annotation, "__pydantic_validator__")
         )
 
-    def _read_signature(self) -> None:
-        if inspect.isgeneratorfunction(self.handler) or inspect.isasyncgenfunction(self.handler):
+    def _read_signature(self) -> Callable[[Any, Context], Any]:
+        """How to call the handler with a payload and a context."""
+        handler: Any = self.handler
+        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
             raise ConfigurationError(
                 f"the handler of task {self.kind!r} is a generator; calling it does nothing"
             )
         try:
-            parameters = list(inspect.signature(self.handler).parameters.values())
+            rest = list(inspect.signature(handler).parameters.values())
         except ValueError as exc:  # some that are written in C
             raise ConfigurationError(
                 f"the handler of task {self.kind!r} says nothing about its parameters",
                 "Declare a plain function that calls it.",
             ) from exc
-        positional = [
-            each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-        ]
-        if not positional:
-            raise ConfigurationError(
-                f"the handler of task {self.kind!r} takes no payload",
-                "First comes the payload, then, if wanted, the fairq.Context: def parse(payload, ctx)",
-            )
-        self._payload_name = positional[0].name
-        if self._payload_name in ("self", "cls"):
-            raise ConfigurationError(
-                f"the handler of task {self.kind!r} is a method",
-                "Declare a plain function that calls the method.",
-            )
-        rest = [each for each in parameters if each is not positional[0]]
+        first = next((each for each in rest if each.kind in _POSITIONAL), None)
+        if first is not None:
+            if first.name in ("self", "cls"):
+                raise ConfigurationError(
+                    f"the handler of task {self.kind!r} is a method",
+                    "Declare a plain function that calls the method.",
+                )
+            if _is_context(first.annotation):
+                raise ConfigurationError(f"the handler of task {self.kind!r} has its context first", _FORMS)
+            self._payload_name = first.name
+            rest.remove(first)
         context = next((each for each in rest if each.name == "ctx" or _is_context(each.annotation)), None)
-        if context is not None:
-            self._context_name = context.name
-            keyword = context.kind == context.KEYWORD_ONLY or context is not rest[0]
-            self._context_by = "keyword" if keyword else "position"
+        self.wants_context = context is not None
         for each in rest:
-            optional = each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-            if each is not context and not optional:
+            if first is None and each.kind == each.KEYWORD_ONLY and each is not context:
+                self._fields.append(each)
+            elif each is not context and (
+                first is None or (each.default is each.empty and each.kind not in _VARIADIC)
+            ):
                 raise ConfigurationError(
                     f"the handler of task {self.kind!r} has a parameter {each.name!r} that nobody fills",
-                    "A handler takes the payload and, if it wants one, a context: def parse(payload, ctx)",
+                    _FORMS,
                 )
+        name = "" if context is None else context.name
+        if first is None:
+            return _with_keywords(handler, bool(self._fields), name)
+        by_position = context is not None and context is rest[0] and context.kind in _POSITIONAL
+        return _with_payload(handler, name, by_position)
 
     @cached_property
-    def _annotation(self) -> Any:
+    def _hints(self) -> dict[str, Any]:
         target = self.handler if inspect.isroutine(self.handler) else type(self.handler).__call__
         try:
-            hints = typing.get_type_hints(target, include_extras=True)
+            return typing.get_type_hints(target, include_extras=True)
         except Exception as exc:  # they are code: any error is possible
             raise ConfigurationError(
                 f"the annotations of task {self.kind!r} cannot be resolved: {exc}"
             ) from exc
-        return hints.get(self._payload_name, Any)
+
+    @cached_property
+    def _annotation(self) -> Any:
+        return dict if self._fields else self._hints.get(self._payload_name, Any)
 
     @cached_property
     def _decoder(self) -> Decoder:
         try:
-            return decoder(self._annotation)
+            if not self._fields:
+                return decoder(self._annotation)
+            return fields_decoder(
+                (each.name, self._hints.get(each.name, Any), each.default is each.empty)
+                for each in self._fields
+            )
         except ConfigurationError as exc:
             raise ConfigurationError(f"the payload of task {self.kind!r}: {exc}", exc.hint) from exc
+
+    @cached_property
+    def _result_decoder(self) -> Decoder:
+        try:
+            return decoder(self._hints.get("return", Any))
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"the result of task {self.kind!r}: {exc}", exc.hint) from exc
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_FORMS = (
+    "A handler takes a payload, or keyword arguments, or nothing; and a context, if it wants one:"
+    " def parse(payload, ctx), def parse(*, file: str, ctx)."
+)
+
+
+def _with_payload(handler: Any, context: str, by_position: bool) -> Callable[[Any, Context], Any]:
+    if by_position:
+        return handler  # type: ignore[no-any-return]
+    if context:
+        return lambda payload, ctx: handler(payload, **{context: ctx})
+    return lambda payload, ctx: handler(payload)
+
+
+def _with_keywords(handler: Any, fields: bool, context: str) -> Callable[[Any, Context], Any]:
+    if fields and context:
+        return lambda payload, ctx: handler(**payload, **{context: ctx})
+    if fields:
+        return lambda payload, ctx: handler(**payload)
+    if context:
+        return lambda payload, ctx: handler(**{context: ctx})
+    return lambda payload, ctx: handler()
+
+
+def is_async(function: object) -> bool:
+    """Whether what it returns is awaited; also of an object that is called."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )
 
 
 def _is_context(annotation: Any) -> bool:

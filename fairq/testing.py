@@ -17,13 +17,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, LiteralString, TypeVar
 
 from fairq import driver
 from fairq.app import App
+from fairq.around import Runner, runner
 from fairq.connections import Steps, on_connection
 from fairq.context import Context, finish_call
 from fairq.driver import Call
@@ -37,6 +39,7 @@ from fairq.errors import (
     Retry,
     TaskTimeout,
 )
+from fairq.options import GroupKey, group_text
 from fairq.outcome import Outcome, outcome_of
 from fairq.queries import client as queries
 from fairq.queries import workers
@@ -60,6 +63,8 @@ def context(
     kind: str = "test",
     headers: Mapping[str, Any] | None = None,
     deadline: datetime | None = None,
+    state: Any = None,
+    session: Any = None,
 ) -> Context:
     """A context for a handler that is called by hand."""
     return Context(
@@ -72,6 +77,8 @@ def context(
         worker_id=0,
         headers=headers or {},
         deadline=deadline,
+        state=state,
+        session=session,
     )
 
 
@@ -137,10 +144,11 @@ class Enqueued:
 
 @on_connection
 def enqueued(
-    *, kind: str | None = None, queue: str | None = None, group_key: str | None = None
+    *, kind: str | None = None, queue: str | None = None, group_key: GroupKey | None = None
 ) -> Call[list[Enqueued]]:
     """The live tasks that this transaction sees, in the order they were created."""
-    query = queries.live_tasks.call(kind=kind, queue=queue, group_key=group_key)
+    group = None if group_key is None else group_text(group_key)
+    query = queries.live_tasks.call(kind=kind, queue=queue, group_key=group)
     return query.then(lambda rows: [_enqueued(row) for row in rows])
 
 
@@ -184,33 +192,61 @@ def drain(
     at: datetime | None = None,
     limit: int = 1000,
     raise_errors: bool = True,
+    state: Any = None,
 ) -> Steps[list[Ran]]:
     """Run all tasks that may run now, one after the other, in served order; also those that they enqueue.
 
-    All of it happens in the transaction of `conn`, nothing is committed. Each handler runs in a savepoint,
+    All of it happens in the transaction of `conn`, nothing is committed. Where a task has a session, it is
+    `conn`. Each handler runs in a savepoint,
     which is rolled back when it raises. `at` moves the clock: tasks that are due then run, retries and
     scheduled ones too. An exception that no handler raises on purpose is raised here, once its task has been
     finished as a worker would; with `raise_errors=False` it is only told of in the list. The timeout of a
-    sync handler is not enforced. Needs READ COMMITTED, as every worker.
+    sync handler is not enforced. `state` stands in for what the app's lifespan makes. Needs READ COMMITTED,
+    as every worker.
     """
     names = app.queues or ["default"] if queues is None else list(queues)
-    return _drain(app, names, at, limit, raise_errors)
+    work = partial(_drain, app, names, at, limit, raise_errors)
+    return work(state) if state is not None or app.lifespan is None else _living(app.lifespan(), work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A lifespan begins, or ends."""
+
+    manager: Any
+    ends: bool = False
+
+    def do(self, conn: Any) -> Any:
+        if not hasattr(self.manager, "__enter__"):
+            raise ConfigurationError(
+                "the app's lifespan is async",
+                "Drain an async connection, or say what it makes: drain(…, state=…)",
+            )
+        return self.manager.__exit__(None, None, None) if self.ends else self.manager.__enter__()
+
+    async def do_async(self, conn: Any) -> Any:
+        if not hasattr(self.manager, "__aenter__"):
+            return self.do(conn)
+        return await (self.manager.__aexit__(None, None, None) if self.ends else self.manager.__aenter__())
 
 
 @dataclass(frozen=True, slots=True)
 class _Invoke:
-    """A handler, run on whatever loop there is."""
+    """A handler and what is around it, run on whatever loop there is."""
 
     task: Task[Any, ..., Any]
-    payload: Any
+    run: Runner
+    payload: str
     ctx: Context
 
     def do(self, conn: Any) -> Any:
-        answer = self.task.invoke(self.payload, self.ctx)
+        self.ctx.session = conn if self.task.session is not None else None
+        answer = self.run(self.payload, self.ctx)
         return _run_coroutine(_in_time(answer, self.task)) if self.task.is_async else answer
 
     async def do_async(self, conn: Any) -> Any:
-        answer = self.task.invoke(self.payload, self.ctx)
+        self.ctx.session = conn if self.task.session is not None else None
+        answer = self.run(self.payload, self.ctx)
         return await _in_time(answer, self.task) if self.task.is_async else answer
 
 
@@ -224,8 +260,16 @@ async def _in_time(coroutine: Coroutine[Any, Any, Any], task: Task[Any, ..., Any
         raise
 
 
+def _living(manager: Any, work: Callable[[Any], Steps[list[Ran]]]) -> Steps[list[Ran]]:
+    state = yield _Span(manager)
+    try:
+        return (yield from work(state))
+    finally:
+        yield _Span(manager, ends=True)
+
+
 def _drain(
-    app: App, queues: list[str], at: datetime | None, limit: int, raise_errors: bool
+    app: App, queues: list[str], at: datetime | None, limit: int, raise_errors: bool, state: Any
 ) -> Steps[list[Ran]]:
     """The work of one worker, apart from sending and running anything: that is done by who drives it."""
     if at is not None:
@@ -254,7 +298,7 @@ def _drain(
                     f"more than {limit} attempts were made, and there is still work",
                     "A task that enqueues itself? Raise the limit: drain(…, limit=…)",
                 )
-            attempt = yield from _attempt(app, worker_id, row, savepoints)
+            attempt = yield from _attempt(app, worker_id, row, savepoints, state)
             ran.append(attempt)
             on_purpose = isinstance(attempt.exception, Fail | Retry | Cancelled)
             if raise_errors and attempt.exception is not None and not on_purpose:
@@ -288,7 +332,7 @@ _ROLLBACK = _plain("rollback to savepoint fairq_testing")
 _RELEASE = _plain("release savepoint fairq_testing")
 
 
-def _context_of(row: queries.PopOneRow, worker_id: int) -> Context:
+def _context_of(row: queries.PopOneRow, worker_id: int, state: Any) -> Context:
     return Context(
         id=row.id,
         attempt=row.attempt,
@@ -299,11 +343,12 @@ def _context_of(row: queries.PopOneRow, worker_id: int) -> Context:
         worker_id=worker_id,
         headers=_parsed(row.headers) or {},
         deadline=None if row.seconds is None else datetime.now(UTC) + timedelta(seconds=row.seconds),
+        state=state,
     )
 
 
-def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool) -> Steps[Ran]:
-    ctx = _context_of(row, worker_id)
+def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool, state: Any) -> Steps[Ran]:
+    ctx = _context_of(row, worker_id, state)
     task: Task[Any, ..., Any] | None = None
     exception: BaseException | None = None
     payload: Any = None
@@ -313,7 +358,7 @@ def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool)
     try:
         task = app[row.kind]
         payload = task.decode(row.payload)
-        answer = yield _Invoke(task, payload, ctx)
+        answer = yield _Invoke(task, runner(task, app.middleware, session=False), row.payload, ctx)
     except (Exception, SystemExit, asyncio.CancelledError) as exc:
         exception = exc
     if savepoints:

@@ -271,7 +271,7 @@ def _enqueue_many(
             except (Failure, FairqError) as exc:
                 raise _stopped(exc, chunk, done if commit_each else None) from exc
             created += len(ids)
-            groups.update(task.item.group_key for task in found)
+            groups.update(str(task.item.group_key) for task in found)
             first, last, done = first or ids[0], ids[-1], chunk[-1].number
     return {"created": created, "groups": len(groups), "first_id": first, "last_id": last}
 

@@ -16,6 +16,7 @@ import psycopg
 
 from fairq import install
 from fairq.app import App
+from fairq.around import living
 from fairq.errors import translate
 from fairq.worker.config import Settings, banner, limits
 from fairq.worker.connect import FAILURES, conninfo, is_worth_a_try
@@ -57,6 +58,7 @@ class Engine:
         owns_process: bool,
     ) -> None:
         self.settings = settings
+        self._lifespan = app.lifespan
         self.queues = queues
         self.dsn = dsn
         self.announce = announce
@@ -106,6 +108,15 @@ class Engine:
     async def run(self) -> None:
         pulse = asyncio.create_task(self._beat_pulse(), name="fairq-pulse")
         try:
+            async with living(self._lifespan) as self.held.state:
+                await self._run()
+        finally:
+            await self._close(pulse)
+        if self.ending.fatal is not None:
+            raise self.ending.fatal
+
+    async def _run(self) -> None:
+        try:
             if await self._start():
                 await self._work()
                 await self._wind_down()
@@ -121,10 +132,6 @@ class Engine:
                 ending.cancel()
                 await asyncio.wait([ending])
             raise
-        finally:
-            await self._close(pulse)
-        if self.ending.fatal is not None:
-            raise self.ending.fatal
 
     async def _beat_pulse(self) -> None:
         while True:
@@ -171,7 +178,6 @@ class Engine:
                 maintain_every=settings.maintain_interval_ms / 1000,
                 first_maintain=settings.maintain_interval_ms / 1000 if settings.mode == "forever" else 0.0,
                 first_pause=settings.db_retry_initial_ms / 1000,
-                health=settings.health,
             ),
             worker_ids=self._worker_ids,
             held=lambda: list(self.held.by_id),

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
+from fairq.around import Runner
 from fairq.context import Context, PoppedTask
 from fairq.dsn import clean
 from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
@@ -68,6 +69,7 @@ class Entry:
         "ended",
         "overdue",
         "row",
+        "run",
         "runner",
         "stop",
         "task",
@@ -80,6 +82,7 @@ class Entry:
         self.row: Any = row
         self.worker_id = worker_id
         self.task = task
+        self.run: Runner | None = None
         self.ctx: Context | None = None
         self.runner: asyncio.Task[Any] | None = None
         self.thread: threading.Thread | None = None
@@ -243,9 +246,11 @@ class Loopside:
                     raise Cancelled("told to stop before it began")
                 entry.begun_at = clock()
                 entry.runner = me
-                task = entry.task
-                assert task is not None
-                result = await task.invoke(task.decode(entry.row.payload), entry.ctx)  # type: ignore[arg-type]
+                run = entry.run
+                assert run is not None
+                result = await run(entry.row.payload, entry.ctx)
+                if result is not None:
+                    _checked(result)
             except BaseException as exc:  # SystemExit and KeyboardInterrupt too: of a handler, not of ours
                 error = exc
             entry.runner = None
@@ -311,14 +316,14 @@ class Threads:
 
     @staticmethod
     def _call(entry: Entry) -> Any:
-        task = entry.task
-        assert task is not None
+        run = entry.run
+        assert run is not None
         if entry.stop is not None:
             raise Cancelled("told to stop before it began")
         entry.begun_at = time.perf_counter()
         entry.thread = threading.current_thread()
         RUNNING.set(entry)
-        return _checked(task.invoke(task.decode(entry.row.payload), entry.ctx))  # type: ignore[arg-type]
+        return _checked(run(entry.row.payload, entry.ctx))
 
     def _tell(self, entry: Entry, error: BaseException | None, result: Any) -> None:
         self._done.append((entry, error, result))

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from fairq.app import App
+from fairq.around import Runner, around, runner
 from fairq.context import Context, is_last_attempt
 from fairq.errors import Fail, FairqError, FinishLost, NotDecodable, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, describe, outcome_of, told
@@ -27,6 +28,7 @@ from fairq.worker.handlers import (
     RELEASE,
     RUNNING,
     Entry,
+    Kind,
     Loopside,
     Threads,
     conclude,
@@ -102,6 +104,9 @@ class Held:
         self.reports: dict[int, Entry] = {}
         self._app = app
         self._kinds = dict(app.tasks)
+        # By kind: how its handler is run, and whether a context is needed for that.
+        self._runners: dict[str, tuple[Runner, bool]] = {}
+        self.state: Any = None
         self._strangers: set[str] = set()
         self._slots = slots
         self._loop = loop
@@ -231,9 +236,13 @@ class Held:
                 used_up = Fail(f"it has had the {most} attempts that its handler declares now")
                 self._ended(entry, used_up, None)
                 return
-        if task.wants_context:
+        known = self._runners.get(row.kind)
+        if known is None:
+            known = self._runners[row.kind] = self._runner(task)
+        entry.run, needs_context = known
+        if needs_context:
             try:
-                ctx = entry.ctx = Context.of(entry.row, entry.worker_id, self.progressed)
+                ctx = entry.ctx = Context.of(entry.row, entry.worker_id, self.progressed, self.state)
             except Exception as exc:  # headers that are no object
                 self._ended(entry, exc, None)
                 return
@@ -246,6 +255,11 @@ class Held:
             self.loopside.add(entry)
         else:
             self.threads.add(entry)
+
+    def _runner(self, task: Kind) -> tuple[Runner, bool]:
+        middleware = self._app.middleware
+        needs_context = task.wants_context or task.session is not None or bool(around(task, middleware))
+        return runner(task, middleware), needs_context
 
     def progressed(self, ctx: Context) -> None:
         """In the handler's thread."""

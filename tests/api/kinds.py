@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, LiteralString, TypeVar
 
+import asyncpg
 import psycopg
 import psycopg_pool
 import sqlalchemy
@@ -246,6 +247,51 @@ def _django(proxy: bool, **options: Any) -> Opener:
     return opened
 
 
+# --- asyncpg ---------------------------------------------------------------------------------------
+
+
+class OpenedAsyncpg(Opened):
+    """Here somebody has to begin a transaction."""
+
+    def begin(self) -> None:
+        self.transaction = self.conn.transaction()
+        self.finish(self.transaction.start())
+
+    def commit(self) -> None:
+        self.finish(self.transaction.commit())
+        self.begin()
+
+    def rollback(self) -> None:
+        self.finish(self.transaction.rollback())
+        self.begin()
+
+
+def _asyncpg(pooled: bool) -> Opener:
+    @contextlib.contextmanager
+    def opened(dsn: str) -> Iterator[Opened]:
+        parts = conninfo_to_dict(dsn)
+        names = {"dbname": "database"}
+        given: Any = {names.get(name, name): value for name, value in parts.items()}
+        with asyncio.Runner() as runner:
+            pool = (
+                runner.run(asyncpg.create_pool(**given, min_size=1, max_size=1).__aenter__())
+                if pooled
+                else None
+            )
+            conn = runner.run(pool.acquire().__aenter__() if pool is not None else asyncpg.connect(**given))
+            opened = OpenedAsyncpg(conn, runner.run)
+            opened.begin()
+            try:
+                yield opened
+            finally:
+                runner.run(opened.transaction.rollback())
+                runner.run(conn.close())
+                if pool is not None:
+                    pool.terminate()
+
+    return opened
+
+
 KINDS: dict[str, Opener] = {
     "psycopg": _psycopg(),
     "psycopg-dict-rows": _psycopg(row_factory=dict_row),
@@ -267,6 +313,8 @@ KINDS: dict[str, Opener] = {
     "sqlalchemy-async-session-psycopg": _alchemy_async("psycopg", "session"),
     "sqlalchemy-async-session-asyncpg": _alchemy_async("asyncpg", "session"),
     "sqlalchemy-async-scoped-session": _alchemy_async("asyncpg", "scoped"),
+    "asyncpg": _asyncpg(pooled=False),
+    "asyncpg-pool": _asyncpg(pooled=True),
     "django": _django(proxy=False),
     "django-proxy-server-side-binding": _django(proxy=True, server_side_binding=True),
 }

@@ -99,9 +99,11 @@ def test_apps_are_put_together() -> None:
         whole.include(clash)
 
 
-def no_payload() -> None: ...
 def third(payload: int, ctx: fairq.Context, other: int) -> None: ...
-def only_keywords(*, payload: int) -> None: ...
+def payload_and_keywords(payload: int, *, file: str) -> None: ...
+def context_first(ctx: fairq.Context) -> None: ...
+def anything(*payloads: int) -> None: ...
+def any_keyword(**fields: int) -> None: ...
 
 
 def generator(payload: int) -> Any:
@@ -116,7 +118,10 @@ class Service:
     def method(self, payload: int) -> None: ...
 
 
-HANDLERS = [no_payload, third, only_keywords, generator, async_generator, Service.method, int, "parse", 5]
+HANDLERS = [
+    *[third, payload_and_keywords, context_first, anything, any_keyword],
+    *[generator, async_generator, Service.method, int, "parse", 5],
+]
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
@@ -209,6 +214,58 @@ def test_the_context_is_handed_over_as_the_signature_asks(handler: Any) -> None:
     task: fairq.Task[Any, ..., Any] = fairq.App().task(kind="k")(handler)
     assert task.invoke(1, testing.context(id=42)) == 42
     assert task.decode("1") == 1
+
+
+forms = fairq.App()
+
+
+@forms.task
+def tick() -> str:
+    return "tick"
+
+
+@forms.task
+def tock(*, ctx: fairq.Context) -> int:
+    return ctx.id
+
+
+@forms.task
+def split(*, file: str, pages: int = 1, upto: datetime | None = None) -> tuple[Any, ...]:
+    return file, pages, upto
+
+
+@forms.task
+async def asplit(*, file: str, ctx: fairq.Context | None = None) -> tuple[str, int]:
+    assert ctx is not None
+    return file, ctx.id
+
+
+def test_a_handler_may_take_nothing() -> None:
+    assert tick() == "tick"
+    assert tick.encode_payload(None) == "null"
+    assert testing.call(tick, None) == "tick"
+    assert testing.call(tock, {}, testing.context(id=42)) == 42
+    assert (tick.wants_context, tock.wants_context) == (False, True)
+
+
+def test_keyword_arguments_are_the_fields_of_the_payload() -> None:
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    given = split.arguments(file="a", upto=at)
+    assert split.encode_payload(given) == '{"file":"a","upto":"2030-01-01T00:00:00+00:00"}'
+    assert testing.call(split, given) == ("a", 1, at)
+    assert testing.call(asplit, {"file": "b"}, testing.context(id=42)) == ("b", 42)
+    assert split.run('{"file": "c", "unknown": 5}', testing.context()) == ("c", 1, None)
+    with pytest.raises(TypeError, match="file"):
+        split.arguments(fiel="a")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="ctx"):
+        asplit.arguments(file="a", ctx=testing.context())
+
+
+@pytest.mark.parametrize("payload", [{"file": 5}, {"file": "a", "pages": "x"}, {}, None])
+def test_arguments_that_do_not_fit_are_refused_when_they_are_enqueued(payload: Any) -> None:
+    with pytest.raises(fairq.NotEncodable) as caught:
+        split.encode_payload(payload)
+    assert "pages" in (caught.value.hint or "")
 
 
 def undecodable(payload: complex) -> None: ...

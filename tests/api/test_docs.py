@@ -28,6 +28,7 @@ HOW_TO = [
         for name in (
             "change-policies-from-python",
             "end-a-task-with-its-effects",
+            "put-code-around-handlers",
             "retry-failed-tasks",
             "test-your-tasks",
             "wait-for-a-result",

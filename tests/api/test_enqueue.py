@@ -1,6 +1,7 @@
 """Enqueue in the caller's transaction, on every kind of connection."""
 
 import asyncio
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
@@ -135,6 +136,12 @@ def test_a_savepoint_survives_an_error_of_the_engine(
         ({"cost": 10**400}, fairq.InvalidCost),
         ({"timeout": 10**400}, fairq.InvalidTime),
         ({"run_at": datetime(2030, 1, 1)}, fairq.InvalidTime),
+        ({"run_at": timedelta(seconds=-1)}, fairq.InvalidTime),
+        ({"delay": -1}, fairq.InvalidTime),
+        ({"delay": "1 minute"}, fairq.InvalidTime),
+        ({"delay": 1, "run_at": timedelta(seconds=1)}, fairq.InvalidTime),
+        ({"group_key": 1.5}, fairq.InvalidGroupKey),
+        ({"group_key": True}, fairq.InvalidGroupKey),
         ({"expires_at": "tomorrow"}, fairq.InvalidTime),
         ({"timeout": 0}, fairq.InvalidTime),
         ({"timeout": timedelta(seconds=-1)}, fairq.InvalidTime),
@@ -277,6 +284,41 @@ def test_times_do_not_depend_on_the_settings_of_the_session(
         [group],
     ).fetchall()
     assert found == [(True, True)]
+
+
+def test_a_delay_counts_from_the_databases_now(opened: Opened, observer: Conn, group: str) -> None:
+    enqueue(opened, group, delay=60)
+    enqueue(opened, group, run_at=timedelta(seconds=60))
+    opened.finish(fairq.enqueue_many(opened.conn, [(group, {})], delay=timedelta(minutes=1)))
+    opened.commit()
+    found = observer.execute(
+        "select t.scheduled, extract(epoch from t.run_at - t.created_at) between 59 and 60"
+        " from fairq.tasks t where t.group_key = %s",
+        [group],
+    ).fetchall()
+    assert found == [(True, True)] * 3
+
+
+def test_a_delay_counts_from_where_a_test_has_put_the_clock(db: Conn) -> None:
+    db.execute("set local fairq.now = '2040-01-01T00:00:00Z'")
+    id = fairq.enqueue(db, "bob", delay=timedelta(days=1))
+    row = db.execute("select run_at = '2040-01-02T00:00:00Z' from fairq.tasks where id = %s", [id]).fetchone()
+    assert row == (True,)
+
+
+def test_ids_of_tenants_become_texts(opened: Opened, observer: Conn) -> None:
+    tenant = uuid.uuid4()
+    number = tenant.int % 2**62
+    enqueue(opened, tenant)  # type: ignore[arg-type]
+    opened.finish(fairq.enqueue_many(opened.conn, [(number, {}), fairq.Item(tenant, {})]))
+    opened.commit()
+    names = [str(tenant), str(number)]
+    found = observer.execute(
+        "select group_key, count(*) from fairq.tasks where group_key = any(%s) group by group_key", [names]
+    ).fetchall()
+    assert dict(found) == {str(tenant): 2, str(number): 1}
+    with pytest.raises(fairq.InvalidGroupKey):
+        enqueue(opened, 10**200)  # type: ignore[arg-type]
 
 
 def test_items_of_a_bulk_call_have_keys_costs_and_priorities_of_their_own(

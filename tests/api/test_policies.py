@@ -259,7 +259,7 @@ def test_what_is_wrong_in_any_case_leaves_the_transaction_usable(
         assert observer.execute("select 1").fetchone() == (1,)
 
 
-@pytest.mark.parametrize("name", [None, "", 5, "x" * 501, "nul\0", "half \ud800"])
+@pytest.mark.parametrize("name", [None, "", 5.5, "x" * 501, "nul\0", "half \ud800"])
 def test_names_are_looked_at_first(observer: Observer, name: Any) -> None:
     with observer.transaction():
         of_queues: list[Any] = [fairq.configure_queue, fairq.pause_queue, fairq.drain_queue, fairq.rate_usage]

@@ -1,6 +1,7 @@
 """Waiting for the end of a task."""
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -69,7 +70,7 @@ def test_the_end_of_a_task_is_told_on_every_kind_of_connection(
     id = opened.finish(fairq.enqueue(opened.conn, group))
     opened.commit()
     taker.finish(id, result='{"pages": [1, 2]}')
-    found: TaskResult = opened.finish(fairq.result(opened.conn, id, timeout=60))
+    found: TaskResult[Any] = opened.finish(fairq.result(opened.conn, id, timeout=60))
     assert (found.id, found.outcome, found.result, found.error) == (id, "succeeded", {"pages": [1, 2]}, None)
     assert found.value() == {"pages": [1, 2]}
     assert abs(found.finished_at - datetime.now(UTC)) < timedelta(hours=1)
@@ -90,6 +91,48 @@ def test_a_timeout_that_is_none_is_refused(db: psycopg.Connection[Any], timeout:
     """A wait for NaN seconds would never end."""
     with pytest.raises(fairq.InvalidTime, match="timeout of a wait"):
         fairq.result(db, 1, timeout=timeout)
+
+
+@dataclasses.dataclass
+class Summary:
+    pages: int
+    at: datetime
+
+
+app = fairq.App(store_result=True)
+
+
+@app.task
+def summarize(payload: None) -> Summary:
+    return Summary(1, datetime.now(UTC))
+
+
+@app.task(kind="asummarize")
+async def asummarize() -> Summary:
+    return Summary(1, datetime.now(UTC))
+
+
+def test_a_declared_task_knows_the_type_of_its_result(opened: Opened, taker: Worker, group: str) -> None:
+    written = '{"pages": 3, "at": "2030-01-01T00:00:00Z"}'
+    for task in (summarize, asummarize):
+        id = task.enqueue(taker.conn, group, None)
+        taker.finish(id, result=written)
+        ended = opened.finish(task.result(opened.conn, id, timeout=10))
+        assert ended.value() == Summary(3, datetime(2030, 1, 1, tzinfo=UTC))
+    id = summarize.enqueue(taker.conn, group, None)
+    taker.finish(id, "failed")
+    assert opened.finish(summarize.result(opened.conn, id)).outcome == "failed"
+    id = summarize.enqueue(taker.conn, group, None)
+    taker.finish(id, result='{"pages": "three"}')
+    with pytest.raises(fairq.TaskError, match=r"result\.pages"):
+        opened.finish(summarize.result(opened.conn, id))
+    opened.rollback()
+
+
+def test_a_task_that_keeps_no_results_has_none_to_wait_for(db: psycopg.Connection[Any]) -> None:
+    task = fairq.App().task(kind="k")(lambda payload: 1)
+    with pytest.raises(fairq.ConfigurationError, match="keeps no results"):
+        task.result(db, 1)
 
 
 def test_a_wait_in_a_pipeline_in_autocommit_ends_too(shared: Database, taker: Worker, group: str) -> None:
@@ -168,7 +211,7 @@ def test_a_notification_ends_the_wait_of_a_coroutine(
 
     monkeypatch.setattr(results._Notice, "do_async", spy)
 
-    async def work() -> TaskResult:
+    async def work() -> TaskResult[Any]:
         conn = await psycopg.AsyncConnection.connect(shared.dsn, autocommit=True)
         async with conn:
             id = await fairq.enqueue(conn, group)

@@ -176,7 +176,7 @@ def test_a_line_may_say_everything_and_options_fill_the_rest(database: Database)
         (lines({"group_key": "a"}, {"payload": 1}), "line 2: no group_key"),
         (lines({"group_key": "a"}, {"group_key": "b", "file": 1}), "line 2: unknown field 'file'"),
         (lines({"group_key": "a"}, {"group_key": ""}), "line 2: the group key"),
-        (lines({"group_key": "a"}, {"group_key": 5}), "line 2: the group key"),
+        (lines({"group_key": "a"}, {"group_key": 5.5}), "line 2: the group key"),
         (lines({"group_key": "a"}, {"group_key": "b", "cost": -1}), "line 2: the cost"),
         (lines({"group_key": "a"}, {"group_key": "b", "cost": "1"}), "line 2: the cost"),
         (lines({"group_key": "a"}, {"group_key": "b", "kind": 5}), "line 2: the kind"),

@@ -14,7 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "dsn"),
     ("driver", "codec", "backoff", "queries"),
     ("connections", "options"),
-    ("client", "results", "policies", "context", "task", "app", "outcome"),
+    ("client", "results", "policies", "context", "task", "around", "app", "outcome"),
     ("install", "embedded"),
     ("worker", "testing"),
     ("cli",),
@@ -27,7 +27,7 @@ ALONE = {"_keeper", "pytest_plugin", "demo", "testing", "__main__"}
 # Modules that send statements, and what. All others call what these offer.
 SENDERS = {
     "driver": "the generated calls",
-    "connections": "the same calls on connections of SQLAlchemy and Django",
+    "connections": "the same calls on connections of SQLAlchemy, Django and asyncpg",
     "install": "the engine's files, the deltas and the version",
     "worker.database": "the settings of its session",
     "worker.keeper": "the isolation level of the upkeep",

@@ -1,17 +1,20 @@
 """How applications use fairq; the type checker must agree, and know what comes back."""
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
+from uuid import uuid4
 
 import psycopg
 import psycopg_pool
 import pydantic
+from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import fairq
 from fairq import driver, testing
@@ -43,10 +46,46 @@ async def mail(payload: Mail, ctx: fairq.Context) -> dict[str, str]:
     return {"to": payload.to}
 
 
+@app.task(store_result=True)
+def split(*, file: str, pages: int = 1) -> list[str]:
+    return [file] * pages
+
+
+@app.task
+def tick() -> None: ...
+
+
+class Asyncpg:
+    """asyncpg brings no types; stubs for it say this."""
+
+    async def fetch(self, query: str, *args: Any, record_class: type | None = None) -> list[Any]:
+        return []
+
+
+def timed(ctx: fairq.Context, call_next: Callable[[], Any]) -> Any:
+    return call_next()
+
+
+async def atimed(ctx: fairq.Context, call_next: Callable[[], Any]) -> Any:
+    return await call_next()
+
+
+@contextlib.asynccontextmanager
+async def pool() -> AsyncIterator[int]:
+    yield 1
+
+
+around = fairq.App(
+    middleware=[timed, (timed, atimed)], lifespan=pool, session=sessionmaker(create_engine("x"))
+)
+
+
 def calling(ctx: fairq.Context) -> None:
     assert_type(parse(Parse("a")), int)
     waiting: Coroutine[Any, Any, dict[str, str]] = mail(Mail(to="bob"), ctx)
     waiting.close()
+    assert_type(split(file="a", pages=2), list[str])
+    tick()
 
 
 def sync(
@@ -75,7 +114,16 @@ def sync(
     fairq.drain_queue(session, "docs")
     assert_type(fairq.purge_group(plain, "docs", "bob"), int)
     assert_type(fairq.rate_usage(plain, "docs"), fairq.RateUsage | None)
-    assert_type(fairq.result(plain, 1, timeout=1.5), fairq.TaskResult)
+    assert_type(fairq.result(plain, 1, timeout=1.5), fairq.TaskResult[Any])
+    assert_type(split.result(plain, 1), fairq.TaskResult[list[str]])
+    assert_type(mail.result(session, 1).value(), dict[str, str])
+    assert_type(split.enqueue(plain, 5, split.arguments(file="a"), delay=timedelta(hours=1)), int)
+    assert_type(split.enqueue(plain, uuid4(), {"file": "a"}), int)
+    assert_type(tick.enqueue(session, "bob", priority=2), int)
+    assert_type(fairq.get(plain, 1), fairq.TaskInfo)
+    assert_type(fairq.explain(plain, 1), fairq.Explanation)
+    assert_type(fairq.retry(session, 1), bool)
+    ctx.enqueue(parse, Parse("a"), group_key=5)
     assert_type(fairq.progress(plain, 1), fairq.Progress | None)
     assert_type(testing.drain(plain, app), list[testing.Ran])
     assert_type(testing.enqueued(session), list[testing.Enqueued])
@@ -97,6 +145,7 @@ async def asynchronous(
     alchemy: AsyncConnection,
     session: AsyncSession,
     scoped: async_scoped_session[AsyncSession],
+    raw: Asyncpg,
     ctx: fairq.Context,
 ) -> None:
     assert_type(await fairq.enqueue(plain, "bob", {"n": 1}), int)
@@ -109,7 +158,12 @@ async def asynchronous(
     assert_type(await parse.enqueue(session, "bob", Parse("a")), int)
     assert_type(await fairq.enqueue_many(plain, []), list[int])
     assert_type(await fairq.cancel(plain, 1), bool)
-    assert_type(await fairq.result(plain, 1), fairq.TaskResult)
+    assert_type(await fairq.result(plain, 1), fairq.TaskResult[Any])
+    assert_type(await mail.result(plain, 1), fairq.TaskResult[dict[str, str]])
+    assert_type((await split.result(session, 1)).value(), list[str])
+    assert_type(await tick.enqueue(plain, "bob"), int)
+    assert_type(await fairq.enqueue(raw, "bob"), int)
+    assert_type(await parse.enqueue(raw, "bob", Parse("a")), int)
     assert_type(await testing.drain(plain, app), list[testing.Ran])
     await ctx.finish_in(plain)
     first, second = await asyncio.gather(fairq.enqueue(plain, "a"), fairq.enqueue(plain, "b"))

@@ -1,0 +1,121 @@
+"""What an application puts around its handlers: middleware, a session, and what lives as long as a worker.
+
+def timed(ctx, call_next):
+    began = time.perf_counter()
+    try:
+        return call_next()          # in an async one: await call_next()
+    finally:
+        print(ctx.kind, time.perf_counter() - began)
+
+app = fairq.App(middleware=[timed], lifespan=open_pool)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
+
+from fairq.context import Context
+from fairq.errors import ConfigurationError
+from fairq.task import Task, is_async
+
+__all__ = ["Lifespan", "Middleware", "Runner", "around", "living", "runner"]
+
+AnyTask: TypeAlias = Task[Any, ..., Any]
+Manager: TypeAlias = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
+Around: TypeAlias = Callable[[Context, Callable[[], Any]], Any]
+# One function, or one for each kind of handler.
+Middleware: TypeAlias = Around | tuple[Around, ...]
+Lifespan: TypeAlias = Callable[[], Manager]
+# Runs a handler: from its payload as JSON text to what it returns; of an async one, to its coroutine.
+Runner: TypeAlias = Callable[[str, Any], Any]
+
+
+def around(task: AnyTask, middleware: Iterable[Middleware]) -> list[Around]:
+    """What goes around a handler, the first outermost: around an async one those that are async, around the
+    others those that are not. Neither could wait for the other.
+    """
+    every = (each for one in middleware for each in (one if isinstance(one, tuple) else (one,)))
+    return [each for each in every if is_async(each) == task.is_async]
+
+
+def runner(task: AnyTask, middleware: Iterable[Middleware], *, session: bool = True) -> Runner:
+    """How to run a handler. Without `session`, who runs it sets `ctx.session` and ends the task."""
+    run: Runner = task.run
+    if task.session is not None and session:
+        run = (_in_async_session if task.is_async else _in_session)(task, run)
+    for each in reversed(around(task, middleware)):
+        run = _within(each, run)
+    return run
+
+
+def _within(middleware: Around, run: Runner) -> Runner:
+    return lambda text, ctx: middleware(ctx, partial(run, text, ctx))
+
+
+# --- A session ---------------------------------------------------------------------------------------
+# Leaving it without an error commits: the end of the task is written just before.
+
+
+def _in_session(task: AnyTask, run: Runner) -> Runner:
+    opened = _opener(task, "__enter__")
+
+    def in_session(text: str, ctx: Context) -> Any:
+        with opened(ctx) as ctx.session:
+            result = run(text, ctx)
+            if not ctx.finished_in:
+                ctx.finish_in(ctx.session, result if task.store_result else None)
+        return result
+
+    return in_session
+
+
+def _in_async_session(task: AnyTask, run: Runner) -> Runner:
+    opened = _opener(task, "__aenter__")
+
+    async def in_session(text: str, ctx: Context) -> Any:
+        async with opened(ctx) as ctx.session:
+            result = await run(text, ctx)
+            if not ctx.finished_in:
+                await ctx.finish_in(ctx.session, result if task.store_result else None)
+        return result
+
+    return in_session
+
+
+def _opener(task: AnyTask, enter: str) -> Callable[[Context], Any]:
+    # Of an engine or a sessionmaker of SQLAlchemy: what they begin commits.
+    make: Any = getattr(task.session, "begin", task.session)
+    takes_context = any(
+        each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        for each in inspect.signature(make).parameters.values()
+    )
+
+    def opened(ctx: Context) -> Any:
+        manager = make(ctx) if takes_context else make()
+        if not hasattr(manager, enter):
+            raise ConfigurationError(
+                f"the session of task {task.kind!r} is a {type(manager).__name__}, without {enter}",
+                "Give async handlers an async context manager, and the others a plain one.",
+            )
+        return manager
+
+    return opened
+
+
+# --- A worker's life -----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def living(lifespan: Lifespan | None) -> AsyncIterator[Any]:
+    """From the start of a worker process to its end. The value is `ctx.state`."""
+    manager = nullcontext() if lifespan is None else lifespan()
+    if isinstance(manager, AbstractAsyncContextManager):
+        async with manager as state:
+            yield state
+    else:
+        with manager as state:
+            yield state
