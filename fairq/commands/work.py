@@ -51,6 +51,7 @@ _TOLD = {
         "MS",
         "For how long, or up to a quarter less. Default: 5000, at most a third of the lease.",
     ),
+    "health": ("FILE", "Write this file anew every few seconds while the worker lives, for probes."),
     "name": ("TEXT", "Name in the statistics. Default: host and process id."),
 }
 _SHORT = {"concurrency": ["-c"]}

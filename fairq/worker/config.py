@@ -49,6 +49,8 @@ class Settings:
     """once: end after one look at the queues; drain: end when there is nothing left to run."""
     name: str = ""
     """Shown in fairq.worker_stats. Empty: host and process id."""
+    health: str = ""
+    """A file that is written anew with every sign of life, for probes. Stale: the loop stands still."""
     listen: bool = True
     listen_dsn: str | None = field(default=None, repr=False)
     """Where to LISTEN, when `dsn` leads through a pooler that hands out connections by transaction."""

@@ -178,6 +178,7 @@ class Engine:
                 maintain_every=settings.maintain_interval_ms / 1000,
                 first_maintain=settings.maintain_interval_ms / 1000 if settings.mode == "forever" else 0.0,
                 first_pause=settings.db_retry_initial_ms / 1000,
+                health=settings.health,
             ),
             worker_ids=self._worker_ids,
             held=lambda: list(self.held.by_id),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import random
 import sys
 import threading
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -47,6 +49,7 @@ class KeeperPlan:
     maintain_every: float
     first_maintain: float
     first_pause: float
+    health: str = ""
 
 
 class Keeper:
@@ -129,7 +132,27 @@ class Keeper:
                 # Whatever it is: a worker without a keeper would count as lost.
                 log.exception("the keeper stumbled", extra={"action": "keeper_error"})
                 self._drop()
+            if self._plan.health and not self._warned:
+                self._tell_probes(Path(self._plan.health))
+        if self._plan.health:
+            with contextlib.suppress(OSError):
+                Path(self._plan.health).unlink()
         self._drop()
+
+    def _tell_probes(self, file: Path) -> None:
+        """The loop moves. Who reads finds the old content or the new."""
+        is_open, _ = self._circuit()
+        state = {
+            "tasks": len(self._held()),
+            "circuit": "open" if is_open else "closed",
+            "database": self._failures == 0,
+        }
+        try:
+            new = file.with_name(f"{file.name}.{os.getpid()}")
+            new.write_text(json.dumps(state) + "\n")
+            new.replace(file)
+        except OSError as exc:
+            log.warning("cannot write %s: %s", file, exc.strerror, extra={"action": "health_failed"})
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._conn is None:

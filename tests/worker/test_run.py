@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import logging
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,9 +20,10 @@ import pytest
 
 import fairq
 from fairq.errors import ConfigurationError, UnknownQueue
-from fairq.worker import Stuck, Worker
+from fairq.worker import Stuck, Worker, keeper
 from fairq.worker.turns import Turns
 from tests.support.database import Database
+from tests.support.proxy import proxy
 from tests.worker.running import Desk, drain, worker_thread
 
 app = fairq.App()
@@ -1276,3 +1279,60 @@ def test_a_policy_that_fails_itself_does_not_keep_an_attempt_from_ending(desk: D
     release.set()
     assert [desk.end(id)[0] for id in ids] == ["failed", "failed"]
     assert ["no account of it: RuntimeError" in desk.end(id)[3]["message"] for id in ids] == [True, True]
+
+
+def test_a_file_for_probes_is_fresh_while_the_loop_moves_and_gone_at_the_end(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A database that is away does not make it stale; a loop that stands still does."""
+    monkeypatch.setattr(keeper, "STANDSTILL_SECONDS", 0.2)
+    file = tmp_path / "health"
+    own = fairq.App()
+    stands_still, moves_again = threading.Event(), threading.Event()
+
+    @own.task
+    async def blocks(payload: Any) -> None:
+        stands_still.set()
+        moves_again.wait(60)
+
+    def state(**expected: Any) -> bool:
+        return file.exists() and json.loads(file.read_text()).items() >= expected.items()
+
+    def is_written_anew() -> None:
+        old = file.stat().st_ino
+        desk.wait_until(lambda: file.stat().st_ino != old, "it is fresh")
+
+    def beats() -> None:
+        """The next signs of life."""
+        query = "select max(beat_at) from fairq.heartbeats"
+        for _ in range(3):
+            last = desk.one(query)
+            desk.wait_until(lambda last=last: desk.one(query) != last, "a sign of life")  # type: ignore[misc]
+
+    with proxy(desk.dsn) as network, worker_thread(own, network.dsn, heartbeat_ms=50, health=str(file)):
+        desk.wait_until(lambda: state(tasks=0, circuit="closed", database=True), "it is well")
+        network.cut()
+        desk.wait_until(lambda: state(database=False), "the database is away")
+        is_written_anew()
+        network.mend()
+        desk.wait_until(lambda: state(database=True), "the database is back")
+        desk.enqueue("blocks")
+        assert stands_still.wait(60)
+        desk.wait_until(lambda: "the loop stands still" in caplog.text, "it is found out")
+        beats()
+        old = file.stat().st_ino
+        beats()
+        assert file.stat().st_ino == old, "it is stale"
+        moves_again.set()
+        desk.wait_until(lambda: desk.live == 0, "the loop moves")
+        is_written_anew()
+    assert not file.exists()
+
+
+def test_a_file_for_probes_that_cannot_be_written_ends_nothing(
+    desk: Desk, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.enqueue("measure", {"name": "a.pdf"})
+    run_all(desk, health=str(tmp_path / "nowhere" / "health"))
+    assert desk.live == 0
+    assert "nowhere/health: No such file or directory" in caplog.text
