@@ -67,6 +67,7 @@ __all__ = [
     "script",
     "sql_dir",
     "sql_files",
+    "statements",
     "upgrade",
 ]
 
@@ -420,6 +421,11 @@ def _scripts(version: str | None, target: str | None, direction: Direction | Non
     return texts
 
 
+def statements(start: str, to: str) -> list[str]:
+    """For tools that begin and commit themselves: the SQL of each step, one text that is run as it is."""
+    return _scripts(resolve(start), resolve(to))
+
+
 def script(start: str = BASE, to: str = HEAD) -> str:
     """Plain SQL from one version to another, for psql or any other tool; each step is one transaction."""
     version, target = resolve(start), resolve(to)
@@ -551,8 +557,9 @@ def load_sql(conn: Connection[Any]) -> None:
         _Session(conn).advance(head())
 
 
-def upgrade(bind: AlchemyConnection, to: str = HEAD, *, start: str = BASE) -> None:
-    """Bring the schema up to a revision in the caller's transaction: for a revision of your own Alembic tree.
+def upgrade(bind: AlchemyConnection | Connection[Any], to: str = HEAD, *, start: str = BASE) -> None:
+    """Bring the schema up to a revision in the caller's transaction: for a revision of your own Alembic tree,
+    and for Django's migrations, whose connection is one of psycopg.
 
     Give ``to`` a fixed revision, so that your own history stays reproducible. Does nothing when the schema is
     there already. ``start`` counts only offline (``alembic --sql``), where no database can be asked.
@@ -560,22 +567,27 @@ def upgrade(bind: AlchemyConnection, to: str = HEAD, *, start: str = BASE) -> No
     _inside(bind, resolve(to), resolve(start), "up")
 
 
-def downgrade(bind: AlchemyConnection, to: str = BASE, *, start: str = HEAD) -> None:
+def downgrade(bind: AlchemyConnection | Connection[Any], to: str = BASE, *, start: str = HEAD) -> None:
     """The way back from :func:`upgrade`; refuses, like every downgrade, when tasks would be lost."""
     _inside(bind, resolve(to), resolve(start), "down")
 
 
-def _inside(bind: AlchemyConnection, target: str | None, start: str | None, direction: Direction) -> None:
+def _inside(
+    bind: AlchemyConnection | Connection[Any], target: str | None, start: str | None, direction: Direction
+) -> None:
     """All steps in the caller's transaction, under the same lock. The caller's settings stay as they are."""
-    from sqlalchemy.engine.mock import MockConnection
+    if isinstance(bind, psycopg.Connection):
+        session = _Session(bind)
+    else:
+        from sqlalchemy.engine.mock import MockConnection
 
-    if isinstance(bind, MockConnection):  # alembic --sql
-        import alembic.op
+        if isinstance(bind, MockConnection):  # alembic --sql
+            import alembic.op
 
-        for text in _scripts(start, target, direction):
-            alembic.op.get_context().impl.static_output(text)
-        return
-    session = _AlchemySession(bind)
+            for text in _scripts(start, target, direction):
+                alembic.op.get_context().impl.static_output(text)
+            return
+        session = _AlchemySession(bind)
     session.run(_LOCK)
     while session.advance(target, direction)[0]:
         pass

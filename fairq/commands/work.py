@@ -81,7 +81,7 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
         4: "the database is newer than this fairq",
     }
 )
-@click.argument("app", metavar="MODULE[:APP]")
+@click.argument("app", metavar="MODULE[:APP]", envvar="FAIRQ_APP")
 @click.option(
     "--queue",
     "-q",
@@ -146,7 +146,7 @@ def work(
     """Run the tasks of an app.
 
     It runs until a signal ends it. MODULE:APP is the fairq.App, for example myapp.tasks:app; with one app in
-    the module, MODULE is enough.
+    the module, MODULE is enough. Default: FAIRQ_APP.
 
     \b
     fairq work myapp.tasks                           all queues, by turns
@@ -161,14 +161,14 @@ def work(
     from fairq.worker.loading import load_app
     from fairq.worker.supervisor import LIFELINE, supervise, watch_supervisor
 
-    _log(log_level)
+    source = click.get_current_context().get_parameter_source
+    _log(log_level, source("log_level") is not ParameterSource.DEFAULT)
     served, problems = queues_of(queues)
     if once and drain:
         problems.append("--once and --drain contradict each other")
     if not 1 <= processes <= 1000:
         problems.append(f"--processes is {processes}; it must be 1 to 1000")
-    source = click.get_current_context().get_parameter_source("listen_dsn")
-    if no_listen and source is ParameterSource.ENVIRONMENT:
+    if no_listen and source("listen_dsn") is ParameterSource.ENVIRONMENT:
         # The variable is for workers that listen; only who types both contradicts himself.
         options["listen_dsn"] = None
     settings = Settings(
@@ -191,8 +191,9 @@ def work(
     try:
         with handled(lambda *_: worker.stop(), for_good=True):
             if processes > 1 and LIFELINE not in os.environ:
-                args, secrets = hide_dsns(sys.argv[1:])
-                argv = [sys.executable, "-m", "fairq", *args]
+                # As this one was started: `fairq`, `python -m fairq`, `manage.py fairq`.
+                args, secrets = hide_dsns(sys.orig_argv[1:])
+                argv = [sys.executable, *args]
                 # Who is to end anyway does not begin anew where the database cannot be had.
                 final = (Exit.OK, Exit.DATABASE) if once or drain else (Exit.OK,)
                 sys.exit(supervise(argv, processes, settings.grace, secrets, final))
@@ -282,8 +283,14 @@ def _plain(value: Any) -> Any:
     return [*map(_plain, value)] if isinstance(value, list) else mask(str(value))
 
 
-def _log(level: str) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if wants_json() else Lines("%(asctime)s %(levelname)-7s %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("fairq").setLevel(level.upper())
+def _log(level: str, asked_for: bool) -> None:
+    """What the program has set up, Django by LOGGING, stays as it is."""
+    logger = logging.getLogger("fairq")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(
+            JsonLines() if wants_json() else Lines("%(asctime)s %(levelname)-7s %(message)s")
+        )
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    if asked_for or logger.level == logging.NOTSET:
+        logger.setLevel(level.upper())

@@ -1,0 +1,341 @@
+"""The backend of Django's tasks, for both name spaces: what `backend` and `backport` share.
+
+A task of Django is a task of fairq. Its kind is the path of the function, its payload are the arguments, and
+its headers hold what fairq has no column for. So statistics, limits and settings by kind are those of the
+function, and whoever speaks SQL can create one: `fairq.create_task('bob', '{"args": [1]}', p_kind =>
+'shop.tasks.charge')`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from traceback import format_exception
+from types import ModuleType
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import SuspiciousOperation
+from django.db import transaction
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from fairq.client import enqueue
+from fairq.context import Context
+from fairq.contrib.django import database, results
+from fairq.contrib.django.exceptions import class_path
+from fairq.errors import ConfigurationError, FairqError
+from fairq.options import TaskOptions, options_of, sent
+from fairq.policies import configure_queue
+
+__all__ = ["DEFINED", "HEADER", "OPTIONS", "Backend", "Space", "task_class"]
+
+# The object among a task's headers that is Django's.
+HEADER = "django"
+# The path of every function that was declared as a task of a backend of ours.
+DEFINED: dict[str, type[Backend]] = {}
+# The options of fairq that Django has no name of its own for.
+_DJANGOS = ("queue", "priority", "run_at", "delay", "headers")
+OPTIONS = ("group", *(name for name in options_of(TaskOptions) if name not in _DJANGOS))
+# Those whose value may depend on the task: a function of it, its args and its kwargs.
+ASKED = ("group", "user")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """One of the two name spaces: `django.tasks` or `django_tasks`."""
+
+    base: ModuleType
+    exceptions: ModuleType
+    signals: ModuleType
+    invalid_task: type[Exception]
+    normalize: Callable[[Any], Any]
+
+
+def task_class(base: Any, module: str) -> Any:
+    """Django's Task with the options of fairq: `send.using(group="bob", cost=3).enqueue()`, and
+    `@task(group="bob")` where the decorator passes on what it does not know.
+    """
+
+    def using(self: Any, **changes: Any) -> Any:
+        said = {name: value for name, value in changes.items() if value is not None}
+        if isinstance(said.get("run_after"), timedelta):
+            said["run_after"] += timezone.now()
+        return dataclasses.replace(self, **said)
+
+    # They are not compared: a result that is looked up does not say how its group was chosen.
+    fields = [(name, Any, dataclasses.field(default=None, compare=False)) for name in OPTIONS]
+    made = dataclasses.make_dataclass(
+        "FairqTask", fields, bases=(base,), namespace={"using": using}, frozen=True, slots=True, kw_only=True
+    )
+    made.__module__ = module  # where pickle looks for it
+    return made
+
+
+class Backend:
+    """OPTIONS are those of `fairq.enqueue` in capitals, for tasks that say nothing else. GROUP says whose a
+    task is. A task is tried once, unless MAX_ATTEMPTS or the task says otherwise.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    space: Space
+    alias: str
+    options: Mapping[str, Any]
+    queues: set[str]
+
+    # --- Enqueueing ---
+
+    def validate_task(self, task: Any) -> None:
+        super().validate_task(task)  # type: ignore[misc]
+        given = {name: getattr(task, name, None) for name in OPTIONS}
+        try:
+            sent({name: value for name, value in given.items() if name not in ASKED})
+        except FairqError as exc:
+            raise self.space.invalid_task(str(exc)) from exc
+        DEFINED[task.module_path] = type(self)
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """In the transaction of the connection to fairq's database: nobody sees it before the commit."""
+        self.validate_task(task)
+        payload = self._round_trip({"args": args, "kwargs": kwargs})
+        now = timezone.now()
+        run_at = None if task.run_after is None else _aware(task.run_after)
+        about: dict[str, Any] = {"backend": self.alias, "enqueued_at": _aware(now).isoformat()}
+        if task.priority:
+            about["priority"] = task.priority
+        if run_at is not None:
+            about["run_after"] = run_at.isoformat()
+        options = self._options(task, payload["args"], payload["kwargs"])
+        conn = database.connection()
+        if not self.queues:
+            _ensure_queue(conn, task.queue_name)
+        id = enqueue(
+            conn,
+            options.pop("group"),
+            payload,
+            kind=task.module_path,
+            queue=task.queue_name,
+            priority=task.priority,
+            run_at=run_at,
+            headers={HEADER: about},
+            **options,
+        )
+        result = self._result(task, id, payload, enqueued_at=now)
+        self.space.signals.task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def _round_trip(self, value: Any) -> Any:
+        """As whoever reads it later gets it: a tuple is a list then, and a key a text."""
+        return json.loads(json.dumps(self.space.normalize(value)))
+
+    def _options(self, task: Any, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What the task says, else what OPTIONS do."""
+        found: dict[str, Any] = {"group": "default", "max_attempts": 1, **self.defaults()}
+        found |= {name: value for name in OPTIONS if (value := getattr(task, name, None)) is not None}
+        for name in ASKED:
+            if callable(found.get(name)):
+                found[name] = found[name](task, args, kwargs)
+        return found
+
+    def defaults(self) -> dict[str, Any]:
+        """OPTIONS by the names that fairq has; a path among them is the function that it leads to."""
+        found = {}
+        for name, value in self.options.items():
+            option = name.lower()
+            if option not in OPTIONS or name != name.upper():
+                raise ConfigurationError(
+                    f"the task backend {self.alias!r} has no option {name!r}",
+                    f"Options: {', '.join(each.upper() for each in OPTIONS)}.",
+                )
+            found[option] = import_string(value) if option in ASKED and isinstance(value, str) else value
+        return found
+
+    def check(self, **_: Any) -> Iterable[checks.CheckMessage]:
+        """What `manage.py check` says of TASKS."""
+        if not apps.is_installed("fairq.contrib.django"):
+            yield checks.Error(
+                f"the task backend {self.alias!r} is fairq's, and its app is not installed",
+                hint='Add "fairq.contrib.django" to INSTALLED_APPS.',
+                id="fairq.E001",
+            )
+        try:
+            defaults = self.defaults()
+            sent({name: value for name, value in defaults.items() if name not in ASKED})
+        except (ImportError, FairqError) as exc:
+            hint = getattr(exc, "hint", None)
+            yield checks.Error(f"the task backend {self.alias!r}: {exc}", hint=hint, id="fairq.E002")
+            return
+        for name in {*ASKED} & {*defaults}:
+            if not callable(defaults[name]):
+                yield checks.Error(
+                    f"{name.upper()} of the task backend {self.alias!r} leads to no function",
+                    hint="Name one that takes the task, its args and its kwargs.",
+                    id="fairq.E003",
+                )
+
+    # --- Results ---
+
+    def get_result(self, result_id: str) -> Any:
+        does_not_exist = self.space.exceptions.TaskResultDoesNotExist
+        if not (isinstance(result_id, str) and result_id.isascii() and result_id.isdigit()):
+            raise does_not_exist(result_id)
+        found = results.look_up(int(result_id)) if int(result_id) < 2**63 else None
+        if found is None:
+            raise does_not_exist(result_id)
+        return self._found(int(result_id), found)
+
+    def _found(self, id: int, found: results.Found) -> Any:
+        about = found.headers.get(HEADER, {})
+        task = _as_enqueued(self.task_of(found.kind), found.queue, about)
+        enqueued_at = about.get("enqueued_at")
+        statuses = self.space.base.TaskResultStatus
+        if found.outcome is not None:
+            status = statuses.SUCCESSFUL if found.outcome == "succeeded" else statuses.FAILED
+        elif found.attempts and found.attempts[-1].outcome is None:
+            status = statuses.RUNNING
+        else:
+            status = statuses.READY
+        failed = [each.error or {} for each in found.attempts if each.outcome in ("retry", "worker_lost")]
+        if status == statuses.FAILED:
+            failed.append(found.error or {"code": found.outcome})
+        result = self._result(
+            task,
+            id,
+            found.payload,
+            enqueued_at=_shown(datetime.fromisoformat(enqueued_at) if enqueued_at else found.created_at),
+            status=status,
+            started_at=_shown(found.attempts[0].started_at) if found.attempts else None,
+            last_attempted_at=_shown(found.attempts[-1].started_at) if found.attempts else None,
+            finished_at=_shown(found.finished_at),
+            errors=[self.space.base.TaskError(**_error(each)) for each in failed],
+            worker_ids=[str(each.worker_id) for each in found.attempts],
+        )
+        _set(result, _return_value=found.result)
+        return result
+
+    def task_of(self, path: str) -> Any:
+        """The task that was declared at that path."""
+        task = import_string(path) if "." in path else None
+        if not isinstance(task, self.space.base.Task):
+            raise SuspiciousOperation(f"{path!r} does not lead to a task of {self.space.base.__package__}")
+        return task
+
+    def _result(self, task: Any, id: int, payload: Any, **known: Any) -> Any:
+        payload = payload if isinstance(payload, dict) else {}
+        nothing = dict.fromkeys(("enqueued_at", "started_at", "finished_at", "last_attempted_at"))
+        return self.space.base.TaskResult(
+            task=task,
+            id=str(id),
+            args=payload.get("args", []),
+            kwargs=payload.get("kwargs", {}),
+            backend=task.backend,
+            **{
+                "status": self.space.base.TaskResultStatus.READY,
+                "errors": [],
+                "worker_ids": [],
+                **nothing,
+                **known,
+            },
+        )
+
+    # --- Running it, see fairq.contrib.django.worker ---
+
+    def running(self, task: Any, ctx: Context, payload: Any) -> Any:
+        """The result of a task whose attempt begins. Only one that was tried before is looked up."""
+        about = ctx.headers.get(HEADER, {})
+        if ctx.attempt > 1 or "enqueued_at" not in about:
+            return self.get_result(str(ctx.id))
+        now = timezone.now()
+        return self._result(
+            _as_enqueued(task, ctx.queue, about),
+            ctx.id,
+            payload,
+            status=self.space.base.TaskResultStatus.RUNNING,
+            enqueued_at=_shown(datetime.fromisoformat(about["enqueued_at"])),
+            started_at=now,
+            last_attempted_at=now,
+            worker_ids=[str(ctx.worker_id)],
+        )
+
+    def arguments(self, result: Any) -> list[Any]:
+        """What the function gets by position."""
+        if not result.task.takes_context:
+            return list(result.args)
+        return [self.space.base.TaskContext(task_result=result), *result.args]
+
+    def succeeded(self, result: Any, value: Any) -> Any:
+        """The result that is stored; TypeError where JSON has no such value."""
+        value = self._round_trip(value)
+        status = self.space.base.TaskResultStatus.SUCCESSFUL
+        _set(result, status=status, finished_at=timezone.now(), _return_value=value)
+        return value
+
+    def failed(self, result: Any, exc: BaseException) -> None:
+        error = self.space.base.TaskError(
+            exception_class_path=f"{type(exc).__module__}.{type(exc).__qualname__}",
+            traceback="".join(format_exception(exc)),
+        )
+        status = self.space.base.TaskResultStatus.FAILED
+        _set(result, status=status, finished_at=timezone.now(), errors=[*result.errors, error])
+
+
+_KNOWN_QUEUES: set[str] = set()
+
+
+def _ensure_queue(conn: Any, name: str) -> None:
+    """Without QUEUES any name will do: the first task of a queue creates it."""
+    if name in _KNOWN_QUEUES:
+        return
+    with conn.cursor() as cursor:
+        cursor.execute("select exists (select from fairq.queues q where q.queue = %s)", [name])
+        if not cursor.fetchone()[0]:
+            configure_queue(conn, name)
+    transaction.on_commit(lambda: _KNOWN_QUEUES.add(name), using=conn.alias)
+
+
+def _as_enqueued(task: Any, queue: str, about: Mapping[str, Any]) -> Any:
+    """The task as it was when somebody enqueued it, from what its headers say."""
+    run_after = about.get("run_after")
+    said = {
+        "priority": about.get("priority", 0),
+        "queue_name": queue,
+        "backend": about.get("backend", task.backend),
+        "run_after": None if run_after is None else _shown(datetime.fromisoformat(run_after)),
+    }
+    same = all(getattr(task, name) == value for name, value in said.items())
+    return task if same else dataclasses.replace(task, **said)
+
+
+def _error(stored: Mapping[str, Any]) -> dict[str, str]:
+    """A stored error as Django tells it."""
+    last = f"{stored.get('type') or stored.get('code')}: {stored.get('message')}"
+    traceback = stored.get("traceback") or last
+    return {
+        "exception_class_path": class_path(stored),
+        "traceback": f"Traceback (most recent call last):\n{traceback}\n",
+    }
+
+
+def _set(result: Any, **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(result, name, value)
+
+
+def _aware(at: datetime) -> datetime:
+    return timezone.make_aware(at) if timezone.is_naive(at) else at
+
+
+def _shown(at: datetime | None) -> datetime | None:
+    """A time as the project's USE_TZ has them."""
+    if at is None or timezone.is_aware(at) == settings.USE_TZ:
+        return at
+    return _aware(at) if settings.USE_TZ else timezone.make_naive(at)

@@ -1,0 +1,45 @@
+"""What `manage.py check` says about fairq. Backends of Django's tasks add their own, see `base`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections
+from django.db.utils import ConnectionDoesNotExist, DatabaseError
+
+from fairq import install
+from fairq.contrib.django import database
+
+__all__ = ["check_database", "check_schema"]
+
+
+@register()
+def check_database(**_: Any) -> list[CheckMessage]:
+    alias = database.alias()
+    try:
+        vendor = connections[alias].vendor
+    except ConnectionDoesNotExist:
+        return [Error(f"FAIRQ_DATABASE is {alias!r}, which DATABASES do not have", id="fairq.E004")]
+    if vendor != "postgresql":
+        hint = "Name the database that fairq is to live in: FAIRQ_DATABASE."
+        return [Error(f"the database {alias!r} is not PostgreSQL", hint=hint, id="fairq.E005")]
+    return []
+
+
+@register(Tags.database)
+def check_schema(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """With `--database`. Warnings, because `migrate` checks first, and is what helps."""
+    alias = database.alias()
+    if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
+        return []
+    conn = connections[alias]
+    try:
+        conn.ensure_connection()
+        install.check_version(conn.connection)
+    except DatabaseError:  # Django says so itself
+        return []
+    except install.InstallError as exc:
+        return [Warning(str(exc), hint="Run: manage.py migrate", id="fairq.W001")]
+    return []

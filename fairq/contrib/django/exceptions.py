@@ -1,0 +1,36 @@
+"""What ends a task of Django that no function raised: `result.errors[0].exception_class` is one of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Expired", "Interrupted", "WorkerLost", "class_path"]
+
+
+class WorkerLost(Exception):
+    """The worker that had the task gave no sign of life any more, and no attempt was left."""
+
+
+class Interrupted(SystemExit):
+    """The worker ended while the task ran, and no attempt was left."""
+
+
+class Expired(Exception):
+    """Its `expires_at` was over."""
+
+
+_BY_CODE = {
+    "worker_lost": f"{__name__}.WorkerLost",
+    "interrupted": f"{__name__}.Interrupted",
+    "expired": f"{__name__}.Expired",
+    "cancelled": "fairq.errors.Cancelled",
+}
+
+
+def class_path(error: Mapping[str, Any]) -> str:
+    """Of a stored error."""
+    path = error.get("type")
+    if path:
+        return path if "." in path else f"builtins.{path}"
+    return _BY_CODE.get(str(error.get("code")), "fairq.errors.TaskFailed")

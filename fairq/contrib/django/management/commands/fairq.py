@@ -1,0 +1,78 @@
+"""`manage.py fairq …`: fairq's command line on the database of the settings."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from fairq.cli import main
+from fairq.contrib.django import database
+from fairq.dsn import VARIABLES
+
+APP = "fairq.contrib.django.worker:app"
+
+
+class Command(BaseCommand):
+    help = "fairq's command line on the database of the settings. `manage.py fairq work` runs tasks."
+    requires_system_checks: list[str] = []  # as Django declares it
+
+    def create_parser(self, prog_name: str, subcommand: str, **options: Any) -> CommandParser:
+        return super().create_parser(prog_name, subcommand, add_help=False, **options)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--database", help="The alias in DATABASES. Default: FAIRQ_DATABASE.")
+        parser.add_argument("-h", "--help", action="store_true", help=argparse.SUPPRESS)
+        parser.add_argument("words", nargs=argparse.REMAINDER)
+
+    def print_help(self, prog_name: str, subcommand: str) -> None:
+        main(["--help"], prog_name=f"{os.path.basename(prog_name)} {subcommand}")
+
+    def handle(self, *_: Any, words: list[str], database: str | None, help: bool, **options: Any) -> None:
+        words = ["--help"] if help else list(_without_django(words))
+        from_shell: bool = self._called_from_command_line
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_environment(database))
+            if not from_shell:
+                stack.enter_context(contextlib.redirect_stdout(self.stdout._out))
+                stack.enter_context(contextlib.redirect_stderr(self.stderr._out))
+            try:
+                main(words, prog_name="manage.py fairq")
+            except SystemExit as exc:
+                if exc.code and not from_shell:
+                    raise CommandError(
+                        f"fairq {' '.join(words)} ended with {exc.code}", returncode=exc.code
+                    ) from exc
+                if from_shell:
+                    raise
+
+
+def _without_django(words: list[str]) -> Iterator[str]:
+    """Django has heeded these already, wherever they stand."""
+    rest = iter(words)
+    for word in rest:
+        name, sign, _ = word.partition("=")
+        if name not in ("--settings", "--pythonpath"):
+            yield word
+        elif not sign:
+            next(rest, None)
+
+
+@contextlib.contextmanager
+def _environment(using: str | None) -> Iterator[None]:
+    """The database and the app for those who do not name another."""
+    chosen = {VARIABLES[0]: database.dsn(using), "FAIRQ_APP": APP}
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,7 @@
+"""Whose a task is: an argument of it, or nobody's in particular."""
+
+from typing import Any
+
+
+def of(task: Any, args: list[Any], kwargs: dict[str, Any]) -> str:
+    return str(kwargs.get("tenant", "nobody"))

@@ -1,0 +1,57 @@
+"""A Django project with fairq in it: its tests pass in Django's own runner, on each stack."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.support.processes import ROOT
+from tests.support.server import TestServer
+
+PROJECT = Path(__file__).parent / "project"
+# Django 6 needs Python 3.12: .ci/venv makes a second environment where there is one.
+DJANGO_6 = ROOT / ".venv" / "django6" / "bin" / "python"
+STACKS = {
+    "django_tasks on Django 5.2": ("django_tasks", Path(sys.executable)),
+    "django.tasks on Django 6": ("django.tasks", DJANGO_6),
+    "django_tasks on Django 6": ("django_tasks", DJANGO_6),
+}
+
+
+@pytest.fixture(params=STACKS)
+def stack(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    space, python = STACKS[request.param]
+    if not python.exists():
+        pytest.skip("needs a Python of at least 3.12")
+    return space, python
+
+
+def test_the_tests_of_a_project_pass(stack: tuple[str, Path], server: TestServer, tmp_path: Path) -> None:
+    space, python = stack
+    parts = {name.upper(): value for name, value in conninfo_to_dict(server.admin_dsn).items()}
+    known = {name: parts.get(name, "") for name in ("USER", "PASSWORD", "HOST", "PORT")}
+    name = f"fairq_test_{server.run_id}_django_{os.getpid()}_{space.replace('.', '_')}"
+    database = {**known, "NAME": parts["DBNAME"], "TEST": {"NAME": name}}
+    ran = subprocess.run(
+        [python, "-W", "error", "manage.py", "test", "--noinput", "-v", "1"],
+        cwd=PROJECT,
+        env={
+            **{
+                key: value for key, value in os.environ.items() if not key.startswith(("FAIRQ_", "DATABASE_"))
+            },
+            "DJANGO_SETTINGS_MODULE": "settings",
+            "PYTHONPATH": os.fspath(ROOT),
+            "TASKS_SPACE": space,
+            "TEST_DATABASE": json.dumps(database),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    # A worker may end the process; the last word is the runner's.
+    assert (ran.returncode, "\nOK" in ran.stderr) == (0, True), ran.stderr[-10_000:] + ran.stdout[-2_000:]
