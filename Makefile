@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long storm fuzz chaos nightly test-matrix test-shards test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long storm fuzz chaos nightly test-matrix test-pythons test-shards test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -14,6 +14,9 @@ PYTEST = -n $(JOBS) --dist worksteal $(ARGS)
 
 # The PostgreSQL programs of `make test-matrix`, as npm names them.
 POSTGRES ?= 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
+
+# The versions of `make test-pythons`.
+PYTHONS ?= 3.11 3.12 3.13 3.14
 
 VENV_INPUTS = pyproject.toml constraints.txt .ci/venv
 
@@ -46,6 +49,9 @@ test-long: .venv/.dev ## Run the contracts of plans, held snapshots and policies
 test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs npm)
 	@.ci/matrix $(POSTGRES) -- $(PYTEST)
 
+test-pythons: .venv/.dev ## Run all tests on Python 3.11 to 3.14, as far as they are there, and pyright on the samples
+	@.ci/pythons $(PYTHONS) -- $(PYTEST)
+
 test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 	@FAIRQ_TEST_SHARDS=16 .venv/bin/python -m pytest $(PYTEST)
 
@@ -58,8 +64,8 @@ fuzz: .venv/.dev ## Call every function and command with odd arguments, 100,000 
 chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; prints how long each fault was felt
 	@FAIRQ_TEST_CHAOS=$(or $(FAIRQ_TEST_CHAOS),600) .venv/bin/python -m pytest -s $(ARGS) tests/chaos/test_chaos.py
 
-nightly: ## Run what takes too long for every change: storm, fuzz, chaos, test-long, test-matrix, test-shards
-	@status=0; for each in storm fuzz chaos test-long test-matrix test-shards; do $(MAKE) $$each || status=1; done; exit $$status
+nightly: ## Run what takes too long for every change: storm, fuzz, chaos, test-long, test-matrix, test-pythons, test-shards
+	@status=0; for each in storm fuzz chaos test-long test-matrix test-pythons test-shards; do $(MAKE) $$each || status=1; done; exit $$status
 
 model: .venv/.dev ## Explore the models of tests/model in larger worlds (two minutes)
 	@FAIRQ_TEST_MODEL=1 .venv/bin/python -m pytest $(PYTEST) tests/model

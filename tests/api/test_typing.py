@@ -1,8 +1,13 @@
 """What a type checker sees: the right answer for each connection, and mistakes before they run."""
 
+import importlib.util
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from mypy import api
 
 from tests.support.processes import ROOT
@@ -47,3 +52,24 @@ def test_each_mistake_is_seen_and_nothing_else_is(tmp_path: Path) -> None:
         seen.add((int(found[1]), found[2]))
     assert len(expected) > 10
     assert seen == expected
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("basedpyright") is None, reason="basedpyright: make test-pythons has it"
+)
+def test_pyright_sees_the_same(tmp_path: Path) -> None:
+    text = (SAMPLES / "bad.py.txt").read_text()
+    (tmp_path / "bad.py").write_text(text)
+    (tmp_path / "good.py").write_text((SAMPLES / "good.py").read_text())
+    (tmp_path / "pyrightconfig.json").write_text(
+        '{"exclude": []}'
+    )  # by itself: folders that begin with a dot
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
+    said = subprocess.run([*command, "-p", str(tmp_path)], capture_output=True, check=False)
+    seen = {
+        (Path(each["file"]).name, each["range"]["start"]["line"] + 1)
+        for each in json.loads(said.stdout)["generalDiagnostics"]
+        if each["severity"] == "error" or each.get("rule") == "reportUnusedCoroutine"
+    }
+    mistakes = {n for n, line in enumerate(text.splitlines(), 1) if re.search(r"# error: \S+$", line)}
+    assert seen == {("bad.py", number) for number in mistakes}
