@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, Unpack
 
 from fairq.codec import encode
-from fairq.connections import on_connection
+from fairq.connections import Steps, on_connection
 from fairq.driver import Call
 from fairq.errors import NoSuchTask, NotEncodable, OutOfRange
 from fairq.options import (
@@ -46,6 +46,7 @@ __all__ = [
     "explain",
     "get",
     "retry",
+    "traced",
 ]
 
 T = TypeVar("T")
@@ -55,25 +56,28 @@ LARGEST_CALL = 512 * 2**20
 
 
 @on_connection
-def enqueue(group_key: GroupKey, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Call[int]:
+def enqueue(
+    group_key: GroupKey, payload: Any = None, **options: Unpack[EnqueueOptions]
+) -> Call[int] | Steps[int]:
     """Create a task in the transaction of `conn`, and return its id.
 
     The task exists when that transaction commits; when it rolls back, it never did.
     """
     refuse_unknown("enqueue", options, EnqueueOptions)
-    return create_call(group_key, encode(payload), options)
+    text = encode(payload)
+    return traced(lambda given: create_call(group_key, text, given), options)
 
 
 @on_connection
 def enqueue_many(
     items: Iterable[tuple[GroupKey, Any] | Item], **options: Unpack[EnqueueManyOptions]
-) -> Call[list[int]]:
+) -> Call[list[int]] | Steps[list[int]]:
     """Create many tasks with one statement in one round trip, and return their ids in the order of `items`.
 
     Each item is a pair of group key and payload, or an `Item`. All of them are created, or none.
     """
     refuse_unknown("enqueue_many", options, EnqueueManyOptions)
-    return create_many_call(items, options)
+    return traced(lambda given: create_many_call(items, given), options)
 
 
 TaskInfo: TypeAlias = inspection.GetTaskRow
@@ -122,6 +126,15 @@ def cancel(id: int) -> Call[bool]:
 
 
 # --- The calls behind them -------------------------------------------------------------------------
+
+# From the options of tasks to the call that creates them.
+Make: TypeAlias = Callable[[Mapping[str, Any]], Call[T]]
+# Set by `fairq.otel`: adds headers to the options, and is there until the call has its answer.
+tracing: Callable[[Make[Any], Mapping[str, Any]], Steps[Any]] | None = None
+
+
+def traced(make: Make[T], options: Mapping[str, Any]) -> Call[T] | Steps[T]:
+    return make(options) if tracing is None else tracing(make, options)
 
 
 def create_call(group_key: GroupKey, payload: str, options: Mapping[str, Any]) -> Call[int]:

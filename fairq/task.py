@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from fairq.backoff import Backoff
-from fairq.client import create_call, create_many_call
+from fairq.client import create_call, create_many_call, traced
 from fairq.codec import Decoder, decoder, encode, encode_for, fields_decoder
 from fairq.connections import AsyncConnection, Steps, SyncConnection, run
 from fairq.context import Context
@@ -160,8 +160,9 @@ class Task(Generic[T, P, R]):
         declares.
         """
         refuse_unknown("enqueue", options, TaskOptions)
-        call = create_call(group_key, self.encode_payload(payload), self._with(options))
-        return run(conn, call, "fairq.Task.enqueue")  # type: ignore[no-any-return]
+        text = self.encode_payload(payload)
+        work = traced(lambda given: create_call(group_key, text, given), self._with(options))
+        return run(conn, work, "fairq.Task.enqueue")  # type: ignore[no-any-return]
 
     @overload
     def enqueue_many(
@@ -182,8 +183,8 @@ class Task(Generic[T, P, R]):
     ) -> list[int] | Coroutine[Any, Any, list[int]]:
         """Create many tasks of this kind in one round trip; ids in the order of `items`."""
         refuse_unknown("enqueue_many", options, BatchOptions)
-        call = create_many_call(items, self._with(options), self.encode_payload)
-        return run(conn, call, "fairq.Task.enqueue_many")  # type: ignore[no-any-return]
+        work = traced(lambda given: create_many_call(items, given, self.encode_payload), self._with(options))
+        return run(conn, work, "fairq.Task.enqueue_many")  # type: ignore[no-any-return]
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """The payload of a handler with keyword arguments: `parse.arguments(file="a.pdf")`."""

@@ -31,6 +31,7 @@ HOW_TO = [
             "put-code-around-handlers",
             "retry-failed-tasks",
             "test-your-tasks",
+            "trace-tasks",
             "wait-for-a-result",
             "write-heavy-loads",
         )

@@ -16,7 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("connections", "options"),
     ("client", "results", "policies", "context", "task", "around", "app", "outcome"),
     ("install", "embedded"),
-    ("worker", "testing"),
+    ("worker", "testing", "otel"),
     ("cli",),
     ("commands", "codegen", "demo", "pytest_plugin", "_keeper"),
     ("contrib",),

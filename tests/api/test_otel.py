@@ -1,0 +1,163 @@
+"""One trace over a request, the enqueue and the handler, with OpenTelemetry's own exporter in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode, get_current_span
+
+import fairq
+import fairq.otel
+from fairq import testing
+from fairq.worker import Worker
+from tests.api.kinds import Opened
+from tests.support.database import Database
+
+exporter = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+tracer = provider.get_tracer("the application")
+
+app = fairq.App(middleware=[fairq.otel.middleware(provider)])
+
+
+@app.task
+def parse(payload: str) -> None:
+    get_current_span().set_attribute("pages", 3)
+    if payload == "breaks":
+        raise fairq.Fail("no such file")
+
+
+@app.task
+async def aparse(payload: str) -> None:
+    await asyncio.sleep(0)
+    with tracer.start_as_current_span("inside"):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def spans() -> Iterator[InMemorySpanExporter]:
+    exporter.clear()
+    fairq.otel.instrument(provider)
+    yield exporter
+    fairq.otel.uninstrument()
+
+
+def ended() -> dict[str, ReadableSpan]:
+    return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def parent(span: ReadableSpan) -> Any:
+    assert span.parent is not None
+    return span.parent.span_id
+
+
+def own(span: ReadableSpan) -> Any:
+    assert span.context is not None
+    return span.context.span_id
+
+
+def test_one_trace_leads_from_the_request_to_what_the_handler_does(database: Database) -> None:
+    """Through a worker: the attempt is a child of the enqueue, and linked to it."""
+    conn = database.connect(autocommit=True)
+    with tracer.start_as_current_span("request"):
+        id = aparse.enqueue(conn, "bob", "a")
+    Worker(app, database.dsn, mode="drain").run()
+    found = ended()
+    assert found.keys() == {"request", "create default", "process default", "inside"}
+    request, create, process = found["request"], found["create default"], found["process default"]
+    assert len({span.context.trace_id for span in found.values() if span.context}) == 1
+    assert [parent(create), parent(process), parent(found["inside"])] == [
+        own(request),
+        own(create),
+        own(process),
+    ]
+    assert [link.context.span_id for link in process.links] == [own(create)]
+    assert (create.kind, process.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    assert create.attributes == {
+        "messaging.system": "fairq",
+        "messaging.operation.name": "create",
+        "messaging.operation.type": "create",
+        "messaging.destination.name": "default",
+        "messaging.message.id": str(id),
+        "fairq.kind": "aparse",
+        "fairq.group": "bob",
+    }
+    assert process.attributes == {
+        **create.attributes,
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "fairq.attempt": 1,
+    }
+
+
+def test_what_a_handler_raises_is_told_to_its_span(db: psycopg.Connection[Any]) -> None:
+    parse.enqueue(db, "bob", "breaks")
+    parse.enqueue(db, "bob", "works")
+    testing.drain(db, app)
+    failed, worked = (span for span in exporter.get_finished_spans() if span.kind == SpanKind.CONSUMER)
+    assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "no such file")
+    assert failed.attributes is not None
+    assert (failed.attributes["error.type"], failed.attributes["pages"]) == ("Fail", 3)
+    assert [event.name for event in failed.events] == ["exception"]
+    assert worked.status.status_code == StatusCode.UNSET
+
+
+@pytest.fixture
+def shared(database: Database) -> Database:
+    return database
+
+
+def test_every_kind_of_connection_and_a_batch_carry_the_trace(opened: Opened, database: Database) -> None:
+    with tracer.start_as_current_span("request"):
+        opened.finish(fairq.enqueue(opened.conn, "bob", headers={"mine": "kept"}))
+        opened.finish(fairq.enqueue_many(opened.conn, [("bob", 1), ("bob", 2)], kind="parse"))
+        opened.commit()
+    one, many = (span for span in exporter.get_finished_spans() if span.name == "create default")
+    assert many.attributes is not None
+    assert (many.attributes["messaging.batch.message_count"], many.attributes["fairq.group"]) == (2, "bob")
+    rows = database.connect().execute("select headers from fairq.tasks order by id").fetchall()
+    assert [row[0]["traceparent"].split("-")[2] for row in rows] == [
+        f"{own(span):016x}" for span in (one, many, many)
+    ]
+    assert rows[0][0]["mine"] == "kept"
+
+
+def test_a_trace_in_the_headers_stays_as_it_is(db: psycopg.Connection[Any]) -> None:
+    known = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    id = fairq.enqueue(db, "bob", headers=known)
+    assert db.execute("select headers from fairq.tasks where id = %s", [id]).fetchone() == (known,)
+
+
+def test_an_enqueue_that_is_refused_ends_its_span(db: psycopg.Connection[Any]) -> None:
+    for wrong in ({"group_key": ""}, {"queue": "nowhere"}, {"headers": 5}):
+        given: dict[str, Any] = {"group_key": "bob", **wrong}
+        with pytest.raises(fairq.FairqError):
+            fairq.enqueue(db, **given)
+        db.rollback()
+    types = [dict(span.attributes or {}).get("error.type") for span in exporter.get_finished_spans()]
+    assert types == ["InvalidGroupKey", "UnknownQueue", "ConfigurationError"]
+
+
+def test_headers_that_are_no_trace_do_no_harm(db: psycopg.Connection[Any]) -> None:
+    fairq.otel.uninstrument()
+    for odd in ({"traceparent": 5}, {"traceparent": "odd"}, {"tracestate": ["x"]}):
+        fairq.enqueue(db, "bob", "x", kind="parse", headers=odd)
+    assert [each.outcome for each in testing.drain(db, app)] == ["succeeded"] * 3
+    assert all(not span.links for span in exporter.get_finished_spans())
+
+
+def test_without_it_nothing_is_added(db: psycopg.Connection[Any]) -> None:
+    fairq.otel.uninstrument()
+    with tracer.start_as_current_span("request"):
+        id = fairq.enqueue(db, "bob")
+    assert db.execute("select headers from fairq.tasks where id = %s", [id]).fetchone() == (None,)
+    assert json.dumps(sorted(ended())) == '["request"]'
