@@ -11,12 +11,19 @@ import typing
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
 
 from fairq.codec import encode, simplify
 from fairq.connections import AsyncConnection, SyncConnection, run
 from fairq.driver import Call
-from fairq.errors import Cancelled, ConfigurationError, NotEncodable, NotHeld, ResultNotEncodable
+from fairq.errors import (
+    Cancelled,
+    ConfigurationError,
+    InvalidCost,
+    NotEncodable,
+    NotHeld,
+    ResultNotEncodable,
+)
 from fairq.options import GroupKey, TaskOptions, interval
 from fairq.outcome import Outcome
 from fairq.queries import client as queries
@@ -133,10 +140,14 @@ class Context:
     """When the attempt times out; None: never."""
     cancelled: Cancellation = field(default_factory=Cancellation)
     last_progress: Progress | None = None
+    charged: float | None = None
+    """What the attempt has used so far, by `charge`."""
+    over: bool = False
+    """The attempt has ended, for whoever runs the handler."""
     finished_in: bool = False
     """The handler ended the task in a transaction of its own. Whether that one commits is another matter."""
     on_progress: Callable[[Context], None] | None = None
-    """Set by who runs the handler; called in the handler's thread after each report."""
+    """Set by who runs the handler; called in the handler's thread after each report or charge."""
     state: Any = None
     """What the app's lifespan made for this worker process."""
     session: Any = None
@@ -182,6 +193,26 @@ class Context:
         self.last_progress = Progress(
             _amount("done", done), None if total is None else _amount("total", total), note
         )
+        if self.on_progress is not None:
+            self.on_progress(self)
+
+    def charge(self, amount: float) -> None:
+        """Say that the attempt used so much more: tokens, pages, whatever a queue with `fairness = "cost"`
+        shares.
+
+        Amounts add up, from any thread, and the end of the attempt settles them. What an attempt charged that
+        fails or is lost counts. Without a word a task counts as what was expected of it.
+        """
+        with _charging:
+            total = (self.charged or 0.0) + _used(amount)
+            if not total <= MOST_CHARGED:
+                raise InvalidCost(f"task {self.id} charges {total:g} in all", _CHARGE_HINT)
+            if self.finished_in or self.over:
+                raise NotHeld(
+                    f"attempt {self.attempt} of task {self.id} has ended, and what it used is settled",
+                    "Call ctx.charge() before ctx.finish_in(), and before the handler returns.",
+                )
+            self.charged = total
         if self.on_progress is not None:
             self.on_progress(self)
 
@@ -235,6 +266,22 @@ class Context:
         self.finished_in = True
 
 
+# What an attempt may use in all; the engine asks the same.
+MOST_CHARGED: Final = 1e9
+_CHARGE_HINT: Final = f"What the handler used: 0 to {MOST_CHARGED:.0f}, in the unit of the queue's choice."
+_charging = threading.Lock()
+
+
+def _used(amount: Any) -> float:
+    try:
+        used = float(amount)
+    except (TypeError, ValueError, OverflowError):
+        used = math.nan
+    if not 0 <= used <= MOST_CHARGED:
+        raise InvalidCost(f"a handler charges {amount!r:.60}", _CHARGE_HINT)
+    return used
+
+
 def _amount(what: str, value: Any) -> float:
     try:
         amount = float(value)
@@ -258,4 +305,5 @@ def finish_call(ctx: Context, outcome: Outcome) -> Call[bool]:
         result=outcome.result,
         error=outcome.error,
         retry_delay=interval(outcome.retry_delay),
+        cost=ctx.charged,
     ).then(bool)

@@ -57,7 +57,7 @@ __all__ = [
     "resume_queue",
 ]
 
-Fairness = Literal["count", "time"]
+Fairness = Literal["count", "time", "cost"]
 Time = TypeVar("Time")  # Seconds where it is set, timedelta where it is answered
 
 # --- What can be set -------------------------------------------------------------------------------
@@ -93,7 +93,9 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
     ]
     weight: Annotated[float | None, "Weight of groups that have none of their own."]
     fairness: Annotated[
-        Fairness | None, "What groups share: count (as many tasks for each) or time (as many worker seconds)."
+        Fairness | None,
+        "What groups share: count (as many tasks for each), time (as many worker seconds) or cost (as much of"
+        " what handlers charge).",
     ]
     group_max_running: Annotated[
         int | None, "The most tasks in flight at once of each group that has no cap of its own."

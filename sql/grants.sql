@@ -46,7 +46,7 @@ grant select (shard_no, id, sequence, queue, group_key, kind, scheduled, priorit
 grant select (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at, started_at, finished_at,
   cost, attempt, max_attempts, concurrency_key) on fairq.finished_tasks to fairq_work, fairq_observe;
 grant select (shard_no, task_id, worker_id, started_at, ended_at, attempt, outcome) on fairq.attempts to fairq_work, fairq_observe;
-grant select (shard_no, task_id, reported_at, attempt, done, total) on fairq.progress to fairq_work, fairq_observe;
+grant select (shard_no, task_id, reported_at, attempt, done, total, used) on fairq.progress to fairq_work, fairq_observe;
 
 grant execute on all functions in schema fairq to fairq_admin;
 grant select on all tables in schema fairq to fairq_admin;

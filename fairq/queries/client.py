@@ -168,7 +168,8 @@ from fairq.finish_tasks(
   p_outcomes => array[$4::text],
   p_results => array[$5::text::jsonb],
   p_errors => array[$6::text::jsonb],
-  p_retry_delays => array[$7::text::interval]
+  p_retry_delays => array[$7::text::interval],
+  p_costs => array[$8::double precision]
 ) as f(id)""",
     driver.scalar(),
 )
@@ -181,6 +182,7 @@ def finish_one(
     result: str | None = None,
     error: str | None = None,
     retry_delay: str | None = None,
+    cost: float | None = None,
 ) -> driver.Params:
     """Ends one attempt; no row: the worker does not hold it any more."""
     return (
@@ -191,6 +193,7 @@ def finish_one(
         result,
         error,
         retry_delay,
+        driver.maybe(driver.Float8, cost),
     )
 
 

@@ -89,10 +89,11 @@ from fairq.turn(
   p_results => $9::jsonb[],
   p_errors => $10::jsonb[],
   p_retry_delays => $11::interval[],
-  p_released_ids => $12::bigint[],
-  p_released_attempts => $13::integer[],
-  p_started_ids => $14::bigint[],
-  p_started_attempts => $15::integer[]
+  p_costs => $12::double precision[],
+  p_released_ids => $13::bigint[],
+  p_released_attempts => $14::integer[],
+  p_started_ids => $15::bigint[],
+  p_started_attempts => $16::integer[]
 ) t""",
     driver.row(TurnRow),
 )
@@ -109,6 +110,7 @@ def turn(
     results: Sequence[str | None] | None = None,
     errors: Sequence[str | None] | None = None,
     retry_delays: Sequence[datetime.timedelta | None] | None = None,
+    costs: Sequence[float | None] | None = None,
     released_ids: Sequence[int | None],
     released_attempts: Sequence[int | None],
     started_ids: Sequence[int | None],
@@ -127,6 +129,7 @@ def turn(
         driver.Typed(driver.each(driver.jsonb_text, results), 3807),
         driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
         driver.Typed(retry_delays, 1187),
+        driver.Typed(costs, 1022),
         driver.Typed(released_ids, 1016),
         driver.Typed(released_attempts, 1007),
         driver.Typed(started_ids, 1016),
@@ -218,7 +221,8 @@ from fairq.report_progress(
   p_attempts => $3::integer[],
   p_done => $4::double precision[],
   p_totals => $5::double precision[],
-  p_notes => $6::jsonb[]
+  p_notes => $6::jsonb[],
+  p_costs => $7::double precision[]
 ) as r(id)""",
     driver.scalar(),
 )
@@ -230,8 +234,9 @@ def report_progress(
     done: Sequence[float | None],
     totals: Sequence[float | None] | None = None,
     notes: Sequence[str | None] | None = None,
+    costs: Sequence[float | None] | None = None,
 ) -> driver.Params:
-    """How far running tasks are; notes are JSON text. Returns the ids accepted."""
+    """How far running tasks are, and what they have used; notes are JSON text. Returns the ids accepted."""
     return (
         driver.Int8(worker_id),
         driver.Typed(ids, 1016),
@@ -239,6 +244,7 @@ def report_progress(
         driver.Typed(done, 1022),
         driver.Typed(totals, 1022),
         driver.Typed(driver.each(driver.jsonb_text, notes), 3807),
+        driver.Typed(costs, 1022),
     )
 
 

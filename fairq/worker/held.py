@@ -310,6 +310,8 @@ class Held:
     def _let_go(self, entry: Entry) -> None:
         """It takes up no slot any more."""
         entry.ended = True
+        if entry.ctx is not None:
+            entry.ctx.over = True
         if self.by_id.get(entry.row.id) is entry:
             del self.by_id[entry.row.id]
         else:

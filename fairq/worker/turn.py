@@ -124,6 +124,7 @@ def turn_call(
         results=_unless_empty([each.result for each in outcomes]),
         errors=_unless_empty([each.error for each in outcomes]),
         retry_delays=_unless_empty([timedelta_of(each.retry_delay) for each in outcomes]),
+        costs=_unless_empty([None if end.entry.ctx is None else end.entry.ctx.charged for end in ends]),
         released_ids=released["ids"],
         released_attempts=released["attempts"],
         started_ids=started["ids"],
@@ -137,17 +138,19 @@ def check_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int
 
 def report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:
     told = [
-        (entry.row.id, entry.row.attempt, entry.ctx.last_progress)
+        (entry.row.id, entry.row.attempt, entry.ctx.last_progress, entry.ctx.charged)
         for entry in entries
-        if entry.ctx is not None and entry.ctx.last_progress is not None
+        if entry.ctx is not None
     ]
+    progress = [each for _, _, each, _ in told]
     return workers.report_progress.call(
         worker_id=worker_id,
-        ids=[id for id, _, _ in told],
-        attempts=[attempt for _, attempt, _ in told],
-        done=[progress.done for _, _, progress in told],
-        totals=_unless_empty([progress.total for _, _, progress in told]),
-        notes=_unless_empty([driver.maybe(_note, progress.note) for _, _, progress in told]),
+        ids=[id for id, _, _, _ in told],
+        attempts=[attempt for _, attempt, _, _ in told],
+        done=[each and each.done for each in progress],
+        totals=_unless_empty([each and each.total for each in progress]),
+        notes=_unless_empty([each and driver.maybe(_note, each.note) for each in progress]),
+        costs=_unless_empty([charged for _, _, _, charged in told]),
     )
 
 

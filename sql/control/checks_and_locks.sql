@@ -119,6 +119,24 @@ begin
 end;
 $$;
 
+-- Raises QF008 when an attempt cannot have used so much.
+create function fairq._check_costs(p_worker_id bigint, p_costs double precision[]) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_cost double precision;
+begin
+  if p_costs is null then
+    return;
+  end if;
+  -- NaN is more than anything.
+  select c.cost into v_cost from unnest(p_costs) c(cost) where not c.cost between 0 and 1000000000 limit 1;
+  if found then
+    raise exception 'worker % charges % for an attempt', coalesce(p_worker_id::text, 'null'), v_cost
+      using errcode = 'QF008', hint = 'What an attempt used: 0 to 1000000000, in the unit of the queue''s choice; null where it did not say.';
+  end if;
+end;
+$$;
+
 -- The lock of counters: of the concurrency keys, which belong to all queues of the shard, or of the meters; it is held while places are taken. A pop waits
 -- for it for a moment only: one that holds keys may stand before one that holds the meters, and nobody who ends tasks waits behind a pop that hangs.
 create function fairq._lock_counters(p_shard_no integer, p_queue text, p_wait boolean) returns boolean

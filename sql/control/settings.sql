@@ -78,7 +78,7 @@ begin
           when 'interval' then extract(epoch from v_setting.input::interval)
         end;
         v_fits := coalesce(v_number between v_setting.least and v_setting.most, case v_setting.name
-            when 'fairness' then v_setting.input in ('count', 'time')
+            when 'fairness' then v_setting.input in ('count', 'time', 'cost')
             when 'notify' then true
             else exists (select from pg_catalog.pg_roles r where r.rolname = v_setting.input)
           end)
@@ -97,7 +97,7 @@ begin
               case v_setting.least when 0 then 'zero or more' else 'more than zero' end, trunc(v_setting.most / 86400))
             when 'boolean' then 'true or false; null takes the setting away.'
             else case v_setting.name
-              when 'fairness' then 'count (as many tasks for each) or time (as many worker seconds); null takes the setting away.'
+              when 'fairness' then 'count (as many tasks for each), time (as many worker seconds) or cost (as much of what handlers charge); null takes the setting away.'
               else 'The name of a role that exists; null takes the setting away.'
             end
           end,

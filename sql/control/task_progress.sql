@@ -5,7 +5,7 @@ create function fairq.task_progress(p_id bigint) returns table (attempt integer,
 language sql stable rows 1 security definer set search_path = pg_catalog, pg_temp as $$
   select g.attempt, g.done, g.total, g.note
   from fairq.progress g
-  where g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no)))
+  where g.done is not null and g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no)))
     and g.task_id = p_id
     and fairq._may_ask((select t.queue from fairq.tasks t where t.shard_no = g.shard_no and t.id = p_id))
   order by g.reported_at desc

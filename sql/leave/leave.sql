@@ -64,21 +64,20 @@ begin
     select s.shard_no, s.queue, s.group_key, t.outcome, t.nth,
       coalesce(max(t.nth) filter (where t.outcome = 'succeeded') over (partition by s.shard_no, s.queue, s.group_key), 0) as last_success
     from unnest(p_tasks) with ordinality as t(id, body, held, ready, parked, ends, outcome, result, error, run_at, attempt, worker_id, started_at,
-      charge, meters, counted, keyed, nth)
+      charge, used, meters, counted, keyed, nth)
     join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
     cross join lateral fairq._scopes(p_shard_no, b.queue, b.group_key, t.counted, t.meters, case when t.keyed then b.concurrency_key end) s
   ) f
   group by f.shard_no, f.queue, f.group_key;
 
-  -- Where groups share time: the seconds. An attempt counts for an hour at most, so that one that hangs does not banish its group, and for nothing when it
-  -- never started. Only one that ended by itself tells how long its kind takes.
-  insert into fairq.rings (shard_no, queue, group_key, correction, ran)
-  select p_shard_no, a.queue, a.group_key, sum(a.seconds - a.charge),
-    case when a.measured then (a.kind, count(*), sum(a.seconds))::fairq.estimate end
+  -- Where groups share what tasks use: that, and what was charged. One that ended without a word counts as what was charged; only one that ended by itself, and
+  -- not without a word, tells what its kind uses.
+  insert into fairq.rings (shard_no, queue, group_key, used, charged, ran)
+  select p_shard_no, a.queue, a.group_key, sum(a.used), sum(a.charge),
+    case when a.measured then (a.kind, count(*), sum(a.used), sum(a.cost))::fairq.estimate end
   from (
-    select b.queue, b.group_key, b.kind, t.charge,
-      least(3600, greatest(0, coalesce(extract(epoch from p_now - t.started_at)::double precision, 0))) as seconds,
-      t.started_at is not null and t.outcome in ('succeeded', 'failed', 'retry', 'cancelled', 'expired') as measured
+    select b.queue, b.group_key, b.kind, b.cost, t.charge, coalesce(t.used, t.charge) as used,
+      t.used is not null and t.started_at is not null and t.outcome in ('succeeded', 'failed', 'retry', 'cancelled', 'expired') as measured
     from unnest(p_tasks) t
     join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
     where t.charge is not null
@@ -143,7 +142,7 @@ $$;
 create function fairq._find_held(
   p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_now timestamptz, p_outcome text default 'succeeded',
   p_error jsonb default null, p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
-  p_retry_delays interval[] default null
+  p_retry_delays interval[] default null, p_costs double precision[] default null
 ) returns fairq.leaving[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -151,11 +150,12 @@ begin
     select array_agg((b.id, b.ctid, h.ctid, null, null, f.outcome not in ('retry', 'released', 'declined', 'lease_expired', 'worker_lost'), f.outcome,
       i.result,
       coalesce(i.error, case when i.outcome = 'interrupted' and f.outcome = 'failed' then '{"code": "interrupted", "message": "its worker ended while it ran"}'::jsonb end),
-      r.run_at, h.attempt, h.worker_id, h.started_at, h.charge, h.meters, h.counted, h.keyed)::fairq.leaving)
+      r.run_at, h.attempt, h.worker_id, h.started_at, h.charge,
+      case when h.charge is not null then fairq._used(p_shard_no, b.queue, b.id, h.attempt, h.started_at, f.outcome, i.cost, p_now) end, h.meters, h.counted, h.keyed)::fairq.leaving)
     from (
       select distinct on (u.id, u.attempt) u.id, u.attempt, coalesce(u.outcome, p_outcome) as outcome, u.result, coalesce(u.error, p_error) as error,
-        u.retry_delay
-      from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays) as u(id, attempt, outcome, result, error, retry_delay)
+        u.retry_delay, u.cost
+      from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays, p_costs) as u(id, attempt, outcome, result, error, retry_delay, cost)
       order by u.id, u.attempt
       offset 0
     ) i
@@ -234,7 +234,7 @@ declare
   v_tasks fairq.leaving[];
   v_turns fairq.parked[];
 begin
-  select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, r.charge, 0, coalesce(r.counted, false),
+  select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, r.charge, 0, 0, coalesce(r.counted, false),
     coalesce(r.keyed_at is not null or k.granted, r.keyed_at is not null))::fairq.leaving)
   into v_tasks
   from unnest(p_ids) i(id)

@@ -91,7 +91,7 @@ begin
     expires_at := v_task.expires_at;
     is_expired := coalesce(expires_at <= p_now, false);
     keyed := v_task.concurrency_key is not null and not is_expired;
-    charge := case when p_lane.pace is distinct from null then fairq._expected(p_lane.pace, v_task.kind, v_task.cost) end;
+    charge := case when p_lane.pace is distinct from null then fairq._expected(p_lane.pace, v_task.kind, v_task.cost, p_lane.weight) end;
     step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_lane.weight) end;
     stops := yields or v_found >= p_quota
       or (not is_expired and not v_is_granted and (keyed or fairq._runs_with_time(p_lane.policy, p_lane.gate)) and p_lane.finish >= p_reach);

@@ -187,12 +187,12 @@ $$;
 -- How many tasks a pass makes ready beside those it hands over. A task that is handed over is written once less than one that becomes ready
 -- first, so what a single worker needs is not kept ready; but a pass costs the same for one task as for many, so it is worth two hundred, and other
 -- workers should find something without waiting: twice what they can run, four thousand at most.
--- Where groups share time, fifty: what is ready was charged by an estimate that may be wrong.
+-- Where groups share what tasks use, fifty: what is ready was charged by an estimate that may be wrong.
 create function fairq._ready_target(p_shard_no integer, p_queue fairq.queues, p_worker_id bigint default null, p_take integer default 0) returns integer
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return coalesce(p_queue.ready_target, greatest(
-    case when p_queue.fairness = 'time' then 50 when p_worker_id is null then 1000 else 200 end - p_take,
+    case when p_queue.fairness <> 'count' then 50 when p_worker_id is null then 1000 else 200 end - p_take,
     (
       select least(2 * coalesce(sum(w.slots), 0), 4000)
       from fairq.workers w

@@ -1,11 +1,11 @@
--- How far running tasks are, as their handlers say; the newest report of a task replaces the one before.
+-- How far running tasks are, as their handlers say, and what they have used so far; the newest report of a task replaces the one before.
 -- Returns the ids that were accepted; a stale one is missing.
--- Raises QF011 arrays of different length.
+-- Raises QF011 arrays of different length, QF008 bad cost.
 -- Locks: progress, the tasks' own rows.
 -- Cost: one step in held_pkey and one in progress_pkey per task.
 create function fairq.report_progress(
   p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_done double precision[], p_totals double precision[] default null,
-  p_notes jsonb[] default null, p_shard_no integer default null
+  p_notes jsonb[] default null, p_costs double precision[] default null, p_shard_no integer default null
 ) returns setof bigint
 language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -14,6 +14,7 @@ declare
   v_shard_no integer;
 begin
   perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  perform fairq._check_costs(p_worker_id, p_costs);
   if p_worker_id is null then
     return;
   end if;
@@ -21,8 +22,8 @@ begin
     perform fairq._check_worker(v_shard_no, p_worker_id);
     return query
       with held as materialized (
-        select t.id, i.attempt, i.done, i.total, i.note, l.reported_at as previous
-        from unnest(p_ids, p_attempts, p_done, p_totals, p_notes) as i(id, attempt, done, total, note)
+        select t.id, i.attempt, i.done, i.total, i.note, i.cost, l.reported_at as previous
+        from unnest(p_ids, p_attempts, p_done, p_totals, p_notes, p_costs) as i(id, attempt, done, total, note, cost)
         cross join lateral (
           select k.id
           from fairq.held k
@@ -38,8 +39,8 @@ begin
         ) l on true
       ),
       reported as (
-        insert into fairq.progress (shard_no, task_id, reported_at, attempt, done, total, note)
-        select v_shard_no, h.id, v_now, h.attempt, h.done, h.total, h.note
+        insert into fairq.progress (shard_no, task_id, reported_at, attempt, done, total, note, used)
+        select v_shard_no, h.id, v_now, h.attempt, h.done, h.total, h.note, h.cost
         from held h
         on conflict do nothing
       ),

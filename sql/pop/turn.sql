@@ -9,7 +9,7 @@
 create function fairq.turn(
   p_worker_id bigint, p_queues text[], p_mosts integer[], p_limit integer, p_claim_lease interval default null, p_ended_ids bigint[] default '{}',
   p_ended_attempts integer[] default '{}', p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
-  p_retry_delays interval[] default null, p_released_ids bigint[] default '{}', p_released_attempts integer[] default '{}',
+  p_retry_delays interval[] default null, p_costs double precision[] default null, p_released_ids bigint[] default '{}', p_released_attempts integer[] default '{}',
   p_started_ids bigint[] default '{}', p_started_attempts integer[] default '{}'
 ) returns setof fairq.turned
 language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
@@ -38,7 +38,8 @@ begin
   end if;
   if p_ended_ids <> '{}' then
     v_answer.ended := array(
-      select f.* from fairq.finish_tasks(p_worker_id, p_ended_ids, p_ended_attempts, p_outcomes, p_results, p_errors, p_retry_delays) f
+      select f.* from fairq.finish_tasks(p_worker_id, p_ended_ids, p_ended_attempts, p_outcomes, p_results, p_errors, p_retry_delays,
+        p_costs) f
     );
   end if;
   if p_released_ids <> '{}' then

@@ -26,7 +26,7 @@ $$;
 -- Who may have how many. Lanes are filled like connected vessels: the level is the virtual time up to which all of them together have
 -- p_budget tasks; a lane below it gets as many as fit, at least one. The prefix sums below give that level without a loop: for lanes in order of
 -- their tags, (budget + sum(width * tag)) / sum(width) is smallest at the prefix that the water covers. The width of a lane is how many of its
--- tasks fit into a round: its weight; where groups share time, by the seconds that its last task was expected to take. Counted as a second each, a
+-- tasks fit into a round: its weight; where groups share what tasks use, by what its last task was expected to use. Counted as a second each, a
 -- refill of quick tasks would raise the level by minutes, and promote groups of slow ones as far ahead by their first guess.
 -- A lane may get fewer tasks than others already have, and then the new horizon is its next task: pops stop there until the next
 -- refill. So the served order is exact whatever the level was; the level only decides how much work a pass does.
@@ -43,7 +43,7 @@ declare
 begin
   with candidate as materialized (
     select c.lane, c.replaces, c.is_stale, (c.lane).admissible, fairq._rounds((c.lane).finish - p_tick.clock) as tag,
-      (c.lane).weight / coalesce((((c.lane).pace).estimates[1]).seconds, 1) as width,
+      (c.lane).weight / coalesce((((c.lane).pace).estimates[1]).used, 1) as width,
       row_number() over by_tag as nth, count(*) filter (where (c.lane).keyed) over by_tag as nth_keyed
     from (
       select r as lane, null::tid as replaces, false as is_stale from unnest(p_lanes) r
@@ -74,7 +74,7 @@ begin
   ),
   fence as materialized (
     -- The first lane that has to wait for another pass, and with it whatever comes after. Without a refill that is whoever stands at the
-    -- horizon or behind it, lanes just rung as well, and who shares time and still has something ready: groups that ring all the time would
+    -- horizon or behind it, lanes just rung as well, and who shares what tasks use and still has something ready: groups that ring all the time would
     -- be promoted ever further ahead, and pay for it by old estimates.
     select c.nth, c.tag, c.is_stale, (c.lane).group_key
     from candidate c
@@ -219,7 +219,8 @@ begin
       (d.lane).weight, (d.quota = 0 or (d.next).sequence is not null) and ((d.lane).keyed or coalesce(d.keyed, false)), (d.lane).policy, n.gate,
       case
         when (d.lane).pace is distinct from null
-          then (coalesce((n.last).block, ((d.lane).pace).last_block), ((d.lane).pace).credit, ((d.lane).pace).estimates)::fairq.pace
+          then (coalesce((n.last).block, ((d.lane).pace).last_block), ((d.lane).pace).credit, ((d.lane).pace).estimates,
+            ((d.lane).pace).unit)::fairq.pace
       end,
       coalesce((n.last).priority, (d.lane).last_priority), coalesce((n.last).sequence, (d.lane).last_sequence),
       -- Written out here: a function with a subquery would cost an executor start for every lane.
@@ -297,7 +298,7 @@ language sql stable as $$
   from unnest(p_cursors) c
   cross join lateral (
     select t.id, t.priority, t.sequence, t.cost, t.attempt + 1 as attempt, t.expires_at, t.expires_at is not null and t.expires_at <= p_now as is_expired,
-      case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost) end as charge,
+      case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost, p_weight) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
     where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled

@@ -44,7 +44,7 @@ begin
   where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.position >= 0;
   update fairq.lanes l
   set finish = greatest(0, l.finish - p_clock),
-    pace = case when l.pace is distinct from null then ((l.pace).last_block - p_clock, (l.pace).credit, (l.pace).estimates)::fairq.pace end
+    pace = case when l.pace is distinct from null then ((l.pace).last_block - p_clock, (l.pace).credit, (l.pace).estimates, (l.pace).unit)::fairq.pace end
   where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue;
   delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;
 

@@ -2,7 +2,7 @@
 -- its group; the group was paused, its breaker opened, its cap or any other limit of it changed; one of them is to be cancelled.
 -- The lane goes back to the earliest address that came free, so admission hands out the same addresses again, in order. What they were charged
 -- is given back. A task that is being popped right now is locked, and keeps its address; should that pop roll back, its group is looked at again.
--- Where groups share time, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
+-- Where groups share what tasks use, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
 -- a group would be forgiven an hour by cancelling one task.
 -- Returns the lanes as they are afterwards.
 -- Locks: ready, "skip locked".
@@ -87,7 +87,7 @@ begin
         case when f.due > f.block then fairq._lane_position(l.lane_no) else f.position end, l.weight, (f.allowance).look_at,
         l.policy is null or (f.allowance).tasks > 0, l.keyed, l.queue, l.group_key,
         fairq._merge_cursors(l.cursors, f.cursors, p_tick.touched), l.policy, f.gate,
-        case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates)::fairq.pace end
+        case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates, (l.pace).unit)::fairq.pace end
       )::fairq.lanes
     end), '{}')
   into v_ctids, v_keyed, v_lanes

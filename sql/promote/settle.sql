@@ -17,7 +17,7 @@ begin
       v.replaces, l.version, l.lane_no, l.position, l.last_priority, l.last_sequence,
       coalesce(c.finish, l.finish) as finish,
       c.pace as pace,
-      n.correction is not null as is_corrected,
+      n.charged is not null as is_corrected,
       l.cursors is null or l.cursors = '{}' as was_idle,
       case
         when n.heard is null then coalesce(l.cursors, '{}')
@@ -66,8 +66,8 @@ begin
     left join lateral (
       select x.finish, x.pace
       -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing.
-      from (select where p_queue.fairness = 'time' offset 0) gate
-      cross join lateral fairq._correct(l.finish, l.pace, n.correction, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
+      from (select where p_queue.fairness <> 'count' offset 0) gate
+      cross join lateral fairq._correct(l.finish, l.pace, p_queue.fairness, n.used - n.charged, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
         coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
     ) c on true
   ),

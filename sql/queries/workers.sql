@@ -34,6 +34,7 @@ from fairq.turn(
   p_results => sqlc.narg(results)::jsonb[],
   p_errors => sqlc.narg(errors)::jsonb[],
   p_retry_delays => sqlc.narg(retry_delays)::interval[],
+  p_costs => sqlc.narg(costs)::double precision[],
   p_released_ids => sqlc.arg(released_ids)::bigint[],
   p_released_attempts => sqlc.arg(released_attempts)::integer[],
   p_started_ids => sqlc.arg(started_ids)::bigint[],
@@ -66,7 +67,7 @@ where t.shard_no = any(array(select s.shard_no from fairq._shards(null) s(shard_
   and t.worker_id = sqlc.arg(worker_id)::bigint;
 
 -- name: ReportProgress :many
--- How far running tasks are; notes are JSON text. Returns the ids accepted.
+-- How far running tasks are, and what they have used; notes are JSON text. Returns the ids accepted.
 select r.id::bigint as id
 from fairq.report_progress(
   p_worker_id => sqlc.arg(worker_id)::bigint,
@@ -74,7 +75,8 @@ from fairq.report_progress(
   p_attempts => sqlc.arg(attempts)::integer[],
   p_done => sqlc.arg(done)::double precision[],
   p_totals => sqlc.narg(totals)::double precision[],
-  p_notes => sqlc.narg(notes)::jsonb[]
+  p_notes => sqlc.narg(notes)::jsonb[],
+  p_costs => sqlc.narg(costs)::double precision[]
 ) as r(id);
 
 -- name: Heartbeat :many

@@ -85,7 +85,7 @@ comment on column fairq.queues.retention is 'How long ended tasks and attempts a
 comment on column fairq.queues.notify is 'Whether new work is announced by NOTIFY. NOTIFY takes a database-wide lock at commit; polling works without.';
 comment on column fairq.queues.weight is 'Weight of groups that have none of their own.';
 comment on column fairq.queues.fairness is
-  'What groups share: count (as many tasks for each, by cost) or time (as many worker seconds for each).';
+  'What groups share: count (as many tasks for each, by cost), time (as many worker seconds) or cost (as much of what handlers charge).';
 comment on column fairq.queues.group_max_running is 'The most tasks in flight at once for each group that has no cap of its own; null: no cap.';
 comment on column fairq.queues.group_rate_limit is 'With group_rate_period: rate of each group that has none of its own; null: no limit.';
 comment on column fairq.queues.group_rate_period is 'The period of group_rate_limit.';
@@ -155,11 +155,11 @@ create type fairq.gate as (
 );
 comment on type fairq.gate is 'Where a group stands with its limits: places taken, also by tasks that are not counted yet (see _adopt), rate used, breaker.';
 
-create type fairq.estimate as (kind text, tasks integer, seconds double precision);
-comment on type fairq.estimate is 'How long the tasks of a kind ran: how many were measured, and the mean of the last ones.';
+create type fairq.estimate as (kind text, tasks integer, used double precision, cost double precision);
+comment on type fairq.estimate is 'What the tasks of a kind used, where groups share that: how many were measured, the mean of the last ones, and the mean of the costs they were created with.';
 
-create type fairq.pace as (last_block bigint, credit bigint, estimates fairq.estimate[]);
-comment on type fairq.pace is 'What the tasks of a group take, where groups share time: its estimates; the block of its last address, which no correction goes behind; and what could not be given back yet for that reason.';
+create type fairq.pace as (last_block bigint, credit bigint, estimates fairq.estimate[], unit text);
+comment on type fairq.pace is 'What the tasks of a group use, where groups share that: its estimates, in seconds or in what is charged (unit: the fairness of the queue); the block of its last address, which no correction goes behind; and what could not be given back yet for that reason.';
 
 create type fairq.allowance as (tasks integer, look_at timestamptz, reason text);
 comment on type fairq.allowance is 'How many more tasks, when to look again if none, and why not more.';
@@ -228,7 +228,7 @@ create table fairq.ready (
 comment on table fairq.ready is 'Tasks that may be popped, in served order: few, whatever the backlog. Derived.';
 comment on column fairq.ready.block is 'Block address: virtual start time, 2^20 units per round.';
 comment on column fairq.ready.position is 'Order inside the block: the lane''s position, or a newcomer''s before the lane that is next.';
-comment on column fairq.ready.charge is 'Seconds charged to its group, where groups share time; the end of the attempt reports the difference.';
+comment on column fairq.ready.charge is 'What its group was charged beforehand, where groups share what tasks use; the end of the attempt settles the difference.';
 comment on column fairq.ready.expires_at is 'Past this time it is not handed out any more.';
 comment on column fairq.ready.attempt is 'The number of its next attempt.';
 comment on column fairq.ready.counted is 'The task takes one of its group''s places.';
@@ -251,7 +251,7 @@ comment on table fairq.held is 'Who has a task, and which places it takes. When 
 comment on column fairq.held.attempt is 'With worker_id it proves who holds the task, so no number is given out twice.';
 comment on column fairq.held.started_at is 'When the attempt began; null: claimed, not started yet.';
 comment on column fairq.held.lease_expires_at is 'End of the claim lease of a prefetched task; null: it runs, or waits to run alone.';
-comment on column fairq.held.charge is 'Seconds charged to its group, where groups share time.';
+comment on column fairq.held.charge is 'What its group was charged beforehand, where groups share what tasks use.';
 comment on column fairq.held.meters is 'The task has a place of its queue (1), of the cluster (2).';
 comment on column fairq.held.counted is 'The task holds one of its group''s places.';
 comment on column fairq.held.keyed is 'The task has a place of its concurrency key.';
@@ -296,7 +296,7 @@ comment on type fairq.turned is 'The answer to fairq.turn(): the tasks, then one
 -- A task on its way out of flight, its rows locked: where they are, what they hold, and how it leaves.
 create type fairq.leaving as (
   id bigint, body tid, held tid, ready tid, parked tid, ends boolean, outcome text, result jsonb, error jsonb, run_at timestamptz, attempt integer,
-  worker_id bigint, started_at timestamptz, charge double precision, meters integer, counted boolean, keyed boolean
+  worker_id bigint, started_at timestamptz, charge double precision, used double precision, meters integer, counted boolean, keyed boolean
 );
 comment on type fairq.leaving is 'A task that leaves flight, see _leave.';
 
@@ -361,7 +361,8 @@ create table fairq.rings (
   announced boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
-  correction double precision,
+  used double precision,
+  charged double precision,
   ran fairq.estimate
 );
 alter table fairq.rings replica identity full;
@@ -374,8 +375,9 @@ comment on column fairq.rings.due_at is 'A scheduled task was added: look again 
 comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
 comment on column fairq.rings.failures is 'Attempts of a group with limits that failed, after the last that succeeded.';
 comment on column fairq.rings.succeeded is 'An attempt of a group with limits succeeded.';
-comment on column fairq.rings.correction is 'Seconds that attempts took beyond what their group was charged; negative: it was charged too much.';
-comment on column fairq.rings.ran is 'How long the attempts of a kind ran.';
+comment on column fairq.rings.used is 'What attempts that ended used, where groups share that.';
+comment on column fairq.rings.charged is 'What their group was charged for them beforehand.';
+comment on column fairq.rings.ran is 'What the attempts of a kind used.';
 comment on column fairq.rings.announced is 'A NOTIFY goes with it. Until it is heard, no other one is needed.';
 comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
 comment on column fairq.rings.configured is 'The limits of the group changed: what it has ready goes back in line.';
@@ -388,7 +390,7 @@ comment on type fairq.cursor is
 -- What the rings of a group said, taken together.
 create type fairq.news as (
   group_key text, freed integer, failures integer, succeeded boolean, keyed boolean, configured boolean, first_sequence bigint, heard fairq.cursor[],
-  correction double precision, ran fairq.estimate[]
+  used double precision, charged double precision, ran fairq.estimate[]
 );
 comment on type fairq.news is 'What the new rings of a group say, see _hear.';
 
@@ -422,7 +424,7 @@ comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the g
 comment on column fairq.lanes.position is 'Position of the group''s next task.';
 comment on column fairq.lanes.policy is 'What limits the group; null: nothing.';
 comment on column fairq.lanes.gate is 'Where it stands with its limits; in_flight counts its tasks that are ready or held.';
-comment on column fairq.lanes.pace is 'How long its tasks take; null: groups of the queue share by count.';
+comment on column fairq.lanes.pace is 'What its tasks use; null: groups of the queue share by count.';
 comment on column fairq.lanes.look_at is 'Its waiting tasks may not be promoted before this time. Of a concurrency key: since when no place of it is taken.';
 comment on column fairq.lanes.keyed is 'Some of its waiting tasks have a concurrency key.';
 comment on column fairq.lanes.admissible is 'It has waiting tasks that may be promoted now.';
@@ -560,12 +562,14 @@ create table fairq.progress (
   attempt integer not null,
   done double precision,
   total double precision,
+  used double precision,
   note jsonb,
   primary key (shard_no, task_id, reported_at)
 );
 comment on table fairq.progress is 'The progress that running tasks report. Replaced, never updated; the newest is read.';
-comment on column fairq.progress.done is 'How much is done, in units of the handler''s choice.';
+comment on column fairq.progress.done is 'How much is done, in units of the handler''s choice; null: it only said what it used.';
 comment on column fairq.progress.total is 'How much there is to do; null: unknown.';
+comment on column fairq.progress.used is 'What the attempt has used so far, which counts should it be lost.';
 comment on column fairq.progress.note is 'Anything else the handler says.';
 
 create table fairq.sweeps (

@@ -44,7 +44,7 @@ where w.shard_no = 0
 comment on view fairq.worker_stats is 'Workers, their last sign of life and how many tasks they hold.';
 
 create view fairq.estimates as
-select l.queue, l.group_key, e.kind, e.seconds, e.tasks
+select l.queue, l.group_key, e.kind, e.used, e.cost, e.tasks
 from fairq.lanes l
-cross join lateral unnest((l.pace).estimates) as e(kind, tasks, seconds);
-comment on view fairq.estimates is 'How long tasks of a group and kind take, where groups share time: the mean of the last attempts, and how many were measured, up to 16.';
+cross join lateral unnest((l.pace).estimates) as e(kind, tasks, used, cost);
+comment on view fairq.estimates is 'What tasks of a group and kind use, where groups share that: the mean of the last attempts, the mean of the costs they were created with, and how many were measured, up to 16.';

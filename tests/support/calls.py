@@ -141,7 +141,12 @@ def finish(
     """All with one outcome; `delay` is before each is tried again, `options` are arrays."""
     if delay is not None:
         options["retry_delays"] = [delay] * len(tasks)
-    casts = {"results": "::jsonb[]", "errors": "::jsonb[]", "retry_delays": "::interval[]"}
+    casts = {
+        "results": "::jsonb[]",
+        "errors": "::jsonb[]",
+        "retry_delays": "::interval[]",
+        "costs": "::float8[]",
+    }
     names = "".join(f", p_{name} => %s{casts.get(name, '')}" for name in options)
     query = f"select f from fairq.finish_tasks(%s, %s, %s, %s::text[]{names}) f order by 1"  # noqa: S608
     return column(conn, query, *ending(worker, tasks, outcome, attempt), *options.values())

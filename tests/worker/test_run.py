@@ -800,6 +800,37 @@ def test_progress_is_written_while_the_handler_runs(desk: Desk) -> None:
     assert desk.end(id)[0] == "succeeded"
 
 
+def test_what_handlers_charge_is_settled_and_survives_the_worker(desk: Desk) -> None:
+    """While it runs for the case that it is lost, and at its end; also of one that fails, or ends itself."""
+    desk.conn.execute("""select fairq.configure_queue('default', '{"fairness": "cost"}')""")
+    own = fairq.App()
+    release = threading.Event()
+
+    @own.task(max_attempts=1)
+    def charges(payload: Any, ctx: fairq.Context) -> None:
+        ctx.charge(300)
+        ctx.charge(payload["more"])
+        release.wait(60)
+        ctx.charge(1)
+        if payload["more"] == 20:
+            raise fairq.Fail("no more")
+        if payload["more"] == 3000:
+            with psycopg.connect(desk.dsn) as conn:
+                ctx.finish_in(conn)
+            with pytest.raises(fairq.NotHeld):
+                ctx.charge(5)
+
+    ids = [desk.enqueue("charges", {"more": more}) for more in (20, 100, 3000)]
+    with worker_thread(own, desk.dsn, grace=30.0, concurrency=3):
+        query = "select task_id, used from fairq.progress order by task_id"
+        there = list(zip(ids, (320.0, 400.0, 3300.0), strict=True))
+        desk.wait_until(lambda: desk.rows(query) == there, "what was charged so far is there")
+        release.set()
+        desk.wait_until(lambda: desk.live == 0, "they end")
+    assert [desk.end(id)[0] for id in ids] == ["failed", "succeeded", "succeeded"]
+    assert desk.rows("select sum(used), count(*) from fairq.rings where used is not null")[0][0] == 4023.0
+
+
 def test_finish_in_commits_the_end_with_the_effects(desk: Desk) -> None:
     own = fairq.App()
 

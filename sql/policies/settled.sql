@@ -1,0 +1,112 @@
+-- Shares of what is known only when a task has ended: worker seconds (fairness = 'time'), or what its handler charges (fairness = 'cost'). A task is charged
+-- at promotion by an estimate, and the end of its attempt settles the difference.
+
+-- What a task is expected to use: its cost, times what a unit of cost has taken so far for its group and kind; at first the cost alone. So a cost may be
+-- a size, a first guess, or a guess that is always wrong by the same factor. Never more than four times the mean: what is used beyond is settled exactly, but
+-- what was charged too much comes back only behind the tasks in line, and with guesses wrong by ten times shares of tokens went apart by 7 % instead of 1.
+-- Not more than a lane can be moved by, see _step.
+create function fairq._expected(p_pace fairq.pace, p_kind text, p_cost double precision, p_weight double precision) returns double precision
+language sql immutable parallel safe
+as $$
+  select least(1048576 * p_weight, coalesce((
+    select least(4 * e.used, p_cost * e.used / e.cost) from unnest(p_pace.estimates) e where e.kind = p_kind
+  ), p_cost))
+$$;
+
+-- What an attempt used. Seconds: an hour at most, so that one that hangs does not banish its group, and none when it never started. A cost: what its
+-- worker says now (p_said), or what it reported before it was lost or given back. Null: it began, and has ended without a word; it counts as what was
+-- expected. One that was given back without a word, and will run again, used nothing.
+-- Cost: where costs are shared, and its worker says nothing, one step in progress_pkey.
+create function fairq._used(
+  p_shard_no integer, p_queue text, p_id bigint, p_attempt integer, p_started_at timestamptz, p_outcome text, p_said double precision, p_now timestamptz
+) returns double precision
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_reported double precision;
+begin
+  if (select q.fairness from fairq.queues q where q.queue = p_queue) <> 'cost' then
+    return least(3600, greatest(0, coalesce(extract(epoch from p_now - p_started_at)::double precision, 0)));
+  end if;
+  if p_said is not null then
+    return p_said;
+  end if;
+  select n.used into v_reported
+  from fairq.progress n
+  where n.shard_no = p_shard_no and n.task_id = p_id and n.attempt = p_attempt
+  order by n.reported_at desc
+  limit 1;
+  return coalesce(v_reported, case when p_started_at is null or p_outcome in ('released', 'declined', 'lease_expired') then 0 end);
+end;
+$$;
+
+-- Where a lane of a queue that shares what tasks use goes on after its attempts used p_correction more than was charged for them, or less.
+-- What was charged too much is given back as far as p_clock and the last address given out: tasks of a group keep their order. The rest is credit, for the
+-- next correction; without it a group whose tasks differ would lose a little each time. Credit is worth sixty-four tasks at most, about what is in flight and ready, and is lost when the group
+-- has nothing waiting, or a group whose estimate was far too high would come with a flood. A lane goes at most 2^60 ahead of the clock: all that was
+-- settled since it was served last is not bounded by what one step is.
+-- What is known in another unit means nothing.
+create function fairq._correct(
+  p_finish bigint, p_pace fairq.pace, p_unit text, p_correction double precision, p_ran fairq.estimate[], p_weight double precision, p_clock bigint,
+  p_was_idle boolean
+) returns table (finish bigint, pace fairq.pace)
+language plpgsql immutable rows 1 set search_path = pg_catalog, pg_temp as $$
+declare
+  v_due bigint;
+  v_finish bigint;
+  v_pace fairq.pace;
+begin
+  if p_pace.unit <> p_unit then
+    p_pace := null;
+  end if;
+  v_due := least(p_clock + 1152921504606846976, coalesce(p_finish, p_clock) - coalesce(p_pace.credit, 0)
+    + sign(coalesce(p_correction, 0))::bigint * ceil(least(1152921504606846976, fairq._round() * abs(coalesce(p_correction, 0)) / p_weight))::bigint);
+  v_pace.unit := p_unit;
+  v_pace.last_block := coalesce(p_pace.last_block, p_finish - 1, -1);
+  v_pace.estimates := fairq._learn(p_pace.estimates, p_ran);
+  v_finish := greatest(v_due, v_pace.last_block + 1, p_clock);
+  v_pace.credit := case
+    when p_was_idle then 0
+    else least(v_finish - v_due, fairq._step(64 * (select coalesce(max(e.used), 1) from unnest(v_pace.estimates) e), p_weight))
+  end;
+  return query select v_finish, v_pace;
+end;
+$$;
+
+-- The estimates of a lane, kept up: per kind the mean of the first 16 attempts, then a moving one. One attempt counts as four times what was expected at most, and as
+-- a quarter at least: a hang among quick tasks would make the next ones dear. What it really used is charged all the same, by the correction.
+-- The 32 kinds seen last are kept.
+create function fairq._learn(p_known fairq.estimate[], p_ran fairq.estimate[]) returns fairq.estimate[]
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_ran fairq.estimate;
+  v_known fairq.estimate;
+  v_expected double precision;
+  v_part double precision;
+  v_estimates fairq.estimate[] := coalesce(p_known, '{}');
+begin
+  for v_ran in
+    select r.kind, sum(r.tasks)::integer, sum(r.used) / sum(r.tasks), sum(r.cost) / sum(r.tasks)
+    from unnest(p_ran) r
+    group by r.kind
+    order by r.kind
+  loop
+    select e.* into v_known from unnest(v_estimates) e where e.kind = v_ran.kind;
+    if found then
+      v_expected := v_ran.cost * v_known.used / v_known.cost;
+      v_part := least(1, v_ran.tasks::double precision / least(16, v_known.tasks + v_ran.tasks));
+      v_ran.used := v_known.used + (greatest(v_expected / 4, least(v_expected * 4, v_ran.used)) - v_known.used) * v_part;
+      v_ran.cost := v_known.cost + (v_ran.cost - v_known.cost) * v_part;
+      v_ran.tasks := v_known.tasks + v_ran.tasks;
+    end if;
+    v_ran.tasks := least(16, v_ran.tasks);
+    v_ran.used := greatest(0.0001, v_ran.used);
+    v_estimates := (v_ran || array(
+      select (e.kind, e.tasks, e.used, e.cost)::fairq.estimate
+      from unnest(v_estimates) with ordinality as e(kind, tasks, used, cost, nth)
+      where e.kind <> v_ran.kind
+      order by e.nth
+    ))[1:32];
+  end loop;
+  return v_estimates;
+end;
+$$;
