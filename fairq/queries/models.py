@@ -39,6 +39,21 @@ class FairqQueueStat:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FairqUpkeepFailure:
+    """Parts of fairq.maintain() that failed when they were last run, and since when."""
+
+    shard_no: int
+    # One of fairq.upkeep_parts().
+    part: str
+    # When it first failed; the row is removed when it succeeds.
+    failed_since: datetime.datetime
+    # When it last failed.
+    failed_at: datetime.datetime
+    # The error.
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FairqWorkerStat:
     """Workers, their last sign of life and how many tasks they hold."""
 

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("install", "embedded"),
     ("worker", "testing", "otel"),
     ("cli",),
-    ("commands", "codegen", "demo", "pytest_plugin", "_keeper"),
+    ("commands", "web", "codegen", "demo", "pytest_plugin", "_keeper"),
     ("contrib",),
     ("__init__", "__main__"),
 )

@@ -1,0 +1,75 @@
+"""`fairq web`: the page, served."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+
+import click
+
+from fairq.cli import Failure, command, named_dsn
+from fairq.web import asgi
+from fairq.web.guard import from_here
+from fairq.web.serve import PORT, bound, server
+
+
+@command(
+    codes={0: "ended by you", 1: "cannot listen there"},
+    rights="fairq_observe; payloads, errors and changes need fairq_admin",
+    json=False,
+)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, metavar="N", help="0: any."
+)
+@click.option(
+    "--token",
+    envvar="FAIRQ_WEB_TOKEN",
+    metavar="TEXT",
+    help="Who has it may look. Default: FAIRQ_WEB_TOKEN; a new one where others can connect.",
+)
+@click.option(
+    "--secret",
+    envvar="FAIRQ_WEB_SECRET",
+    metavar="TEXT",
+    help="What links for tenants are signed with. Default: FAIRQ_WEB_SECRET; without, there are none.",
+)
+@click.option("--allow-changes", is_flag=True, help="Let the page change things, not only show them.")
+def web(host: str, port: int, token: str | None, secret: str | None, allow_changes: bool) -> None:
+    """Show a page of who gets what.
+
+    Tenants and what they receive, queues, tasks and why they wait, workers, failures, upkeep. It refreshes by
+    itself. It shows, and changes nothing unless you allow it.
+
+    \b
+    fairq web                          for browsers on this machine
+    fairq web --host 0.0.0.0           for others, too: the address it prints has a token
+    fairq web --allow-changes          pause, limits, weights, cancel, retry: each with a preview
+    """
+    if token is None and not _is_here(host):
+        token = secrets.token_urlsafe()
+    app = asgi(
+        named_dsn(),
+        token=token,
+        allow=None if token else from_here,
+        allow_changes=allow_changes,
+        secret=secret,
+    )
+    try:
+        listening = bound(host, port)
+    except OSError as exc:
+        hint = "Another one: --port N, or --port 0 for any that is free."
+        raise Failure(
+            f"cannot listen at {host}, port {port}: {exc.strerror}", hint=hint, code="port"
+        ) from exc
+    with listening:
+        shown = f"[{host}]" if ":" in host else host
+        click.echo(f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
+        server(app).run([listening])
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

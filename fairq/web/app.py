@@ -1,0 +1,279 @@
+"""The ASGI app: addresses, answers, and the streams that keep pages fresh."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from importlib import resources
+
+import psycopg
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from fairq.errors import (
+    DatabaseError,
+    FairqError,
+    NoSuchTask,
+    NotAllowed,
+    NotInstalled,
+    Refused,
+    Unavailable,
+    UnknownQueue,
+)
+from fairq.web import pages
+from fairq.web.guard import CSRF_COOKIE, Guard, Rule, asks, form_of, headers_around, new_csrf, wears_csrf
+from fairq.web.site import Ask, Page, Site, version_of
+
+__all__ = ["asgi"]
+
+STREAM_SECONDS = 600.0  # then the browser asks again
+STREAMS = 50  # at once
+GLANCE_EVERY = 1.0
+STATIC = {
+    "app.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+BREATHE = 9  # a page that takes long is not shown more often than a tenth of the time
+
+Shows = Callable[[Ask], Page]
+
+
+def asgi(
+    dsn: str | None = None,
+    *,
+    token: str | None = None,
+    allow: Rule | None = None,
+    allow_changes: bool | Rule = False,
+    secret: str | bytes | None = None,
+) -> ASGIApp:
+    """The page as an ASGI app, to serve or to mount.
+
+    `dsn`: the database; by default FAIRQ_DSN, then DATABASE_URL. A login with fairq_observe sees all but
+    payloads and errors; changes need fairq_admin.
+    `token`: who has it may look. `allow`: who else may, a function of the request, sync or async.
+    `allow_changes`: whether those who may look may change, too; True, or a function of the request.
+    `secret`: what the links of tenants are signed with, see `link`.
+    """
+    return headers_around(_App(Site(dsn), Guard(token, allow), allow_changes, secret).starlette)
+
+
+class _App:
+    def __init__(
+        self, site: Site, guard: Guard, allow_changes: bool | Rule, secret: str | bytes | None
+    ) -> None:
+        self.site, self.guard, self.secret = site, guard, secret
+        self._allow_changes: Rule = (
+            (lambda _: allow_changes) if isinstance(allow_changes, bool) else allow_changes
+        )
+        self._streams = 0
+        self.starlette = Starlette(
+            routes=[
+                Route("/", self._page(pages.shares)),
+                Route("/queues", self._page(pages.queues)),
+                Route("/group", self._page(pages.group)),
+                Route("/task", self._page(pages.task)),
+                Route("/workers", self._page(pages.workers)),
+                Route("/failures", self._page(pages.failures)),
+                Route("/upkeep", self._page(pages.upkeep)),
+                Route("/doctor", self._page(pages.doctor)),
+                Route("/queue", self._page(pages.queue)),
+                Route("/preview", self._preview, methods=["GET", "POST"]),
+                Route("/change", self._change, methods=["POST"]),
+                Route("/login", self._login, methods=["POST"]),
+                Route("/health", self._health),
+                Route("/static/{name}", _static),
+            ],
+            exception_handlers={404: self._nowhere},
+            lifespan=self._watching,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _watching(self, _: Starlette) -> AsyncIterator[None]:
+        """Where it is served by itself, it sees the slots also while nobody looks. Mounted, only then."""
+
+        async def watch() -> None:
+            while True:
+                await run_in_threadpool(self._glance)
+                await asyncio.sleep(GLANCE_EVERY)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    def _glance(self) -> None:
+        with contextlib.suppress(FairqError, psycopg.Error), self.site.ask({}, False) as ask:
+            self.site.look(ask)
+
+    # --- Pages -------------------------------------------------------------------------------------
+
+    def _page(self, shows: Shows) -> Callable[[Request], object]:
+        async def answer(request: Request) -> Response:
+            if refusal := await self._refuse(request):
+                return refusal
+            may_change = await asks(self._allow_changes, request)
+            params = dict(request.query_params)
+            if "text/event-stream" in request.headers.get("accept", ""):
+                return self._stream(request, partial(self._show, shows, params, may_change))
+            page = await run_in_threadpool(self._show, shows, params, may_change)
+            return self._html(request, page, may_change)
+
+        return answer
+
+    def _show(self, shows: Shows, params: Mapping[str, str], may_change: bool, changes: bool = False) -> Page:
+        """The page, or what stands in its way."""
+        try:
+            if any("\0" in value for value in params.values()):
+                raise ValueError("There is no text with U+0000.")
+            with self.site.ask(params, may_change, changes=changes) as ask:
+                return shows(ask)
+        except (UnknownQueue, NoSuchTask) as exc:
+            return pages.trouble(exc, 404, "Not found")
+        except KeyError as exc:
+            return pages.trouble(ValueError(f"{exc.args[0]} is missing."), 400, "That cannot be shown")
+        except (Refused, ValueError) as exc:
+            return pages.trouble(exc, 400, "That cannot be shown")
+        except NotAllowed as exc:
+            return pages.trouble(exc, 403, "This role of the database may not")
+        except (Unavailable, NotInstalled, DatabaseError, psycopg.Error) as exc:
+            return pages.trouble(exc, 503, "The database does not answer")
+
+    def _html(self, request: Request, page: Page, may_change: bool) -> Response:
+        csrf = new_csrf(request) if may_change else ""
+        base = request.scope.get("root_path", "")
+        html = self.site.html(page, base, may_change=may_change, csrf=csrf, here=request.url.query)
+        answer = HTMLResponse(html, page.status, {"vary": "Accept, Cookie"})
+        if may_change and CSRF_COOKIE not in request.cookies:
+            secure = request.url.scheme == "https"
+            answer.set_cookie(
+                CSRF_COOKIE, csrf, path=base or "/", httponly=True, samesite="strict", secure=secure
+            )
+        return answer
+
+    # --- Changes -----------------------------------------------------------------------------------
+
+    async def _preview(self, request: Request) -> Response:
+        if refusal := await self._refuse(request):
+            return refusal
+        if not await asks(self._allow_changes, request):
+            return self._html(request, _forbidden("This page shows, and changes nothing."), False)
+        asked = await form_of(request) | dict(request.query_params)
+        page = await run_in_threadpool(self._show, pages.preview, asked, True)
+        return self._html(request, page, True)
+
+    async def _change(self, request: Request) -> Response:
+        if refusal := await self._refuse(request):
+            return refusal
+        form = await form_of(request)
+        if not await asks(self._allow_changes, request):
+            return self._html(request, _forbidden("This page shows, and changes nothing."), False)
+        if not wears_csrf(request, form):
+            return self._html(
+                request, _forbidden("This form was not made by this page. Go back, and load it anew."), True
+            )
+        asked = form | dict(request.query_params)
+        page = await run_in_threadpool(self._show, pages.change, asked, True, True)
+        return self._html(request, page, True)
+
+    # --- Streams -----------------------------------------------------------------------------------
+
+    def _stream(self, request: Request, show: Callable[[], Page]) -> Response:
+        if self._streams >= STREAMS:
+            return PlainTextResponse("Too many pages are open.", 503)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        base = request.scope.get("root_path", "")
+        return StreamingResponse(self._events(base, show), media_type="text/event-stream", headers=headers)
+
+    async def _events(self, base: str, show: Callable[[], Page]) -> AsyncIterator[str]:
+        """The changing part of a page, whenever it has changed; else a sign of life."""
+        self._streams += 1
+        try:
+            ends, before = time.monotonic() + STREAM_SECONDS, ""
+            while time.monotonic() < ends:
+                started = time.monotonic()
+                page = await run_in_threadpool(show)
+                if page.status != 200:
+                    yield _event(json.dumps(page.title), "trouble")
+                else:
+                    html = await run_in_threadpool(self.site.live, page, base)
+                    yield _event(html) if html != before else ": still here\n\n"
+                    before = html
+                if page.every is None:
+                    return
+                await asyncio.sleep(max(page.every, BREATHE * (time.monotonic() - started)))
+        finally:
+            self._streams -= 1
+
+    # --- Around ------------------------------------------------------------------------------------
+
+    async def _refuse(self, request: Request) -> Response | None:
+        if await self.guard.admits(request):
+            return None
+        given = request.query_params.get("token")
+        if given and (answer := self.guard.login(request, given)):
+            return answer
+        page = Page("login.html", "Who are you?", {"now": None, "has_token": self.guard.has_token}, None, 401)
+        return self._html(request, page, False)
+
+    async def _login(self, request: Request) -> Response:
+        form = await form_of(request)
+        if answer := self.guard.login(request, form.get("token", "")):
+            return answer
+        return RedirectResponse(request.scope.get("root_path", "") + "/", 303)
+
+    async def _health(self, request: Request) -> Response:
+        """For probes: whether a page could be shown. It says nothing else, so it asks for no token."""
+
+        def look() -> bool:
+            with contextlib.suppress(FairqError, psycopg.Error), self.site.ask({}, False):
+                return True
+            return False
+
+        is_well = await run_in_threadpool(look)
+        return JSONResponse({"ok": is_well}, 200 if is_well else 503)
+
+    async def _nowhere(self, request: Request, exc: Exception) -> Response:
+        page = Page(
+            "trouble.html",
+            "Not found",
+            {"now": None, "text": "There is no such page.", "hint": None},
+            None,
+            404,
+        )
+        return self._html(request, page, False)
+
+
+def _forbidden(text: str) -> Page:
+    return Page("trouble.html", "No", {"now": None, "text": text, "hint": None}, None, 403)
+
+
+def _event(data: str, kind: str = "message") -> str:
+    lines = "".join(f"data: {line}\n" for line in data.splitlines())
+    return f"event: {kind}\n{lines}\n"
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in STATIC:
+        return PlainTextResponse("There is no such file.", 404)
+    content = resources.files("fairq.web").joinpath("static", name).read_bytes()
+    is_versioned = request.query_params.get("v") == version_of(name)
+    kept = "public, max-age=31536000, immutable" if is_versioned else "no-cache"
+    return Response(content, headers={"content-type": STATIC[name], "cache-control": kept})

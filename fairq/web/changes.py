@@ -1,0 +1,338 @@
+"""What may be changed from the page. A change is planned first: what it would do, and how it is done.
+
+The preview and the deed make the same plan, so nothing is done that was not shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from fairq import client, driver, policies
+from fairq.commands.common import count, parse_duration
+from fairq.commands.explain import explanation
+from fairq.commands.queues import group_settings, queue_settings
+from fairq.errors import InvalidTime, OutOfRange, UnknownQueue
+from fairq.options import check_id, group_text, options_of
+from fairq.queries import client as client_queries
+from fairq.queries import web as queries
+from fairq.web.site import Ask
+
+__all__ = ["OF_GROUP", "OF_QUEUE", "TARGET", "Plan", "fields", "make_plan"]
+
+OF_GROUP = ("weight", "max_running", "rate_limit", "rate_period", "rate_burst")
+OF_QUEUE = (
+    "weight",
+    "group_max_running",
+    "group_rate_limit",
+    "group_rate_period",
+    "max_running",
+    "rate_limit",
+    "rate_period",
+)
+TARGET = ("verb", "queue", "group", "kind", "id")
+MOST = 1000  # tasks in one go
+COUNTED = 100_001
+READ = 20_000
+SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A change that could be made. `effects` are settings, as they are and as they would be."""
+
+    title: str
+    button: str
+    does: Callable[[], str]
+    back: tuple[str, dict[str, Any]]
+    says: list[str] = field(default_factory=list)
+    effects: list[tuple[str, str, str]] = field(default_factory=list)
+    tasks: list[tuple[int, str, str]] = field(default_factory=list)
+    keeps: dict[str, str] = field(default_factory=dict)
+    """What the deed is told beside what was asked for."""
+    is_empty: bool = False
+
+    @property
+    def was(self) -> str:
+        """How it stood when it was shown: settings only, for counts move all the time."""
+        stood = repr((self.title, self.effects))
+        return hashlib.sha256(stood.encode()).hexdigest()[:16]
+
+
+def make_plan(ask: Ask) -> Plan:
+    """What the address or the form asks for. Raises Refused or NoSuchTask; KeyError for nonsense."""
+    return _VERBS[ask.params["verb"]](ask)
+
+
+# --- Settings --------------------------------------------------------------------------------------
+
+
+def fields(row: Mapping[str, Any], names: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """Settings for a form: name, label, value."""
+    return [(name, _label(name), _shown(row.get(name), "")) for name in names]
+
+
+def _label(name: str) -> str:
+    return name.replace("group_", "of each tenant: ").replace("max_running", "at once").replace("_", " ")
+
+
+def _shown(value: Any, absent: str) -> str:
+    if value is None:
+        return absent
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g}s"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _set(ask: Ask) -> Plan:
+    queue, group_key = ask.params["queue"], ask.params.get("group")
+    names, kinds = (
+        (OF_QUEUE, policies.QueueSettings) if group_key is None else (OF_GROUP, policies.GroupSettings)
+    )
+    (of_queue,) = _queue(ask, queue)
+    now = of_queue if group_key is None else next(iter(group_settings(ask.conn, queue, group_key)), {})
+    types = {name: option.type for name, option in options_of(kinds).items()}
+    given = {name: _value(name, ask.params[name], types[name]) for name in names if name in ask.params}
+    changed = {name: value for name, value in given.items() if value != now.get(name)}
+    inherited = (
+        {}
+        if group_key is None
+        else {name: of_queue.get(f"group_{name}", of_queue.get(name)) for name in OF_GROUP}
+    )
+
+    def said(name: str, value: Any) -> str:
+        if value is not None or group_key is None:
+            return _shown(value, "none")
+        return f"its queue's ({_shown(inherited.get(name), 'none')})"
+
+    says = []
+    if group_key is not None and changed.get("max_running") is not None:
+        held = _stands(ask, queue, group_key)[0]
+        most = changed["max_running"]
+        says.append(
+            f"{count(held, 'task')} of it {'holds a slot' if held == 1 else 'hold slots'} now."
+            + (f" They go on; the next one starts when fewer than {most} do." if held > most else "")
+        )
+    if "weight" in changed and group_key is not None:
+        says.append(
+            f"In every round it gets {said('weight', changed['weight'])}, a tenant of weight 1 gets one task."
+        )
+
+    def does() -> str:
+        if group_key is None:
+            policies.configure_queue(ask.conn, queue, **changed)
+        else:
+            policies.configure_group(ask.conn, queue, group_key, **changed)
+        return f"{count(len(changed), 'setting')} changed. The next promotion heeds it."
+
+    return Plan(
+        f"Change the settings of {_whom(queue, group_key)}",
+        "Change",
+        does,
+        _back(queue, group_key),
+        says,
+        [(_label(name), said(name, now.get(name)), said(name, value)) for name, value in changed.items()],
+        is_empty=not changed,
+    )
+
+
+def _value(name: str, text: str, kind: type) -> Any:
+    """What was typed, as the setting takes it; nothing takes it away."""
+    text = text.strip()
+    if not text:
+        return None
+    if kind is timedelta:
+        if (length := parse_duration(text)) is None:
+            raise InvalidTime(f"{_label(name)} is {text!r:.60}", "A length of time: 90s, 10m, 1h30m.")
+        return length
+    try:
+        return int(text) if kind is int else float(text)
+    except ValueError:
+        raise OutOfRange(f"{_label(name)} is {text!r:.60}", "A number.") from None
+
+
+def _queue(ask: Ask, queue: str) -> list[dict[str, Any]]:
+    if not (found := queue_settings(ask.conn, queue)):
+        raise UnknownQueue(f'there is no queue "{queue}"')
+    return found
+
+
+def _whom(queue: str, group_key: str | None) -> str:
+    return f"queue {queue}" if group_key is None else f"{group_key}, tenant of {queue}"
+
+
+def _back(queue: str, group_key: str | None) -> tuple[str, dict[str, Any]]:
+    return (
+        ("/group", {"queue": queue, "group": group_key})
+        if group_key is not None
+        else ("/queue", {"queue": queue})
+    )
+
+
+def _stands(ask: Ask, queue: str, group_key: str) -> tuple[int, str, bool]:
+    """How many slots it holds, how many wait, whether it is paused."""
+    group_text(group_key)
+    (row,) = queries.groups_now(ask.conn, queue=queue, group_keys=[group_key], max_count=COUNTED)
+    waiting = max(row.in_line - row.held, 0)
+    return row.held, f"{waiting:,}{'+' if row.in_line >= COUNTED else ''}", row.paused_at is not None
+
+
+# --- Stop and go on --------------------------------------------------------------------------------
+
+
+def _pause(ask: Ask) -> Plan:
+    return _paused(ask, True)
+
+
+def _resume(ask: Ask) -> Plan:
+    return _paused(ask, False)
+
+
+def _paused(ask: Ask, pause: bool) -> Plan:
+    queue, group_key = ask.params["queue"], ask.params.get("group")
+    (row,) = _queue(ask, queue)
+    says = []
+    if group_key is None:
+        is_paused = row["paused_at"] is not None
+    else:
+        held, waiting, is_paused = _stands(ask, queue, group_key)
+        says.append(f"{waiting} waiting, {held:,} running.")
+    says.append(
+        "What runs goes on, new tasks are taken, none is started."
+        if pause
+        else "What it missed is not made up for: it goes on in its turn."
+    )
+    states = "paused", "served"
+
+    def does() -> str:
+        if group_key is None:
+            (policies.pause_queue if pause else policies.resume_queue)(ask.conn, queue)
+        else:
+            (policies.pause_group if pause else policies.resume_group)(ask.conn, queue, group_key)
+        return f"{_whom(queue, group_key)} is {states[not pause]}."
+
+    return Plan(
+        f"{'Pause' if pause else 'Resume'} {_whom(queue, group_key)}",
+        "Pause" if pause else "Resume",
+        does,
+        _back(queue, group_key),
+        says,
+        [("state", states[not is_paused], states[not pause])],
+        is_empty=is_paused is pause and not row["draining_at"],
+    )
+
+
+# --- Tasks -----------------------------------------------------------------------------------------
+
+
+def _purge(ask: Ask) -> Plan:
+    queue, group_key = ask.params["queue"], ask.params["group"]
+    _queue(ask, queue)
+    held, waiting, _ = _stands(ask, queue, group_key)
+    tasks = queries.group_tasks(ask.conn, queue=queue, group_key=group_key, max_tasks=held + SHOWN)
+    return Plan(
+        f"Cancel all that {group_key} has waiting in {queue}",
+        "Cancel them",
+        lambda: f"{count(policies.purge_group(ask.conn, queue, group_key), 'task')} cancelled.",
+        _back(queue, group_key),
+        [
+            f"{waiting} waiting tasks end as cancelled; {held:,} running ones go on.",
+            "Each can be retried afterwards.",
+        ],
+        tasks=[(each.id, each.kind, each.state) for each in tasks if each.worker_id is None][:SHOWN],
+        is_empty=waiting == "0",
+    )
+
+
+def _cancel(ask: Ask) -> Plan:
+    id = check_id(int(ask.params["id"]))
+    found = explanation(ask.conn, id)
+    runs = found["state"] in ("claimed", "running")
+    return Plan(
+        f"Cancel task {id}",
+        "Cancel it",
+        lambda: "Canceled." if client.cancel(ask.conn, id) else "It had ended already.",
+        ("/task", {"id": id}),
+        [
+            "Its worker is told with the next heartbeat; its handler may stop at once, later, or too late."
+            if runs
+            else "It never runs."
+        ],
+        tasks=[(id, found["kind"], found["state"])],
+        is_empty=found.get("finished_at") is not None,
+    )
+
+
+def _retry(ask: Ask) -> Plan:
+    id = check_id(int(ask.params["id"]))
+    found = explanation(ask.conn, id)
+    has_ended = found.get("finished_at") is not None
+    return Plan(
+        f"Run task {id} again" if has_ended else f"Run task {id} now",
+        "Retry",
+        lambda: (
+            "It waits for its turn."
+            if client_queries.retry_task(ask.conn, id=id)
+            else "There was nothing to do."
+        ),
+        ("/task", {"id": id}),
+        ["It gets one attempt more than it had, and its turn behind those of others."]
+        if has_ended
+        else ["It does not wait for its time any longer."],
+        tasks=[(id, found["kind"], found["state"])],
+        is_empty=found["state"] == "succeeded" or not (has_ended or found["state"] == "scheduled"),
+    )
+
+
+def _retry_all(ask: Ask) -> Plan:
+    given = {name: ask.params.get(name) or None for name in ("queue", "group", "kind")}
+    # What fails after the preview was not in it.
+    until = datetime.fromisoformat(ask.params["until"]) if ask.params.get("until") else ask.now
+    if until.utcoffset() is None:
+        raise InvalidTime("until has no time zone")
+    found = [
+        each
+        for each in queries.ended(
+            ask.conn,
+            queue=given["queue"],
+            group_key=given["group"],
+            kind=given["kind"],
+            outcomes=["failed"],
+            max_read=READ,
+            max_tasks=MOST,
+        )
+        if each.finished_at <= until
+    ]
+
+    def does() -> str:
+        calls = [client_queries.retry_task.call(id=each.id) for each in found]
+        again = sum(answer is True for answer in driver.run_pipeline(ask.conn, *calls)) if calls else 0
+        return f"{count(again, 'task')} will run again."
+
+    which = ", ".join(f"{name} {value}" for name, value in given.items() if value) or "all queues"
+    groups = len({each.group_key for each in found})
+    return Plan(
+        f"Run failed tasks again: {which}",
+        f"Retry {count(len(found), 'task')}",
+        does,
+        ("/failures", given),
+        [f"{count(len(found), 'failed task')} of {count(groups, 'tenant')}, each with one attempt more."]
+        + ([f"These are the newest {MOST:,}; do it again for more."] if len(found) == MOST else []),
+        tasks=[(each.id, each.kind, each.outcome) for each in found[:SHOWN]],
+        keeps={"until": until.isoformat()},
+        is_empty=not found,
+    )
+
+
+_VERBS: dict[str, Callable[[Ask], Plan]] = {
+    "set": _set,
+    "pause": _pause,
+    "resume": _resume,
+    "purge": _purge,
+    "cancel": _cancel,
+    "retry": _retry,
+    "retry-all": _retry_all,
+}

@@ -1,0 +1,146 @@
+"""Who may look, who may change, and what a browser may do with a page."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import inspect
+import secrets
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fairq.errors import ConfigurationError
+
+__all__ = ["Guard", "Rule", "form_of", "from_here", "headers_around", "new_csrf", "wears_csrf"]
+
+Rule = Callable[[Request], bool | Awaitable[bool]]
+
+SHORTEST_TOKEN = 16
+COOKIE, CSRF_COOKIE = "fairq_web", "fairq_csrf"
+LONGEST_FORM = 64 * 1024
+
+# Nothing from elsewhere, nothing inline, no frames: a tenant's text stays text, even where escaping fails.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "same-origin",  # with no-referrer a form would come from the origin "null"
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+def headers_around(app: ASGIApp) -> ASGIApp:
+    """The same headers on every answer, errors included. What shows data is kept by nobody."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                there = {name for name, _ in message["headers"]}
+                own = HEADERS | ({} if b"cache-control" in there else {"cache-control": "no-store"})
+                message["headers"] += [(name.encode(), value.encode()) for name, value in own.items()]
+            await send(message)
+
+        await app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+    return guarded
+
+
+def from_here(request: Request) -> bool:
+    """A browser on this machine, that was told to come here: names are rebound by those who own them."""
+    host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+    client = request.client.host if request.client else ""
+    return host in ("localhost", "127.0.0.1", "::1") and client in ("127.0.0.1", "::1", "testclient")
+
+
+class Guard:
+    """Lets in who has the token, or whom the rule allows."""
+
+    def __init__(self, token: str | None, allow: Rule | None) -> None:
+        if not token and allow is None:
+            raise ConfigurationError(
+                "who may look at the page?",
+                "Pass token=…, or allow=, a function of the request: True lets it in.",
+            )
+        if token and len(token) < SHORTEST_TOKEN:
+            raise ConfigurationError(
+                f"the token has {len(token)} characters",
+                f"At least {SHORTEST_TOKEN}: python -c 'import secrets; print(secrets.token_urlsafe())'",
+            )
+        self._token, self._allow = token, allow
+        # The cookie is not the token: whoever sees one cannot write the other.
+        self._cookie = hmac.digest((token or "").encode(), b"fairq cookie", hashlib.sha256).hex()
+
+    @property
+    def has_token(self) -> bool:
+        return bool(self._token)
+
+    async def admits(self, request: Request) -> bool:
+        if self._token:
+            kind, _, given = request.headers.get("authorization", "").partition(" ")
+            if kind.lower() == "bearer" and _same(given.strip(), self._token):
+                return True
+            if _same(request.cookies.get(COOKIE, ""), self._cookie):
+                return True
+        return self._allow is not None and await asks(self._allow, request)
+
+    def login(self, request: Request, given: str) -> Response | None:
+        """To the page without the token in its address, and from now on known by a cookie."""
+        if not self._token or not _same(given, self._token):
+            return None
+        base = request.scope.get("root_path", "")
+        answer = RedirectResponse(f"{base}/", 303)
+        # Lax: a link in a message may lead here. What changes something has a check of its own.
+        answer.set_cookie(
+            COOKIE,
+            self._cookie,
+            path=base or "/",
+            httponly=True,
+            samesite="lax",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+
+async def asks(rule: Rule, request: Request) -> bool:
+    answer = rule(request)
+    return bool(await answer) if inspect.isawaitable(answer) else bool(answer)
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
+
+
+# --- Forms -----------------------------------------------------------------------------------------
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form; nothing of one that is too long."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LONGEST_FORM:
+            return {}
+    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+
+
+def new_csrf(request: Request) -> str:
+    return request.cookies.get(CSRF_COOKIE) or secrets.token_urlsafe()
+
+
+def wears_csrf(request: Request, form: dict[str, str]) -> bool:
+    """Whether a form came from a page of ours: the browser says so, and it repeats our cookie."""
+    cookie = request.cookies.get(CSRF_COOKIE, "")
+    site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    if site is not None and site != "same-origin":
+        return False
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
+        return False
+    return bool(cookie) and _same(form.get("csrf", ""), cookie)

@@ -1,0 +1,52 @@
+"""The page on a port, for as long as somebody wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+__all__ = ["PORT", "bound", "in_background", "server"]
+
+PORT = 8377
+GRACE_SECONDS = 1  # of streams that are open when it ends: a browser asks again
+
+
+def server(app: ASGIApp) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,  # addresses may hold tokens
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    )
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
+@contextlib.contextmanager
+def in_background(app: ASGIApp) -> Iterator[str]:
+    """Serve this machine while something else happens, at the usual port where it is free."""
+    try:
+        listening = bound("127.0.0.1", PORT)
+    except OSError:
+        listening = bound("127.0.0.1", 0)
+    serving = server(app)
+    thread = threading.Thread(target=serving.run, args=([listening],), name="fairq-web", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    finally:
+        serving.should_exit = True
+        thread.join()
+        listening.close()

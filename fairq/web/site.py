@@ -1,0 +1,147 @@
+"""What a page needs of the world: the database, the templates, and what was seen of the slots."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from importlib import resources
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+
+from fairq import install
+from fairq.commands.common import Connection, connect, span
+from fairq.dsn import clean, describe, resolve
+from fairq.errors import translating
+from fairq.queries import web as queries
+from fairq.web.timeline import Looks
+
+__all__ = ["Ask", "Page", "Site", "url"]
+
+TIMEOUT = timedelta(seconds=5)  # of a statement: a page must not become the load
+CHANGE_TIMEOUT = timedelta(minutes=1)
+CONNECTIONS = 8  # at once; whoever comes later waits for one
+LOOK_EVERY = timedelta(seconds=0.9)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question: what the address says, on a connection."""
+
+    site: Site
+    conn: Connection
+    now: datetime
+    params: Mapping[str, str]
+    may_change: bool
+
+    def number(self, name: str, least: int, most: int, default: int) -> int:
+        text = self.params.get(name, "")
+        return min(max(int(text), least), most) if text.isdecimal() and len(text) < 20 else default
+
+
+@dataclass(frozen=True)
+class Page:
+    """A template with what it shows. A live one is shown again every so many seconds."""
+
+    template: str
+    title: str
+    shown: dict[str, Any] = field(default_factory=dict)
+    every: float | None = 2.0
+    status: int = 200
+
+
+class Site:
+    def __init__(self, dsn: str | None) -> None:
+        self.dsn = resolve(dsn)
+        self.name = describe(self.dsn)
+        self.looks = Looks()
+        self._connections = threading.BoundedSemaphore(CONNECTIONS)
+        self._checked = False
+        self._templates = jinja2.Environment(
+            loader=jinja2.PackageLoader("fairq.web"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "number": lambda value: "" if value is None else f"{value:,}",
+            "span": span,
+            "share": lambda value: "" if value is None else f"{value:.1%}",
+            "text": lambda value: clean(str(value)),
+            "lines": lambda value: "\n".join(map(clean, str(value).replace("\t", "    ").split("\n"))),
+            "moment": lambda at: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}",
+        }
+        parts: Any = self._templates.get_template("parts.html").module
+        # As globals: the changing part of a page is made without what stands at the head of its template.
+        macros = {name: getattr(parts, name) for name in ("bar", "many", "settings_form", "state_of")}
+        self._templates.globals |= {"version_of": version_of, **macros}
+
+    @contextlib.contextmanager
+    def ask(self, params: Mapping[str, str], may_change: bool, *, changes: bool = False) -> Iterator[Ask]:
+        """A transaction for one page. Whatever a page does, it changes nothing, unless it is there to."""
+        with self._connections, contextlib.closing(connect(self.dsn)) as conn, translating():
+            if not self._checked:
+                install.check_version(conn)
+                self._checked = True
+            conn.read_only = not changes
+            with conn.transaction():
+                timeout = CHANGE_TIMEOUT if changes else TIMEOUT
+                begun = queries.beginning(
+                    conn, statement_timeout=f"{timeout / timedelta(milliseconds=1):.0f}"
+                )
+                assert begun is not None
+                yield Ask(self, conn, begun.now, params, may_change)
+
+    def look(self, ask: Ask) -> None:
+        """See who has the slots now, unless somebody has just done so."""
+        if self.looks.is_due(ask.now, LOOK_EVERY):
+            queues = queries.queue_names(ask.conn)
+            held = [(each.queue, each.group_key, each.slots) for each in queries.held_now(ask.conn)]
+            self.looks.add(ask.now, queues, held)
+
+    def html(self, page: Page, base: str, **more: Any) -> str:
+        return self._templates.get_template(page.template).render(self._context(page, base) | more)
+
+    def live(self, page: Page, base: str, **more: Any) -> str:
+        """The part of a page that changes by itself."""
+        template = self._templates.get_template(page.template)
+        context = template.new_context(self._context(page, base) | more)
+        return "".join(template.blocks["live"](context))
+
+    def _context(self, page: Page, base: str) -> dict[str, Any]:
+        def to(path: str, **query: Any) -> str:
+            return url(base + path, **query)
+
+        def ago(at: datetime | None) -> str:
+            now: datetime = page.shown["now"]
+            return "" if at is None else span(max((now - at).total_seconds(), 0))
+
+        return {
+            "title": page.title,
+            "database": self.name,
+            "every": page.every,
+            "url": to,
+            "ago": ago,
+        } | page.shown
+
+
+def url(path: str, **query: Any) -> str:
+    given = {name: value for name, value in query.items() if value is not None}
+    return path + ("?" + urlencode(given) if given else "")
+
+
+_versions: dict[str, str] = {}
+
+
+def version_of(name: str) -> str:
+    """Of a static file: it may be kept for as long as it has this name."""
+    if name not in _versions:
+        content = resources.files("fairq.web").joinpath("static", name).read_bytes()
+        _versions[name] = hashlib.sha256(content).hexdigest()[:12]
+    return _versions[name]
