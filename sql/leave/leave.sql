@@ -35,12 +35,12 @@ begin
         where b.shard_no = p_shard_no
           and b.ctid = t.body
           and t.ends
-        returning b.*, t.outcome, t.worker_id, t.started_at, t.result, t.error, coalesce(t.attempt, b.attempt) as last_attempt
+        returning b.*, t.outcome, t.worker_id, t.started_at, t.used, t.result, t.error, coalesce(t.attempt, b.attempt) as last_attempt
       )
       insert into fairq.finished_tasks as f (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at,
-        started_at, finished_at, cost, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload, result, error)
+        started_at, finished_at, cost, used, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload, result, error)
       select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, e.outcome, e.worker_id, e.created_at, e.run_at, e.expires_at,
-        e.started_at, p_now, e.cost, e.last_attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, e.result,
+        e.started_at, p_now, e.cost, e.used, e.last_attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, e.result,
         e.error
       from ended e
       returning f.id;
@@ -108,11 +108,11 @@ begin
       and b.ctid = t.body
       and not t.ends
     returning b.id, b.queue, b.group_key, b.priority, b.sequence, b.scheduled, b.run_at, b.concurrency_key, t.outcome, t.error, t.attempt, t.worker_id,
-      t.started_at
+      t.started_at, t.used
   ),
   attempted as (
-    insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, outcome, error)
-    select p_shard_no, b.id, b.attempt, b.worker_id, b.started_at, p_now, b.outcome, b.error
+    insert into fairq.attempts (shard_no, task_id, attempt, worker_id, started_at, ended_at, used, outcome, error)
+    select p_shard_no, b.id, b.attempt, b.worker_id, b.started_at, p_now, b.used, b.outcome, b.error
     from back b
   ),
   in_line as (

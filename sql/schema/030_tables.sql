@@ -311,6 +311,7 @@ create table fairq.finished_tasks (
   started_at timestamptz,
   finished_at timestamptz not null,
   cost double precision not null,
+  used double precision,
   attempt integer not null,
   max_attempts integer not null,
   queue text collate "C" not null,
@@ -336,10 +337,12 @@ create table fairq.attempts (
   worker_id bigint,
   started_at timestamptz,
   ended_at timestamptz not null,
+  used double precision,
   attempt integer not null,
   outcome text collate "C" not null,
   error jsonb
 ) partition by range (ended_at);
+comment on column fairq.finished_tasks.used is 'What it used, where groups share that: seconds, or what its handler charged; null: it did not say.';
 comment on table fairq.attempts is 'Attempts that did not end their task: append-only, partitioned by day.';
 create table fairq.attempts_default partition of fairq.attempts default;
 alter table fairq.attempts_default replica identity full;
@@ -596,6 +599,118 @@ comment on column fairq.upkeep_failures.part is 'One of fairq.upkeep_parts().';
 comment on column fairq.upkeep_failures.failed_since is 'When it first failed; the row is removed when it succeeds.';
 comment on column fairq.upkeep_failures.failed_at is 'When it last failed.';
 comment on column fairq.upkeep_failures.message is 'The error.';
+
+create table fairq.ledger (
+  shard_no integer not null,
+  groups integer not null,
+  begins_at timestamptz not null,
+  until timestamptz not null,
+  waiting_since timestamptz,
+  weight double precision not null,
+  tasks bigint not null,
+  ended bigint not null,
+  cost double precision not null,
+  seconds double precision not null,
+  ran double precision not null,
+  service double precision not null,
+  entitled double precision not null,
+  largest double precision not null,
+  slack double precision not null,
+  judged boolean not null,
+  queue text collate "C" not null,
+  group_key text collate "C" not null,
+  waits bigint[] not null,
+  constraint ledger_pkey primary key (shard_no, begins_at, queue, group_key)
+);
+comment on table fairq.ledger is
+  'Who got what: a row per half minute and group that had work, for the 200 that got or waited most; the group '''' stands for all others together. Append-only.';
+comment on column fairq.ledger.groups is '1; of the others: how many they are.';
+comment on column fairq.ledger.begins_at is 'The half minute begins.';
+comment on column fairq.ledger.until is 'It ends.';
+comment on column fairq.ledger.waiting_since is 'Since when its next task waited at the end; null: none did.';
+comment on column fairq.ledger.weight is 'Weight of the group; of the others: of those that waited.';
+comment on column fairq.ledger.tasks is 'Attempts that began.';
+comment on column fairq.ledger.ended is 'Attempts that ended.';
+comment on column fairq.ledger.seconds is 'Worker seconds in this half minute, also of attempts that began before or end later.';
+comment on column fairq.ledger.ran is 'How long the attempts that ended ran, in seconds.';
+comment on column fairq.ledger.service is 'What it received of what the queue shares: cost of attempts that began, seconds, or what handlers charged.';
+comment on column fairq.ledger.entitled is 'What it was entitled to of all service: by weight, and no more than it asked for.';
+comment on column fairq.ledger.largest is 'Its largest task, in the same unit.';
+comment on column fairq.ledger.slack is 'Service that is charged and not counted yet: of claimed tasks; where groups share what tasks use, of all in flight or ready.';
+comment on column fairq.ledger.judged is 'It had work waiting all the time, and nothing held it back but its turn: the fairness bound holds.';
+comment on column fairq.ledger.waits is 'How many of those that began had waited less than 5 ms, 10 ms, 20 ms and so on; the last: longer.';
+
+create table fairq.ledger_queues (
+  shard_no integer not null,
+  workers integer not null,
+  slots integer not null,
+  begins_at timestamptz not null,
+  until timestamptz not null,
+  waiting_since timestamptz,
+  waiting bigint not null,
+  scheduled bigint not null,
+  tasks bigint not null,
+  ended bigint not null,
+  seconds double precision not null,
+  ran double precision not null,
+  judged boolean not null,
+  queue text collate "C" not null,
+  waits bigint[] not null,
+  newcomers bigint[] not null,
+  constraint ledger_queues_pkey primary key (shard_no, begins_at, queue)
+);
+comment on table fairq.ledger_queues is 'The ledger of whole queues: a row per half minute and queue that had work. Append-only.';
+comment on column fairq.ledger_queues.workers is 'Workers of the queue.';
+comment on column fairq.ledger_queues.waiting is 'Tasks that waited at the end; a million stands for all above.';
+comment on column fairq.ledger_queues.scheduled is 'Tasks that waited for their time, counted like that.';
+comment on column fairq.ledger_queues.newcomers is 'Like waits, of the first tasks of groups that had nothing to do before.';
+
+create table fairq.totals (
+  shard_no integer not null,
+  tasks bigint not null,
+  seconds double precision not null,
+  waited double precision not null,
+  queue text collate "C" not null,
+  kind text collate "C" not null,
+  outcome text collate "C" not null,
+  runs bigint[] not null,
+  waits bigint[] not null,
+  constraint totals_pkey primary key (shard_no, queue, kind, outcome)
+);
+comment on table fairq.totals is 'Tasks that ended, ever, counted with the ledger: they never go down, whatever becomes of the history.';
+comment on column fairq.totals.tasks is 'How many.';
+comment on column fairq.totals.waited is 'How long they had waited, in seconds.';
+comment on column fairq.totals.runs is 'How many ran less than 5 ms, 10 ms, 20 ms and so on; the last: longer.';
+
+create table fairq.ledger_marks (
+  shard_no integer not null,
+  marked_at timestamptz not null,
+  snapshot pg_snapshot not null,
+  constraint ledger_marks_pkey primary key (shard_no, marked_at)
+);
+comment on table fairq.ledger_marks is
+  'What had committed at a time, of the last minutes: so one knows which tasks waited then, and when all that ended before can be counted.';
+comment on column fairq.ledger_marks.marked_at is 'When that was.';
+comment on column fairq.ledger_marks.snapshot is 'Which transactions had committed.';
+
+create type fairq.tally as (
+  queue text, group_key text, kind text, outcome text, began boolean, ended boolean, claimed boolean, wait_class integer, run_class integer, attempts bigint,
+  cost double precision, seconds double precision, ran double precision, waited double precision, largest double precision, longest double precision,
+  used double precision, most_used double precision, first_at timestamptz, first_start timestamptz
+);
+comment on type fairq.tally is 'Attempts of a group that are alike, in a part of the ledger.';
+
+create type fairq.account as (
+  shard_no integer, group_key text, groups integer, weight double precision, tasks bigint, ended bigint, seconds double precision, cost double precision,
+  ran double precision, received double precision, entitled double precision, debt double precision, bound double precision, pace double precision,
+  waiting_since timestamptz, waits bigint[]
+);
+comment on type fairq.account is 'What the ledger of some time says about a group; pace: what it was entitled to in a second in which it waited.';
+
+create type fairq.waiter as (
+  group_key text, since timestamptz, cost double precision, weight double precision, is_free boolean, most integer, ready integer
+);
+comment on type fairq.waiter is 'A group, since when its next task waits, what that is expected to cost; and whether it waited all the time, with nothing but its turn before it.';
 
 create table fairq.maintenance (
   shard_no integer primary key

@@ -55,6 +55,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select 'notes'
   union all
   select 'partitions'
+  union all
+  select 'ledger'
 $$;
 comment on function fairq.upkeep_parts is 'The parts of fairq.maintain(), in order.';
 
@@ -75,6 +77,8 @@ begin
       return jsonb_build_object('swept', fairq._sweep_notes(p_shard_no, p_limit, v_now));
     when p_part = 'partitions' then
       return jsonb_build_object('partitions', case when p_shard_no = 0 then fairq._rotate_partitions() end);
+    when p_part = 'ledger' then
+      return jsonb_build_object('parts', fairq._keep_ledger(p_shard_no, p_limit, v_now));
     else
       return (select fairq._keep_queue(p_shard_no, q, p_limit) from fairq.queues q where 'queue ' || q.queue = p_part);
   end case;

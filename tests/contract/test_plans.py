@@ -482,6 +482,11 @@ select fairq.maintain();
 select fairq.maintain();
 select fairq.explain_task(t.id) from fairq.tasks t;
 select fairq.promote_overflow();
+select set_config('fairq.now', (clock_timestamp() + interval '62 minutes')::text, false);
+select fairq.maintain();
+select set_config('fairq.now', (clock_timestamp() + interval '64 minutes')::text, false);
+select fairq.maintain();
+select fairq.shares(), fairq.fairness();
 """
 
 UNUSED = """
@@ -495,6 +500,9 @@ ELSEWHERE = {
     "schema_version_pkey",  # migrations
     "attempts_default_shard_no_task_id_idx",  # the command fairq explain
     "settings_pkey",  # one row
+    # The ledger, in partitions of days.
+    "attempts_default_shard_no_ended_at_idx",
+    "finished_tasks_default_shard_no_finished_at_idx",
 }
 
 

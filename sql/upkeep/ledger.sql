@@ -1,0 +1,464 @@
+-- The ledger: who got what, who waited, who was entitled to what, in parts of half a minute. Summed up from the history and from what is held, so that tasks
+-- cost nothing more when they begin and end. What one snapshot shows is exact: an attempt is either held or in the history.
+-- A part is written when nothing that ended in it can still commit: when all transactions have ended that ran after it was over. Nobody waits longer than ten
+-- seconds for them: what commits later still is in the history only.
+-- Returns how many parts it wrote, four at most: after a while without upkeep it catches up with the last hour.
+-- Locks: none; the caller holds maintenance. Cost: the history of the last half minute, and some hundred groups of each queue.
+create function fairq._keep_ledger(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_snapshot pg_snapshot := pg_current_snapshot();
+  v_from timestamptz := fairq._ledger_until(p_shard_no);
+  v_final timestamptz;
+  v_written integer := 0;
+begin
+  insert into fairq.ledger_marks (shard_no, marked_at, snapshot)
+  select p_shard_no, p_now, v_snapshot
+  where not exists (select from fairq.ledger_marks m where m.shard_no = p_shard_no and m.marked_at > p_now - interval '3 seconds');
+  delete from fairq.ledger_marks m where m.shard_no = p_shard_no and m.marked_at < p_now - interval '5 minutes';
+  v_from := case
+    when v_from is null then fairq._ledger_begin(p_now)
+    else greatest(v_from, fairq._ledger_begin(p_now - interval '1 hour'))
+  end;
+
+  select max(m.marked_at) into v_final
+  from fairq.ledger_marks m
+  where m.shard_no = p_shard_no
+    and (pg_snapshot_xmax(m.snapshot) <= pg_snapshot_xmin(v_snapshot) or m.marked_at <= p_now - interval '10 seconds');
+  while v_from + fairq._ledger_step() <= v_final and v_written < 4 loop
+    perform fairq._write_ledger(p_shard_no, v_from, v_from + fairq._ledger_step(), p_now);
+    v_from := v_from + fairq._ledger_step();
+    v_written := v_written + 1;
+  end loop;
+  perform fairq._set_sweep_floor(p_shard_no, 'ledger', (extract(epoch from v_from) * 1000000)::bigint);
+  if v_written > 0 then
+    perform fairq._sweep_ledger(p_shard_no, p_limit, p_now);
+  end if;
+  return v_written;
+end;
+$$;
+
+-- The length of a part.
+create function fairq._ledger_step() returns interval
+language sql immutable parallel safe
+as $$ select interval '30 seconds' $$;
+
+-- The part that a time is in.
+create function fairq._ledger_begin(p_at timestamptz) returns timestamptz
+language sql immutable parallel safe
+as $$ select date_bin(fairq._ledger_step(), p_at, timestamptz '2000-01-01 00:00:00+00') $$;
+
+-- Up to when the ledger is written; null: it has not begun.
+create function fairq._ledger_until(p_shard_no integer) returns timestamptz
+language sql stable
+as $$ select to_timestamp(fairq._sweep_floor(p_shard_no, 'ledger') / 1000000.0) $$;
+
+-- Where the steps of a histogram end, in seconds: 5 ms, doubled each time, up to 44 minutes. What is longer is in a last step.
+create function fairq._ledger_steps() returns double precision[]
+language sql immutable parallel safe
+as $$ select array(select 0.005 * power(2, g.n) from generate_series(0, 19) g(n)) $$;
+
+-- A histogram made of pairs of a step and a number.
+create function fairq._histogram(p_classes integer[], p_numbers bigint[]) returns bigint[]
+language sql immutable parallel safe as $$
+  select array_agg(coalesce(n.number, 0) order by s.step)
+  from generate_series(0, 20) s(step)
+  left join (select u.class, sum(u.number)::bigint as number from unnest(p_classes, p_numbers) u(class, number) group by u.class) n on n.class = s.step
+$$;
+
+-- The sum of two histograms.
+create function fairq._add_histograms(p_one bigint[], p_other bigint[]) returns bigint[]
+language sql immutable parallel safe as $$
+  select array_agg(coalesce(u.a, 0) + coalesce(u.b, 0) order by u.nth) from unnest(p_one, p_other) with ordinality u(a, b, nth)
+$$;
+
+-- Writes one part: its groups, its queues, the totals.
+create function fairq._write_ledger(p_shard_no integer, p_from timestamptz, p_until timestamptz, p_now timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_tallies fairq.tally[] := fairq._tally(p_shard_no, p_from, p_until);
+  v_queue fairq.queues;
+  v_parts fairq.ledger[];
+begin
+  for v_queue in select q.* from fairq.queues q where not q.internal order by q.queue loop
+    v_parts := array(select p from fairq._ledger_part(p_shard_no, v_queue, v_tallies, p_from, p_until, p_now) p);
+    continue when v_parts = '{}';
+    insert into fairq.ledger select p.* from unnest(v_parts) p;
+    insert into fairq.ledger_queues select q.* from fairq._ledger_queue(p_shard_no, v_queue.queue, v_tallies, v_parts, p_from, p_until) q;
+  end loop;
+  perform fairq._add_totals(p_shard_no, v_tallies);
+  -- Ranges of the history that are full are told apart by time from now on. Behind a vacuum it is left for the next time.
+  perform fairq._summarize_history();
+end;
+$$;
+
+-- All attempts of a time, those that are alike taken together: with began, that they began in it; with ended, that they ended in it. What makes them alike is
+-- one number while they are counted, and lengths are doubles: three times as quick as a column for each, and as intervals.
+-- "+ 0" leads past the other indexes of the history, which begin with the shard and would be read whole.
+-- Cost: history since p_from, found by its block ranges, a third of a microsecond a task; and everything held.
+create function fairq._tally(p_shard_no integer, p_from timestamptz, p_until timestamptz) returns fairq.tally[]
+language sql stable set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = on set enable_sort = off set work_mem = '32MB' as $$
+  select array_agg((c.queue, c.group_key, c.kind, c.outcome, c.alike & 1024 <> 0, c.alike & 2048 <> 0, c.alike & 4096 <> 0, nullif(c.alike & 31, 31),
+    nullif(c.alike >> 5 & 31, 31), c.attempts, c.cost, c.seconds, c.ran, c.waited, c.largest, c.longest, c.used, c.most_used, c.first_at, c.first_start)::fairq.tally)
+  from (
+    select a.queue, a.group_key, a.kind, a.outcome,
+      case when a.began or a.ended then coalesce(width_bucket(a.waited, fairq._ledger_steps()), 31) else 31 end
+      + 32 * case when a.ended then coalesce(width_bucket(a.ran, fairq._ledger_steps()), 31) else 31 end
+      + case when a.began then 1024 else 0 end + case when a.ended then 2048 else 0 end
+      + case when a.started_at is null and not a.ended then 4096 else 0 end as alike,
+      count(*) as attempts, sum(a.cost) as cost,
+      coalesce(sum(case when a.began and a.ended then a.ran else date_part('epoch', least(a.ended_at, p_until) - greatest(a.started_at, p_from)) end), 0)
+        as seconds,
+      sum(a.ran) as ran, sum(a.waited) as waited, max(a.cost) as largest, max(a.ran) as longest, sum(a.used) as used, max(a.used) as most_used,
+      min(a.runnable_at) as first_at,
+      min(a.started_at) as first_start
+    from (
+      select x.queue, x.group_key, x.kind, x.outcome, x.cost, x.used, x.started_at, x.runnable_at, x.ended_at,
+        coalesce(x.began_at >= p_from, false) as began, coalesce(x.ended_at < p_until, false) as ended,
+        date_part('epoch', x.started_at - x.runnable_at) as waited,
+        date_part('epoch', coalesce(x.ended_at, p_until) - x.started_at) as ran
+      from (
+        select f.queue, f.group_key, f.kind, f.outcome, f.cost, coalesce(f.used, f.cost) as used, f.started_at, f.started_at as began_at, f.finished_at as ended_at,
+          greatest(f.created_at, f.run_at) as runnable_at
+        from fairq.finished_tasks f
+        where f.shard_no + 0 = p_shard_no and f.finished_at >= p_from
+          and coalesce(f.started_at, f.finished_at) < p_until
+        union all
+        -- One that was given back before it began was served all the same, and will be served again.
+        select b.queue, b.group_key, b.kind, a.outcome, b.cost, coalesce(a.used, b.cost), a.started_at, coalesce(a.started_at, a.ended_at), a.ended_at, null
+        from fairq.attempts a
+        cross join lateral (
+          (select t.queue, t.group_key, t.kind, t.cost from fairq.tasks t where t.shard_no = p_shard_no and t.id = a.task_id offset 0)
+          union all
+          (select f.queue, f.group_key, f.kind, f.cost from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = a.task_id offset 0)
+          limit 1
+        ) b
+        where a.shard_no + 0 = p_shard_no and a.ended_at >= p_from
+          and coalesce(a.started_at, a.ended_at) < p_until
+        union all
+        select b.queue, b.group_key, b.kind, null, b.cost, null, h.started_at, h.started_at, null, b.runnable_at
+        from fairq.held h
+        cross join lateral (
+          select t.queue, t.group_key, t.kind, t.cost, greatest(t.created_at, t.run_at) as runnable_at
+          from fairq.tasks t
+          where t.shard_no = p_shard_no and t.id = h.id
+          offset 0
+        ) b
+        where h.shard_no = p_shard_no
+          and coalesce(h.started_at, '-infinity') < p_until
+      ) x
+      offset 0
+    ) a
+    group by a.queue, a.group_key, a.kind, a.outcome, alike
+  ) c
+$$;
+
+-- The rows of a queue: the hundred groups that used most, the hundred that waited longest, and all others in one.
+-- What a group was entitled to: all service of the queue is poured into its groups like water into vessels as wide as their weights. One that waited all the
+-- time takes any amount, one that did not takes what it received.
+create function fairq._ledger_part(
+  p_shard_no integer, p_queue fairq.queues, p_tallies fairq.tally[], p_from timestamptz, p_until timestamptz, p_now timestamptz
+) returns setof fairq.ledger
+language plpgsql stable rows 100 set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+    with tally as materialized (
+      select t.* from unnest(p_tallies) t where t.queue = p_queue.queue
+    ),
+    received as materialized (
+      select t.group_key, coalesce(sum(t.attempts) filter (where t.began), 0)::bigint as tasks,
+        coalesce(sum(t.attempts) filter (where t.ended and t.run_class is not null), 0)::bigint as ended,
+        coalesce(sum(t.cost) filter (where t.began), 0) as cost, sum(t.seconds) as seconds, coalesce(sum(t.ran) filter (where t.ended), 0) as ran,
+        coalesce(max(t.largest) filter (where t.began), 0) as largest, coalesce(max(t.longest), 0) as longest,
+        coalesce(sum(t.used) filter (where t.ended), 0) as used, coalesce(max(t.most_used) filter (where t.ended), 0) as most_used, sum(t.attempts) filter (where t.claimed) as claimed,
+        sum(t.attempts) filter (where not t.ended) as in_flight, sum(t.attempts) as attempts, bool_or(t.ended and t.run_class is null) as unserved
+      from tally t
+      group by t.group_key
+    ),
+    waiter as materialized (
+      select w.* from unnest(fairq._waiters(p_shard_no, p_queue, array(select r.group_key from received r order by r.seconds desc, r.group_key limit 100),
+        p_from, p_now)) w
+    ),
+    line as materialized (
+      -- Who else waits: by what promotion knows of them.
+      select count(*) as groups, coalesce(sum(l.weight), 0) as weight
+      from (
+        select k.weight, k.group_key
+        from fairq._tick(p_shard_no, p_queue.queue) i
+        join fairq.lanes k on k.shard_no = p_shard_no and k.queue = p_queue.queue and k.admissible and k.finish >= i.clock
+        limit 200000
+      ) l
+      where not exists (select from waiter w where w.group_key = l.group_key and w.since is not null)
+    ),
+    member as materialized (
+      select m.*, row_number() over (order by m.seconds desc, m.group_key) <= 100 or (m.since is not null and m.nth_waiter <= 100) as shown
+      from (
+        select coalesce(r.group_key, w.group_key) as group_key, coalesce(w.weight, g.weight, p_queue.weight) as weight, w.since, coalesce(r.tasks, 0) as tasks,
+          coalesce(r.ended, 0) as ended, coalesce(r.cost, 0) as cost, coalesce(r.seconds, 0) as seconds, coalesce(r.ran, 0) as ran,
+          case p_queue.fairness when 'time' then coalesce(r.seconds, 0) when 'cost' then coalesce(r.used, 0) else coalesce(r.cost, 0) end as service,
+          greatest(case p_queue.fairness when 'time' then r.longest when 'cost' then r.most_used else r.largest end, w.cost, 0) as largest,
+          case when p_queue.fairness = 'count' then coalesce(r.claimed, 0) else coalesce(r.in_flight, 0) + coalesce(w.ready, 0) end as charged,
+          coalesce(w.is_free and not coalesce(r.unserved, false) and (w.most is null or coalesce(r.attempts, 0) < w.most), false) as judged,
+          row_number() over (order by w.since) as nth_waiter
+        from received r
+        full join waiter w on w.group_key = r.group_key
+        left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = r.group_key
+        where r.group_key is not null or w.since is not null
+      ) m
+    ),
+    total as materialized (
+      select case when m.shown then m.group_key else '' end as group_key, count(*)::integer as groups, min(m.since) as since,
+        case when m.shown then sum(m.weight) else 0 end as weight, sum(m.tasks)::bigint as tasks, sum(m.ended)::bigint as ended, sum(m.cost) as cost,
+        sum(m.seconds) as seconds, sum(m.ran) as ran, sum(m.service) as service, max(m.largest) as largest, sum(m.charged * m.largest) as slack,
+        m.shown and bool_and(m.judged) as judged
+      from member m
+      group by m.shown, case when m.shown then m.group_key else '' end
+      union all
+      select '', l.groups::integer, null, l.weight, 0, 0, 0, 0, 0, 0, 0, 0, false from line l where l.groups > 0
+    ),
+    part as materialized (
+      select t.group_key, greatest(sum(t.groups), 1)::integer as groups, min(t.since) as since, sum(t.weight) as weight, sum(t.tasks)::bigint as tasks,
+        sum(t.ended)::bigint as ended, sum(t.cost) as cost, sum(t.seconds) as seconds, sum(t.ran) as ran, sum(t.service) as service,
+        max(t.largest) as largest, sum(t.slack) as slack, bool_or(t.judged) as judged,
+        case when bool_or(t.judged) or (t.group_key = '' and sum(t.weight) > 0) then 'infinity' else sum(t.service) end as demand
+      from total t
+      group by t.group_key
+    ),
+    level as materialized (
+      -- The first vessel that is not full when the water stands as high in it as in all behind it.
+      select (array_agg(v.level order by v.nth) filter (where v.level <= v.full_at))[1] as level
+      from (
+        select d.nth, d.full_at,
+          (sum(d.service) over () - coalesce(sum(d.demand) over (by_nth rows between unbounded preceding and 1 preceding), 0))
+            / nullif(sum(d.weight) over (by_nth rows between current row and unbounded following), 0) as level
+        from (
+          select p.*, coalesce(p.demand / nullif(p.weight, 0), 0) as full_at,
+            row_number() over (order by coalesce(p.demand / nullif(p.weight, 0), 0), p.group_key) as nth
+          from part p
+        ) d
+        window by_nth as (order by d.nth)
+      ) v
+    )
+    select p_shard_no, p.groups, p_from, p_until, p.since, p.weight, p.tasks, p.ended, p.cost, p.seconds, p.ran, p.service,
+      case when p.demand < 'infinity' then least(p.demand, coalesce(p.weight * l.level, p.demand)) else p.weight * l.level end, p.largest, p.slack, p.judged,
+      p_queue.queue, p.group_key, fairq._histogram(h.classes, h.numbers)
+    from part p
+    cross join level l
+    left join (
+      select case when m.shown then m.group_key else '' end as group_key, array_agg(t.wait_class) as classes, array_agg(t.attempts) as numbers
+      from tally t
+      join member m on m.group_key = t.group_key
+      where t.began
+        and t.wait_class is not null
+      group by case when m.shown then m.group_key else '' end
+    ) h on h.group_key = p.group_key;
+end;
+$$;
+
+-- Groups of a queue that may have work waiting, with the next task of each: those named, those that waited in the part before, and those whose turn is next. Free
+-- is one whose task waited all the time since p_from, as promotion saw it, with nothing but its turn before it.
+-- Cost: some hundred lanes and bodies, from the clock and from the cursors on, and what is ready.
+create function fairq._waiters(p_shard_no integer, p_queue fairq.queues, p_received text[], p_from timestamptz, p_now timestamptz) returns fairq.waiter[]
+language plpgsql stable set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+  v_tick fairq.ticks;
+  v_before timestamptz := p_from - fairq._ledger_step();
+  v_seen pg_snapshot := (select m.snapshot from fairq.ledger_marks m where m.shard_no = p_shard_no and m.marked_at <= p_from order by m.marked_at desc limit 1);
+begin
+  select k.* into v_tick from fairq._tick(p_shard_no, p_queue.queue) k;
+  return (
+    with ready as materialized (
+      select r.group_key, count(*)::integer as tasks, (array_agg(r.id order by r.block, r.position))[1] as id
+      from fairq.ready r
+      where r.shard_no = p_shard_no and r.queue = p_queue.queue and r.position >= 0
+        and (r.block, r.position) >= (v_tick.clock, v_tick.clock_position)
+      group by r.group_key
+    ),
+    candidate as materialized (
+      select u.group_key from unnest(p_received) u(group_key)
+      union
+      (select l.group_key
+       from fairq.ledger l
+       where l.shard_no = p_shard_no and l.begins_at = v_before and l.queue = p_queue.queue and l.waiting_since is not null and l.group_key <> ''
+       order by l.waiting_since, l.group_key
+       limit 200)
+      union
+      (select k.group_key
+       from fairq.lanes k
+       where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.admissible and k.finish >= v_tick.clock
+       order by k.finish, k.position
+       limit 200)
+      union
+      (select r.group_key from ready r order by r.id limit 200)
+    )
+    select array_agg((c.group_key, b.since,
+      case when p_queue.fairness = 'count' then b.cost else fairq._expected(l.pace, b.kind, b.cost, g.weight) end, g.weight,
+      b.is_seen and b.concurrency_key is null and coalesce(b.expires_at > p_now, true) and p_queue.paused_at is null
+        and not coalesce(l.keyed, false) and g.weight = coalesce(l.weight, g.weight) and g.weight = coalesce(w.weight, g.weight)
+        and (g.policy is not distinct from null or (fairq._allowance(g.policy, l.gate, p_from)).tasks > 0),
+      (g.policy).max_running, coalesce(r.tasks, 0))::fairq.waiter)
+    from candidate c
+    left join ready r on r.group_key = c.group_key
+    cross join lateral (select (fairq._lane(p_shard_no, p_queue.queue, c.group_key)).* offset 0) l
+    left join fairq.ledger w on w.shard_no = p_shard_no and w.begins_at = v_before and w.queue = p_queue.queue and w.group_key = c.group_key
+    cross join lateral (
+      select coalesce((s.settings).weight, p_queue.weight) as weight, fairq._policy(p_queue, s.settings) as policy
+      from (values (1)) one
+      left join lateral (
+        select k as settings from fairq.groups k where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key offset 0
+      ) s on true
+      offset 0
+    ) g
+    left join lateral (
+      select t.id
+      from (
+        select k.id
+        from fairq.tasks k
+        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and not k.scheduled
+          and (-k.priority, k.sequence) >= (-(l.cursors[1]).priority, (l.cursors[1]).sequence)
+        order by -k.priority, k.sequence
+        limit 100
+      ) t
+      where not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = t.id offset 0)
+        and not exists (select from fairq.parked k where k.shard_no = p_shard_no and k.id = t.id offset 0)
+      limit 1
+    ) n on true
+    left join lateral (
+      select greatest(t.created_at, t.run_at) as since, t.kind, t.cost, t.concurrency_key, t.expires_at,
+        greatest(t.created_at, t.run_at) <= p_from and coalesce(fairq._is_committed(t.xmin, v_seen), false) as is_seen
+      from fairq.tasks t
+      where t.shard_no = p_shard_no and t.id = coalesce(r.id, n.id)
+      offset 0
+    ) b on true
+    where b.since is not null
+      or c.group_key = any(p_received)
+  );
+end;
+$$;
+
+-- Whether the transaction that wrote a row had committed when a snapshot was taken.
+create function fairq._is_committed(p_xid xid, p_snapshot pg_snapshot) returns boolean
+language sql stable as $$
+  select pg_visible_in_snapshot((n.next - ((n.next - p_xid::text::bigint) & 4294967295))::text::xid8, p_snapshot)
+  from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) n(next)
+$$;
+
+-- The row of a whole queue.
+create function fairq._ledger_queue(
+  p_shard_no integer, p_queue text, p_tallies fairq.tally[], p_parts fairq.ledger[], p_from timestamptz, p_until timestamptz
+) returns setof fairq.ledger_queues
+language plpgsql stable rows 1 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
+begin
+  return query
+    select p_shard_no, w.workers, w.slots, p_from, p_until, p.waiting_since, greatest(0, l.waiting - h.held), d.scheduled, p.tasks, p.ended, p.seconds, p.ran,
+      p.judged, p_queue, c.waits, n.newcomers
+    from (
+      select min(k.waiting_since) as waiting_since, sum(k.tasks)::bigint as tasks, sum(k.ended)::bigint as ended, sum(k.seconds) as seconds,
+        sum(k.ran) as ran, bool_or(k.judged) as judged
+      from unnest(p_parts) k
+    ) p
+    cross join (
+      select coalesce(sum(a.slots), 0)::integer as slots, count(*)::integer as workers
+      from fairq.workers a
+      where a.shard_no = p_shard_no and a.lost_at is null and p_queue = any(a.queues)
+    ) w
+    cross join (
+      select count(*) as waiting
+      from (select from fairq.tasks t where t.shard_no = p_shard_no and t.queue = p_queue and not t.scheduled limit 1000000) t
+    ) l
+    cross join (
+      select count(*) as scheduled
+      from (select from fairq.tasks t where t.shard_no = p_shard_no and t.queue = p_queue and t.scheduled limit 1000000) t
+    ) d
+    cross join (
+      select count(b.id) as held
+      from fairq.held k
+      cross join lateral (
+        select t.id from fairq.tasks t where t.shard_no = p_shard_no and t.id = k.id and t.queue = p_queue offset 0
+      ) b
+      where k.shard_no = p_shard_no
+    ) h
+    cross join (
+      select fairq._histogram(array_agg(t.wait_class), array_agg(t.attempts)) as waits
+      from unnest(p_tallies) t
+      where t.queue = p_queue and t.began and t.wait_class is not null
+    ) c
+    cross join (
+      -- Groups of which nothing was there before: the first task of each.
+      select fairq._histogram(array_agg(width_bucket(date_part('epoch', g.first_start - g.first_at), fairq._ledger_steps())), array_agg(1::bigint)) as newcomers
+      from (
+        select min(t.first_at) as first_at, min(t.first_start) as first_start
+        from unnest(p_tallies) t
+        where t.queue = p_queue
+        group by t.group_key
+        having bool_and(t.began) and min(t.first_at) >= p_from
+      ) g
+    ) n;
+end;
+$$;
+
+-- Adds the tasks that ended to the totals. Of a queue a hundred kinds are told apart.
+create function fairq._add_totals(p_shard_no integer, p_tallies fairq.tally[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  insert into fairq.totals as o (shard_no, tasks, seconds, waited, queue, kind, outcome, runs, waits)
+  select p_shard_no, sum(t.attempts), coalesce(sum(t.ran), 0), coalesce(sum(t.waited), 0), t.queue, k.name, t.outcome,
+    fairq._histogram(array_agg(t.run_class) filter (where t.run_class is not null), array_agg(t.attempts) filter (where t.run_class is not null)),
+    fairq._histogram(array_agg(t.wait_class) filter (where t.wait_class is not null), array_agg(t.attempts) filter (where t.wait_class is not null))
+  from unnest(p_tallies) t
+  join (
+    select a.queue, a.kind, case when row_number() over (partition by a.queue order by a.is_known desc, a.kind) <= 100 then a.kind else 'other' end as name
+    from (
+      select x.queue, x.kind, bool_or(x.is_known) as is_known
+      from (
+        select u.queue, u.kind, false as is_known from unnest(p_tallies) u
+        union
+        select o.queue, o.kind, true from fairq.totals o where o.shard_no = p_shard_no
+      ) x
+      group by x.queue, x.kind
+    ) a
+  ) k on k.queue = t.queue and k.kind = t.kind
+  where t.ended
+    and t.outcome in ('succeeded', 'failed', 'cancelled', 'expired')
+  group by t.queue, k.name, t.outcome
+  on conflict (shard_no, queue, kind, outcome) do update
+  set tasks = o.tasks + excluded.tasks,
+    seconds = o.seconds + excluded.seconds,
+    waited = o.waited + excluded.waited,
+    runs = fairq._add_histograms(o.runs, excluded.runs),
+    waits = fairq._add_histograms(o.waits, excluded.waits);
+end;
+$$;
+
+-- Tells the block ranges of today's history apart, those that are full since. Whoever vacuums there at this moment is not waited for.
+create function fairq._summarize_history() returns void
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '5ms' set timezone = 'UTC' as $$
+begin
+  perform brin_summarize_new_values(i.inhrelid)
+  from pg_catalog.pg_inherits i
+  join pg_catalog.pg_index x on x.indexrelid = i.inhrelid
+  join pg_catalog.pg_class c on c.oid = x.indrelid
+  where i.inhparent in ('fairq.finished_tasks_age_idx'::regclass, 'fairq.attempts_age_idx'::regclass)
+    and (c.relname like '%\_default' or c.relname like '%\_' || to_char(fairq._now(), 'YYYYMMDD'));
+exception when lock_not_available then
+  null;
+end;
+$$;
+
+-- Removes what is older than the longest retention of a queue, at most p_limit rows.
+create function fairq._sweep_ledger(p_shard_no integer, p_limit integer, p_now timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_oldest timestamptz := p_now - (select max(q.retention) from fairq.queues q where not q.internal);
+begin
+  perform fairq._remove(p_shard_no, 'ledger', array(
+    select l.ctid from fairq.ledger l where l.shard_no = p_shard_no and l.begins_at < v_oldest order by l.begins_at limit p_limit
+  ));
+  perform fairq._remove(p_shard_no, 'ledger_queues', array(
+    select l.ctid from fairq.ledger_queues l where l.shard_no = p_shard_no and l.begins_at < v_oldest order by l.begins_at limit p_limit
+  ));
+end;
+$$;

@@ -1,0 +1,204 @@
+"""The ledger: who got what, who waited, who was entitled to what; against a recount."""
+
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.properties.profile import PROFILE
+from tests.support.calls import Conn, call, create_many, finish, maintain, one, pop, register, run
+from tests.support.database import Database
+from tests.support.simulation import NOON, Simulation
+
+pytestmark = pytest.mark.usefixtures("one_shard")
+
+PARTS = """
+select extract(epoch from begins_at - %s)::double precision, group_key, tasks, ended, cost, seconds, service,
+  entitled, weight, judged, waits, waiting_since
+from fairq.ledger where queue = 'default' order by 1, 2
+"""
+
+
+@pytest.fixture
+def conn(database: Database) -> Conn:
+    return database.connect(autocommit=True)
+
+
+def parts(conn: Conn) -> list[tuple[Any, ...]]:
+    return run(conn, PARTS, NOON)
+
+
+def shares(conn: Conn, **options: Any) -> dict[str, dict[str, Any]]:
+    names = ", ".join(f"p_{name} => %s" for name in options)
+    cursor = conn.execute(f"select * from fairq.shares({names})".encode(), list(options.values()))  # noqa: S608
+    assert cursor.description
+    columns = [each.name for each in cursor.description]
+    return {row[0]: dict(zip(columns, row, strict=True)) for row in cursor.fetchall()}
+
+
+def overlap(began: float, ended: float, begin: float, end: float) -> float:
+    return max(0.0, min(ended, end) - max(began, begin))
+
+
+@settings(PROFILE, max_examples=PROFILE.max_examples // 5)
+@given(seed=st.integers(0, 10**6))
+def test_the_ledger_equals_a_recount(conn: Conn, seed: int) -> None:
+    """Retries, failures, long runs over several parts, two workers: what they saw is what stands there."""
+    luck = random.Random(seed)
+    run(
+        conn,
+        "truncate fairq.tasks, fairq.held, fairq.ready, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers,"
+        " fairq.finished_tasks, fairq.attempts, fairq.ledger, fairq.ledger_queues, fairq.totals,"
+        " fairq.ledger_marks, fairq.sweeps, fairq.groups",
+    )
+    groups = ["alice", "bob", "carol", "dave"]
+    fairness = luck.choice(["count", "time"])
+    call(conn, "configure_queue", "default", fairness=fairness)
+    for group in groups:
+        call(conn, "configure_group", "default", group, weight=luck.choice([0.5, 1, 1, 3]))
+    lengths = {group: luck.choice([0.5, 2.0, 7.0, 45.0]) for group in groups}
+    costs = {group: luck.choice([1.0, 2.5]) for group in groups}
+    simulation = Simulation(
+        conn,
+        slots=(luck.randint(1, 4), luck.randint(1, 4)),
+        step=2.5,
+        length=lambda task: lengths[task.group_key],
+        outcome=lambda task: ("succeeded", "succeeded", "failed", "retry")[task % 4],
+    )
+
+    def arrive() -> None:
+        for group in groups:
+            if luck.random() < 0.2:
+                count = luck.randint(1, 12)
+                create_many(conn, group, count, costs=[costs[group]] * count, max_attempts=2)
+
+    simulation.until(110, arrive)
+    written = parts(conn)
+    until = max(row[0] for row in written) + 30
+    assert until >= 90
+    expected: dict[tuple[float, str], list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
+    for each in simulation.ran:
+        ended = simulation.now if each.ended is None else each.ended
+        for begin in range(0, int(until), 30):
+            cell = expected[begin, each.task.group_key]
+            cell[0] += int(begin <= each.began < begin + 30)
+            cell[1] += int(each.ended is not None and begin <= each.ended < begin + 30)
+            cell[2] += costs[each.task.group_key] * (begin <= each.began < begin + 30)
+            cell[3] += overlap(each.began, ended, begin, begin + 30)
+    got = {(row[0], row[1]): list(row[2:6]) for row in written if any(row[2:6])}
+    assert got == {key: pytest.approx(row) for key, row in expected.items() if any(row)}
+    for row in written:
+        assert sum(row[10]) <= row[2]
+        assert row[6] == row[5 if fairness == "time" else 4]
+    _entitlements_are_poured(written)
+    ended = sum(each.ended is not None and each.ended < until for each in simulation.ran)
+    lost = one(
+        conn,
+        "select count(*) from fairq.attempts where ended_at < %s::timestamptz + %s * interval '1 second'",
+        NOON,
+        until,
+    )
+    assert one(conn, "select sum(tasks) from fairq.totals") == ended - lost
+
+
+def _entitlements_are_poured(written: list[tuple[Any, ...]]) -> None:
+    """By bisection: the level at which all that was received is poured out."""
+    for begin in {row[0] for row in written}:
+        part = [row for row in written if row[0] == begin]
+        received = sum(row[6] for row in part)
+        low, high = 0.0, 1e6
+        for _ in range(100):
+            level = (low + high) / 2
+            poured = sum(row[8] * level if row[9] else min(row[6], row[8] * level) for row in part)
+            low, high = (level, high) if poured < received else (low, level)
+        for row in part:
+            entitled = row[8] * high if row[9] else min(row[6], row[8] * high)
+            assert row[7] == pytest.approx(entitled, rel=1e-6, abs=1e-6)
+        assert sum(row[7] for row in part) == pytest.approx(received)
+
+
+def test_a_flood_and_a_few_have_no_debt(conn: Conn) -> None:
+    """Bob has thousands, Alice a few dozen that take longer: both wait all the time, neither is behind."""
+    simulation = Simulation(conn, length=lambda task: 3.0 if task.group_key == "alice" else 1.0)
+    create_many(conn, "bob", 3000)
+    create_many(conn, "alice", 400)
+    simulation.until(100)
+    found = shares(conn, since="1 minute")
+    assert found["bob"]["tasks"] == pytest.approx(found["alice"]["tasks"], abs=2)
+    for group in ("bob", "alice"):
+        assert found[group]["debt"] <= found[group]["bound"] == 2
+        assert found[group]["entitled"] == pytest.approx(found[group]["received"], abs=2)
+        assert found[group]["limited_by"] is None
+    assert found["bob"]["behind"][0]["group"] == "alice"
+    assert found["alice"]["backlog"] == one(
+        conn,
+        "select count(*) from fairq.live_tasks where group_key = 'alice' and state in ('overflow', 'queued')",
+    )
+    # Two seconds a task on average, eight slots: four tasks a second, two of them Alice's.
+    assert found["alice"]["eta_seconds"] == pytest.approx(found["alice"]["backlog"] / 2, rel=0.1)
+    assert found["alice"]["backlog_seconds"] == pytest.approx(3 * found["alice"]["backlog"])
+
+
+INJECTED = {
+    "its lane is put back by a thousand rounds": (
+        "update fairq.lanes set finish = finish + 1000 * fairq._round() where group_key = 'alice'"
+    ),
+    "its lane is taken for one that may not be served": (
+        "update fairq.lanes set admissible = false where group_key = 'alice'"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", INJECTED)
+def test_unfairness_is_seen_within_a_minute(conn: Conn, how: str) -> None:
+    simulation = Simulation(conn)
+    for group in ("alice", "bob", "carol"):
+        create_many(conn, group, 5000)
+    simulation.until(100)
+    assert worst(conn) <= 1
+    simulation.until(160, lambda: run(conn, INJECTED[how]) if simulation.now <= 101 else None)
+    assert worst(conn) > 1
+
+
+def worst(conn: Conn, since: str = "10 minutes") -> float:
+    return float(one(conn, "select coalesce(worst_debt, 0) from fairq.fairness(p_since => %s)", since))
+
+
+def test_a_long_history_is_not_read(conn: Conn) -> None:
+    """Only its last block ranges: a part costs what ended in it, whatever ended before."""
+    run(
+        conn,
+        """
+        insert into fairq.finished_tasks (shard_no, priority, id, queue, group_key, kind, outcome, created_at,
+          run_at, started_at, finished_at, cost, attempt, max_attempts, payload)
+        select 0, 0, -g.n, 'default', 'past', 'default', 'succeeded', t.at, t.at, t.at, t.at, 1, 1, 5,
+          '{"note": "some words that take their place"}'
+        from generate_series(1, 30000) g(n), (select now() - interval '10 minutes') t(at)
+        """,
+    )
+    maintain(conn)
+    run(conn, "select fairq._summarize_history()")
+    worker = register(conn)
+    create_many(conn, "bob", 10)
+    assert len(finish(conn, worker, pop(conn, worker))) == 10
+    query = "select fairq._tally(0, now() - interval '1 minute', now() + interval '1 minute')"
+    run(conn, query)
+    (plan,) = run(conn, f"explain (analyze, buffers, format json) {query}")[0]
+    assert plan[0]["Plan"]["Shared Hit Blocks"] < 300
+
+
+def test_of_many_groups_two_hundred_have_a_row(conn: Conn) -> None:
+    """The others are one; all together is what was received."""
+    simulation = Simulation(conn, slots=(100,), step=1.0)
+    run(conn, "select count(fairq.create_task('tenant ' || g, '{}')) from generate_series(1, 3000) g")
+    simulation.until(75)
+    rows = parts(conn)
+    assert 100 < sum(row[0] == 0 for row in rows) <= 201
+    assert sum(row[2] for row in rows if row[0] < 60) == sum(each.began < 60 for each in simulation.ran)
+    assert worst(conn) <= 1
+    found = shares(conn, limit=10)
+    assert len(found) == 11
+    assert sum(row["tasks"] for row in found.values()) == len(simulation.ran)
