@@ -1,10 +1,11 @@
-"""Who waits, and for how long: a flood and newcomers, busy tenants, weights, tenants who come and go.
+"""Who waits, and for how long: a flood, busy tenants, weights, tenants who come and go, short beside long.
 
 The same arrivals go through a FIFO queue, the article's block ids and fairq, all worked by one small loop
 with eight slots, and through fairq with its own worker. Tasks are sleeps.
 """
 
 import contextlib
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -24,8 +25,16 @@ NEWCOMERS = 9
 TENANTS = 10
 WINDOW_SECONDS = 0.5  # a window shorter than a few of the slow tasks shows chance only
 QUICK, SLOW = 5.0, 50.0  # milliseconds
+SHORT, LONG = 10.0, 1_000.0  # milliseconds: a minute would take hours; a hundredth is what matters
+SHORT_PER_SECOND = 40.0
 WEIGHTS = {"one": 1.0, "two": 2.0, "five": 5.0}
 SUBJECTS = {"fifo": FIFO, "article": ARTICLE, "fairq": FAIRQ, "fairq work": FAIRQ}
+# All share time, and run with fairq's own worker; what each is given beside.
+MIXED: dict[str, dict[str, float]] = {
+    "fairq work": {},
+    "fairq work, a cap per tenant": {"group_max_running": 1},
+    "fairq work, slots for short ones": {"short_slots": 2, "short_under": SHORT / 1000 * 10},
+}
 PATIENCE_SECONDS = 600.0
 
 Conn = psycopg.Connection[Any]
@@ -37,6 +46,7 @@ class Arrival:
     group: str
     tasks: int
     milliseconds: float = 1.0
+    kind: str = "nap"
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,13 @@ class Run:
 
 
 def estimate(scale: Scale) -> float:
-    plays, long, short = len(SUBJECTS) + 4 + 2 + 3, 4 + 3, 2
-    running = 3 * long * scale.seconds + short * scale.seconds + scale.flood / 2_500 * 5
+    plays, long, short = len(SUBJECTS) + 4 + 2 + 3 + 1 + len(MIXED), 4 + 3, 2
+    running = (
+        3 * long * scale.seconds
+        + 6 * (1 + len(MIXED)) * scale.seconds
+        + short * scale.seconds
+        + scale.flood / 2_500 * 5
+    )
     return 2 + scale.repetitions * (2.2 * plays + running)
 
 
@@ -68,6 +83,9 @@ def run(session: Session) -> None:
         for subject in ("fifo", "fairq", "fairq work"):
             session.say(f"coming and going, {subject}, {repetition + 1}")
             coming_and_going(session, subject)
+        for subject in ("fifo", *(MIXED if can_share_time(session) else ())):
+            session.say(f"short beside long, {subject}, {repetition + 1}")
+            mixed_lengths(session, subject)
 
 
 # --- Scenarios -------------------------------------------------------------------------------------
@@ -160,6 +178,48 @@ def coming_and_going(session: Session, subject: str) -> None:
             session.record(subject, f"wait when tenants come and go, {label}", wait, "ms", tenant=name)
 
 
+def mixed_lengths(session: Session, subject: str) -> None:
+    """Ten tenants, each with long tasks waiting all the time, and now and then a short one."""
+    seconds = 6 * session.scale.seconds
+    chance = random.Random(11 + session.repetition)
+    names = [f"tenant {number}" for number in range(TENANTS)]
+    waiting = [Arrival(0, name, int(seconds) + 5, LONG, "long_nap") for name in names]
+    later, at = [], chance.expovariate(SHORT_PER_SECOND)
+    while at < seconds:
+        later.append(Arrival(at, chance.choice(names), 1, SHORT))
+        at += chance.expovariate(SHORT_PER_SECOND)
+
+    def configure(conn: Conn) -> None:
+        if subject != "fifo":
+            given = json.dumps({"fairness": "time", **MIXED[subject]})
+            conn.execute("select fairq.configure_queue('default', %s)", (given,))
+            for kind, cost in (("nap", SHORT), ("long_nap", LONG)):
+                given = json.dumps({"cost": cost / 1000})
+                conn.execute("select fairq.configure_kind('default', %s, %s)", (kind, given))
+
+    played = play(session, subject, waiting, later, seconds=seconds, configure=configure)
+    scenario: dict[str, Any] = {
+        "tenants": TENANTS,
+        "slots": SLOTS,
+        "short": f"{SHORT:.0f} ms",
+        "long": f"{LONG:.0f} ms",
+    }
+    waits = [record.waited(played.end) * 1000 for record in played.records if record.milliseconds == SHORT]
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        wait = measures.percentile(waits, share)
+        session.record(subject, f"short tasks' wait beside long ones, {name}", wait, "ms", **scenario)
+    got = measures.service(played.records, names, played.start, played.end, by_seconds=True)
+    session.record(
+        subject,
+        "least share beside the most, of long ones",
+        measures.evenness(got.values()),
+        "share",
+        **scenario,
+    )
+    busy = sum(got.values()) / (SLOTS * (played.end - played.start))
+    session.record(subject, "slots at work", busy, "share", **scenario)
+
+
 # --- Playing ---------------------------------------------------------------------------------------
 
 
@@ -179,13 +239,15 @@ def play(
         clear(conn)
         with configured(conn, subject, configure):
             for arrival in first:
-                engines.create(conn, engine, arrival.group, arrival.tasks, arrival.milliseconds)
+                engines.create(conn, engine, arrival.group, arrival.tasks, arrival.milliseconds, arrival.kind)
             conn.execute("analyze")
             with worker(session, conn, subject, engine):
                 start, begun = engines.now(conn), time.perf_counter()
                 for arrival in later:
                     time.sleep(max(0, begun + arrival.at - time.perf_counter()))
-                    engines.create(conn, engine, arrival.group, arrival.tasks, arrival.milliseconds)
+                    engines.create(
+                        conn, engine, arrival.group, arrival.tasks, arrival.milliseconds, arrival.kind
+                    )
                 time.sleep(max(0, begun + seconds - time.perf_counter()))
                 while until and engines.left(conn, engine, until):
                     if time.perf_counter() - begun > PATIENCE_SECONDS:
@@ -197,7 +259,7 @@ def play(
 
 @contextlib.contextmanager
 def worker(session: Session, conn: Conn, subject: str, engine: Engine) -> Iterator[None]:
-    if subject == "fairq work":
+    if subject.startswith("fairq work"):
         with workers(conn, session.dsn, 1, SLOTS):
             yield
     else:
@@ -217,8 +279,9 @@ def configured(conn: Conn, subject: str, configure: Callable[[Conn], None] | Non
     finally:
         clear(conn)
         conn.execute("delete from fairq.groups where queue = 'default'")
-        if subject == "fairq by time":
-            conn.execute("""select fairq.configure_queue('default', '{"fairness": "count"}')""")
+        conn.execute("delete from fairq.kinds")
+        none = json.dumps(dict.fromkeys(("fairness", "group_max_running", "short_slots")))
+        conn.execute("select fairq.configure_queue('default', %s)", (none,))
 
 
 def can_share_time(session: Session) -> bool:

@@ -29,7 +29,7 @@ class Engine:
     create: str
     pop: str  # limit, worker -> id, attempt, payload
     finish: str  # worker, ids, attempts
-    history: str  # -> group, created, started, finished (epoch seconds; null where not yet)
+    history: str  # -> group, created, started, finished (epoch seconds; null where not yet), milliseconds
     left: str  # how many are waiting or running
 
 
@@ -41,10 +41,11 @@ FIFO = Engine(
     "select f from bench_fifo.finish_tasks(%s, %s::bigint[], %s::integer[]) f",
     """
 select group_key, extract(epoch from created_at)::float8, extract(epoch from started_at)::float8,
-  extract(epoch from finished_at)::float8
+  extract(epoch from finished_at)::float8, (payload ->> 'ms')::float8
 from bench_fifo.finished_tasks
 union all
-select group_key, extract(epoch from created_at)::float8, extract(epoch from started_at)::float8, null
+select group_key, extract(epoch from created_at)::float8, extract(epoch from started_at)::float8, null,
+  (payload ->> 'ms')::float8
 from bench_fifo.tasks""",
     "select count(*) from bench_fifo.tasks where group_key like %s",
 )
@@ -57,11 +58,11 @@ ARTICLE = Engine(
     "select f from bench_article.finish_tasks(%s, %s::bigint[], %s::integer[]) f",
     """
 select g.group_key, extract(epoch from t.created_at)::float8, extract(epoch from t.started_at)::float8,
-  extract(epoch from t.finished_at)::float8
+  extract(epoch from t.finished_at)::float8, (t.payload ->> 'ms')::float8
 from (
-  select group_no, created_at, started_at, finished_at from bench_article.finished_tasks
+  select group_no, created_at, started_at, finished_at, payload from bench_article.finished_tasks
   union all
-  select group_no, created_at, started_at, null from bench_article.tasks
+  select group_no, created_at, started_at, null, payload from bench_article.tasks
 ) t
 join bench_article.groups g on g.group_no = t.group_no""",
     "select count(*) from bench_article.tasks t join bench_article.groups g on g.group_no = t.group_no"
@@ -71,15 +72,16 @@ join bench_article.groups g on g.group_no = t.group_no""",
 FAIRQ = Engine(
     "fairq",
     "select count(*) from fairq.create_tasks(array_fill(%(group)s::text, array[%(count)s::int]),"
-    " array_fill(%(payload)s::jsonb, array[%(count)s::int]), p_kind => 'nap')",
+    " array_fill(%(payload)s::jsonb, array[%(count)s::int]), p_kind => %(kind)s)",
     "select id, attempt, payload from fairq.pop_tasks('default', %s, %s)",
     "select f from fairq.finish_tasks(%s, %s::bigint[], %s::integer[]) f",
     """
 select group_key, extract(epoch from created_at)::float8, extract(epoch from started_at)::float8,
-  extract(epoch from finished_at)::float8
+  extract(epoch from finished_at)::float8, (payload ->> 'ms')::float8
 from fairq.finished_tasks
 union all
-select t.group_key, extract(epoch from t.created_at)::float8, extract(epoch from h.started_at)::float8, null
+select t.group_key, extract(epoch from t.created_at)::float8, extract(epoch from h.started_at)::float8, null,
+  (t.payload ->> 'ms')::float8
 from fairq.tasks t
 left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id""",
     "select count(*) from fairq.tasks where group_key like %s",
@@ -96,17 +98,21 @@ class Record:
     created: float
     started: float | None
     finished: float | None
+    milliseconds: float = 0.0
 
     def waited(self, end: float) -> float:
         return (end if self.started is None else self.started) - self.created
 
 
-def create(conn: Conn, engine: Engine, group: str, count: int, milliseconds: float) -> None:
+def create(
+    conn: Conn, engine: Engine, group: str, count: int, milliseconds: float, kind: str = "nap"
+) -> None:
     """Batches of at most a thousand, each committed: nobody is made to wait for one long transaction."""
     payload = json.dumps({"ms": milliseconds})
     for start in range(0, count, BATCH):
         number = min(BATCH, count - start)
-        conn.execute(engine.create.encode(), {"group": group, "payload": payload, "count": number})
+        named = {"group": group, "payload": payload, "count": number, "kind": kind}
+        conn.execute(engine.create.encode(), named)
 
 
 def records(conn: Conn, engine: Engine) -> list[Record]:

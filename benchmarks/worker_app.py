@@ -28,3 +28,8 @@ async def delay(payload: float) -> float:
 @app.task
 async def nap(payload: dict[str, float]) -> None:
     await asyncio.sleep(payload["ms"] / 1000)
+
+
+@app.task
+async def long_nap(payload: dict[str, float]) -> None:
+    await asyncio.sleep(payload["ms"] / 1000)

@@ -119,6 +119,14 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
         int | None, "Failures in a row, of any group, after which the whole queue stops for a while."
     ]
     breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+    short_slots: Annotated[int | None, "How many slots of the workers are kept for short tasks."]
+    short_under: Annotated[
+        float | None,
+        "Tasks expected to cost at most this are short: seconds, where groups share time. Default: 1.",
+    ]
+    short_idle: Annotated[
+        Time | None, "How long those slots may idle while only long tasks wait. Default: 1m."
+    ]
     enqueue_role: Annotated[str | None, "Only members of this role of the database enqueue to it."]
     work_role: Annotated[str | None, "Only members of this role of the database work on it."]
 

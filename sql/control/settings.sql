@@ -44,6 +44,9 @@ begin
         ('rate_burst', 1, 100000),
         ('breaker_threshold', 1, 2147483647),
         ('breaker_cooldown', 0.000001, 366 * 86400),
+        ('short_slots', 1, 1000000),
+        ('short_under', 0.001, 1000000),
+        ('short_idle', 0, 366 * 86400),
         ('ready_target', 1, 1000000),
         ('max_attempts', 1, 1000000),
         ('priority', -1000000, 1000000),
@@ -113,7 +116,8 @@ begin
   for v_setting in
     select g.of || c.rule as rule, g.of || c.time as time, g.of || c.extra as extra, c.preset
     from (values (''), ('group_')) g(of)
-    cross join (values ('rate_limit', 'rate_period', 'rate_burst', '1 second'), ('breaker_threshold', 'breaker_cooldown', null, '1 minute'))
+    cross join (values ('rate_limit', 'rate_period', 'rate_burst', '1 second'), ('breaker_threshold', 'breaker_cooldown', null, '1 minute'),
+      ('short_slots', 'short_idle', 'short_under', '1 minute'))
       c(rule, time, extra, preset)
   loop
     if (p_row || v_changes) ->> v_setting.rule is not null then
@@ -130,6 +134,10 @@ begin
       v_changes := jsonb_build_object(v_setting.time, null, coalesce(v_setting.extra, v_setting.time), null) || v_changes;
     end if;
   end loop;
+  if ((p_row || v_changes) ->> 'short_slots')::integer >= ((p_row || v_changes) ->> 'max_running')::integer then
+    raise exception '% keeps % slots for short tasks, and has a cap of %', p_of, (p_row || v_changes) ->> 'short_slots', (p_row || v_changes) ->> 'max_running'
+      using errcode = 'QF007', hint = 'Keep fewer, or raise the cap: long tasks need one as well.', column = 'short_slots';
+  end if;
   return v_changes;
 end;
 $$;

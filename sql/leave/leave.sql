@@ -235,7 +235,7 @@ declare
   v_turns fairq.parked[];
 begin
   select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, r.charge, 0, 0, coalesce(r.counted, false),
-    coalesce(r.keyed_at is not null or k.granted, r.keyed_at is not null))::fairq.leaving)
+    coalesce(r.keyed_at is not null or k.granted or k.concurrency_key is null and k.ctid is not null, r.keyed_at is not null))::fairq.leaving)
   into v_tasks
   from unnest(p_ids) i(id)
   cross join lateral (
@@ -253,7 +253,7 @@ begin
     offset 0
   ) r on true
   left join lateral (
-    select p.ctid, p.granted
+    select p.ctid, p.granted, p.concurrency_key
     from fairq.parked p
     where p.shard_no = p_shard_no and p.id = i.id
     for update skip locked

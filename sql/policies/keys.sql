@@ -6,24 +6,28 @@
 -- per wait; what was given a place is found by that, and the lane's cursor does not go back for it.
 -- One that came back meanwhile is before a younger one of its group that was given the place: then it has that place, and the younger one waits again (I12).
 -- A lane parks and passes over p_most in a pass: then the lane steps back until the next pass, so that nobody waits for it, and rings for that.
+-- Where slots are kept for short tasks, a long one is parked as well, with the place of its key, until _let_long gives it a slot.
 -- Beyond p_reach no place is taken: the lane stops there until a pop gets that far. So does, where a rate is charged, every task.
 -- One row more than p_quota is returned, which is not looked at: where the lane goes on.
 -- Locks: lanes of #keys, whose domain the caller holds, too; parked.
 -- Cost: tasks_line_idx from the cursors, p_quota rows and those that are passed over; parked_granted_idx.
-create function fairq._take_keys(p_tick fairq.ticks, p_lane fairq.lanes, p_quota integer, p_reach bigint, p_most integer, p_now timestamptz)
+create function fairq._take_keys(
+  p_tick fairq.ticks, p_lane fairq.lanes, p_quota integer, p_reach bigint, p_most integer, p_short_under double precision, p_now timestamptz
+)
 returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
-  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz)
+  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz, long boolean)
 language plpgsql rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   c_granted cursor for
-    select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, null::bigint as touched, false as is_open
+    select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, null::bigint as touched, false as is_open,
+      k.concurrency_key is null as has_slot
     from fairq.parked k
     cross join lateral (select b.* from fairq.tasks b where b.shard_no = k.shard_no and b.id = k.id offset 0) t
     where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.granted
     order by k.priority desc, k.sequence;
   -- A level at a time, each in the order of the index.
   c_line cursor for
-    select t.*, c.touched, c.is_open
+    select t.*, c.touched, c.is_open, false as has_slot
     from unnest(p_lane.cursors) c
     cross join lateral (
       select b.id, b.priority, b.sequence, b.kind, b.cost, b.attempt, b.expires_at, b.concurrency_key
@@ -69,7 +73,7 @@ begin
       fetch c_line into v_waiting;
       -- One that was given a place stands in line as well.
       continue when v_task.id = any(v_served);
-      if v_task.sequence <= v_task.touched or v_task.concurrency_key is not null then
+      if v_task.sequence <= v_task.touched or v_task.concurrency_key is not null or p_short_under < 'infinity' then
         -- One that was taken before may be held, and its holder may end it, or put it off, between the loop's snapshot and this look: body and holder are
         -- looked at together, once more, and its attempt is the one of now.
         select b.attempt into v_task.attempt
@@ -95,6 +99,7 @@ begin
     step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_lane.weight) end;
     stops := yields or v_found >= p_quota
       or (not is_expired and not v_is_granted and (keyed or fairq._runs_with_time(p_lane.policy, p_lane.gate)) and p_lane.finish >= p_reach);
+    long := v_task.has_slot;
     if v_is_granted then
       v_served := v_served || id;
     end if;
@@ -112,6 +117,12 @@ begin
         perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
         v_parked := v_parked || v_task.concurrency_key;
       end if;
+      v_passed := v_passed + 1;
+      continue;
+    end if;
+    if coalesce(charge, v_task.cost) > p_short_under and not is_expired and not long and not stops then
+      -- It keeps the place of its key: one that had to give it back whenever the other was not free might never have both.
+      perform fairq._park_long(p_tick, p_lane, id, priority, sequence);
       v_passed := v_passed + 1;
       continue;
     end if;
@@ -276,6 +287,22 @@ $$;
 create function fairq._next_turn(p_gone fairq.parked) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
+  if p_gone.concurrency_key is null then
+    -- A long one: its group's own tag is the turn, see _let_long.
+    update fairq.parked n
+    set turn = p_gone.turn
+    where n.shard_no = p_gone.shard_no
+      and n.id = (
+        select k.id
+        from fairq.parked k
+        where k.shard_no = p_gone.shard_no and k.concurrency_key is null and k.queue = p_gone.queue
+          and k.group_key = p_gone.group_key and (-k.priority, k.sequence) > (-p_gone.priority, p_gone.sequence)
+          and not k.granted
+        order by k.concurrency_key, -k.priority, k.sequence
+        limit 1
+      );
+    return;
+  end if;
   update fairq.parked n
   set turn = p_gone.turn + fairq._step(1, (
     select coalesce(g.weight, q.weight)
@@ -331,7 +358,7 @@ begin
     delete from fairq.parked k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
       and not fairq._may_go_on(p_shard_no, p_queue, k.group_key, p_now)
-    returning k.concurrency_key, k.group_key, k.priority, k.sequence
+    returning fairq._key_of(k) as concurrency_key, k.group_key, k.priority, k.sequence
   ),
   in_line as (
     insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
@@ -342,6 +369,7 @@ begin
   insert into fairq.rings (shard_no, queue, group_key, freed)
   select p_shard_no, '#keys', b.concurrency_key, count(*)
   from back b
+  where b.concurrency_key is not null
   group by b.concurrency_key;
 end;
 $$;

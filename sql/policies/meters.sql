@@ -59,6 +59,7 @@ begin
       where k.tick is null
         or k.horizon is not null
         or fairq._has_news(k)
+        or fairq._lets_long(k, p_now)
         or exists (select from fairq.ready r where r.shard_no = s.shard_no and r.queue = p_queue and r.position >= 0 and r.block >= k.clock)
     )
     and not exists (

@@ -104,7 +104,7 @@ declare
   v_rounds integer := 0;
 begin
   select k.* into v_tick from fairq._tick(p_shard_no, p_queue.queue) k;
-  v_has_news := v_tick.tick is null or fairq._has_news(v_tick);
+  v_has_news := v_tick.tick is null or fairq._has_news(v_tick) or fairq._lets_long(v_tick, p_now);
   loop
     v_promoted := null;
     if v_rounds > 0 or v_late is not null or v_has_news then
@@ -140,7 +140,7 @@ begin
     exit when v_left = 0;
 
     select k.* into v_tick from fairq._tick(p_shard_no, p_queue.queue) k;
-    v_has_news := v_tick.tick is null or fairq._has_news(v_tick);
+    v_has_news := v_tick.tick is null or fairq._has_news(v_tick) or fairq._lets_long(v_tick, p_now);
     -- Those that ended tasks that had expired are not counted: nobody is hidden behind them.
     v_rounds := v_rounds + case when v_late is null or v_ended = '{}' then 1 else 0 end;
     if v_promoted is null and v_taken = '{}' and p_may_wait and not v_waited and (v_rounds > 1 or v_has_news) then
@@ -179,7 +179,7 @@ begin
   )
   insert into fairq.held (shard_no, id, worker_id, attempt, started_at, lease_expires_at, charge, meters, counted, keyed)
   select p_shard_no, p.id, p_worker_id, p.attempt, case when p_claim_lease is null and p.id <> all(p_suspects) then p_now end,
-    case when p.id <> all(p_suspects) then p_now + p_claim_lease end, p.charge, p_meters, p.counted, p.keyed
+    case when p.id <> all(p_suspects) then p_now + p_claim_lease end, p.charge, p_meters + case when p.long then 4 else 0 end, p.counted, p.keyed
   from unnest(p_tasks) p;
 end;
 $$;

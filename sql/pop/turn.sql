@@ -65,7 +65,7 @@ begin
   end loop;
 
   if v_left > 0 then
-    select min(case when q.metered then fairq.next_due_at(q.queue) else k.next_due_at end) as due_at, bool_or(fairq._has_news(k)) as has_news
+    select min(case when q.metered then fairq.next_due_at(q.queue) else k.next_due_at end) as due_at, bool_or(fairq._has_news(k) or fairq._lets_long(k, fairq._now())) as has_news
     into v_next
     from fairq.queues q
     cross join fairq._shards(null) s(shard_no)

@@ -12,7 +12,7 @@ create function fairq._admit(
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_drawn fairq.drawn[] := fairq._draw(p_tick, fairq._share_out(p_tick, p_queue, p_lanes, p_refill, p_budget, p_take, p_ready[p_take],
-    p_now), p_now);
+    p_now), fairq._short_under(p_tick, p_queue), p_now);
 begin
   if exists (select from unnest(v_drawn) d where fairq._runs_with_time((d.lane).policy, (d.lane).gate) and d.tasks is not null) then
     v_drawn := fairq._cut(v_drawn, p_ready, p_take);
@@ -128,9 +128,10 @@ begin
 end;
 $$;
 
--- The next tasks of each lane, with their addresses, and where it goes on. In a lane whose tasks have concurrency keys, _take_keys says which are next.
+-- The next tasks of each lane, with their addresses, and where it goes on. In a lane whose tasks have concurrency keys, or are long where slots are
+-- kept for short ones, _take_keys says which are next.
 -- One pass, lanes -> lateral tasks: a join would be a nested loop, because the planner expects one row of each.
-create function fairq._draw(p_tick fairq.ticks, p_shares fairq.share[], p_now timestamptz) returns fairq.drawn[]
+create function fairq._draw(p_tick fairq.ticks, p_shares fairq.share[], p_short_under double precision, p_now timestamptz) returns fairq.drawn[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   -- A thousand tasks of a pass may find their key taken, whatever the number of lanes.
@@ -142,7 +143,7 @@ begin
     left join lateral (
       select
         array_agg((n.id, (s.lane).finish + n.start, case when n.start = 0 then (s.lane).position else fairq._lane_position((s.lane).lane_no) end, n.charge,
-          fairq._counts((s.lane).policy), n.keyed, n.priority, n.sequence, (s.lane).group_key, n.attempt, n.expires_at, null)::fairq.placed)
+          fairq._counts((s.lane).policy), n.keyed, n.priority, n.sequence, (s.lane).group_key, n.attempt, n.expires_at, null, n.long)::fairq.placed)
           filter (where not n.is_next and not n.is_expired) as tasks,
         array_agg(n.id) filter (where n.is_expired and not n.is_next) as expired,
         (array_agg((n.priority, n.sequence, n.touched, n.is_open)::fairq.cursor) filter (where n.is_next))[1] as next,
@@ -155,11 +156,12 @@ begin
         select y.*, (sum(y.step) over line - y.step)::bigint as start, bool_or(y.stops) over line or row_number() over line > s.quota as is_next
         from (
           select x.*
-          from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).cursors, (s.lane).weight, (s.lane).pace, s.quota + 1, p_now) x
+          from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).cursors, (s.lane).weight, (s.lane).pace, s.quota + 1,
+            p_short_under, p_now) x
           where not (s.lane).keyed
           union all
           select x.*
-          from fairq._take_keys(p_tick, s.lane, s.quota, s.reach, v_most, p_now) x
+          from fairq._take_keys(p_tick, s.lane, s.quota, s.reach, v_most, p_short_under, p_now) x
           where (s.lane).keyed
         ) y
         window line as (rows unbounded preceding)
@@ -281,20 +283,21 @@ end;
 $$;
 
 -- The next tasks of a lane none of whose tasks is known to have a concurrency key, in order of priority and of becoming runnable; of each level p_limit
--- at most. At one that has a key, wherever it is, the lane stops, and goes on as one that has keys: without its key nothing may be done with it, and of
--- those that are parked there may be many.
--- Behind a cursor's touched everything waits; up to it a look-up by id tells what is ready, held or parked.
+-- at most. At one that has a key, or is long where slots are kept for short ones, the lane stops, wherever it is, and goes on as one that has keys:
+-- without its key nothing may be done with it, and of those that are parked there may be many.
+-- Behind a cursor's touched everything waits; up to it, and where long tasks are parked, a look-up by id tells what is ready, held or parked.
 -- One statement, stable, without "set search_path": so it is inlined into _admit, and costs no executor start for every lane.
 -- Cost: tasks_line_idx from the cursors.
 create function fairq._next_tasks(
   p_shard_no integer, p_queue text, p_group_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_limit integer,
-  p_now timestamptz
+  p_short_under double precision, p_now timestamptz
 ) returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
-  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz)
+  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz, long boolean)
 language sql stable as $$
   select o.id, o.priority, o.sequence, o.is_expired, o.charge,
-    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false, o.meets_key, o.meets_key, false, c.touched, c.is_open,
-    o.attempt, o.expires_at
+    case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false,
+    o.meets_key or coalesce(o.charge, o.cost) > p_short_under, o.meets_key or coalesce(o.charge, o.cost) > p_short_under, false, c.touched, c.is_open,
+    o.attempt, o.expires_at, null::boolean
   from unnest(p_cursors) c
   cross join lateral (
     select t.id, t.priority, t.sequence, t.cost, t.attempt + 1 as attempt, t.expires_at, t.expires_at is not null and t.expires_at <= p_now as is_expired,
@@ -304,7 +307,7 @@ language sql stable as $$
     where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled
       and (-t.priority, t.sequence) >= (-c.priority, c.sequence)
       and -t.priority <= case when c.is_open then 2147483647 else -c.priority end
-      and (t.sequence > c.touched or t.concurrency_key is not null or not exists (select from fairq._taken(p_shard_no, t.id)))
+      and ((t.sequence > c.touched and p_short_under = 'infinity') or t.concurrency_key is not null or not exists (select from fairq._taken(p_shard_no, t.id)))
     order by -t.priority, t.sequence
     limit p_limit
   ) o

@@ -12,7 +12,8 @@ begin
     p_position := p_tick.horizon_position;
   end if;
   if p_block is null then
-    p_block := greatest(p_tick.clock, p_tick.top);
+    -- Where long tasks wait it is not over: the clock goes no further than those who have had a slot, or the others would lose their turns.
+    p_block := greatest(p_tick.clock, case when p_tick.long_since is null then p_tick.top else least(p_tick.top, p_tick.long_turn) end);
     p_position := case when p_block = p_tick.clock then p_tick.clock_position else 1 end;
   end if;
 
@@ -46,12 +47,16 @@ begin
   set finish = greatest(0, l.finish - p_clock),
     pace = case when l.pace is distinct from null then ((l.pace).last_block - p_clock, (l.pace).credit, (l.pace).estimates, (l.pace).unit)::fairq.pace end
   where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue;
+  update fairq.parked k
+  set turn = greatest(0, k.turn - p_clock)
+  where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key is null and k.turn is not null;
   delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;
 
   p_tick.clock := 0;
   p_tick.top := p_tick.top - p_clock;
   p_tick.horizon := p_tick.horizon - p_clock;
   p_tick.refill_block := p_tick.refill_block - p_clock;
+  p_tick.long_turn := greatest(0, p_tick.long_turn - p_clock);
   return p_tick;
 end;
 $$;

@@ -71,6 +71,9 @@ begin
     v_tick := fairq._announce_bodies(v_tick);
     perform fairq._open_keys(p_shard_no, v_now);
   end if;
+  if v_tick.long_since is not null then
+    v_tick := fairq._let_long(v_tick, p_take, v_now);
+  end if;
   v_tick := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
 
   -- The clock: the first task still ready, one that is being popped counts, too. With the horizon it says what is being served.
@@ -126,6 +129,9 @@ begin
     order by l.look_at
     limit 1
   ));
+  if v_queue.short_slots is not null or v_tick.long_since is not null then
+    v_tick := fairq._note_long(v_tick, v_queue, v_now);
+  end if;
   o_goes_on := v_served.o_goes_on or o_promoted > 0
     or (v_tick.horizon, v_tick.horizon_position, v_tick.next_xid, v_tick.pending, v_tick.touched, v_tick.next_due_at)
       is distinct from (v_read.horizon, v_read.horizon_position, v_read.next_xid, v_read.pending, v_read.touched, v_read.next_due_at);
@@ -143,6 +149,7 @@ create function fairq._serve_at_once(
 )
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
+  v_short_under double precision := fairq._short_under(p_tick, p_queue);
   v_all record;
 begin
   if cardinality(p_news) > p_take or p_cancelled is not null or p_tick.keyed or p_queue.fairness <> 'count'
@@ -150,7 +157,7 @@ begin
   then
     return;
   end if;
-  select array_agg((t.id, p_tick.clock + t.start, t.nth, null, false, false, t.priority, t.sequence, t.group_key, t.attempt, t.expires_at, null)::fairq.placed
+  select array_agg((t.id, p_tick.clock + t.start, t.nth, null, false, false, t.priority, t.sequence, t.group_key, t.attempt, t.expires_at, null, null)::fairq.placed
       order by t.start, t.nth) as tasks,
     max(t.start + t.step) as served, max(t.sequence) as touched, bool_or(t.meets_key or t.is_expired) as is_odd
   into v_all
@@ -163,7 +170,7 @@ begin
         case
           when cardinality(u.heard) = 1 then array[((u.heard[1]).priority, (u.heard[1]).sequence, p_tick.touched, false)::fairq.cursor]
           else fairq._merge_cursors(null, u.heard, p_tick.touched)
-        end, p_queue.weight, null, p_take + 1, p_now) y
+        end, p_queue.weight, null, p_take + 1, v_short_under, p_now) y
       limit p_take + 1
     ) x
   ) t;
@@ -258,6 +265,9 @@ begin
   o_tick := v_done.o_tick;
   o_promoted := coalesce(cardinality(v_done.o_placed), 0);
   o_goes_on := v_done.o_expired is not null;
+  if p_queue.short_slots is not null and exists (select from unnest(v_done.o_placed) t where t.long is not true) then
+    o_tick.long_since := p_now;
+  end if;
   if o_goes_on then
     perform fairq._end_waiting(o_tick.shard_no, v_done.o_expired, 'expired', p_now);
   end if;
@@ -281,9 +291,9 @@ begin
     ) m;
   end if;
   if v_rest <> '{}' then
-    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed_at, priority, sequence, group_key, attempt, expires_at)
+    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed_at, priority, sequence, group_key, attempt, expires_at, long)
     select o_tick.shard_no, o_tick.queue, t.id, t.block, t.position, t.charge, t.counted, case when t.keyed then p_now end, t.priority, t.sequence, t.group_key,
-      t.attempt, t.expires_at
+      t.attempt, t.expires_at, t.long
     from unnest(v_rest) t;
   end if;
 
@@ -317,9 +327,9 @@ language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as 
 begin
   return coalesce((
     select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed_at is not null, n.priority, n.sequence, n.group_key, n.attempt,
-      n.expires_at, n.ctid)::fairq.placed)
+      n.expires_at, n.ctid, n.long)::fairq.placed)
     from (
-      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed_at, r.priority, r.sequence, r.group_key, r.attempt, r.expires_at
+      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed_at, r.priority, r.sequence, r.group_key, r.attempt, r.expires_at, r.long
       from fairq.ready r
       where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
         and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)

@@ -79,7 +79,7 @@ begin
     -- Waiting for a key is found out again; so is who is given one.
     delete from fairq.parked k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
-    returning k.concurrency_key
+    returning fairq._key_of(k) as concurrency_key
   ),
   freed as (
     insert into fairq.rings (shard_no, queue, group_key, freed)
@@ -90,7 +90,7 @@ begin
       join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
       where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 and r.keyed_at is not null
       union all
-      select v.concurrency_key from given v
+      select v.concurrency_key from given v where v.concurrency_key is not null
     ) k
     group by k.concurrency_key
   ),
@@ -105,9 +105,9 @@ begin
     join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
     where p_queue = '#keys' and r.shard_no = p_shard_no and r.keyed_at is not null
     union all
-    select k.shard_no, k.queue, k.group_key, false, 0, k.concurrency_key
+    select k.shard_no, k.queue, k.group_key, false, 0, fairq._key_of(k)
     from fairq.parked k
-    where p_queue = '#keys' and k.shard_no = p_shard_no and k.granted
+    where p_queue = '#keys' and k.shard_no = p_shard_no and (k.granted or k.concurrency_key is null)
   ),
   taken as (
     select s.group_key, count(*) as places
@@ -127,7 +127,7 @@ begin
     union
     select substr(p_queue, 2) where v_counts_only and p_queue <> '#keys'
     union
-    select k.concurrency_key from fairq.parked k where p_queue = '#keys' and k.shard_no = p_shard_no and k.turn is not null
+    select k.concurrency_key from fairq.parked k where p_queue = '#keys' and k.shard_no = p_shard_no and k.turn is not null and k.concurrency_key is not null
   ),
   rung as (
     insert into fairq.rings (shard_no, queue, group_key, freed, configured)
@@ -193,14 +193,15 @@ begin
     where p.queue = p_tick.queue
       and exists (select from fairq.cancellations c where c.shard_no = p_tick.shard_no and c.task_id = p.id offset 0)
   )
-  select count(*) as tasks, max(p.id) as last_id, array_agg(p.id) filter (where p.queue = p_tick.queue and p.concurrency_key is not null) as keyed
+  select count(*) as tasks, max(p.id) as last_id, array_agg(p.id) filter (where p.queue = p_tick.queue) as ids
   into v_portion
   from portion p;
   with gone as (
-    delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = any(v_portion.keyed) and not k.granted returning k
+    delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = any(v_portion.ids) and not k.granted returning k
   )
-  select array_agg(g.k) into v_gone from gone g where (g.k).turn is not null;
-  perform fairq._next_turn(g) from unnest(v_gone) g;
+  select array_agg(g.k) into v_gone from gone g;
+  perform fairq._next_turn(g) from unnest(v_gone) g where g.turn is not null;
+  perform fairq._free_keys(p_tick.shard_no, v_gone);
   p_tick.announce_from := case when v_portion.tasks = 5000 then v_portion.last_id + 1 end;
   return p_tick;
 end;

@@ -68,6 +68,9 @@ create table fairq.queues (
   rate_burst integer,
   breaker_threshold integer,
   breaker_cooldown interval,
+  short_slots integer,
+  short_under double precision,
+  short_idle interval,
   enqueue_role text collate "C",
   work_role text collate "C",
   metered boolean not null default false,
@@ -98,6 +101,9 @@ comment on column fairq.queues.rate_period is 'The period of rate_limit.';
 comment on column fairq.queues.rate_burst is 'How many tasks of the whole queue may go ahead of its rate; null: a second''s worth, at least one.';
 comment on column fairq.queues.breaker_threshold is 'Failures in a row, of any group, that open the breaker of the whole queue; null: no breaker.';
 comment on column fairq.queues.breaker_cooldown is 'How long that breaker stays open before it tries one task.';
+comment on column fairq.queues.short_slots is 'How many of the slots of its workers are kept for short tasks; null: none.';
+comment on column fairq.queues.short_under is 'What a short task costs at most by what is expected: seconds, where groups share time; null: 1.';
+comment on column fairq.queues.short_idle is 'How long those slots may idle while only long tasks wait.';
 comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
 comment on column fairq.queues.enqueue_role is 'Only its members create tasks of the queue; null: whoever may call create_task.';
 comment on column fairq.queues.work_role is 'Only its members pop tasks of the queue; null: whoever may call pop_tasks.';
@@ -221,6 +227,7 @@ create table fairq.ready (
   keyed_at timestamptz,
   attempt integer not null,
   counted boolean not null,
+  long boolean,
   queue text collate "C" not null,
   group_key text collate "C" not null,
   constraint ready_pkey primary key (shard_no, id)
@@ -232,6 +239,7 @@ comment on column fairq.ready.charge is 'What its group was charged beforehand, 
 comment on column fairq.ready.expires_at is 'Past this time it is not handed out any more.';
 comment on column fairq.ready.attempt is 'The number of its next attempt.';
 comment on column fairq.ready.counted is 'The task takes one of its group''s places.';
+comment on column fairq.ready.long is 'It runs in one of the slots that long tasks may have.';
 comment on column fairq.ready.keyed_at is 'Since when the task is ready with a place of its concurrency key; null: it has none.';
 
 create table fairq.held (
@@ -252,7 +260,7 @@ comment on column fairq.held.attempt is 'With worker_id it proves who holds the 
 comment on column fairq.held.started_at is 'When the attempt began; null: claimed, not started yet.';
 comment on column fairq.held.lease_expires_at is 'End of the claim lease of a prefetched task; null: it runs, or waits to run alone.';
 comment on column fairq.held.charge is 'What its group was charged beforehand, where groups share what tasks use.';
-comment on column fairq.held.meters is 'The task has a place of its queue (1), of the cluster (2).';
+comment on column fairq.held.meters is 'The task has a place of its queue (1), of the cluster (2), a slot that long tasks may have (4).';
 comment on column fairq.held.counted is 'The task holds one of its group''s places.';
 comment on column fairq.held.keyed is 'The task has a place of its concurrency key.';
 
@@ -265,17 +273,19 @@ create table fairq.parked (
   granted boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
-  concurrency_key text collate "C" not null,
+  concurrency_key text collate "C",
   constraint parked_pkey primary key (shard_no, id)
 );
-comment on table fairq.parked is 'Tasks whose concurrency key had no place when their turn came. They leave the line until they are given one. Derived.';
-comment on column fairq.parked.turn is 'When the group is next at this key, in virtual time of the key; of each group the first task has it.';
-comment on column fairq.parked.granted is 'The task was given a place of its key, and has it until it leaves.';
+comment on table fairq.parked is
+  'Tasks whose concurrency key had no place when their turn came, and long ones for which no slot was free. They leave the line until they are given one. Derived.';
+comment on column fairq.parked.concurrency_key is 'The key it waits for; null: a long task that waits for a slot, and has the place of its key.';
+comment on column fairq.parked.turn is 'When the group is next at this key, in virtual time of the key (of the queue, for long tasks); of each group the first task has it.';
+comment on column fairq.parked.granted is 'The task was given a place of its key, or a slot, and has it until it leaves.';
 
 -- What promotion found for a task, on its way to ready or straight to held.
 create type fairq.placed as (
   id bigint, block bigint, position bigint, charge double precision, counted boolean, keyed boolean, priority integer, sequence bigint,
-  group_key text, attempt integer, expires_at timestamptz, ready tid
+  group_key text, attempt integer, expires_at timestamptz, ready tid, long boolean
 );
 comment on type fairq.placed is 'A task with its address, and where it is in fairq.ready; null: it was promoted a moment ago, and is not.';
 
@@ -466,6 +476,8 @@ create table fairq.ticks (
   announce_from bigint,
   filled integer not null,
   keyed boolean not null default false,
+  long_since timestamptz,
+  long_turn bigint,
   queue text collate "C" not null,
   pending fairq.heard[] not null,
   constraint ticks_pkey primary key (shard_no, queue, tick),
@@ -493,6 +505,8 @@ comment on column fairq.ticks.heard_xid is 'A transaction at or past next_xid of
 comment on column fairq.ticks.heard_ring is 'The last ring heard of that transaction.';
 comment on column fairq.ticks.next_due_at is 'When the next scheduled task becomes due.';
 comment on column fairq.ticks.keyed is 'Some tasks of the domain have concurrency keys: promotion takes the lock of the keys, too.';
+comment on column fairq.ticks.long_since is 'Since when only long tasks wait for a slot; null: none does.';
+comment on column fairq.ticks.long_turn is 'The turn of the long task given a slot last: no earlier one waits.';
 comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
 
 create table fairq.idempotency_keys (

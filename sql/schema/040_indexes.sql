@@ -21,6 +21,12 @@ create index parked_turn_idx on fairq.parked (shard_no, concurrency_key, turn) w
 -- promotion: the tasks of a group that wait for a key.
 create index parked_line_idx on fairq.parked (shard_no, concurrency_key, queue, group_key, (-priority), sequence) where not granted;
 
+-- promotion: the group whose long task is next.
+create index parked_long_idx on fairq.parked (shard_no, queue, turn) where concurrency_key is null and turn is not null;
+
+-- promotion: long tasks in flight. They are few, or they were not long.
+create index held_long_idx on fairq.held (shard_no) where meters >= 4;
+
 -- promotion: tasks that were given a key and not placed yet.
 create index parked_granted_idx on fairq.parked (shard_no, queue, group_key) where granted;
 

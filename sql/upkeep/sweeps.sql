@@ -46,11 +46,16 @@ begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'ticks', v_found.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_found.last);
 
-  -- A rate that is not paid for keeps its lane for now, and the floor before it: the lane does not ring when it is. One whose breaker has
+  -- A rate that is not paid for keeps its lane for now, and the floor before it: the lane does not ring when it is. So do long tasks that wait for a slot,
+  -- which the lane knows for long. One whose breaker has
   -- counted failures stays until the group succeeds; that rings.
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
   with idle as materialized (
-    select l.ctid, l.finish, coalesce((l.gate).rate_at, '-infinity') <= fairq._now() as is_paid
+    select l.ctid, l.finish, coalesce((l.gate).rate_at, '-infinity') <= fairq._now() and not exists (
+        select
+        from fairq.parked k
+        where k.shard_no = l.shard_no and k.concurrency_key is null and k.queue = l.queue and k.group_key = l.group_key and not k.granted
+      ) as is_paid
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and not l.admissible
       -- A meter is asked without looking at the settings: its lane is never missing.

@@ -11,6 +11,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
 declare
   v_now timestamptz := fairq._now();
   v_task record;
+  v_is_long boolean;
   v_workers bigint;
   v_knows boolean;
 begin
@@ -57,10 +58,21 @@ begin
   end if;
 
   if v_task.state in ('scheduled', 'overflow', 'blocked', 'queued') then
+    v_is_long := exists (
+      select from fairq.parked k where k.shard_no = v_task.shard_no and k.id = p_id and k.concurrency_key is null and not k.granted
+    );
     select w.reason, w.look_at into reason, next_look_at
-    from fairq._obstacles(v_task.shard_no, v_task.queue, v_task.group_key, v_task.concurrency_key, v_task.state, v_now) w
+    from fairq._obstacles(v_task.shard_no, v_task.queue, v_task.group_key, case when not v_is_long then v_task.concurrency_key end, v_task.state, v_now) w
     order by w.nth
     limit 1;
+  end if;
+  if v_is_long and reason is null then
+    select format('is expected to be long: %s such tasks have all slots but those kept for short ones', fairq._long_in_flight(v_task.queue)),
+      k.long_since + q.short_idle
+    into reason, next_look_at
+    from fairq.queues q
+    left join lateral fairq._tick(v_task.shard_no, q.queue) k on true
+    where q.queue = v_task.queue;
   end if;
   reason := case
     when v_task.state = 'claimed' and v_task.losses > 0

@@ -12,7 +12,7 @@ select t.shard_no, t.id, t.queue, t.group_key, t.kind, t.priority, t.sequence, t
   coalesce(h.attempt, t.attempt) as attempt, coalesce(t.losses, 0) as losses,
   h.worker_id, h.started_at, h.lease_expires_at, r.block, r.position,
   coalesce(h.counted, r.counted, false) as counted,
-  coalesce(h.keyed, k.granted, r.keyed_at is not null) as keyed,
+  coalesce(h.keyed, k.granted or k.id is not null and k.concurrency_key is null, r.keyed_at is not null) as keyed,
   coalesce(h.meters, 0) as meters,
   coalesce(h.charge, r.charge) as charge
 from fairq.tasks t
@@ -20,4 +20,4 @@ left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id
 left join fairq.ready r on r.shard_no = t.shard_no and r.id = t.id
 left join fairq.parked k on k.shard_no = t.shard_no and k.id = t.id;
 comment on view fairq.live_tasks is
-  'Live tasks and what they are doing: scheduled, overflow (waiting, not yet in the order), blocked (its concurrency key is taken), queued (has an address), claimed, running.';
+  'Live tasks and what they are doing: scheduled, overflow (waiting, not yet in the order), blocked (its concurrency key is taken, or it is long and no slot is free for such), queued (has an address), claimed, running.';

@@ -477,6 +477,9 @@ select fairq.finish_tasks(1, array(select id from fairq.live_tasks where state =
 select fairq.explain_task(f.id) from fairq.finished_tasks f;
 select fairq.retry_task((select max(id) from fairq.finished_tasks where outcome <> 'succeeded'));
 select fairq.pop_tasks('default', 10, 1);
+select fairq.configure_queue('default', '{"short_slots": 7}');
+select fairq.create_tasks(array['g', 'g'], array['{}', '{}']::jsonb[], p_cost => 60);
+select fairq.pop_tasks('default', 10, 1);
 select set_config('fairq.now', (clock_timestamp() + interval '1 hour')::text, false);
 select fairq.maintain();
 select fairq.maintain();

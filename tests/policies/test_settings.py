@@ -261,7 +261,7 @@ def test_a_null_takes_a_setting_away_and_an_absent_one_stays(conn: Conn) -> None
         name: {int: 7, float: 2.5, bool: False, str: "time"}.get(option.type, "1 hour")
         for name, option in options_of(policies.QueueSettings).items()
     }
-    given |= {"enqueue_role": "fairq_enqueue", "work_role": "fairq_work"}
+    given |= {"enqueue_role": "fairq_enqueue", "work_role": "fairq_work", "short_slots": 6}
     call(conn, "configure_queue", "docs", **given)
     every = one(conn, row, "docs")
     assert all(every[name] != fresh[name] for name in given)

@@ -6,7 +6,7 @@ alter table fairq.tasks
 alter table fairq.held
   add constraint lease_iff_claimed check (lease_expires_at is null or started_at is null),
   add constraint attempt_positive check (attempt >= 1),
-  add constraint meters_known check (meters between 0 and 3);
+  add constraint meters_known check (meters between 0 and 7);
 alter table fairq.ready add constraint address_not_negative check (block >= 0 and position >= 0);
 alter table fairq.parked add constraint granted_has_no_turn check (not granted or turn is null);
 alter table fairq.finished_tasks add constraint outcome_is_known check (outcome in ('succeeded', 'failed', 'cancelled', 'expired'));

@@ -1,0 +1,161 @@
+-- Slots kept for short tasks. A task is long when it is expected to cost more than short_under, by what its lane expects. Long ones may have all slots of the
+-- queue's workers but those kept. One that is met is parked, and holds nobody up, not even its own group; a pop that has room lets the next ones go on, those of
+-- the group that is least far in virtual time first. How many are in flight is counted from their rows, each time: no count is kept that could be wrong.
+
+-- What a short task costs at most; infinite where no slots are kept, and no long task is parked, for then whatever has not been placed stands in line.
+create function fairq._short_under(p_tick fairq.ticks, p_queue fairq.queues) returns double precision
+language sql immutable parallel safe as $$
+  select case when p_queue.short_slots is not null then coalesce(p_queue.short_under, 1) when p_tick.long_since is not null then 1e300 else 'infinity' end
+$$;
+
+-- How many more long tasks may have a slot. One may always, whatever is kept. Once only long ones have waited for short_idle, they may have all that is free.
+-- Cost: the workers of the shard, and the long tasks in flight.
+create function fairq._long_room(p_tick fairq.ticks, p_now timestamptz, p_lends boolean default true) returns integer
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_queue fairq.queues;
+  v_slots integer;
+begin
+  select q.* into v_queue from fairq.queues q where q.queue = p_tick.queue;
+  if v_queue.short_slots is null or (p_lends and p_tick.long_since <= p_now - v_queue.short_idle) then
+    return 1000000;
+  end if;
+  select least(sum(w.slots), v_queue.max_running)::integer into v_slots
+  from fairq.workers w
+  where w.shard_no = p_tick.shard_no and w.lost_at is null and p_tick.queue = any(w.queues);
+  return greatest(1, v_slots - v_queue.short_slots) - fairq._long_in_flight(p_tick.queue);
+end;
+$$;
+
+-- Long tasks that have a slot: held, ready, or let go on a moment ago. Of all shards: slots are, too.
+create function fairq._long_in_flight(p_queue text) returns integer
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select count(*)::integer
+  from fairq._shards(null) s(shard_no)
+  cross join lateral (
+    select
+    from fairq.held h
+    cross join lateral (select t.queue from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id offset 0) t
+    where h.shard_no = s.shard_no and h.meters >= 4
+      and t.queue = p_queue
+    union all
+    select from fairq.ready r where r.shard_no = s.shard_no and r.queue = p_queue and r.position >= 0 and r.long
+    union all
+    select from fairq.parked k where k.shard_no = s.shard_no and k.queue = p_queue and k.granted and k.concurrency_key is null
+  ) x
+$$;
+
+-- Whether a pop should promote for the sake of long tasks that wait. Nobody rings when one of them ends. Inlined.
+create function fairq._lets_long(p_tick fairq.ticks, p_now timestamptz) returns boolean
+language sql stable
+as $$ select p_tick.long_since is not null and fairq._long_room(p_tick, p_now) > 0 $$;
+
+-- Parks a long task. The first of its group has the group's turn: where its lane stands in virtual time, but not before those that wait.
+create function fairq._park_long(p_tick fairq.ticks, p_lane fairq.lanes, p_id bigint, p_priority integer, p_sequence bigint) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_first record;
+  v_turn bigint;
+begin
+  select k.id, k.priority, k.sequence, k.turn into v_first
+  from fairq.parked k
+  where k.shard_no = p_tick.shard_no and k.concurrency_key is null and k.queue = p_tick.queue and k.group_key = p_lane.group_key and not k.granted
+  order by k.concurrency_key, -k.priority, k.sequence
+  limit 1;
+  v_turn := coalesce(v_first.turn, greatest(p_lane.finish, p_tick.long_turn));
+  if (-v_first.priority, v_first.sequence) < (-p_priority, p_sequence) then
+    v_turn := null;
+  elsif v_first.turn is not null then
+    update fairq.parked k set turn = null where k.shard_no = p_tick.shard_no and k.id = v_first.id;
+  end if;
+  insert into fairq.parked (shard_no, id, queue, group_key, priority, sequence, turn)
+  values (p_tick.shard_no, p_id, p_tick.queue, p_lane.group_key, p_priority, p_sequence, v_turn);
+end;
+$$;
+
+-- Gives slots to long tasks, as many as this pop asks for and there is room; their lanes ring, and place them next. A group whose tag has moved on since its
+-- task was parked waits until the others have come as far: what short ones cost it, or what its attempts took beyond what was expected, counts here, too.
+-- One whose group cannot go on stands in line again instead, see _open_keys.
+-- Returns the tick, with the turn it has come to.
+-- Locks: parked, rings; the caller holds the domain, and #keys.
+-- Cost: parked_long_idx from that turn, a step per task and per group that is passed over, a thousand at most.
+create function fairq._let_long(p_tick fairq.ticks, p_take integer, p_now timestamptz) returns fairq.ticks
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  -- What is kept is lent in a pass that hears no news: they may tell of a short one.
+  v_room integer := least(p_take, fairq._long_room(p_tick, p_now, not fairq._has_news(p_tick)));
+  v_first fairq.parked;
+  v_lane fairq.lanes;
+  v_goes_on boolean;
+begin
+  for v_round in 1 .. 1000 loop
+    exit when v_room < 1;
+    select k.* into v_first
+    from fairq.parked k
+    where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key is null and k.turn >= coalesce(p_tick.long_turn, 0)
+    order by k.turn
+    limit 1;
+    exit when not found;
+    p_tick.long_turn := v_first.turn;
+    v_lane := fairq._lane(p_tick.shard_no, p_tick.queue, v_first.group_key);
+    if v_lane.finish > v_first.turn then
+      update fairq.parked k set turn = v_lane.finish where k.shard_no = p_tick.shard_no and k.id = v_first.id;
+      continue;
+    end if;
+    v_goes_on := fairq._may_go_on(p_tick.shard_no, p_tick.queue, v_first.group_key, p_now);
+    if v_goes_on then
+      update fairq.parked k set granted = true, turn = null where k.shard_no = p_tick.shard_no and k.id = v_first.id;
+      v_room := v_room - 1;
+      select v_first.turn + fairq._step(fairq._expected(v_lane.pace, t.kind, t.cost, v_lane.weight), coalesce(v_lane.weight, 1)) into v_first.turn
+      from fairq.tasks t
+      where t.shard_no = p_tick.shard_no and t.id = v_first.id;
+    else
+      delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_first.id;
+      perform fairq._free_keys(p_tick.shard_no, array[v_first]);
+    end if;
+    perform fairq._next_turn(v_first);
+    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+    values (p_tick.shard_no, p_tick.queue, v_first.group_key, case when not v_goes_on then v_first.priority end, v_first.sequence, true);
+  end loop;
+  return p_tick;
+end;
+$$;
+
+-- Notes in the tick whether long tasks wait, since when only they do, and when they may have all slots, for then somebody has to look.
+create function fairq._note_long(p_tick fairq.ticks, p_queue fairq.queues, p_now timestamptz) returns fairq.ticks
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  p_tick.long_since := case
+    when exists (
+      select
+      from fairq.parked k
+      where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key is null
+        and (k.granted or k.turn >= coalesce(p_tick.long_turn, 0))
+    ) then coalesce(p_tick.long_since, p_now)
+  end;
+  if p_tick.long_since + p_queue.short_idle > p_now then
+    p_tick.next_due_at := least(p_tick.next_due_at, p_tick.long_since + p_queue.short_idle);
+  end if;
+  return p_tick;
+end;
+$$;
+
+-- The key of which a parked task has, or may be given, a place.
+create function fairq._key_of(p_parked fairq.parked) returns text
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return coalesce(p_parked.concurrency_key, (select t.concurrency_key from fairq.tasks t where t.shard_no = p_parked.shard_no and t.id = p_parked.id));
+end;
+$$;
+
+-- Long tasks that stand in line again give the places of their keys back.
+create function fairq._free_keys(p_shard_no integer, p_gone fairq.parked[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  insert into fairq.rings (shard_no, queue, group_key, freed)
+  select p_shard_no, '#keys', g.concurrency_key, count(*)
+  from (select fairq._key_of(k) as concurrency_key from unnest(p_gone) k where k.concurrency_key is null) g
+  where g.concurrency_key is not null
+  group by g.concurrency_key;
+end;
+$$;
