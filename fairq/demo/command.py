@@ -7,8 +7,9 @@ import importlib.util
 import os
 import secrets
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +18,7 @@ import psycopg
 from psycopg import conninfo, sql
 from rich.console import Console
 from rich.live import Live
+from starlette.requests import Request
 
 from fairq import dsn as dsns
 from fairq import embedded, install
@@ -25,6 +27,9 @@ from fairq.demo import engines, view
 from fairq.demo.engines import Record
 from fairq.demo.run import Standings, run
 from fairq.demo.scenario import Scenario, plan
+from fairq.web import asgi
+from fairq.web.guard import from_here
+from fairq.web.serve import in_background
 
 DATA = Path(".cache") / "demo"
 PICTURE = Path("demo-output") / "fairness.png"
@@ -118,12 +123,23 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
 
 def _demo(scenario: Scenario, out: Path, dsn: str | None, console: Console) -> None:
     started = time.monotonic()
-    with _database(dsn, console) as where, psycopg.connect(where, autocommit=True) as conn:
+    with (
+        _database(dsn, console) as where,
+        _page(where, console) as stays,
+        psycopg.connect(where, autocommit=True) as conn,
+    ):
         fifo_engine, fair_engine = engines.set_up(conn, scenario.slots)
         with _display(scenario, console) as show:
             run(where, (fifo_engine, fair_engine), scenario, show)
         fifo, fair = fifo_engine.history(conn), fair_engine.history(conn)
-    _check(scenario, fifo, fair)
+        _check(scenario, fifo, fair)
+        _conclude(scenario, fifo, fair, out, console, started)
+        stays()
+
+
+def _conclude(
+    scenario: Scenario, fifo: list[Record], fair: list[Record], out: Path, console: Console, started: float
+) -> None:
     # matplotlib keeps a list of fonts; not in the home folder, for our sake. It is slow to import, too.
     os.environ.setdefault("MPLCONFIGDIR", str(Path(".cache", "matplotlib").absolute()))
     from fairq.demo import plot
@@ -194,6 +210,28 @@ def _own_server(console: Console) -> Iterator[str]:
         ready = f"PostgreSQL {server.binaries.version} of the demo's own, data in {DATA}, fsync on."
         view.say(console, ready, "dim")
         yield server.dsn()
+
+
+# --- The page --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _page(dsn: str, console: Console) -> Iterator[Callable[[], None]]:
+    """The page of `fairq web`, at hand. Yields what keeps it up for somebody who looks at it."""
+    watched = False
+
+    def allow(request: Request) -> bool:
+        nonlocal watched
+        watched = watched or from_here(request)
+        return from_here(request)
+
+    def stay() -> None:
+        if watched and console.is_terminal and sys.stdin.isatty():
+            console.input("The page stays up until you press Enter. ")
+
+    with in_background(asgi(dsn, allow=allow)) as address:
+        view.say(console, f"Who gets what, in a browser: {address}", "bold")
+        yield stay
 
 
 # --- The view -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import jinja2
+import psycopg
 
 from fairq import install
 from fairq.commands.common import Connection, connect, span
@@ -72,6 +74,7 @@ class Site:
         self._templates.filters |= {
             "number": lambda value: "" if value is None else f"{value:,}",
             "span": span,
+            "reason": reason_text,
             "share": lambda value: "" if value is None else f"{value:.1%}",
             "text": lambda value: clean(str(value)),
             "lines": lambda value: "\n".join(map(clean, str(value).replace("\t", "    ").split("\n"))),
@@ -90,6 +93,10 @@ class Site:
                 install.check_version(conn)
                 self._checked = True
             conn.read_only = not changes
+            if (
+                not changes
+            ):  # one moment for the whole page; what changes promotes, and that wants READ COMMITTED
+                conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             with conn.transaction():
                 timeout = CHANGE_TIMEOUT if changes else TIMEOUT
                 begun = queries.beginning(
@@ -129,6 +136,14 @@ class Site:
             "url": to,
             "ago": ago,
         } | page.shown
+
+
+_MOMENT = re.compile(r"\b(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.\d+)?[+-]\d\d(?::\d\d)*")
+
+
+def reason_text(reason: str, group_key: str | None = None) -> str:
+    """The engine's words, with times as pages have them, and without the name of whom they stand beside."""
+    return clean(_MOMENT.sub(r"\1 \2", reason.removeprefix(f'group "{group_key}": ')))
 
 
 def url(path: str, **query: Any) -> str:

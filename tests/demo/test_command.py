@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +93,7 @@ def test_it_prints_a_table_and_draws_a_picture_twice_in_a_row(tmp_path: Path) ->
         assert rows == {"bob": "300", "alice": "3", "carol": "3", "dave": "3", "others": "9"}
         assert out.count("With fairq instead of FIFO") == 1
         assert "fsync on" in out
+        assert re.search(r"^Who gets what, in a browser: http://127\.0\.0\.1:\d+/$", out, re.MULTILINE)
         assert "309 of 309 started" in out
         assert "\x1b" not in out, "no colours in a pipe"
         width, height = png_size(picture)
@@ -100,6 +102,21 @@ def test_it_prints_a_table_and_draws_a_picture_twice_in_a_row(tmp_path: Path) ->
         assert not (tmp_path / ".cache/demo/pgdata/postmaster.pid").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "demo-output", "home"]
     assert list((tmp_path / "home").rglob("*")) == []
+
+
+def test_the_page_shows_bob_and_alice_while_it_runs(tmp_path: Path) -> None:
+    with fairq_demo(tmp_path, "--tasks", "20000") as process:
+        (address,) = re.findall(r"http://\S+/", read_until(process, r"[1-9]\d* of [\d,]+ started.*\|"))
+        deadline = time.monotonic() + 30
+        seen = ""
+        while not ("bob" in seen and "alice" in seen) and time.monotonic() < deadline:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                seen = answer.read().decode()
+        assert "bob" in seen
+        assert "alice" in seen
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

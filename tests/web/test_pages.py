@@ -91,7 +91,7 @@ def test_a_tenant_page_says_why_each_task_waits(conn: psycopg.Connection[Any], d
     seen = page(client(database), "/group?queue=default&group=bob")
     assert "1 at once" in seen.text
     assert "running by worker" in seen.text
-    assert 'group "bob": ' in seen.text
+    assert "1 tasks are in flight, the cap is 1" in seen.text
     assert [f"/task?id={id}" for id in ids] == [each for each in seen.links if "/task" in each]
 
 
