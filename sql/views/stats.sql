@@ -27,6 +27,21 @@ from fairq.live_tasks t
 group by t.queue, t.group_key;
 comment on view fairq.group_stats is 'Live tasks per queue, group and state. Counts all live tasks.';
 
+-- What an operator sees of a tenant, in one row. Admin pages want one column that names it.
+create view fairq.tenants as
+select jsonb_build_array(queue, group_key)::text as key, queue, group_key,
+  coalesce(s.overflow + s.blocked + s.queued, 0) as waiting,
+  coalesce(s.scheduled, 0) as scheduled,
+  coalesce(s.claimed + s.running, 0) as running,
+  s.oldest_waiting_since, g.paused_at, g.weight, g.max_running, g.rate_limit, g.rate_period
+from fairq.group_stats s
+full join (
+  select o.queue, o.group_key, o.paused_at, o.weight, o.max_running, o.rate_limit, o.rate_period
+  from fairq.groups o
+  join fairq.queues q on q.queue = o.queue and not q.internal
+) g using (queue, group_key);
+comment on view fairq.tenants is 'Groups that have live tasks or settings of their own. Counts all live tasks.';
+
 create view fairq.worker_stats as
 select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease,
   b.beat_at, b.circuit_open, b.circuit_trips,

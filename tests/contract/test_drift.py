@@ -74,10 +74,10 @@ def test_a_change_of_sql_after_a_release_needs_its_delta(released: Path, empty_d
             "column groups.weight: default: left – · right 2",
         ),
         ("alter table fairq.groups alter weight set not null", "column groups.weight: not null:"),
-        ("alter table fairq.groups alter weight type real", "column groups.weight: type:"),
+        ("alter table fairq.kinds alter cost type real", "column kinds.cost: type:"),
         (
-            'alter table fairq.groups alter group_key type text collate "POSIX"',
-            "column groups.group_key: collation: left C · right POSIX",
+            'alter table fairq.domains alter queue type text collate "POSIX"',
+            "column domains.queue: collation: left C · right POSIX",
         ),
         ("alter table fairq.groups alter queue set storage external", "column groups.queue: storage:"),
         ("alter table fairq.groups set (fillfactor = 50)", "relation groups: options: left – · right"),

@@ -39,6 +39,7 @@ SENDERS = {
     "commands.stats": "views",
     "codegen.catalog": "what it asks the catalogue",
     "codegen.command": "its database",
+    "contrib.django.admin": "shards, and what no model has of a task",
     "contrib.django.base": "whether a queue is there",
     "contrib.django.operations": "a migration's way back",
     "contrib.django.results": "what became of a task of Django",

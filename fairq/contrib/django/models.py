@@ -10,7 +10,7 @@ from django.db import models
 
 from fairq.contrib.django import database
 
-__all__ = ["EndedTask", "Queue", "Task"]
+__all__ = ["EndedTask", "Queue", "Task", "Tenant"]
 
 
 class Manager(models.Manager):
@@ -97,3 +97,29 @@ class Queue(models.Model):
 
     def __str__(self) -> str:
         return str(self.queue)
+
+
+class Tenant(models.Model):
+    """A group that has live tasks, or settings of its own."""
+
+    key = models.TextField(primary_key=True, editable=False)
+    queue = models.TextField()
+    group_key = models.TextField("tenant")
+    waiting = models.BigIntegerField(editable=False)
+    scheduled = models.BigIntegerField(editable=False)
+    running = models.BigIntegerField(editable=False)
+    oldest_waiting_since = models.DateTimeField("oldest waits since", null=True, editable=False)
+    paused_at = models.DateTimeField(null=True, editable=False)
+    weight = models.FloatField(null=True, blank=True)
+    max_running = models.IntegerField("most running", null=True, blank=True)
+    rate_limit = models.IntegerField("rate", null=True, blank=True)
+    rate_period = models.DurationField("period of the rate", null=True, blank=True)
+
+    objects = Manager()
+
+    class Meta:
+        managed = False
+        db_table = '"fairq"."tenants"'
+
+    def __str__(self) -> str:
+        return f"{self.group_key} in {self.queue}"
