@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long storm fuzz chaos nightly test-matrix test-pythons test-shards test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long test-django storm fuzz chaos nightly test-matrix test-pythons test-shards test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -55,6 +55,9 @@ test-pythons: .venv/.dev ## Run all tests on Python 3.11 to 3.14, as far as they
 test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 	@FAIRQ_TEST_SHARDS=16 .venv/bin/python -m pytest $(PYTEST)
 
+test-django: .venv/.dev ## Run all tests of frameworks on each version of Django and name space of its tasks
+	@FAIRQ_TEST_DJANGO=1 .venv/bin/python -m pytest $(PYTEST) tests/django
+
 storm: .venv/.dev ## Run a storm of processes for a minute, and stop calls between any two statements
 	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_stops.py
 
@@ -64,8 +67,8 @@ fuzz: .venv/.dev ## Call every function and command with odd arguments, 100,000 
 chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; prints how long each fault was felt
 	@FAIRQ_TEST_CHAOS=$(or $(FAIRQ_TEST_CHAOS),600) .venv/bin/python -m pytest -s $(ARGS) tests/chaos/test_chaos.py
 
-nightly: ## Run what takes too long for every change: storm, fuzz, chaos, test-long, test-matrix, test-pythons, test-shards
-	@status=0; for each in storm fuzz chaos test-long test-matrix test-pythons test-shards; do $(MAKE) $$each || status=1; done; exit $$status
+nightly: ## Run what takes too long for every change: storm, fuzz, chaos, test-long, test-django, test-matrix, test-pythons, test-shards
+	@status=0; for each in storm fuzz chaos test-long test-django test-matrix test-pythons test-shards; do $(MAKE) $$each || status=1; done; exit $$status
 
 model: .venv/.dev ## Explore the models of tests/model in larger worlds (two minutes)
 	@FAIRQ_TEST_MODEL=1 .venv/bin/python -m pytest $(PYTEST) tests/model
