@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         InvalidGroupKey,
         InvalidName,
         InvalidPayload,
+        InvalidSchedule,
         InvalidTime,
         NoSuchTask,
         NotAllowed,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         TransactionAborted,
         Unavailable,
         UnknownQueue,
+        UnknownSchedule,
         UnsupportedConnection,
         is_retryable,
     )
@@ -88,6 +90,17 @@ if TYPE_CHECKING:
         resume_queue,
     )
     from fairq.results import Progress, TaskResult, progress, result
+    from fairq.schedules import (
+        Schedule,
+        ScheduleSettings,
+        ScheduleState,
+        configure_schedule,
+        pause_schedule,
+        preview,
+        remove_schedule,
+        resume_schedule,
+        run_schedule,
+    )
     from fairq.task import Task
     from fairq.worker import Worker
 
@@ -112,6 +125,7 @@ __all__ = [
     "InvalidGroupKey",
     "InvalidName",
     "InvalidPayload",
+    "InvalidSchedule",
     "InvalidTime",
     "Item",
     "KeySettings",
@@ -131,6 +145,9 @@ __all__ = [
     "Refused",
     "ResultTimeout",
     "Retry",
+    "Schedule",
+    "ScheduleSettings",
+    "ScheduleState",
     "Task",
     "TaskError",
     "TaskFailed",
@@ -140,6 +157,7 @@ __all__ = [
     "TransactionAborted",
     "Unavailable",
     "UnknownQueue",
+    "UnknownSchedule",
     "UnsupportedConnection",
     "Worker",
     "cancel",
@@ -148,6 +166,7 @@ __all__ = [
     "configure_key",
     "configure_kind",
     "configure_queue",
+    "configure_schedule",
     "drain_queue",
     "enqueue",
     "enqueue_many",
@@ -156,17 +175,33 @@ __all__ = [
     "is_retryable",
     "pause_group",
     "pause_queue",
+    "pause_schedule",
+    "preview",
     "progress",
     "purge_group",
     "rate_usage",
+    "remove_schedule",
     "reset_rate",
     "result",
     "resume_group",
     "resume_queue",
+    "resume_schedule",
     "retry",
+    "run_schedule",
 ]
 
-_MODULES = ("errors", "client", "policies", "results", "context", "backoff", "task", "app", "worker")
+_MODULES = (
+    "errors",
+    "client",
+    "policies",
+    "results",
+    "context",
+    "backoff",
+    "schedules",
+    "task",
+    "app",
+    "worker",
+)
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
 

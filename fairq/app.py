@@ -9,13 +9,15 @@ def parse(payload: Parse, ctx: fairq.Context) -> dict[str, int]: ...
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from fairq.around import Lifespan, Middleware, around
 from fairq.connections import AsyncConnection, Steps, SyncConnection, run
 from fairq.errors import ConfigurationError, UnknownTask
-from fairq.options import Seconds, refuse_unknown
+from fairq.options import GroupKey, Seconds, refuse_unknown
 from fairq.policies import KindSettings, QueueSettings, kind_call, queue_call
+from fairq.schedules import Schedule, declared_steps
 from fairq.task import Declaration, Task
 
 __all__ = ["App"]
@@ -44,22 +46,26 @@ class App:
     def __init__(
         self,
         *,
+        name: str | None = None,
         middleware: Iterable[Middleware] = (),
         lifespan: Lifespan | None = None,
         **defaults: Unpack[Declaration],
     ) -> None:
         """`middleware` is called around each handler, the first outermost: async ones around async handlers,
         the others around the others; a tuple holds one of each. `lifespan` makes what lives as long as a
-        worker process: `ctx.state`.
+        worker process: `ctx.state`. Schedules of the app belong to `name`: one of another name does not
+        change them.
 
         The options hold for every task that does not say them itself.
         """
         refuse_unknown("App", defaults, Declaration)
+        self.name = name
         self.middleware = list(middleware)
         self.lifespan = lifespan
         self.defaults = defaults
         self._tasks: dict[str, Task[Any, ..., Any]] = {}
         self._queues: dict[str, QueueSettings[Seconds]] = {}
+        self._schedules: dict[tuple[str, GroupKey], tuple[Task[Any, ..., Any], Schedule]] = {}
 
     def queue(self, name: str, **settings: Unpack[QueueSettings[Seconds]]) -> str:
         """Declare a queue and settings of it, and return its name. `install` creates it."""
@@ -80,16 +86,28 @@ class App:
     ) -> Task[Mapping[str, Any], P, R]: ...
     @overload
     def task(
-        self, handler: None = None, /, *, kind: str | None = ..., **declared: Unpack[Declaration]
+        self,
+        handler: None = None,
+        /,
+        *,
+        kind: str | None = ...,
+        schedule: str | timedelta | Schedule | None = ...,
+        **declared: Unpack[Declaration],
     ) -> _Declares: ...
     def task(
-        self, handler: Any = None, /, *, kind: str | None = None, **declared: Unpack[Declaration]
+        self,
+        handler: Any = None,
+        /,
+        *,
+        kind: str | None = None,
+        schedule: str | timedelta | Schedule | None = None,
+        **declared: Unpack[Declaration],
     ) -> Any:
         """Declare a handler. It takes a payload, decoded to its annotation, or keyword arguments, which are
         fields of the payload, or nothing; and the context, as `ctx`, if it wants it.
 
         `kind` is the name stored with each task, the function's by default: keep it when you rename the
-        function.
+        function. `schedule` lets it recur: "0 3 * * *", "every 10s", or a `fairq.Schedule`.
         """
         refuse_unknown("task", declared, Declaration)
         said: Any = {name: value for name, value in declared.items() if value is not None}
@@ -98,6 +116,8 @@ class App:
             name = getattr(handler, "__name__", "") if kind is None else kind
             task: Task[Any, ..., Any] = Task(handler, kind=name, **{**self.defaults, **said})
             self._add(task)
+            if schedule is not None:
+                self.schedule(task.kind, task, schedule)
             return task
 
         if handler is None:
@@ -109,6 +129,19 @@ class App:
             )
         return declare(handler)
 
+    def schedule(self, name: str, task: Task[Any, ..., Any], schedule: str | timedelta | Schedule) -> None:
+        """Declare that a task recurs; `install` says so to the database. One that is not declared any more
+        goes on until it is removed: another deployment may declare it still.
+        """
+        if not isinstance(schedule, Schedule):
+            schedule = Schedule(schedule)
+        schedule.check()
+        task.encode_payload(schedule.payload)
+        if self._schedules.setdefault((name, schedule.group_key), (task, schedule)) != (task, schedule):
+            raise ConfigurationError(
+                f"schedule {name!r} of group {schedule.group_key!r} is declared twice", "Name one otherwise."
+            )
+
     def include(self, other: App) -> None:
         """Take over the tasks of another app: one app per module, one for the worker."""
         if other.middleware or other.lifespan:
@@ -118,6 +151,8 @@ class App:
             )
         for task in other:
             self._add(task)
+        for (name, _), (task, schedule) in other._schedules.items():
+            self.schedule(name, task, schedule)
         for name, settings in other._queues.items():
             if self._queues.setdefault(name, settings) is not settings:
                 raise ConfigurationError(f"queue {name!r} is declared twice", "Say all of it in one place.")
@@ -127,8 +162,9 @@ class App:
     @overload
     def install(self, conn: AsyncConnection) -> Coroutine[Any, Any, None]: ...
     def install(self, conn: Any) -> Coroutine[Any, Any, None] | None:
-        """Create the queues of this app, with the settings declared, and tell the database what its tasks
-        declare, so that it holds however they are enqueued. In the transaction of `conn`, by an operator.
+        """Create the queues of this app, with the settings declared, and its schedules, and tell the database
+        what its tasks declare, so that it holds however they are enqueued. In the transaction of `conn`, by
+        an operator.
 
         What is not declared of a queue stays as it is.
         """
@@ -140,6 +176,8 @@ class App:
         for task in self:
             declared = {name: task.options.get(name) for name in KindSettings.__optional_keys__}
             yield kind_call(task.queue, task.kind, declared)
+        for (name, _), (task, schedule) in self._schedules.items():
+            yield from declared_steps(name, task, schedule, self.name)
 
     def _add(self, task: Task[Any, ..., Any]) -> None:
         known = self._tasks.get(task.kind)

@@ -77,6 +77,7 @@ COMMANDS = {
     "groups": Command("fairq.commands.queues", "List the busiest groups; change their settings.", "Queues"),
     "keys": Command("fairq.commands.queues", "List concurrency keys with settings; change them.", "Queues"),
     "cluster": Command("fairq.commands.queues", "Show or change the installation's settings.", "Queues"),
+    "schedules": Command("fairq.commands.schedules", "List tasks that recur; change them.", "Queues"),
     "pause": Command("fairq.commands.queues", "Stop serving a queue or a group.", "Queues"),
     "resume": Command("fairq.commands.queues", "Serve a paused queue or group again.", "Queues"),
     "drain": Command("fairq.commands.queues", "Let a queue run empty.", "Queues"),

@@ -186,6 +186,12 @@ class Context:
     def is_last_attempt(self) -> bool:
         return is_last_attempt(self)
 
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The tick, of a task that a schedule created."""
+        tick = self.headers.get("scheduled_for")
+        return None if tick is None else datetime.fromisoformat(tick)
+
     def progress(self, done: float, total: float | None = None, note: Any = None) -> None:
         """Report how far the work is. Cheap: only the newest report is sent, with the worker's next turn."""
         # A copy: the handler may go on with its note while the report waits for the next turn.

@@ -19,6 +19,8 @@
     │   ├── UnknownSetting            QF014  no setting of that name to reset
     │   ├── PrefetchRefused           QF015  claim leases and a cap of the cluster exclude each other
     │   ├── QueueDraining             QF016  the queue takes no new tasks
+    │   ├── InvalidSchedule           QF017  a rule that says no time, or a schedule of another owner
+    │   ├── UnknownSchedule           QF018
     │   └── TasksWouldBeLost          QF090  a downgrade would throw tasks away
     ├── DatabaseError                 whatever else the database answers
     │   ├── NotInstalled              no schema fairq, or not this version of it
@@ -144,6 +146,12 @@ class PrefetchRefused(Refused, sqlstate="QF015"): ...
 
 class QueueDraining(Refused, sqlstate="QF016"):
     """The queue is to run empty: somebody drains it, or forgot to resume it."""
+
+
+class InvalidSchedule(Refused, sqlstate="QF017"): ...
+
+
+class UnknownSchedule(Refused, sqlstate="QF018"): ...
 
 
 class TasksWouldBeLost(Refused, sqlstate="QF090", code="would_lose_data"): ...

@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 # Where the engine's files are, in the order in which they are loaded; sql/README.md says what is where.
-ROOMS = ("schema", "create", "promote", "pop", "leave", "policies", "control", "upkeep", "views")
+ROOMS = ("schema", "create", "promote", "pop", "leave", "policies", "control", "schedules", "upkeep", "views")
 LAST = ("first_rows.sql", "grants.sql")
 BASE = "base"
 HEAD = "head"

@@ -35,6 +35,7 @@ from fairq.options import (
     sent,
 )
 from fairq.results import TaskResult, waiting
+from fairq.schedules import Schedule, ScheduleState, declared_steps
 
 __all__ = ["Declaration", "Task", "is_async"]
 
@@ -240,6 +241,21 @@ class Task(Generic[T, P, R]):
         except NotEncodable as exc:
             exc.hint = exc.hint or f"Task {self.kind!r} takes {inspect.signature(self.handler)!s:.200}."
             raise
+
+    @overload
+    def schedule(self, conn: SyncConnection, schedule: Schedule, name: str | None = ...) -> ScheduleState: ...
+    @overload
+    def schedule(
+        self, conn: AsyncConnection, schedule: Schedule, name: str | None = ...
+    ) -> Coroutine[Any, Any, ScheduleState]: ...
+    def schedule(
+        self, conn: Any, schedule: Schedule, name: str | None = None
+    ) -> ScheduleState | Coroutine[Any, Any, ScheduleState]:
+        """Let it recur for one group, from the commit of `conn` on, which is an operator's. `name` is the
+        kind unless you say another.
+        """
+        steps = declared_steps(self.kind if name is None else name, self, schedule, None)
+        return run(conn, steps, "fairq.Task.schedule")  # type: ignore[no-any-return]
 
     # Inside
 

@@ -34,17 +34,20 @@ grant execute on function fairq.create_task, fairq.create_tasks, fairq.cancel_ta
 to fairq_enqueue, fairq_work;
 
 grant execute on function fairq.register_worker, fairq.turn, fairq.pop_tasks, fairq.start_tasks, fairq.finish_tasks, fairq.release_tasks, fairq.held_tasks,
-  fairq.heartbeat, fairq.report_progress, fairq.retire_worker, fairq.promote_overflow, fairq.maintain
+  fairq.heartbeat, fairq.report_progress, fairq.retire_worker, fairq.promote_overflow, fairq.maintain,
+  fairq.fire_schedules, fairq.unplanned_schedules, fairq.plan_schedule
 to fairq_work;
 
 grant execute on function fairq.explain_task, fairq.next_due_at, fairq.rate_usage, fairq.shares, fairq.fairness, fairq.upkeep_parts, fairq._shards to fairq_work, fairq_observe;
-grant select on fairq.settings, fairq.queues, fairq.kinds, fairq.groups, fairq.live_tasks, fairq.queue_stats, fairq.group_stats, fairq.tenants, fairq.worker_stats, fairq.estimates,
+grant select on fairq.settings, fairq.queues, fairq.kinds, fairq.groups, fairq.live_tasks, fairq.queue_stats, fairq.group_stats, fairq.tenants, fairq.worker_stats, fairq.schedule_stats, fairq.estimates,
   fairq.ready, fairq.held, fairq.parked, fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.upkeep_failures, fairq.ledger, fairq.ledger_queues, fairq.totals
 to fairq_work, fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, scheduled, priority, created_at, run_at, expires_at, cost, attempt, max_attempts,
   spared, losses, concurrency_key) on fairq.tasks to fairq_work, fairq_observe;
 grant select (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at, started_at, finished_at,
   cost, used, attempt, max_attempts, concurrency_key) on fairq.finished_tasks to fairq_work, fairq_observe;
+grant select (shard_no, name, group_key, owner, cron, time_zone, every, spread, delay, missed, queue, kind, priority, concurrency_key, created_at, done_until,
+  next_tick, fire_at, plan_at, paused_at, last_tick, last_task_id, problem, ticks) on fairq.schedules to fairq_work, fairq_observe;
 grant select (shard_no, task_id, worker_id, started_at, ended_at, used, attempt, outcome) on fairq.attempts to fairq_work, fairq_observe;
 grant select (shard_no, task_id, reported_at, attempt, done, total, used) on fairq.progress to fairq_work, fairq_observe;
 

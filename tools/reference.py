@@ -21,6 +21,7 @@ import click
 from fairq.cli import COMMANDS, DSN, JSON, main
 from fairq.options import options_of
 from fairq.policies import ClusterSettings, GroupSettings, KeySettings, QueueSettings
+from fairq.schedules import ScheduleSettings
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _BLOCK = re.compile(r"<!-- (commands|fairq [\w -]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -84,6 +85,8 @@ _SETTINGS = {
         ("groups set", "group", GroupSettings),
         ("keys set", "key", KeySettings),
         ("cluster set", "cluster", ClusterSettings),
+        ("schedules create", "schedule", ScheduleSettings),
+        ("schedules set", "schedule", ScheduleSettings),
     )
 }
 _VALUES: dict[type, str] = {click.IntRange: "N", click.FloatRange: "X", click.Path: "FILE"}

@@ -163,13 +163,14 @@ def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
         "kinds": asks(judge_kinds, KINDS),
         "waiting": asks(judge_waiting, QUEUES, max_wait=max_wait),
         "maintenance": asks(judge_maintenance, MAINTENANCE, FAILURES),
+        "schedules": asks(judge_schedules, SCHEDULES),
         "history": asks(judge_history, HISTORY),
         "horizon": asks(judge_horizon, HORIZON),
         "listen": lambda conn: _judge_notices(rows(conn, CONNECTION)[0]["standby"], dsn),
         "connections": asks(judge_connections, CONNECTIONS),
         "dead rows": asks(judge_dead_rows, DEAD),
     }
-    of_fairq = {"rights", "workers", "kinds", "waiting", "maintenance", "history", "dead rows"}
+    of_fairq = {"rights", "workers", "kinds", "waiting", "maintenance", "schedules", "history", "dead rows"}
     conn = connect(dsn)
     try:
         is_there = True
@@ -541,6 +542,34 @@ def judge_maintenance(found: list[Row], failures: list[Row]) -> Finding:
         return ok("nothing is left lying")
     remedy = "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."
     return wrong(f"nobody seems to run it: {', '.join(left)}", remedy)
+
+
+SCHEDULES = """
+select count(*) as schedules,
+  count(*) filter (where s.fire_at < clock_timestamp() - interval '1 minute') as late,
+  max(clock_timestamp() - s.fire_at) as behind,
+  count(*) filter (where s.fire_at is null and s.paused_at is null and s.problem is null
+    and s.plan_at < clock_timestamp() - interval '1 minute') as unplanned,
+  count(*) filter (where s.problem is not null) as problems,
+  min(format('%s of %s: %s', s.name, s.group_key, s.problem)) filter (where s.problem is not null) as problem
+from fairq.schedules s
+"""
+
+
+def judge_schedules(found: list[Row]) -> Finding:
+    (row,) = found
+    if row["late"]:
+        text = f"{count(row['late'], 'schedule')} late, by up to {span(row['behind'])}: nobody fires them"
+        return wrong(
+            text, "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."
+        )
+    if row["unplanned"]:
+        text = f"{count(row['unplanned'], 'schedule')} by cron not planned: nobody reads cron expressions"
+        return wrong(text, "Workers do it by the way. SQL alone cannot: let fairq maintain run once a day.")
+    if row["problems"]:
+        more = f"; and {row['problems'] - 1} more" if row["problems"] > 1 else ""
+        return look(f"{row['problem']}{more}", "fairq schedules shows them, fairq schedules set mends them.")
+    return ok(f"{count(row['schedules'], 'schedule')}, none late")
 
 
 HISTORY = """

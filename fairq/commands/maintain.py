@@ -15,11 +15,13 @@ import click
 from fairq.cli import Exit, command, wants_json
 from fairq.commands.common import Connection, count, duration, session, show
 from fairq.queries import workers
+from fairq.schedules import plan_due
 
 DONE = {
     "recovered": ("task taken from lost workers", "tasks taken from lost workers"),
     "unclaimed": ("claim given up", "claims given up"),
     "expired": ("task expired", "tasks expired"),
+    "fired": ("schedule fired", "schedules fired"),
     "promoted": ("task promoted", "tasks promoted"),
     "swept": ("old row swept", "old rows swept"),
     "partitions": ("partition made or dropped", "partitions made or dropped"),
@@ -32,10 +34,10 @@ DONE = {
 def maintain(every: timedelta | None) -> None:
     """Run one round of maintenance.
 
-    It takes tasks from lost workers, ends what expired, promotes what is due, sweeps old rows, and makes and
-    drops the history's partitions. Workers do the same by the way: you need this only where none run, or from
-    cron. Any number may run at once; one works, the others return at once. A part that fails holds up no
-    other one; fairq doctor says why it does.
+    It takes tasks from lost workers, ends what expired, fires schedules, promotes what is due, sweeps old
+    rows, and makes and drops the history's partitions. Workers do the same by the way: you need this only
+    where none run, or from cron. Any number may run at once; one works, the others return at once. A part
+    that fails holds up no other one; fairq doctor says why it does.
 
     \b
     fairq maintain
@@ -61,6 +63,7 @@ def maintain(every: timedelta | None) -> None:
 def _round(conn: Connection) -> dict[str, Any]:
     """All parts, each in a transaction of its own."""
     done: Counter[str] = Counter()
+    plan_due(conn, 1000)
     for part in workers.upkeep_parts(conn):
         with conn.transaction():
             did = workers.maintain(conn, part=part)

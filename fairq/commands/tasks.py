@@ -97,7 +97,7 @@ def enqueue(
     jq -c '{group_key: .owner, payload: .}' files.json | fairq enqueue --from -
     fairq enqueue --from huge.jsonl --commit-each    then, if it stopped: --skip N
     """
-    options["headers"] = _json_object(options["headers"], "--headers")
+    options["headers"] = json_object(options["headers"], "--headers")
     if source is None:
         if commit_each or skip:
             raise click.UsageError("--commit-each and --skip belong to --from.")
@@ -122,14 +122,14 @@ def enqueue(
 def _enqueue_one(group: str, payload: str | None, options: dict[str, Any]) -> None:
     if payload == "-":
         payload = sys.stdin.read()
-    value = _json(payload, "The payload") if payload is not None else {}
+    value = json_value(payload, "The payload") if payload is not None else {}
     with session() as conn, conn.transaction():
         task_id = client.enqueue(conn, group, value, **options)
     answer = {"id": task_id, "group_key": group, "queue": options["queue"], "kind": options["kind"]}
     show(answer, str(task_id))
 
 
-def _json(text: str, what: str) -> Any:
+def json_value(text: str, what: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
@@ -142,8 +142,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _json_object(text: str | None, what: str) -> dict[str, Any] | None:
-    value = None if text is None else _json(text, what)
+def json_object(text: str | None, what: str) -> dict[str, Any] | None:
+    value = None if text is None else json_value(text, what)
     if value is not None and not isinstance(value, dict):
         raise click.UsageError(f"{what} is not a JSON object.")
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from fairq import driver
 
@@ -243,5 +244,123 @@ def reset_rate(
     """Forgets how much of a rate was used, of a group or of a whole queue."""
     return (
         queue,
+        group_key,
+    )
+
+
+@driver.Statement[str](
+    "the",
+    """-- name: ConfigureSchedule :one
+select fairq._settings_json(fairq.configure_schedule(p_name => $1::text, p_group_key => $2::text, p_settings => $3::text::jsonb))::text as settings""",
+    driver.scalar(),
+)
+def configure_schedule(
+    *,
+    name: str,
+    group_key: str,
+    settings: str,
+) -> driver.Params:
+    """Creates a schedule, or changes its settings; an absent one stays, a null takes one away."""
+    return (
+        name,
+        group_key,
+        settings,
+    )
+
+
+@driver.Statement[bool](
+    "the",
+    """-- name: PlanFirst :one
+select fairq.plan_schedule(
+  p_name => $1::text, p_group_key => $2::text, p_done_until => $3::text::timestamptz,
+  p_ticks => $4::text[]::timestamptz[]
+)::boolean as planned""",
+    driver.scalar(),
+)
+def plan_first(
+    *,
+    name: str,
+    group_key: str,
+    done_until: str,
+    ticks: Sequence[str | None],
+) -> driver.Params:
+    """Stores the ticks of a schedule, which are texts; false: it has changed meanwhile."""
+    return (
+        name,
+        group_key,
+        done_until,
+        driver.Typed(ticks, 1009),
+    )
+
+
+@driver.Statement[int](
+    "the",
+    """-- name: PauseSchedule :one
+select fairq.pause_schedule(p_name => $1::text, p_group_key => $2::text)::integer as schedules""",
+    driver.scalar(),
+)
+def pause_schedule(
+    *,
+    name: str,
+    group_key: str | None = None,
+) -> driver.Params:
+    """Stops a schedule until it is resumed; without a group, those of all groups."""
+    return (
+        name,
+        group_key,
+    )
+
+
+@driver.Statement[int](
+    "the",
+    """-- name: ResumeSchedule :one
+select fairq.resume_schedule(p_name => $1::text, p_group_key => $2::text)::integer as schedules""",
+    driver.scalar(),
+)
+def resume_schedule(
+    *,
+    name: str,
+    group_key: str | None = None,
+) -> driver.Params:
+    """Resumes a paused schedule; without a group, those of all groups."""
+    return (
+        name,
+        group_key,
+    )
+
+
+@driver.Statement[int](
+    "the",
+    """-- name: RemoveSchedule :one
+select fairq.remove_schedule(p_name => $1::text, p_group_key => $2::text)::integer as schedules""",
+    driver.scalar(),
+)
+def remove_schedule(
+    *,
+    name: str,
+    group_key: str | None = None,
+) -> driver.Params:
+    """Removes a schedule; without a group, those of all groups."""
+    return (
+        name,
+        group_key,
+    )
+
+
+@driver.Statement[list[int]](
+    "many",
+    """-- name: RunSchedule :many
+select r.id::bigint as id
+from fairq.run_schedule(p_name => $1::text, p_group_key => $2::text) as r(id)""",
+    driver.scalar(),
+)
+def run_schedule(
+    *,
+    name: str,
+    group_key: str | None = None,
+) -> driver.Params:
+    """Creates a task of a schedule now; without a group, one for each group."""
+    return (
+        name,
         group_key,
     )

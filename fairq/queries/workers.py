@@ -314,3 +314,71 @@ select u.part::text as part from fairq.upkeep_parts() u(part)""",
 def upkeep_parts() -> driver.Params:
     """The parts of maintenance, in order."""
     return ()
+
+
+@driver.Statement[str](
+    "the",
+    """-- name: FireSchedules :one
+select fairq.fire_schedules()::jsonb as fired""",
+    driver.scalar(),
+    binary=False,
+    raw_json=True,
+)
+def fire_schedules() -> driver.Params:
+    """Creates the tasks of schedules that are due; {"fired", "due_in", "unplanned"}."""
+    return ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnplannedSchedulesRow:
+    name: str
+    group_key: str
+    cron: str
+    time_zone: str
+    done_until: datetime.datetime
+    now: datetime.datetime
+
+
+@driver.Statement[list[UnplannedSchedulesRow]](
+    "many",
+    """-- name: UnplannedSchedules :many
+select u.name, u.group_key, u.cron, u.time_zone, u.done_until, u.now
+from fairq.unplanned_schedules(p_limit => $1::integer) u""",
+    driver.row(UnplannedSchedulesRow),
+)
+def unplanned_schedules(
+    *,
+    max_schedules: int,
+) -> driver.Params:
+    """Schedules by cron whose ticks are to be planned, and what time it is."""
+    return (driver.Int4(max_schedules),)
+
+
+@driver.Statement[bool](
+    "the",
+    """-- name: PlanSchedule :one
+select fairq.plan_schedule(
+  p_name => $1::text,
+  p_group_key => $2::text,
+  p_done_until => $3::timestamptz,
+  p_ticks => $4::timestamptz[],
+  p_problem => $5::text
+)::boolean as planned""",
+    driver.scalar(),
+)
+def plan_schedule(
+    *,
+    name: str,
+    group_key: str,
+    done_until: datetime.datetime,
+    ticks: Sequence[datetime.datetime | None],
+    problem: str | None = None,
+) -> driver.Params:
+    """Stores the ticks of a schedule; false: it has changed meanwhile."""
+    return (
+        name,
+        group_key,
+        done_until,
+        driver.Typed(ticks, 1185),
+        problem,
+    )

@@ -1,8 +1,8 @@
 """The thread that keeps the worker alive in the eyes of the others, whatever its handlers do to the loop.
 
-It gives the sign of life, learns which tasks are to be cancelled, and calls fairq.maintain(). It has a
-connection of its own and never waits for the loop. It also notices when the loop stands still, and says
-where.
+It gives the sign of life, learns which tasks are to be cancelled, fires schedules, and calls
+fairq.maintain(). It has a connection of its own and never waits for the loop. It also notices when the loop
+stands still, and says where.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import random
 import sys
@@ -24,7 +25,7 @@ from typing import Any, Final
 
 import psycopg
 
-from fairq import driver
+from fairq import driver, schedules
 from fairq.queries import workers
 from fairq.worker import plan
 from fairq.worker.connect import FAILURES, HUNG_UP, explain, hang_up, is_unknown_worker
@@ -36,6 +37,8 @@ log = logging.getLogger("fairq.worker")
 # The loop is said to stand still after so long without a pulse.
 STANDSTILL_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 1.0
+# Between two looks at schedules that are due: of many workers, one after the other finds something.
+FIRE_PAUSE: Final = (0.05, 0.15)
 # A process that is to end and does not, although its loop runs, waits for an answer that never comes.
 LAST_SECONDS: Final = 15.0
 
@@ -118,6 +121,8 @@ class Keeper:
                     self._beat()
                 self._answered(self._failures > 0)
                 self._failures = 0
+                if self._plan.maintain_every and not self._disowned:
+                    pause = self._tend_schedules(pause)
             except FAILURES as exc:
                 self._drop()
                 self._failures += 1
@@ -255,6 +260,34 @@ class Keeper:
                 log.warning(
                     "took %d tasks from lost workers", done["recovered"], extra={"action": "recovered"}
                 )
+
+    # --- Schedules ---
+
+    def _tend_schedules(self, seconds: float) -> float:
+        """Fire what comes due until the next sign of life. Returns what is left of the seconds until then."""
+        until = time.monotonic() + seconds
+        while True:
+            pause, left = self._fire(), until - time.monotonic()
+            if pause >= left or self._stop.wait(pause):
+                return max(left, 0.0)
+
+    def _fire(self) -> float:
+        """Returns the seconds until the next look. Nothing due costs two index steps."""
+        try:
+            with self._limited(self._plan.patience) as conn:
+                said = json.loads(workers.fire_schedules(conn))
+                if said["unplanned"]:
+                    schedules.plan_due(conn)
+        except psycopg.Error as exc:
+            if self._conn is None or self._conn.closed:
+                raise
+            # The sign of life goes on.
+            log.warning("schedules were not fired: %s", explain(exc), extra={"action": "fire_failed"})
+            return math.inf
+        if said["fired"]:
+            log.debug("schedules: %d tasks", said["fired"], extra={"action": "fired"})
+        due_in = 0.0 if said["unplanned"] else said["due_in"]
+        return math.inf if due_in is None else max(due_in + 0.001, random.uniform(*FIRE_PAUSE))
 
     # --- The loop ---
 

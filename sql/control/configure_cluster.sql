@@ -25,6 +25,7 @@ begin
     end if;
     -- Settings go where their groups live now; those of keys hold in every shard.
     update fairq.groups g set shard_no = fairq._shard_of(g.group_key, v_new.shard_count) where g.queue <> '#keys';
+    update fairq.schedules c set shard_no = fairq._shard_of(c.group_key, v_new.shard_count);
     delete from fairq.groups g where g.queue = '#keys' and g.shard_no > 0;
     insert into fairq.groups
     select (jsonb_populate_record(g, jsonb_build_object('shard_no', s.shard_no))).*

@@ -59,3 +59,31 @@ from fairq.rate_usage(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.narg
 -- name: ResetRate :one
 -- Forgets how much of a rate was used, of a group or of a whole queue.
 select fairq.reset_rate(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.narg(group_key)::text)::text as done;
+
+-- name: ConfigureSchedule :one
+-- Creates a schedule, or changes its settings; an absent one stays, a null takes one away.
+select fairq._settings_json(fairq.configure_schedule(p_name => sqlc.arg(name)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
+
+-- name: PlanFirst :one
+-- Stores the ticks of a schedule, which are texts; false: it has changed meanwhile.
+select fairq.plan_schedule(
+  p_name => sqlc.arg(name)::text, p_group_key => sqlc.arg(group_key)::text, p_done_until => sqlc.arg(done_until)::text::timestamptz,
+  p_ticks => sqlc.arg(ticks)::text[]::timestamptz[]
+)::boolean as planned;
+
+-- name: PauseSchedule :one
+-- Stops a schedule until it is resumed; without a group, those of all groups.
+select fairq.pause_schedule(p_name => sqlc.arg(name)::text, p_group_key => sqlc.narg(group_key)::text)::integer as schedules;
+
+-- name: ResumeSchedule :one
+-- Resumes a paused schedule; without a group, those of all groups.
+select fairq.resume_schedule(p_name => sqlc.arg(name)::text, p_group_key => sqlc.narg(group_key)::text)::integer as schedules;
+
+-- name: RemoveSchedule :one
+-- Removes a schedule; without a group, those of all groups.
+select fairq.remove_schedule(p_name => sqlc.arg(name)::text, p_group_key => sqlc.narg(group_key)::text)::integer as schedules;
+
+-- name: RunSchedule :many
+-- Creates a task of a schedule now; without a group, one for each group.
+select r.id::bigint as id
+from fairq.run_schedule(p_name => sqlc.arg(name)::text, p_group_key => sqlc.narg(group_key)::text) as r(id);

@@ -100,3 +100,22 @@ select fairq.maintain(p_part => sqlc.arg(part)::text)::jsonb as done;
 -- name: UpkeepParts :many
 -- The parts of maintenance, in order.
 select u.part::text as part from fairq.upkeep_parts() u(part);
+
+-- name: FireSchedules :one
+-- Creates the tasks of schedules that are due; {"fired", "due_in", "unplanned"}.
+select fairq.fire_schedules()::jsonb as fired;
+
+-- name: UnplannedSchedules :many
+-- Schedules by cron whose ticks are to be planned, and what time it is.
+select u.name, u.group_key, u.cron, u.time_zone, u.done_until, u.now
+from fairq.unplanned_schedules(p_limit => sqlc.arg(max_schedules)::integer) u;
+
+-- name: PlanSchedule :one
+-- Stores the ticks of a schedule; false: it has changed meanwhile.
+select fairq.plan_schedule(
+  p_name => sqlc.arg(name)::text,
+  p_group_key => sqlc.arg(group_key)::text,
+  p_done_until => sqlc.arg(done_until)::timestamptz,
+  p_ticks => sqlc.arg(ticks)::timestamptz[],
+  p_problem => sqlc.narg(problem)::text
+)::boolean as planned;

@@ -14,7 +14,8 @@
 --   5. ready, parked        leave by pop or promotion, both "skip locked"
 --   6. tasks                bodies of waiting tasks change under the domain's lock only, those of held ones by their holder
 --   7. lanes, ticks         written under the domain's lock only
--- Everything an application's transaction touches (tasks, rings, cancellations) it only inserts.
+-- Everything an application's transaction touches (tasks, rings, cancellations) it only inserts; and so does whoever fires schedules, whose rows come before all
+-- the others and are taken with "skip locked".
 --
 -- Tables without a primary key have "replica identity full": where somebody publishes all tables of the database, a row without an identity could not
 -- be deleted any more. Unlike a key it costs nothing, unless wal_level is logical; then a deleted row is logged as it was.
@@ -588,6 +589,58 @@ comment on column fairq.progress.done is 'How much is done, in units of the hand
 comment on column fairq.progress.total is 'How much there is to do; null: unknown.';
 comment on column fairq.progress.used is 'What the attempt has used so far, which counts should it be lost.';
 comment on column fairq.progress.note is 'Anything else the handler says.';
+
+-- Not of the hot path: a row is updated once per tick.
+create table fairq.schedules (
+  shard_no integer not null,
+  priority integer,
+  created_at timestamptz not null,
+  done_until timestamptz not null,
+  next_tick timestamptz,
+  fire_at timestamptz,
+  plan_at timestamptz,
+  paused_at timestamptz,
+  last_tick timestamptz,
+  last_task_id bigint,
+  every interval,
+  spread interval,
+  delay interval not null default '0',
+  name text collate "C" not null,
+  group_key text collate "C" not null,
+  owner text collate "C",
+  cron text collate "C",
+  time_zone text collate "C" not null default 'UTC',
+  missed text collate "C" not null default 'last',
+  queue text collate "C" not null default 'default',
+  kind text collate "C" not null default 'default',
+  concurrency_key text collate "C",
+  problem text,
+  ticks timestamptz[] not null default '{}',
+  headers jsonb,
+  payload jsonb not null default 'null',
+  primary key (shard_no, name, group_key)
+);
+comment on table fairq.schedules is 'What recurs: a task per tick, of one group. Change them with fairq.configure_schedule().';
+comment on column fairq.schedules.name is 'Schedules of several groups may have one name.';
+comment on column fairq.schedules.owner is 'The app that declares it; null: nobody''s.';
+comment on column fairq.schedules.cron is 'Five fields; its ticks are planned ahead, by whoever can read it. Null: every says when.';
+comment on column fairq.schedules.time_zone is 'Where the hours of cron are told.';
+comment on column fairq.schedules.every is 'A tick at each multiple of this time since 1970; null: cron says when.';
+comment on column fairq.schedules.missed is 'What is done about ticks that nobody fired in time: last (only the last one), skip (none that is a minute late), all (each, of the last 100).';
+comment on column fairq.schedules.spread is 'Groups fire at times of their own within this time after the tick; null: at the tick.';
+comment on column fairq.schedules.delay is 'What the spread comes to for this group.';
+comment on column fairq.schedules.done_until is 'Ticks up to this one are dealt with.';
+comment on column fairq.schedules.next_tick is 'The first tick after it; null: none is planned.';
+comment on column fairq.schedules.fire_at is 'When its task is created, the tick and the delay; null: it is paused, or none is planned.';
+comment on column fairq.schedules.ticks is 'Of cron: the ticks as they were planned, ascending; those dealt with may be among them.';
+comment on column fairq.schedules.plan_at is 'Of cron: when the plan is to be renewed.';
+comment on column fairq.schedules.paused_at is 'When it was paused; null: it is not.';
+comment on column fairq.schedules.last_tick is 'The last tick that became a task.';
+comment on column fairq.schedules.last_task_id is 'That task, or the one of the last run by hand.';
+comment on column fairq.schedules.problem is 'Why the last tick became no task, or why none can be planned; null: all is well.';
+
+create type fairq.unplanned as (name text, group_key text, cron text, time_zone text, done_until timestamptz, now timestamptz);
+comment on type fairq.unplanned is 'A schedule to be planned: its ticks after done_until; and what time it is.';
 
 create table fairq.sweeps (
   shard_no integer not null,

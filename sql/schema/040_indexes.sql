@@ -70,3 +70,9 @@ create index attempts_default_age_idx on fairq.attempts_default (shard_no, ended
 -- maintain: what ended in the last half minute. Block ranges: an entry per 128 kB, so that ending a task costs nothing.
 create index finished_tasks_age_idx on fairq.finished_tasks using brin (shard_no, finished_at) with (pages_per_range = 16);
 create index attempts_age_idx on fairq.attempts using brin (shard_no, ended_at) with (pages_per_range = 16);
+
+-- fire_schedules: schedules that are due, and when the next one will be.
+create index schedules_fire_at_idx on fairq.schedules (shard_no, fire_at) where fire_at is not null;
+
+-- fire_schedules, unplanned_schedules: schedules whose plan is to be renewed.
+create index schedules_plan_at_idx on fairq.schedules (shard_no, plan_at) where plan_at is not null;

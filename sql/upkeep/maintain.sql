@@ -1,5 +1,5 @@
--- Keeps the house: takes tasks from lost workers, gives up claims whose lease ran out, ends what expired, promotes what is due, sweeps, turns the
--- history's pages. Safe to call from anywhere and as often as one likes: one runs at a time per shard, the others return at once.
+-- Keeps the house: takes tasks from lost workers, gives up claims whose lease ran out, ends what expired, fires schedules, promotes what is due, sweeps,
+-- turns the history's pages. Safe to call from anywhere and as often as one likes: one runs at a time per shard, the others return at once.
 -- In parts, each able to fail alone: what fails is rolled back, and noted in fairq.upkeep_failures until it succeeds; the others go on. Whoever can,
 -- calls them one by one, each in a transaction of its own (p_part, see upkeep_parts), so that no part holds what another has locked.
 -- Returns what it did, by name; an empty object when another one was at it.
@@ -41,7 +41,7 @@ begin
 end;
 $$;
 comment on function fairq.maintain is
-  'Recovers from lost workers, ends what expired, promotes what is due, sweeps, and keeps partitions. Call it every few seconds from anywhere.';
+  'Recovers from lost workers, ends what expired, fires schedules, promotes what is due, sweeps, and keeps partitions. Call it every few seconds from anywhere.';
 
 -- The parts of upkeep, in the order in which they matter.
 create function fairq.upkeep_parts() returns setof text
@@ -49,6 +49,8 @@ language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select 'recovery'
   union all
   select 'expiry'
+  union all
+  select 'schedules'
   union all
   (select 'queue ' || q.queue from fairq.queues q order by q.queue)
   union all
@@ -73,6 +75,8 @@ begin
         'unclaimed', fairq._give_up_claims(p_shard_no, p_limit, v_now));
     when p_part = 'expiry' then
       return jsonb_build_object('expired', fairq._expire_waiting(p_shard_no, p_limit, v_now));
+    when p_part = 'schedules' then
+      return jsonb_build_object('fired', fairq._fire_due(p_shard_no, least(p_limit, 500), v_now));
     when p_part = 'notes' then
       return jsonb_build_object('swept', fairq._sweep_notes(p_shard_no, p_limit, v_now));
     when p_part = 'partitions' then

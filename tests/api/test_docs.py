@@ -30,6 +30,7 @@ HOW_TO = [
             "end-a-task-with-its-effects",
             "put-code-around-handlers",
             "retry-failed-tasks",
+            "run-tasks-on-a-schedule",
             "share-tokens",
             "test-your-tasks",
             "trace-tasks",

@@ -237,6 +237,7 @@ def test_functions_of_the_hot_path_pin_how_they_are_planned(db: Conn) -> None:
         "start_tasks",
         "heartbeat",
         "maintain",
+        "fire_schedules",
         "create_task",
         "create_tasks",
         "cancel_task",

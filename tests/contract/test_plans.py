@@ -483,6 +483,8 @@ select fairq.pop_tasks('default', 10, 1);
 select set_config('fairq.now', (clock_timestamp() + interval '1 hour')::text, false);
 select fairq.maintain();
 select fairq.maintain();
+select fairq.configure_schedule('s', 'g', '{"every": 1}');
+select fairq.fire_schedules();
 select fairq.explain_task(t.id) from fairq.tasks t;
 select fairq.promote_overflow();
 select set_config('fairq.now', (clock_timestamp() + interval '62 minutes')::text, false);

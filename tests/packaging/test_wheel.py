@@ -119,10 +119,10 @@ def test_the_wheel_holds_nothing_of_the_workshop(wheel: Path) -> None:
     assert "fairq/py.typed" in names
 
 
-def test_the_wheel_needs_psycopg_and_nothing_else(installed: Installed) -> None:
+def test_the_wheel_needs_psycopg_and_cronsim_and_nothing_else(installed: Installed) -> None:
     code = "from importlib.metadata import requires; print('\\n'.join(requires('fairq')))"
     required = installed.run("-c", code).stdout.splitlines()
-    assert [line.split(">")[0] for line in required if "extra" not in line] == ["psycopg"]
+    assert [line.split(">")[0] for line in required if "extra" not in line] == ["cronsim", "psycopg"]
 
 
 @pytest.fixture

@@ -59,6 +59,14 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "rate_usage": ({WORK, OBSERVE, ADMIN}, "select available from fairq.rate_usage('default', 'bob')"),
     "reset_rate": ({ADMIN}, "select fairq.reset_rate('default', 'bob')"),
     "purge_group": ({ADMIN}, "select fairq.purge_group('default', 'bob')"),
+    "configure_schedule": ({ADMIN}, """select fairq.configure_schedule('n', 'bob', '{"every": 1}')"""),
+    "pause_schedule": ({ADMIN}, "select fairq.pause_schedule('s')"),
+    "resume_schedule": ({ADMIN}, "select fairq.resume_schedule('s')"),
+    "remove_schedule": ({ADMIN}, "select fairq.remove_schedule('s')"),
+    "run_schedule": ({ADMIN}, "select fairq.run_schedule('s')"),
+    "fire_schedules": ({WORK, ADMIN}, "select fairq.fire_schedules()"),
+    "unplanned_schedules": ({WORK, ADMIN}, "select fairq.unplanned_schedules()"),
+    "plan_schedule": ({WORK, ADMIN}, "select fairq.plan_schedule('s', 'bob', now(), '{}')"),
 }  # fmt: skip
 
 
@@ -68,6 +76,7 @@ def ids(db: Conn) -> dict[str, Any]:
     holder = register(db)
     run(db, "reset role")
     tasks = create_many(db, "bob", 3)
+    run(db, """select fairq.configure_schedule('s', 'bob', '{"every": 1}')""")
     run(db, "select id from fairq.pop_tasks('default', 1, %s)", holder)
     run(db, "select id from fairq.pop_tasks('default', 1, %s, '1 hour')", holder)
     return {"worker": holder, "running": tasks[0], "claimed": tasks[1], "waiting": tasks[2]}

@@ -1,0 +1,262 @@
+"""Tasks that recur: `fairq schedules`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, TypeVar
+from zoneinfo import ZoneInfo
+
+import click
+from rich.text import Text
+
+from fairq import schedules as api
+from fairq.cli import Failure, command, group
+from fairq.commands.common import (
+    Connection,
+    clean,
+    count,
+    plain,
+    rows,
+    server_time,
+    session,
+    show,
+    span,
+    table,
+)
+from fairq.commands.settings import named, settings_options
+from fairq.commands.tasks import json_object, json_value
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LIST = """
+select s.* from fairq.schedule_stats s
+where (%(name)s::text is null or s.name = %(name)s)
+  and (%(group_key)s::text is null or s.group_key = %(group_key)s)
+order by s.fire_at nulls last, s.name, s.group_key
+limit %(most)s
+"""
+
+
+def stored(
+    conn: Connection, name: str | None = None, group_key: str | None = None, most: int = 1
+) -> list[dict[str, Any]]:
+    return rows(conn, LIST, name=name, group_key=group_key, most=most)
+
+
+of_group = click.option("--group", "group_key", metavar="GROUP", help="Only the schedule of this group.")
+
+
+@group(codes={1: "refused, or there is none"}, rights="fairq_observe to look, fairq_admin to change")
+@of_group
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 100_000),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="How many, the next to fire first.",
+)
+@click.pass_context
+def schedules(ctx: click.Context, group_key: str | None, limit: int) -> None:
+    """List tasks that recur; change them.
+
+    A schedule belongs to a group, whose turns its tasks take. Schedules of many groups may have one name.
+
+    \b
+    fairq schedules
+    fairq schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin
+    fairq schedules create report --group bob --cron '0 3 * * *' --kind report
+    fairq schedules set report --group bob --spread 1h
+    fairq schedules pause report                  of all groups
+    fairq schedules run report --group bob        now, too
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    with session() as conn:
+        found, now = stored(conn, None, group_key, limit), server_time(conn)
+    cells = [
+        (
+            row["name"],
+            row["group_key"],
+            _rule(row),
+            _when(row, now),
+            plain(row["last_tick"]) or "",
+            row["last_state"] or "",
+            row["problem"] or "",
+        )
+        for row in found
+    ]
+    columns = ("name", "group", "rule", "next", "?last tick", "?its task", "~?problem")
+    nothing = Text("No schedules. Make one: fairq schedules create NAME --group GROUP --every 1h")
+    show({"schedules": found}, table(None, columns, cells) if cells else nothing)
+
+
+def _rule(row: Mapping[str, Any]) -> str:
+    if row["cron"] is None:
+        return f"every {span(row['every'])}"
+    zone = "" if row["time_zone"] == "UTC" else f" {row['time_zone']}"
+    return f"{row['cron']}{zone}"
+
+
+def _when(row: Mapping[str, Any], now: datetime) -> str:
+    if row["paused_at"]:
+        return "paused"
+    if row["fire_at"] is None:
+        return "not planned"
+    left = row["fire_at"] - now
+    return f"in {span(left)}" if left > timedelta(0) else f"{span(-left)} late"
+
+
+@command("preview", parent=schedules, codes={1: "there is none"}, rights="fairq_observe, with NAME")
+@click.argument("name", required=False)
+@of_group
+@click.option("--cron", metavar="TEXT", help="Of no schedule: what would this one say?")
+@click.option("--time-zone", default="UTC", show_default=True, metavar="TEXT", help="With --cron.")
+@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N")
+def preview_schedule(
+    name: str | None, group_key: str | None, cron: str | None, time_zone: str, count: int
+) -> None:
+    """Show the next times of a schedule, or of a cron expression.
+
+    \b
+    fairq schedules preview report --group bob
+    fairq schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin --count 10
+    """
+    if (name is None) == (cron is None):
+        raise click.UsageError("Name a schedule, or say --cron.")
+    if cron is not None:
+        times = api.preview(cron, time_zone=time_zone, count=count)
+    else:
+        with session() as conn:
+            found, now = stored(conn, name, group_key), server_time(conn)
+        if not found:
+            raise _unknown(name, group_key)
+        row, zone = found[0], ZoneInfo(found[0]["time_zone"])
+        delay = (row["fire_at"] - row["next_tick"]) if row["fire_at"] else timedelta(0)
+        ticks = api.ticks_of(row["cron"], row["time_zone"], row["every"], now - delay)
+        times = [(tick + delay).astimezone(zone) for tick in islice(ticks, count)]
+    show({"times": times}, Text("\n".join(f"{at:%a} {at.isoformat(' ')}" for at in times)))
+
+
+def _unknown(name: str | None, group_key: str | None) -> Failure:
+    of = f" of group {clean(group_key)}" if group_key else ""
+    return Failure(f"There is no schedule {clean(name or '')}{of}.", hint="fairq schedules lists them.")
+
+
+def takes_settings(function: F) -> F:
+    for option in (
+        settings_options(api.ScheduleSettings),
+        click.option("--payload", metavar="JSON", help="What its tasks get. Default: null."),
+        click.option("--group", "group_key", required=True, metavar="GROUP", help="Whose it is."),
+        click.argument("name"),
+    ):
+        function = option(function)
+    return function
+
+
+def _change(name: str, group_key: str, payload: str | None, options: dict[str, Any], *, new: bool) -> None:
+    chosen = named(options, may_be_none=new or payload is not None)
+    if chosen.get("headers") is not None:
+        chosen["headers"] = json_object(chosen["headers"], "--headers")
+    if payload is not None:
+        chosen["payload"] = json_value(payload, "The payload")
+    with session() as conn, conn.transaction():
+        if bool(stored(conn, name, group_key)) == new:
+            if new:
+                hint = f"Change it: fairq schedules set {clean(name)} --group {clean(group_key)} …"
+                raise Failure(f"There is a schedule {clean(name)} of group {clean(group_key)}.", hint=hint)
+            raise _unknown(name, group_key)
+        api.configure_schedule(conn, name, group_key, **chosen)
+        (row,), now = stored(conn, name, group_key), server_time(conn)
+    done = "created" if new else "changed"
+    show(row, f"Schedule {clean(name)} of group {clean(group_key)} {done}; next {_when(row, now)}.")
+
+
+@command("create", parent=schedules, codes={1: "refused, or there is one"}, rights="fairq_admin")
+@takes_settings
+def create_schedule(name: str, group_key: str, payload: str | None, **options: Any) -> None:
+    """Create a schedule.
+
+    It says when by --cron, with a time zone, or by --every. In a program: `@app.task(schedule=…)`, and
+    `fairq migrate --app` creates it.
+
+    \b
+    fairq schedules create report --group bob --cron '0 3 * * *' --time-zone Europe/Berlin --kind report
+    fairq schedules create ping --group system --every 10s --missed skip
+    """
+    _change(name, group_key, payload, options, new=True)
+
+
+@command("set", parent=schedules, codes={1: "refused, or there is none"}, rights="fairq_admin")
+@takes_settings
+def set_schedule(name: str, group_key: str, payload: str | None, **options: Any) -> None:
+    """Change a schedule.
+
+    What you do not name stays as it is. A new rule counts from now on. What an app declares, its next
+    deployment says again.
+
+    \b
+    fairq schedules set report --group bob --spread 1h
+    fairq schedules set report --group bob --every 1d --reset cron
+    """
+    _change(name, group_key, payload, options, new=False)
+
+
+def _tell(name: str, group_key: str | None, schedules: int, done: str) -> None:
+    answer = {"name": name, "group_key": group_key, "schedules": schedules}
+    show(answer, f"{count(schedules, 'schedule')} {done}.")
+
+
+@command("pause", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
+@click.argument("name")
+@of_group
+def pause_schedule(name: str, group_key: str | None) -> None:
+    """Stop a schedule until it is resumed; without --group, those of all groups.
+
+    \b
+    fairq schedules pause report
+    """
+    with session() as conn, conn.transaction():
+        _tell(name, group_key, api.pause_schedule(conn, name, group_key), "paused")
+
+
+@command("resume", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
+@click.argument("name")
+@of_group
+def resume_schedule(name: str, group_key: str | None) -> None:
+    """Let a paused schedule go on. What it missed is not made up for.
+
+    \b
+    fairq schedules resume report
+    """
+    with session() as conn, conn.transaction():
+        _tell(name, group_key, api.resume_schedule(conn, name, group_key), "resumed")
+
+
+@command("remove", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
+@click.argument("name")
+@of_group
+def remove_schedule(name: str, group_key: str | None) -> None:
+    """Remove a schedule; without --group, those of all groups. Tasks that it created stay.
+
+    \b
+    fairq schedules remove report --group bob
+    """
+    with session() as conn, conn.transaction():
+        _tell(name, group_key, api.remove_schedule(conn, name, group_key), "removed")
+
+
+@command("run", parent=schedules, codes={1: "there is none, or refused"}, rights="fairq_admin")
+@click.argument("name")
+@of_group
+def run_schedule(name: str, group_key: str | None) -> None:
+    """Create a task now, beside the ticks; without --group, one for each group. The ids are printed.
+
+    \b
+    fairq schedules run report --group bob
+    """
+    with session() as conn, conn.transaction():
+        ids = api.run_schedule(conn, name, group_key)
+    show({"ids": ids}, "\n".join(map(str, ids)))

@@ -1,0 +1,26 @@
+-- Creates the tasks of schedules that are due, at most p_limit per shard, one tick of each. Any number of callers may do so, as often as they like.
+-- Returns {"fired": how many tasks, "due_in": seconds until a schedule is due, 0 or less: more are; null: none will be, "unplanned": a plan is to be renewed}.
+-- Raises QF007 bad limit.
+-- Locks: schedules, "skip locked".
+-- Cost: when nothing is due, one step in schedules_fire_at_idx and one in schedules_plan_at_idx.
+create function fairq.fire_schedules(p_limit integer default 500) returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+  v_fired integer := 0;
+  v_fire_at timestamptz;
+  v_plan_at timestamptz;
+begin
+  perform fairq._check_limit(p_limit);
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    v_fired := v_fired + fairq._fire_due(v_shard_no, p_limit, v_now);
+    -- Not min(): of a table that was empty when the plan was made, any other index would do as well.
+    v_fire_at := least(v_fire_at, (select s.fire_at from fairq.schedules s where s.shard_no = v_shard_no and s.fire_at is not null order by s.fire_at limit 1));
+    v_plan_at := least(v_plan_at, (select s.plan_at from fairq.schedules s where s.shard_no = v_shard_no and s.plan_at is not null order by s.plan_at limit 1));
+  end loop;
+  return jsonb_build_object('fired', v_fired, 'due_in', extract(epoch from v_fire_at - fairq._now()), 'unplanned', coalesce(v_plan_at <= v_now, false));
+end;
+$$;
+comment on function fairq.fire_schedules is 'Creates the tasks of schedules that are due, and says when to look again.';

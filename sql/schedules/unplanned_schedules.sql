@@ -1,0 +1,22 @@
+-- Schedules by cron whose plan is to be renewed. SQL does not read cron expressions: who calls computes the ticks after done_until and stores them with
+-- plan_schedule. A plan reaches some days ahead, so firing goes on for as long where nobody plans.
+-- Returns at most p_limit of them per shard, those first that wait longest, and what time it is: the caller's own clock may be wrong.
+-- Raises QF007 bad limit.
+create function fairq.unplanned_schedules(p_limit integer default 100) returns setof fairq.unplanned
+language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_shard_no integer;
+begin
+  perform fairq._check_limit(p_limit);
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    return query
+      select s.name, s.group_key, s.cron, s.time_zone, s.done_until, v_now
+      from fairq.schedules s
+      where s.shard_no = v_shard_no and s.plan_at <= v_now
+      order by s.plan_at
+      limit p_limit;
+  end loop;
+end;
+$$;
+comment on function fairq.unplanned_schedules is 'Schedules by cron whose ticks are to be planned.';

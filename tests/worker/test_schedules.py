@@ -1,0 +1,50 @@
+"""Who fires schedules: the keeper of any worker, at their time, not when it happens to look."""
+
+from datetime import datetime, timedelta
+
+import fairq
+from tests.worker.running import Desk, worker_thread
+
+
+def test_a_worker_fires_each_tick_between_two_signs_of_life(desk: Desk) -> None:
+    """S5."""
+    app = fairq.App()
+    told: list[datetime | None] = []
+
+    @app.task(schedule=fairq.Schedule("every 1s", missed="all"))
+    def look(payload: None, ctx: fairq.Context) -> None:
+        told.append(ctx.scheduled_for)
+
+    app.install(desk.conn)
+    # One sign of life at the start, the next one after the test.
+    with worker_thread(app, desk.dsn, lease=300, heartbeat_ms=100_000, notify_poll_interval_ms=300_000):
+        desk.wait_until(lambda: len(told) >= 3, "three ticks fired")
+    ticks = sorted(tick for tick in told if tick is not None)
+    assert len(ticks) == len(told)
+    assert ticks == [ticks[0] + timedelta(seconds=n) for n in range(len(ticks))]
+
+
+def some_app() -> fairq.App:
+    app = fairq.App()
+
+    @app.task
+    def default(payload: None) -> None: ...
+
+    return app
+
+
+def test_a_worker_plans_what_was_configured_by_sql(desk: Desk) -> None:
+    desk.rows("""select fairq.configure_schedule('s', 'bob', '{"cron": "0 3 * * *"}')""")
+    with worker_thread(some_app(), desk.dsn, heartbeat_ms=50):
+        desk.wait_until(lambda: desk.one("select fire_at is not null from fairq.schedules"), "it is planned")
+
+
+def test_a_worker_without_upkeep_fires_nothing(desk: Desk) -> None:
+    desk.rows("""select fairq.configure_schedule('s', 'bob', '{"every": 1}')""")
+    desk.conn.execute("update fairq.schedules set fire_at = now(), next_tick = now()")
+    beats = "select max(beat_at) from fairq.heartbeats"
+    with worker_thread(some_app(), desk.dsn, heartbeat_ms=50, maintain_interval_ms=0):
+        desk.wait_until(lambda: desk.one(beats) is not None, "a sign of life")
+        first = desk.one(beats)
+        desk.wait_until(lambda: desk.one(beats) > first + timedelta(seconds=0.2), "some more")
+    assert desk.live == 0
