@@ -46,7 +46,7 @@ from fairq.queries import workers
 from fairq.results import Progress
 from fairq.task import Task
 
-__all__ = ["Enqueued", "Ran", "call", "call_async", "context", "drain", "enqueued"]
+__all__ = ["Enqueued", "Ran", "call", "call_async", "context", "drain", "enqueued", "freeze"]
 
 T = TypeVar("T")
 
@@ -144,20 +144,44 @@ class Enqueued:
 
 @on_connection
 def enqueued(
-    *, kind: str | None = None, queue: str | None = None, group_key: GroupKey | None = None
+    *,
+    task: Task[Any, ..., Any] | None = None,
+    kind: str | None = None,
+    queue: str | None = None,
+    group_key: GroupKey | None = None,
 ) -> Call[list[Enqueued]]:
-    """The live tasks that this transaction sees, in the order they were created."""
+    """The live tasks that this transaction sees, in the order they were created. Of a declared task, their
+    payloads are decoded to its type.
+    """
+    if task is not None:
+        kind, queue = task.kind, queue or task.queue
     group = None if group_key is None else group_text(group_key)
     query = queries.live_tasks.call(kind=kind, queue=queue, group_key=group)
-    return query.then(lambda rows: [_enqueued(row) for row in rows])
+    return query.then(lambda rows: [_enqueued(row, task) for row in rows])
 
 
-def _enqueued(row: queries.LiveTasksRow) -> Enqueued:
+def _enqueued(row: queries.LiveTasksRow, task: Task[Any, ..., Any] | None) -> Enqueued:
     values = {name: getattr(row, name) for name in Enqueued.__slots__}
     values["run_at"] = datetime.fromisoformat(row.run_at)
     values["headers"] = _parsed(row.headers)
-    values["payload"] = _parsed(row.payload)
+    values["payload"] = _parsed(row.payload) if task is None else task.decode(row.payload)
     return Enqueued(**values)
+
+
+@on_connection
+def freeze(at: datetime | None) -> Steps[None]:
+    """The engine's clock stands at this time until the transaction ends, or until None lets it run again."""
+    return _freeze(at)
+
+
+def _freeze(at: datetime | None) -> Steps[None]:
+    if at is not None and at.utcoffset() is None:
+        raise ConfigurationError(f"at={at!r} names no time zone", "Pass an aware datetime.")
+    if not (yield queries.set_clock.call(at="" if at is None else at.isoformat())).obeyed:
+        raise ConfigurationError(
+            "the clock of this database is not for tests",
+            "Where it is: update fairq.settings set test_clock = true;",
+        )
 
 
 def _parsed(text: str | None) -> Any:
@@ -273,13 +297,7 @@ def _drain(
 ) -> Steps[list[Ran]]:
     """The work of one worker, apart from sending and running anything: that is done by who drives it."""
     if at is not None:
-        if at.utcoffset() is None:
-            raise ConfigurationError(f"at={at!r} names no time zone", "Pass an aware datetime.")
-        if not (yield queries.set_clock.call(at=at.isoformat())).obeyed:
-            raise ConfigurationError(
-                "the clock of this database is not for tests",
-                "Where it is: update fairq.settings set test_clock = true;",
-            )
+        yield from _freeze(at)
     worker_id = yield queries.register_tester.call(name="fairq.testing", queues=queues)
     ran: list[Ran] = []
     savepoints = yield from _savepoints_work()

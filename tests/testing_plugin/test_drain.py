@@ -238,6 +238,29 @@ def test_only_the_queues_named_are_drained(db: psycopg.Connection[Any]) -> None:
     assert len(testing.drain(db, app, queues=["default", "other"])) == 1
 
 
+def test_tasks_are_found_by_their_declaration(opened: Opened) -> None:
+    opened.finish(split.enqueue(opened.conn, "bob", Upload("a", 2)))
+    opened.finish(split.enqueue(opened.conn, 5, Upload("b")))
+    opened.finish(fairq.enqueue(opened.conn, "bob", {}))
+    found = opened.finish(testing.enqueued(opened.conn, task=split))
+    assert [each.payload for each in found] == [Upload("a", 2), Upload("b")]
+    (five,) = opened.finish(testing.enqueued(opened.conn, task=split, group_key=5))
+    assert (five.group_key, five.payload) == ("5", Upload("b"))
+
+
+def test_the_clock_stands_where_a_test_wants_it(opened: Opened) -> None:
+    at = datetime(2040, 1, 1, tzinfo=UTC)
+    opened.finish(testing.freeze(opened.conn, at))
+    opened.finish(asynchronous.enqueue(opened.conn, "bob", 1, delay=60))
+    (task,) = opened.finish(testing.enqueued(opened.conn))
+    assert (task.run_at, task.state) == (at + timedelta(seconds=60), "scheduled")
+    assert opened.finish(testing.drain(opened.conn, app)) == []
+    opened.finish(testing.freeze(opened.conn, at + timedelta(seconds=60)))
+    assert opened.value("select fairq._now() = '2040-01-01T00:01:00Z'")
+    opened.finish(testing.freeze(opened.conn, None))
+    assert opened.value("select fairq._now() - clock_timestamp() < interval '1 minute'")
+
+
 def test_a_handler_alone_gets_its_payload_through_json() -> None:
     assert testing.call(split, Upload("a", 1)) == ["a.0"]
     testing.call(asynchronous, 1)

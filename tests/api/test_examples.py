@@ -1,0 +1,34 @@
+"""The applications in `examples/` pass their own tests, as their readers would run them."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.processes import ROOT
+from tests.support.server import TestServer
+
+
+@pytest.mark.parametrize("example", ["fastapi"])
+def test_an_example_passes_its_own_tests(server: TestServer, example: str) -> None:
+    """Also the worker in a lifespan, and requests in a transaction that is rolled back."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "."],
+        cwd=ROOT / "examples" / example,
+        env={**os.environ, "FAIRQ_TEST_DSN": server.dsn("postgres"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_what_the_page_shows_of_an_example_is_in_it() -> None:
+    example = "".join(file.read_text("utf-8") for file in (ROOT / "examples" / "fastapi").glob("*.py"))
+    there = {line.strip() for line in example.replace("shop.", "").splitlines()}
+    page = (ROOT / "docs" / "how-to" / "use-with-fastapi.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    assert [line for block in blocks for line in block.splitlines() if line.strip() not in there] == []
