@@ -141,53 +141,80 @@ def slots() -> driver.Params:
     return ()
 
 
-@driver.Statement[list[str]](
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharesRow:
+    group_key: str
+    groups: int
+    weight: float | None
+    received: float
+    entitled: float
+    debt: float | None
+    bound: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+    waiting_since: datetime.datetime | None
+    backlog: int | None
+    eta_seconds: float | None
+    limited_by: str | None
+    behind: str | None
+
+
+@driver.Statement[list[SharesRow]](
     "many",
-    """-- name: BusyGroups :many
-select b.group_key
-from (
-  (
-    select t.group_key, 0 as nth, count(*) as many
-    from fairq.held h
-    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
-    where t.queue = $1::text
-    group by t.group_key
-    order by many desc, t.group_key
-    limit $2::integer
-  )
-  union all
-  (
-    select r.group_key, 1, count(*)
-    from (
-      select f.group_key
-      from fairq._shards(null) n(shard_no)
-      cross join lateral (
-        select r.group_key
-        from fairq.ready r
-        where r.shard_no = n.shard_no and r.queue = $1::text and r.position >= 0
-        order by r.block, r.position
-        limit 2000
-      ) f
-    ) r
-    group by r.group_key
-    order by 3 desc, r.group_key
-    limit $2::integer
-  )
-) b
-group by b.group_key
-order by min(b.nth), max(b.many) desc, b.group_key
-limit $2::integer""",
-    driver.scalar(),
+    """-- name: Shares :many
+select s.group_key, s.groups, s.weight, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95, s.waiting_since, s.backlog, s.eta_seconds,
+  s.limited_by, s.behind::text as behind
+from fairq.shares(
+  p_queue => $1::text, p_since => $2::double precision * interval '1 second', p_limit => $3::integer
+) s""",
+    driver.row(SharesRow),
 )
-def busy_groups(
+def shares(
     *,
     queue: str,
+    seconds: float,
     max_groups: int,
 ) -> driver.Params:
-    """Groups of a queue that have slots, or are next in the order: up to max_groups of each."""
+    """Who got what, of the groups that are most behind or received most; group '' stands for all others."""
     return (
         queue,
+        driver.Float8(seconds),
         driver.Int4(max_groups),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FairnessRow:
+    groups: int
+    tasks: int
+    seconds: float
+    shortfall: float
+    jain: float
+    worst_debt: float | None
+    worst_group: str | None
+    idle_slots: float | None
+    newcomer_p99: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+    ledger_until: datetime.datetime | None
+
+
+@driver.Statement[FairnessRow | None](
+    "one",
+    """-- name: Fairness :one
+select f.groups, f.tasks, f.seconds, f.shortfall, f.jain, f.worst_debt, f.worst_group, f.idle_slots, f.newcomer_p99, f.wait_p50, f.wait_p95, f.ledger_until
+from fairq.fairness(p_queue => $1::text, p_since => $2::double precision * interval '1 second') f""",
+    driver.row(FairnessRow),
+)
+def fairness(
+    *,
+    queue: str,
+    seconds: float,
+) -> driver.Params:
+    """How fair a queue was."""
+    return (
+        queue,
+        driver.Float8(seconds),
     )
 
 

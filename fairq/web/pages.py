@@ -57,41 +57,46 @@ def bounded(amount: int, most: int) -> int:
 # --- Who gets what ---------------------------------------------------------------------------------
 
 
+TIMES = {"10 min": 600.0, "1 h": 3600.0, "1 d": 86400.0}
+
+
 def shares(ask: Ask) -> Page:
+    """What the ledger says, the busiest first; or all groups that have tasks, by name."""
     names = queries.queue_names(ask.conn)
     queue = _queue(ask, names)
+    time = ask.params.get("time", "")
+    seconds = TIMES.get(time, TIMES["10 min"])
     ask.site.look(ask)
     looks = ask.site.looks.of(queue)
     slots = {each.queue: each.slots for each in queries.slots(ask.conn)}.get(queue, 0)
     picture = timeline.draw(looks, slots, ask.now)
-    had = timeline.totals(looks)
     behind = ask.params.get("behind")
+    found = queries.shares(ask.conn, queue=queue, seconds=seconds, max_groups=GROUPS)
+    ledger = {each.group_key: each for each in found}
+    others = ledger.pop("", None)
     if behind is None:
-        keys = queries.busy_groups(ask.conn, queue=queue, max_groups=GROUPS)
-        keys += [key for key, _ in had.most_common(GROUPS) if key not in keys]
+        keys = sorted(ledger, key=lambda key: (-ledger[key].received, -ledger[key].entitled, key))
+        keys += [key for key, _ in timeline.totals(looks).most_common(GROUPS) if key not in ledger]
         if len(keys) < GROUPS:
             named = queries.next_groups(ask.conn, queue=queue, behind="", max_groups=GROUPS)
             keys += [key for key in named if key not in keys]
         keys = keys[:GROUPS]
     else:
         keys = queries.next_groups(ask.conn, queue=queue, behind=behind, max_groups=GROUPS)
-    groups = _groups(ask, queue, keys)
-    seconds = sum(had.values())
+    total = sum(each.received for each in found)
     rows: list[dict[str, Any]] = [
         {
             "key": each.group_key,
             "color": picture.color_of.get(each.group_key),
             "slots": each.held,
-            "part": had[each.group_key] / seconds if seconds else None,
             "waiting": waiting,
             "oldest": each.oldest_since,
             "weight": each.weight,
             "reason": reason,
         }
-        for each, waiting, reason in groups
+        | _received(ledger.get(each.group_key), total)
+        for each, waiting, reason in _groups(ask, queue, keys)
     ]
-    if behind is None:
-        rows.sort(key=lambda row: (-(row["part"] or 0), -row["slots"], -row["waiting"], row["key"]))
     return Page(
         "shares.html",
         "Who gets what",
@@ -99,16 +104,35 @@ def shares(ask: Ask) -> Page:
             "now": ask.now,
             "queues": names,
             "queue": queue,
+            "times": list(TIMES),
+            "time": time if time in TIMES else "10 min",
             "rows": rows,
+            "others": {"groups": others.groups, **_received(others, total)} if others else None,
+            "widest": max([0.0, *(max(row["part"] or 0, row["entitled"] or 0) for row in rows)]),
             "picture": picture,
             "slots": slots,
             "busy": sum(looks[-1].slots.values()) if looks else 0,
+            "fairness": queries.fairness(ask.conn, queue=queue, seconds=seconds),
             "behind": behind,
             "next": keys[-1] if behind is not None and len(keys) == GROUPS else None,
-            "is_full": len(keys) == GROUPS,
+            "is_full": len(keys) == GROUPS or others is not None,
         },
-        every=1.0,
     )
+
+
+def _received(row: queries.SharesRow | None, total: float) -> dict[str, Any]:
+    """Of what a group received and was entitled to, the parts of all; how near its debt is to the bound."""
+    if row is None:
+        return dict.fromkeys(("part", "entitled", "debt", "p95", "eta", "before"))
+    before = [each["group"] for each in json.loads(row.behind or "null") or ()]
+    return {
+        "part": row.received / total if total else None,
+        "entitled": row.entitled / total if total else None,
+        "debt": row.debt / row.bound if row.debt is not None and row.bound else None,
+        "p95": row.wait_p95,
+        "eta": row.eta_seconds if row.backlog else None,
+        "before": before,
+    }
 
 
 def _queue(ask: Ask, names: list[str]) -> str:

@@ -82,7 +82,10 @@ class Site:
         }
         parts: Any = self._templates.get_template("parts.html").module
         # As globals: the changing part of a page is made without what stands at the head of its template.
-        macros = {name: getattr(parts, name) for name in ("bar", "many", "settings_form", "state_of")}
+        macros = {
+            name: getattr(parts, name)
+            for name in ("bar", "debt_bar", "many", "settings_form", "share_bar", "state_of")
+        }
         self._templates.globals |= {"version_of": version_of, **macros}
 
     @contextlib.contextmanager

@@ -75,42 +75,20 @@ cross join lateral unnest(w.queues) q(queue)
 where clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease
 group by q.queue;
 
--- name: BusyGroups :many
--- Groups of a queue that have slots, or are next in the order: up to max_groups of each.
--- fairq: not null group_key
-select b.group_key
-from (
-  (
-    select t.group_key, 0 as nth, count(*) as many
-    from fairq.held h
-    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
-    where t.queue = sqlc.arg(queue)::text
-    group by t.group_key
-    order by many desc, t.group_key
-    limit sqlc.arg(max_groups)::integer
-  )
-  union all
-  (
-    select r.group_key, 1, count(*)
-    from (
-      select f.group_key
-      from fairq._shards(null) n(shard_no)
-      cross join lateral (
-        select r.group_key
-        from fairq.ready r
-        where r.shard_no = n.shard_no and r.queue = sqlc.arg(queue)::text and r.position >= 0
-        order by r.block, r.position
-        limit 2000
-      ) f
-    ) r
-    group by r.group_key
-    order by 3 desc, r.group_key
-    limit sqlc.arg(max_groups)::integer
-  )
-) b
-group by b.group_key
-order by min(b.nth), max(b.many) desc, b.group_key
-limit sqlc.arg(max_groups)::integer;
+-- name: Shares :many
+-- Who got what, of the groups that are most behind or received most; group '' stands for all others.
+-- fairq: nullable weight, debt, bound, wait_p50, wait_p95, waiting_since, backlog, eta_seconds, limited_by, behind
+select s.group_key, s.groups, s.weight, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95, s.waiting_since, s.backlog, s.eta_seconds,
+  s.limited_by, s.behind::text as behind
+from fairq.shares(
+  p_queue => sqlc.arg(queue)::text, p_since => sqlc.arg(seconds)::double precision * interval '1 second', p_limit => sqlc.arg(max_groups)::integer
+) s;
+
+-- name: Fairness :one
+-- How fair a queue was.
+-- fairq: nullable worst_debt, worst_group, idle_slots, newcomer_p99, wait_p50, wait_p95, ledger_until
+select f.groups, f.tasks, f.seconds, f.shortfall, f.jain, f.worst_debt, f.worst_group, f.idle_slots, f.newcomer_p99, f.wait_p50, f.wait_p95, f.ledger_until
+from fairq.fairness(p_queue => sqlc.arg(queue)::text, p_since => sqlc.arg(seconds)::double precision * interval '1 second') f;
 
 -- name: NextGroups :many
 -- Groups of a queue that have tasks in line, by name: a step of the index for each, so that no backlog is read.

@@ -51,7 +51,7 @@ def test_a_page_fits_its_window_and_follows_what_happens(
     tab.until("document.getElementById('state').dataset.state === 'live'")
     create(conn, "dave")
     tab.until("[...document.querySelectorAll('td.key')].some(each => each.textContent.trim() === 'dave')")
-    assert tab.value("document.querySelectorAll('b').length") == 1  # that of the figures
+    assert tab.value("document.querySelectorAll('b').length") == 0
     assert tab.said == []
 
 
