@@ -23,11 +23,13 @@ if TYPE_CHECKING:
         Item,
         TaskInfo,
         cancel,
+        cancel_many,
         enqueue,
         enqueue_many,
         explain,
         get,
         retry,
+        retry_many,
     )
     from fairq.context import Cancellation, Context
     from fairq.errors import (
@@ -161,6 +163,7 @@ __all__ = [
     "UnsupportedConnection",
     "Worker",
     "cancel",
+    "cancel_many",
     "configure_cluster",
     "configure_group",
     "configure_key",
@@ -187,6 +190,7 @@ __all__ = [
     "resume_queue",
     "resume_schedule",
     "retry",
+    "retry_many",
     "run_schedule",
 ]
 

@@ -12,12 +12,13 @@ transaction like every error of PostgreSQL; put the call in a savepoint to survi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, TypeVar, Unpack
+from datetime import datetime
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from fairq.codec import encode
 from fairq.connections import Steps, on_connection
 from fairq.driver import Call
-from fairq.errors import NoSuchTask, NotEncodable, OutOfRange
+from fairq.errors import NoSuchTask, NotEncodable, OutOfRange, UnknownOutcome
 from fairq.options import (
     OF_ITEMS,
     EnqueueManyOptions,
@@ -25,7 +26,9 @@ from fairq.options import (
     GroupKey,
     Item,
     check_id,
+    check_text,
     group_text,
+    moment,
     options_of,
     pair,
     refuse_unknown,
@@ -39,6 +42,7 @@ __all__ = [
     "Item",
     "TaskInfo",
     "cancel",
+    "cancel_many",
     "create_call",
     "create_many_call",
     "enqueue",
@@ -46,6 +50,7 @@ __all__ = [
     "explain",
     "get",
     "retry",
+    "retry_many",
     "traced",
 ]
 
@@ -123,6 +128,47 @@ def cancel(id: int) -> Call[bool]:
     async.
     """
     return queries.cancel.call(id=check_id(id))
+
+
+@on_connection
+def cancel_many(
+    queue: str, *, group_key: GroupKey | None = None, kind: str | None = None, dry_run: bool = False
+) -> Call[int]:
+    """Cancel all live tasks of a queue, or those of a group, of a kind, and return how many these are. With
+    `dry_run` only count them. Needs the rights of `fairq_admin`.
+
+    Everything that a group has waiting ends sooner by `purge_group`.
+    """
+    return queries.cancel_many.call(**_filter(queue, group_key, kind), dry_run=bool(dry_run))
+
+
+@on_connection
+def retry_many(
+    queue: str,
+    *,
+    group_key: GroupKey | None = None,
+    kind: str | None = None,
+    outcome: Literal["failed", "cancelled", "expired"] = "failed",
+    since: datetime | None = None,
+    dry_run: bool = False,
+) -> Call[int]:
+    """Run all failed tasks of a queue again, or those of a group, of a kind, with another outcome, that ended
+    since a time, and return how many these are. With `dry_run` only count them. Rights as for `retry`.
+    """
+    if outcome not in ("failed", "cancelled", "expired"):
+        raise UnknownOutcome(f"the outcome is {outcome!r:.60}", "failed, cancelled or expired.")
+    ended_since = None if since is None else moment("since", since)
+    return queries.retry_many.call(
+        **_filter(queue, group_key, kind), outcome=outcome, since=ended_since, dry_run=bool(dry_run)
+    )
+
+
+def _filter(queue: str, group_key: GroupKey | None, kind: str | None) -> dict[str, Any]:
+    return {
+        "queue": check_text("queue", queue, 200),
+        "group_key": None if group_key is None else group_text(group_key),
+        "kind": None if kind is None else check_text("kind", kind, 200),
+    }
 
 
 # --- The calls behind them -------------------------------------------------------------------------

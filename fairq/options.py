@@ -137,7 +137,7 @@ def _attempts(what: str, value: Any) -> int:
     raise OutOfRange(f"max_attempts is {value!r:.60}", "1 to 1000000; None takes the queue's default.")
 
 
-def _moment(what: str, value: Any) -> str:
+def moment(what: str, value: Any) -> str:
     if isinstance(value, datetime) and value.utcoffset() is not None:
         # In the time zone that every server knows: PostgreSQL takes none further from it than 15:59.
         with suppress(OverflowError):
@@ -156,7 +156,7 @@ def _delay(what: str, value: Any) -> str | None:
 
 
 def _run_at(what: str, value: Any) -> str | None:
-    return _delay(what, value) if isinstance(value, timedelta) else _moment(what, value)
+    return _delay(what, value) if isinstance(value, timedelta) else moment(what, value)
 
 
 def _timeout(what: str, value: Any) -> str | None:
@@ -192,7 +192,7 @@ class BatchOptions(Declared, total=False):
 
     run_at: Annotated[datetime | timedelta | None, "Not before: +10m, or 2030-01-31T08:00:00+00:00.", _run_at]
     delay: Annotated[Seconds | None, "The same, from the database's now: 30s, 10m.", _delay]
-    expires_at: Annotated[datetime | None, "Not started after this time.", _moment]
+    expires_at: Annotated[datetime | None, "Not started after this time.", moment]
     headers: Annotated[Mapping[str, Any] | None, "A JSON object that travels with the task.", _headers]
 
 

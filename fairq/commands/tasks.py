@@ -29,12 +29,12 @@ from fairq.commands.common import (
     session,
     show,
     task_ids,
+    when,
 )
 from fairq.commands.settings import task_options
 from fairq.errors import FairqError, Refused, ResultTimeout, translating
 from fairq.options import OF_ITEMS, EnqueueOptions, Item, options_of
 from fairq.outcome import told
-from fairq.queries import client as queries
 
 BATCH = 5000
 
@@ -332,21 +332,44 @@ def _stopped(exc: Exception, chunk: list[Line], done: int | None) -> Failure:
 # --- cancel, retry ---------------------------------------------------------------------------------
 
 
+def ago(text: str) -> datetime:
+    """The type of an option: a length of time before now, or a time."""
+    length = parse_duration(text)
+    return when(text) if length is None else datetime.now(UTC) - length
+
+
+of_queue = click.option("--queue", metavar="NAME", help="Instead of ids: the tasks of this queue.")
+of_group = click.option(
+    "--group", "group_key", metavar="GROUP", help="With --queue: only those of this group."
+)
+of_kind = click.option("--kind", metavar="NAME", help="With --queue: only those of this kind.")
+without_asking = click.option("--yes", is_flag=True, help="With --queue: do not ask.")
+
+
 @command(
     codes={0: "all were live", 1: "some had ended, or never were; the others are cancelled"},
-    rights="fairq_enqueue",
+    rights="fairq_enqueue; with --queue: fairq_admin",
 )
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
-def cancel(ids: tuple[str, ...]) -> None:
+@click.argument("ids", nargs=-1, metavar="[ID...]")
+@of_queue
+@of_group
+@of_kind
+@without_asking
+def cancel(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> None:
     """Cancel tasks.
 
     One that waits never runs. One that runs is told with its worker's next heartbeat; its handler may stop at
-    once, later, or too late. - stands for ids on stdin.
+    once, later, or too late. - stands for ids on stdin. With --queue, how many it would be is shown first.
 
     \b
     fairq cancel 42 43
     psql -Atc "select id from ..." | fairq cancel -
+    fairq cancel --queue docs --group bob
     """
+    if queue is not None:
+        _many("Cancel", client.cancel_many, ids, queue, yes, only, "cancelled")
+        return
+    _refuse_filters(ids, only, yes)
     with session() as conn, conn.transaction():
         answers = {task_id: client.cancel(conn, task_id) for task_id in task_ids(ids)}
     _tell(answers, "cancelled", "not live: ended already, or never created")
@@ -356,21 +379,71 @@ def cancel(ids: tuple[str, ...]) -> None:
     codes={0: "all go again", 1: "some had nothing to be done; the others go again"},
     rights="fairq_admin",
 )
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
-def retry(ids: tuple[str, ...]) -> None:
+@click.argument("ids", nargs=-1, metavar="[ID...]")
+@of_queue
+@of_group
+@of_kind
+@click.option(
+    "--outcome",
+    type=click.Choice(["failed", "cancelled", "expired"]),
+    help="With --queue: only those that ended so. Default: failed.",
+)
+@click.option(
+    "--since", type=ago, metavar="TIME", help="With --queue: only those that ended since then: 2h, or a time."
+)
+@without_asking
+def retry(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> None:
     """Run ended tasks again, or waiting ones now.
 
     A task that failed, expired or was cancelled gets one attempt more than it had. One that is scheduled or
     waits for its back-off becomes runnable now. Those that succeeded, run or wait in line stay as they are. -
-    stands for ids on stdin.
+    stands for ids on stdin. With --queue, how many it would be is shown first.
 
     \b
     fairq retry 42 43
     psql -Atc "select id from fairq.finished_tasks where ..." | fairq retry -
+    fairq retry --queue docs --kind parse
     """
+    if queue is not None:
+        _many("Retry", client.retry_many, ids, queue, yes, only, "will run again")
+        return
+    _refuse_filters(ids, only, yes)
     with session() as conn, conn.transaction():
-        answers = {task_id: queries.retry_task(conn, id=task_id) is True for task_id in task_ids(ids)}
+        answers = {task_id: client.retry(conn, task_id) is True for task_id in task_ids(ids)}
     _tell(answers, "will run again", "nothing to do: unknown, succeeded, running, or in line already")
+
+
+def _refuse_filters(ids: tuple[str, ...], only: dict[str, Any], yes: bool) -> None:
+    if yes or any(value is not None for value in only.values()):
+        raise click.UsageError("Of which queue? Name it: --queue NAME.")
+    if not ids:
+        raise click.UsageError("Which tasks? Name ids, or --queue NAME.")
+
+
+def _many(
+    verb: str,
+    function: Callable[..., int],
+    ids: tuple[str, ...],
+    queue: str,
+    yes: bool,
+    only: dict[str, Any],
+    done: str,
+) -> None:
+    """Count, ask, and do it."""
+    if ids:
+        raise click.UsageError("Name ids or --queue, not both.")
+    if not yes and wants_json():
+        raise click.UsageError("With --json nobody is asked: add --yes.")
+    only = {name: value for name, value in only.items() if value is not None}
+    with session() as conn, conn.transaction():
+        if not yes:
+            found = function(conn, queue, **only, dry_run=True)
+            if not found:
+                show({"queue": queue, "tasks": 0}, "No such tasks.")
+                return
+            click.confirm(f"{verb} {count(found, 'task')} of queue {clean(queue)}?", abort=True)
+        ended = function(conn, queue, **only)
+    show({"queue": queue, "tasks": ended}, f"{count(ended, 'task')} {done}.")
 
 
 def _tell(answers: dict[int, bool], done: str, not_done: str) -> None:

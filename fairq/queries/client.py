@@ -157,6 +157,74 @@ def retry_task(
     return (driver.Int8(id),)
 
 
+@driver.Statement[int](
+    "the",
+    """-- name: CancelMany :one
+select count(*) filter (where case when $1::boolean then true else fairq.cancel_task(t.id) end)::bigint as tasks
+from (
+  select t.id
+  from fairq.tasks t
+  where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
+    and t.queue = $2::text
+    and ($3::text is null or t.group_key = $3::text)
+    and ($4::text is null or t.kind = $4::text)
+  order by t.id
+) t""",
+    driver.scalar(),
+)
+def cancel_many(
+    *,
+    dry_run: bool,
+    queue: str,
+    group_key: str | None = None,
+    kind: str | None = None,
+) -> driver.Params:
+    """Cancels the live tasks of a queue, as `cancel_task` does, or only counts them; how many."""
+    return (
+        dry_run,
+        queue,
+        group_key,
+        kind,
+    )
+
+
+@driver.Statement[int](
+    "the",
+    """-- name: RetryMany :one
+select count(*) filter (where case when $1::boolean then true else fairq.retry_task(f.id) end)::bigint as tasks
+from (
+  select f.id
+  from fairq.finished_tasks f
+  where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
+    and f.queue = $2::text
+    and ($3::text is null or f.group_key = $3::text)
+    and ($4::text is null or f.kind = $4::text)
+    and f.outcome = $5::text
+    and ($6::text is null or f.finished_at >= $6::text::timestamptz)
+  order by f.id
+) f""",
+    driver.scalar(),
+)
+def retry_many(
+    *,
+    dry_run: bool,
+    queue: str,
+    group_key: str | None = None,
+    kind: str | None = None,
+    outcome: str,
+    since: str | None = None,
+) -> driver.Params:
+    """Runs ended tasks of a queue again, as `retry_task` does, or only counts them; how many."""
+    return (
+        dry_run,
+        queue,
+        group_key,
+        kind,
+        outcome,
+        since,
+    )
+
+
 @driver.Statement[list[int]](
     "many",
     """-- name: FinishOne :many

@@ -51,6 +51,34 @@ select fairq.cancel_task(sqlc.arg(id)::bigint)::boolean as accepted;
 -- Runs an ended task again, or a scheduled one now; false: there is no such task.
 select fairq.retry_task(sqlc.arg(id)::bigint)::boolean as accepted;
 
+-- name: CancelMany :one
+-- Cancels the live tasks of a queue, as `cancel_task` does, or only counts them; how many.
+select count(*) filter (where case when sqlc.arg(dry_run)::boolean then true else fairq.cancel_task(t.id) end)::bigint as tasks
+from (
+  select t.id
+  from fairq.tasks t
+  where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
+    and t.queue = sqlc.arg(queue)::text
+    and (sqlc.narg(group_key)::text is null or t.group_key = sqlc.narg(group_key)::text)
+    and (sqlc.narg(kind)::text is null or t.kind = sqlc.narg(kind)::text)
+  order by t.id
+) t;
+
+-- name: RetryMany :one
+-- Runs ended tasks of a queue again, as `retry_task` does, or only counts them; how many.
+select count(*) filter (where case when sqlc.arg(dry_run)::boolean then true else fairq.retry_task(f.id) end)::bigint as tasks
+from (
+  select f.id
+  from fairq.finished_tasks f
+  where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
+    and f.queue = sqlc.arg(queue)::text
+    and (sqlc.narg(group_key)::text is null or f.group_key = sqlc.narg(group_key)::text)
+    and (sqlc.narg(kind)::text is null or f.kind = sqlc.narg(kind)::text)
+    and f.outcome = sqlc.arg(outcome)::text
+    and (sqlc.narg(since)::text is null or f.finished_at >= sqlc.narg(since)::text::timestamptz)
+  order by f.id
+) f;
+
 -- name: FinishOne :many
 -- Ends one attempt; no row: the worker does not hold it any more.
 select f.id::bigint as id

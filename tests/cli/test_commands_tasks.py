@@ -302,6 +302,36 @@ def test_what_is_no_id_is_refused(database: Database, word: str) -> None:
     assert "\x1b" not in done.stderr
 
 
+def test_cancel_and_retry_of_many_show_how_many_and_ask(database: Database) -> None:
+    with database.connect(autocommit=True) as conn:
+        conn.execute(
+            "select fairq.create_tasks(array['bob', 'bob', 'ada'], array['{}', '{}', '{}']::jsonb[])"
+        )
+        asked = fairq(database, "cancel", "--queue", "default", "--group", "bob", stdin="n\n")
+        assert (asked.exit_code, len(tasks(database))) == (1, 3)
+        assert "Cancel 2 tasks of queue default? [y/N]" in asked.output
+        done = ok(database, "cancel", "--queue", "default", "--group", "bob", stdin="y\n")
+        assert done.endswith("2 tasks cancelled.\n")
+        conn.execute("select fairq.maintain()")
+        assert tasks(database) == [("ada", {})]
+        assert ok(database, "cancel", "--queue", "default", "--kind", "x") == "No such tasks.\n"
+        assert answer(database, "retry", "--queue", "default", "--outcome", "cancelled", "--yes") == {
+            "queue": "default",
+            "tasks": 2,
+        }
+    assert [group for group, _ in tasks(database)] == ["ada", "bob", "bob"]
+    assert ok(database, "retry", "--queue", "default", "--since", "1h", "--yes").startswith("0 ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--yes"], ["--group", "bob"], ["5", "--queue", "default"], ["--queue", "default", "--json"]],
+)
+def test_a_filter_without_a_queue_or_beside_ids_is_refused(database: Database, arguments: list[str]) -> None:
+    for command in ("cancel", "retry"):
+        assert fairq(database, command, *arguments).exit_code == 2
+
+
 def test_retry_runs_a_failed_task_again_and_a_scheduled_one_now(database: Database) -> None:
     failed, later, waiting = (
         int(ok(database, "enqueue", "bob", "1", *options))
