@@ -17,10 +17,11 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
 declare
   v_now timestamptz := fairq._now();
   v_queue fairq.queues;
-  v_shard_count integer := 1;
-  v_shard_no integer := p_shard_no;
+  v_shards integer[] := array[coalesce(p_shard_no, 0)];
+  v_shard_no integer;
+  v_floor bigint;
+  v_may_wait boolean := true;
   v_left integer := p_limit;
-  v_first integer := 0;
   v_meters integer := 0;
   v_scopes text[] := array[]::text[];
   v_taken fairq.placed[];
@@ -32,13 +33,11 @@ begin
   if v_queue.work_role is not null then
     perform fairq._check_role(p_queue, v_queue.work_role);
   end if;
-  -- With several shards, each pop begins with another one. Only there it may have to wait, so it never waits with a domain or tasks of another in hand.
-  if p_shard_no is null then
-    select s.shard_count, floor(random() * s.shard_count)::integer into v_shard_count, v_first from fairq.settings s;
+  if p_shard_no is null and (select s.shard_count > 1 from fairq.settings s) then
+    select s.o_shards, s.o_floor, s.o_may_wait into v_shards, v_floor, v_may_wait from fairq._standings(p_queue) s;
   end if;
 
-  for v_nth in 0 .. v_shard_count - 1 loop
-    v_shard_no := coalesce(p_shard_no, (v_first + v_nth) % v_shard_count);
+  foreach v_shard_no in array v_shards loop
     perform fairq._touch_worker(v_shard_no, p_worker_id, v_now);
     continue when v_queue.paused_at is not null;
     if v_queue.metered then
@@ -50,7 +49,8 @@ begin
     end if;
     exit when v_left < 1;
 
-    v_taken := fairq._take(v_shard_no, v_queue, v_left, p_worker_id, p_claim_lease, v_meters, v_nth = 0, p_isolate, v_now);
+    v_taken := fairq._take(v_shard_no, v_queue, v_left, p_worker_id, p_claim_lease, v_meters, v_floor, v_may_wait, p_isolate, v_now);
+    v_may_wait := false;
     continue when v_taken = '{}';
     v_left := v_left - cardinality(v_taken);
     if v_scopes <> '{}' then
@@ -74,6 +74,38 @@ end;
 $$;
 comment on function fairq.pop_tasks is 'Hands the next tasks of a queue to a worker, in served order.';
 
+-- The shards of a queue in the order in which a pop asks them: that one first which has come least far. So groups have the same share, whatever the number
+-- of others in their shards; at random, a group alone in its shard had as much as all of another one together. A shard where nothing was left goes on
+-- from o_floor, where the hindmost of the others stands (see _move_clock), and is asked first when there is news of it.
+-- o_may_wait: a pop may wait for another session's promotion in the first shard only, so that it never waits with a domain or tasks of another in hand;
+-- and only where no other shard has anything.
+-- Cost: for each shard one entry of ticks_pkey, and one of ready_order_idx plus those popped since the last tick.
+create function fairq._standings(p_queue text, out o_shards integer[], out o_floor bigint, out o_may_wait boolean)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  with standing as materialized (
+    select s.shard_no, coalesce(r.block, k.horizon) as block,
+      coalesce(r.block, k.horizon) is null and (k.tick is null or fairq._has_news(k)) as has_news
+    from fairq._shards(null) s(shard_no)
+    left join lateral fairq._tick(s.shard_no, p_queue) k on true
+    left join lateral (
+      select y.block
+      from fairq.ready y
+      where y.shard_no = s.shard_no and y.queue = p_queue and y.position >= 0 and (y.block, y.position) >= (k.clock, k.clock_position)
+      order by y.block, y.position
+      limit 1
+    ) r on true
+  ),
+  placed as (
+    select s.shard_no, s.block, s.has_news, fairq._ahead(s.block, (select max(t.block) from standing t)) as ahead from standing s
+  )
+  select array_agg(p.shard_no order by p.has_news desc, p.ahead, random()), (array_agg(p.block order by p.ahead))[1],
+    count(*) filter (where p.has_news or p.block is not null) <= 1
+  into o_shards, o_floor, o_may_wait
+  from placed p;
+end;
+$$;
+
 -- Takes tasks from one domain for a worker. What is ready before the horizon is taken as it stands, while there is no news and it is enough. Otherwise this
 -- pop promotes, and is handed what it needs on the way.
 -- Another session that holds the domain's lock is promoting already; it is waited for only when there is nothing else to do, and not for long. p_may_wait
@@ -84,7 +116,7 @@ comment on function fairq.pop_tasks is 'Hands the next tasks of a queue to a wor
 -- Locks: the domain while promoting; ready, the rows it takes; the worker's row, shared, once it has tasks.
 -- Cost: p_limit entries of ready_order_idx plus those popped since the last tick.
 create function fairq._take(
-  p_shard_no integer, p_queue fairq.queues, p_limit integer, p_worker_id bigint, p_claim_lease interval, p_meters integer, p_may_wait boolean,
+  p_shard_no integer, p_queue fairq.queues, p_limit integer, p_worker_id bigint, p_claim_lease interval, p_meters integer, p_floor bigint, p_may_wait boolean,
   p_isolate boolean, p_now timestamptz
 ) returns fairq.placed[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -109,7 +141,7 @@ begin
     v_promoted := null;
     if v_rounds > 0 or v_late is not null or v_has_news then
       select m.o_promoted, m.o_popped, m.o_goes_on, m.o_tick into v_promoted, v_popped, v_goes_on, v_used_up
-      from fairq._promote(p_shard_no, p_queue.queue, fairq._ready_target(p_shard_no, p_queue, p_worker_id, v_left), false, v_used_up, v_left) m;
+      from fairq._promote(p_shard_no, p_queue.queue, fairq._ready_target(p_shard_no, p_queue, p_worker_id, v_left), false, v_used_up, v_left, p_floor) m;
     end if;
     if v_promoted is null then
       v_popped := fairq._pick(v_tick, v_left, true);

@@ -1,8 +1,9 @@
 -- The clock moves to the address of the first task still ready or still waiting, whichever is first. A pop in flight counts as ready, so what it puts back
--- lies at or after the clock. With nothing left the clock goes to the end of the busy period, the highest finish tag, so nobody pays for the past.
+-- lies at or after the clock. With nothing left the clock goes to the end of the busy period, the highest finish tag, so nobody pays for the past; and where
+-- other shards have come further, to p_floor, so that nobody gains from it either.
 -- clock_position is the lower bound of scans inside the block: right after the lane before the next one, so the dead rows of the lanes already
 -- served lie behind it; newcomers get the positions in between, one after the other.
-create function fairq._move_clock(p_tick fairq.ticks, p_block bigint, p_position bigint) returns fairq.ticks
+create function fairq._move_clock(p_tick fairq.ticks, p_block bigint, p_position bigint, p_floor bigint default null) returns fairq.ticks
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_is_same_block boolean;
@@ -14,6 +15,9 @@ begin
   if p_block is null then
     -- Where long tasks wait it is not over: the clock goes no further than those who have had a slot, or the others would lose their turns.
     p_block := greatest(p_tick.clock, case when p_tick.long_since is null then p_tick.top else least(p_tick.top, p_tick.long_turn) end);
+    if p_tick.long_since is null then
+      p_block := p_block + coalesce(greatest(0, fairq._ahead(p_floor, p_block)), 0);
+    end if;
     p_position := case when p_block = p_tick.clock then p_tick.clock_position else 1 end;
   end if;
 
@@ -31,32 +35,37 @@ begin
 end;
 $$;
 
--- Takes the clock back to zero long before a bigint is full: blocks, finish tags and the tick move by the same distance, so the order stays as it is. With tasks of
+-- How far a clock is ahead of that of another shard; each may have been taken back once more than the other.
+create function fairq._ahead(p_block bigint, p_other bigint) returns bigint
+language sql immutable parallel safe
+as $$ select ((p_block - p_other + 288230376151711744) & 576460752303423487) - 288230376151711744 $$;
+
+-- Takes the clock back by 2^60 long before a bigint is full: blocks, finish tags and the tick move by the same distance, so the order stays as it is. With tasks of
 -- cost 1 that is after 2^41 rounds; with bytes for costs it may happen in a few years.
 -- Pops that read the tick before find nothing and look again.
 -- Returns the tick, not yet written.
 -- Locks: ready (a pop in flight is waited for); lanes; the caller holds the domain.
 -- Cost: the ready set and all lanes of the domain.
-create function fairq._rebase(p_tick fairq.ticks, p_clock bigint) returns fairq.ticks
+create function fairq._rebase(p_tick fairq.ticks, p_distance bigint) returns fairq.ticks
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   update fairq.ready t
-  set block = t.block - p_clock
+  set block = t.block - p_distance
   where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.position >= 0;
   update fairq.lanes l
-  set finish = greatest(0, l.finish - p_clock),
-    pace = case when l.pace is distinct from null then ((l.pace).last_block - p_clock, (l.pace).credit, (l.pace).estimates, (l.pace).unit)::fairq.pace end
+  set finish = greatest(0, l.finish - p_distance),
+    pace = case when l.pace is distinct from null then ((l.pace).last_block - p_distance, (l.pace).credit, (l.pace).estimates, (l.pace).unit)::fairq.pace end
   where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue;
   update fairq.parked k
-  set turn = greatest(0, k.turn - p_clock)
+  set turn = greatest(0, k.turn - p_distance)
   where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key is null and k.turn is not null;
   delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;
 
-  p_tick.clock := 0;
-  p_tick.top := p_tick.top - p_clock;
-  p_tick.horizon := p_tick.horizon - p_clock;
-  p_tick.refill_block := p_tick.refill_block - p_clock;
-  p_tick.long_turn := greatest(0, p_tick.long_turn - p_clock);
+  p_tick.clock := p_tick.clock - p_distance;
+  p_tick.top := p_tick.top - p_distance;
+  p_tick.horizon := p_tick.horizon - p_distance;
+  p_tick.refill_block := p_tick.refill_block - p_distance;
+  p_tick.long_turn := greatest(0, p_tick.long_turn - p_distance);
   return p_tick;
 end;
 $$;

@@ -32,6 +32,7 @@ comment on function fairq.promote_overflow is 'Hears new rings and moves waiting
 -- in flight, or one whose client hangs, must not keep the rest waiting. Who promoted since has seen to it: callers that waited for the lock
 -- would each add another ready set.
 -- o_goes_on: another pass may find more; this one moved something, or rang. o_tick is the tick it wrote.
+-- p_floor: how far the hindmost of the other shards has come, see _standings.
 -- Returns null when another session is at it and p_wait is false.
 -- Raises QF003, QF005 (see _lock_domain).
 -- enable_sort is off: ready tasks and lanes come in the order of an index. To a table that was analyzed while it was empty, another index with a sort
@@ -39,7 +40,8 @@ comment on function fairq.promote_overflow is 'Hears new rings and moves waiting
 -- Locks: domains, then what the parts say; all until the end of the transaction.
 -- Killed anywhere, the transaction rolls back and the next promotion starts from the last committed tick.
 create function fairq._promote(
-  p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_used_up bigint default null, p_take integer default 0, out o_promoted integer,
+  p_shard_no integer, p_queue text, p_limit integer, p_wait boolean, p_used_up bigint default null, p_take integer default 0,
+  p_floor bigint default null, out o_promoted integer,
   out o_popped fairq.placed[], out o_goes_on boolean, out o_tick bigint
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
@@ -83,10 +85,10 @@ begin
     and (r.block, r.position) >= (v_tick.clock, v_tick.clock_position)
   order by r.block, r.position
   limit 1;
-  v_tick := fairq._move_clock(v_tick, v_first.block, v_first.position);
+  v_tick := fairq._move_clock(v_tick, v_first.block, v_first.position, p_floor);
   if v_tick.clock > 2305843009213693952 then
-    v_first.block := v_first.block - v_tick.clock;
-    v_tick := fairq._rebase(v_tick, v_tick.clock);
+    v_first.block := v_first.block - 1152921504606846976;
+    v_tick := fairq._rebase(v_tick, 1152921504606846976);
   end if;
 
   -- Hearing writes nothing: it may be done again, and who cannot have the keys that he hears of now leaves it at that.

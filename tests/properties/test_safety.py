@@ -453,6 +453,8 @@ class Safety(RuleBasedStateMachine):
         for _ in range(3):
             self.engine.promote()
             self.engine.run("select fairq.maintain()")
+        failures = self.engine.run("select part, message from fairq.upkeep_failures")
+        assert failures == [], failures
         shards = self.engine.shards
         for table, most in {
             "lanes": len(GROUPS),
@@ -462,7 +464,6 @@ class Safety(RuleBasedStateMachine):
             "held": 0,
             "ready": 0,
             "parked": 0,
-            "upkeep_failures": 0,
             "cancellations": 0,
         }.items():
             (count,) = self.engine.one(f"select count(*) from fairq.{table}")  # noqa: S608

@@ -1,0 +1,96 @@
+"""Groups of different shards have the same share, however many others are in theirs."""
+
+from collections import Counter
+
+import pytest
+
+from tests.support.calls import Conn, call, create_all, finish, pop, register, run
+
+
+def keys_of(conn: Conn, shard: int, shards: int, count: int) -> list[str]:
+    rows = run(
+        conn,
+        "select 'g' || n from generate_series(1, 5000) n where fairq._shard_of('g' || n, %s) = %s",
+        shards,
+        shard,
+    )
+    return [row[0] for row in rows[:count]]
+
+
+def shared_out(conn: Conn, groups: list[str], turns: int, slots: int) -> Counter[str]:
+    """How many tasks each group got in so many turns of a worker."""
+    worker = register(conn, slots=slots)
+    served: Counter[str] = Counter()
+    for _ in range(turns):
+        held = pop(conn, worker, slots)
+        assert len(held) == slots
+        served.update(task.group_key for task in held)
+        finish(conn, worker, held)
+    return Counter({group: served[group] for group in groups})
+
+
+@pytest.mark.parametrize("slots", [1, 8, 50])
+def test_a_group_in_an_empty_shard_has_the_share_of_one_in_a_full_shard(conn: Conn, slots: int) -> None:
+    call(conn, "configure_cluster", shard_count=4)
+    alone, crowd = (
+        keys_of(conn, 0, 4, 1),
+        [key for shard in (1, 2, 3) for key in keys_of(conn, shard, 4, 10 * shard)],
+    )
+    groups = alone + crowd
+    turns = 3050 // slots
+    create_all(conn, *groups * (2 * turns * slots // len(groups)))
+    served = shared_out(conn, groups, turns, slots)
+    # The pop that found the others without an address yet, and the last one.
+    assert max(served.values()) - min(served.values()) <= 2 * slots + 1, served
+
+
+def test_a_shard_where_nothing_was_left_gains_nothing_and_comes_at_once(conn: Conn) -> None:
+    """It has the others' time when it comes back, neither credit for its rest nor a debt."""
+    call(conn, "configure_cluster", shard_count=2)
+    busy, resting = keys_of(conn, 0, 2, 2), keys_of(conn, 1, 2, 2)
+    create_all(conn, *busy * 300)
+    worker = register(conn, slots=1)
+    for _ in range(200):
+        finish(conn, worker, pop(conn, worker, 1))
+    create_all(conn, *resting * 100)
+    served = []
+    for _ in range(80):
+        held = pop(conn, worker, 1)
+        served += [task.group_key for task in held]
+        finish(conn, worker, held)
+    assert served[0] in resting
+    assert set(served[:4]) >= set(resting)
+    counts = Counter(served)
+    assert max(counts.values()) - min(counts.values()) <= 2, counts
+
+
+# All addresses, to some rounds before that.
+FAR = """
+with t as (select (2::numeric ^ 61 - 2 ^ 25)::bigint as far),
+tick as (
+  update fairq.ticks k set clock = k.clock + far, top = k.top + far, horizon = k.horizon + far,
+    refill_block = k.refill_block + far, written_by = pg_current_xact_id()::xid
+  from t
+),
+ready as (update fairq.ready r set block = r.block + far from t)
+update fairq.lanes l set finish = l.finish + far from t
+"""
+
+
+def test_clocks_of_shards_are_compared_also_after_one_was_taken_back(conn: Conn) -> None:
+    """Long before a bigint is full a domain's addresses move by 2^60, and each shard's when it gets there."""
+    call(conn, "configure_cluster", shard_count=2)
+    groups = [*keys_of(conn, 0, 2, 1), *keys_of(conn, 1, 2, 3)]
+    create_all(conn, *groups * 100)
+    worker = register(conn, slots=1)
+    served: Counter[str] = Counter()
+    for turn in range(200):
+        if turn == 20:
+            run(conn, FAR)
+        held = pop(conn, worker, 1)
+        served.update(task.group_key for task in held)
+        finish(conn, worker, held)
+        counts = [served[group] for group in groups]
+        assert max(counts) - min(counts) <= 3, served
+    found = run(conn, "select distinct on (shard_no) clock from fairq.ticks order by shard_no, tick desc")
+    assert all(2**60 < clock < 2**61 for (clock,) in found)
