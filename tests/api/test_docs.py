@@ -34,6 +34,7 @@ HOW_TO = [
             "share-tokens",
             "test-your-tasks",
             "trace-tasks",
+            "use-with-django",
             "wait-for-a-result",
             "write-heavy-loads",
         )

@@ -30,7 +30,9 @@ def check_database(**_: Any) -> list[CheckMessage]:
 
 @register(Tags.database)
 def check_schema(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """With `--database`. Warnings, because `migrate` checks first, and is what helps."""
+    """With `--database`. A warning, because `migrate` checks first, and is what helps. Where nothing is there
+    yet, Django speaks of migrations that are not applied.
+    """
     alias = database.alias()
     if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
         return []
@@ -38,8 +40,8 @@ def check_schema(databases: Sequence[str] | None = None, **_: Any) -> list[Check
     try:
         conn.ensure_connection()
         install.check_version(conn.connection)
-    except DatabaseError:  # Django says so itself
+    except (DatabaseError, install.SchemaMissing):  # Django says so itself
         return []
     except install.InstallError as exc:
-        return [Warning(str(exc), hint="Run: manage.py migrate", id="fairq.W001")]
+        return [Warning(str(exc), hint=exc.hint, id="fairq.W001")]
     return []
