@@ -184,6 +184,64 @@ def shares(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StandingRow:
+    running: int
+    in_line: int
+    waiting_since: datetime.datetime | None
+    received: float | None
+    entitled: float | None
+    eta_seconds: float | None
+    limited_by: str | None
+    state: str | None
+    ahead: int | None
+    at: datetime.datetime
+
+
+@driver.Statement[StandingRow | None](
+    "one",
+    """-- name: Standing :one
+select l.running, l.in_line, l.waiting_since, s.received, s.entitled, s.eta_seconds, s.limited_by, e.state, e.ahead, clock_timestamp()::timestamptz as at
+from (
+  select count(*) filter (where c.is_held)::bigint as running, count(*)::bigint as in_line,
+    min(greatest(c.created_at, c.run_at)) filter (where not c.is_held) as waiting_since,
+    (array_agg(c.id order by c.line, c.sequence) filter (where not c.is_held))[1] as head
+  from (
+    select t.id, -t.priority as line, t.sequence, t.created_at, t.run_at,
+      exists (select from fairq.held d where d.shard_no = t.shard_no and d.id = t.id) as is_held
+    from fairq._shards(null) n(shard_no)
+    cross join lateral (
+      select t.shard_no, t.id, t.priority, t.sequence, t.created_at, t.run_at
+      from fairq.tasks t
+      where t.shard_no = n.shard_no and t.queue = $1::text and t.group_key = $2::text and not t.scheduled
+      order by -t.priority, t.sequence
+      limit $3::integer
+    ) t
+  ) c
+) l
+cross join (
+  select (sum(r.received) filter (where r.group_key = $2::text) / nullif(sum(r.received), 0))::double precision as received,
+    (sum(r.entitled) filter (where r.group_key = $2::text) / nullif(sum(r.entitled), 0))::double precision as entitled,
+    max(r.eta_seconds) as eta_seconds, max(r.limited_by) as limited_by
+  from fairq.shares(p_queue => $1::text, p_group_key => $2::text) r
+) s
+left join lateral fairq.explain_task(l.head) e on l.head is not null""",
+    driver.row(StandingRow),
+)
+def standing(
+    *,
+    queue: str,
+    group_key: str,
+    max_count: int,
+) -> driver.Params:
+    """How one group of a queue stands, and what it gets of all. waiting counts up to max_count; ahead are the tasks before its next one."""
+    return (
+        queue,
+        group_key,
+        driver.Int4(max_count),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class FairnessRow:
     groups: int
     tasks: int

@@ -5,5 +5,6 @@ app.mount("/fairq", fairq.web.asgi(dsn, allow=is_operator))
 
 from fairq.web.app import asgi
 from fairq.web.signing import link
+from fairq.web.standing import Standing, standing
 
-__all__ = ["asgi", "link"]
+__all__ = ["Standing", "asgi", "link", "standing"]

@@ -25,6 +25,7 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from fairq.commands.common import plain
 from fairq.errors import (
     DatabaseError,
     FairqError,
@@ -37,6 +38,7 @@ from fairq.errors import (
 )
 from fairq.web import pages
 from fairq.web.guard import CSRF_COOKIE, Guard, Rule, asks, form_of, headers_around, new_csrf, wears_csrf
+from fairq.web.signing import read_pass
 from fairq.web.site import Ask, Page, Site, version_of
 
 __all__ = ["asgi"]
@@ -95,6 +97,7 @@ class _App:
                 Route("/queue", self._page(pages.queue)),
                 Route("/preview", self._preview, methods=["GET", "POST"]),
                 Route("/change", self._change, methods=["POST"]),
+                Route("/mine", self._mine),
                 Route("/login", self._login, methods=["POST"]),
                 Route("/health", self._health),
                 Route("/static/{name}", _static),
@@ -167,6 +170,25 @@ class _App:
             )
         return answer
 
+    # --- A tenant's own view -----------------------------------------------------------------------
+
+    async def _mine(self, request: Request) -> Response:
+        """For whoever has a pass: the page, its stream, or JSON. The guard is not asked."""
+        text = request.query_params.get("pass", "")
+        shown = read_pass(self.secret, text, time.time()) if self.secret else None
+        if shown is None:
+            return PlainTextResponse("This link is over.", 404)
+        show = partial(self._show, pages.mine, {"queue": shown.queue, "group": shown.group_key}, False)
+        if "text/event-stream" in request.headers.get("accept", ""):
+            ends = min(STREAM_SECONDS, shown.expires - time.time())
+            return self._stream(request, show, ends)
+        page = await run_in_threadpool(show)
+        if page.status != 200:
+            return PlainTextResponse("This cannot be shown now.", page.status)
+        if "application/json" in request.headers.get("accept", ""):
+            return JSONResponse(plain(page.shown["mine"]))
+        return self._html(request, page, False)
+
     # --- Changes -----------------------------------------------------------------------------------
 
     async def _preview(self, request: Request) -> Response:
@@ -194,18 +216,22 @@ class _App:
 
     # --- Streams -----------------------------------------------------------------------------------
 
-    def _stream(self, request: Request, show: Callable[[], Page]) -> Response:
+    def _stream(
+        self, request: Request, show: Callable[[], Page], seconds: float = STREAM_SECONDS
+    ) -> Response:
         if self._streams >= STREAMS:
             return PlainTextResponse("Too many pages are open.", 503)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         base = request.scope.get("root_path", "")
-        return StreamingResponse(self._events(base, show), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(
+            self._events(base, show, seconds), media_type="text/event-stream", headers=headers
+        )
 
-    async def _events(self, base: str, show: Callable[[], Page]) -> AsyncIterator[str]:
+    async def _events(self, base: str, show: Callable[[], Page], seconds: float) -> AsyncIterator[str]:
         """The changing part of a page, whenever it has changed; else a sign of life."""
         self._streams += 1
         try:
-            ends, before = time.monotonic() + STREAM_SECONDS, ""
+            ends, before = time.monotonic() + seconds, ""
             while time.monotonic() < ends:
                 started = time.monotonic()
                 page = await run_in_threadpool(show)

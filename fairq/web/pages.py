@@ -22,12 +22,14 @@ from fairq.queries import inspection
 from fairq.queries import web as queries
 from fairq.web import changes, timeline
 from fairq.web.site import Ask, Page
+from fairq.web.standing import standing
 
 __all__ = [
     "change",
     "doctor",
     "failures",
     "group",
+    "mine",
     "preview",
     "queue",
     "queues",
@@ -448,6 +450,15 @@ def doctor(ask: Ask) -> Page:
     page = upkeep(ask)
     page.shown["findings"] = [*examine(ask.site.dsn, None)]
     return Page(page.template, "Doctor", page.shown, every=None)
+
+
+# --- A tenant's own view ---------------------------------------------------------------------------
+
+
+def mine(ask: Ask) -> Page:
+    """What a pass shows. Nothing else of the question counts."""
+    found = standing(ask.conn, ask.params["queue"], ask.params["group"])
+    return Page("mine.html", "Where you stand", {"now": ask.now, "mine": found}, every=5.0)
 
 
 # --- Changes ---------------------------------------------------------------------------------------

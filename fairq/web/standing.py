@@ -1,0 +1,67 @@
+"""What a tenant may know: where he stands, and when his turn comes. Nothing of anybody else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from fairq.connections import on_connection
+from fairq.driver import Call
+from fairq.options import check_text, group_text
+from fairq.queries import web as queries
+
+__all__ = ["Standing", "standing"]
+
+MOST = 10_001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a tenant stands in a queue. `waiting` counts to 10,000. Shares are of the last ten minutes."""
+
+    queue: str
+    group_key: str
+    at: datetime
+    running: int
+    waiting: int
+    waiting_since: datetime | None
+    ahead: int | None
+    """Tasks of anybody before its next one; None: it has none in the order yet."""
+    eta_seconds: float | None
+    """Until all that waits is through, at the rate it is entitled to; None: unknown, or nothing waits."""
+    share: float | None
+    """The part of all that it was entitled to, and what it received."""
+    received: float | None
+    held_back_by: str | None
+    """What holds it back beside its turn: its own limits, or something that is shared."""
+
+
+@on_connection
+def standing(queue: str, group_key: str) -> Call[Standing]:
+    """Say how a tenant stands. The connection needs fairq_observe."""
+    names = {"queue": check_text("queue", queue), "group_key": group_text(group_key)}
+
+    def read(row: queries.StandingRow | None) -> Standing:
+        assert row is not None
+        return Standing(
+            **names,
+            at=row.at,
+            running=row.running,
+            waiting=min(max(row.in_line - row.running, 0), MOST - 1),
+            waiting_since=row.waiting_since,
+            ahead=row.ahead,
+            eta_seconds=row.eta_seconds if row.waiting_since else None,
+            share=row.entitled,
+            received=row.received,
+            held_back_by=_own(row.limited_by, names["group_key"]),
+        )
+
+    return queries.standing.call(**names, max_count=MOST).then(read)
+
+
+def _own(reason: str | None, group_key: str) -> str | None:
+    """The engine names queues, keys and tasks of others; a tenant hears of his own limits only."""
+    if reason is None:
+        return None
+    own = f'group "{group_key}": '
+    return reason.removeprefix(own) if reason.startswith(own) else "a limit that is shared"
