@@ -66,6 +66,7 @@ fuzz: .venv/.dev ## Call every function and command with odd arguments, 100,000 
 
 chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; prints how long each fault was felt
 	@FAIRQ_TEST_CHAOS=$(or $(FAIRQ_TEST_CHAOS),600) .venv/bin/python -m pytest -s $(ARGS) tests/chaos/test_chaos.py
+	@FAIRQ_TEST_SCHEDULES=$(or $(FAIRQ_TEST_CHAOS),600) .venv/bin/python -m pytest -s $(ARGS) tests/chaos/test_schedules.py
 
 nightly: ## Run what takes too long for every change: storm, fuzz, chaos, test-long, test-django, test-matrix, test-pythons, test-shards
 	@status=0; for each in storm fuzz chaos test-long test-django test-matrix test-pythons test-shards; do $(MAKE) $$each || status=1; done; exit $$status

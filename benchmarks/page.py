@@ -18,6 +18,7 @@ TITLES = {
     "cycle": "Promote, pop, finish",
     "policies": "What policies cost those who use none",
     "worker": "The worker",
+    "schedules": "Ten thousand schedules",
     "fairness": "Fairness",
     "held": "While a snapshot is held",
     "churn": "Churn",
@@ -47,6 +48,9 @@ LEADS = {
         "The same cycle of a queue without limits: in a database where nobody has any; beside ten thousand"
         " groups of another queue with caps, rates, breakers and keys, and tasks that wait; and beside as"
         " many such groups of the same queue."
+    ),
+    "schedules": (
+        "Tenants enqueue a task each 5 ms, and a worker of 8 slots runs them, while others' schedules fire."
     ),
     "worker": "`fairq work` with handlers that do nothing: what is left is the way there and back.",
     "fairness": (

@@ -1,9 +1,10 @@
 -- Creates the tasks of schedules that are due, at most p_limit per shard, one tick of each. Any number of callers may do so, as often as they like.
+-- Few at a time: each task of a group that had none stands before what its neighbors enqueue next. A tick that waits here stands before nobody.
 -- Returns {"fired": how many tasks, "due_in": seconds until a schedule is due, 0 or less: more are; null: none will be, "unplanned": a plan is to be renewed}.
 -- Raises QF007 bad limit.
 -- Locks: schedules, "skip locked".
 -- Cost: when nothing is due, one step in schedules_fire_at_idx and one in schedules_plan_at_idx.
-create function fairq.fire_schedules(p_limit integer default 500) returns jsonb
+create function fairq.fire_schedules(p_limit integer default 100) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare

@@ -1,7 +1,7 @@
 """Many who fire schedules, killed all the time, with clocks that are wrong by 90 seconds: no tick is lost,
 and none fires twice.
 
-Some seconds in `make test`; ten minutes with twenty of them by FAIRQ_TEST_SCHEDULES=600.
+Some seconds in `make test`, ten minutes with twenty of them in `make chaos` (FAIRQ_TEST_SCHEDULES=seconds).
 """
 
 import contextlib

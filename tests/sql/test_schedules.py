@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.calls import Conn, at, call, column, one, pop, refused, register, run
+from tests.support.calls import Conn, at, call, column, create, one, pop, refused, register, run
 
 NAME = "report"
 
@@ -205,6 +205,22 @@ def test_nothing_due_costs_the_same_however_many_schedules_there_are(db: Conn) -
     run(db, "select fairq.configure_schedule('s', 'g' || g, %s) from generate_series(1, 1000) g", settings)
     run(db, "update fairq.schedules set plan_at = fire_at")
     assert buffers(db) <= before + 10
+
+
+def test_others_wait_for_the_ticks_of_one_call_not_for_all_that_are_due(db: Conn) -> None:
+    """I6, S5: "daily 00:00" of everybody, and nobody said spread."""
+    run(
+        db,
+        """select fairq.configure_schedule('s', 'g' || g, '{"every": 5}') from generate_series(1, 250) g""",
+    )
+    worker = register(db, slots=1000)
+    at(db, "12:00:05")
+    assert one(db, "select fairq.fire_schedules()")["fired"] == 100
+    mine = [create(db, "alice")]
+    assert one(db, "select fairq.fire_schedules()")["fired"] == 100
+    popped = pop(db, worker, 1000)
+    assert len(popped) == 201
+    assert popped.index(mine[0]) <= 100
 
 
 # --- Groups ---------------------------------------------------------------------------------------
