@@ -27,7 +27,7 @@ begin
     with account as materialized (
       select a.*, a.group_key <> '' and coalesce(a.group_key = p_group_key,
           row_number() over (order by a.group_key = '', a.debt / a.bound desc nulls last, a.received desc, a.group_key) <= p_limit) as shown
-      from unnest(fairq._accounts(v_queue, v_rows)) a
+      from unnest(fairq._accounts(v_queue, v_rows, true)) a
     ),
     mean as materialized (
       select sum(a.ran) / nullif(sum(a.ended), 0) as seconds from account a
@@ -103,8 +103,9 @@ $$;
 
 -- The rows of a ledger taken together by group, with what each is behind. Of a group that was judged in every part up to the last one, each stretch up to
 -- now is compared with the group that is furthest ahead in it; the stretch that comes nearest to the bound counts.
+-- p_with_waits: with the waits of each group.
 -- Pops that overlap may begin and commit in another order than that in which they took tasks: with several workers one more task of each for each of them.
-create function fairq._accounts(p_queue fairq.queues, p_rows fairq.ledger[]) returns fairq.account[]
+create function fairq._accounts(p_queue fairq.queues, p_rows fairq.ledger[], p_with_waits boolean) returns fairq.account[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return (
@@ -145,7 +146,7 @@ begin
         select p.shard_no, p.group_key, u.step, sum(u.number)::bigint as number
         from part p
         cross join lateral unnest(p.waits) with ordinality u(number, step)
-        where p.tasks > 0
+        where p_with_waits and p.tasks > 0
         group by p.shard_no, p.group_key, u.step
       ) h
       group by h.shard_no, h.group_key

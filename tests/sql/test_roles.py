@@ -43,6 +43,7 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "upkeep_parts": ({WORK, OBSERVE, ADMIN}, "select fairq.upkeep_parts()"),
     "shares": ({WORK, OBSERVE, ADMIN}, "select group_key from fairq.shares()"),
     "fairness": ({WORK, OBSERVE, ADMIN}, "select worst_debt from fairq.fairness()"),
+    "metrics": ({WORK, OBSERVE, ADMIN}, "select name from fairq.metrics()"),
     "rebuild": ({ADMIN}, "select fairq.rebuild('default')"),
     "explain_task": ({WORK, OBSERVE, ADMIN}, "select reason from fairq.explain_task(%(waiting)s)"),
     "next_due_at": ({WORK, OBSERVE, ADMIN}, "select fairq.next_due_at('default')"),

@@ -1,0 +1,31 @@
+"""`fairq metrics`: what a monitoring system wants to know."""
+
+from __future__ import annotations
+
+import click
+
+from fairq import metrics as exporter
+from fairq.cli import command
+from fairq.commands.common import session
+
+
+@command(rights="fairq_observe", json=False)
+@click.option(
+    "--groups",
+    type=click.IntRange(0, 1000),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="How many groups have series of their own, over all queues: those most behind, or waiting longest.",
+)
+def metrics(groups: int) -> None:
+    """Print metrics for Prometheus.
+
+    From the database alone, for all workers: let one exporter ask. fairq web serves the same at /metrics.
+
+    \b
+    fairq metrics
+    fairq metrics > fairq.prom     for the textfile collector of node_exporter
+    """
+    with session() as conn:
+        click.echo(exporter.render(conn, groups=groups), nl=False)

@@ -1,0 +1,75 @@
+"""Metrics as Prometheus reads them: one exporter for the database, whatever the number of workers.
+
+    from fairq import metrics
+
+    text = metrics.render(conn)      # a psycopg connection of a role that is granted fairq_observe
+
+The samples are made by `fairq.metrics()` in the database; here they get their text. Nothing is remembered
+between two scrapes, so any number of exporters say the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+
+__all__ = ["CONTENT_TYPE", "METRICS", "render", "text"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# What there is: type and help of each.
+METRICS: dict[str, tuple[str, str]] = {
+    "fairq_tasks": ("gauge", "Tasks that wait, are scheduled, or run; a million stands for all above."),
+    "fairq_oldest_wait_seconds": ("gauge", "How long the next task waits of the group that waits longest."),
+    "fairq_wait_seconds": ("histogram", "How long tasks that ended had waited for their last attempt."),
+    "fairq_run_seconds": ("histogram", "How long the last attempts of tasks that ended ran."),
+    "fairq_ended_total": ("counter", "Tasks that ended."),
+    "fairq_slots": ("gauge", "What workers of the queue can run at once, busy and idle."),
+    "fairq_idle_slots": ("gauge", "Slots that ran nothing while a group waited for its turn only."),
+    "fairq_backlog_seconds": ("gauge", "Worker seconds that the waiting tasks will take."),
+    "fairq_desired_slots": ("gauge", "Slots for what arrives, and for what waits within five minutes."),
+    "fairq_fairness_error": ("gauge", "What groups got less than they were entitled to, as a part of all."),
+    "fairq_fairness_jain": ("gauge", "Jain's index of what each received of what it was entitled to."),
+    "fairq_worst_debt_ratio": ("gauge", "The largest debt as a part of its bound; above 1: broken."),
+    "fairq_newcomer_p99_seconds": ("gauge", "How long first tasks of groups waited that were idle before."),
+    "fairq_groups": ("gauge", "Groups that had work in the last half minute."),
+    "fairq_group_slots": ("gauge", "Worker seconds a second of a group."),
+    "fairq_group_started_per_second": ("gauge", "Attempts of a group that began, a second."),
+    "fairq_group_oldest_wait_seconds": ("gauge", "How long the next task of a group waits."),
+    "fairq_group_shortfall": ("gauge", "What a group got less than it was entitled to in half a minute."),
+    "fairq_upkeep_failures": ("gauge", "Parts of the upkeep that fail."),
+    "fairq_circuits_open": ("gauge", "Workers whose circuit breaker is open, as they last said."),
+    "fairq_horizon_age_seconds": ("gauge", "Age of the oldest transaction that can be seen."),
+    "fairq_ledger_age_seconds": ("gauge", "Time since the last part of the ledger; grows without upkeep."),
+}  # fmt: skip
+
+_SAMPLES = "select m.name, m.labels::text, m.value from fairq.metrics(%s) m where m.value is not null"
+
+
+def render(conn: psycopg.Connection[Any], *, groups: int = 20) -> str:
+    """All metrics. `groups` is how many groups have series of their own, over all queues."""
+    with conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+        return text(cursor.execute(_SAMPLES, [groups]).fetchall())
+
+
+def text(samples: Iterable[tuple[str, str, float]]) -> str:
+    """Samples in the text format, each metric in one piece behind its help and type."""
+    of: dict[str, list[str]] = {name: [] for name in METRICS}
+    for name, labels, value in samples:
+        metric = name if name in METRICS else name.rsplit("_", 1)[0]
+        shown = ",".join(f'{label}="{_escaped(each)}"' for label, each in json.loads(labels).items())
+        of[metric].append(f"{name}{{{shown}}} {value!r}" if shown else f"{name} {value!r}")
+    lines = []
+    for metric, its in of.items():
+        if its:
+            kind, about = METRICS[metric]
+            lines += [f"# HELP {metric} {about}", f"# TYPE {metric} {kind}", *its]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _escaped(value: Any) -> str:
+    """Names come from anybody, and may hold what would end the line."""
+    return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

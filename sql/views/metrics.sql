@@ -1,0 +1,195 @@
+-- What a monitoring system wants to know, a row per sample: names as Prometheus has them, labels, value. From the ledger's last parts and totals, and what is
+-- held: so it costs the same however many tasks and groups there are, and gauges are up to 40 seconds old.
+-- Of groups p_groups have samples of their own, over all queues: those that were most behind, and those that waited longest, in any part of the last quarter of
+-- an hour; so a group stays for a while. The others of a queue are the group 'other'.
+-- fairq_desired_slots is for what scales workers: slots for what arrived in the last five minutes, and to work off what waits in five more.
+-- Locks: none.
+-- Cost: the ledger of the last quarter of an hour, at most 6,000 rows a queue; the totals; everything held.
+create function fairq.metrics(p_groups integer default 20) returns table (name text, labels jsonb, value double precision)
+language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_queue fairq.queues;
+begin
+  if p_groups is null or p_groups < 0 or p_groups > 1000 then
+    raise exception '% groups is out of range', coalesce(p_groups::text, 'null') using errcode = 'QF007', hint = 'Ask for 0 to 1000 groups.';
+  end if;
+  return query
+    select 'fairq_upkeep_failures', '{}'::jsonb, (select count(*) from fairq._shards(null) s(shard_no) join fairq.upkeep_failures f on f.shard_no = s.shard_no)::double precision
+    union all
+    select 'fairq_ledger_age_seconds', '{}', date_part('epoch', v_now - min(fairq._ledger_until(s.shard_no))) from fairq._shards(null) s(shard_no)
+    union all
+    -- The oldest transaction that can be seen from here. The sessions of others are seen by a superuser, or pg_monitor.
+    select 'fairq_horizon_age_seconds', '{}', greatest(0,
+      (select max(date_part('epoch', clock_timestamp() - a.xact_start))
+       from pg_catalog.pg_stat_activity a
+       where a.pid <> pg_backend_pid() and coalesce(a.backend_xid, a.backend_xmin) is not null and (a.datname is null or a.datname = current_database())),
+      (select max(date_part('epoch', v_now - m.marked_at))
+       from fairq._shards(null) s(shard_no)
+       join fairq.ledger_marks m on m.shard_no = s.shard_no and pg_snapshot_xmin(m.snapshot) >= pg_snapshot_xmin(pg_current_snapshot())))
+    union all
+    select 'fairq_circuits_open', '{}', count(*)::double precision from fairq.worker_stats w where w.circuit_open;
+
+  return query
+    select 'fairq_ended_total', jsonb_build_object('queue', t.queue, 'kind', t.kind, 'outcome', t.outcome), sum(t.tasks)::double precision
+    from fairq._shards(null) s(shard_no)
+    join fairq.totals t on t.shard_no = s.shard_no
+    group by t.queue, t.kind, t.outcome
+    union all
+    select h.* from fairq._histograms('fairq_wait_seconds', array(
+      select (t.shard_no, t.tasks, t.waited, null, t.queue, null, null, t.waits, null)::fairq.totals
+      from fairq._shards(null) s(shard_no)
+      join fairq.totals t on t.shard_no = s.shard_no)) h
+    union all
+    select h.* from fairq._histograms('fairq_run_seconds', array(
+      select (t.shard_no, t.tasks, t.seconds, null, t.queue, t.kind, null, t.runs, null)::fairq.totals
+      from fairq._shards(null) s(shard_no)
+      join fairq.totals t on t.shard_no = s.shard_no)) h;
+
+  for v_queue in select q.* from fairq.queues q where not q.internal order by q.queue loop
+    return query select m.* from fairq._queue_metrics(v_queue, v_now) m;
+  end loop;
+  if p_groups > 0 then
+    return query select m.* from fairq._group_metrics(p_groups, v_now) m;
+  end if;
+end;
+$$;
+comment on function fairq.metrics is 'What a monitoring system wants to know, a row per sample: names as Prometheus has them, labels, value.';
+
+-- Histograms as Prometheus has them, by every second step: of rows with a queue, perhaps a kind, how many (runs), and their sum (seconds).
+create function fairq._histograms(p_name text, p_rows fairq.totals[]) returns table (name text, labels jsonb, value double precision)
+language plpgsql immutable rows 100 set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+    with entry as materialized (
+      select jsonb_strip_nulls(jsonb_build_object('queue', r.queue, 'kind', r.kind)) as labels, r.runs, r.seconds from unnest(p_rows) r
+    ),
+    step as materialized (
+      select e.labels, u.step, sum(u.number) as number
+      from entry e
+      cross join lateral unnest(e.runs) with ordinality u(number, step)
+      group by e.labels, u.step
+    )
+    select p_name || '_bucket', a.labels || jsonb_build_object('le', case when a.step = 21 then '+Inf' else (0.005 * power(2, a.step - 1))::text end), a.below
+    from (
+      select t.labels, t.step, sum(t.number) over (partition by t.labels order by t.step)::double precision as below from step t
+    ) a
+    where a.step % 2 = 1
+    union all
+    select p_name || '_count', t.labels, sum(t.number)::double precision from step t group by t.labels
+    union all
+    select p_name || '_sum', e.labels, sum(e.seconds) from entry e group by e.labels;
+end;
+$$;
+
+-- The samples of a queue.
+create function fairq._queue_metrics(p_queue fairq.queues, p_now timestamptz) returns table (name text, labels jsonb, value double precision)
+language plpgsql stable rows 20 set search_path = pg_catalog, pg_temp as $$
+declare
+  v_from timestamptz := p_now - interval '5 minutes';
+  v_labels jsonb := jsonb_build_object('queue', p_queue.queue);
+begin
+  return query
+    with part as materialized (
+      select l.begins_at, max(l.until) as until, sum(l.waiting) as waiting, sum(l.scheduled) as scheduled, min(l.waiting_since) as waiting_since,
+        sum(l.tasks) as tasks, sum(l.ended) as ended, sum(l.ran) as ran
+      from fairq._shards(null) s(shard_no)
+      join fairq.ledger_queues l on l.shard_no = s.shard_no and l.queue = p_queue.queue and l.begins_at > v_from
+      group by l.begins_at
+    ),
+    last as materialized (
+      -- A queue that has had nothing to do since has no part.
+      select p.* from part p where p.until = (select max(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no))
+    ),
+    slot as materialized (
+      select (
+          select coalesce(sum(w.slots), 0) from fairq.workers w where w.shard_no = 0 and w.lost_at is null and p_queue.queue = any(w.queues)
+        ) as slots, (
+          select count(b.id)
+          from fairq._shards(null) s(shard_no)
+          join fairq.held h on h.shard_no = s.shard_no
+          cross join lateral (
+            select t.id from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id and t.queue = p_queue.queue offset 0
+          ) b
+        ) as busy
+    ),
+    pace as materialized (
+      select (select sum(p.ran) / nullif(sum(p.ended), 0) from part p) as mean, (select coalesce(sum(l.waiting), 0) from last l) as waiting,
+        greatest(0, sum(c.arrived)) / nullif(sum(date_part('epoch', c.until - c.begins_at)), 0) as arrivals
+      from (
+        -- What began came, and what waits now and did not at the end of the part before.
+        select p.until, p.begins_at, p.tasks + p.waiting - lag(p.waiting) over (order by p.begins_at) as arrived from part p
+      ) c
+      where c.arrived is not null
+    )
+    select 'fairq_tasks', v_labels || jsonb_build_object('state', t.state), t.tasks::double precision
+    from slot s
+    left join last l on true
+    cross join lateral (
+      values ('waiting', coalesce(l.waiting, 0)), ('scheduled', coalesce(l.scheduled, 0)), ('running', s.busy)
+    ) t(state, tasks)
+    union all
+    select 'fairq_oldest_wait_seconds', v_labels, coalesce((select date_part('epoch', p_now - l.waiting_since) from last l), 0)
+    union all
+    select 'fairq_slots', v_labels || jsonb_build_object('state', t.state), t.slots::double precision
+    from slot s
+    cross join lateral (values ('busy', s.busy), ('idle', greatest(0, s.slots - s.busy))) t(state, slots)
+    union all
+    select 'fairq_backlog_seconds', v_labels, coalesce(p.waiting * p.mean, 0)::double precision from pace p
+    union all
+    select 'fairq_desired_slots', v_labels,
+      greatest(case when p.waiting + s.busy > 0 then 1 else 0 end, ceil(coalesce(p.arrivals * p.mean + p.waiting * p.mean / 300, 0)))::double precision
+    from pace p
+    cross join slot s
+    union all
+    select f.name, v_labels, f.value
+    from fairq._fairness(p_queue, fairq._ledger_rows(p_queue.queue, v_from, null), v_from) a
+    cross join lateral (
+      values ('fairq_fairness_error', a.shortfall), ('fairq_fairness_jain', a.jain), ('fairq_worst_debt_ratio', coalesce(a.worst_debt, 0)),
+        ('fairq_idle_slots', coalesce(a.idle_slots, 0)), ('fairq_newcomer_p99_seconds', a.newcomer_p99)
+    ) f(name, value)
+    where f.value is not null;
+end;
+$$;
+
+-- The samples of groups: of the last part, except for those that were chosen for an earlier one and are gone since.
+create function fairq._group_metrics(p_groups integer, p_now timestamptz) returns table (name text, labels jsonb, value double precision)
+language plpgsql stable rows 100 set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+    with part as materialized (
+      select l.queue, l.group_key, l.until, l.groups, date_part('epoch', l.until - l.begins_at) as length, l.seconds, l.tasks,
+        coalesce(date_part('epoch', l.until - l.waiting_since), 0) as waits, greatest(0, l.entitled - l.service) as shortfall,
+        l.until = (select max(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no)) as is_last
+      from fairq._shards(null) s(shard_no)
+      join fairq.ledger l on l.shard_no = s.shard_no and l.begins_at > p_now - interval '15 minutes'
+    ),
+    rank as materialized (
+      select p.queue, p.group_key, row_number() over (order by max(p.shortfall) desc, max(p.waits) desc, p.queue, p.group_key) as by_shortfall,
+        row_number() over (order by max(p.waits) desc, max(p.shortfall) desc, p.queue, p.group_key) as by_wait
+      from part p
+      where p.group_key <> ''
+      group by p.queue, p.group_key
+    ),
+    chosen as materialized (
+      select r.queue, r.group_key from rank r order by least(r.by_shortfall, r.by_wait), r.by_wait limit p_groups
+    ),
+    named as materialized (
+      select p.queue, case when c.group_key is null then 'other' else p.group_key end as group_key, sum(p.seconds / p.length) as slots,
+        sum(p.tasks / p.length) as tasks, max(p.waits) as waits, sum(p.shortfall) as shortfall, sum(p.groups) as groups
+      from part p
+      left join chosen c on c.queue = p.queue and c.group_key = p.group_key
+      where p.is_last
+      group by p.queue, case when c.group_key is null then 'other' else p.group_key end
+    )
+    select m.name, jsonb_build_object('queue', n.queue, 'group', n.group_key), m.value::double precision
+    from named n
+    cross join lateral (
+      values ('fairq_group_slots', n.slots), ('fairq_group_started_per_second', n.tasks), ('fairq_group_oldest_wait_seconds', n.waits),
+        ('fairq_group_shortfall', n.shortfall)
+    ) m(name, value)
+    union all
+    select 'fairq_groups', jsonb_build_object('queue', n.queue), sum(n.groups)::double precision from named n group by n.queue;
+end;
+$$;
