@@ -75,6 +75,8 @@ class GroupSettings(TypedDict, Generic[Time], total=False):
     rate_burst: Annotated[int | None, "How many tasks may go ahead of the rate. Default: a second's worth."]
     breaker_threshold: Annotated[int | None, "Failures in a row after which nothing is started for a while."]
     breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+    budget: Annotated[float | None, "The most that its tasks use per --budget-period, in what groups share."]
+    budget_period: Annotated[Time | None, "The time that --budget counts in. Default: 1d."]
 
 
 class QueueSettings(TypedDict, Generic[Time], total=False):
@@ -111,6 +113,11 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
         int | None, "For each group without its own: failures in a row that stop it for a while."
     ]
     group_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+    group_budget: Annotated[
+        float | None,
+        "For each group without its own: the most that its tasks use per period, in what groups share.",
+    ]
+    group_budget_period: Annotated[Time | None, "The time that --group-budget counts in. Default: 1d."]
     max_running: Annotated[int | None, "The most tasks in flight at once in the whole queue."]
     rate_limit: Annotated[int | None, "The most tasks started per --rate-period in the whole queue."]
     rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]

@@ -38,7 +38,7 @@ grant execute on function fairq.register_worker, fairq.turn, fairq.pop_tasks, fa
   fairq.fire_schedules, fairq.unplanned_schedules, fairq.plan_schedule
 to fairq_work;
 
-grant execute on function fairq.explain_task, fairq.next_due_at, fairq.rate_usage, fairq.shares, fairq.fairness, fairq.metrics, fairq.upkeep_parts, fairq._shards to fairq_work, fairq_observe;
+grant execute on function fairq.explain_task, fairq.next_due_at, fairq.rate_usage, fairq.budget_usage, fairq.shares, fairq.fairness, fairq.metrics, fairq.upkeep_parts, fairq._shards to fairq_work, fairq_observe;
 grant select on fairq.settings, fairq.queues, fairq.kinds, fairq.groups, fairq.live_tasks, fairq.queue_stats, fairq.group_stats, fairq.tenants, fairq.worker_stats, fairq.schedule_stats, fairq.estimates,
   fairq.ready, fairq.held, fairq.parked, fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.upkeep_failures, fairq.ledger, fairq.ledger_queues, fairq.totals
 to fairq_work, fairq_observe;

@@ -99,7 +99,8 @@ def queue_stats() -> driver.Params:
 @driver.Statement[list[models.FairqGroupStat]](
     "many",
     """-- name: GroupStats :many
-select g.queue, g.group_key, g.scheduled, g.overflow, g.blocked, g.queued, g.claimed, g.running, g.oldest_waiting_since
+select g.queue, g.group_key, g.scheduled, g.overflow, g.blocked, g.queued, g.claimed, g.running, g.oldest_waiting_since, g.budget_left,
+  g.budget_renews_at
 from fairq.group_stats g
 where g.queue = $1::text
 order by g.overflow + g.queued + g.claimed + g.running desc, g.group_key

@@ -10,7 +10,7 @@ import datetime
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FairqGroupStat:
-    """Live tasks per queue, group and state. Counts all live tasks."""
+    """Live tasks per queue, group and state, and what is left of budgets. Counts all live tasks."""
 
     queue: str
     group_key: str
@@ -21,6 +21,8 @@ class FairqGroupStat:
     claimed: int
     running: int
     oldest_waiting_since: datetime.datetime | None
+    budget_left: float | None
+    budget_renews_at: datetime.datetime | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -147,9 +147,9 @@ def report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[in
         worker_id=worker_id,
         ids=[id for id, _, _, _ in told],
         attempts=[attempt for _, attempt, _, _ in told],
-        done=[each and each.done for each in progress],
-        totals=_unless_empty([each and each.total for each in progress]),
-        notes=_unless_empty([each and driver.maybe(_note, each.note) for each in progress]),
+        done=[None if each is None else each.done for each in progress],
+        totals=_unless_empty([None if each is None else each.total for each in progress]),
+        notes=_unless_empty([None if each is None else driver.maybe(_note, each.note) for each in progress]),
         costs=_unless_empty([charged for _, _, _, charged in told]),
     )
 

@@ -2,7 +2,8 @@
 -- default holds. Takes effect with the next promotion, which the next pop makes. Groups need no settings: unknown ones have those of their queue.
 -- A first cap or breaker counts the tasks that are in flight already.
 -- Returns the settings in force.
--- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an unknown setting.
+-- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an unknown setting, or a budget where tasks are only
+-- counted.
 -- Locks: settings; groups, one row; then the domain, if nobody promotes. Waits for no pop.
 create function fairq.configure_group(p_queue text, p_group_key text, p_settings jsonb default '{}') returns fairq.groups
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -13,6 +14,7 @@ begin
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s for update;
   perform fairq._check_group(p_queue, p_group_key);
   v_group := fairq._set_limits(v_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_settings);
+  perform fairq._check_unit(fairq._queue(p_queue), v_group.budget);
   -- Hears the ring: what is ready goes back in line, and stands there under the new limits. Who promotes right now is not waited for: the next pass hears it.
   perform fairq._promote(v_shard_no, p_queue, 1, false);
   return v_group;

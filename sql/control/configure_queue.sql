@@ -1,7 +1,7 @@
 -- Creates a queue, or changes its settings, which are columns of fairq.queues: an absent one stays as it is, a null takes one away, so that the default holds.
 -- group_* and weight are the defaults of its groups; max_running, rate_* and breaker_* limit the queue as a whole. Takes effect with the next promotion and pop.
 -- Returns the settings in force.
--- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting.
+-- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting, or a budget where tasks are only counted.
 -- Locks: settings; queues, one row; where limits change, the meter of the queue, waits for it, and the domains of the queue, if nobody promotes.
 create function fairq.configure_queue(p_queue text, p_settings jsonb default '{}') returns fairq.queues
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -22,6 +22,14 @@ begin
   -- Nobody else changes settings now, so the row need not be locked while domains are waited for: a queue can be paused all the time.
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   v_changes := fairq._check_settings(format('queue "%s"', p_queue), 'fairq.queues', to_jsonb(v_queue), p_settings);
+  if v_changes ?| array['fairness', 'group_budget'] then
+    perform fairq._check_unit(jsonb_populate_record(v_queue, v_changes), b.budget)
+    from (
+      select (jsonb_populate_record(v_queue, v_changes)).group_budget as budget
+      union all
+      select g.budget from fairq._shards(null) s(shard_no) join fairq.groups g on g.shard_no = s.shard_no and g.queue = p_queue
+    ) b;
+  end if;
   select coalesce(bool_or(c.name ~ '^(weight$|fairness$|group_)'), false), coalesce(bool_or(c.name ~ '^(max_running$|rate_|breaker_)'), false)
   into v_groups_change, v_meter_changes
   from jsonb_object_keys(v_changes) c(name);

@@ -47,6 +47,8 @@ begin
         ('short_slots', 1, 1000000),
         ('short_under', 0.001, 1000000),
         ('short_idle', 0, 366 * 86400),
+        ('budget', 0, 1000000000000000),
+        ('budget_period', 1, 366 * 86400),
         ('ready_target', 1, 1000000),
         ('max_attempts', 1, 1000000),
         ('priority', -1000000, 1000000),
@@ -97,7 +99,7 @@ begin
             when 'integer' then format('A whole number, %s to %s; null takes the setting away.', v_setting.least, v_setting.most)
             when 'double precision' then format('A number, %s to %s; null takes the setting away.', v_setting.least, v_setting.most)
             when 'interval' then format('A text such as "5 minutes", or a number of seconds: %s, at most %s days; null takes the setting away.',
-              case v_setting.least when 0 then 'zero or more' else 'more than zero' end, trunc(v_setting.most / 86400))
+              case v_setting.least when 0 then 'zero or more' when 1 then 'at least a second' else 'more than zero' end, trunc(v_setting.most / 86400))
             when 'boolean' then 'true or false; null takes the setting away.'
             else case v_setting.name
               when 'fairness' then 'count (as many tasks for each), time (as many worker seconds) or cost (as much of what handlers charge); null takes the setting away.'
@@ -117,7 +119,7 @@ begin
     select g.of || c.rule as rule, g.of || c.time as time, g.of || c.extra as extra, c.preset
     from (values (''), ('group_')) g(of)
     cross join (values ('rate_limit', 'rate_period', 'rate_burst', '1 second'), ('breaker_threshold', 'breaker_cooldown', null, '1 minute'),
-      ('short_slots', 'short_idle', 'short_under', '1 minute'))
+      ('short_slots', 'short_idle', 'short_under', '1 minute'), ('budget', 'budget_period', null, '1 day'))
       c(rule, time, extra, preset)
   loop
     if (p_row || v_changes) ->> v_setting.rule is not null then
@@ -139,6 +141,17 @@ begin
       using errcode = 'QF007', hint = 'Keep fewer, or raise the cap: long tasks need one as well.', column = 'short_slots';
   end if;
   return v_changes;
+end;
+$$;
+
+-- Raises QF014: a budget, of a queue or of a group of it, where tasks are only counted.
+create function fairq._check_unit(p_queue fairq.queues, p_budget double precision) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+  if p_queue.fairness = 'count' and p_budget is not null then
+    raise exception 'a budget of % says nothing where groups share by count, as in queue "%"', p_budget, p_queue.queue
+      using errcode = 'QF014', hint = 'A budget is in what groups share: set fairness to cost, or to time. To limit how many tasks start, set a rate.';
+  end if;
 end;
 $$;
 

@@ -13,7 +13,11 @@ begin
   end if;
   v_policy.breaker_threshold := coalesce(p_group.breaker_threshold, p_queue.group_breaker_threshold);
   v_policy.breaker_cooldown := coalesce(p_group.breaker_cooldown, p_queue.group_breaker_cooldown);
-  if v_policy.max_running is null and v_policy.paused_at is null and v_rate_limit is null and v_policy.breaker_threshold is null then
+  v_policy.budget := coalesce(p_group.budget, p_queue.group_budget);
+  v_policy.budget_seconds := extract(epoch from coalesce(p_group.budget_period, p_queue.group_budget_period));
+  if v_policy.max_running is null and v_policy.paused_at is null and v_rate_limit is null and v_policy.breaker_threshold is null
+    and v_policy.budget is null
+  then
     return null;
   end if;
   return v_policy;
@@ -45,7 +49,7 @@ $$;
 -- Whether a queue limits each of its groups; otherwise only those with settings of their own may have limits.
 create function fairq._limits_groups(p_queue fairq.queues) returns boolean
 language sql immutable parallel safe
-as $$ select coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold) is not null $$;
+as $$ select coalesce(p_queue.group_max_running, p_queue.group_rate_limit, p_queue.group_breaker_threshold, p_queue.group_budget) is not null $$;
 
 -- Whether the tasks of a group hold places, and tell their lane how they end.
 create function fairq._counts(p_policy fairq.policy) returns boolean
@@ -59,7 +63,9 @@ as $$ select (p_policy).rate_seconds is not null or (p_gate).open_until is not n
 
 -- The one place that says how many tasks a group may have promoted now, when to look again if none, and why not more. Promotion
 -- uses the number and the time, explain_task the reason. A new policy is one more step here, one in _charge and one in _settle.
-create function fairq._allowance(p_policy fairq.policy, p_gate fairq.gate, p_now timestamptz) returns fairq.allowance
+-- p_reserved: what its tasks that are ready or held were charged, see fairq.pace. How many tasks a budget is enough for depends on what each is expected to use:
+-- here it only says whether there is something left, see _share_out.
+create function fairq._allowance(p_policy fairq.policy, p_gate fairq.gate, p_now timestamptz, p_reserved double precision default null) returns fairq.allowance
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_allowed integer := 2147483647;
@@ -89,6 +95,12 @@ begin
     end if;
   end if;
 
+  if p_policy.budget is not null and fairq._budget_left(p_policy, p_gate, p_reserved, p_now) <= 0 then
+    return (0, fairq._renews_at(p_policy, p_now), format('its budget of %s is used up until %s: %s spent, %s expected of tasks in flight', p_policy.budget,
+      fairq._renews_at(p_policy, p_now), case when p_gate.spent_until > p_now then round(p_gate.spent::numeric, 3) else 0 end,
+      round(coalesce(p_reserved, 0)::numeric, 3)))::fairq.allowance;
+  end if;
+
   -- Rate (GCRA): rate_at is when the tasks so far are paid for; up to burst tasks may run ahead of it.
   if p_policy.rate_seconds is not null then
     v_rate_room := p_policy.rate_burst - greatest(0, extract(epoch from p_gate.rate_at - p_now)::double precision) / p_policy.rate_seconds;
@@ -102,6 +114,30 @@ begin
   return (v_allowed, null, null)::fairq.allowance;
 end;
 $$;
+
+-- What is left of a budget: what ended in this period counts as what it used, what is in flight as what is expected of it. So one that is in flight when the
+-- period ends counts in the next, and more than the budget is spent only by what tasks in flight use beyond what was expected. A millionth makes up
+-- for what steps round away.
+create function fairq._budget_left(p_policy fairq.policy, p_gate fairq.gate, p_reserved double precision, p_now timestamptz) returns double precision
+language sql immutable parallel safe as $$
+  select p_policy.budget * 0.999999 - coalesce(p_reserved, 0) - case when p_gate.spent_until > p_now then p_gate.spent else 0 end
+$$;
+
+-- A gate of which nothing was spent.
+create function fairq._forget_spent(p_gate fairq.gate) returns fairq.gate
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+  if p_gate is distinct from null then
+    p_gate.spent := 0;
+  end if;
+  return p_gate;
+end;
+$$;
+
+-- When a budget is there again. Periods are counted from the beginning of 1970 in UTC, the same for everybody: nothing has to be remembered.
+create function fairq._renews_at(p_policy fairq.policy, p_now timestamptz) returns timestamptz
+language sql immutable parallel safe
+as $$ select to_timestamp((floor(extract(epoch from p_now)::double precision / p_policy.budget_seconds) + 1) * p_policy.budget_seconds) $$;
 
 -- The gate after p_taken tasks went through it. in_flight is the number of the group's tasks
 -- that are counted, so it grows only where tasks are counted (see _counts): what a rate alone lets through nobody would report back.
@@ -144,7 +180,8 @@ $$;
 -- counts those after the last success, p_succeeded says whether there was one.
 -- Settings may have changed since. Places are kept even without any, while tasks that hold one are about to report it; nothing left to keep is null.
 create function fairq._settle(
-  p_policy fairq.policy, p_gate fairq.gate, p_freed integer, p_failures integer, p_succeeded boolean, p_now timestamptz
+  p_policy fairq.policy, p_gate fairq.gate, p_freed integer, p_failures integer, p_succeeded boolean, p_now timestamptz,
+  p_used double precision default null
 ) returns fairq.gate
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -157,6 +194,13 @@ begin
     when p_policy.rate_seconds is not null and p_gate.rate_at is not null
       then least(p_gate.rate_at, p_now + p_policy.rate_burst * p_policy.rate_seconds * interval '1 second')
   end;
+  if p_policy.budget is null then
+    p_gate.spent := null;
+    p_gate.spent_until := null;
+  else
+    p_gate.spent := case when p_gate.spent_until > p_now then p_gate.spent else 0 end + coalesce(p_used, 0);
+    p_gate.spent_until := fairq._renews_at(p_policy, p_now);
+  end if;
   if p_policy.breaker_threshold is null then
     p_gate.failures := 0;
     p_gate.open_until := null;

@@ -7,12 +7,13 @@
 -- One that came back meanwhile is before a younger one of its group that was given the place: then it has that place, and the younger one waits again (I12).
 -- A lane parks and passes over p_most in a pass: then the lane steps back until the next pass, so that nobody waits for it, and rings for that.
 -- Where slots are kept for short tasks, a long one is parked as well, with the place of its key, until _let_long gives it a slot.
--- Beyond p_reach no place is taken: the lane stops there until a pop gets that far. So does, where a rate is charged, every task.
+-- Beyond p_reach no place is taken: the lane stops there until a pop gets that far. So does, where a rate is charged, every task. At p_room its budget ends.
 -- One row more than p_quota is returned, which is not looked at: where the lane goes on.
 -- Locks: lanes of #keys, whose domain the caller holds, too; parked.
 -- Cost: tasks_line_idx from the cursors, p_quota rows and those that are passed over; parked_granted_idx.
 create function fairq._take_keys(
-  p_tick fairq.ticks, p_lane fairq.lanes, p_quota integer, p_reach bigint, p_most integer, p_short_under double precision, p_now timestamptz
+  p_tick fairq.ticks, p_lane fairq.lanes, p_quota integer, p_reach bigint, p_room bigint, p_most integer, p_short_under double precision,
+  p_now timestamptz
 )
 returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
   meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz, long boolean)
@@ -97,7 +98,7 @@ begin
     keyed := v_task.concurrency_key is not null and not is_expired;
     charge := case when p_lane.pace is distinct from null then fairq._expected(p_lane.pace, v_task.kind, v_task.cost, p_lane.weight) end;
     step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_lane.weight) end;
-    stops := yields or v_found >= p_quota
+    stops := yields or v_found >= p_quota or p_lane.finish >= p_room
       or (not is_expired and not v_is_granted and (keyed or fairq._runs_with_time(p_lane.policy, p_lane.gate)) and p_lane.finish >= p_reach);
     long := v_task.has_slot;
     if v_is_granted then
@@ -343,7 +344,7 @@ begin
       ) m(shard_no, queue, group_key)
       cross join lateral (select fairq._policy_of(m.shard_no, m.queue, m.group_key) as policy offset 0) o
       where o.policy is distinct from null
-        and (fairq._allowance(o.policy, (fairq._lane(m.shard_no, m.queue, m.group_key)).gate, p_now)).tasks < 1
+        and (select fairq._allowance(o.policy, l.gate, p_now, (l.pace).reserved) from fairq._lane(m.shard_no, m.queue, m.group_key) l).tasks < 1
     );
 end;
 $$;

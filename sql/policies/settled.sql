@@ -46,8 +46,8 @@ $$;
 -- settled since it was served last is not bounded by what one step is.
 -- What is known in another unit means nothing.
 create function fairq._correct(
-  p_finish bigint, p_pace fairq.pace, p_unit text, p_correction double precision, p_ran fairq.estimate[], p_weight double precision, p_clock bigint,
-  p_was_idle boolean
+  p_finish bigint, p_pace fairq.pace, p_unit text, p_correction double precision, p_charged double precision, p_ran fairq.estimate[], p_weight double precision,
+  p_clock bigint, p_was_idle boolean
 ) returns table (finish bigint, pace fairq.pace)
 language plpgsql immutable rows 1 set search_path = pg_catalog, pg_temp as $$
 declare
@@ -56,11 +56,15 @@ declare
   v_pace fairq.pace;
 begin
   if p_pace.unit <> p_unit then
-    p_pace := null;
+    p_pace.estimates := null;
+    p_pace.credit := null;
   end if;
   v_due := least(p_clock + 1152921504606846976, coalesce(p_finish, p_clock) - coalesce(p_pace.credit, 0)
     + sign(coalesce(p_correction, 0))::bigint * ceil(least(1152921504606846976, fairq._round() * abs(coalesce(p_correction, 0)) / p_weight))::bigint);
   v_pace.unit := p_unit;
+  -- Sums of fractions end near zero.
+  v_pace.reserved := coalesce(p_pace.reserved, 0) - coalesce(p_charged, 0);
+  v_pace.reserved := case when v_pace.reserved < 0.000001 then 0 else v_pace.reserved end;
   v_pace.last_block := coalesce(p_pace.last_block, p_finish - 1, -1);
   v_pace.estimates := fairq._learn(p_pace.estimates, p_ran);
   v_finish := greatest(v_due, v_pace.last_block + 1, p_clock);

@@ -110,7 +110,7 @@ begin
     case
       when c.admissible and c.tag < w.level and c.nth < coalesce(w.fence_nth, 9223372036854775807)
         then least(
-          case when (c.lane).policy is distinct from null then (fairq._allowance((c.lane).policy, (c.lane).gate, p_now)).tasks end,
+          case when (c.lane).policy is distinct from null then (fairq._allowance((c.lane).policy, (c.lane).gate, p_now, ((c.lane).pace).reserved)).tasks end,
           p_budget,
           greatest(1, ceil((w.fenced - c.tag) * c.width))
         )::integer
@@ -120,12 +120,23 @@ begin
     case
       when p_take = 0 or ((c.lane).finish, (c.lane).position) >= (p_last.block, p_last.position) then p_tick.clock
       else least(p_last.block + 1, p_tick.clock + least(4e18, ceil(w.reach * fairq._round()))::bigint)
+    end,
+    -- The first task that finds something left goes.
+    case
+      when ((c.lane).policy).budget is not null then (c.lane).finish + fairq._budget_steps(c.lane, p_now)
+      else 9223372036854775807
     end)::fairq.share order by c.nth)
   into v_shares
   from candidate c
   left join water w on true;
   return v_shares;
 end;
+$$;
+
+-- How far in virtual time a lane comes with what is left of its budget.
+create function fairq._budget_steps(p_lane fairq.lanes, p_now timestamptz) returns bigint
+language sql immutable as $$
+  select greatest(0, least(2e18, fairq._round() * fairq._budget_left((p_lane).policy, (p_lane).gate, ((p_lane).pace).reserved, p_now) / (p_lane).weight))::bigint
 $$;
 
 -- The next tasks of each lane, with their addresses, and where it goes on. In a lane whose tasks have concurrency keys, or are long where slots are
@@ -153,7 +164,8 @@ begin
         bool_or(n.yields) as yields
       from (
         -- In the order in which they come: of priority, and of becoming runnable.
-        select y.*, (sum(y.step) over line - y.step)::bigint as start, bool_or(y.stops) over line or row_number() over line > s.quota as is_next
+        select y.*, (sum(y.step) over line - y.step)::bigint as start, bool_or(y.stops) over line or row_number() over line > s.quota
+            or (s.lane).finish + sum(y.step) over line - y.step >= s.room as is_next
         from (
           select x.*
           from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).cursors, (s.lane).weight, (s.lane).pace, s.quota + 1,
@@ -161,7 +173,7 @@ begin
           where not (s.lane).keyed
           union all
           select x.*
-          from fairq._take_keys(p_tick, s.lane, s.quota, s.reach, v_most, p_short_under, p_now) x
+          from fairq._take_keys(p_tick, s.lane, s.quota, s.reach, s.room, v_most, p_short_under, p_now) x
           where (s.lane).keyed
         ) y
         window line as (rows unbounded preceding)
@@ -222,7 +234,7 @@ begin
       case
         when (d.lane).pace is distinct from null
           then (coalesce((n.last).block, ((d.lane).pace).last_block), ((d.lane).pace).credit, ((d.lane).pace).estimates,
-            ((d.lane).pace).unit)::fairq.pace
+            ((d.lane).pace).unit, n.reserved)::fairq.pace
       end,
       coalesce((n.last).priority, (d.lane).last_priority), coalesce((n.last).sequence, (d.lane).last_sequence),
       -- Written out here: a function with a subquery would cost an executor start for every lane.
@@ -244,11 +256,12 @@ begin
         case
           when (d.lane).policy is distinct from null then fairq._charge((d.lane).policy, (d.lane).gate, coalesce(cardinality(d.tasks), 0), p_now)
           else (d.lane).gate
-        end as gate
+        end as gate,
+        case when (d.lane).pace is distinct from null then ((d.lane).pace).reserved + coalesce((select sum(t.charge) from unnest(d.tasks) t), 0) end as reserved
       offset 0
     ) n
     cross join lateral (
-      select case when (d.lane).policy is distinct from null then fairq._allowance((d.lane).policy, n.gate, p_now) end as allowance
+      select case when (d.lane).policy is distinct from null then fairq._allowance((d.lane).policy, n.gate, p_now, n.reserved) end as allowance
       offset 0
     ) a
     where d.quota > 0

@@ -54,7 +54,7 @@ begin
   where t.shard_no = p_tick.shard_no and t.queue = p_tick.queue and t.position >= 0;
   update fairq.lanes l
   set finish = greatest(0, l.finish - p_distance),
-    pace = case when l.pace is distinct from null then ((l.pace).last_block - p_distance, (l.pace).credit, (l.pace).estimates, (l.pace).unit)::fairq.pace end
+    pace = case when l.pace is distinct from null then ((l.pace).last_block - p_distance, (l.pace).credit, (l.pace).estimates, (l.pace).unit, (l.pace).reserved)::fairq.pace end
   where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue;
   update fairq.parked k
   set turn = greatest(0, k.turn - p_distance)

@@ -377,7 +377,7 @@ begin
   where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
     and l.policy is distinct from null
     and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
-    and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
+    and (fairq._allowance(l.policy, l.gate, p_now, (l.pace).reserved)).tasks < 1
   order by l.finish, l.position
   limit greatest(p_limit, 100);
   return found;

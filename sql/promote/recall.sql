@@ -1,5 +1,5 @@
 -- Takes ready tasks of lanes out of the order again, because what made them ready does not hold any more: a task came, or came back, that is before them in
--- its group; the group was paused, its breaker opened, its cap or any other limit of it changed; one of them is to be cancelled.
+-- its group; the group was paused, its breaker opened, its budget was used up, its cap or any other limit of it changed; one of them is to be cancelled.
 -- The lane goes back to the earliest address that came free, so admission hands out the same addresses again, in order. What they were charged
 -- is given back. A task that is being popped right now is locked, and keeps its address; should that pop roll back, its group is looked at again.
 -- Where groups share what tasks use, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
@@ -29,7 +29,10 @@ begin
   cross join lateral (
     select l.group_key = any(v_whole)
       or coalesce((l.policy).paused_at is not null or (l.gate).open_until > p_now
-        or (l.gate).in_flight + coalesce((l.gate).uncounted, 0) > (l.policy).max_running, false) as is_whole
+        or (l.gate).in_flight + coalesce((l.gate).uncounted, 0) > (l.policy).max_running, false)
+        -- More was used than expected: what is ready may be more than the budget is enough for.
+        or ((l.policy).budget is not null and fairq._budget_left(l.policy, l.gate, (l.pace).reserved, p_now) < 0
+          and exists (select from unnest(p_news) n where n.group_key = l.group_key and n.correction > 0)) as is_whole
   ) w
   where l.finish > p_tick.clock
     and (w.is_whole or (-(l.cursors[1]).priority, (l.cursors[1]).sequence) < (-l.last_priority, l.last_sequence));
@@ -58,7 +61,7 @@ declare
   v_lanes fairq.lanes[];
 begin
   with back as materialized (
-    select r.ctid, r.id, r.keyed_at, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, coalesce(r.charge, t.cost) as charge
+    select r.ctid, r.id, r.keyed_at, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, r.charge as reserved, coalesce(r.charge, t.cost) as charge
     from fairq.ready r
     cross join lateral (select b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
     where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
@@ -70,13 +73,13 @@ begin
   ),
   level as (
     select b.group_key, b.priority, min(b.sequence) as sequence, min(b.block) as block, min(array[b.block, b.position]) as address,
-      count(*) as tasks, count(*) filter (where b.counted) as counted, sum(b.charge) as charge
+      count(*) as tasks, count(*) filter (where b.counted) as counted, sum(b.charge) as charge, sum(b.reserved) as reserved
     from back b
     group by b.group_key, b.priority
   ),
   freed as materialized (
     select l.group_key, min(l.block) as block, (min(l.address))[2] as position, sum(l.tasks)::integer as tasks, sum(l.counted)::integer as counted,
-      sum(l.charge) as charge, array_agg((l.priority, l.sequence, null, false)::fairq.cursor) as cursors
+      sum(l.charge) as charge, coalesce(sum(l.reserved), 0) as reserved, array_agg((l.priority, l.sequence, null, false)::fairq.cursor) as cursors
     from level l
     group by l.group_key
   )
@@ -87,17 +90,18 @@ begin
         case when f.due > f.block then fairq._lane_position(l.lane_no) else f.position end, l.weight, (f.allowance).look_at,
         l.policy is null or (f.allowance).tasks > 0, l.keyed, l.queue, l.group_key,
         fairq._merge_cursors(l.cursors, f.cursors, p_tick.touched), l.policy, f.gate,
-        case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates, (l.pace).unit)::fairq.pace end
+        case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates, (l.pace).unit,
+          (l.pace).reserved - f.reserved)::fairq.pace end
       )::fairq.lanes
     end), '{}')
   into v_ctids, v_keyed, v_lanes
   from unnest(p_lanes) l
   left join freed d on d.group_key = l.group_key
   left join lateral (
-    select d.group_key, d.block, d.position, d.cursors, x.gate,
+    select d.group_key, d.block, d.position, d.cursors, d.reserved, x.gate,
       -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
       case when l.pace is distinct from null then l.finish - d.tasks - least(fairq._round() * d.charge / l.weight, 4e18)::bigint else d.block end as due,
-      case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now) end as allowance
+      case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now, (l.pace).reserved - d.reserved) end as allowance
     from (select fairq._uncharge(l.policy, l.gate, d.tasks, d.counted) as gate offset 0) x
     where d.group_key is not null
   ) f on true;
@@ -179,7 +183,7 @@ begin
       v_uncounted := coalesce((v_places -> v_lane.group_key ->> 1)::integer, 0);
       v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + coalesce((v_places -> v_lane.group_key ->> 0)::integer, 0);
       v_lane.gate.uncounted := nullif(v_uncounted, 0);
-      v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now);
+      v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now, (v_lane.pace).reserved);
       v_lane.admissible := v_lane.cursors <> '{}' and v_allowance.tasks > 0;
       v_lane.look_at := case when v_uncounted > 0 then p_now + interval '100 milliseconds' when v_lane.cursors <> '{}' then v_allowance.look_at end;
     end if;

@@ -17,7 +17,7 @@ begin
       v.replaces, l.version, l.lane_no, l.position, l.last_priority, l.last_sequence,
       coalesce(c.finish, l.finish) as finish,
       c.pace as pace,
-      n.charged is not null as is_corrected,
+      n.correction is not null as is_corrected,
       l.cursors is null or l.cursors = '{}' as was_idle,
       case
         when n.heard is null then coalesce(l.cursors, '{}')
@@ -32,7 +32,7 @@ begin
       g.policy, v.version is not null and fairq._counts(g.policy) and not fairq._counts(v.policy) as begins_to_count,
       case
         when g.policy is distinct from null or k.gate is distinct from null or n.freed <> 0
-          then fairq._settle(g.policy, k.gate, n.freed, n.failures, n.succeeded, p_now)
+          then fairq._settle(g.policy, k.gate, n.freed, n.failures, n.succeeded, p_now, n.used)
       end as gate
     from unnest(p_news) n
     left join lateral (
@@ -42,14 +42,15 @@ begin
       order by w.version desc
       limit 1
     ) v on true
-    -- Of a lane from before a rebuild nothing counts but its policy, what was used of a rate, and its breaker: nobody else knows.
+    -- Of a lane from before a rebuild nothing counts but its policy, what was used of a rate or a budget, and its breaker: nobody else knows.
     left join lateral (
       select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate
     ) l on v.version >= p_tick.first_version
     cross join lateral (
       select case
+        when (v.pace).unit <> p_queue.fairness then fairq._forget_spent(l.gate)
         when l.version is not null or v.gate is not distinct from null then l.gate
-        else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null)::fairq.gate
+        else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null, (v.gate).spent, (v.gate).spent_until)::fairq.gate
       end as gate
     ) k
     cross join lateral (
@@ -67,14 +68,14 @@ begin
       select x.finish, x.pace
       -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing.
       from (select where p_queue.fairness <> 'count' offset 0) gate
-      cross join lateral fairq._correct(l.finish, l.pace, p_queue.fairness, n.used - n.charged, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
+      cross join lateral fairq._correct(l.finish, l.pace, p_queue.fairness, n.correction, n.charged, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
         coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
     ) c on true
   ),
   numbered as (
     -- What was given a place of its key is not in line, and rings with its sequence only.
     select l.*, l.cursors <> '{}' or l.first_sequence is not null as has_tasks,
-      case when l.policy is distinct from null then fairq._allowance(l.policy, l.gate, p_now) end as allowance,
+      case when l.policy is distinct from null then fairq._allowance(l.policy, l.gate, p_now, (l.pace).reserved) end as allowance,
       coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as number,
       case
         when l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
@@ -109,7 +110,8 @@ begin
        -- A first cap, which a ring behind the cut may tell of: its tasks in flight are not counted yet, see _adopt.
        case
          when n.begins_to_count
-           then ((n.gate).in_flight, 1, (n.gate).rate_at, (n.gate).failures, (n.gate).open_until, (n.gate).probe_until)::fairq.gate
+           then ((n.gate).in_flight, 1, (n.gate).rate_at, (n.gate).failures, (n.gate).open_until, (n.gate).probe_until,
+             (n.gate).spent, (n.gate).spent_until)::fairq.gate
          else n.gate
        end,
        n.pace)::fairq.lanes as lane

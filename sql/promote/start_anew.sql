@@ -48,12 +48,14 @@ declare
   v_counts_only boolean := p_queue like '#%';
   v_snapshot pg_snapshot;
   v_last record;
+  v_heard fairq.ticks;
   v_tick fairq.ticks;
   v_ready tid[];
 begin
   select coalesce(max(k.tick), 0) as tick, coalesce(max(greatest(k.top, k.clock)), 0) as top into v_last
   from fairq.ticks k
   where k.shard_no = p_shard_no and k.queue = p_queue;
+  select k.* into v_heard from fairq.ticks k where k.shard_no = p_shard_no and k.queue = p_queue and k.tick = v_last.tick;
   -- Transaction ids, ticks and the clock may start lower than the sweeps have come.
   delete from fairq.sweeps w
   where w.shard_no = p_shard_no
@@ -61,7 +63,7 @@ begin
   if v_counts_only then
     -- What was used of a rate, and breakers, stay: nobody else knows.
     update fairq.lanes l
-    set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null)::fairq.gate,
+    set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null, null, null)::fairq.gate,
       look_at = case when p_queue = '#keys' then fairq._now() end
     where l.shard_no = p_shard_no and l.queue = p_queue;
   else
@@ -73,7 +75,7 @@ begin
   end if;
 
   with forgotten as (
-    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue returning r.group_key, r.used, r.xid, r.ring_id
   ),
   given as (
     -- Waiting for a key is found out again; so is who is given one.
@@ -95,17 +97,17 @@ begin
     group by k.concurrency_key
   ),
   holder as (
-    select h.shard_no, t.queue, t.group_key, h.counted, h.meters, case when h.keyed then t.concurrency_key end as concurrency_key
+    select h.shard_no, t.queue, t.group_key, h.counted, h.meters, case when h.keyed then t.concurrency_key end as concurrency_key, h.charge
     from fairq._shards(case when p_queue = '#keys' or not v_counts_only then p_shard_no end) x(shard_no)
     join fairq.held h on h.shard_no = x.shard_no
     join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
     union all
-    select r.shard_no, t.queue, t.group_key, false, 0, t.concurrency_key
+    select r.shard_no, t.queue, t.group_key, false, 0, t.concurrency_key, null
     from fairq.ready r
     join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
     where p_queue = '#keys' and r.shard_no = p_shard_no and r.keyed_at is not null
     union all
-    select k.shard_no, k.queue, k.group_key, false, 0, fairq._key_of(k)
+    select k.shard_no, k.queue, k.group_key, false, 0, fairq._key_of(k), null
     from fairq.parked k
     where p_queue = '#keys' and k.shard_no = p_shard_no and (k.granted or k.concurrency_key is null)
   ),
@@ -115,6 +117,9 @@ begin
     cross join lateral fairq._scopes(h.shard_no, h.queue, h.group_key, h.counted, h.meters, h.concurrency_key) s
     where s.shard_no = p_shard_no and s.queue = p_queue
     group by s.group_key
+  ),
+  expected as (
+    select h.group_key, -sum(h.charge) as charged from holder h where h.queue = p_queue and not v_counts_only group by h.group_key
   ),
   counter as (
     -- Whoever has tasks in flight looks its settings up: a first cap may have come that did not count them yet.
@@ -130,10 +135,21 @@ begin
     select k.concurrency_key from fairq.parked k where p_queue = '#keys' and k.shard_no = p_shard_no and k.turn is not null and k.concurrency_key is not null
   ),
   rung as (
-    insert into fairq.rings (shard_no, queue, group_key, freed, configured)
-    select p_shard_no, p_queue, c.group_key, -coalesce(t.places, 0), true
+    insert into fairq.rings (shard_no, queue, group_key, freed, configured, charged)
+    select p_shard_no, p_queue, c.group_key, -coalesce(t.places, 0), true, e.charged
     from counter c
     left join taken t on t.group_key = c.group_key
+    left join expected e on e.group_key = c.group_key
+  ),
+  -- What was used, and not heard of yet by the last tick, is spent all the same.
+  spent as (
+    insert into fairq.rings (shard_no, queue, group_key, used, charged)
+    select p_shard_no, p_queue, f.group_key, sum(f.used), 0
+    from forgotten f
+    where f.used > 0
+      and (f.xid >= v_heard.next_xid and (f.xid <> v_heard.heard_xid or f.ring_id > v_heard.heard_ring)
+        or exists (select from unnest(v_heard.pending) p where p.xid = f.xid and p.ring_id < f.ring_id))
+    group by f.group_key
   )
   select pg_current_snapshot() into v_snapshot;
 

@@ -30,7 +30,8 @@ order by q.queue;
 
 -- name: GroupStats :many
 -- Live tasks of a queue per group and state, busiest first.
-select g.queue, g.group_key, g.scheduled, g.overflow, g.blocked, g.queued, g.claimed, g.running, g.oldest_waiting_since
+select g.queue, g.group_key, g.scheduled, g.overflow, g.blocked, g.queued, g.claimed, g.running, g.oldest_waiting_since, g.budget_left,
+  g.budget_renews_at
 from fairq.group_stats g
 where g.queue = sqlc.arg(queue)::text
 order by g.overflow + g.queued + g.claimed + g.running desc, g.group_key

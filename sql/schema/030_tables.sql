@@ -63,6 +63,8 @@ create table fairq.queues (
   group_rate_burst integer,
   group_breaker_threshold integer,
   group_breaker_cooldown interval,
+  group_budget double precision,
+  group_budget_period interval,
   max_running integer,
   rate_limit integer,
   rate_period interval,
@@ -96,6 +98,8 @@ comment on column fairq.queues.group_rate_period is 'The period of group_rate_li
 comment on column fairq.queues.group_rate_burst is 'How many tasks of a group may go ahead of its rate; null: a second''s worth, at least one.';
 comment on column fairq.queues.group_breaker_threshold is 'Failures in a row that open the breaker of a group that has no setting of its own; null: no breaker.';
 comment on column fairq.queues.group_breaker_cooldown is 'How long such a breaker stays open before it tries one task.';
+comment on column fairq.queues.group_budget is 'The most that the tasks of each group that has no budget of its own use per group_budget_period, in what groups share; null: no budget.';
+comment on column fairq.queues.group_budget_period is 'The period of group_budget.';
 comment on column fairq.queues.max_running is 'The most tasks of the whole queue in flight at once; null: no cap.';
 comment on column fairq.queues.rate_limit is 'Tasks of the whole queue per rate_period; null: no limit.';
 comment on column fairq.queues.rate_period is 'The period of rate_limit.';
@@ -138,6 +142,8 @@ create table fairq.groups (
   rate_burst integer,
   breaker_threshold integer,
   breaker_cooldown interval,
+  budget double precision,
+  budget_period interval,
   paused_at timestamptz,
   primary key (shard_no, queue, group_key)
 );
@@ -149,24 +155,28 @@ comment on column fairq.groups.rate_period is 'The period of rate_limit.';
 comment on column fairq.groups.rate_burst is 'How many tasks may go ahead of the rate; null: a second''s worth, at least one.';
 comment on column fairq.groups.breaker_threshold is 'Failures in a row that open the breaker.';
 comment on column fairq.groups.breaker_cooldown is 'How long the breaker stays open before it tries one task.';
+comment on column fairq.groups.budget is 'The most that its tasks use per budget_period, in what the groups of the queue share.';
+comment on column fairq.groups.budget_period is 'The period of the budget; periods are counted from the beginning of 1970 in UTC.';
 comment on column fairq.groups.paused_at is 'When the group was paused; null: it is not.';
 
 -- A row "is not null" only when all its fields are: ask whether a policy "is distinct from null".
 create type fairq.policy as (
-  max_running integer, paused_at timestamptz, rate_seconds double precision, rate_burst integer, breaker_threshold integer, breaker_cooldown interval
+  max_running integer, paused_at timestamptz, rate_seconds double precision, rate_burst integer, breaker_threshold integer, breaker_cooldown interval,
+  budget double precision, budget_seconds double precision
 );
 comment on type fairq.policy is 'What limits a group: its own settings, else its queue''s. See _policy, _allowance, _charge, _settle.';
 
 create type fairq.gate as (
-  in_flight integer, uncounted integer, rate_at timestamptz, failures integer, open_until timestamptz, probe_until timestamptz
+  in_flight integer, uncounted integer, rate_at timestamptz, failures integer, open_until timestamptz, probe_until timestamptz,
+  spent double precision, spent_until timestamptz
 );
-comment on type fairq.gate is 'Where a group stands with its limits: places taken, also by tasks that are not counted yet (see _adopt), rate used, breaker.';
+comment on type fairq.gate is 'Where a group stands with its limits: places taken, also by tasks that are not counted yet (see _adopt), rate used, breaker, what was spent of its budget in the period that ends then.';
 
 create type fairq.estimate as (kind text, tasks integer, used double precision, cost double precision);
 comment on type fairq.estimate is 'What the tasks of a kind used, where groups share that: how many were measured, the mean of the last ones, and the mean of the costs they were created with.';
 
-create type fairq.pace as (last_block bigint, credit bigint, estimates fairq.estimate[], unit text);
-comment on type fairq.pace is 'What the tasks of a group use, where groups share that: its estimates, in seconds or in what is charged (unit: the fairness of the queue); the block of its last address, which no correction goes behind; and what could not be given back yet for that reason.';
+create type fairq.pace as (last_block bigint, credit bigint, estimates fairq.estimate[], unit text, reserved double precision);
+comment on type fairq.pace is 'What the tasks of a group use, where groups share that: its estimates, in seconds or in what is charged (unit: the fairness of the queue); the block of its last address, which no correction goes behind; what could not be given back yet for that reason; and what its tasks that are ready or held were charged.';
 
 create type fairq.allowance as (tasks integer, look_at timestamptz, reason text);
 comment on type fairq.allowance is 'How many more tasks, when to look again if none, and why not more.';
@@ -389,7 +399,7 @@ comment on column fairq.rings.due_at is 'A scheduled task was added: look again 
 comment on column fairq.rings.freed is 'Places that came free in a group with a cap.';
 comment on column fairq.rings.failures is 'Attempts of a group with limits that failed, after the last that succeeded.';
 comment on column fairq.rings.succeeded is 'An attempt of a group with limits succeeded.';
-comment on column fairq.rings.used is 'What attempts that ended used, where groups share that.';
+comment on column fairq.rings.used is 'What attempts that ended used, where groups share that; null: a rebuild says what those in flight were charged.';
 comment on column fairq.rings.charged is 'What their group was charged for them beforehand.';
 comment on column fairq.rings.ran is 'What the attempts of a kind used.';
 comment on column fairq.rings.announced is 'A NOTIFY goes with it. Until it is heard, no other one is needed.';
@@ -404,7 +414,7 @@ comment on type fairq.cursor is
 -- What the rings of a group said, taken together.
 create type fairq.news as (
   group_key text, freed integer, failures integer, succeeded boolean, keyed boolean, configured boolean, first_sequence bigint, heard fairq.cursor[],
-  used double precision, charged double precision, ran fairq.estimate[]
+  used double precision, charged double precision, correction double precision, ran fairq.estimate[]
 );
 comment on type fairq.news is 'What the new rings of a group say, see _hear.';
 
@@ -446,8 +456,8 @@ comment on column fairq.lanes.cursors is 'Where its waiting tasks begin, for eac
 comment on column fairq.lanes.last_sequence is 'Sequence of that task.';
 comment on column fairq.lanes.last_priority is 'With last_sequence the task promoted last: one before it that comes later, or comes back, overtakes it.';
 
-create type fairq.share as (lane fairq.lanes, replaces tid, quota integer, reach bigint);
-comment on type fairq.share is 'A lane, where its stored version is, how many tasks it may have, and up to which block it may take places of keys.';
+create type fairq.share as (lane fairq.lanes, replaces tid, quota integer, reach bigint, room bigint);
+comment on type fairq.share is 'A lane, where its stored version is, how many tasks it may have, up to which block it may take places of keys, and up to which its budget lasts.';
 
 create type fairq.drawn as (
   lane fairq.lanes, replaces tid, quota integer, tasks fairq.placed[], expired bigint[], next fairq.cursor, served bigint, touched bigint, keyed boolean,

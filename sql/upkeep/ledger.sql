@@ -297,7 +297,7 @@ begin
       case when p_queue.fairness = 'count' then b.cost else fairq._expected(l.pace, b.kind, b.cost, g.weight) end, g.weight,
       b.is_seen and b.concurrency_key is null and coalesce(b.expires_at > p_now, true) and p_queue.paused_at is null
         and not coalesce(l.keyed, false) and g.weight = coalesce(l.weight, g.weight) and g.weight = coalesce(w.weight, g.weight)
-        and (g.policy is not distinct from null or (fairq._allowance(g.policy, l.gate, p_from)).tasks > 0),
+        and (g.policy is not distinct from null or (fairq._allowance(g.policy, l.gate, p_from, (l.pace).reserved)).tasks > 0),
       (g.policy).max_running, coalesce(r.tasks, 0))::fairq.waiter)
     from candidate c
     left join ready r on r.group_key = c.group_key

@@ -46,12 +46,13 @@ begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'ticks', v_found.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_found.last);
 
-  -- A rate that is not paid for keeps its lane for now, and the floor before it: the lane does not ring when it is. So do long tasks that wait for a slot,
+  -- A rate that is not paid for, or a budget of which something was spent, keeps its lane for now, and the floor before it: the lane does not ring when it is. So do long tasks that wait for a slot,
   -- which the lane knows for long. One whose breaker has
   -- counted failures stays until the group succeeds; that rings.
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
   with idle as materialized (
-    select l.ctid, l.finish, coalesce((l.gate).rate_at, '-infinity') <= fairq._now() and not exists (
+    select l.ctid, l.finish, coalesce(greatest((l.gate).rate_at, case when (l.gate).spent > 0 then (l.gate).spent_until end), '-infinity') <= fairq._now()
+      and not exists (
         select
         from fairq.parked k
         where k.shard_no = l.shard_no and k.concurrency_key is null and k.queue = l.queue and k.group_key = l.group_key and not k.granted
@@ -64,6 +65,7 @@ begin
       and l.finish <= v_tick.clock
       and (l.cursors = '{}' or l.version < v_tick.first_version)
       and (l.version < v_tick.first_version or l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0)
+      and (l.version < v_tick.first_version or coalesce((l.pace).reserved, 0) = 0)
     order by l.finish
     limit p_limit
   )
@@ -101,7 +103,7 @@ begin
     select l.ctid
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and l.admissible and l.finish >= v_floor and l.finish < v_tick.clock
-      and l.version < v_tick.first_version
+      and l.version < v_tick.first_version and coalesce((l.gate).spent, 0) = 0
     order by l.finish
     limit p_limit
   ));

@@ -15,17 +15,27 @@ group by q.queue;
 comment on view fairq.queue_stats is 'Live tasks per queue and state. Counts all live tasks: for people and dashboards, not for a tight loop.';
 
 create view fairq.group_stats as
-select t.queue, t.group_key,
-  count(*) filter (where t.state = 'scheduled') as scheduled,
-  count(*) filter (where t.state = 'overflow') as overflow,
-  count(*) filter (where t.state = 'blocked') as blocked,
-  count(*) filter (where t.state = 'queued') as queued,
-  count(*) filter (where t.state = 'claimed') as claimed,
-  count(*) filter (where t.state = 'running') as running,
-  min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
-from fairq.live_tasks t
-group by t.queue, t.group_key;
-comment on view fairq.group_stats is 'Live tasks per queue, group and state. Counts all live tasks.';
+select s.queue, s.group_key, s.scheduled, s.overflow, s.blocked, s.queued, s.claimed, s.running, s.oldest_waiting_since,
+  b.available as budget_left, b.renews_at as budget_renews_at
+from (
+  select t.queue, t.group_key,
+    count(*) filter (where t.state = 'scheduled') as scheduled,
+    count(*) filter (where t.state = 'overflow') as overflow,
+    count(*) filter (where t.state = 'blocked') as blocked,
+    count(*) filter (where t.state = 'queued') as queued,
+    count(*) filter (where t.state = 'claimed') as claimed,
+    count(*) filter (where t.state = 'running') as running,
+    min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
+  from fairq.live_tasks t
+  group by t.queue, t.group_key
+) s
+join fairq.queues q on q.queue = s.queue
+left join lateral (
+  select u.available, u.renews_at
+  from (select where q.fairness <> 'count' offset 0) gate
+  cross join lateral fairq.budget_usage(s.queue, s.group_key) u
+) b on true;
+comment on view fairq.group_stats is 'Live tasks per queue, group and state, and what is left of budgets. Counts all live tasks.';
 
 -- What an operator sees of a tenant, in one row. Admin pages want one column that names it.
 create view fairq.tenants as

@@ -344,20 +344,19 @@ def test_charges_add_up_until_the_attempt_ends() -> None:
     seen: list[fairq.Context] = []
     ctx = testing.context()
     ctx.on_progress = seen.append
-    assert ctx.charged is None
-    ctx.charge(0)
-    assert ctx.charged == 0
-    ctx.charge(10)
-    ctx.charge(2.5)
-    assert (ctx.charged, len(seen)) == (12.5, 3)
-    for amount in (-1, float("nan"), float("inf"), 2e9, "many", None, 1e9):
+    said = [ctx.charged]
+    for amount in (0, 10, 2.5):
+        ctx.charge(amount)
+        said.append(ctx.charged)
+    assert said == [None, 0, 10, 12.5]
+    for odd in (-1, float("nan"), float("inf"), 2e9, "many", None, 1e9):
         with pytest.raises(fairq.InvalidCost) as raised:
-            ctx.charge(amount)  # type: ignore[arg-type]
+            ctx.charge(odd)  # type: ignore[arg-type]
         assert raised.value.hint
     ctx.over = True
     with pytest.raises(fairq.NotHeld):
         ctx.charge(1)
-    assert (ctx.charged, len(seen)) == (12.5, 3)
+    assert [ctx.charged, len(seen)] == [12.5, 3]
 
 
 def test_a_thread_is_woken_when_its_task_is_cancelled() -> None:

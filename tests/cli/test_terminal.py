@@ -182,7 +182,12 @@ def snapshot(queues: int, groups: int, workers: int) -> Snapshot:
         ],
         [
             models.FairqGroupStat(
-                queue=f"{QUEUE}-{n % 3}", group_key=f"{LONG}{n}", oldest_waiting_since=NOW, **counts
+                queue=f"{QUEUE}-{n % 3}",
+                group_key=f"{LONG}{n}",
+                oldest_waiting_since=NOW,
+                budget_left=5000.0,
+                budget_renews_at=NOW,
+                **counts,
             )
             for n in range(groups)
         ],

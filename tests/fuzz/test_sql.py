@@ -35,14 +35,14 @@ def make_plain(conn: Conn) -> None:
         "breaker_cooldown",
     ]
     conn.execute(f"select fairq.configure_cluster(({nulls}))", [["max_running", "payload_limit"]])
-    for (queue,) in conn.execute("select queue from fairq.queues where not internal").fetchall():
-        conn.execute("select fairq.resume_queue(%s)", [queue])
-        named = [*limits, *(f"group_{name}" for name in limits), "fairness", "ready_target"]
-        conn.execute(f"select fairq.configure_queue(%s, ({nulls}))", [queue, named])
     groups = "select distinct queue, group_key from fairq.groups where queue !~ '^#'"
     for queue, group in conn.execute(groups).fetchall():
         conn.execute("select fairq.resume_group(%s, %s)", [queue, group])
-        conn.execute(f"select fairq.configure_group(%s, %s, ({nulls}))", [queue, group, limits])
+        conn.execute(f"select fairq.configure_group(%s, %s, ({nulls}))", [queue, group, [*limits, "budget"]])
+    for (queue,) in conn.execute("select queue from fairq.queues where not internal").fetchall():
+        conn.execute("select fairq.resume_queue(%s)", [queue])
+        named = [*limits, *(f"group_{name}" for name in limits), "group_budget", "fairness", "ready_target"]
+        conn.execute(f"select fairq.configure_queue(%s, ({nulls}))", [queue, named])
     for (key,) in conn.execute(
         "select distinct group_key from fairq.groups where queue = '#keys'"
     ).fetchall():

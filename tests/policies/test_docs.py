@@ -16,6 +16,7 @@ HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
     ("page", "answers"),
     [
         ("limit-a-tenant", 8),
+        ("budgets", 3),
         ("share-a-resource", 6),
         ("pause-and-resume", 6),
         ("serve-in-order-of-arrival", 2),

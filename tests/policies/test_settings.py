@@ -428,12 +428,14 @@ def test_every_gate_has_a_reason_and_every_reason_a_gate(conn: Conn) -> None:
         conn,
         """
         select a.tasks, a.reason, a.look_at, p.paused,
-          p.cap is not null and p.taken + coalesce(p.uncounted, 0) >= p.cap as full
+          coalesce(p.taken + coalesce(p.uncounted, 0) >= p.cap, false)
+            or coalesce(p.spent + 20 >= p.budget, false) as full
         from (
           select *
           from (values (null), ('2030-01-01'::timestamptz)) as paused(paused)
           cross join (values (null), (0), (3)) as cap(cap)
           cross join (values (null), (0.5::float8)) as rate(rate)
+          cross join (values (null, null), (100.0, 20.0), (100.0, 90.0)) as money(budget, spent)
           cross join (values (0), (3), (7)) as taken(taken)
           cross join (values (null), (2)) as uncounted(uncounted)
           cross join (
@@ -441,11 +443,12 @@ def test_every_gate_has_a_reason_and_every_reason_a_gate(conn: Conn) -> None:
           ) as t(opens)
         ) p
         cross join lateral fairq._allowance(
-          (p.cap, p.paused, p.rate, 1, 3, interval '1 minute')::fairq.policy,
-          (p.taken, p.uncounted, p.opens, 3, p.opens, null)::fairq.gate, fairq._now()) a
+          (p.cap, p.paused, p.rate, 1, 3, interval '1 minute', p.budget, 3600)::fairq.policy,
+          (p.taken, p.uncounted, p.opens, 3, p.opens, null, p.spent, '2030-01-01 13:00+00')::fairq.gate,
+          fairq._now(), 20) a
         """,
     )
-    assert len(rows) == 2 * 3 * 2 * 3 * 2 * 3
+    assert len(rows) == 2 * 3 * 2 * 3 * 3 * 2 * 3
     for allowed, reason, look_at, paused, full in rows:
         assert (allowed > 0) == (reason is None)
         assert allowed >= 0

@@ -389,7 +389,7 @@ def test_a_rebuild_keeps_the_charges_of_what_is_in_flight(conn: Conn) -> None:
     assert run(conn, "select charge from fairq.live_tasks order by id") == [(7.0,)] * 3
     set_time(conn, 3)
     finish(conn, bob, held)
-    assert run(conn, "select used - charged from fairq.rings where charged is not null") == [(-8.0,)]
+    assert run(conn, "select used - charged from fairq.rings where used is not null") == [(-8.0,)]
 
 
 def test_another_word_is_refused(conn: Conn) -> None:

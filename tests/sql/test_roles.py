@@ -57,6 +57,10 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "pause_group": ({ADMIN}, "select fairq.pause_group('default', 'bob')"),
     "resume_group": ({ADMIN}, "select fairq.resume_group('default', 'bob')"),
     "drain_queue": ({ADMIN}, "select fairq.drain_queue('default')"),
+    "budget_usage": (
+        {WORK, OBSERVE, ADMIN},
+        "select available from fairq.budget_usage('default', 'bob')",
+    ),
     "rate_usage": ({WORK, OBSERVE, ADMIN}, "select available from fairq.rate_usage('default', 'bob')"),
     "reset_rate": ({ADMIN}, "select fairq.reset_rate('default', 'bob')"),
     "purge_group": ({ADMIN}, "select fairq.purge_group('default', 'bob')"),

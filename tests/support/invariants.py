@@ -95,6 +95,22 @@ OF_LANES = {
             select from domain d
             where d.shard_no = coalesce(l.shard_no, p.shard_no) and d.queue = coalesce(l.queue, p.queue)
               and d.is_heard)""",
+    "lanes that reserve something else than their tasks in flight were charged": """
+        select l.queue, l.group_key, (l.pace).reserved, s.charged
+        from lane l
+        left join (
+          select t.shard_no, t.queue, t.group_key, sum(x.charge) as charged
+          from (
+            select h.shard_no, h.id, h.charge from fairq.held h
+            union all
+            select r.shard_no, r.id, r.charge from fairq.ready r
+          ) x
+          join fairq.tasks t on t.shard_no = x.shard_no and t.id = x.id
+          group by 1, 2, 3
+        ) s on s.shard_no = l.shard_no and s.queue = l.queue and s.group_key = l.group_key
+        where l.is_heard
+          and l.pace is distinct from null
+          and abs((l.pace).reserved - coalesce(s.charged, 0)) > 0.001 + 1e-9 * s.charged""",
     "lanes with more than one version": """
         select l.shard_no, l.queue, l.group_key
         from fairq.lanes l
@@ -134,7 +150,7 @@ OF_LANES = {
             when l.admissible then
               l.horizon is null or (l.finish, l.position) < (l.horizon, l.horizon_position)
             when l.policy is not distinct from null then true
-            else (fairq._allowance(l.policy, l.gate, fairq._now())).tasks > 0
+            else (fairq._allowance(l.policy, l.gate, fairq._now(), (l.pace).reserved)).tasks > 0
               and (l.look_at is null or l.next_due_at is null or l.look_at < l.next_due_at)
           end""",
     "tasks that wait for a key that has room": """
