@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
-from django.db import connections
+from django.db import connections, reset_queries
 
 from fairq.context import Context
 
@@ -52,7 +52,10 @@ def close_stale() -> None:
 
 
 def close_obsolete() -> None:
-    """After one: what is broken or has been kept for long enough."""
+    """After one: what is broken or has been kept for long enough. And what DEBUG notes of each query, which a
+    request forgets when it begins.
+    """
+    reset_queries()
     for conn in _open():
         conn.close_if_unusable_or_obsolete()
 

@@ -339,6 +339,21 @@ class Results(TestCase):
         result = run(tasks.about.enqueue(7))
         self.assertEqual(result.return_value, [1, result.id, "RUNNING", [7], 1, 7])
 
+    def test_a_result_is_kept_for_the_retention_of_its_queue(self) -> None:
+        result = run(tasks.add.enqueue(1))
+        waiting = tasks.add.using(run_after=dt.timedelta(days=900)).enqueue(1)
+        fairq.configure_queue(connection, "default", retention=dt.timedelta(days=3))
+        with connection.cursor() as cursor:
+            for days, there in ((2, True), (9, False)):
+                now = (timezone.now() + dt.timedelta(days=days)).isoformat()
+                cursor.execute("update fairq.settings set test_clock = true")
+                cursor.execute("select set_config('fairq.now', %s, true), fairq.maintain()", [now])
+                if there:
+                    result.refresh()
+        with self.assertRaises(exceptions.TaskResultDoesNotExist):
+            result.refresh()
+        waiting.refresh()
+
     def test_cancelled_and_expired_tasks_have_failed(self) -> None:
         cancelled = tasks.add.enqueue(1)
         fairq.cancel(connection, int(cancelled.id))
