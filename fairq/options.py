@@ -200,6 +200,9 @@ class TaskOptions(BatchOptions, total=False):
     """What one task may be told."""
 
     idempotency_key: Annotated[str | None, "A second task of the group with this key is the first one.", _key]
+    unique: Annotated[
+        Literal["waiting"] | None, "waiting: a task with its idempotency key that waits makes room.", _name
+    ]
     concurrency_key: Annotated[str | None, "Tasks with equal keys do not run at the same time.", _key]
 
 

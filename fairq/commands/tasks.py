@@ -107,7 +107,7 @@ def enqueue(
             )
         _enqueue_one(group, payload, options)
         return
-    keys = {name: options.pop(name) for name in ("idempotency_key", "concurrency_key")}
+    keys = {name: options.pop(name) for name in ("idempotency_key", "concurrency_key", "unique")}
     if payload is not None or any(keys.values()):
         raise click.UsageError("With --from, payloads and keys stand in the lines of the file.")
     with _lines(source) as lines:
@@ -170,7 +170,7 @@ class BadLine(Failure):
         super().__init__(f"line {number}: {message}", hint=hint, code="invalid_line", exit_code=Exit.NO)
 
 
-FIELDS = frozenset({"group_key", "payload", *options_of(EnqueueOptions)})
+FIELDS = frozenset({"group_key", "payload", *options_of(EnqueueOptions)} - {"unique"})
 
 
 def read_line(line: Line, defaults: dict[str, Any], group: str | None, now: datetime) -> Task:

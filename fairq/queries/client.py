@@ -25,7 +25,8 @@ select fairq.create_task(
   p_timeout => $11::text::interval,
   p_idempotency_key => $12::text,
   p_concurrency_key => $13::text,
-  p_headers => $14::text::jsonb
+  p_headers => $14::text::jsonb,
+  p_unique => $15::text
 )::bigint as id""",
     driver.scalar(),
 )
@@ -45,6 +46,7 @@ def enqueue(
     idempotency_key: str | None = None,
     concurrency_key: str | None = None,
     headers: str | None = None,
+    unique: str | None = None,
 ) -> driver.Params:
     """Creates a task in the caller's transaction and returns its id."""
     return (
@@ -62,6 +64,7 @@ def enqueue(
         idempotency_key,
         concurrency_key,
         headers,
+        unique,
     )
 
 

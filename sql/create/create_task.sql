@@ -1,11 +1,13 @@
 -- Creates a task in the caller's transaction. Two inserts, the task and its ring: nothing shared is locked, updated or waited for, in any
 -- isolation level (I2); only equal idempotency keys wait for each other.
--- Returns the id of the task; with a known idempotency key, the id of the task that has it.
+-- Returns the id of the task; with a known idempotency key, the id of the task that has it; unless p_unique is 'waiting': then that task makes room for this
+-- one if it waits. It is not returned in this one's stead, because it may begin before this transaction commits, and see nothing of it.
 -- Raises QF001 to QF010 (see _check_task), QF003 unknown queue, 42501 the queue is for another role, QF016 the queue is draining (a known idempotency key is answered all the same).
 create function fairq.create_task(
   p_group_key text, p_payload jsonb, p_queue text default 'default', p_kind text default 'default', p_priority integer default null,
   p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default null,
-  p_timeout interval default null, p_idempotency_key text default null, p_concurrency_key text default null, p_headers jsonb default null
+  p_timeout interval default null, p_idempotency_key text default null, p_concurrency_key text default null, p_headers jsonb default null,
+  p_unique text default null
 ) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -38,7 +40,9 @@ begin
 
   v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
   v_id := nextval('fairq.task_ids');
-  if p_idempotency_key is not null then
+  if p_unique is not null then
+    perform fairq._replace(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_unique, p_kind, p_payload, v_id);
+  elsif p_idempotency_key is not null then
     v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_kind, p_payload, v_id);
     if v_known_id is not null then
       return v_known_id;
@@ -178,6 +182,46 @@ begin
       using errcode = 'QF010', hint = 'Use a new key for a new task, or send exactly what was sent first.';
   end if;
   return v_known.task_id;
+end;
+$$;
+
+-- Takes an idempotency key for a new task from the task that has it, which ends as cancelled unless it has begun: at the next promotion, or when it comes
+-- back. Equal keys wait for each other as in _claim_idempotency_key.
+-- Raises QF006: no key, or p_unique is not 'waiting'.
+-- Locks: idempotency_keys, one row.
+create function fairq._replace(
+  p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_unique text, p_kind text, p_payload jsonb, p_id bigint
+) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_known_id bigint;
+begin
+  if p_unique <> 'waiting' or p_idempotency_key is null then
+    raise exception 'a task of group "%" is to be unique: "%", with the key %', p_group_key, left(p_unique, 40), coalesce('"' || left(p_idempotency_key, 40) || '"', 'null')
+      using errcode = 'QF006', hint = 'Pass p_unique => ''waiting'' and an idempotency key: while a task with that key waits, a new one takes its place.';
+  end if;
+  loop
+    insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
+    values (p_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, md5(p_kind || ' ' || p_payload::text), fairq._now())
+    on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
+    if found then
+      return;
+    end if;
+    select k.task_id into v_known_id
+    from fairq.idempotency_keys k
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
+    for update;
+    exit when found;
+    -- Swept between the two statements: take it now.
+  end loop;
+  update fairq.idempotency_keys k
+  set task_id = p_id, fingerprint = md5(p_kind || ' ' || p_payload::text), created_at = fairq._now()
+  where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
+
+  if exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = v_known_id offset 0) then
+    insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held) values (p_shard_no, v_known_id, fairq._now(), true);
+    insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (p_shard_no, p_queue, p_group_key, v_known_id);
+  end if;
 end;
 $$;
 

@@ -16,7 +16,9 @@ begin
   end if;
   -- The same wish within a second adds nothing, and promotion would hear each of a thousand.
   if exists (
-    select from fairq.cancellations c where c.shard_no = v_task.shard_no and c.task_id = p_id and c.requested_at > v_now - interval '1 second' offset 0)
+    select from fairq.cancellations c
+    where c.shard_no = v_task.shard_no and c.task_id = p_id and c.requested_at > v_now - interval '1 second' and not c.unless_held
+    offset 0)
   then
     return true;
   end if;

@@ -25,7 +25,7 @@ begin
           select h.id
           from fairq.held h
           where h.shard_no = v_shard_no and h.id = i.id and h.worker_id = p_worker_id
-            and exists (select from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = i.id offset 0)
+            and exists (select from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = i.id and not c.unless_held offset 0)
           offset 0
         ) t;
       continue;
@@ -39,7 +39,7 @@ begin
         where h.shard_no = v_shard_no and h.id = c.task_id and h.worker_id = p_worker_id
         offset 0
       ) t
-      where c.shard_no = v_shard_no;
+      where c.shard_no = v_shard_no and not c.unless_held;
   end loop;
 end;
 $$;

@@ -18,7 +18,8 @@ select fairq.create_task(
   p_timeout => sqlc.narg(timeout)::text::interval,
   p_idempotency_key => sqlc.narg(idempotency_key)::text,
   p_concurrency_key => sqlc.narg(concurrency_key)::text,
-  p_headers => sqlc.narg(headers)::text::jsonb
+  p_headers => sqlc.narg(headers)::text::jsonb,
+  p_unique => sqlc.narg(unique)::text
 )::bigint as id;
 
 -- name: EnqueueMany :many

@@ -536,10 +536,12 @@ comment on column fairq.idempotency_keys.fingerprint is 'md5 of kind and payload
 create table fairq.cancellations (
   shard_no integer not null,
   task_id bigint not null,
-  requested_at timestamptz not null
+  requested_at timestamptz not null,
+  unless_held boolean not null default false
 );
 alter table fairq.cancellations replica identity full;
 comment on table fairq.cancellations is 'Wishes to cancel, append-only: promotion ends waiting tasks, holders learn of theirs with the heartbeat.';
+comment on column fairq.cancellations.unless_held is 'Another task takes its place: one that has begun is left alone, until it is to be tried again.';
 
 create table fairq.watches (
   shard_no integer not null,

@@ -90,7 +90,10 @@ begin
     when v_task.state = 'scheduled' then format('due since %s, waiting for promotion', v_task.run_at)
     else format('behind %s tasks of its group, waiting for promotion', ahead_in_group)
   end;
-  if exists (select from fairq.cancellations c where c.shard_no = v_task.shard_no and c.task_id = p_id) then
+  if exists (
+    select from fairq.cancellations c
+    where c.shard_no = v_task.shard_no and c.task_id = p_id and (not c.unless_held or v_task.worker_id is null))
+  then
     reason := case when v_task.worker_id is null then 'cancelled, to be ended' else reason || ', asked to stop' end;
   end if;
   next_look_at := case when v_task.state = 'scheduled' and v_task.run_at > v_now then v_task.run_at else next_look_at end;
