@@ -207,7 +207,8 @@ def mixed_lengths(session: Session, subject: str) -> None:
     waits = [record.waited(played.end) * 1000 for record in played.records if record.milliseconds == SHORT]
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         wait = measures.percentile(waits, share)
-        session.record(subject, f"short tasks' wait beside long ones, {name}", wait, "ms", **scenario)
+        what, limit = f"short tasks' wait beside long ones, {name}", (played.end - played.start) * 1000
+        session.record(subject, what, wait, "ms", limit=limit, **scenario)
     got = measures.service(played.records, names, played.start, played.end, by_seconds=True)
     session.record(
         subject,

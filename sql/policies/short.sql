@@ -113,6 +113,7 @@ begin
       delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_first.id;
       perform fairq._free_keys(p_tick.shard_no, array[v_first]);
     end if;
+    p_tick.long_top := greatest(p_tick.long_top, v_first.turn);
     perform fairq._next_turn(v_first);
     insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
     values (p_tick.shard_no, p_tick.queue, v_first.group_key, case when not v_goes_on then v_first.priority end, v_first.sequence, true);

@@ -13,11 +13,14 @@ begin
     p_position := p_tick.horizon_position;
   end if;
   if p_block is null then
-    -- Where long tasks wait it is not over: the clock goes no further than those who have had a slot, or the others would lose their turns.
-    p_block := greatest(p_tick.clock, case when p_tick.long_since is null then p_tick.top else least(p_tick.top, p_tick.long_turn) end);
-    if p_tick.long_since is null then
-      p_block := p_block + coalesce(greatest(0, fairq._ahead(p_floor, p_block)), 0);
-    end if;
+    p_block := greatest(p_tick.clock, p_tick.top);
+    p_block := p_block + coalesce(greatest(0, fairq._ahead(p_floor, p_block)), 0);
+    p_position := case when p_block = p_tick.clock then p_tick.clock_position else 1 end;
+  end if;
+  -- Groups whose long tasks wait for a slot are neither ready nor at the horizon, and somebody's short task would cost them their turns. So the clock waits for
+  -- the turn that had a slot last, as far as groups lie apart that had one; not further, or those that have only long ones would come with a flood.
+  if p_tick.long_since is not null and p_block > p_tick.long_turn then
+    p_block := greatest(p_tick.clock, p_tick.long_turn, p_block - (p_tick.long_top - p_tick.long_turn));
     p_position := case when p_block = p_tick.clock then p_tick.clock_position else 1 end;
   end if;
 
@@ -66,6 +69,7 @@ begin
   p_tick.horizon := p_tick.horizon - p_distance;
   p_tick.refill_block := p_tick.refill_block - p_distance;
   p_tick.long_turn := greatest(0, p_tick.long_turn - p_distance);
+  p_tick.long_top := greatest(0, p_tick.long_top - p_distance);
   return p_tick;
 end;
 $$;

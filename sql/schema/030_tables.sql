@@ -489,6 +489,7 @@ create table fairq.ticks (
   keyed boolean not null default false,
   long_since timestamptz,
   long_turn bigint,
+  long_top bigint,
   queue text collate "C" not null,
   pending fairq.heard[] not null,
   constraint ticks_pkey primary key (shard_no, queue, tick),
@@ -518,6 +519,7 @@ comment on column fairq.ticks.next_due_at is 'When the next scheduled task becom
 comment on column fairq.ticks.keyed is 'Some tasks of the domain have concurrency keys: promotion takes the lock of the keys, too.';
 comment on column fairq.ticks.long_since is 'Since when only long tasks wait for a slot; null: none does.';
 comment on column fairq.ticks.long_turn is 'The turn of the long task given a slot last: no earlier one waits.';
+comment on column fairq.ticks.long_top is 'The highest finish tag that one of them led to.';
 comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
 
 create table fairq.idempotency_keys (

@@ -1,6 +1,7 @@
 """Slots kept for short tasks: long ones share the others in fair order, and what is lent comes back."""
 
 import heapq
+import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -78,7 +79,7 @@ def play(
                 del running[what]
             elif what is not None:
                 group, seconds, cost = what
-                task = create(conn, group, cost=cost, kind="long" if seconds == LONG else "short")
+                task = create(conn, group, cost=cost, kind="long" if seconds > SHORT else "short")
                 length[task], came[task] = seconds, now
         if idle_since is not None:
             played.idle = max(played.idle, now - idle_since)
@@ -93,7 +94,7 @@ def play(
                 del came[held]
             number += 1
             heapq.heappush(events, (now + length[held], number, held))
-        played.most_long = max(played.most_long, sum(each == LONG for each in running.values()))
+        played.most_long = max(played.most_long, sum(each > SHORT for each in running.values()))
         is_idle = len(running) < slots and bool(came)
         idle_since = (now if idle_since is None else idle_since) if is_idle else None
         due = one(conn, "select extract(epoch from fairq.next_due_at('default') - '2030-01-01 12:00+00')")
@@ -364,3 +365,13 @@ def test_what_cannot_be_kept_is_refused(conn: Conn) -> None:
     with refused(conn, "QF009"):
         call(conn, "configure_queue", "default", short_slots=1, short_idle="-1 second")
     assert run(conn, "select * from fairq.queues order by queue") == before
+
+
+def test_short_ones_do_not_cost_others_their_turns(conn: Conn) -> None:
+    """I4 in seconds: whoever's short task moves the clock, the long ones of all others keep their order."""
+    keep(conn, 2, fairness="time", short_idle="1 day", short_under=10)
+    chance = random.Random(5)
+    arrivals = [(0.0, f"t{n % 10}", LONG + chance.random(), LONG) for n in range(100)]
+    arrivals += [(1 + n * 4.0, f"t{chance.randrange(10)}", SHORT, SHORT) for n in range(150)]
+    played = play(conn, arrivals, 600)
+    assert max(played.begun.values()) - min(played.begun.values()) <= 1
