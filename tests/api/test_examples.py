@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.support.database import Database
 from tests.support.processes import ROOT
 from tests.support.server import TestServer
 
@@ -32,3 +34,23 @@ def test_what_the_page_shows_of_an_example_is_in_it() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
     assert [line for block in blocks for line in block.splitlines() if line.strip() not in there] == []
+
+
+def test_the_gateway_shares_tokens_by_weight(
+    server: TestServer, empty_database: Database, tmp_path: Path
+) -> None:
+    """One command; here with little time, so that shares are only about those that it prints."""
+    plot = tmp_path / "shares.png"
+    ran = subprocess.run(
+        [sys.executable, "main.py", "--dsn", empty_database.dsn, "--seconds", "0.6", "--plot", str(plot)],
+        cwd=ROOT / "examples" / "llm_gateway",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rows = {line.split()[0]: line.split() for line in ran.stdout.splitlines() if "%" in line}
+    assert [rows[tenant][-1] for tenant in ("acme", "globex", "initech")] == ["50.0%", "25.0%", "25.0%"]
+    assert all(int(row[2].replace(",", "")) > 0 for row in rows.values())
+    assert plot.read_bytes().startswith(b"\x89PNG")

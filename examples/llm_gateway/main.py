@@ -1,0 +1,144 @@
+"""An LLM gateway: three tenants share a model by tokens, whatever they ask for and however much.
+
+    python examples/llm_gateway/main.py        # some 20 seconds; needs nothing but fairq[demo]
+
+Acme floods the gateway, Globex asks for long answers, Initech for short ones and little. How many tokens an
+answer takes is known when it is there: the worker charges them, and the queue settles what it had expected.
+The model is made up: it sleeps as long as a small GPU would think.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+import fairq
+from fairq import embedded, install
+from fairq.worker import Worker
+
+TOKENS_PER_SECOND = 40_000  # of one slot
+SLOTS = 16
+LONGEST = 10_000
+
+
+@dataclass(frozen=True)
+class Tenant:
+    name: str
+    weight: float
+    prompts_per_second: int  # that it sends: more than its share
+    median: float  # tokens of its answers, log-normal
+
+
+TENANTS = (
+    Tenant("acme", weight=2, prompts_per_second=1_500, median=300),
+    Tenant("globex", weight=1, prompts_per_second=120, median=2_500),
+    Tenant("initech", weight=1, prompts_per_second=2_500, median=80),
+)
+
+app = fairq.App()
+answered: list[tuple[float, str, int]] = []  # when, for whom, how many tokens
+
+
+@dataclass
+class Prompt:
+    user: str
+    max_tokens: int
+
+
+async def model(prompt: Prompt, median: float) -> int:
+    """The tokens of an answer, after the time that it takes to write them."""
+    tokens = min(prompt.max_tokens, max(10, round(random.lognormvariate(math.log(median), 0.8))))
+    await asyncio.sleep(tokens / TOKENS_PER_SECOND)
+    return tokens
+
+
+@app.task(queue="llm", kind="answer")
+async def answer(prompt: Prompt, ctx: fairq.Context) -> None:
+    median = next(tenant.median for tenant in TENANTS if tenant.name == ctx.group_key)
+    tokens = await model(prompt, median)
+    ctx.charge(tokens)
+    answered.append((time.monotonic(), ctx.group_key, tokens))
+
+
+def fill(conn: psycopg.Connection, seconds: float) -> None:
+    """What the tenants send, all of it before the first answer. A few users of each send most."""
+    for tenant in TENANTS:
+        count = int(tenant.prompts_per_second * seconds)
+        users = random.choices(range(1, 51), [1 / rank for rank in range(1, 51)], k=count)
+        answer.enqueue_many(
+            conn, [(tenant.name, Prompt(f"user {user}", LONGEST)) for user in users], cost=LONGEST
+        )
+
+
+def share(dsn: str, seconds: float) -> float:
+    """The gateway at work. Returns when it began."""
+    install.migrate(dsn)
+    with psycopg.connect(dsn) as conn:
+        fairq.configure_queue(conn, "llm", fairness="cost", ready_target=SLOTS)
+        for tenant in TENANTS:
+            fairq.configure_group(conn, "llm", tenant.name, weight=tenant.weight)
+        fill(conn, seconds)
+    worker = Worker(app, dsn, queues=["llm"], concurrency=SLOTS)
+    threading.Timer(seconds, worker.stop).start()
+    began = time.monotonic()
+    worker.run()
+    with psycopg.connect(dsn) as conn:
+        for tenant in TENANTS:
+            fairq.purge_group(conn, "llm", tenant.name)
+    return began
+
+
+def table() -> str:
+    """What each tenant was entitled to, and what it received."""
+    tokens = Counter[str]()
+    answers = Counter[str]()
+    for _, tenant, used in answered:
+        tokens[tenant] += used
+        answers[tenant] += 1
+    weights = sum(tenant.weight for tenant in TENANTS)
+    lines = [f"{'tenant':10}{'weight':>8}{'answers':>10}{'tokens':>12}{'received':>11}{'entitled':>11}"]
+    for each in TENANTS:
+        received = tokens[each.name] / tokens.total()
+        lines.append(
+            f"{each.name:10}{each.weight:8.0f}{answers[each.name]:10,}{tokens[each.name]:12,}"
+            f"{received:11.1%}{each.weight / weights:11.1%}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument(
+        "--dsn", default=os.environ.get("FAIRQ_DSN"), help="default: a PostgreSQL of its own"
+    )
+    options.add_argument("--seconds", type=float, default=12, help="how long the gateway works")
+    options.add_argument(
+        "--plot", type=Path, default=Path("llm_gateway.png"), help="where to draw the shares"
+    )
+    given = options.parse_args()
+    with ExitStack() as stack:
+        dsn = given.dsn or stack.enter_context(embedded.start()).dsn()
+        began = share(dsn, given.seconds)
+    print(table())
+    try:
+        from plot import draw
+    except ImportError:
+        print("no plot: pip install matplotlib")
+        return
+    draw(given.plot, began, answered, {tenant.name: tenant.weight for tenant in TENANTS})
+    print(f"\n{given.plot}: received against entitled share")
+
+
+if __name__ == "__main__":
+    main()
