@@ -122,7 +122,7 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often to do maintenance. 0: never.",
+    help="How often to do maintenance. 0: never, and fire no schedules.",
 )
 @click.option(
     "--log-level",

@@ -61,7 +61,7 @@ class Settings:
     lease.
     """
     maintain_interval_ms: Annotated[int, 0, 3_600_000] = 5000
-    """How often to call fairq.maintain(). 0: never; somebody else does."""
+    """How often to call fairq.maintain(). 0: never, and no schedules are fired; somebody else does it."""
     hanging_after: Annotated[float, 0, 86_400] = 5.0
     """How long a handler may ignore that its time is over before it counts as one that hangs."""
     db_retry_initial_ms: Annotated[int, 100, 60_000] = 500
