@@ -5,13 +5,14 @@ every `fairq.App` that a module `tasks` of an installed app has.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import django
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
@@ -77,6 +78,12 @@ class DjangoApp(App):
             with contextlib.suppress(UnknownTask):
                 self._declare(path)
 
+    def include(self, other: App) -> None:
+        super().include(other)
+        for each in other if self._in_this_thread else ():
+            if each.is_async and each.session is None:
+                self._tasks[each.kind] = _in_this_thread(each)
+
     @property
     def queues(self) -> list[str]:
         """Those of the apps in it, and QUEUES of TASKS."""
@@ -125,6 +132,18 @@ def _declared(path: str, found: Any, in_this_thread: bool) -> Task[Any, ..., Any
     is_async = inspect.iscoroutinefunction(found.func) and not in_this_thread
     make = _async_handler if is_async else _handler
     return Task(make(path, found), kind=path, queue=found.queue_name, store_result=True)
+
+
+def _in_this_thread(task: Task[Any, ..., Any]) -> Task[Any, ..., Any]:
+    """The same task, whose coroutine runs on a loop of its own while the thread waits and serves its ORM."""
+
+    async def invoke(payload: Any, ctx: Context) -> Any:
+        return await task.invoke(payload, ctx)
+
+    twin = copy.copy(task)
+    twin.is_async = False
+    twin.invoke = async_to_sync(invoke)  # type: ignore[method-assign]
+    return twin
 
 
 class _Run:

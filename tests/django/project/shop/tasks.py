@@ -20,6 +20,11 @@ def send_parcel(payload: dict[str, Any]) -> None:
     Order.objects.create(name=payload["name"])
 
 
+@app.task(queue="parcels")
+async def send_letter(payload: dict[str, Any]) -> None:
+    await Order.objects.acreate(name=payload["name"])
+
+
 @task
 def add(a: int, b: int = 1, tenant: str = "") -> int:
     return a + b

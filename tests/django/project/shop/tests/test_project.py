@@ -176,6 +176,14 @@ class Checks(TestCase):
 NO_FUNCTION = 1
 
 
+class InTheTestsTransaction(TestCase):
+    def test_handlers_of_apps_see_it_and_write_in_it_coroutines_too(self) -> None:
+        for send in (tasks.send_parcel, tasks.send_letter):
+            send.enqueue(connection, "bob", {"name": send.kind})
+        self.assertEqual([each.outcome for each in testing.run_tasks()], ["succeeded"] * 2)
+        self.assertEqual({each.name for each in Order.objects.all()}, {"send_parcel", "send_letter"})
+
+
 class Helpers(testing.TransactionTestCase):
     def test_a_transaction_test_case_leaves_nothing(self) -> None:
         tasks.add.enqueue(1)
