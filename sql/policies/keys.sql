@@ -56,7 +56,7 @@ begin
     -- Where so many are passed over that the lane goes on with this one in the next pass, those that were given a place come first.
     v_is_granted := v_given.id is not null
       and (v_waiting.id is null or v_passed >= p_most or (-v_given.priority, v_given.sequence) <= (-v_waiting.priority, v_waiting.sequence));
-    if v_is_granted and v_found >= p_quota then
+    if v_is_granted and (v_found >= p_quota or p_lane.finish >= p_room) then
       insert into fairq.rings (shard_no, queue, group_key, sequence, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, v_given.sequence, true);
       v_given.id := null;
       continue;

@@ -215,6 +215,21 @@ def test_tasks_with_keys_keep_to_it(conn: Conn) -> None:
     assert_sound(conn)
 
 
+def test_a_place_of_a_key_that_the_budget_keeps_from_use_goes_to_others(conn: Conn) -> None:
+    """I13: a more urgent task uses the budget up in the pass in which the key was given."""
+    share_cost(conn, group_budget=30)
+    worker = register(conn)
+    create(conn, "alice", cost=1, concurrency_key="k")
+    held = pop(conn, worker, 8)
+    create(conn, "bob", cost=10, concurrency_key="k")
+    assert pop(conn, worker, 8) == []
+    end(conn, worker, held, 1)
+    urgent = create(conn, "bob", cost=50, priority=5)
+    other = create(conn, "carol", cost=1, concurrency_key="k")
+    assert sorted(pop(conn, worker, 8)) == [urgent, other]
+    assert_sound(conn)
+
+
 def test_what_was_rolled_back_is_not_used(conn: Conn, database: Any) -> None:
     share_cost(conn, group_budget=100)
     worker = register(conn)
