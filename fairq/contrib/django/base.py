@@ -96,9 +96,9 @@ class Backend:
 
     def validate_task(self, task: Any) -> None:
         super().validate_task(task)  # type: ignore[misc]
-        given = {name: getattr(task, name, None) for name in OPTIONS}
+        given = {name: getattr(task, name, None) for name in OPTIONS if name not in ASKED}
         try:
-            sent({name: value for name, value in given.items() if name not in ASKED})
+            sent({**given, "kind": task.module_path, "queue": task.queue_name})
         except FairqError as exc:
             raise self.space.invalid_task(str(exc)) from exc
         DEFINED[task.module_path] = type(self)

@@ -23,7 +23,7 @@ from fairq.app import App
 from fairq.context import Context
 from fairq.contrib.django import fresh
 from fairq.contrib.django.base import DEFINED, HEADER, Backend
-from fairq.errors import UnknownTask
+from fairq.errors import ConfigurationError, UnknownTask
 from fairq.outcome import outcome_of
 from fairq.policies import configure_queue
 from fairq.task import Task
@@ -34,7 +34,13 @@ __all__ = ["DjangoApp", "discover", "install"]
 def __getattr__(name: str) -> Any:
     # Not at the import: the settings may not be there yet, and the project's modules import us.
     if name == "app":
-        return discover()
+        try:
+            return discover()
+        except ImportError as exc:
+            raise ConfigurationError(
+                f"the tasks of the project cannot be imported: {exc}",
+                "See where with: manage.py shell, and an import of that module.",
+            ) from exc
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -509,6 +509,8 @@ class Tenants(TestCase):
         self.assertEqual((found.idempotency_key, found.concurrency_key), ("once", "one"))
         with self.assertRaises(InvalidTask):
             tasks.add.using(cost=-1)
+        with self.assertRaises(InvalidTask):
+            tasks.add.using(backend="anywhere", queue_name="q" * 201)
         with self.assertRaises(TypeError):
             tasks.add.using(costs=1)
 

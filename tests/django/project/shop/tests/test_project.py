@@ -103,6 +103,16 @@ class CommandLine(testing.TransactionTestCase):
             said("fairq", "explain", "4711")
         self.assertEqual(caught.exception.returncode, 1)
 
+    def test_a_module_of_tasks_that_is_broken_is_named(self) -> None:
+        from django.conf import settings
+
+        errors = io.StringIO()
+        more = override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "broken"])
+        with more, self.assertRaises(CommandError) as caught:
+            call_command("fairq", "work", "--drain", stderr=errors)
+        self.assertEqual(caught.exception.returncode, 2)
+        self.assertIn("nothing_of_that_name", errors.getvalue())
+
     def test_it_works_on_tasks_of_django_and_of_apps(self) -> None:
         result = tasks.order.enqueue("a book")
         later = tasks.order_later.enqueue("a pen")
