@@ -1,4 +1,4 @@
--- Creates the tasks of schedules that are due, at most p_limit per shard, one tick of each. Any number of callers may do so, as often as they like.
+-- Creates the tasks of schedules that are due, at most p_limit, an equal part of each shard (at least one), one tick of each schedule. Any number of callers may do so, as often as they like.
 -- Few at a time: each task of a group that had none stands before what its neighbors enqueue next. A tick that waits here stands before nobody.
 -- Returns {"fired": how many tasks, "due_in": seconds until a schedule is due, 0 or less: more are; null: none will be, "unplanned": a plan is to be renewed}.
 -- Raises QF007 bad limit.
@@ -10,13 +10,14 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
+  v_most integer;
   v_fired integer := 0;
   v_fire_at timestamptz;
   v_plan_at timestamptz;
 begin
   perform fairq._check_limit(p_limit);
-  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
-    v_fired := v_fired + fairq._fire_due(v_shard_no, p_limit, v_now);
+  for v_shard_no, v_most in select s.shard_no, greatest(1, p_limit / count(*) over ()) from fairq._shards(null) s(shard_no) loop
+    v_fired := v_fired + fairq._fire_due(v_shard_no, v_most, v_now);
     -- Not min(): of a table that was empty when the plan was made, any other index would do as well.
     v_fire_at := least(v_fire_at, (select s.fire_at from fairq.schedules s where s.shard_no = v_shard_no and s.fire_at is not null order by s.fire_at limit 1));
     v_plan_at := least(v_plan_at, (select s.plan_at from fairq.schedules s where s.shard_no = v_shard_no and s.plan_at is not null order by s.plan_at limit 1));
