@@ -44,7 +44,7 @@ format: .venv/.dev ## Lay out the Python code
 	@.venv/bin/python -m ruff check --fix-only --quiet . ; .venv/bin/python -m ruff format .
 
 test-long: .venv/.dev ## Run the contracts of plans, held snapshots and policies with 1,000,000 tasks (needs npm)
-	@FAIRQ_TEST_ROWS=1000000 .ci/matrix $(lastword $(POSTGRES)) -- $(PYTEST) tests/contract/test_plans.py tests/contract/test_held_xmin.py tests/policies/test_adversaries.py tests/policies/test_cost.py
+	@FAIRQ_TEST_ROWS=1000000 FAIRQ_TEST_LEDGER=60 .ci/matrix $(lastword $(POSTGRES)) -- $(PYTEST) tests/contract/test_plans.py tests/contract/test_held_xmin.py tests/policies/test_adversaries.py tests/policies/test_cost.py tests/sql/test_ledger.py
 
 test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs npm)
 	@.ci/matrix $(POSTGRES) -- $(PYTEST)

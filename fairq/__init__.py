@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         UnsupportedConnection,
         is_retryable,
     )
+    from fairq.ledger import Fairness, Share, fairness, shares
     from fairq.policies import (
         ClusterSettings,
         GroupSettings,
@@ -118,6 +119,7 @@ __all__ = [
     "DatabaseError",
     "Explanation",
     "Fail",
+    "Fairness",
     "FairqError",
     "GroupSettings",
     "GroupState",
@@ -150,6 +152,7 @@ __all__ = [
     "Schedule",
     "ScheduleSettings",
     "ScheduleState",
+    "Share",
     "Task",
     "TaskError",
     "TaskFailed",
@@ -174,6 +177,7 @@ __all__ = [
     "enqueue",
     "enqueue_many",
     "explain",
+    "fairness",
     "get",
     "is_retryable",
     "pause_group",
@@ -192,12 +196,14 @@ __all__ = [
     "retry",
     "retry_many",
     "run_schedule",
+    "shares",
 ]
 
 _MODULES = (
     "errors",
     "client",
     "policies",
+    "ledger",
     "results",
     "context",
     "backoff",

@@ -72,6 +72,7 @@ COMMANDS = {
     "explain": Command("fairq.commands.explain", "Say why a task waits, or how it ended.", "Tasks"),
     "stats": Command("fairq.commands.stats", "Show how queues, groups and workers stand.", "Queues"),
     "top": Command("fairq.commands.top", "Watch queues, groups and workers.", "Queues"),
+    "shares": Command("fairq.commands.shares", "Show who gets what.", "Queues"),
     "metrics": Command("fairq.commands.metrics", "Print metrics for Prometheus.", "Queues"),
     "web": Command("fairq.commands.web", "Show a page of who gets what.", "Queues", "web"),
     "queues": Command("fairq.commands.queues", "List queues; create them, change their settings.", "Queues"),

@@ -11,12 +11,11 @@ between two scrapes, so any number of exporters say the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import psycopg
 
-__all__ = ["CONTENT_TYPE", "METRICS", "render", "text"]
+__all__ = ["CONTENT_TYPE", "METRICS", "render", "samples"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -49,18 +48,19 @@ METRICS: dict[str, tuple[str, str]] = {
 _SAMPLES = "select m.name, m.labels::text, m.value from fairq.metrics(%s) m where m.value is not null"
 
 
-def render(conn: psycopg.Connection[Any], *, groups: int = 20) -> str:
-    """All metrics. `groups` is how many groups have series of their own, over all queues."""
+def samples(conn: psycopg.Connection[Any], *, groups: int = 20) -> list[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of each. `groups` is how many groups have series, over all queues."""
     with conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-        return text(cursor.execute(_SAMPLES, [groups]).fetchall())
+        rows = cursor.execute(_SAMPLES, [groups]).fetchall()
+    return [(name, json.loads(labels), value) for name, labels, value in rows]
 
 
-def text(samples: Iterable[tuple[str, str, float]]) -> str:
-    """Samples in the text format, each metric in one piece behind its help and type."""
+def render(conn: psycopg.Connection[Any], *, groups: int = 20) -> str:
+    """All samples in the text format, each metric in one piece behind its help and type."""
     of: dict[str, list[str]] = {name: [] for name in METRICS}
-    for name, labels, value in samples:
+    for name, labels, value in samples(conn, groups=groups):
         metric = name if name in METRICS else name.rsplit("_", 1)[0]
-        shown = ",".join(f'{label}="{_escaped(each)}"' for label, each in json.loads(labels).items())
+        shown = ",".join(f'{label}="{_escaped(each)}"' for label, each in labels.items())
         of[metric].append(f"{name}{{{shown}}} {value!r}" if shown else f"{name} {value!r}")
     lines = []
     for metric, its in of.items():

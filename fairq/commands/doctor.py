@@ -162,6 +162,7 @@ def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
         "workers": asks(judge_workers, QUEUES, WORKERS),
         "kinds": asks(judge_kinds, KINDS),
         "waiting": asks(judge_waiting, QUEUES, max_wait=max_wait),
+        "fairness": asks(judge_fairness, FAIRNESS),
         "maintenance": asks(judge_maintenance, MAINTENANCE, FAILURES),
         "schedules": asks(judge_schedules, SCHEDULES),
         "history": asks(judge_history, HISTORY),
@@ -170,7 +171,17 @@ def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
         "connections": asks(judge_connections, CONNECTIONS),
         "dead rows": asks(judge_dead_rows, DEAD),
     }
-    of_fairq = {"rights", "workers", "kinds", "waiting", "maintenance", "schedules", "history", "dead rows"}
+    of_fairq = {
+        "rights",
+        "workers",
+        "kinds",
+        "waiting",
+        "fairness",
+        "maintenance",
+        "schedules",
+        "history",
+        "dead rows",
+    }
     conn = connect(dsn)
     try:
         is_there = True
@@ -484,6 +495,42 @@ def judge_waiting(queues: list[Row], max_wait: timedelta | None) -> Finding:
     if max_wait is None:
         return look(text, remedy)
     return wrong(f"{text}, longer than {span(max_wait)}", remedy)
+
+
+# Of queues in which somebody waited all the time: each stretch up to now, of ten minutes at most.
+FAIRNESS = """
+select q.queue, f.worst_debt, f.worst_group
+from fairq.queues q
+cross join lateral fairq.fairness(q.queue) f
+where q.paused_at is null
+  and exists (
+    select from fairq.ledger_queues l
+    where l.shard_no = any(array(select d.shard_no from fairq.domains d))
+      and l.begins_at > clock_timestamp() - interval '3 minutes'
+      and l.queue = q.queue and l.judged
+  )
+order by f.worst_debt desc nulls last
+"""
+
+
+def judge_fairness(found: list[Row]) -> Finding:
+    broken = [each for each in found if (each["worst_debt"] or 0) > 1]
+    if not broken:
+        worst = max((each["worst_debt"] or 0.0 for each in found), default=None)
+        text = (
+            "nobody waited all the time" if worst is None else f"the largest debt is {worst:.2f} of its bound"
+        )
+        return ok(text)
+    worst = broken[0]
+    text = (
+        f'the bound is broken: in queue "{worst["queue"]}" group "{worst["worst_group"]}" is behind by '
+        f"{worst['worst_debt']:.1f} times what it may be"
+    )
+    remedy = (
+        f"This is a fault of fairq: please report it, with fairq shares --queue {worst['queue']} --json. "
+        "select fairq.rebuild(queue) makes the order anew; no task is lost."
+    )
+    return wrong(text, remedy)
 
 
 MAINTENANCE = """

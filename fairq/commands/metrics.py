@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from fairq import metrics as exporter
-from fairq.cli import command
-from fairq.commands.common import session
+from fairq.cli import command, wants_json
+from fairq.commands.common import session, show
 
 
-@command(rights="fairq_observe", json=False)
+@command(rights="fairq_observe")
 @click.option(
     "--groups",
     type=click.IntRange(0, 1000),
@@ -28,4 +28,14 @@ def metrics(groups: int) -> None:
     fairq metrics > fairq.prom     for the textfile collector of node_exporter
     """
     with session() as conn:
-        click.echo(exporter.render(conn, groups=groups), nl=False)
+        if wants_json():
+            found = exporter.samples(conn, groups=groups)
+            show(
+                {
+                    "metrics": [
+                        {"name": name, "labels": labels, "value": value} for name, labels, value in found
+                    ]
+                }
+            )
+        else:
+            click.echo(exporter.render(conn, groups=groups), nl=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -10,9 +10,12 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
+from fairq import ledger
 from fairq.cli import command
 from fairq.commands.common import Connection, count, number, plain, server_time, session, show, span, table
+from fairq.commands.shares import by_group, debt, part
 from fairq.errors import UnknownQueue
+from fairq.ledger import Share
 from fairq.queries import inspection, models
 
 GROUPS = 20
@@ -28,6 +31,7 @@ class Snapshot:
     workers: list[models.FairqWorkerStat]
     created: int
     ended: int
+    shares: dict[str, list[Share]] = field(default_factory=dict)
 
 
 @command(codes={1: "no such queue"}, rights="fairq_observe")
@@ -58,7 +62,9 @@ def stats(queue: str | None, max_groups: int) -> None:
     show(document(found), *render(found))
 
 
-def take(conn: Connection, queue: str | None = None, max_groups: int = GROUPS) -> Snapshot:
+def take(
+    conn: Connection, queue: str | None = None, max_groups: int = GROUPS, shares_since: float | None = None
+) -> Snapshot:
     queues = [each for each in inspection.queue_stats(conn) if queue in (None, each.queue)]
     if queue is not None and not queues:
         raise UnknownQueue(f'there is no queue "{queue}"')
@@ -72,7 +78,12 @@ def take(conn: Connection, queue: str | None = None, max_groups: int = GROUPS) -
         each for each in inspection.worker_stats(conn) if queue is None or queue in (each.queues or ())
     ]
     created, ended = _counters(conn)
-    return Snapshot(server_time(conn), queues, groups, workers, created, ended)
+    shares = {
+        str(each.queue): ledger.shares(conn, str(each.queue), since=shares_since, groups=max_groups)
+        for each in queues
+        if shares_since and live(each)
+    }
+    return Snapshot(server_time(conn), queues, groups, workers, created, ended, shares)
 
 
 def _counters(conn: Connection) -> tuple[int, int]:
@@ -96,6 +107,8 @@ def live(each: models.FairqQueueStat) -> int:
 def document(found: Snapshot) -> dict[str, Any]:
     document: dict[str, Any] = plain(found)
     del document["created"], document["ended"]
+    if not found.shares:
+        del document["shares"]
     for worker, shown in zip(found.workers, document["workers"], strict=True):
         shown["alive"] = alive(worker, found.at)
     return document
@@ -143,6 +156,30 @@ def group_table(found: Snapshot, limit: int | None = None) -> RenderableType:
         for each in groups[:limit]
     ]
     return table("Groups, busiest first", ("?queue", "group", *COUNTS, ">oldest waits"), rows)
+
+
+def share_table(found: Snapshot, limit: int | None = None) -> RenderableType:
+    """Groups with what they got and were due. Who is further behind than may be comes first."""
+    of = {queue: by_group(shares) for queue, shares in found.shares.items()}
+    rows = []
+    for each in found.groups:
+        share, received = of.get(str(each.queue), {}).get(str(each.group_key), (None, 0.0))
+        is_behind = share is not None and share.debt is not None and share.debt > (share.bound or 0)
+        waiting, running = each.overflow + each.queued, each.claimed + each.running
+        row = (
+            each.queue if len(found.shares) > 1 else "",
+            each.group_key,
+            number(waiting),
+            number(running),
+            part(share.received, received) if share else "",
+            part(share.entitled, received) if share else "",
+            debt(share),
+            _age(found, each.oldest_waiting_since),
+        )
+        rows.append((not is_behind, -waiting - running, row))
+    columns = ("?queue", "group", ">waiting", ">running", ">got", ">due", ">debt", ">oldest waits")
+    shown = [row for *_, row in sorted(rows, key=lambda each: each[:2])[:limit]]
+    return table("Groups, busiest first, in the last minute", columns, shown)
 
 
 def worker_table(found: Snapshot, limit: int | None = None) -> RenderableType:

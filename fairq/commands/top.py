@@ -20,7 +20,7 @@ from rich.text import Text
 
 from fairq.cli import command, wants_json
 from fairq.commands.common import console, emit, session
-from fairq.commands.stats import Snapshot, document, group_table, live, queue_table, take, worker_table
+from fairq.commands.stats import Snapshot, document, live, queue_table, share_table, take, worker_table
 
 # A look counts every live task. With millions of them it takes seconds, and must not become the load itself.
 BREATHE = 4
@@ -42,7 +42,8 @@ def top(queue: str | None, interval: float, looks: int | None) -> None:
 
     On a terminal it refreshes in place until you press q or Ctrl-C. Elsewhere it writes one snapshot after
     the other, with --json as one object a line. "in" and "done" are tasks created and ended per second, in
-    the whole installation.
+    the whole installation. "got" is what a tenant received of all, "due" what it was entitled to, "debt" how
+    far it is behind, and may be.
 
     \b
     fairq top                               everything
@@ -54,7 +55,7 @@ def top(queue: str | None, interval: float, looks: int | None) -> None:
         before: Snapshot | None = None
         for look in counting(1):
             started = time.monotonic()
-            found = take(conn, queue)
+            found = take(conn, queue, shares_since=60)
             took = time.monotonic() - started
             draw(found, before)
             before = found
@@ -140,7 +141,7 @@ def frame(found: Snapshot, before: Snapshot | None, height: int | None) -> Rende
         head.append("  (q ends)", "dim")
         found = replace(found, queues=sorted(found.queues, key=lambda each: (-live(each), each.queue)))
     there: dict[str, Sequence[Any]] = {"queue": found.queues, "group": found.groups, "worker": found.workers}
-    tables = {"queue": queue_table, "group": group_table, "worker": worker_table}
+    tables = {"queue": queue_table, "group": share_table, "worker": worker_table}
     # Of each: an empty line, a title, the names of the columns, and how many more there are.
     needs = [len(each) for each in there.values()]
     lines = needs if height is None else share(height - 1 - 4 * sum(map(bool, needs)), needs)

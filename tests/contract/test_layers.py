@@ -14,7 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "dsn"),
     ("driver", "codec", "backoff", "queries"),
     ("connections", "options"),
-    ("client", "results", "policies", "context", "schedules", "task", "around", "app", "outcome"),
+    ("client", "results", "policies", "ledger", "context", "schedules", "task", "around", "app", "outcome"),
     ("install", "embedded", "metrics"),
     ("worker", "testing", "otel"),
     ("cli",),

@@ -1,7 +1,9 @@
 """The ledger: who got what, who waited, who was entitled to what; against a recount."""
 
+import os
 import random
 from collections import defaultdict
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -202,3 +204,50 @@ def test_of_many_groups_two_hundred_have_a_row(conn: Conn) -> None:
     found = shares(conn, limit=10)
     assert len(found) == 11
     assert sum(row["tasks"] for row in found.values()) == len(simulation.ran)
+
+
+def test_mixed_load_raises_no_alarm(conn: Conn) -> None:
+    """
+    Newcomers, floods and trickles, weights that change, caps, rates, pauses, keys, priorities, failures, long
+    and short tasks, tasks that expire: the order holds, and is said to hold. For FAIRQ_TEST_LEDGER minutes of
+    simulated time.
+    """
+    luck = random.Random(4711)
+    groups = [f"g{n}" for n in range(12)]
+    length = {group: luck.choice([0.5, 0.5, 2.0, 10.0]) for group in groups}
+    simulation = Simulation(
+        conn,
+        slots=(4, 2, 1),
+        length=lambda task: length.get(task.group_key, 0.5),
+        outcome=lambda task: "failed" if task % 17 == 0 else "retry" if task % 13 == 0 else "succeeded",
+    )
+    call(conn, "configure_group", "default", "g1", max_running=2)
+    call(conn, "configure_group", "default", "g2", rate_limit=30, rate_period="1 minute", rate_burst=2)
+    call(conn, "configure_group", "default", "g3", breaker_threshold=2, breaker_cooldown="20 seconds")
+    ratios = [0.0]
+
+    def arrive() -> None:
+        group = luck.choice(groups)
+        dice = luck.random()
+        if dice < 0.2:
+            create_many(conn, group, luck.choice([1, 3, 150]))
+        elif dice < 0.21:
+            create_many(conn, group, 20, concurrency_keys=[f"k{luck.randint(0, 2)}"] * 20)
+        elif dice < 0.24:
+            create_many(conn, group, 5, priority=luck.randint(-2, 2))
+        elif dice < 0.26:
+            call(conn, "configure_group", "default", group, weight=luck.choice([0.5, 1, 2, 5]))
+        elif dice < 0.27:
+            call(conn, luck.choice(["pause_group", "resume_group"]), "default", group)
+        elif dice < 0.28:
+            now = one(conn, "select fairq._now()")
+            create_many(conn, group, 10, expires_at=now + timedelta(seconds=luck.choice([1, 5, 20])))
+        elif dice < 0.30:
+            create_many(conn, f"new {simulation.now}", 2)
+        if simulation.now % 7 == 0:
+            ratios.append(worst(conn))
+
+    simulation.until(60 * float(os.environ.get("FAIRQ_TEST_LEDGER", "2.5")), arrive)
+    assert max(ratios) <= 1, ratios
+    judged = one(conn, "select count(*) from fairq.ledger where judged")
+    assert judged > 10, "it judged too few to say anything"

@@ -1,0 +1,113 @@
+"""`fairq shares`: who gets what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from fairq import ledger
+from fairq.cli import command
+from fairq.commands.common import clean, count, duration, number, server_time, session, show, span, table
+from fairq.ledger import Fairness, Share
+
+
+@command(codes={1: "no such queue"}, rights="fairq_observe")
+@click.option("--queue", default="default", show_default=True, metavar="NAME", help="Of which queue.")
+@click.option(
+    "--since", type=duration, default="10m", show_default=True, metavar="TIME", help="How far back to look."
+)
+@click.option(
+    "--groups",
+    type=click.IntRange(1, 100_000),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="How many groups, those first that are most behind or received most.",
+)
+def shares(queue: str, since: timedelta, groups: int) -> None:
+    """Show who gets what.
+
+    Of each tenant what it received of all, what it was due by weight, and how far it is behind: its debt,
+    which never is more than its bound. How long its tasks waited (half of them, 95 in 100), how many wait
+    now, and when they will be through.
+
+    \b
+    fairq shares
+    fairq shares --queue docs --since 1h --groups 5
+    fairq shares --json | jq '.shares[] | select(.debt > .bound)'
+    """
+    with session() as conn:
+        found = ledger.shares(conn, queue, since=since, groups=groups)
+        fair = ledger.fairness(conn, queue, since=since)
+        now = server_time(conn)
+    document = {"queue": queue, "at": now, "fairness": fair, "shares": found}
+    show(document, *_render(queue, since, found, fair))
+
+
+def _render(queue: str, since: timedelta, found: list[Share], fair: Fairness) -> list[RenderableType]:
+    if not found:
+        return [Text(f"Nothing ran or waited in queue {clean(queue)}.")]
+    received = sum(each.received for each in found)
+    rows = [
+        (
+            each.group_key or f"{count(each.groups, 'other')}",
+            part(each.received, received),
+            part(each.entitled, received),
+            debt(each),
+            _short(each.wait_p50),
+            _short(each.wait_p95),
+            number(each.backlog),
+            _short(each.eta_seconds),
+        )
+        for each in found
+    ]
+    columns = ("group", ">got", ">due", ">debt", ">wait", ">95 %", ">waiting", ">through in")
+    parts: list[RenderableType] = [table(f"Queue {clean(queue)}, last {span(since)}", columns, rows)]
+    held_back = [Text(clean(each.limited_by)) for each in found if each.limited_by]
+    if held_back:
+        parts += [Text(), Text("Held back", "bold"), *held_back]
+    return [*parts, Text(), _sum(fair)]
+
+
+def part(amount: float, of: float) -> str:
+    return f"{amount / of:.0%}".replace("%", " %") if of else ""
+
+
+def debt(each: Share | None) -> Text:
+    """How far it is behind, and how far it may be."""
+    if each is None or each.debt is None or each.bound is None:
+        return Text()
+    return Text(f"{each.debt:.3g} of {each.bound:.3g}", "bold red" if each.debt > each.bound else "")
+
+
+def _short(seconds: float | None) -> str:
+    return (
+        ""
+        if seconds is None
+        else span(seconds).split(" min ")[0] + (" min" if " min " in span(seconds) else "")
+    )
+
+
+def _sum(fair: Fairness) -> Text:
+    if fair.worst_debt is None:
+        text = Text("No group waited all the time.")
+    elif fair.worst_debt > 1:
+        text = Text(
+            f"The order is broken: {clean(str(fair.worst_group))} is behind by {fair.worst_debt:.1f} bounds.",
+            "bold red",
+        )
+    else:
+        text = Text(f"The order holds: the largest debt is {fair.worst_debt:.2f} of its bound.", "green")
+    if fair.newcomer_p99 is not None:
+        text.append(f" Newcomers waited {span(fair.newcomer_p99)} (99 in 100).", "default")
+    return text
+
+
+def by_group(found: Sequence[Share]) -> dict[str, tuple[Share, float]]:
+    """Each group's share, with what all received."""
+    received = sum(each.received for each in found)
+    return {each.group_key: (each, received) for each in found}

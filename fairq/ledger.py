@@ -1,0 +1,109 @@
+"""Who gets what, and how fair that is: what each tenant received beside what it was entitled to.
+
+for share in fairq.shares(conn, "docs", since=600):
+    print(share.group_key, share.received, share.entitled, share.debt, share.bound)
+fairq.fairness(conn, "docs").worst_debt
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any
+
+from fairq.connections import on_connection
+from fairq.driver import Call
+from fairq.options import check_text
+from fairq.queries import ledger as queries
+
+__all__ = ["Fairness", "Share", "fairness", "shares"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a group got, see `fairq.shares()` in SQL. Times are seconds; the group "" is all others together.
+
+    `debt` is how much less it received, by weight, than who is furthest ahead; at most `bound`. None: its
+    work did not wait all the time, or its own limits held it back.
+    """
+
+    group_key: str
+    groups: int
+    weight: float | None
+    tasks: int
+    seconds: float
+    cost: float
+    received: float
+    entitled: float
+    debt: float | None
+    bound: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+    waiting_since: datetime | None
+    backlog: int | None
+    backlog_seconds: float | None
+    eta_seconds: float | None
+    limited_by: str | None
+    behind: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """How fair a queue is, see `fairq.fairness()` in SQL. With `worst_debt` above 1 it is broken."""
+
+    groups: int
+    tasks: int
+    seconds: float
+    shortfall: float
+    jain: float
+    worst_debt: float | None
+    worst_group: str | None
+    idle_slots: float | None
+    newcomer_p99: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+    ledger_until: datetime | None
+
+
+@on_connection
+def shares(queue: str = "default", *, since: float | timedelta = 600, groups: int = 100) -> Call[list[Share]]:
+    """Say who got what in so many seconds: first the `groups` that are most behind or received most."""
+    call = queries.read_shares.call(
+        queue=check_text("queue", queue), seconds=_seconds(since), max_groups=groups
+    )
+    return call.then(lambda rows: [_share(row) for row in rows])
+
+
+@on_connection
+def fairness(queue: str = "default", *, since: float | timedelta = 600) -> Call[Fairness]:
+    """Say how fair a queue was since so many seconds ago."""
+    call = queries.read_fairness.call(queue=check_text("queue", queue), seconds=_seconds(since))
+    return call.then(_fairness)
+
+
+def _seconds(since: float | timedelta) -> float:
+    return since.total_seconds() if isinstance(since, timedelta) else float(since)
+
+
+def _share(row: queries.ReadSharesRow) -> Share:
+    return Share(
+        **{
+            **_values(Share, row),
+            "waiting_since": _time(row.waiting_since),
+            "behind": {each["group"]: each["seconds"] for each in json.loads(row.behind or "[]")},
+        }
+    )
+
+
+def _fairness(row: queries.ReadFairnessRow | None) -> Fairness:
+    assert row is not None
+    return Fairness(**{**_values(Fairness, row), "ledger_until": _time(row.ledger_until)})
+
+
+def _values(kind: type, row: Any) -> dict[str, Any]:
+    return {each.name: getattr(row, each.name) for each in fields(kind)}
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None

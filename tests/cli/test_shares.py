@@ -1,0 +1,90 @@
+"""`fairq shares`, what `top` shows of it, `metrics`, and what `doctor` makes of it."""
+
+from typing import Any
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import fairq
+from tests.cli.running import answer, ok
+from tests.support.calls import Conn, call, create_many, run
+from tests.support.database import Database
+from tests.support.simulation import NOON, Simulation
+
+pytestmark = pytest.mark.usefixtures("one_shard")
+
+
+@pytest.fixture
+def conn(database: Database) -> Conn:
+    return database.connect(autocommit=True)
+
+
+def then(database: Database, simulation: Simulation) -> str:
+    """A DSN whose sessions have the time at which a simulation stands."""
+    at = f"{NOON.date()}T12:{int(simulation.now // 60):02}:{simulation.now % 60:09.6f}+00"
+    return make_conninfo(database.dsn, options=f"-c fairq.now={at}")
+
+
+def flood(conn: Conn) -> Simulation:
+    """Bob with a flood, Alice with twice his weight, Carol under a cap of one."""
+    simulation = Simulation(conn)
+    call(conn, "configure_group", "default", "alice", weight=2)
+    call(conn, "configure_group", "default", "carol", max_running=1)
+    create_many(conn, "bob", 4000)
+    create_many(conn, "alice", 1000)
+    create_many(conn, "carol", 500)
+    simulation.until(105)
+    return simulation
+
+
+def test_shares_for_people_and_for_programs(database: Database, conn: Conn) -> None:
+    simulation = flood(conn)
+    dsn = then(database, simulation)
+    printed = ok(dsn, "shares", "--since", "1m")
+    lines = {line.split()[0]: line.split() for line in printed.splitlines() if line}
+    assert lines["alice"][1:3] == ["58", "%"]
+    assert lines["bob"][1:3] == ["29", "%"]
+    assert lines["carol"][1:3] == ["12", "%"]
+    assert '\ngroup "carol": 1 tasks are in flight, the cap is 1' in printed
+    assert "The order holds" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    found = answer(dsn, "shares", "--since", "1m")
+    assert found["fairness"]["worst_debt"] <= 1
+    assert [each["group_key"] for each in found["shares"]][-1] == "carol"
+    shares = fairq.shares(conn, since=60)
+    assert {each.group_key: each.weight for each in shares} == {"bob": 1, "alice": 2, "carol": 1}
+    assert fairq.fairness(conn, "default").worst_debt == found["fairness"]["worst_debt"]
+
+
+def test_an_idle_queue_has_no_shares(database: Database) -> None:
+    assert ok(database, "shares") == "Nothing ran or waited in queue default.\n"
+
+
+def test_top_shows_got_due_and_debt(database: Database, conn: Conn) -> None:
+    dsn = then(database, flood(conn))
+    printed = ok(dsn, "top", "--count", "1")
+    head = next(line for line in printed.splitlines() if line.startswith("group"))
+    assert head.split() == ["group", "waiting", "running", "got", "due", "debt", "oldest", "waits"]
+    assert "58 %" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_metrics_are_printed(database: Database) -> None:
+    assert "# TYPE fairq_tasks gauge\n" in ok(database, "metrics")
+    found = answer(database, "metrics")["metrics"]
+    assert {"name": "fairq_upkeep_failures", "labels": {}, "value": 0} in found
+
+
+def fairness(dsn: str) -> dict[str, Any]:
+    found = answer(dsn, "doctor", exit_code=1)["findings"]
+    return next(each for each in found if each["check"] == "fairness")
+
+
+def test_doctor_finds_a_broken_order_within_a_minute(database: Database, conn: Conn) -> None:
+    simulation = flood(conn)
+    assert fairness(then(database, simulation))["verdict"] == "ok"
+    run(conn, "update fairq.lanes set finish = finish + 1000 * fairq._round() where group_key = 'alice'")
+    simulation.until(simulation.now + 55)
+    found = fairness(then(database, simulation))
+    assert found["verdict"] == "wrong"
+    assert 'group "alice" is behind' in found["text"]
