@@ -53,8 +53,15 @@ def produce(conn: Conn, random: Random, note: Note) -> None:
             row[0]
             for row in conn.execute(
                 "select fairq.create_tasks(%s::text[], %s::jsonb[], %s, p_concurrency_keys => %s::text[],"
-                " p_priority => %s)",
-                [[group] * len(keys), ["{}"] * len(keys), queue, keys, random.choice([0, 0, 0, 5])],
+                " p_priority => %s, p_cost => %s)",
+                [
+                    [group] * len(keys),
+                    ["{}"] * len(keys),
+                    queue,
+                    keys,
+                    random.choice([0, 0, 0, 5]),
+                    1 if group in PLAIN else random.choice([1, 1, 5]),
+                ],
             )
         ]
         if random.random() < 0.1:
@@ -160,6 +167,8 @@ def operate(conn: Conn, random: Random, note: Note) -> None:
             """select fairq.configure_group(%(queue)s, 'plain 1', '{"max_running": null, "weight": 1}')""",
             """select fairq.configure_queue(%(queue)s, '{"max_running": 5}')""",
             """select fairq.configure_queue(%(queue)s, '{"max_running": null}')""",
+            """select fairq.configure_queue(%(queue)s, '{"short_slots": 4, "short_idle": "1 second"}')""",
+            """select fairq.configure_queue(%(queue)s, '{"short_slots": null}')""",
             "select fairq.pause_group(%(queue)s, 'paused')",
             "select fairq.resume_group(%(queue)s, 'paused')",
             "select fairq.pause_queue(%(queue)s)",
