@@ -8,6 +8,7 @@ function, and whoever speaks SQL can create one: `fairq.create_task('bob', '{"ar
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -265,6 +266,11 @@ class Backend:
             last_attempted_at=now,
             worker_ids=[str(ctx.worker_id)],
         )
+
+    def inside(self, group_key: str) -> contextlib.AbstractContextManager[Any]:
+        """What GROUP says of being in that tenant."""
+        enter = getattr(self.defaults().get("group"), "inside", contextlib.nullcontext)
+        return enter(group_key)
 
     def arguments(self, result: Any) -> list[Any]:
         """What the function gets by position."""

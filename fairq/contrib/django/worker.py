@@ -163,9 +163,16 @@ class _Run:
         self.backend = task.get_backend()
         self.result = self.backend.running(task, ctx, payload)
         self.signals = self.backend.space.signals
-        self.signals.task_started.send(type(self.backend), task_result=self.result)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.backend.inside(ctx.group_key))
+            self.signals.task_started.send(type(self.backend), task_result=self.result)
+            self._stack = stack.pop_all()
         self.args: list[Any] = self.backend.arguments(self.result)
         self.kwargs: Mapping[str, Any] = self.result.kwargs
+
+    def leave(self) -> None:
+        """The tenant, whatever became of the task."""
+        self._stack.close()
 
     def returned(self, value: Any) -> Any:
         stored = self.backend.succeeded(self.result, value)
@@ -194,6 +201,8 @@ def _handler(path: str, task: Any) -> Any:
         except BaseException as exc:
             run.raised(exc)
             raise
+        finally:
+            run.leave()
 
     return handler
 
@@ -202,7 +211,13 @@ def _async_handler(path: str, task: Any) -> Any:
     # Receivers of signals, and results that are looked up, touch the database: in the ORM's thread.
     @sync_to_async
     def ended(run: _Run, value: Any, exc: BaseException | None) -> Any:
-        return run.raised(exc) if exc is not None else run.returned(value)
+        try:
+            return run.raised(exc) if exc is not None else run.returned(value)
+        except Exception as error:  # what it returned is no JSON
+            run.raised(error)
+            raise
+        finally:
+            run.leave()
 
     async def handler(payload: Any, ctx: Context) -> Any:
         run = await sync_to_async(_Run)(path, task, ctx, payload)
@@ -211,10 +226,6 @@ def _async_handler(path: str, task: Any) -> Any:
         except BaseException as exc:
             await ended(run, None, exc)
             raise
-        try:
-            return await ended(run, value, None)
-        except TypeError as exc:
-            await ended(run, None, exc)
-            raise
+        return await ended(run, value, None)
 
     return handler

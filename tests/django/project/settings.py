@@ -64,5 +64,13 @@ TASKS = {
         "OPTIONS": {"GROUP": "shop.tenants.of"},
     },
     "anywhere": {"BACKEND": BACKEND, "QUEUES": []},
+    "of the request": {
+        "BACKEND": BACKEND,
+        "OPTIONS": {"GROUP": "fairq.contrib.django.groups.current"},
+    },
+    "of the schema": {
+        "BACKEND": BACKEND,
+        "OPTIONS": {"GROUP": "fairq.contrib.django.groups.schema"},
+    },
     "stubborn": {"BACKEND": BACKEND, "QUEUES": ["mail"], "OPTIONS": {"MAX_ATTEMPTS": 3}},
 }

@@ -56,6 +56,21 @@ def twice(key: Any) -> Any:
 
 
 @task
+def schema() -> str:
+    return str(connection.schema_name)
+
+
+@task(backend="of the request")
+def follow_up() -> str:
+    return str(add.using(backend="of the request").enqueue(1).id)
+
+
+@task(backend="of the request")
+async def follow_up_later() -> str:
+    return str((await add.using(backend="of the request").aenqueue(1)).id)
+
+
+@task
 def fail(text: str = "no") -> None:
     raise ValueError(text)
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 import fairq
 from fairq.contrib.django import exceptions as ends
-from fairq.contrib.django import testing
+from fairq.contrib.django import groups, testing
 from shop import tasks
 from shop.models import Order
 
@@ -464,37 +464,25 @@ class Tenants(TestCase):
         self.assertEqual(seen, [(task, [[1]], {"b": 2})])
 
     def test_the_request_says_whose(self) -> None:
-        from fairq.contrib.django import groups
-
-        with override_settings(
-            TASKS={
-                "default": {
-                    "BACKEND": settings.BACKEND,
-                    "OPTIONS": {"GROUP": "fairq.contrib.django.groups.current"},
-                }
-            }
-        ):
-            with groups.use("bob"):
-                tasks.add.enqueue(1)
-                with groups.use("alice"):
-                    tasks.add.enqueue(1)
-            with self.assertRaises(fairq.InvalidGroupKey):
-                tasks.add.enqueue(1)
+        task = tasks.add.using(backend="of the request")
+        with groups.use("bob"):
+            task.enqueue(1)
+            with groups.use("alice"):
+                task.enqueue(1)
+        with self.assertRaises(fairq.InvalidGroupKey):
+            task.enqueue(1)
         self.assertEqual(self.groups(), ["bob", "alice"])
 
-    def test_the_schema_says_whose(self) -> None:
-        with override_settings(
-            TASKS={
-                "default": {
-                    "BACKEND": settings.BACKEND,
-                    "OPTIONS": {"GROUP": "fairq.contrib.django.groups.schema"},
-                }
-            }
-        ):
-            connection.schema_name = "tenant_1"
-            self.addCleanup(delattr, connection, "schema_name")
-            tasks.add.enqueue(1)
+    def test_the_schema_says_whose_and_the_task_runs_in_it(self) -> None:
+        connection.schema_name = "tenant_1"
+        connection.set_schema = lambda name: setattr(connection, "schema_name", name)
+        self.addCleanup(delattr, connection, "schema_name")
+        self.addCleanup(delattr, connection, "set_schema")
+        result = tasks.schema.using(backend="of the schema").enqueue()
         self.assertEqual(self.groups(), ["tenant_1"])
+        connection.set_schema("public")
+        self.assertEqual(run(result).return_value, "tenant_1")
+        self.assertEqual(connection.schema_name, "public")
 
     def test_tenants_take_turns(self) -> None:
         for number in range(3):

@@ -14,7 +14,8 @@ from django.test import TestCase, override_settings
 
 import fairq
 from fairq import install
-from fairq.contrib.django import database, testing
+from fairq.contrib.django import database, groups, testing
+from fairq.contrib.django.models import EndedTask, Queue
 from shop import tasks
 from shop.models import Order
 
@@ -63,8 +64,6 @@ class Migrations(testing.TransactionTestCase):
 
 
 def queues() -> list[Any]:
-    from fairq.contrib.django.models import Queue
-
     return list(Queue.objects.all())
 
 
@@ -122,6 +121,17 @@ class CommandLine(testing.TransactionTestCase):
         later.refresh()
         self.assertEqual({each.name for each in Order.objects.all()}, {"a book", "a pen", "a parcel"})
         self.assertEqual(Order.objects.get(pk=result.return_value).name, "a book")
+
+    def test_what_a_task_enqueues_is_its_tenants(self) -> None:
+        for task, tenant in ((tasks.follow_up, "bob"), (tasks.follow_up_later, "alice")):
+            with groups.use(tenant):
+                task.enqueue()
+        said("fairq", "work", "--drain")
+        ended = {(each.group_key, each.kind.split(".")[-1]) for each in EndedTask.objects.all()}
+        self.assertEqual(
+            ended, {("bob", "follow_up"), ("bob", "add"), ("alice", "follow_up_later"), ("alice", "add")}
+        )
+        self.assertEqual({each.outcome for each in EndedTask.objects.all()}, {"succeeded"})
 
     def test_logging_of_the_settings_is_respected(self) -> None:
         tasks.fail.enqueue()
