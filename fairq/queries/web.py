@@ -194,13 +194,17 @@ class StandingRow:
     limited_by: str | None
     state: str | None
     ahead: int | None
+    budget: float | None
+    available: float | None
+    renews_at: datetime.datetime | None
     at: datetime.datetime
 
 
 @driver.Statement[StandingRow | None](
     "one",
     """-- name: Standing :one
-select l.running, l.in_line, l.waiting_since, s.received, s.entitled, s.eta_seconds, s.limited_by, e.state, e.ahead, clock_timestamp()::timestamptz as at
+select l.running, l.in_line, l.waiting_since, s.received, s.entitled, s.eta_seconds, s.limited_by, e.state, e.ahead, b.budget, b.available, b.renews_at,
+  clock_timestamp()::timestamptz as at
 from (
   select count(*) filter (where c.is_held)::bigint as running, count(*)::bigint as in_line,
     min(greatest(c.created_at, c.run_at)) filter (where not c.is_held) as waiting_since,
@@ -224,7 +228,8 @@ cross join (
     max(r.eta_seconds) as eta_seconds, max(r.limited_by) as limited_by
   from fairq.shares(p_queue => $1::text, p_group_key => $2::text) r
 ) s
-left join lateral fairq.explain_task(l.head) e on l.head is not null""",
+left join lateral fairq.explain_task(l.head) e on l.head is not null
+left join lateral fairq.budget_usage($1::text, $2::text) b on true""",
     driver.row(StandingRow),
 )
 def standing(
@@ -238,6 +243,87 @@ def standing(
         queue,
         group_key,
         driver.Int4(max_count),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BudgetRow:
+    budget: float
+    available: float
+    renews_at: datetime.datetime
+
+
+@driver.Statement[BudgetRow | None](
+    "one",
+    """-- name: Budget :one
+select b.budget, b.available, b.renews_at
+from fairq.budget_usage($1::text, $2::text) b""",
+    driver.row(BudgetRow),
+)
+def budget(
+    *,
+    queue: str,
+    group_key: str,
+) -> driver.Params:
+    """What is left of a group's budget; no row: it has none."""
+    return (
+        queue,
+        group_key,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SchedulesRow:
+    name: str
+    group_key: str
+    cron: str | None
+    time_zone: str
+    every: datetime.timedelta | None
+    queue: str
+    kind: str
+    paused_at: datetime.datetime | None
+    next_tick: datetime.datetime | None
+    last_tick: datetime.datetime | None
+    last_task_id: int | None
+    problem: str | None
+    last_outcome: str | None
+
+
+@driver.Statement[list[SchedulesRow]](
+    "many",
+    """-- name: Schedules :many
+select s.name, s.group_key, s.cron, s.time_zone, s.every, s.queue, s.kind, s.paused_at, s.next_tick, s.last_tick, s.last_task_id, s.problem,
+  f.outcome as last_outcome
+from (
+  select s.*
+  from fairq._shards(null) n(shard_no)
+  cross join lateral (
+    select s.shard_no, s.name, s.group_key, s.cron, s.time_zone, s.every, s.queue, s.kind, s.paused_at, s.next_tick, s.last_tick, s.last_task_id, s.problem
+    from fairq.schedules s
+    where s.shard_no = n.shard_no and (s.name, s.group_key) > ($1::text, $2::text)
+    order by s.name, s.group_key
+    limit $3::integer
+  ) s
+  order by s.name, s.group_key
+  limit $3::integer
+) s
+left join lateral (
+  select f.outcome from fairq.finished_tasks f where f.shard_no = s.shard_no and f.id = s.last_task_id offset 0
+) f on true
+order by s.name, s.group_key""",
+    driver.row(SchedulesRow),
+)
+def schedules(
+    *,
+    behind_name: str,
+    behind_group: str,
+    max_schedules: int,
+) -> driver.Params:
+    """Schedules by name, from one on."""
+    return (
+        behind_name,
+        behind_group,
+        driver.Int4(max_schedules),
     )
 
 

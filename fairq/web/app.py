@@ -25,7 +25,9 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from fairq import metrics
 from fairq.commands.common import plain
+from fairq.dsn import mask
 from fairq.errors import (
     DatabaseError,
     FairqError,
@@ -92,6 +94,7 @@ class _App:
                 Route("/task", self._page(pages.task)),
                 Route("/workers", self._page(pages.workers)),
                 Route("/failures", self._page(pages.failures)),
+                Route("/schedules", self._page(pages.schedules)),
                 Route("/upkeep", self._page(pages.upkeep)),
                 Route("/doctor", self._page(pages.doctor)),
                 Route("/queue", self._page(pages.queue)),
@@ -99,6 +102,7 @@ class _App:
                 Route("/change", self._change, methods=["POST"]),
                 Route("/mine", self._mine),
                 Route("/login", self._login, methods=["POST"]),
+                Route("/metrics", self._metrics),
                 Route("/health", self._health),
                 Route("/static/{name}", _static),
             ],
@@ -263,6 +267,19 @@ class _App:
         if answer := self.guard.login(request, form.get("token", "")):
             return answer
         return RedirectResponse(request.scope.get("root_path", "") + "/", 303)
+
+    async def _metrics(self, request: Request) -> Response:
+        if refusal := await self._refuse(request):
+            return refusal
+
+        def read() -> str:
+            with self.site.ask({}, False) as ask:
+                return metrics.render(ask.conn)
+
+        try:
+            return Response(await run_in_threadpool(read), media_type=metrics.CONTENT_TYPE)
+        except (FairqError, psycopg.Error) as exc:
+            return PlainTextResponse(mask(str(exc)), 503)
 
     async def _health(self, request: Request) -> Response:
         """For probes: whether a page could be shown. It says nothing else, so it asks for no token."""

@@ -23,7 +23,15 @@ from fairq.web.site import Ask
 
 __all__ = ["OF_GROUP", "OF_QUEUE", "TARGET", "Plan", "fields", "make_plan"]
 
-OF_GROUP = ("weight", "max_running", "rate_limit", "rate_period", "rate_burst")
+OF_GROUP = (
+    "weight",
+    "max_running",
+    "rate_limit",
+    "rate_period",
+    "rate_burst",
+    "budget",
+    "budget_period",
+)
 OF_QUEUE = (
     "weight",
     "group_max_running",

@@ -33,6 +33,7 @@ __all__ = [
     "preview",
     "queue",
     "queues",
+    "schedules",
     "shares",
     "task",
     "trouble",
@@ -43,6 +44,7 @@ __all__ = [
 GROUPS = 40  # of a page
 FEW, MANY = 1_001, 100_001  # what is counted of each group of a page, and of the few that have more
 TASKS = 25
+SCHEDULES = 100
 READ = 5_000  # ended tasks read for a history
 READ_FAILURES = 20_000
 LONGEST_BODY = 20_000
@@ -73,7 +75,11 @@ def shares(ask: Ask) -> Page:
     slots = {each.queue: each.slots for each in queries.slots(ask.conn)}.get(queue, 0)
     picture = timeline.draw(looks, slots, ask.now)
     behind = ask.params.get("behind")
-    found = queries.shares(ask.conn, queue=queue, seconds=seconds, max_groups=GROUPS)
+    found = ask.site.kept(
+        ("shares", queue, seconds),
+        1.5,
+        lambda: queries.shares(ask.conn, queue=queue, seconds=seconds, max_groups=GROUPS),
+    )
     ledger = {each.group_key: each for each in found}
     others = ledger.pop("", None)
     if behind is None:
@@ -114,7 +120,13 @@ def shares(ask: Ask) -> Page:
             "picture": picture,
             "slots": slots,
             "busy": sum(looks[-1].slots.values()) if looks else 0,
-            "fairness": queries.fairness(ask.conn, queue=queue, seconds=seconds),
+            "fairness": None
+            if behind is not None
+            else ask.site.kept(
+                ("fairness", queue, seconds),
+                10,
+                lambda: queries.fairness(ask.conn, queue=queue, seconds=seconds),
+            ),
             "behind": behind,
             "next": keys[-1] if behind is not None and len(keys) == GROUPS else None,
             "is_full": len(keys) == GROUPS or others is not None,
@@ -275,6 +287,7 @@ def group(ask: Ask) -> Page:
             "weight": row.weight or of_queue["weight"],
             "is_paused": row.paused_at is not None,
             "queue_is_paused": of_queue["paused_at"] is not None,
+            "budget": queries.budget(ask.conn, queue=queue, group_key=key),
             "fields": changes.fields(own, changes.OF_GROUP),
             "limits": limits(own),
             "queue_limits": limits(of_queue, "group_"),
@@ -426,6 +439,16 @@ def failures(ask: Ask) -> Page:
 
 def _type(error: Any) -> str:
     return str(error.get("type") or error.get("code") or "") if isinstance(error, dict) else ""
+
+
+# --- Schedules -------------------------------------------------------------------------------------
+
+
+def schedules(ask: Ask) -> Page:
+    behind = {name: ask.params.get(name, "") for name in ("behind_name", "behind_group")}
+    found = queries.schedules(ask.conn, **behind, max_schedules=SCHEDULES)
+    further = found[-1] if len(found) == SCHEDULES else None
+    return Page("schedules.html", "Schedules", {"now": ask.now, "rows": found, "further": further}, every=5.0)
 
 
 # --- Upkeep ----------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import re
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import jinja2
@@ -24,6 +25,8 @@ from fairq.queries import web as queries
 from fairq.web.timeline import Looks
 
 __all__ = ["Ask", "Page", "Site", "url"]
+
+T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=5)  # of a statement: a page must not become the load
 CHANGE_TIMEOUT = timedelta(minutes=1)
@@ -64,6 +67,8 @@ class Site:
         self.looks = Looks()
         self._connections = threading.BoundedSemaphore(CONNECTIONS)
         self._checked = False
+        self._guard = threading.Lock()
+        self._kept: dict[tuple[Any, ...], tuple[float, Any]] = {}
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("fairq.web"),
             autoescape=True,
@@ -107,6 +112,19 @@ class Site:
                 )
                 assert begun is not None
                 yield Ask(self, conn, begun.now, params, may_change)
+
+    def kept(self, key: tuple[Any, ...], seconds: float, ask: Callable[[], T]) -> T:
+        """An answer that costs something, asked once for all who look within so many seconds."""
+        now = time.monotonic()
+        with self._guard:
+            self._kept = {each: kept for each, kept in self._kept.items() if kept[0] > now}
+            found = self._kept.get(key)
+        if found is None:
+            found = now + seconds, ask()
+            with self._guard:
+                self._kept[key] = found
+        answer: T = found[1]
+        return answer
 
     def look(self, ask: Ask) -> None:
         """See who has the slots now, unless somebody has just done so."""

@@ -32,6 +32,10 @@ class Standing:
     share: float | None
     """The part of all that it was entitled to, and what it received."""
     received: float | None
+    budget: float | None
+    """What it may use per period, what is left of that, and until when; None: it has no budget."""
+    budget_left: float | None
+    budget_renews_at: datetime | None
     held_back_by: str | None
     """What holds it back beside its turn: its own limits, or something that is shared."""
 
@@ -53,6 +57,9 @@ def standing(queue: str, group_key: str) -> Call[Standing]:
             eta_seconds=row.eta_seconds if row.waiting_since else None,
             share=row.entitled,
             received=row.received,
+            budget=row.budget,
+            budget_left=row.available,
+            budget_renews_at=row.renews_at,
             held_back_by=_own(row.limited_by, names["group_key"]),
         )
 

@@ -86,8 +86,9 @@ from fairq.shares(
 
 -- name: Standing :one
 -- How one group of a queue stands, and what it gets of all. waiting counts up to max_count; ahead are the tasks before its next one.
--- fairq: nullable waiting_since, received, entitled, eta_seconds, limited_by, ahead, state
-select l.running, l.in_line, l.waiting_since, s.received, s.entitled, s.eta_seconds, s.limited_by, e.state, e.ahead, clock_timestamp()::timestamptz as at
+-- fairq: nullable waiting_since, received, entitled, eta_seconds, limited_by, ahead, state, budget, available, renews_at
+select l.running, l.in_line, l.waiting_since, s.received, s.entitled, s.eta_seconds, s.limited_by, e.state, e.ahead, b.budget, b.available, b.renews_at,
+  clock_timestamp()::timestamptz as at
 from (
   select count(*) filter (where c.is_held)::bigint as running, count(*)::bigint as in_line,
     min(greatest(c.created_at, c.run_at)) filter (where not c.is_held) as waiting_since,
@@ -111,7 +112,36 @@ cross join (
     max(r.eta_seconds) as eta_seconds, max(r.limited_by) as limited_by
   from fairq.shares(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text) r
 ) s
-left join lateral fairq.explain_task(l.head) e on l.head is not null;
+left join lateral fairq.explain_task(l.head) e on l.head is not null
+left join lateral fairq.budget_usage(sqlc.arg(queue)::text, sqlc.arg(group_key)::text) b on true;
+
+-- name: Budget :one
+-- What is left of a group's budget; no row: it has none.
+select b.budget, b.available, b.renews_at
+from fairq.budget_usage(sqlc.arg(queue)::text, sqlc.arg(group_key)::text) b;
+
+-- name: Schedules :many
+-- Schedules by name, from one on.
+-- fairq: nullable cron, every, paused_at, next_tick, last_tick, last_task_id, problem, last_outcome
+select s.name, s.group_key, s.cron, s.time_zone, s.every, s.queue, s.kind, s.paused_at, s.next_tick, s.last_tick, s.last_task_id, s.problem,
+  f.outcome as last_outcome
+from (
+  select s.*
+  from fairq._shards(null) n(shard_no)
+  cross join lateral (
+    select s.shard_no, s.name, s.group_key, s.cron, s.time_zone, s.every, s.queue, s.kind, s.paused_at, s.next_tick, s.last_tick, s.last_task_id, s.problem
+    from fairq.schedules s
+    where s.shard_no = n.shard_no and (s.name, s.group_key) > (sqlc.arg(behind_name)::text, sqlc.arg(behind_group)::text)
+    order by s.name, s.group_key
+    limit sqlc.arg(max_schedules)::integer
+  ) s
+  order by s.name, s.group_key
+  limit sqlc.arg(max_schedules)::integer
+) s
+left join lateral (
+  select f.outcome from fairq.finished_tasks f where f.shard_no = s.shard_no and f.id = s.last_task_id offset 0
+) f on true
+order by s.name, s.group_key;
 
 -- name: Fairness :one
 -- How fair a queue was.

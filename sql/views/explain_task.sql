@@ -43,18 +43,24 @@ begin
   where w.shard_no = v_task.shard_no and v_task.queue = any(w.queues);
 
   if v_task.state in ('overflow', 'queued') then
+    -- Not from live_tasks: only who says "not scheduled" finds the index of a group's line.
     select count(*) into ahead_in_group
-    from fairq.live_tasks t
-    where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key
-      and t.state in ('overflow', 'queued')
-      and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence);
+    from fairq.tasks t
+    where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key and not t.scheduled
+      and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence)
+      and not exists (select from fairq.held h where h.shard_no = t.shard_no and h.id = t.id)
+      and not exists (
+        select from fairq.parked k
+        where k.shard_no = t.shard_no and k.id = t.id
+          and not exists (select from fairq.ready r where r.shard_no = t.shard_no and r.id = t.id)
+      );
   end if;
   if v_task.state = 'queued' then
     select count(*) into ahead
-    from fairq.live_tasks t
-    where t.shard_no = v_task.shard_no and t.queue = v_task.queue
-      and t.state = 'queued'
-      and (t.block, t.position) < (v_task.block, v_task.position);
+    from fairq.ready r
+    where r.shard_no = v_task.shard_no and r.queue = v_task.queue and r.position >= 0
+      and (r.block, r.position) < (v_task.block, v_task.position)
+      and not exists (select from fairq.held h where h.shard_no = r.shard_no and h.id = r.id);
   end if;
 
   if v_task.state in ('scheduled', 'overflow', 'blocked', 'queued') then

@@ -70,6 +70,20 @@ def test_what_holds_a_tenant_back_is_told_as_far_as_it_is_his_own(conn: psycopg.
     assert web.standing(conn, "default", "alice").held_back_by == "a limit that is shared"
 
 
+def test_what_is_left_of_a_budget_is_told(conn: psycopg.Connection[Any]) -> None:
+    run(conn, "select fairq.configure_queue('default', '{\"fairness\": \"cost\"}')")
+    run(
+        conn,
+        "select fairq.configure_group('default', 'alice', '{\"budget\": 50, \"budget_period\": \"1 day\"}')",
+    )
+    found = web.standing(conn, "default", "alice")
+    assert found.budget == 50
+    assert found.budget_left is not None
+    assert 0 <= found.budget_left <= 50
+    assert found.budget_renews_at is not None
+    assert web.standing(conn, "default", "bob").budget is None
+
+
 @pytest.mark.parametrize(
     "text",
     [

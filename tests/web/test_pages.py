@@ -10,11 +10,11 @@ from psycopg.types.json import Jsonb
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from fairq import web
+from fairq import metrics, web
 from tests.cli.running import as_role
 from tests.support.calls import create, one, run
 from tests.support.database import Database
-from tests.web.asking import Browser, Seen, client, page
+from tests.web.asking import TOKEN, Browser, Seen, client, page
 
 HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\u0007{{ 7*7 }}"
 
@@ -53,6 +53,7 @@ def every_page(group: str, ids: list[int]) -> list[str]:
         "/?behind=",
         "/queues",
         "/workers",
+        "/schedules",
         "/failures",
         "/upkeep",
         "/doctor",
@@ -196,6 +197,23 @@ def test_a_database_that_is_away_is_said_so_and_health_sees_it() -> None:
     browser = client("postgresql://nobody:s3cr3t@127.0.0.1:1/nowhere")
     assert "s3cr3t" not in page(browser, "/", 503).html
     assert browser.get("/health").status_code == 503
+
+
+def test_schedules_are_listed(conn: psycopg.Connection[Any], database: Database) -> None:
+    for number in range(3):
+        settings = Jsonb({"every": "1 hour"})
+        run(conn, "select fairq.configure_schedule('nightly', %s, %s)", f"tenant {number}", settings)
+    seen = page(client(as_role(database, "fairq_observe")), "/schedules")
+    assert seen.text.count("every 1 h") == 3
+    assert "/group?queue=default&group=tenant+1" in seen.links
+
+
+def test_metrics_are_those_of_the_exporter(conn: psycopg.Connection[Any], database: Database) -> None:
+    create(conn, "bob")
+    answer = client(as_role(database, "fairq_observe")).get("/metrics")
+    assert answer.headers["content-type"] == metrics.CONTENT_TYPE
+    assert "\nfairq_horizon_age_seconds 0" in answer.text
+    assert client(database, token=TOKEN).get("/metrics").status_code == 401
 
 
 def test_health_asks_for_no_token(database: Database) -> None:
