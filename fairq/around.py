@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from fairq.context import Context
 from fairq.errors import ConfigurationError
-from fairq.task import Task, is_async
+from fairq.task import Task, checked, is_async
 
 __all__ = ["Lifespan", "Middleware", "Runner", "around", "living", "runner"]
 
@@ -65,7 +65,7 @@ def _in_session(task: AnyTask, run: Runner) -> Runner:
 
     def in_session(text: str, ctx: Context) -> Any:
         with opened(ctx) as ctx.session:
-            result = run(text, ctx)
+            result = checked(run(text, ctx))
             if not ctx.finished_in:
                 ctx.finish_in(ctx.session, result if task.store_result else None)
         return result
@@ -78,7 +78,7 @@ def _in_async_session(task: AnyTask, run: Runner) -> Runner:
 
     async def in_session(text: str, ctx: Context) -> Any:
         async with opened(ctx) as ctx.session:
-            result = await run(text, ctx)
+            result = checked(await run(text, ctx))
             if not ctx.finished_in:
                 await ctx.finish_in(ctx.session, result if task.store_result else None)
         return result

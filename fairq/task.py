@@ -37,11 +37,11 @@ from fairq.options import (
 from fairq.results import TaskResult, waiting
 from fairq.schedules import Schedule, ScheduleState, declared_steps
 
-__all__ = ["Declaration", "Task", "is_async"]
+__all__ = ["Declaration", "Task", "checked", "is_async"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 V = TypeVar("V")
 
 
@@ -56,15 +56,15 @@ class Declaration(Declared, total=False):
     """Opens a transaction around the handler, `ctx.session`, which commits together with the task's end."""
 
 
-class Task(Generic[T, P, R]):
+class Task(Generic[T, P, R_co]):
     """A handler and how its tasks are treated. Made by `App.task`; calling it calls the handler.
 
-    `T` is the type of the payload, `P` what the handler takes, `R` what it returns.
+    `T` is the type of the payload, `P` what the handler takes, `R_co` what it returns.
     """
 
     __name__: str
 
-    def __init__(self, handler: Callable[P, R], *, kind: str, **declared: Unpack[Declaration]) -> None:
+    def __init__(self, handler: Callable[P, R_co], *, kind: str, **declared: Unpack[Declaration]) -> None:
         functools.update_wrapper(self, handler)
         self.handler = handler
         retry = declared.pop("retry", None)
@@ -100,7 +100,7 @@ class Task(Generic[T, P, R]):
         given: Seconds | None = self.options.get("timeout")
         return given.total_seconds() if isinstance(given, timedelta) else given
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return self.handler(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -148,11 +148,11 @@ class Task(Generic[T, P, R]):
     ) -> Coroutine[Any, Any, int]: ...
     @overload
     def enqueue(
-        self: Task[None, P, R], conn: SyncConnection, group_key: GroupKey, **options: Unpack[TaskOptions]
+        self: Task[None, P, R_co], conn: SyncConnection, group_key: GroupKey, **options: Unpack[TaskOptions]
     ) -> int: ...
     @overload
     def enqueue(
-        self: Task[None, P, R], conn: AsyncConnection, group_key: GroupKey, **options: Unpack[TaskOptions]
+        self: Task[None, P, R_co], conn: AsyncConnection, group_key: GroupKey, **options: Unpack[TaskOptions]
     ) -> Coroutine[Any, Any, int]: ...
     def enqueue(
         self, conn: Any, group_key: GroupKey, payload: Any = None, **options: Unpack[TaskOptions]
@@ -210,11 +210,11 @@ class Task(Generic[T, P, R]):
         timeout: float | None = ...,
     ) -> Coroutine[Any, Any, TaskResult[V]]: ...
     @overload
-    def result(self, conn: SyncConnection, id: int, *, timeout: float | None = ...) -> TaskResult[R]: ...
+    def result(self, conn: SyncConnection, id: int, *, timeout: float | None = ...) -> TaskResult[R_co]: ...
     @overload
     def result(
         self, conn: AsyncConnection, id: int, *, timeout: float | None = ...
-    ) -> Coroutine[Any, Any, TaskResult[R]]: ...
+    ) -> Coroutine[Any, Any, TaskResult[R_co]]: ...
     def result(self, conn: Any, id: int, *, timeout: float | None = None) -> Any:
         """As `fairq.result`; what the handler returned is decoded to what it is annotated with."""
         if not self.store_result:
@@ -371,6 +371,20 @@ def _with_keywords(handler: Any, fields: bool, context: str) -> Callable[[Any, C
     if context:
         return lambda payload, ctx: handler(**{context: ctx})
     return lambda payload, ctx: handler()
+
+
+def checked(result: Any) -> Any:
+    """A handler that was not run at all must not count as one that succeeded."""
+    if result is not None and (
+        inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+    ):
+        if inspect.iscoroutine(result) or inspect.isgenerator(result):
+            result.close()
+        raise TypeError(
+            f"the handler returned a {type(result).__name__}, which nobody runs:"
+            " declare it `async def`, without yield"
+        )
+    return result
 
 
 def is_async(function: object) -> bool:

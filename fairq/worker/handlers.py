@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import logging
 import queue
 import sys
@@ -28,7 +27,7 @@ from fairq.context import Context, PoppedTask
 from fairq.dsn import clean
 from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, outcome_of
-from fairq.task import Task
+from fairq.task import Task, checked
 
 __all__ = [
     "INTERRUPTED",
@@ -174,20 +173,6 @@ def seconds_of(entry: Entry) -> float | None:
     return None if entry.task is None else entry.task.timeout
 
 
-def _checked(result: Any) -> Any:
-    """A handler that was not run at all must not count as one that succeeded."""
-    if result is not None and (
-        inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
-    ):
-        if inspect.iscoroutine(result) or inspect.isgenerator(result):
-            result.close()
-        raise TypeError(
-            f"the handler returned a {type(result).__name__}, which nobody runs:"
-            " declare it `async def`, without yield"
-        )
-    return result
-
-
 # --- On the loop -----------------------------------------------------------------------------------
 
 
@@ -250,7 +235,7 @@ class Loopside:
                 assert run is not None
                 result = await run(entry.row.payload, entry.ctx)
                 if result is not None:
-                    _checked(result)
+                    checked(result)
             except BaseException as exc:  # SystemExit and KeyboardInterrupt too: of a handler, not of ours
                 error = exc
             entry.runner = None
@@ -323,7 +308,7 @@ class Threads:
         entry.begun_at = time.perf_counter()
         entry.thread = threading.current_thread()
         RUNNING.set(entry)
-        return _checked(run(entry.row.payload, entry.ctx))
+        return checked(run(entry.row.payload, entry.ctx))
 
     def _tell(self, entry: Entry, error: BaseException | None, result: Any) -> None:
         self._done.append((entry, error, result))

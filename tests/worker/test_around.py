@@ -251,7 +251,7 @@ def test_effects_follow_ups_and_the_end_commit_together_or_not_at_all(desk: Desk
         own = paying(opener, is_async)
         paid, broken = desk.enqueue("pay", "works"), desk.enqueue("pay", "breaks")
         drain(own, desk.dsn)
-    assert desk.end(paid)[:3] == ("succeeded", 1, "works")
+    assert desk.end(paid) == ("succeeded", 1, "works", None)
     assert desk.end(broken)[0] == "failed"
     assert desk.rows("select task_id from effects") == [(paid,)]
     followed = desk.rows("select group_key, outcome from fairq.finished_tasks where kind = 'receipt'")
@@ -270,6 +270,20 @@ def test_a_result_that_cannot_be_stored_takes_the_effects_back(desk: Desk) -> No
     drain(own, desk.dsn)
     outcome, attempt, _, error = desk.end(id)
     assert (outcome, attempt, error["code"]) == ("failed", 1, "result_invalid")
+    assert desk.effects("paid") == 0
+
+
+def test_a_handler_that_was_not_run_at_all_takes_the_effects_back(desk: Desk) -> None:
+    own = fairq.App(session=lambda: psycopg.connect(desk.dsn))
+
+    @own.task(max_attempts=1)
+    def pay(payload: None, ctx: fairq.Context) -> Any:
+        ctx.session.execute("insert into effects values (default, 'paid', 1, 1, 0, 0)")
+        return (each for each in [ctx])
+
+    id = desk.enqueue("pay")
+    drain(own, desk.dsn)
+    assert desk.end(id)[0] == "failed"
     assert desk.effects("paid") == 0
 
 
