@@ -312,4 +312,5 @@ def finish_call(ctx: Context, outcome: Outcome) -> Call[bool]:
         error=outcome.error,
         retry_delay=interval(outcome.retry_delay),
         cost=ctx.charged,
+        hold=outcome.hold,
     ).then(bool)

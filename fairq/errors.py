@@ -36,7 +36,8 @@
     │   ├── FinishLost                finish_lost      ctx.finish_in(conn), but that transaction rolled back
     │   ├── Cancelled                 cancelled        somebody canceled it
     │   ├── Fail                      raise it in a handler: the task ends now, no further attempt
-    │   └── Retry                     raise it in a handler: another attempt, after `delay`
+    │   ├── Retry                     raise it in a handler: another attempt, after `delay`
+    │   └── RetryAfter                raise it in a handler: the same attempt again, not before a time
     ├── NotHeld                       the attempt is no longer this worker's
     ├── NoSuchTask                    no task has that id
     ├── TaskFailed                    the task whose result was asked for did not succeed
@@ -53,8 +54,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any, ClassVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Literal
 
 
 class FairqError(Exception):
@@ -192,6 +193,7 @@ class Unavailable(DatabaseError): ...
 
 # Ten years, in seconds. Whoever means "never" should fail the task.
 LONGEST_PAUSE = 315_360_000.0
+LONGEST_HOLD = 366 * 86_400.0
 
 
 class TaskError(FairqError):
@@ -251,6 +253,41 @@ class Retry(TaskError):
         self.delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
         if self.delay is not None and not is_within(self.delay, 0, LONGEST_PAUSE):
             raise ConfigurationError(f"Retry(delay={delay!r}) is out of range", "Seconds: 0 to ten years.")
+        self.code = code
+
+
+class RetryAfter(TaskError):
+    """Raise it in a handler that was told to wait, by an API's `Retry-After` for example. Burns no attempt.
+
+    `until` is a number of seconds, a timedelta or an aware datetime, a year away at most. With `hold="group"`
+    nothing of the task's group is started before, with `hold="key"` nothing with its concurrency key.
+    """
+
+    def __init__(
+        self,
+        until: float | timedelta | datetime,
+        *,
+        hold: Literal["group", "key"] | None = None,
+        message: str = "asked to wait",
+        code: str = "retry_after",
+    ) -> None:
+        super().__init__(message)
+        delay: Any = until
+        if isinstance(until, datetime) and until.utcoffset() is not None:
+            delay = max(0.001, (until - datetime.now(UTC)).total_seconds())
+        elif isinstance(until, timedelta):
+            delay = until.total_seconds()
+        if not is_within(delay, 0.000001, LONGEST_HOLD):
+            raise ConfigurationError(
+                f"RetryAfter({until!r:.60}) is out of range",
+                "Seconds, a timedelta, or a datetime with a time zone: more than 0, at most 366 days.",
+            )
+        if hold not in ("group", "key", None):
+            raise ConfigurationError(
+                f"RetryAfter(hold={hold!r:.60}) is unknown", 'Hold the "group" or the "key".'
+            )
+        self.delay: float = delay
+        self.hold = hold
         self.code = code
 
 

@@ -21,6 +21,7 @@ from fairq.errors import (
     NotEncodable,
     ResultNotEncodable,
     Retry,
+    RetryAfter,
     TaskError,
     UnknownTask,
 )
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "describe", "outcome_of", "told"]
 
-OutcomeName = Literal["succeeded", "failed", "retry", "cancelled", "expired", "declined", "interrupted"]
+OutcomeName = Literal[
+    "succeeded", "failed", "retry", "cancelled", "expired", "declined", "interrupted", "postponed"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Outcome:
     error: str | None = None
     retry_delay: float | None = None
     """Seconds; None takes the queue's back-off."""
+    hold: str | None = None
+    """What nothing else is started of for as long: group or key."""
 
 
 UNHANDLED = "unhandled_error"  # the code where an exception brings none of its own
@@ -51,6 +56,8 @@ LONGEST_CHAIN = 20
 
 # Another attempt cannot help: the payload and the code are what they are.
 _FINAL = (NotDecodable, ResultNotEncodable, Fail)
+# Where that was says something.
+_RAISED_ON_PURPOSE = (Fail, Retry, RetryAfter)
 
 
 def outcome_of(
@@ -70,6 +77,7 @@ def outcome_of(
     | Cancelled, asyncio.CancelledError        | cancelled                                                   |
     | Fail, NotDecodable, ResultNotEncodable   | failed                                                      |
     | Retry                                    | retry, after its delay, or the task's back-off              |
+    | RetryAfter                               | postponed: no attempt is burned, nor by what it holds       |
     | UnknownTask                              | declined: another worker may know it; no attempt is burned  |
     | FinishLost, no policy given              | retry, after the queue's back-off                           |
     | what the task's policy retries           | retry, after the policy's delay                             |
@@ -91,6 +99,8 @@ def outcome_of(
     if isinstance(exception, _FINAL):
         return Outcome("failed", error=error)
     policy = None if task is None else task.retry
+    if isinstance(exception, RetryAfter):
+        return Outcome("postponed", error=error, retry_delay=exception.delay, hold=exception.hold)
     if isinstance(exception, Retry):
         delay = exception.delay
         if delay is None and policy is not None:
@@ -119,7 +129,7 @@ def describe(exception: BaseException) -> str:
     }
     if isinstance(exception, FairqError) and exception.hint:
         found["hint"] = _clean(exception.hint, LONGEST_MESSAGE)
-    if exception.__traceback__ is not None and not (ours and not isinstance(exception, Fail | Retry)):
+    if exception.__traceback__ is not None and not (ours and not isinstance(exception, _RAISED_ON_PURPOSE)):
         found["traceback"] = _clean("\n".join(_frames(exception)), LONGEST_TRACEBACK, keep_end=True)
     return json.dumps(found)
 

@@ -37,6 +37,7 @@ from fairq.errors import (
     FairqError,
     FinishLost,
     Retry,
+    RetryAfter,
     TaskTimeout,
 )
 from fairq.options import GroupKey, group_text
@@ -318,7 +319,7 @@ def _drain(
                 )
             attempt = yield from _attempt(app, worker_id, row, savepoints, state)
             ran.append(attempt)
-            on_purpose = isinstance(attempt.exception, Fail | Retry | Cancelled)
+            on_purpose = isinstance(attempt.exception, Fail | Retry | RetryAfter | Cancelled)
             if raise_errors and attempt.exception is not None and not on_purpose:
                 raise attempt.exception
     finally:

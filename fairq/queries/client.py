@@ -240,7 +240,8 @@ from fairq.finish_tasks(
   p_results => array[$5::text::jsonb],
   p_errors => array[$6::text::jsonb],
   p_retry_delays => array[$7::text::interval],
-  p_costs => array[$8::double precision]
+  p_costs => array[$8::double precision],
+  p_holds => array[$9::text]
 ) as f(id)""",
     driver.scalar(),
 )
@@ -254,6 +255,7 @@ def finish_one(
     error: str | None = None,
     retry_delay: str | None = None,
     cost: float | None = None,
+    hold: str | None = None,
 ) -> driver.Params:
     """Ends one attempt; no row: the worker does not hold it any more."""
     return (
@@ -265,6 +267,7 @@ def finish_one(
         error,
         retry_delay,
         driver.maybe(driver.Float8, cost),
+        hold,
     )
 
 

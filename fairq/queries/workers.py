@@ -90,10 +90,11 @@ from fairq.turn(
   p_errors => $10::jsonb[],
   p_retry_delays => $11::interval[],
   p_costs => $12::double precision[],
-  p_released_ids => $13::bigint[],
-  p_released_attempts => $14::integer[],
-  p_started_ids => $15::bigint[],
-  p_started_attempts => $16::integer[]
+  p_holds => $13::text[],
+  p_released_ids => $14::bigint[],
+  p_released_attempts => $15::integer[],
+  p_started_ids => $16::bigint[],
+  p_started_attempts => $17::integer[]
 ) t""",
     driver.row(TurnRow),
 )
@@ -111,6 +112,7 @@ def turn(
     errors: Sequence[str | None] | None = None,
     retry_delays: Sequence[datetime.timedelta | None] | None = None,
     costs: Sequence[float | None] | None = None,
+    holds: Sequence[str | None] | None = None,
     released_ids: Sequence[int | None],
     released_attempts: Sequence[int | None],
     started_ids: Sequence[int | None],
@@ -130,6 +132,7 @@ def turn(
         driver.Typed(driver.each(driver.jsonb_text, errors), 3807),
         driver.Typed(retry_delays, 1187),
         driver.Typed(costs, 1022),
+        driver.Typed(holds, 1009),
         driver.Typed(released_ids, 1016),
         driver.Typed(released_attempts, 1007),
         driver.Typed(started_ids, 1016),

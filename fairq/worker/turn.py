@@ -124,6 +124,7 @@ def turn_call(
         results=_unless_empty([each.result for each in outcomes]),
         errors=_unless_empty([each.error for each in outcomes]),
         retry_delays=_unless_empty([timedelta_of(each.retry_delay) for each in outcomes]),
+        holds=_unless_empty([each.hold for each in outcomes]),
         costs=_unless_empty([None if end.entry.ctx is None else end.entry.ctx.charged for end in ends]),
         released_ids=released["ids"],
         released_attempts=released["attempts"],

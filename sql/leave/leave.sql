@@ -102,7 +102,7 @@ begin
       max_attempts = b.max_attempts + case when t.outcome <> 'retry' then 1 else 0 end,
       spared = case when t.outcome <> 'retry' then coalesce(b.spared, 0) + 1 else b.spared end,
       -- One that ended an attempt by itself is suspected no more.
-      losses = case t.outcome when 'worker_lost' then coalesce(b.losses, 0) + 1 when 'retry' then null else b.losses end
+      losses = case t.outcome when 'worker_lost' then coalesce(b.losses, 0) + 1 when 'retry' then null when 'postponed' then null else b.losses end
     from unnest(p_tasks) t
     where b.shard_no = p_shard_no
       and b.ctid = t.body
@@ -142,20 +142,21 @@ $$;
 create function fairq._find_held(
   p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_now timestamptz, p_outcome text default 'succeeded',
   p_error jsonb default null, p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
-  p_retry_delays interval[] default null, p_costs double precision[] default null
+  p_retry_delays interval[] default null, p_costs double precision[] default null, p_holds text[] default null
 ) returns fairq.leaving[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return (
-    select array_agg((b.id, b.ctid, h.ctid, null, null, f.outcome not in ('retry', 'released', 'declined', 'lease_expired', 'worker_lost'), f.outcome,
+    select array_agg((b.id, b.ctid, h.ctid, null, null, f.outcome not in ('retry', 'released', 'declined', 'postponed', 'lease_expired', 'worker_lost'), f.outcome,
       i.result,
       coalesce(i.error, case when i.outcome = 'interrupted' and f.outcome = 'failed' then '{"code": "interrupted", "message": "its worker ended while it ran"}'::jsonb end),
       r.run_at, h.attempt, h.worker_id, h.started_at, h.charge,
       case when h.charge is not null then fairq._used(p_shard_no, b.queue, b.id, h.attempt, h.started_at, f.outcome, i.cost, p_now) end, h.meters, h.counted, h.keyed)::fairq.leaving)
     from (
       select distinct on (u.id, u.attempt) u.id, u.attempt, coalesce(u.outcome, p_outcome) as outcome, u.result, coalesce(u.error, p_error) as error,
-        u.retry_delay, u.cost
-      from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays, p_costs) as u(id, attempt, outcome, result, error, retry_delay, cost)
+        u.retry_delay, u.cost, u.hold
+      from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays, p_costs, p_holds)
+        as u(id, attempt, outcome, result, error, retry_delay, cost, hold)
       order by u.id, u.attempt
       offset 0
     ) i
@@ -169,7 +170,7 @@ begin
       offset 0
     ) h
     cross join lateral (
-      select t.id, t.ctid, t.queue, t.kind, t.max_attempts, coalesce(t.spared, 0) as spared, t.losses, t.expires_at
+      select t.id, t.ctid, t.queue, t.kind, t.max_attempts, coalesce(t.spared, 0) as spared, t.losses, t.expires_at, t.concurrency_key
       from fairq.tasks t
       where t.shard_no = p_shard_no and t.id = i.id
       offset 0
@@ -188,6 +189,8 @@ begin
           ) then 2
           else 300
         end) * (0.75 + random() / 2) * interval '1 second'
+        -- One whose group or key is held stands in line, at its old place.
+        when i.outcome = 'postponed' and (i.hold is null or i.hold = 'key' and b.concurrency_key is null) then p_now + i.retry_delay
         when i.outcome = 'retry' then p_now + coalesce(
           case when fairq._is_span(i.retry_delay, '366 days') then i.retry_delay when i.retry_delay > interval '0' then interval '366 days' end, (
           select least(extract(epoch from q.retry_cap), extract(epoch from q.retry_base) * power(2, least(h.attempt - b.spared - 1, 30)))::double precision

@@ -20,18 +20,30 @@ begin
   if not fairq._has_news(v_tick) then
     return v_lanes;
   end if;
+  -- Those whose hold has ended ring.
+  v_tick := fairq._wake_due(v_tick, p_now, 1000);
   select h.* into v_heard from fairq._hear(v_tick, 10000) h;
   foreach v_news in array coalesce(v_heard.o_news, '{}') loop
     v_lane := fairq._lane(p_shard_no, p_queue, v_news.group_key);
     if v_news.configured or v_lane.policy is null then
       v_lane.policy := fairq._policy_of(p_shard_no, p_queue, v_news.group_key);
     end if;
-    v_lane.gate := fairq._settle(v_lane.policy, v_lane.gate, v_news.freed, v_news.failures, v_news.succeeded, p_now);
+    v_lane.gate := fairq._settle(v_lane.policy, v_lane.gate, v_news.freed, v_news.failures, v_news.succeeded, p_now, null, v_news.hold);
     v_lane.group_key := v_news.group_key;
     v_lane.finish := coalesce(v_lane.finish, 0);
     v_lanes := v_lanes || v_lane;
   end loop;
-  perform fairq._write_tick(v_heard.o_tick);
+  v_tick := v_heard.o_tick;
+  v_tick.next_due_at := least(
+    (select min((k.gate).held_until) from unnest(v_lanes) k),
+    (
+      select l.look_at
+      from fairq.lanes l
+      where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at > p_now and l.group_key <> all(array(select k.group_key from unnest(v_lanes) k))
+      order by l.look_at
+      limit 1
+    ));
+  perform fairq._write_tick(v_tick);
   return v_lanes;
 end;
 $$;
@@ -44,7 +56,7 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, policy, gate, cursors, admissible, look_at)
   values (p_shard_no, p_queue, p_group_key, coalesce(p_lane.version, 0) + 1, 0, coalesce(p_lane.finish, 0), 0, 1, p_lane.policy, p_lane.gate, '{}',
-    false, case when p_queue = '#keys' and (p_lane.gate).in_flight = 0 then fairq._now() end);
+    false, coalesce((p_lane.gate).held_until, case when p_queue = '#keys' and (p_lane.gate).in_flight = 0 then fairq._now() end));
   delete from fairq.lanes l
   where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.version = p_lane.version;
 end;

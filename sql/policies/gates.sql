@@ -75,6 +75,10 @@ begin
     return (0, null, format('paused since %s', p_policy.paused_at))::fairq.allowance;
   end if;
 
+  if p_gate.held_until > p_now then
+    return (0, p_gate.held_until, format('held until %s by %s', p_gate.held_until, coalesce('task ' || p_gate.held_by, 'an operator')))::fairq.allowance;
+  end if;
+
   -- Breaker: closed, open, half open with one probe; a probe that is never heard of again times out.
   if p_gate.open_until > p_now then
     return (0, p_gate.open_until, format('its breaker is open until %s after %s failures in a row', p_gate.open_until, p_gate.failures))::fairq.allowance;
@@ -181,12 +185,20 @@ $$;
 -- Settings may have changed since. Places are kept even without any, while tasks that hold one are about to report it; nothing left to keep is null.
 create function fairq._settle(
   p_policy fairq.policy, p_gate fairq.gate, p_freed integer, p_failures integer, p_succeeded boolean, p_now timestamptz,
-  p_used double precision default null
+  p_used double precision default null, p_hold bigint[] default null
 ) returns fairq.gate
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_freed;
-  if p_policy is not distinct from null and p_gate.in_flight = 0 then
+  -- Of several holds the one that ends last.
+  if to_timestamp(p_hold[1] / 1000000.0) > coalesce(p_gate.held_until, p_now) then
+    p_gate.held_until := to_timestamp(p_hold[1] / 1000000.0);
+    p_gate.held_by := p_hold[2];
+  elsif p_gate.held_until <= p_now then
+    p_gate.held_until := null;
+    p_gate.held_by := null;
+  end if;
+  if p_policy is not distinct from null and p_gate.in_flight = 0 and p_gate.held_until is null then
     return null;
   end if;
   -- Tasks of before the rate was raised are paid for at the new rate: never more than one burst is owed.

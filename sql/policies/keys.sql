@@ -240,6 +240,9 @@ declare
 begin
   foreach v_key in array fairq._hear_counters(p_shard_no, '#keys', p_now) loop
     v_granted := 0;
+    if (v_key.gate).held_until > p_now then
+      perform fairq._empty_key(p_shard_no, v_key.group_key);
+    end if;
     for v_round in 1 .. 1001 loop
       exit when (fairq._allowance(v_key.policy, v_key.gate, p_now)).tasks <= v_granted;
       select k.* into v_first
@@ -280,6 +283,35 @@ begin
     v_key.gate := fairq._charge(v_key.policy, v_key.gate, v_granted, p_now);
     perform fairq._write_counter(p_shard_no, '#keys', v_key.group_key, v_key);
   end loop;
+end;
+$$;
+
+-- A key is held: what is ready with a place of it goes back in line with its group, and who was given a place and is not placed yet stands in line again.
+-- Who takes places holds the lock of the keys, and so has committed what it made ready.
+-- Locks: parked; the caller holds #keys. Cost: the ready set of the shard, and those that were given any key.
+create function fairq._empty_key(p_shard_no integer, p_concurrency_key text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  insert into fairq.rings (shard_no, queue, group_key, configured)
+  select distinct r.shard_no, r.queue, r.group_key, true
+  from fairq.ready r
+  cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
+  where r.shard_no = p_shard_no and r.keyed_at is not null and b.concurrency_key = p_concurrency_key;
+  with back as (
+    delete from fairq.parked k
+    where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.granted
+    returning k.queue, k.group_key, k.priority, k.sequence
+  ),
+  in_line as (
+    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
+    select p_shard_no, b.queue, b.group_key, b.priority, min(b.sequence), true
+    from back b
+    group by b.queue, b.group_key, b.priority
+  )
+  insert into fairq.rings (shard_no, queue, group_key, freed)
+  select p_shard_no, '#keys', p_concurrency_key, count(*)
+  from back b
+  having count(*) > 0;
 end;
 $$;
 
@@ -343,8 +375,7 @@ begin
         select 0, '#' || s.scope, s.scope from fairq._meters(p_queue) s
       ) m(shard_no, queue, group_key)
       cross join lateral (select fairq._policy_of(m.shard_no, m.queue, m.group_key) as policy offset 0) o
-      where o.policy is distinct from null
-        and (select fairq._allowance(o.policy, l.gate, p_now, (l.pace).reserved) from fairq._lane(m.shard_no, m.queue, m.group_key) l).tasks < 1
+      where (select fairq._allowance(o.policy, l.gate, p_now, (l.pace).reserved) from fairq._lane(m.shard_no, m.queue, m.group_key) l).tasks < 1
     );
 end;
 $$;

@@ -1,4 +1,4 @@
--- When a queue has to be looked at again although nothing rings: a scheduled task becomes due, a rate or a breaker lets the next one pass. For workers that sleep.
+-- When a queue has to be looked at again although nothing rings: a scheduled task becomes due, a rate or a breaker lets the next one pass, a hold ends. For workers that sleep.
 -- Returns null when there is no such time.
 create function fairq.next_due_at(p_queue text) returns timestamptz
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -7,7 +7,7 @@ declare
   v_next timestamptz;
   v_metered timestamptz;
 begin
-  select min(k.next_due_at) into v_next
+  select min(least(k.next_due_at, case when k.keyed then (select y.next_due_at from fairq._tick(s.shard_no, '#keys') y) end)) into v_next
   from fairq._shards(null) s(shard_no)
   cross join lateral fairq._tick(s.shard_no, p_queue) k;
   if (select q.metered from fairq.queues q where q.queue = p_queue) then

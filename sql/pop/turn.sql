@@ -9,7 +9,7 @@
 create function fairq.turn(
   p_worker_id bigint, p_queues text[], p_mosts integer[], p_limit integer, p_claim_lease interval default null, p_ended_ids bigint[] default '{}',
   p_ended_attempts integer[] default '{}', p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
-  p_retry_delays interval[] default null, p_costs double precision[] default null, p_released_ids bigint[] default '{}', p_released_attempts integer[] default '{}',
+  p_retry_delays interval[] default null, p_costs double precision[] default null, p_holds text[] default null, p_released_ids bigint[] default '{}', p_released_attempts integer[] default '{}',
   p_started_ids bigint[] default '{}', p_started_attempts integer[] default '{}'
 ) returns setof fairq.turned
 language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
@@ -39,7 +39,7 @@ begin
   if p_ended_ids <> '{}' then
     v_answer.ended := array(
       select f.* from fairq.finish_tasks(p_worker_id, p_ended_ids, p_ended_attempts, p_outcomes, p_results, p_errors, p_retry_delays,
-        p_costs) f
+        p_costs, p_holds) f
     );
   end if;
   if p_released_ids <> '{}' then
@@ -65,7 +65,8 @@ begin
   end loop;
 
   if v_left > 0 then
-    select min(case when q.metered then fairq.next_due_at(q.queue) else k.next_due_at end) as due_at, bool_or(fairq._has_news(k) or fairq._lets_long(k, fairq._now())) as has_news
+    select min(case when q.metered then fairq.next_due_at(q.queue) else
+        least(k.next_due_at, case when k.keyed then (select y.next_due_at from fairq._tick(s.shard_no, '#keys') y) end) end) as due_at, bool_or(fairq._has_news(k) or fairq._lets_long(k, fairq._now())) as has_news
     into v_next
     from fairq.queues q
     cross join fairq._shards(null) s(shard_no)

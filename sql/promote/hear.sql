@@ -76,7 +76,9 @@ begin
         else array_agg((r.priority, r.sequence, null, false)::fairq.cursor) filter (where r.priority is not null)
       end as heard,
       sum(r.used) as used, sum(r.charged) as charged, sum(r.used - r.charged) filter (where r.charged > 0) as correction,
-      array_agg(r.ran) filter (where (r.ran).kind is not null) as ran
+      array_agg(r.ran) filter (where (r.ran).kind is not null) as ran,
+      -- The latest, in microseconds, and the task that said so.
+      max(case when r.hold_until is not null then array[(extract(epoch from r.hold_until) * 1000000)::bigint, r.held_by] end) as hold
     from (
       select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
       from ring g
@@ -88,7 +90,7 @@ begin
     (select max(r.ring_id) from ring r where r.xid = v_own), (select min(r.due_at) from ring r),
     (select array_agg(r.cancelled_id) from ring r where r.cancelled_id is not null),
     (select array_agg((n.group_key, n.freed, n.failures, n.succeeded, n.keyed, n.configured, n.first_sequence, n.heard, n.used,
-        n.charged, n.correction, n.ran)::fairq.news)
+        n.charged, n.correction, n.ran, n.hold)::fairq.news)
       from news n),
     (select bool_or(n.keyed) from news n)
   into v_snapshot, v_count, v_last, v_own_ring, v_due_at, o_cancelled, o_news, v_keyed;

@@ -1,5 +1,5 @@
 -- Takes ready tasks of lanes out of the order again, because what made them ready does not hold any more: a task came, or came back, that is before them in
--- its group; the group was paused, its breaker opened, its budget was used up, its cap or any other limit of it changed; one of them is to be cancelled.
+-- its group; the group was paused or held, its breaker opened, its budget was used up, its cap or any other limit of it changed; one of them is to be cancelled.
 -- The lane goes back to the earliest address that came free, so admission hands out the same addresses again, in order. What they were charged
 -- is given back. A task that is being popped right now is locked, and keeps its address; should that pop roll back, its group is looked at again.
 -- Where groups share what tasks use, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
@@ -28,7 +28,7 @@ begin
   from unnest(p_lanes) l
   cross join lateral (
     select l.group_key = any(v_whole)
-      or coalesce((l.policy).paused_at is not null or (l.gate).open_until > p_now
+      or coalesce((l.policy).paused_at is not null or (l.gate).open_until > p_now or (l.gate).held_until > p_now
         or (l.gate).in_flight + coalesce((l.gate).uncounted, 0) > (l.policy).max_running, false)
         -- More was used than expected: what is ready may be more than the budget is enough for.
         or ((l.policy).budget is not null and fairq._budget_left(l.policy, l.gate, (l.pace).reserved, p_now) < 0
@@ -88,7 +88,7 @@ begin
       when f.group_key is null then l
       else (l.shard_no, l.last_priority, l.last_sequence, l.lane_no, l.version, greatest(f.block, f.due),
         case when f.due > f.block then fairq._lane_position(l.lane_no) else f.position end, l.weight, (f.allowance).look_at,
-        l.policy is null or (f.allowance).tasks > 0, l.keyed, l.queue, l.group_key,
+        coalesce((f.allowance).tasks > 0, true), l.keyed, l.queue, l.group_key,
         fairq._merge_cursors(l.cursors, f.cursors, p_tick.touched), l.policy, f.gate,
         case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates, (l.pace).unit,
           (l.pace).reserved - f.reserved)::fairq.pace end
@@ -101,7 +101,10 @@ begin
     select d.group_key, d.block, d.position, d.cursors, d.reserved, x.gate,
       -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
       case when l.pace is distinct from null then l.finish - d.tasks - least(fairq._round() * d.charge / l.weight, 4e18)::bigint else d.block end as due,
-      case when l.policy is distinct from null then fairq._allowance(l.policy, x.gate, p_now, (l.pace).reserved - d.reserved) end as allowance
+      case
+        when l.policy is distinct from null or (l.gate).held_until is not null
+          then fairq._allowance(l.policy, x.gate, p_now, (l.pace).reserved - d.reserved)
+      end as allowance
     from (select fairq._uncharge(l.policy, l.gate, d.tasks, d.counted) as gate offset 0) x
     where d.group_key is not null
   ) f on true;

@@ -31,8 +31,8 @@ begin
       coalesce((g.settings).weight, p_queue.weight) as weight,
       g.policy, v.version is not null and fairq._counts(g.policy) and not fairq._counts(v.policy) as begins_to_count,
       case
-        when g.policy is distinct from null or k.gate is distinct from null or n.freed <> 0
-          then fairq._settle(g.policy, k.gate, n.freed, n.failures, n.succeeded, p_now, n.used)
+        when g.policy is distinct from null or k.gate is distinct from null or n.freed <> 0 or n.hold is not null
+          then fairq._settle(g.policy, k.gate, n.freed, n.failures, n.succeeded, p_now, n.used, n.hold)
       end as gate
     from unnest(p_news) n
     left join lateral (
@@ -42,7 +42,8 @@ begin
       order by w.version desc
       limit 1
     ) v on true
-    -- Of a lane from before a rebuild nothing counts but its policy, what was used of a rate or a budget, and its breaker: nobody else knows.
+    -- Of a lane from before a rebuild nothing counts but its policy, what was used of a rate or a budget, its breaker and until when it is held: nobody else
+    -- knows.
     left join lateral (
       select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate
     ) l on v.version >= p_tick.first_version
@@ -50,7 +51,8 @@ begin
       select case
         when (v.pace).unit <> p_queue.fairness then fairq._forget_spent(l.gate)
         when l.version is not null or v.gate is not distinct from null then l.gate
-        else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null, (v.gate).spent, (v.gate).spent_until)::fairq.gate
+        else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null, (v.gate).spent, (v.gate).spent_until,
+          (v.gate).held_until, (v.gate).held_by)::fairq.gate
       end as gate
     ) k
     cross join lateral (
@@ -75,7 +77,9 @@ begin
   numbered as (
     -- What was given a place of its key is not in line, and rings with its sequence only.
     select l.*, l.cursors <> '{}' or l.first_sequence is not null as has_tasks,
-      case when l.policy is distinct from null then fairq._allowance(l.policy, l.gate, p_now, (l.pace).reserved) end as allowance,
+      case
+        when l.policy is distinct from null or (l.gate).held_until is not null then fairq._allowance(l.policy, l.gate, p_now, (l.pace).reserved)
+      end as allowance,
       coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by l.first_sequence)) as number,
       case
         when l.was_idle and coalesce(l.finish, 0) <= p_tick.clock and l.first_sequence is not null
@@ -105,13 +109,13 @@ begin
        end,
        n.weight,
        case when n.has_tasks then (n.allowance).look_at end,
-       n.has_tasks and (n.policy is null or (n.allowance).tasks > 0),
+       n.has_tasks and coalesce((n.allowance).tasks > 0, true),
        n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy,
        -- A first cap, which a ring behind the cut may tell of: its tasks in flight are not counted yet, see _adopt.
        case
          when n.begins_to_count
            then ((n.gate).in_flight, 1, (n.gate).rate_at, (n.gate).failures, (n.gate).open_until, (n.gate).probe_until,
-             (n.gate).spent, (n.gate).spent_until)::fairq.gate
+             (n.gate).spent, (n.gate).spent_until, (n.gate).held_until, (n.gate).held_by)::fairq.gate
          else n.gate
        end,
        n.pace)::fairq.lanes as lane

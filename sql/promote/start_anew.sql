@@ -63,8 +63,8 @@ begin
   if v_counts_only then
     -- What was used of a rate, and breakers, stay: nobody else knows.
     update fairq.lanes l
-    set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null, null, null)::fairq.gate,
-      look_at = case when p_queue = '#keys' then fairq._now() end
+    set gate = (0, null, (l.gate).rate_at, (l.gate).failures, (l.gate).open_until, null, null, null, (l.gate).held_until, (l.gate).held_by)::fairq.gate,
+      look_at = case when p_queue = '#keys' then greatest(fairq._now(), (l.gate).held_until) end
     where l.shard_no = p_shard_no and l.queue = p_queue;
   else
     perform fairq._lock_counters(p_shard_no, '#keys', true);
@@ -75,7 +75,10 @@ begin
   end if;
 
   with forgotten as (
-    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue returning r.group_key, r.used, r.xid, r.ring_id
+    delete from fairq.rings r where r.shard_no = p_shard_no and r.queue = p_queue 
+    -- What the last tick has not heard of.
+    returning r.group_key, r.used, r.hold_until, r.held_by, r.xid >= v_heard.next_xid and (r.xid <> v_heard.heard_xid or r.ring_id > v_heard.heard_ring)
+      or exists (select from unnest(v_heard.pending) p where p.xid = r.xid and p.ring_id < r.ring_id) as is_news
   ),
   given as (
     -- Waiting for a key is found out again; so is who is given one.
@@ -141,19 +144,26 @@ begin
     left join taken t on t.group_key = c.group_key
     left join expected e on e.group_key = c.group_key
   ),
-  -- What was used, and not heard of yet by the last tick, is spent all the same.
+  -- What was used, and not heard of yet, is spent all the same, and what was held stays so.
   spent as (
     insert into fairq.rings (shard_no, queue, group_key, used, charged)
     select p_shard_no, p_queue, f.group_key, sum(f.used), 0
     from forgotten f
-    where f.used > 0
-      and (f.xid >= v_heard.next_xid and (f.xid <> v_heard.heard_xid or f.ring_id > v_heard.heard_ring)
-        or exists (select from unnest(v_heard.pending) p where p.xid = f.xid and p.ring_id < f.ring_id))
+    where f.used > 0 and f.is_news
     group by f.group_key
+  ),
+  held_back as (
+    insert into fairq.rings (shard_no, queue, group_key, hold_until, held_by, configured)
+    select p_shard_no, p_queue, f.group_key, f.hold_until, f.held_by, true
+    from forgotten f
+    where f.hold_until is not null and f.is_news
   )
   select pg_current_snapshot() into v_snapshot;
 
   v_tick := fairq._blank_tick(p_shard_no, p_queue, v_last.tick, v_snapshot);
+  if v_counts_only then
+    v_tick.next_due_at := (select min((l.gate).held_until) from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue);
+  end if;
   if not v_counts_only then
     perform fairq._remove(p_shard_no, 'ready', v_ready);
     v_tick.clock := v_last.top + fairq._round();

@@ -91,7 +91,8 @@ from fairq.finish_tasks(
   p_results => array[sqlc.narg(result)::text::jsonb],
   p_errors => array[sqlc.narg(error)::text::jsonb],
   p_retry_delays => array[sqlc.narg(retry_delay)::text::interval],
-  p_costs => array[sqlc.narg(cost)::double precision]
+  p_costs => array[sqlc.narg(cost)::double precision],
+  p_holds => array[sqlc.narg(hold)::text]
 ) as f(id);
 
 -- name: LookAtResult :one

@@ -35,6 +35,7 @@ from fairq.turn(
   p_errors => sqlc.narg(errors)::jsonb[],
   p_retry_delays => sqlc.narg(retry_delays)::interval[],
   p_costs => sqlc.narg(costs)::double precision[],
+  p_holds => sqlc.narg(holds)::text[],
   p_released_ids => sqlc.arg(released_ids)::bigint[],
   p_released_attempts => sqlc.arg(released_attempts)::integer[],
   p_started_ids => sqlc.arg(started_ids)::bigint[],

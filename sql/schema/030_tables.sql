@@ -168,9 +168,9 @@ comment on type fairq.policy is 'What limits a group: its own settings, else its
 
 create type fairq.gate as (
   in_flight integer, uncounted integer, rate_at timestamptz, failures integer, open_until timestamptz, probe_until timestamptz,
-  spent double precision, spent_until timestamptz
+  spent double precision, spent_until timestamptz, held_until timestamptz, held_by bigint
 );
-comment on type fairq.gate is 'Where a group stands with its limits: places taken, also by tasks that are not counted yet (see _adopt), rate used, breaker, what was spent of its budget in the period that ends then.';
+comment on type fairq.gate is 'Where a group stands with its limits: places taken, also by tasks that are not counted yet (see _adopt), rate used, breaker, what was spent of its budget in the period that ends then, until when it is held, and by which task.';
 
 create type fairq.estimate as (kind text, tasks integer, used double precision, cost double precision);
 comment on type fairq.estimate is 'What the tasks of a kind used, where groups share that: how many were measured, the mean of the last ones, and the mean of the costs they were created with.';
@@ -387,6 +387,8 @@ create table fairq.rings (
   group_key text collate "C" not null,
   used double precision,
   charged double precision,
+  hold_until timestamptz,
+  held_by bigint,
   ran fairq.estimate
 );
 alter table fairq.rings replica identity full;
@@ -401,6 +403,8 @@ comment on column fairq.rings.failures is 'Attempts of a group with limits that 
 comment on column fairq.rings.succeeded is 'An attempt of a group with limits succeeded.';
 comment on column fairq.rings.used is 'What attempts that ended used, where groups share that; null: a rebuild says what those in flight were charged.';
 comment on column fairq.rings.charged is 'What their group was charged for them beforehand.';
+comment on column fairq.rings.hold_until is 'Nothing of the group, or with the key, starts before this time.';
+comment on column fairq.rings.held_by is 'The task that said so; null: an operator.';
 comment on column fairq.rings.ran is 'What the attempts of a kind used.';
 comment on column fairq.rings.announced is 'A NOTIFY goes with it. Until it is heard, no other one is needed.';
 comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
@@ -414,7 +418,7 @@ comment on type fairq.cursor is
 -- What the rings of a group said, taken together.
 create type fairq.news as (
   group_key text, freed integer, failures integer, succeeded boolean, keyed boolean, configured boolean, first_sequence bigint, heard fairq.cursor[],
-  used double precision, charged double precision, correction double precision, ran fairq.estimate[]
+  used double precision, charged double precision, correction double precision, ran fairq.estimate[], hold bigint[]
 );
 comment on type fairq.news is 'What the new rings of a group say, see _hear.';
 

@@ -46,12 +46,12 @@ begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'ticks', v_found.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_found.last);
 
-  -- A rate that is not paid for, or a budget of which something was spent, keeps its lane for now, and the floor before it: the lane does not ring when it is. So do long tasks that wait for a slot,
+  -- A rate that is not paid for, a budget of which something was spent, or a hold, keeps its lane for now, and the floor before it: the lane does not ring when it is. So do long tasks that wait for a slot,
   -- which the lane knows for long. One whose breaker has
   -- counted failures stays until the group succeeds; that rings.
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
   with idle as materialized (
-    select l.ctid, l.finish, coalesce(greatest((l.gate).rate_at, case when (l.gate).spent > 0 then (l.gate).spent_until end), '-infinity') <= fairq._now()
+    select l.ctid, l.finish, coalesce(greatest((l.gate).rate_at, case when (l.gate).spent > 0 then (l.gate).spent_until end, (l.gate).held_until), '-infinity') <= fairq._now()
       and not exists (
         select
         from fairq.parked k

@@ -138,7 +138,7 @@ begin
   loop
     continue when v_scope.column4 is null or not v_scope.column6;
     v_lane := fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4);
-    continue when v_lane.policy is null;
+    continue when v_lane.policy is null and (v_lane.gate).held_until is null;
     v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now, (v_lane.pace).reserved);
     continue when v_allowance.tasks > 0;
     nth := v_scope.column1;

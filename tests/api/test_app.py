@@ -587,3 +587,25 @@ def test_an_app_says_for_its_tasks_what_they_do_not_say_themselves() -> None:
     assert (other.options["priority"], other.store_result) == (0, False)
     with pytest.raises(TypeError, match="unexpected keyword argument 'kind'"):
         fairq.App(kind="x")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("until", [5, 5.0, timedelta(seconds=5), None])
+def test_a_handler_says_how_long_it_was_told_to_wait(until: Any) -> None:
+    if until is None:
+        until = datetime.now(UTC) + timedelta(seconds=5)
+    asked = fairq.RetryAfter(until, hold="key")
+    outcome = outcome_of(asked, None, 1)
+    assert (outcome.outcome, outcome.hold) == ("postponed", "key")
+    assert outcome.retry_delay == pytest.approx(5, abs=1)
+    assert fairq.RetryAfter(datetime(2000, 1, 1, tzinfo=UTC)).delay == 0.001
+
+
+@pytest.mark.parametrize(
+    "until", [0, -1, float("nan"), float("inf"), 400 * 86400, True, datetime(2030, 1, 1), "5"]
+)
+def test_odd_times_to_wait_are_refused(until: Any) -> None:
+    with pytest.raises(fairq.ConfigurationError) as raised:
+        fairq.RetryAfter(until)
+    assert raised.value.hint
+    with pytest.raises(fairq.ConfigurationError):
+        fairq.RetryAfter(5, hold="tenant")  # type: ignore[arg-type]

@@ -25,6 +25,12 @@ def make_plain(conn: Conn) -> None:
         "select worker_id from fairq.workers where lost_at is null group by 1"
     ).fetchall():
         conn.execute("select fairq.retire_worker(%s)", [worker])
+    held = "select distinct queue, group_key from fairq.lanes where (gate).held_until is not null"
+    for queue, name in conn.execute(held).fetchall():
+        if queue == "#keys":
+            conn.execute("select fairq.hold_key(%s, null)", [name])
+        else:
+            conn.execute("select fairq.hold_group(%s, %s, null)", [queue, name])
     nulls = "select jsonb_object_agg(n, null) from unnest(%s::text[]) n"
     limits = [
         "max_running",

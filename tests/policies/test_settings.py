@@ -444,7 +444,8 @@ def test_every_gate_has_a_reason_and_every_reason_a_gate(conn: Conn) -> None:
         ) p
         cross join lateral fairq._allowance(
           (p.cap, p.paused, p.rate, 1, 3, interval '1 minute', p.budget, 3600)::fairq.policy,
-          (p.taken, p.uncounted, p.opens, 3, p.opens, null, p.spent, '2030-01-01 13:00+00')::fairq.gate,
+          (p.taken, p.uncounted, p.opens, 3, p.opens, null, p.spent, '2030-01-01 13:00+00', null,
+            null)::fairq.gate,
           fairq._now(), 20) a
         """,
     )

@@ -54,6 +54,8 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "configure_cluster": ({ADMIN}, """select fairq.configure_cluster('{"max_running": 5}')"""),
     "pause_queue": ({ADMIN}, "select fairq.pause_queue('default')"),
     "resume_queue": ({ADMIN}, "select fairq.resume_queue('default')"),
+    "hold_group": ({ADMIN}, "select fairq.hold_group('default', 'bob', null)"),
+    "hold_key": ({ADMIN}, "select fairq.hold_key('api', null)"),
     "pause_group": ({ADMIN}, "select fairq.pause_group('default', 'bob')"),
     "resume_group": ({ADMIN}, "select fairq.resume_group('default', 'bob')"),
     "drain_queue": ({ADMIN}, "select fairq.drain_queue('default')"),

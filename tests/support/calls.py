@@ -146,6 +146,7 @@ def finish(
         "errors": "::jsonb[]",
         "retry_delays": "::interval[]",
         "costs": "::float8[]",
+        "holds": "::text[]",
     }
     names = "".join(f", p_{name} => %s{casts.get(name, '')}" for name in options)
     query = f"select f from fairq.finish_tasks(%s, %s, %s, %s::text[]{names}) f order by 1"  # noqa: S608

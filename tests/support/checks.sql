@@ -10,7 +10,7 @@ alter table fairq.held
 alter table fairq.ready add constraint address_not_negative check (block >= 0 and position >= 0);
 alter table fairq.parked add constraint granted_has_no_turn check (not granted or turn is null);
 alter table fairq.finished_tasks add constraint outcome_is_known check (outcome in ('succeeded', 'failed', 'cancelled', 'expired'));
-alter table fairq.attempts add constraint outcome_is_known check (outcome in ('retry', 'worker_lost', 'released', 'declined', 'lease_expired'));
+alter table fairq.attempts add constraint outcome_is_known check (outcome in ('retry', 'worker_lost', 'released', 'declined', 'postponed', 'lease_expired'));
 alter table fairq.lanes
   add constraint waiting_if_admissible check (not admissible or cursors <> '{}' or keyed),
   add constraint no_count_below_zero check (coalesce((gate).in_flight, 0) >= 0 and coalesce((gate).uncounted, 0) >= 0);

@@ -149,7 +149,7 @@ OF_LANES = {
           and case
             when l.admissible then
               l.horizon is null or (l.finish, l.position) < (l.horizon, l.horizon_position)
-            when l.policy is not distinct from null then true
+            when l.policy is not distinct from null and (l.gate).held_until is null then true
             else (fairq._allowance(l.policy, l.gate, fairq._now(), (l.pace).reserved)).tasks > 0
               and (l.look_at is null or l.next_due_at is null or l.look_at < l.next_due_at)
           end""",

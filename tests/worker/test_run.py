@@ -1367,3 +1367,23 @@ def test_a_file_for_probes_that_cannot_be_written_ends_nothing(
     run_all(desk, health=str(tmp_path / "nowhere" / "health"))
     assert desk.live == 0
     assert "nowhere/health: No such file or directory" in caplog.text
+
+
+def test_a_handler_that_was_told_to_wait_holds_its_group(desk: Desk) -> None:
+    """No attempt is burned, nobody of the group tries meanwhile, and the worker wakes by itself."""
+    own = fairq.App()
+    began: list[tuple[str, float]] = []
+
+    @own.task(max_attempts=1)
+    def asks(payload: Any, ctx: fairq.Context) -> None:
+        began.append((ctx.group_key, time.monotonic()))
+        if sum(group == "bob" for group, _ in began) == 1 and ctx.group_key == "bob":
+            raise fairq.RetryAfter(timedelta(seconds=1.5), hold="group")
+
+    ids = [desk.enqueue("asks"), desk.enqueue("asks"), desk.enqueue("asks", group_key="alice")]
+    with worker_thread(own, desk.dsn, concurrency=1):
+        desk.wait_until(lambda: desk.live == 0, "they end")
+    assert [desk.end(id)[0] for id in ids] == ["succeeded"] * 3
+    assert sorted(group for group, _ in began) == ["alice", "bob", "bob", "bob"]
+    first, second, _ = [at for group, at in began if group == "bob"]
+    assert second - first >= 1.4

@@ -1,0 +1,55 @@
+-- Nothing of a group starts before p_until; null: from now on it may. What is ready goes back in line; running tasks go on, and one of them may say the same with
+-- its end (p_holds of finish_tasks). Of several holds the one that ends last counts.
+-- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF009 a time that is past, or more than 366 days away.
+-- Locks: the domain, if nobody promotes; to end a hold, waits for it.
+create function fairq.hold_group(p_queue text, p_group_key text, p_until timestamptz) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_shard_no integer;
+begin
+  perform fairq._check_group(p_queue, p_group_key);
+  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
+  if p_until is null then
+    -- The lane first hears all there is to hear; from here on nobody else writes it.
+    perform fairq._promote(v_shard_no, p_queue, 1, true);
+    perform fairq._end_hold(v_shard_no, p_queue, p_group_key);
+    perform fairq._ring_group(v_shard_no, p_queue, p_group_key);
+    perform fairq._promote(v_shard_no, p_queue, 1, true);
+    return;
+  end if;
+  perform fairq._check_until(format('group "%s"', p_group_key), p_until);
+  insert into fairq.rings (shard_no, queue, group_key, configured, hold_until) values (v_shard_no, p_queue, p_group_key, true, p_until);
+  perform fairq._promote(v_shard_no, p_queue, 1, false);
+end;
+$$;
+comment on function fairq.hold_group is 'Starts nothing of a group before a time; null ends a hold.';
+
+-- Raises QF009.
+create function fairq._check_until(p_of text, p_until timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  if not isfinite(p_until) or p_until <= fairq._now() or p_until > fairq._now() + interval '366 days' then
+    raise exception '% cannot be held until %', p_of, p_until
+      using errcode = 'QF009', hint = 'A time to come, at most 366 days away; null ends a hold.';
+  end if;
+end;
+$$;
+
+-- The next version of a lane, or of a counter, without its hold.
+-- Locks: lanes, one row replaced; the caller holds the domain.
+create function fairq._end_hold(p_shard_no integer, p_queue text, p_group_key text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
+begin
+  if (v_lane.gate).held_until is null then
+    return;
+  end if;
+  v_lane.gate.held_until := null;
+  v_lane.gate.held_by := null;
+  v_lane.version := v_lane.version + 1;
+  insert into fairq.lanes select (v_lane).*;
+  delete from fairq.lanes l
+  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.version = v_lane.version - 1;
+end;
+$$;

@@ -1,0 +1,25 @@
+-- Nothing with a concurrency key starts before p_until; null: from now on it may. Otherwise as hold_group.
+-- Raises QF006 key, QF005 not READ COMMITTED, QF009 a time that is past, or more than 366 days away.
+-- Locks: #keys, if nobody holds it; to end a hold, waits for it.
+create function fairq.hold_key(p_concurrency_key text, p_until timestamptz) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_shard_no integer;
+begin
+  if p_concurrency_key is null or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
+    raise exception 'a concurrency key has 1 to 500 bytes' using errcode = 'QF006', hint = 'Name the resource that tasks share.';
+  end if;
+  perform fairq._check_until(format('concurrency key "%s"', p_concurrency_key), p_until);
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    if fairq._lock_domain(v_shard_no, '#keys', p_until is null) and p_until is null then
+      perform fairq._open_keys(v_shard_no, fairq._now());
+      perform fairq._end_hold(v_shard_no, '#keys', p_concurrency_key);
+    end if;
+    insert into fairq.rings (shard_no, queue, group_key, configured, hold_until) values (v_shard_no, '#keys', p_concurrency_key, true, p_until);
+    if fairq._lock_domain(v_shard_no, '#keys', false) then
+      perform fairq._open_keys(v_shard_no, fairq._now());
+    end if;
+  end loop;
+end;
+$$;
+comment on function fairq.hold_key is 'Starts nothing with a concurrency key before a time; null ends a hold.';
