@@ -10,7 +10,6 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from fairq.cli import main
 from fairq.contrib.django import database
 from fairq.dsn import VARIABLES
 
@@ -30,7 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("words", nargs=argparse.REMAINDER)
 
     def print_help(self, prog_name: str, subcommand: str) -> None:
-        main(["--help"], prog_name=f"{os.path.basename(prog_name)} {subcommand}")
+        _main()(["--help"], prog_name=f"{os.path.basename(prog_name)} {subcommand}")
 
     def handle(self, *_: Any, words: list[str], database: str | None, help: bool, **options: Any) -> None:
         words = ["--help"] if help else list(_without_django(words))
@@ -41,7 +40,7 @@ class Command(BaseCommand):
                 stack.enter_context(contextlib.redirect_stdout(self.stdout._out))
                 stack.enter_context(contextlib.redirect_stderr(self.stderr._out))
             try:
-                main(words, prog_name="manage.py fairq")
+                _main()(words, prog_name="manage.py fairq")
             except SystemExit as exc:
                 if exc.code and not from_shell:
                     raise CommandError(
@@ -49,6 +48,16 @@ class Command(BaseCommand):
                     ) from exc
                 if from_shell:
                     raise
+
+
+def _main() -> Any:
+    try:
+        from fairq.cli import main
+    except ModuleNotFoundError as exc:
+        if exc.name != "click":
+            raise
+        raise CommandError("fairq's command line is an extra: pip install 'fairq[cli]'") from exc
+    return main
 
 
 def _without_django(words: list[str]) -> Iterator[str]:

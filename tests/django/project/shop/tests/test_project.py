@@ -2,8 +2,10 @@
 
 import io
 import logging
+import sys
 from contextlib import redirect_stdout
 from typing import Any
+from unittest import mock
 
 import psycopg
 from django.core import checks
@@ -149,6 +151,12 @@ class CommandLine(testing.TransactionTestCase):
             logger.removeHandler(handler)
             logger.setLevel(before[0])
             logger.propagate = before[1]
+
+    def test_without_its_extra_it_says_which(self) -> None:
+        with mock.patch.dict(sys.modules, {"click": None}):
+            sys.modules.pop("fairq.cli", None)
+            with self.assertRaisesMessage(CommandError, "fairq[cli]"):
+                call_command("fairq", "stats")
 
     def test_help_is_fairqs(self) -> None:
         from fairq.contrib.django.management.commands.fairq import Command
