@@ -42,6 +42,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "fairq_upkeep_failures": ("gauge", "Parts of the upkeep that fail."),
     "fairq_circuits_open": ("gauge", "Workers whose circuit breaker is open, as they last said."),
     "fairq_horizon_age_seconds": ("gauge", "Age of the oldest transaction that can be seen."),
+    "fairq_schedule_lag_seconds": ("gauge", "How late the schedule is that is due longest; 0: none is due."),
     "fairq_ledger_age_seconds": ("gauge", "Time since the last part of the ledger; grows without upkeep."),
 }  # fmt: skip
 

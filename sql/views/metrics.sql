@@ -20,6 +20,12 @@ begin
     union all
     select 'fairq_ledger_age_seconds', '{}', date_part('epoch', v_now - min(fairq._ledger_until(s.shard_no))) from fairq._shards(null) s(shard_no)
     union all
+    select 'fairq_schedule_lag_seconds', '{}', greatest(0, max(date_part('epoch', v_now - f.fire_at)))
+    from fairq._shards(null) s(shard_no)
+    cross join lateral (
+      select c.fire_at from fairq.schedules c where c.shard_no = s.shard_no and c.fire_at is not null order by c.fire_at limit 1
+    ) f
+    union all
     -- The oldest transaction that can be seen from here. The sessions of others are seen by a superuser, or pg_monitor.
     select 'fairq_horizon_age_seconds', '{}', greatest(0,
       (select max(date_part('epoch', clock_timestamp() - a.xact_start))

@@ -4,9 +4,11 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.support.calls import Conn, at, call, column, create, one, pop, refused, register, run
+from tests.support.database import Database
 
 NAME = "report"
 
@@ -381,6 +383,16 @@ def test_maintenance_fires_too(db: Conn) -> None:
     assert one(db, "select fairq.maintain(p_part => 'schedules')") == {}
 
 
+def test_a_metric_says_how_late_schedules_are(db: Conn) -> None:
+    lag = "select value from fairq.metrics() where name = 'fairq_schedule_lag_seconds'"
+    assert one(db, lag) == 0
+    schedule(db, every=10)
+    schedule(db, "alice", every=20)
+    assert one(db, lag) == 0
+    at(db, "12:00:25")
+    assert one(db, lag) == 15
+
+
 def test_schedules_move_with_the_shards(db: Conn) -> None:
     for group in ("bob", "alice", "carol"):
         schedule(db, group, every=1)
@@ -433,3 +445,45 @@ def test_odd_names_are_refused(db: Conn) -> None:
     for name, group, code in (("", "bob", "QF006"), ("x" * 201, "bob", "QF006"), ("x", "", "QF001")):
         with refused(db, code):
             schedule(db, group, name, every=1)
+
+
+# --- Two at once ----------------------------------------------------------------------------------
+
+
+def test_a_tick_that_somebody_is_firing_is_left_to_him(database: Database) -> None:
+    """S12: and when his transaction rolls back, to the next one."""
+    conn, other = database.connect(), database.connect(autocommit=True)
+    schedule(other, every=1)
+    schedule(other, "alice", every=86400)
+    run(other, "update fairq.schedules set fire_at = now(), next_tick = now() where group_key = 'bob'")
+    assert fire(conn)["fired"] == 1
+    said = fire(other)
+    assert said["fired"] == 0
+    assert said["due_in"] <= 0
+    conn.rollback()
+    assert fire(other)["fired"] == 1
+    assert column(other, "select count(*) from fairq.tasks") == [1]
+
+
+def test_who_fires_with_an_old_snapshot_is_refused_and_fires_nothing_twice(database: Database) -> None:
+    conn, other = database.connect(), database.connect(autocommit=True)
+    schedule(other, every=86400)
+    run(other, "update fairq.schedules set fire_at = now(), next_tick = now()")
+    conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    assert column(conn, "select count(*) from fairq.tasks") == [0]
+    assert fire(other)["fired"] == 1
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        fire(conn)
+    conn.rollback()
+    assert fire(conn)["fired"] == 0
+
+
+def test_a_plan_and_a_change_at_once(database: Database) -> None:
+    """Who planned the rule of before stores nothing."""
+    conn = database.connect(autocommit=True)
+    schedule(conn, cron="0 3 * * *")
+    after = one(conn, "select done_until from fairq.schedules")
+    schedule(conn, cron="0 4 * * *")
+    late = "select fairq.plan_schedule(%s, 'bob', %s, array['2099-01-01 03:00+00']::timestamptz[])"
+    assert one(conn, late, NAME, after) is False
+    assert one(conn, "select next_tick from fairq.schedules") is None
