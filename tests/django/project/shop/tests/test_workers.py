@@ -46,6 +46,12 @@ def until(holds: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
+def workers() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("select count(*) from fairq.worker_stats")
+        return int(cursor.fetchone()[0])
+
+
 def is_(result: Any, *statuses: Any) -> bool:
     result.refresh()
     return result.status in statuses
@@ -99,9 +105,10 @@ class Workers(testing.TransactionTestCase):
         with worker("--lease", "1") as running:
             self.assertEqual(running.wait(PATIENCE), -signal.SIGKILL)
         self.assertTrue(is_(killed, Status.RUNNING))
-        results = [tasks.lazily.enqueue(0.05) for _ in range(20)]
         with worker("-p", "2", "--lease", "1", "-c", "2") as running:
             until(lambda: is_(killed, Status.FAILED))
+            until(lambda: workers() == 2)
+            results = [tasks.lazily.enqueue(0.1) for _ in range(20)]
             for result in results:
                 until(lambda result=result: is_(result, Status.SUCCESSFUL))
                 self.assertEqual(result.attempts, 1)
