@@ -181,7 +181,7 @@ begin
         p_from, p_now)) w
     ),
     line as materialized (
-      -- Who else waits: by what promotion knows of them.
+      -- Who else waits: by what promotion knows of them. "not in" is a hash, whatever the statistics.
       select count(*) as groups, coalesce(sum(l.weight), 0) as weight
       from (
         select k.weight, k.group_key
@@ -189,7 +189,7 @@ begin
         join fairq.lanes k on k.shard_no = p_shard_no and k.queue = p_queue.queue and k.admissible and k.finish >= i.clock
         limit 200000
       ) l
-      where not exists (select from waiter w where w.group_key = l.group_key and w.since is not null)
+      where l.group_key not in (select w.group_key from waiter w where w.since is not null)
     ),
     member as materialized (
       select m.*, row_number() over (order by m.seconds desc, m.group_key) <= 100 or (m.since is not null and m.nth_waiter <= 100) as shown

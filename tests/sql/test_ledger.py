@@ -251,3 +251,44 @@ def test_mixed_load_raises_no_alarm(conn: Conn) -> None:
     assert max(ratios) <= 1, ratios
     judged = one(conn, "select count(*) from fairq.ledger where judged")
     assert judged > 10, "it judged too few to say anything"
+
+
+def test_what_commits_late_is_waited_for_ten_seconds(database: Database, conn: Conn) -> None:
+    """A part is written when all that ended in it has committed, or after ten seconds."""
+    for patient, counted in ((True, 2), (False, 1)):
+        simulation = Simulation(conn, slots=(2,), length=lambda task: 1000.0)
+        simulation.now = 0.0 if patient else 120.0
+        begin = simulation.now
+        create_many(conn, "bob", 2)
+        simulation.until(begin + 5)
+        first, second = (each.task for each in simulation.ran)
+        late = database.connect()
+        run(late, "select set_config('fairq.now', %s, false)", str(NOON + timedelta(seconds=begin + 20)))
+        finish(late, simulation.workers[0], [first])
+        finish(conn, simulation.workers[0], [second])
+        simulation.until(begin + 39)
+        assert not any(row[0] == begin for row in parts(conn))
+        if patient:
+            late.commit()
+        simulation.until(begin + (40 if patient else 60))
+        late.commit()
+        simulation.until(begin + 90)
+        (row,) = (row for row in parts(conn) if row[0] == begin and row[1] == "bob")
+        assert row[2:4] == (2, counted)
+        for worker in simulation.workers:
+            call(conn, "retire_worker", worker)
+
+
+def test_a_task_counts_as_waiting_from_its_commit_on(database: Database, conn: Conn) -> None:
+    """An application that commits late has not been passed over, however old its tasks say they are."""
+    simulation = Simulation(conn)
+    create_many(conn, "bob", 3000)
+    late = database.connect()
+    run(late, "select set_config('fairq.now', %s, false)", str(NOON))
+    create_many(late, "alice", 500)
+    simulation.until(100)
+    late.commit()
+    for _ in range(6):
+        simulation.until(simulation.now + 5)
+        assert worst(conn) <= 1
+    assert any(row[1] == "alice" and row[11] == NOON for row in parts(conn))
