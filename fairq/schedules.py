@@ -37,7 +37,7 @@ __all__ = [
     "ScheduleState",
     "configure_schedule",
     "pause_schedule",
-    "preview",
+    "preview_schedule",
     "remove_schedule",
     "resume_schedule",
     "run_schedule",
@@ -224,7 +224,7 @@ def schedule_steps(
 # --- What a rule means -----------------------------------------------------------------------------
 
 
-def preview(
+def preview_schedule(
     rule: str | timedelta, *, time_zone: str = "UTC", count: int = 5, after: datetime | None = None
 ) -> list[datetime]:
     """The next ticks of a rule, in its time zone. Without a database: `after` is this machine's time."""

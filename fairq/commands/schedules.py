@@ -127,7 +127,7 @@ def preview_schedule(
     if (name is None) == (cron is None):
         raise click.UsageError("Name a schedule, or say --cron.")
     if cron is not None:
-        times = api.preview(cron, time_zone=time_zone, count=count)
+        times = api.preview_schedule(cron, time_zone=time_zone, count=count)
     else:
         with session() as conn:
             found, now = stored(conn, name, group_key), server_time(conn)

@@ -28,7 +28,7 @@ def noon(text: str = "2030-01-01 12:00:00") -> datetime:
 def test_awkward_dates_fire_as_the_page_says(rule: str, zone: str, start: str, expected: str) -> None:
     times = expected.split(", ")
     after = datetime.fromisoformat(start).replace(tzinfo=ZoneInfo(zone))
-    found = fairq.preview(rule, time_zone=zone, count=len(times), after=after)
+    found = fairq.preview_schedule(rule, time_zone=zone, count=len(times), after=after)
     assert [f"{tick:%m-%d %H:%M%z}" for tick in found] == times
 
 
@@ -38,12 +38,12 @@ def test_the_next_tick_depends_on_nothing_but_the_time(
 ) -> None:
     """Whoever plans, and wherever he begins: the same ticks."""
     after = datetime.fromisoformat(start).replace(tzinfo=ZoneInfo(zone)).astimezone(UTC)
-    ticks = fairq.preview(rule, time_zone=zone, count=80, after=after)
+    ticks = fairq.preview_schedule(rule, time_zone=zone, count=80, after=after)
     for minutes in range(0, 26 * 60, 25):
         moment = after + timedelta(minutes=minutes)
         expected_next = next((tick for tick in ticks if tick > moment), None)
         if expected_next is not None:
-            assert fairq.preview(rule, time_zone=zone, count=1, after=moment) == [expected_next]
+            assert fairq.preview_schedule(rule, time_zone=zone, count=1, after=moment) == [expected_next]
 
 
 def test_the_page_has_the_awkward_dates() -> None:
@@ -68,7 +68,7 @@ def test_a_plan_reaches_some_days_ahead_and_not_far_back() -> None:
     [("every 10s", 10), ("every 1.5 h", 5400), ("every 2d", 172800), (timedelta(minutes=1), 60)],
 )
 def test_rules_by_length(rule: str | timedelta, every: float) -> None:
-    first, second = fairq.preview(rule, count=2, after=noon("2030-01-01 12:00:03"))
+    first, second = fairq.preview_schedule(rule, count=2, after=noon("2030-01-01 12:00:03"))
     assert (second - first).total_seconds() == every
     assert first.timestamp() % every == 0
 
