@@ -235,9 +235,11 @@ def opener_of(name: str, dsn: str) -> Iterator[tuple[Any, bool]]:
         @contextlib.asynccontextmanager
         async def connected(ctx: fairq.Context) -> AsyncIterator[Any]:
             conn = await asyncpg.connect(fairq.dsn.to_url(dsn))
-            async with conn.transaction():
-                yield conn
-            await conn.close()
+            try:
+                async with conn.transaction():
+                    yield conn
+            finally:
+                await conn.close()
 
         yield connected, True
     else:
