@@ -16,7 +16,7 @@ declare
   v_plan_at timestamptz;
 begin
   perform fairq._check_limit(p_limit);
-  for v_shard_no, v_most in select s.shard_no, greatest(1, p_limit / count(*) over ()) from fairq._shards(null) s(shard_no) loop
+  for v_shard_no, v_most in select s.shard_no, greatest(1, p_limit / count(*) over ())::integer from fairq._shards(null) s(shard_no) loop
     v_fired := v_fired + fairq._fire_due(v_shard_no, v_most, v_now);
     -- Not min(): of a table that was empty when the plan was made, any other index would do as well.
     v_fire_at := least(v_fire_at, (select s.fire_at from fairq.schedules s where s.shard_no = v_shard_no and s.fire_at is not null order by s.fire_at limit 1));
