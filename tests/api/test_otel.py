@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -111,20 +111,18 @@ def test_what_a_handler_raises_is_told_to_its_span(db: psycopg.Connection[Any]) 
     assert worked.status.status_code == StatusCode.UNSET
 
 
-@pytest.fixture
-def shared(database: Database) -> Database:
-    return database
-
-
-def test_every_kind_of_connection_and_a_batch_carry_the_trace(opened: Opened, database: Database) -> None:
+def test_every_kind_of_connection_and_a_batch_carry_the_trace(
+    opened: Opened, observer: psycopg.Connection[Any], group: str
+) -> None:
     with tracer.start_as_current_span("request"):
-        opened.finish(fairq.enqueue(opened.conn, "bob", headers={"mine": "kept"}))
-        opened.finish(fairq.enqueue_many(opened.conn, [("bob", 1), ("bob", 2)], kind="parse"))
+        opened.finish(fairq.enqueue(opened.conn, group, headers={"mine": "kept"}))
+        opened.finish(fairq.enqueue_many(opened.conn, [(group, 1), (group, 2)], kind="parse"))
         opened.commit()
     one, many = (span for span in exporter.get_finished_spans() if span.name == "create default")
     assert many.attributes is not None
-    assert (many.attributes["messaging.batch.message_count"], many.attributes["fairq.group"]) == (2, "bob")
-    rows = database.connect().execute("select headers from fairq.tasks order by id").fetchall()
+    assert (many.attributes["messaging.batch.message_count"], many.attributes["fairq.group"]) == (2, group)
+    query: LiteralString = "select headers from fairq.tasks where group_key = %s order by id"
+    rows = observer.execute(query, [group]).fetchall()
     assert [row[0]["traceparent"].split("-")[2] for row in rows] == [
         f"{own(span):016x}" for span in (one, many, many)
     ]
