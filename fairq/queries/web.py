@@ -146,6 +146,7 @@ class SharesRow:
     group_key: str
     groups: int
     weight: float | None
+    tasks: int
     received: float
     entitled: float
     debt: float | None
@@ -154,6 +155,7 @@ class SharesRow:
     wait_p95: float | None
     waiting_since: datetime.datetime | None
     backlog: int | None
+    backlog_seconds: float | None
     eta_seconds: float | None
     limited_by: str | None
     behind: str | None
@@ -162,10 +164,11 @@ class SharesRow:
 @driver.Statement[list[SharesRow]](
     "many",
     """-- name: Shares :many
-select s.group_key, s.groups, s.weight, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95, s.waiting_since, s.backlog, s.eta_seconds,
-  s.limited_by, s.behind::text as behind
+select s.group_key, s.groups, s.weight, s.tasks, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95, s.waiting_since, s.backlog,
+  s.backlog_seconds, s.eta_seconds, s.limited_by, s.behind::text as behind
 from fairq.shares(
-  p_queue => $1::text, p_since => $2::double precision * interval '1 second', p_limit => $3::integer
+  p_queue => $1::text, p_since => $2::double precision * interval '1 second', p_limit => $3::integer,
+  p_group_key => $4::text
 ) s""",
     driver.row(SharesRow),
 )
@@ -174,12 +177,14 @@ def shares(
     queue: str,
     seconds: float,
     max_groups: int,
+    group_key: str | None = None,
 ) -> driver.Params:
-    """Who got what, of the groups that are most behind or received most; group '' stands for all others."""
+    """Who got what, of the groups that are most behind or received most, and of one that is named; group '' stands for all others."""
     return (
         queue,
         driver.Float8(seconds),
         driver.Int4(max_groups),
+        group_key,
     )
 
 
@@ -188,10 +193,7 @@ class StandingRow:
     running: int
     in_line: int
     waiting_since: datetime.datetime | None
-    received: float | None
-    entitled: float | None
-    eta_seconds: float | None
-    limited_by: str | None
+    slots: int
     state: str | None
     ahead: int | None
     budget: float | None
@@ -203,8 +205,7 @@ class StandingRow:
 @driver.Statement[StandingRow | None](
     "one",
     """-- name: Standing :one
-select l.running, l.in_line, l.waiting_since, s.received, s.entitled, s.eta_seconds, s.limited_by, e.state, e.ahead, b.budget, b.available, b.renews_at,
-  clock_timestamp()::timestamptz as at
+select l.running, l.in_line, l.waiting_since, h.slots, e.state, e.ahead, b.budget, b.available, b.renews_at, clock_timestamp()::timestamptz as at
 from (
   select count(*) filter (where c.is_held)::bigint as running, count(*)::bigint as in_line,
     min(greatest(c.created_at, c.run_at)) filter (where not c.is_held) as waiting_since,
@@ -223,11 +224,11 @@ from (
   ) c
 ) l
 cross join (
-  select (sum(r.received) filter (where r.group_key = $2::text) / nullif(sum(r.received), 0))::double precision as received,
-    (sum(r.entitled) filter (where r.group_key = $2::text) / nullif(sum(r.entitled), 0))::double precision as entitled,
-    max(r.eta_seconds) as eta_seconds, max(r.limited_by) as limited_by
-  from fairq.shares(p_queue => $1::text, p_group_key => $2::text) r
-) s
+  select count(*)::bigint as slots
+  from fairq.held d
+  join fairq.tasks t on t.shard_no = d.shard_no and t.id = d.id
+  where t.queue = $1::text
+) h
 left join lateral fairq.explain_task(l.head) e on l.head is not null
 left join lateral fairq.budget_usage($1::text, $2::text) b on true""",
     driver.row(StandingRow),
@@ -238,37 +239,11 @@ def standing(
     group_key: str,
     max_count: int,
 ) -> driver.Params:
-    """How one group of a queue stands, and what it gets of all. waiting counts up to max_count; ahead are the tasks before its next one."""
+    """How one group of a queue stands. in_line counts up to max_count; ahead are the tasks before its next one."""
     return (
         queue,
         group_key,
         driver.Int4(max_count),
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class BudgetRow:
-    budget: float
-    available: float
-    renews_at: datetime.datetime
-
-
-@driver.Statement[BudgetRow | None](
-    "one",
-    """-- name: Budget :one
-select b.budget, b.available, b.renews_at
-from fairq.budget_usage($1::text, $2::text) b""",
-    driver.row(BudgetRow),
-)
-def budget(
-    *,
-    queue: str,
-    group_key: str,
-) -> driver.Params:
-    """What is left of a group's budget; no row: it has none."""
-    return (
-        queue,
-        group_key,
     )
 
 

@@ -22,7 +22,7 @@ from fairq.queries import inspection
 from fairq.queries import web as queries
 from fairq.web import changes, timeline
 from fairq.web.site import Ask, Page
-from fairq.web.standing import standing
+from fairq.web.standing import etas, standing
 
 __all__ = [
     "change",
@@ -78,7 +78,7 @@ def shares(ask: Ask) -> Page:
     found = ask.site.kept(
         ("shares", queue, seconds),
         1.5,
-        lambda: queries.shares(ask.conn, queue=queue, seconds=seconds, max_groups=GROUPS),
+        lambda: queries.shares(ask.conn, queue=queue, seconds=seconds, max_groups=GROUPS, group_key=None),
     )
     ledger = {each.group_key: each for each in found}
     others = ledger.pop("", None)
@@ -92,6 +92,8 @@ def shares(ask: Ask) -> Page:
     else:
         keys = queries.next_groups(ask.conn, queue=queue, behind=behind, max_groups=GROUPS)
     total = sum(each.received for each in found)
+    held = sum(each.slots for each in queries.held_now(ask.conn) if each.queue == queue)
+    through = etas(found, held)
     rows: list[dict[str, Any]] = [
         {
             "key": each.group_key,
@@ -103,6 +105,7 @@ def shares(ask: Ask) -> Page:
             "reason": reason,
         }
         | _received(ledger.get(each.group_key), total)
+        | {"eta": through.get(each.group_key)}
         for each, waiting, reason in _groups(ask, queue, keys)
     ]
     return Page(
@@ -137,14 +140,13 @@ def shares(ask: Ask) -> Page:
 def _received(row: queries.SharesRow | None, total: float) -> dict[str, Any]:
     """Of what a group received and was entitled to, the parts of all; how near its debt is to the bound."""
     if row is None:
-        return dict.fromkeys(("part", "entitled", "debt", "p95", "eta", "before"))
+        return dict.fromkeys(("part", "entitled", "debt", "p95", "before"))
     before = [each["group"] for each in json.loads(row.behind or "null") or ()]
     return {
         "part": row.received / total if total else None,
         "entitled": row.entitled / total if total else None,
         "debt": row.debt / row.bound if row.debt is not None and row.bound else None,
         "p95": row.wait_p95,
-        "eta": row.eta_seconds if row.backlog else None,
         "before": before,
     }
 
@@ -287,7 +289,7 @@ def group(ask: Ask) -> Page:
             "weight": row.weight or of_queue["weight"],
             "is_paused": row.paused_at is not None,
             "queue_is_paused": of_queue["paused_at"] is not None,
-            "budget": queries.budget(ask.conn, queue=queue, group_key=key),
+            "stands": standing(ask.conn, queue, key),
             "fields": changes.fields(own, changes.OF_GROUP),
             "limits": limits(own),
             "queue_limits": limits(of_queue, "group_"),

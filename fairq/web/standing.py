@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from fairq.connections import on_connection
-from fairq.driver import Call
+from fairq.connections import Steps, on_connection
 from fairq.options import check_text, group_text
 from fairq.queries import web as queries
 
-__all__ = ["Standing", "standing"]
+__all__ = ["Standing", "etas", "standing"]
 
 MOST = 10_001
+GROUPS = 100  # whose backlogs count for when somebody is through
+SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class Standing:
     ahead: int | None
     """Tasks of anybody before its next one; None: it has none in the order yet."""
     eta_seconds: float | None
-    """Until all that waits is through, at the rate it is entitled to; None: unknown, or nothing waits."""
+    """Until all that waits is through, if nothing else comes; None: unknown, or nothing waits."""
     share: float | None
     """The part of all that it was entitled to, and what it received."""
     received: float | None
@@ -41,29 +43,50 @@ class Standing:
 
 
 @on_connection
-def standing(queue: str, group_key: str) -> Call[Standing]:
+def standing(queue: str, group_key: str) -> Steps[Standing]:
     """Say how a tenant stands. The connection needs fairq_observe."""
     names = {"queue": check_text("queue", queue), "group_key": group_text(group_key)}
+    rows: list[queries.SharesRow] = yield queries.shares.call(**names, seconds=SECONDS, max_groups=GROUPS)
+    row: queries.StandingRow | None = yield queries.standing.call(**names, max_count=MOST)
+    assert row is not None
+    own = next((each for each in rows if each.group_key == group_key), None)
+    received, entitled = (sum(each.received for each in rows), sum(each.entitled for each in rows))
+    return Standing(
+        **names,
+        at=row.at,
+        running=row.running,
+        waiting=min(max(row.in_line - row.running, 0), MOST - 1),
+        waiting_since=row.waiting_since,
+        ahead=row.ahead,
+        eta_seconds=etas(rows, row.slots).get(group_key) if row.waiting_since else None,
+        share=own.entitled / entitled if own and entitled else None,
+        received=own.received / received if own and received else None,
+        budget=row.budget,
+        budget_left=row.available,
+        budget_renews_at=row.renews_at,
+        held_back_by=_own(own.limited_by if own else None, group_key),
+    )
 
-    def read(row: queries.StandingRow | None) -> Standing:
-        assert row is not None
-        return Standing(
-            **names,
-            at=row.at,
-            running=row.running,
-            waiting=min(max(row.in_line - row.running, 0), MOST - 1),
-            waiting_since=row.waiting_since,
-            ahead=row.ahead,
-            eta_seconds=row.eta_seconds if row.waiting_since else None,
-            share=row.entitled,
-            received=row.received,
-            budget=row.budget,
-            budget_left=row.available,
-            budget_renews_at=row.renews_at,
-            held_back_by=_own(row.limited_by, names["group_key"]),
-        )
 
-    return queries.standing.call(**names, max_count=MOST).then(read)
+def etas(rows: Sequence[queries.SharesRow], slots: int) -> dict[str, float]:
+    """When each group's backlog will be through, if nothing comes and the slots stay as many.
+
+    All drain at once, by weight: a group is through after as many rounds as it has work for. Until then each
+    other one has used what it has, or, if it has work for longer, its part of that. What a group's own limit
+    holds back goes at the rate that it had.
+    """
+    found: dict[str, float] = {}
+    drains: dict[str, tuple[float, float]] = {}  # rounds, worker seconds
+    for each in rows:
+        if each.group_key and each.backlog and each.backlog_seconds is not None:
+            unit = each.received / each.tasks if each.tasks and each.received else 1.0
+            drains[each.group_key] = (each.backlog * unit / (each.weight or 1.0), each.backlog_seconds)
+            if each.limited_by and each.eta_seconds is not None:
+                found[each.group_key] = each.eta_seconds
+    for key, (rounds, _) in drains.items():
+        used = sum(seconds * min(1.0, rounds / longer) for longer, seconds in drains.values() if longer)
+        found.setdefault(key, used / max(slots, 1))
+    return found
 
 
 def _own(reason: str | None, group_key: str) -> str | None:

@@ -76,19 +76,19 @@ where clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease
 group by q.queue;
 
 -- name: Shares :many
--- Who got what, of the groups that are most behind or received most; group '' stands for all others.
--- fairq: nullable weight, debt, bound, wait_p50, wait_p95, waiting_since, backlog, eta_seconds, limited_by, behind
-select s.group_key, s.groups, s.weight, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95, s.waiting_since, s.backlog, s.eta_seconds,
-  s.limited_by, s.behind::text as behind
+-- Who got what, of the groups that are most behind or received most, and of one that is named; group '' stands for all others.
+-- fairq: nullable weight, debt, bound, wait_p50, wait_p95, waiting_since, backlog, backlog_seconds, eta_seconds, limited_by, behind
+select s.group_key, s.groups, s.weight, s.tasks, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95, s.waiting_since, s.backlog,
+  s.backlog_seconds, s.eta_seconds, s.limited_by, s.behind::text as behind
 from fairq.shares(
-  p_queue => sqlc.arg(queue)::text, p_since => sqlc.arg(seconds)::double precision * interval '1 second', p_limit => sqlc.arg(max_groups)::integer
+  p_queue => sqlc.arg(queue)::text, p_since => sqlc.arg(seconds)::double precision * interval '1 second', p_limit => sqlc.arg(max_groups)::integer,
+  p_group_key => sqlc.narg(group_key)::text
 ) s;
 
 -- name: Standing :one
--- How one group of a queue stands, and what it gets of all. waiting counts up to max_count; ahead are the tasks before its next one.
--- fairq: nullable waiting_since, received, entitled, eta_seconds, limited_by, ahead, state, budget, available, renews_at
-select l.running, l.in_line, l.waiting_since, s.received, s.entitled, s.eta_seconds, s.limited_by, e.state, e.ahead, b.budget, b.available, b.renews_at,
-  clock_timestamp()::timestamptz as at
+-- How one group of a queue stands. in_line counts up to max_count; ahead are the tasks before its next one.
+-- fairq: nullable waiting_since, ahead, state, budget, available, renews_at
+select l.running, l.in_line, l.waiting_since, h.slots, e.state, e.ahead, b.budget, b.available, b.renews_at, clock_timestamp()::timestamptz as at
 from (
   select count(*) filter (where c.is_held)::bigint as running, count(*)::bigint as in_line,
     min(greatest(c.created_at, c.run_at)) filter (where not c.is_held) as waiting_since,
@@ -107,18 +107,13 @@ from (
   ) c
 ) l
 cross join (
-  select (sum(r.received) filter (where r.group_key = sqlc.arg(group_key)::text) / nullif(sum(r.received), 0))::double precision as received,
-    (sum(r.entitled) filter (where r.group_key = sqlc.arg(group_key)::text) / nullif(sum(r.entitled), 0))::double precision as entitled,
-    max(r.eta_seconds) as eta_seconds, max(r.limited_by) as limited_by
-  from fairq.shares(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text) r
-) s
+  select count(*)::bigint as slots
+  from fairq.held d
+  join fairq.tasks t on t.shard_no = d.shard_no and t.id = d.id
+  where t.queue = sqlc.arg(queue)::text
+) h
 left join lateral fairq.explain_task(l.head) e on l.head is not null
 left join lateral fairq.budget_usage(sqlc.arg(queue)::text, sqlc.arg(group_key)::text) b on true;
-
--- name: Budget :one
--- What is left of a group's budget; no row: it has none.
-select b.budget, b.available, b.renews_at
-from fairq.budget_usage(sqlc.arg(queue)::text, sqlc.arg(group_key)::text) b;
 
 -- name: Schedules :many
 -- Schedules by name, from one on.

@@ -2,8 +2,8 @@
 -- waits for. From the ledger, and what has happened since its last part: so it is as of now.
 -- debt is what the group is behind the group that is furthest ahead of it while both had work waiting all the time with nothing but their turn before them,
 -- bound how far it may be (I4). Both are null for a group that did not wait like that up to now: it has no debt.
--- Returns a row for each of the p_limit groups that are most behind, or received most, or for the one group that is named, and one, of the group '', for all
--- others together; none before anything was done or waited.
+-- Returns a row for each of the p_limit groups that are most behind, or received most, and for p_group_key, and one, of the group '', for all others
+-- together; none before anything was done or waited.
 -- Raises QF003 unknown queue, QF007 limit, QF009 time.
 -- Locks: none.
 -- Cost: the ledger of the time, history since its last part, and the tasks that wait of the groups returned.
@@ -25,8 +25,8 @@ begin
   v_rows := fairq._ledger_rows(p_queue, v_now - p_since, v_now);
   return query
     with account as materialized (
-      select a.*, a.group_key <> '' and coalesce(a.group_key = p_group_key,
-          row_number() over (order by a.group_key = '', a.debt / a.bound desc nulls last, a.received desc, a.group_key) <= p_limit) as shown
+      select a.*, a.group_key <> '' and (a.group_key is not distinct from p_group_key
+          or row_number() over (order by a.group_key = '', a.debt / a.bound desc nulls last, a.received desc, a.group_key) <= p_limit) as shown
       from unnest(fairq._accounts(v_queue, v_rows, true)) a
     ),
     mean as materialized (

@@ -116,7 +116,7 @@ def test_the_wheel_holds_nothing_of_the_workshop(wheel: Path) -> None:
         names = archive.namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fairq"}
     assert not [name for name in names if name.endswith((".pyc", ".orig", "~")) or "__pycache__" in name]
-    assert "fairq/py.typed" in names
+    assert {"fairq/py.typed", "fairq/web/templates/shares.html", "fairq/web/static/app.css"} <= set(names)
 
 
 def test_the_wheel_needs_psycopg_and_cronsim_and_nothing_else(installed: Installed) -> None:

@@ -12,9 +12,9 @@ from tests.support.database import Database
 from tests.web.asking import client
 
 GROUPS = int(os.environ.get("FAIRQ_TEST_ROWS", "20000")) // 10
-BOUNDED = ("/queues", "/group?queue=default&group=bob", "/task?id=12", "/failures")
+BOUNDED = ("/queues", "/task?id=12", "/failures", "/workers")
 # The ledger looks at each lane, and counts what a group has waiting up to a million.
-OF_THE_LEDGER = ("/", "/?behind=")
+OF_THE_LEDGER = ("/", "/?behind=", "/group?queue=default&group=bob")
 LOOKS = 6
 
 

@@ -1,0 +1,91 @@
+"""When a tenant's tasks will be through: said while a skewed mix runs, and held against when they were."""
+
+import random
+from statistics import median
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairq import web
+from fairq.queries.web import SharesRow
+from fairq.web.standing import etas
+from tests.support.calls import create, run
+from tests.support.database import Database
+from tests.support.simulation import Simulation
+
+
+@pytest.fixture
+def conn(database: Database) -> psycopg.Connection[Any]:
+    conn = database.connect(autocommit=True)
+    run(conn, "update fairq.settings set test_clock = true")
+    return conn
+
+
+def test_all_drain_at_once_by_weight() -> None:
+    """Bob has 30 tasks of a second, Alice 10 of two, Carol's weight is 3 and her tasks 60: on 10 slots."""
+
+    def row(group_key: str, weight: float, backlog: int, seconds: float) -> SharesRow:
+        nothing = dict.fromkeys(
+            ("debt", "bound", "wait_p50", "wait_p95", "waiting_since", "limited_by", "behind")
+        )
+        return SharesRow(
+            group_key=group_key,
+            groups=1,
+            weight=weight,
+            tasks=5,
+            received=5,
+            entitled=5,
+            backlog=backlog,
+            backlog_seconds=seconds,
+            eta_seconds=None,
+            **nothing,
+        )
+
+    found = etas(
+        [row("bob", 1, 30, 30), row("alice", 1, 10, 20), row("carol", 3, 60, 60), row("", 1, 0, 0)], 10
+    )
+    assert found == {"alice": 6.0, "carol": 10.0, "bob": 11.0}
+    assert etas([], 10) == {}
+
+
+def test_half_of_the_estimates_are_within_a_fifth(conn: psycopg.Connection[Any]) -> None:
+    """Backlogs of 10 to 120 tasks, tasks of half a second to four, weights of 1 to 3; others come and go."""
+    chance = random.Random(5)
+    lengths = {f"tenant {number}": chance.choice([0.5, 1, 2, 4]) for number in range(8)}
+    work = Simulation(
+        conn,
+        slots=(8,),
+        step=1.0,
+        length=lambda task: lengths.get(task.group_key, 1) * chance.uniform(0.5, 1.5),
+    )
+    for number, group in enumerate(lengths):
+        run(conn, "select fairq.configure_group('default', %s, %s)", group, f'{{"weight": {1 + number % 3}}}')
+        for _ in range(round(10 * 1.43**number)):
+            create(conn, group)
+
+    def arrive() -> None:
+        for visitor in ("alice", "carol", "dave"):
+            if chance.random() < 0.15:
+                create(conn, visitor)
+
+    said: list[tuple[float, float, set[int]]] = []
+    for at in (20, 30, 40, 55, 70, 90):
+        work.until(at, arrive)
+        for group in lengths:
+            stands = web.standing(conn, "default", group)
+            if stands.waiting >= 5 and stands.eta_seconds is not None:
+                waiting = (
+                    "select id from fairq.live_tasks where group_key = %s and state in ('overflow', 'queued')"
+                )
+                ids = {row[0] for row in run(conn, waiting, group)}
+                said.append((work.now, stands.eta_seconds, ids))
+    while any(each.ended is None for each in work.ran):
+        work.until(work.now + 10)
+    ended = {int(each.task): each.ended for each in work.ran if each.ended is not None}
+    errors = []
+    for now, eta, ids in said:
+        took = max(ended[id] for id in ids) - now
+        errors.append(abs(eta - took) / took)
+    assert len(errors) > 10
+    assert median(errors) <= 0.2
