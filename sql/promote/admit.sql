@@ -165,7 +165,7 @@ begin
       from (
         -- In the order in which they come: of priority, and of becoming runnable.
         select y.*, (sum(y.step) over line - y.step)::bigint as start, bool_or(y.stops) over line or row_number() over line > s.quota
-            or (s.lane).finish + sum(y.step) over line - y.step >= s.room as is_next
+            or case when s.room < 9223372036854775807 then (s.lane).finish + sum(y.step) over line - y.step >= s.room else false end as is_next
         from (
           select x.*
           from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).cursors, (s.lane).weight, (s.lane).pace, s.quota + 1,

@@ -130,6 +130,11 @@ begin
     union
     select h.group_key from holder h where h.queue = p_queue
     union
+    -- What was spent in this period, and who is held, is known to the lane alone: it comes along.
+    select l.group_key
+    from fairq.lanes l
+    where not v_counts_only and l.shard_no = p_shard_no and l.queue = p_queue and ((l.gate).spent > 0 or (l.gate).held_until is not null)
+    union
     -- Counters with settings, and keys that somebody waits for, are looked at again.
     select g.group_key from fairq.groups g where v_counts_only and g.shard_no = p_shard_no and g.queue = p_queue
     union
