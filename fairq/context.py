@@ -111,6 +111,8 @@ class PoppedTask(Protocol):
     @property
     def group_key(self) -> str: ...
     @property
+    def user_key(self) -> str | None: ...
+    @property
     def kind(self) -> str: ...
     @property
     def started_at(self) -> datetime | None: ...
@@ -135,6 +137,8 @@ class Context:
     queue: str
     kind: str
     worker_id: int
+    user_key: str | None = None
+    """Whose task it is among those of its group; None: it names nobody."""
     headers: Mapping[str, Any] = field(default_factory=dict)
     deadline: datetime | None = None
     """When the attempt times out; None: never."""
@@ -173,6 +177,7 @@ class Context:
             attempt=row.attempt,
             max_attempts=row.max_attempts,
             group_key=row.group_key,
+            user_key=row.user_key,
             queue=row.queue,
             kind=row.kind,
             worker_id=worker_id,
@@ -230,16 +235,18 @@ class Context:
         group_key: GroupKey | None = None,
         **options: Unpack[TaskOptions],
     ) -> Any:
-        """Create a task, of the same group unless another is named, in the transaction of `ctx.session`: it
-        exists if this one ends well. Returns its id; with an async session, await it.
+        """Create a task in the transaction of `ctx.session`, of the same group and user unless another group
+        is named: it exists if this one ends well. Returns its id; with an async session, await it.
         """
         if self.session is None:
             raise ConfigurationError(
                 f"the handler of task {self.kind!r} has no session to enqueue in",
                 "Declare one, @app.task(session=…), or pass a connection: task.enqueue(conn, …)",
             )
-        group = self.group_key if group_key is None else group_key
-        return task.enqueue(self.session, group, payload, **options)
+        if group_key is None:
+            group_key = self.group_key
+            options.setdefault("user", self.user_key)
+        return task.enqueue(self.session, group_key, payload, **options)
 
     @overload
     def finish_in(self, conn: SyncConnection, result: Any = ...) -> None: ...

@@ -199,6 +199,7 @@ class BatchOptions(Declared, total=False):
 class TaskOptions(BatchOptions, total=False):
     """What one task may be told."""
 
+    user: Annotated[str | None, "Whose it is among the group's users, who share what the group gets.", _key]
     idempotency_key: Annotated[str | None, "A second task of the group with this key is the first one.", _key]
     unique: Annotated[
         Literal["waiting"] | None, "waiting: a task with its idempotency key that waits makes room.", _name
@@ -228,6 +229,7 @@ class Item:
     cost: float | None = None
     idempotency_key: str | None = None
     concurrency_key: str | None = None
+    user: str | None = None
 
 
 OF_ITEMS = Item.__slots__[2:]

@@ -42,11 +42,14 @@ __all__ = [
     "QueueSettings",
     "QueueState",
     "RateUsage",
+    "UserSettings",
+    "UserState",
     "configure_cluster",
     "configure_group",
     "configure_key",
     "configure_kind",
     "configure_queue",
+    "configure_user",
     "drain_queue",
     "pause_group",
     "pause_queue",
@@ -65,22 +68,44 @@ Time = TypeVar("Time")  # Seconds where it is set, timedelta where it is answere
 # a setting that has a default is never.
 
 
-class GroupSettings(TypedDict, Generic[Time], total=False):
-    """The settings of a group's own; None: its queue's hold."""
+class UserSettings(TypedDict, Generic[Time], total=False):
+    """The settings of one user of a group; None: what the group, or the queue, gives to each user holds."""
 
-    weight: Annotated[float | None, "Its share beside groups of weight 1: 0.001 to 1000."]
+    weight: Annotated[float | None, "Its share beside those of weight 1: 0.001 to 1000."]
     max_running: Annotated[int | None, "The most tasks in flight at once."]
     rate_limit: Annotated[int | None, "The most tasks started per --rate-period."]
     rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
     rate_burst: Annotated[int | None, "How many tasks may go ahead of the rate. Default: a second's worth."]
     breaker_threshold: Annotated[int | None, "Failures in a row after which nothing is started for a while."]
     breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+
+
+class GroupSettings(UserSettings[Time], Generic[Time], total=False):
+    """The settings of a group's own; None: its queue's hold. `user_…` are those of its users."""
+
+    user_weight: Annotated[float | None, "Weight of users, inside their group, who have none of their own."]
+    user_max_running: Annotated[
+        int | None, "The most tasks in flight at once of each user of a group that has no cap of its own."
+    ]
+    user_rate_limit: Annotated[
+        int | None, "For each user without a rate of its own: the most tasks started per period."
+    ]
+    user_rate_period: Annotated[Time | None, "The time that --user-rate-limit counts in. Default: 1s."]
+    user_rate_burst: Annotated[
+        int | None, "How many tasks of a user may go ahead of that rate. Default: a second's worth."
+    ]
+    user_breaker_threshold: Annotated[
+        int | None, "For each user without its own: failures in a row that stop it for a while."
+    ]
+    user_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
     budget: Annotated[float | None, "The most that its tasks use per --budget-period, in what groups share."]
     budget_period: Annotated[Time | None, "The time that --budget counts in. Default: 1d."]
 
 
 class QueueSettings(TypedDict, Generic[Time], total=False):
-    """The settings of a queue. `weight` and `group_…` are those of its groups that have none of their own."""
+    """The settings of a queue: `weight` and `group_…` are those of its groups that have none of their own,
+    `user_…` those of their users.
+    """
 
     ready_target: Annotated[
         int | None, "How many tasks are kept ready. Default: four per worker slot, at least 1000."
@@ -118,6 +143,21 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
         "For each group without its own: the most that its tasks use per period, in what groups share.",
     ]
     group_budget_period: Annotated[Time | None, "The time that --group-budget counts in. Default: 1d."]
+    user_weight: Annotated[float | None, "Weight of users, inside their group, who have none of their own."]
+    user_max_running: Annotated[
+        int | None, "The most tasks in flight at once of each user of a group that has no cap of its own."
+    ]
+    user_rate_limit: Annotated[
+        int | None, "For each user without a rate of its own: the most tasks started per period."
+    ]
+    user_rate_period: Annotated[Time | None, "The time that --user-rate-limit counts in. Default: 1s."]
+    user_rate_burst: Annotated[
+        int | None, "How many tasks of a user may go ahead of that rate. Default: a second's worth."
+    ]
+    user_breaker_threshold: Annotated[
+        int | None, "For each user without its own: failures in a row that stop it for a while."
+    ]
+    user_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
     max_running: Annotated[int | None, "The most tasks in flight at once in the whole queue."]
     rate_limit: Annotated[int | None, "The most tasks started per --rate-period in the whole queue."]
     rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
@@ -179,6 +219,15 @@ class KindState(KindSettings[timedelta]):
     kind: str
 
 
+class UserState(UserSettings[timedelta]):
+    """A user of a group as it is."""
+
+    queue: str
+    group_key: str
+    user_key: str
+    paused_at: datetime | None
+
+
 class GroupState(GroupSettings[timedelta]):
     """A group as it is."""
 
@@ -219,13 +268,23 @@ def configure_kind(queue: str, kind: str, **settings: Unpack[KindSettings[Second
 
 @on_connection
 def configure_group(
-    queue: str, group_key: GroupKey, **settings: Unpack[GroupSettings[Seconds]]
+    queue: str, group_key: str, **settings: Unpack[GroupSettings[Seconds]]
 ) -> Call[GroupState]:
     """Change settings of one group of a queue. Groups need none: unknown ones have those of their queue."""
     given = _given("configure_group", settings, GroupSettings)
     return queries.configure_group.call(**_group(queue, group_key), settings=given).then(
         _settings(GroupState)
     )
+
+
+@on_connection
+def configure_user(
+    queue: str, group_key: GroupKey, user: str, **settings: Unpack[UserSettings[Seconds]]
+) -> Call[UserState]:
+    """Change settings of one user of a group, which count inside the group. Users need none."""
+    given = _given("configure_user", settings, UserSettings)
+    named = {**_group(queue, group_key), "user_key": check_text("user", user)}
+    return queries.configure_user.call(**named, settings=given).then(_settings(UserState))
 
 
 @on_connection
@@ -265,21 +324,27 @@ def drain_queue(queue: str) -> Call[None]:
 
 
 @on_connection
-def pause_group(queue: str, group_key: GroupKey) -> Call[None]:
-    """Stop serving a group until it is resumed. Its ready tasks go back in line; those that run go on."""
-    return queries.pause_group.call(**_group(queue, group_key)).then(_nothing)
+def pause_group(queue: str, group_key: GroupKey, user: str | None = None) -> Call[None]:
+    """Stop serving a group, or one of its users, until it is resumed.
+
+    Ready tasks go back in line; those that run go on.
+    """
+    return queries.pause_group.call(**_group(queue, group_key), user_key=_user(user)).then(_nothing)
 
 
 @on_connection
-def resume_group(queue: str, group_key: GroupKey) -> Call[None]:
-    """Serve a paused group again. What it missed is not made up for."""
-    return queries.resume_group.call(**_group(queue, group_key)).then(_nothing)
+def resume_group(queue: str, group_key: GroupKey, user: str | None = None) -> Call[None]:
+    """Serve a paused group, or user of it, again. What it missed is not made up for."""
+    return queries.resume_group.call(**_group(queue, group_key), user_key=_user(user)).then(_nothing)
 
 
 @on_connection
-def purge_group(queue: str, group_key: GroupKey) -> Call[int]:
-    """Cancel everything a group has waiting, and return how many tasks that were. Running ones are left."""
-    return queries.purge_group.call(**_group(queue, group_key))
+def purge_group(queue: str, group_key: GroupKey, user: str | None = None) -> Call[int]:
+    """Cancel everything a group, or one of its users, has waiting, and return how many tasks that were.
+
+    Running ones are left.
+    """
+    return queries.purge_group.call(**_group(queue, group_key), user_key=_user(user))
 
 
 # --- Rates -----------------------------------------------------------------------------------------
@@ -317,6 +382,10 @@ def _group(queue: str, group_key: GroupKey | None, *, optional: bool = False) ->
     if group_key is not None or not optional:
         group_key = group_text(group_key)
     return {"queue": queue, "group_key": group_key}
+
+
+def _user(user: str | None) -> str | None:
+    return None if user is None else check_text("user", user)
 
 
 def _given(function: str, settings: Mapping[str, Any], known: Any) -> str:

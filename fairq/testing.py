@@ -60,6 +60,7 @@ def context(
     attempt: int = 1,
     max_attempts: int = 1,
     group_key: str = "test",
+    user_key: str | None = None,
     queue: str = "default",
     kind: str = "test",
     headers: Mapping[str, Any] | None = None,
@@ -73,6 +74,7 @@ def context(
         attempt=attempt,
         max_attempts=max_attempts,
         group_key=group_key,
+        user_key=user_key,
         queue=queue,
         kind=kind,
         worker_id=0,
@@ -133,6 +135,7 @@ class Enqueued:
     queue: str
     kind: str
     group_key: str
+    user_key: str | None
     state: str
     priority: int
     attempt: int
@@ -357,6 +360,7 @@ def _context_of(row: queries.PopOneRow, worker_id: int, state: Any) -> Context:
         attempt=row.attempt,
         max_attempts=row.max_attempts,
         group_key=row.group_key,
+        user_key=row.user_key,
         queue=row.queue,
         kind=row.kind,
         worker_id=worker_id,

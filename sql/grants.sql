@@ -43,9 +43,9 @@ grant select on fairq.settings, fairq.queues, fairq.kinds, fairq.groups, fairq.l
   fairq.ready, fairq.held, fairq.parked, fairq.lanes, fairq.ticks, fairq.workers, fairq.domains, fairq.heartbeats, fairq.upkeep_failures, fairq.ledger, fairq.ledger_queues, fairq.totals
 to fairq_work, fairq_observe;
 grant select (shard_no, id, sequence, queue, group_key, kind, scheduled, priority, created_at, run_at, expires_at, cost, attempt, max_attempts,
-  spared, losses, concurrency_key) on fairq.tasks to fairq_work, fairq_observe;
+  spared, losses, concurrency_key, user_key) on fairq.tasks to fairq_work, fairq_observe;
 grant select (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at, started_at, finished_at,
-  cost, used, attempt, max_attempts, concurrency_key) on fairq.finished_tasks to fairq_work, fairq_observe;
+  cost, used, attempt, max_attempts, concurrency_key, user_key) on fairq.finished_tasks to fairq_work, fairq_observe;
 grant select (shard_no, name, group_key, owner, cron, time_zone, every, spread, delay, missed, queue, kind, priority, concurrency_key, created_at, done_until,
   next_tick, fire_at, plan_at, paused_at, last_tick, last_task_id, problem, ticks) on fairq.schedules to fairq_work, fairq_observe;
 grant select (shard_no, task_id, worker_id, started_at, ended_at, used, attempt, outcome) on fairq.attempts to fairq_work, fairq_observe;

@@ -35,13 +35,15 @@ select has_column_privilege('fairq.finished_tasks', 'error', 'select')
   and has_column_privilege('fairq.progress', 'note', 'select') as yes
 """
 TASK = """
-select t.queue, t.group_key, t.kind, t.priority, t.cost, t.created_at, t.run_at, t.expires_at, h.started_at,
+select t.queue, t.group_key, nullif(t.user_key, '') as user_key, t.kind,
+  t.priority, t.cost, t.created_at, t.run_at, t.expires_at, h.started_at,
   null::timestamptz as finished_at, t.concurrency_key, null::jsonb as error
 from fairq.tasks t
 left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id
 where t.shard_no = any(array(select fairq._shards(null))) and t.id = %(id)s
 union all
-select f.queue, f.group_key, f.kind, f.priority, f.cost, f.created_at, f.run_at, f.expires_at, f.started_at,
+select f.queue, f.group_key, f.user_key, f.kind,
+  f.priority, f.cost, f.created_at, f.run_at, f.expires_at, f.started_at,
   f.finished_at, f.concurrency_key, {f.error}
 from fairq.finished_tasks f
 where f.shard_no = any(array(select fairq._shards(null))) and f.id = %(id)s
@@ -118,6 +120,7 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
     lines: dict[str, str] = {
         "queue": found.get("queue") or "",
         "group": found.get("group_key") or "",
+        "user": found.get("user_key") or "",
         "kind": found.get("kind") or "",
         "ahead": _ahead(found),
         "next look": ago(found.get("next_look_at")),

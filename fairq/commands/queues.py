@@ -118,19 +118,23 @@ def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str,
     return _without(found, "internal", "metered")
 
 
-def group_settings(conn: Connection, queue: str, group_key: str | None = None) -> list[dict[str, Any]]:
-    """Groups with settings of their own."""
+def group_settings(
+    conn: Connection, queue: str, group_key: str | None = None, user: str | None = None
+) -> list[dict[str, Any]]:
+    """Groups with settings of their own, or, with a user, that one."""
     found = rows(
         conn,
         """
         select g.* from fairq.groups g
         where g.queue = %(queue)s and (%(group_key)s::text is null or g.group_key = %(group_key)s)
+          and g.user_key = %(user)s
         order by g.group_key
         """,
         queue=queue,
         group_key=group_key,
+        user=user or "",
     )
-    return _without(found, "shard_no", "queue")
+    return _without(found, "shard_no", "queue", "user_key")
 
 
 def cluster_settings(conn: Connection) -> dict[str, Any]:
@@ -181,9 +185,13 @@ def create_queue(name: str, **options: Any) -> None:
     show(row, f"Queue {clean(name)} created.", _facts(row, "queue"))
 
 
-def _name(queue: str, group_key: str | None) -> str:
+def _name(queue: str, group_key: str | None, user: str | None = None) -> str:
     of = f"queue {clean(queue)}"
-    return f"Q{of[1:]}" if group_key is None else f"Group {clean(group_key)} of {of}"
+    if group_key is not None:
+        of = f"group {clean(group_key)} of {of}"
+    if user is not None:
+        of = f"user {clean(user)} of {of}"
+    return of[0].upper() + of[1:]
 
 
 def _facts(row: Mapping[str, Any], *hidden: str, whole: bool = False) -> RenderableType:
@@ -220,6 +228,9 @@ def _stranger(conn: Connection, queue: str, group_key: str | None) -> str:
     )
     is_known = group_key is None or found[0]["known"]
     return "" if is_known else " It has neither tasks nor settings: is that its name?"
+
+
+only_user = click.option("--user", metavar="USER", help="Only this user of the group.")
 
 
 # --- groups ----------------------------------------------------------------------------------------
@@ -284,9 +295,10 @@ queue_after = click.option(
 @command("set", parent=groups, codes={1: "refused"}, rights="fairq_admin")
 @click.argument("group_key", metavar="GROUP")
 @queue_after
+@only_user
 @settings_options(policies.GroupSettings)
-def set_group(group_key: str, queue: str, **options: Any) -> None:
-    """Change a group's settings.
+def set_group(group_key: str, queue: str, user: str | None, **options: Any) -> None:
+    """Change the settings of a group, or of one of its users.
 
     What you do not name stays as it is; what a group has none of, its queue says. The change takes
     effect with the next promotion.
@@ -297,13 +309,18 @@ def set_group(group_key: str, queue: str, **options: Any) -> None:
     fairq groups set bob --rate-limit 10 --rate-period 1m --rate-burst 20
     fairq groups set bob --reset weight --reset rate-limit
                                                      the queue's own again
+    fairq groups set bob --user jane --weight 2      two of bob's turns where others get one
     """
     chosen = named(options)
     with session() as conn, conn.transaction():
         note = " It has no tasks yet: is that its name?" if _stranger(conn, queue, group_key) else ""
-        policies.configure_group(conn, queue, group_key, **chosen)
-        row = group_settings(conn, queue, group_key)[0]
-    show({"queue": queue, **row}, f"{_name(queue, group_key)} changed.{note}", _facts(row, "group_key"))
+        if user is None:
+            policies.configure_group(conn, queue, group_key, **chosen)
+        else:
+            policies.configure_user(conn, queue, group_key, user, **chosen)
+        row = group_settings(conn, queue, group_key, user)[0]
+    whose = {"queue": queue} if user is None else {"queue": queue, "user_key": user}
+    show({**whose, **row}, f"{_name(queue, group_key, user)} changed.{note}", _facts(row, "group_key"))
 
 
 @command("purge", parent=groups, codes={1: "refused, or you said no"}, rights="fairq_admin")
@@ -502,36 +519,46 @@ def set_cluster(**options: Any) -> None:
 
 # --- pause, resume, drain --------------------------------------------------------------------------
 
+
+def _refuse_user_alone(group_key: str | None, user: str | None) -> None:
+    if user is not None and group_key is None:
+        raise click.UsageError("--user names a user of a group: add --group.")
+
+
 only_group = click.option("--group", "group_key", metavar="GROUP", help="Only this group of the queue.")
 
 
 @command(codes={1: "no such queue"}, rights="fairq_admin")
 @click.argument("queue", default="default")
 @only_group
-def pause(queue: str, group_key: str | None) -> None:
-    """Stop serving a queue or a group.
+@only_user
+def pause(queue: str, group_key: str | None, user: str | None) -> None:
+    """Stop serving a queue, a group, or a user of a group.
 
     Running tasks go on, new ones are accepted, none is started. QUEUE is "default" when you name none.
 
     \b
     fairq pause docs
     fairq pause docs --group bob
+    fairq pause docs --group bob --user jane
     fairq resume docs --group bob
     """
+    _refuse_user_alone(group_key, user)
     with session() as conn, conn.transaction():
         note = _stranger(conn, queue, group_key)
         if group_key is None:
             policies.pause_queue(conn, queue)
         else:
-            policies.pause_group(conn, queue, group_key)
-    _tell(queue, group_key, "paused", f"is paused. Running tasks go on.{note}")
+            policies.pause_group(conn, queue, group_key, user)
+    _tell(queue, group_key, "paused", f"is paused. Running tasks go on.{note}", user)
 
 
 @command(codes={1: "no such queue"}, rights="fairq_admin")
 @click.argument("queue", default="default")
 @only_group
-def resume(queue: str, group_key: str | None) -> None:
-    """Serve a paused queue or group again.
+@only_user
+def resume(queue: str, group_key: str | None, user: str | None) -> None:
+    """Serve a paused queue, group or user again.
 
     A queue that drains takes new tasks again. A queue and its groups are paused apart: to resume one leaves
     the other as it is.
@@ -540,16 +567,17 @@ def resume(queue: str, group_key: str | None) -> None:
     fairq resume docs
     fairq resume docs --group bob
     """
+    _refuse_user_alone(group_key, user)
     with session() as conn, conn.transaction():
         note = _stranger(conn, queue, group_key)
         if group_key is None:
             found = queue_settings(conn, queue)
             policies.resume_queue(conn, queue)
         else:
-            found = group_settings(conn, queue, group_key)
-            policies.resume_group(conn, queue, group_key)
+            found = group_settings(conn, queue, group_key, user)
+            policies.resume_group(conn, queue, group_key, user)
     stood = any([*_state(row)] for row in found)
-    _tell(queue, group_key, "resumed", f"{'is served again' if stood else 'was not paused'}.{note}")
+    _tell(queue, group_key, "resumed", f"{'is served again' if stood else 'was not paused'}.{note}", user)
 
 
 @command(codes={1: "no such queue, or not empty in time"}, rights="fairq_admin")
@@ -598,5 +626,6 @@ def _left(conn: Connection, queue: str) -> int:
     return live(each)
 
 
-def _tell(queue: str, group_key: str | None, what: str, text: str) -> None:
-    show({"queue": queue, "group_key": group_key, "done": what}, f"{_name(queue, group_key)} {text}")
+def _tell(queue: str, group_key: str | None, what: str, text: str, user: str | None = None) -> None:
+    whose = {"queue": queue, "group_key": group_key, **({} if user is None else {"user_key": user})}
+    show({**whose, "done": what}, f"{_name(queue, group_key, user)} {text}")

@@ -26,7 +26,8 @@ select fairq.create_task(
   p_idempotency_key => $12::text,
   p_concurrency_key => $13::text,
   p_headers => $14::text::jsonb,
-  p_unique => $15::text
+  p_unique => $15::text,
+  p_user_key => $16::text
 )::bigint as id""",
     driver.scalar(),
 )
@@ -47,6 +48,7 @@ def enqueue(
     concurrency_key: str | None = None,
     headers: str | None = None,
     unique: str | None = None,
+    user: str | None = None,
 ) -> driver.Params:
     """Creates a task in the caller's transaction and returns its id."""
     return (
@@ -65,6 +67,7 @@ def enqueue(
         concurrency_key,
         headers,
         unique,
+        user,
     )
 
 
@@ -88,7 +91,8 @@ from fairq.create_tasks(
   p_concurrency_keys => $13::text[],
   p_headers => $14::text::jsonb,
   p_priorities => $15::integer[],
-  p_costs => $16::double precision[]
+  p_costs => $16::double precision[],
+  p_user_keys => $17::text[]
 ) as c(id)""",
     driver.scalar(),
 )
@@ -110,6 +114,7 @@ def enqueue_many(
     headers: str | None = None,
     priority_each: Sequence[int | None] | None = None,
     cost_each: Sequence[float | None] | None = None,
+    user_each: Sequence[str | None] | None = None,
 ) -> driver.Params:
     """Creates many tasks with one call and returns their ids in the order of the input."""
     return (
@@ -129,6 +134,7 @@ def enqueue_many(
         headers,
         driver.Typed(priority_each, 1007),
         driver.Typed(cost_each, 1022),
+        driver.Typed(user_each, 1009),
     )
 
 
@@ -389,6 +395,7 @@ class PopOneRow:
     max_attempts: int
     queue: str
     group_key: str
+    user_key: str | None
     kind: str
     seconds: float | None
     headers: str | None
@@ -398,7 +405,7 @@ class PopOneRow:
 @driver.Statement[list[PopOneRow]](
     "many",
     """-- name: PopOne :many
-select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.user_key, t.kind,
   extract(epoch from t.timeout)::double precision as seconds, t.headers::text as headers, t.payload::text as payload
 from fairq.pop_tasks(p_queue => $1::text, p_limit => 1, p_worker_id => $2::bigint) t""",
     driver.row(PopOneRow),
@@ -441,6 +448,7 @@ class LiveTasksRow:
     queue: str
     kind: str
     group_key: str
+    user_key: str | None
     state: str
     priority: int
     attempt: int
@@ -454,7 +462,7 @@ class LiveTasksRow:
 @driver.Statement[list[LiveTasksRow]](
     "many",
     """-- name: LiveTasks :many
-select t.id, t.queue, t.kind, t.group_key, l.state, t.priority, l.attempt,
+select t.id, t.queue, t.kind, t.group_key, l.user_key, l.state, t.priority, l.attempt,
   to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
   t.headers::text as headers, t.payload::text as payload, t.concurrency_key, t.idempotency_key
 from fairq.tasks t

@@ -68,6 +68,28 @@ def configure_group(
 
 @driver.Statement[str](
     "the",
+    """-- name: ConfigureUser :one
+select fairq._settings_json(fairq.configure_user(p_queue => $1::text, p_group_key => $2::text, p_user_key => $3::text, p_settings => $4::text::jsonb))::text as settings""",
+    driver.scalar(),
+)
+def configure_user(
+    *,
+    queue: str,
+    group_key: str,
+    user_key: str,
+    settings: str,
+) -> driver.Params:
+    """Changes settings of one user of a group; an absent one stays, a null takes one away, so that what its group or queue gives to each user holds."""
+    return (
+        queue,
+        group_key,
+        user_key,
+        settings,
+    )
+
+
+@driver.Statement[str](
+    "the",
     """-- name: ConfigureKey :one
 select fairq._settings_json(fairq.configure_key(p_concurrency_key => $1::text, p_settings => $2::text::jsonb))::text as settings""",
     driver.scalar(),
@@ -143,54 +165,60 @@ def drain_queue(
 @driver.Statement[str](
     "the",
     """-- name: PauseGroup :one
-select fairq.pause_group(p_queue => $1::text, p_group_key => $2::text)::text as done""",
+select fairq.pause_group(p_queue => $1::text, p_group_key => $2::text, p_user_key => $3::text)::text as done""",
     driver.scalar(),
 )
 def pause_group(
     *,
     queue: str,
     group_key: str,
+    user_key: str | None = None,
 ) -> driver.Params:
-    """Stops serving a group until it is resumed."""
+    """Stops serving a group, or one of its users, until it is resumed."""
     return (
         queue,
         group_key,
+        user_key,
     )
 
 
 @driver.Statement[str](
     "the",
     """-- name: ResumeGroup :one
-select fairq.resume_group(p_queue => $1::text, p_group_key => $2::text)::text as done""",
+select fairq.resume_group(p_queue => $1::text, p_group_key => $2::text, p_user_key => $3::text)::text as done""",
     driver.scalar(),
 )
 def resume_group(
     *,
     queue: str,
     group_key: str,
+    user_key: str | None = None,
 ) -> driver.Params:
-    """Serves a paused group again."""
+    """Serves a paused group, or user of it, again."""
     return (
         queue,
         group_key,
+        user_key,
     )
 
 
 @driver.Statement[int](
     "the",
     """-- name: PurgeGroup :one
-select fairq.purge_group(p_queue => $1::text, p_group_key => $2::text)::integer as ended""",
+select fairq.purge_group(p_queue => $1::text, p_group_key => $2::text, p_user_key => $3::text)::integer as ended""",
     driver.scalar(),
 )
 def purge_group(
     *,
     queue: str,
     group_key: str,
+    user_key: str | None = None,
 ) -> driver.Params:
-    """Cancels everything a group has waiting; returns how many tasks that were."""
+    """Cancels everything a group, or one of its users, has waiting; returns how many tasks that were."""
     return (
         queue,
         group_key,
+        user_key,
     )
 
 

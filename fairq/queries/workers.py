@@ -69,6 +69,7 @@ class TurnRow:
     payload: str
     spared: int | None
     losses: int | None
+    user_key: str | None
 
 
 @driver.Statement[list[TurnRow]](
@@ -76,7 +77,7 @@ class TurnRow:
     """-- name: Turn :many
 select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
   case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload,
-  t.spared, t.losses
+  t.spared, t.losses, t.user_key
 from fairq.turn(
   p_worker_id => $1::bigint,
   p_queues => $2::text[],

@@ -107,6 +107,7 @@ class Entry:
             "action": action,
             "queue": row.queue,
             "group": row.group_key,
+            "user": row.user_key,
             "kind": row.kind,
             "task_id": row.id,
             "attempt": row.attempt,

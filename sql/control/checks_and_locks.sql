@@ -96,15 +96,27 @@ begin
 end;
 $$;
 
--- Raises QF001 or QF003 when a group cannot be meant.
-create function fairq._check_group(p_queue text, p_group_key text) returns void
+-- Raises QF001, QF003 or QF006 when a group, or a user of it, cannot be meant.
+create function fairq._check_group(p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
     raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
       using errcode = 'QF001', hint = 'Name the tenant: a text of 1 to 500 bytes.';
   end if;
+  perform fairq._check_user(p_group_key, p_user_key);
   perform fairq._queue(p_queue);
+end;
+$$;
+
+-- Raises QF006: a user cannot be called so.
+create function fairq._check_user(p_group_key text, p_user_key text) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+  if p_user_key = '' or octet_length(p_user_key) > 500 then
+    raise exception 'the user key of group "%" is %', p_group_key, case when p_user_key = '' then 'empty' else 'too long' end
+      using errcode = 'QF006', hint = 'Name one of the users of the group: a text of 1 to 500 bytes; null names none.';
+  end if;
 end;
 $$;
 

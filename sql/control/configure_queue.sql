@@ -1,5 +1,5 @@
 -- Creates a queue, or changes its settings, which are columns of fairq.queues: an absent one stays as it is, a null takes one away, so that the default holds.
--- group_* and weight are the defaults of its groups; max_running, rate_* and breaker_* limit the queue as a whole. Takes effect with the next promotion and pop.
+-- group_* and weight are the defaults of its groups, user_* those of their users; max_running, rate_* and breaker_* limit the queue as a whole. Takes effect with the next promotion and pop.
 -- Returns the settings in force.
 -- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting, or a budget where tasks are only counted.
 -- Locks: settings; queues, one row; where limits change, the meter of the queue, waits for it, and the domains of the queue, if nobody promotes.
@@ -30,7 +30,7 @@ begin
       select g.budget from fairq._shards(null) s(shard_no) join fairq.groups g on g.shard_no = s.shard_no and g.queue = p_queue
     ) b;
   end if;
-  select coalesce(bool_or(c.name ~ '^(weight$|fairness$|group_)'), false), coalesce(bool_or(c.name ~ '^(max_running$|rate_|breaker_)'), false)
+  select coalesce(bool_or(c.name ~ '^(weight$|fairness$|group_|user_)'), false), coalesce(bool_or(c.name ~ '^(max_running$|rate_|breaker_)'), false)
   into v_groups_change, v_meter_changes
   from jsonb_object_keys(v_changes) c(name);
 
@@ -45,16 +45,17 @@ begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
 
   if v_groups_change and not v_is_new then
-    -- The groups that have a lane look their settings up again, and so do those that have tasks in flight; others will when they get one.
-    insert into fairq.rings (shard_no, queue, group_key, configured)
-    select l.shard_no, l.queue, l.group_key, true
+    -- The groups, and users, that have a lane look their settings up again, and so do those that have tasks in flight; others will when they get one.
+    insert into fairq.rings (shard_no, queue, group_key, user_key, configured)
+    select l.shard_no, p_queue, l.group_key, case when l.queue <> p_queue then l.user_key end, true
     from fairq._shards(null) s(shard_no)
-    join fairq.lanes l on l.shard_no = s.shard_no and l.queue = p_queue
+    join fairq.lanes l on l.shard_no = s.shard_no and l.queue in (p_queue, fairq._users_of(p_queue))
     union
-    select t.shard_no, t.queue, t.group_key, true
+    select t.shard_no, t.queue, t.group_key, u.user_key, true
     from fairq._shards(null) s(shard_no)
     join fairq.held h on h.shard_no = s.shard_no
     join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+    cross join lateral (values (null), (nullif(t.user_key, ''))) u(user_key)
     where t.queue = p_queue;
     perform fairq._promote(s.shard_no, p_queue, 1, false) from fairq._shards(null) s(shard_no);
   end if;

@@ -50,6 +50,6 @@ begin
   v_lane.version := v_lane.version + 1;
   insert into fairq.lanes select (v_lane).*;
   delete from fairq.lanes l
-  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.version = v_lane.version - 1;
+  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.user_key = '' and l.version = v_lane.version - 1;
 end;
 $$;

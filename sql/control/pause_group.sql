@@ -1,28 +1,28 @@
--- Pauses a group: none of its tasks is promoted, those already ready go back in line with the next promotion; running ones go on. Costs the same however
+-- Pauses a group, or, with p_user_key, one of its users: none of its tasks is promoted, those already ready go back in line with the next promotion; running ones go on. Costs the same however
 -- much it has waiting.
--- Raises QF001 group key, QF003 unknown queue.
+-- Raises QF001 group key, QF003 unknown queue, QF006 user key.
 -- Locks: groups, one row.
-create function fairq.pause_group(p_queue text, p_group_key text) returns void
+create function fairq.pause_group(p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_shard_no integer;
 begin
-  perform fairq._check_group(p_queue, p_group_key);
+  perform fairq._check_group(p_queue, p_group_key, p_user_key);
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
-  insert into fairq.groups as g (shard_no, queue, group_key, paused_at)
-  values (v_shard_no, p_queue, p_group_key, fairq._now())
-  on conflict (shard_no, queue, group_key) do update
+  insert into fairq.groups as g (shard_no, queue, group_key, user_key, paused_at)
+  values (v_shard_no, p_queue, p_group_key, coalesce(p_user_key, ''), fairq._now())
+  on conflict (shard_no, queue, group_key, user_key) do update
   set paused_at = coalesce(g.paused_at, excluded.paused_at);
-  perform fairq._ring_group(v_shard_no, p_queue, p_group_key);
+  perform fairq._ring_group(v_shard_no, p_queue, p_group_key, p_user_key);
 end;
 $$;
-comment on function fairq.pause_group is 'Stops serving a group until it is resumed.';
+comment on function fairq.pause_group is 'Stops serving a group, or one of its users, until it is resumed.';
 
--- "Look at this group": its settings changed. Workers that sleep are woken.
-create function fairq._ring_group(p_shard_no integer, p_queue text, p_group_key text) returns void
+-- "Look at this group", or at this user of it: its settings changed. Workers that sleep are woken.
+create function fairq._ring_group(p_shard_no integer, p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  insert into fairq.rings (shard_no, queue, group_key, configured) values (p_shard_no, p_queue, p_group_key, true);
+  insert into fairq.rings (shard_no, queue, group_key, user_key, configured) values (p_shard_no, p_queue, p_group_key, p_user_key, true);
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
 end;
 $$;

@@ -1,9 +1,9 @@
--- Cancels everything a group has waiting: in line, ready, scheduled and parked tasks. Claimed and running ones are left; cancel_task is for those.
+-- Cancels everything a group, or with p_user_key one of its users, has waiting: in line, ready, scheduled and parked tasks. Claimed and running ones are left; cancel_task is for those.
 -- Ready ones are cancelled by promotion, which gives the group its addresses back: it owes nothing for tasks it did not run.
 -- Returns how many tasks it ended.
--- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
+-- Raises QF001 group key, QF003 unknown queue, QF006 user key, QF005 not READ COMMITTED.
 -- Locks: the domain and #keys, waits for them; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
-create function fairq.purge_group(p_queue text, p_group_key text) returns integer
+create function fairq.purge_group(p_queue text, p_group_key text, p_user_key text default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
@@ -11,7 +11,7 @@ declare
   v_ready bigint[];
   v_ended integer;
 begin
-  perform fairq._check_group(p_queue, p_group_key);
+  perform fairq._check_group(p_queue, p_group_key, p_user_key);
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   perform fairq._lock_domain(v_shard_no, p_queue, true);
   -- Whoever takes tasks from those that wait for a key holds the keys.
@@ -20,12 +20,14 @@ begin
     select r.id
     from fairq.ready r
     where r.shard_no = v_shard_no and r.queue = p_queue and r.position >= 0 and r.group_key = p_group_key
+      and r.user_key = coalesce(p_user_key, r.user_key)
     for update skip locked
   );
   v_ended := cardinality(v_ready) + cardinality(fairq._end_waiting(v_shard_no, array(
     select t.id
     from fairq.tasks t
-    where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.id <> all(v_ready)
+    where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key)
+      and t.id <> all(v_ready)
   ), 'cancelled', v_now));
   insert into fairq.cancellations (shard_no, task_id, requested_at)
   select v_shard_no, r.id, v_now
@@ -43,4 +45,4 @@ begin
   return v_ended;
 end;
 $$;
-comment on function fairq.purge_group is 'Cancels everything a group has waiting. Returns the number of tasks.';
+comment on function fairq.purge_group is 'Cancels everything a group, or one of its users, has waiting. Returns the number of tasks.';

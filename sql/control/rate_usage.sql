@@ -24,7 +24,7 @@ begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   select g.* into v_group
   from fairq.groups g
-  where g.shard_no = v_lane.shard_no and g.queue = v_lane.queue and g.group_key = v_lane.group_key;
+  where g.shard_no = v_lane.shard_no and g.queue = v_lane.queue and g.group_key = v_lane.group_key and g.user_key = '';
   -- The settings as they are now, of which the lane may not have heard yet.
   v_policy := fairq._policy_of(v_lane.shard_no, v_lane.queue, v_lane.group_key);
   if v_policy.rate_seconds is null then

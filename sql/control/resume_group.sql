@@ -1,17 +1,17 @@
--- Serves a paused group again. It starts at the clock: what it missed is not made up for.
--- Raises QF001 group key, QF003 unknown queue.
+-- Serves a paused group, or user of it, again. It starts at the clock: what it missed is not made up for.
+-- Raises QF001 group key, QF003 unknown queue, QF006 user key.
 -- Locks: groups, one row.
-create function fairq.resume_group(p_queue text, p_group_key text) returns void
+create function fairq.resume_group(p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_shard_no integer;
 begin
-  perform fairq._check_group(p_queue, p_group_key);
+  perform fairq._check_group(p_queue, p_group_key, p_user_key);
   select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   update fairq.groups g
   set paused_at = null
-  where g.shard_no = v_shard_no and g.queue = p_queue and g.group_key = p_group_key;
-  perform fairq._ring_group(v_shard_no, p_queue, p_group_key);
+  where g.shard_no = v_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = coalesce(p_user_key, '');
+  perform fairq._ring_group(v_shard_no, p_queue, p_group_key, p_user_key);
 end;
 $$;
-comment on function fairq.resume_group is 'Serves a paused group again.';
+comment on function fairq.resume_group is 'Serves a paused group, or user of it, again.';

@@ -22,7 +22,7 @@ begin
     where a.attrelid = p_table
       and a.attnum > 0
       and not a.attisdropped
-      and a.attname <> all(array['singleton', 'shard_no', 'queue', 'kind', 'group_key', 'metered', 'internal', 'test_clock', 'paused_at', 'draining_at'])
+      and a.attname <> all(array['singleton', 'shard_no', 'queue', 'kind', 'group_key', 'user_key', 'metered', 'internal', 'test_clock', 'paused_at', 'draining_at'])
       and (p_known is null or a.attname = any(p_known))
     order by a.attnum
   );
@@ -59,7 +59,7 @@ begin
         ('retention', 0, 36525 * 86400::bigint),
         ('shard_count', 1, 4096),
         ('payload_limit', 1, 268435456)
-    ) b(name, least, most) on b.name = regexp_replace(e.key, '^group_', '')
+    ) b(name, least, most) on b.name = regexp_replace(e.key, '^(group|user)_', '')
     order by e.key
   loop
     if v_setting.type is null then
@@ -117,7 +117,7 @@ begin
 
   for v_setting in
     select g.of || c.rule as rule, g.of || c.time as time, g.of || c.extra as extra, c.preset
-    from (values (''), ('group_')) g(of)
+    from (values (''), ('group_'), ('user_')) g(of)
     cross join (values ('rate_limit', 'rate_period', 'rate_burst', '1 second'), ('breaker_threshold', 'breaker_cooldown', null, '1 minute'),
       ('short_slots', 'short_idle', 'short_under', '1 minute'), ('budget', 'budget_period', null, '1 day'))
       c(rule, time, extra, preset)
@@ -170,30 +170,31 @@ create function fairq._assignments(p_changes jsonb) returns text
 language sql immutable set search_path = pg_catalog, pg_temp
 as $$ select string_agg(format('%1$I = ($1).%1$I', c.name), ', ') from jsonb_object_keys(p_changes) c(name) $$;
 
--- Writes the settings of a group, or of a concurrency key (queue #keys). Its lane is rung and looks its policy up again.
+-- Writes the settings of a group, of one of its users, or of a concurrency key (queue #keys). Its lane is rung and looks its policy up again.
 -- Returns the settings in force.
 -- Raises QF007, QF009, QF014 (see _check_settings).
 -- Locks: groups, one row.
-create function fairq._set_limits(p_shard_no integer, p_queue text, p_group_key text, p_of text, p_settings jsonb, p_known text[] default null)
-returns fairq.groups
+create function fairq._set_limits(
+  p_shard_no integer, p_queue text, p_group_key text, p_of text, p_settings jsonb, p_known text[] default null, p_user_key text default null
+) returns fairq.groups
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_group fairq.groups;
   v_changes jsonb;
 begin
-  insert into fairq.groups (shard_no, queue, group_key) values (p_shard_no, p_queue, p_group_key) on conflict do nothing;
+  insert into fairq.groups (shard_no, queue, group_key, user_key) values (p_shard_no, p_queue, p_group_key, coalesce(p_user_key, '')) on conflict do nothing;
   select g.* into v_group
   from fairq.groups g
-  where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key
+  where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = coalesce(p_user_key, '')
   for update;
 
   v_changes := fairq._check_settings(p_of, 'fairq.groups', to_jsonb(v_group), p_settings, p_known);
   if v_changes <> '{}' then
     v_group := jsonb_populate_record(v_group, v_changes);
-    execute 'update fairq.groups g set ' || fairq._assignments(v_changes) || ' where g.shard_no = $2 and g.queue = $3 and g.group_key = $4'
-    using v_group, p_shard_no, p_queue, p_group_key;
+    execute 'update fairq.groups g set ' || fairq._assignments(v_changes) || ' where g.shard_no = $2 and g.queue = $3 and g.group_key = $4 and g.user_key = $5'
+    using v_group, p_shard_no, p_queue, p_group_key, v_group.user_key;
   end if;
-  perform fairq._ring_group(p_shard_no, p_queue, p_group_key);
+  perform fairq._ring_group(p_shard_no, p_queue, p_group_key, p_user_key);
   return v_group;
 end;
 $$;

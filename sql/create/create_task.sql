@@ -7,7 +7,8 @@ create function fairq.create_task(
   p_group_key text, p_payload jsonb, p_queue text default 'default', p_kind text default 'default', p_priority integer default null,
   p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default null,
   p_timeout interval default null, p_idempotency_key text default null, p_concurrency_key text default null, p_headers jsonb default null,
-  p_unique text default null
+  p_unique text default null,
+  p_user_key text default null
 ) returns bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -36,7 +37,7 @@ begin
     perform fairq._check_role(p_queue, v_settings.enqueue_role);
   end if;
   perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, v_settings.priority, p_run_at, p_expires_at, p_max_attempts,
-    v_settings.cost, p_timeout, p_idempotency_key, p_concurrency_key, p_headers);
+    v_settings.cost, p_timeout, p_idempotency_key, p_concurrency_key, p_headers, p_user_key);
 
   v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
   v_id := nextval('fairq.task_ids');
@@ -56,14 +57,14 @@ begin
     select not a.is_announced into v_announce from fairq._announced(v_shard_no, p_queue) a;
   end if;
 
-  insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, expires_at, cost,
+  insert into fairq.tasks (shard_no, id, sequence, queue, group_key, user_key, kind, priority, created_at, run_at, expires_at, cost,
     max_attempts, timeout, idempotency_key, concurrency_key, scheduled, headers, payload)
-  values (v_shard_no, v_id, v_id, p_queue, p_group_key, p_kind, v_settings.priority,
+  values (v_shard_no, v_id, v_id, p_queue, p_group_key, coalesce(p_user_key, ''), p_kind, v_settings.priority,
     v_now, coalesce(p_run_at, v_now), p_expires_at, v_settings.cost, v_settings.max_attempts, v_settings.timeout,
     p_idempotency_key, p_concurrency_key, v_scheduled, p_headers, p_payload);
 
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, due_at, keyed, announced)
-  values (v_shard_no, p_queue, p_group_key, case when not v_scheduled then v_settings.priority end, case when not v_scheduled then v_id end,
+  insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, due_at, keyed, announced)
+  values (v_shard_no, p_queue, p_group_key, p_user_key, case when not v_scheduled then v_settings.priority end, case when not v_scheduled then v_id end,
     case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_announce);
 
   -- Also for a scheduled task: a worker that sleeps learns when to wake up.
@@ -80,7 +81,8 @@ comment on function fairq.create_task is
 -- Raises QF001 group key, QF002 payload, QF006 other keys, QF008 cost, QF009 times, QF007 attempts.
 create function fairq._check_task(
   p_group_key text, p_payload jsonb, p_payload_limit integer, p_kind text, p_priority integer, p_run_at timestamptz, p_expires_at timestamptz,
-  p_max_attempts integer, p_cost double precision, p_timeout interval, p_idempotency_key text, p_concurrency_key text, p_headers jsonb
+  p_max_attempts integer, p_cost double precision, p_timeout interval, p_idempotency_key text, p_concurrency_key text, p_headers jsonb,
+  p_user_key text default null
 ) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -103,6 +105,9 @@ begin
   if p_kind is null or p_kind = '' or octet_length(p_kind) > 200 then
     raise exception 'the kind of a task of group "%" is %', p_group_key, coalesce('"' || left(p_kind, 40) || '"', 'null')
       using errcode = 'QF006', hint = 'Name the handler: a text of 1 to 200 bytes.';
+  end if;
+  if p_user_key = '' or octet_length(p_user_key) > 500 then
+    perform fairq._check_user(p_group_key, p_user_key);
   end if;
   if p_idempotency_key = '' or octet_length(p_idempotency_key) > 500 or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
     raise exception 'the idempotency or concurrency key of a task of group "%" is empty or too long', p_group_key

@@ -1,12 +1,12 @@
 -- Creates many tasks with one call; each array has one element per task, the other options hold for all of them.
--- One ring per group and priority, not per task.
+-- One ring per group, user and priority, not per task.
 -- Returns the ids in the order of the input.
 -- Raises what create_task raises, and QF011 when the arrays differ in length. Nothing is created then.
 create function fairq.create_tasks(
   p_group_keys text[], p_payloads jsonb[], p_queue text default 'default', p_kind text default 'default', p_priority integer default null,
   p_run_at timestamptz default null, p_expires_at timestamptz default null, p_max_attempts integer default null, p_cost double precision default null,
   p_timeout interval default null, p_idempotency_keys text[] default null, p_concurrency_keys text[] default null, p_headers jsonb default null,
-  p_priorities integer[] default null, p_costs double precision[] default null
+  p_priorities integer[] default null, p_costs double precision[] default null, p_user_keys text[] default null
 ) returns setof bigint
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -41,6 +41,7 @@ begin
     or coalesce(cardinality(p_concurrency_keys), v_count) <> v_count
     or coalesce(cardinality(p_priorities), v_count) <> v_count
     or coalesce(cardinality(p_costs), v_count) <> v_count
+    or coalesce(cardinality(p_user_keys), v_count) <> v_count
   then
     raise exception 'the arrays have different lengths: % group keys, % payloads', v_count, coalesce(cardinality(p_payloads), 0)
       using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
@@ -55,8 +56,8 @@ begin
   -- The first task is always looked at, for what holds for all; the others only when one scan finds something odd about them.
   for v_wrong in
     select i.*
-    from unnest(p_group_keys, p_payloads, p_idempotency_keys, p_concurrency_keys, p_priorities, p_costs)
-      with ordinality i(group_key, payload, idempotency_key, concurrency_key, priority, cost, ordinal)
+    from unnest(p_group_keys, p_payloads, p_idempotency_keys, p_concurrency_keys, p_priorities, p_costs, p_user_keys)
+      with ordinality i(group_key, payload, idempotency_key, concurrency_key, priority, cost, user_key, ordinal)
     where i.ordinal = 1
       or i.group_key is null
       or i.group_key = ''
@@ -67,11 +68,13 @@ begin
       or octet_length(i.idempotency_key) > 500
       or i.concurrency_key = ''
       or octet_length(i.concurrency_key) > 500
+      or i.user_key = ''
+      or octet_length(i.user_key) > 500
       or coalesce(i.priority, v_settings.priority) not between -1000000 and 1000000
       or coalesce(i.cost, v_settings.cost) not between 0.001 and 1000000
   loop
     perform fairq._check_task(v_wrong.group_key, v_wrong.payload, v_settings.payload_limit, p_kind, coalesce(v_wrong.priority, v_settings.priority),
-      p_run_at, p_expires_at, p_max_attempts, coalesce(v_wrong.cost, v_settings.cost), p_timeout, v_wrong.idempotency_key, v_wrong.concurrency_key, p_headers);
+      p_run_at, p_expires_at, p_max_attempts, coalesce(v_wrong.cost, v_settings.cost), p_timeout, v_wrong.idempotency_key, v_wrong.concurrency_key, p_headers, v_wrong.user_key);
   end loop;
 
   -- Keys are taken one by one in a fixed order, so two calls with the same keys wait for each other and do not deadlock.
@@ -79,11 +82,11 @@ begin
     return query
       with created as materialized (
         select k.ordinal, fairq.create_task(k.group_key, k.payload, p_queue, p_kind, coalesce(k.priority, p_priority), p_run_at, p_expires_at,
-          p_max_attempts, coalesce(k.cost, p_cost), p_timeout, k.idempotency_key, k.concurrency_key, p_headers) as id
+          p_max_attempts, coalesce(k.cost, p_cost), p_timeout, k.idempotency_key, k.concurrency_key, p_headers, k.user_key) as id
         from (
           select i.*
-          from unnest(p_group_keys, p_payloads, p_idempotency_keys, p_concurrency_keys, p_priorities, p_costs)
-            with ordinality i(group_key, payload, idempotency_key, concurrency_key, priority, cost, ordinal)
+          from unnest(p_group_keys, p_payloads, p_idempotency_keys, p_concurrency_keys, p_priorities, p_costs, p_user_keys)
+            with ordinality i(group_key, payload, idempotency_key, concurrency_key, priority, cost, user_key, ordinal)
           order by i.idempotency_key, i.group_key, i.ordinal
         ) k
       )
@@ -93,24 +96,24 @@ begin
       with input as materialized (
         select i.*, coalesce(i.priority, v_settings.priority) as task_priority, nextval('fairq.task_ids') as id,
           fairq._shard_of(i.group_key, v_settings.shard_count) as shard_no
-        from unnest(p_group_keys, p_payloads, p_concurrency_keys, p_priorities, p_costs)
-          with ordinality i(group_key, payload, concurrency_key, priority, cost, ordinal)
+        from unnest(p_group_keys, p_payloads, p_concurrency_keys, p_priorities, p_costs, p_user_keys)
+          with ordinality i(group_key, payload, concurrency_key, priority, cost, user_key, ordinal)
       ),
       created as (
-        insert into fairq.tasks (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, expires_at, cost,
+        insert into fairq.tasks (shard_no, id, sequence, queue, group_key, user_key, kind, priority, created_at, run_at, expires_at, cost,
           max_attempts, timeout, concurrency_key, scheduled, headers, payload)
-        select i.shard_no, i.id, i.id, p_queue, i.group_key, p_kind,
+        select i.shard_no, i.id, i.id, p_queue, i.group_key, coalesce(i.user_key, ''), p_kind,
           i.task_priority, v_now, coalesce(p_run_at, v_now), p_expires_at, coalesce(i.cost, v_settings.cost),
           v_settings.max_attempts, v_settings.timeout, i.concurrency_key, coalesce(p_run_at > v_now, false), p_headers, i.payload
         from input i
       ),
       rung as (
-        insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed, announced)
-        select i.shard_no, p_queue, i.group_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null),
+        insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed, announced)
+        select i.shard_no, p_queue, i.group_key, i.user_key, i.task_priority, min(i.id), bool_or(i.concurrency_key is not null),
           v_announce and bool_or(i.ordinal = 1)
         from input i
         where p_run_at is null or p_run_at <= v_now
-        group by i.shard_no, i.group_key, i.task_priority
+        group by i.shard_no, i.group_key, i.user_key, i.task_priority
       ),
       announced as (
         insert into fairq.rings (shard_no, queue, group_key, due_at, announced)

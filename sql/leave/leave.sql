@@ -12,7 +12,7 @@ declare
 begin
   select array_agg(t.held) filter (where t.held is not null) as held, array_agg(t.ready) filter (where t.ready is not null) as ready,
     array_agg(t.parked) filter (where t.parked is not null) as parked, bool_or(t.ends) as ends, bool_or(not t.ends) as comes_back,
-    bool_or(t.counted or t.keyed or t.meters <> 0 or t.charge is not null) as gives_back
+    bool_or(t.counted or t.user_counted or t.keyed or t.meters <> 0 or t.charge is not null) as gives_back
   into v_all
   from unnest(p_tasks) t;
   if v_all.held is not null then
@@ -37,9 +37,9 @@ begin
           and t.ends
         returning b.*, t.outcome, t.worker_id, t.started_at, t.used, t.result, t.error, coalesce(t.attempt, b.attempt) as last_attempt
       )
-      insert into fairq.finished_tasks as f (shard_no, id, queue, group_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at,
+      insert into fairq.finished_tasks as f (shard_no, id, queue, group_key, user_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at,
         started_at, finished_at, cost, used, attempt, max_attempts, timeout, idempotency_key, concurrency_key, headers, payload, result, error)
-      select e.shard_no, e.id, e.queue, e.group_key, e.kind, e.priority, e.outcome, e.worker_id, e.created_at, e.run_at, e.expires_at,
+      select e.shard_no, e.id, e.queue, e.group_key, nullif(e.user_key, ''), e.kind, e.priority, e.outcome, e.worker_id, e.created_at, e.run_at, e.expires_at,
         e.started_at, p_now, e.cost, e.used, e.last_attempt, e.max_attempts, e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, e.result,
         e.error
       from ended e
@@ -57,32 +57,33 @@ create function fairq._give_back(p_shard_no integer, p_tasks fairq.leaving[], p_
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   -- Places, and for breakers how the attempts ended: failures after the last success.
-  insert into fairq.rings (shard_no, queue, group_key, freed, failures, succeeded)
-  select f.shard_no, f.queue, f.group_key, count(*), count(*) filter (where f.outcome in ('failed', 'retry') and f.nth > f.last_success),
+  insert into fairq.rings (shard_no, queue, group_key, user_key, freed, failures, succeeded)
+  select f.shard_no, f.queue, f.group_key, f.user_key, count(*), count(*) filter (where f.outcome in ('failed', 'retry') and f.nth > f.last_success),
     bool_or(f.outcome = 'succeeded')
   from (
-    select s.shard_no, s.queue, s.group_key, t.outcome, t.nth,
-      coalesce(max(t.nth) filter (where t.outcome = 'succeeded') over (partition by s.shard_no, s.queue, s.group_key), 0) as last_success
+    select s.shard_no, s.queue, s.group_key, s.user_key, t.outcome, t.nth,
+      coalesce(max(t.nth) filter (where t.outcome = 'succeeded') over (partition by s.shard_no, s.queue, s.group_key, s.user_key), 0) as last_success
     from unnest(p_tasks) with ordinality as t(id, body, held, ready, parked, ends, outcome, result, error, run_at, attempt, worker_id, started_at,
-      charge, used, meters, counted, keyed, nth)
+      charge, used, meters, counted, keyed, user_counted, nth)
     join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
-    cross join lateral fairq._scopes(p_shard_no, b.queue, b.group_key, t.counted, t.meters, case when t.keyed then b.concurrency_key end) s
+    cross join lateral fairq._scopes(p_shard_no, b.queue, b.group_key, t.counted, t.meters, case when t.keyed then b.concurrency_key end,
+      case when t.user_counted then b.user_key end) s
   ) f
-  group by f.shard_no, f.queue, f.group_key;
+  group by f.shard_no, f.queue, f.group_key, f.user_key;
 
   -- Where groups share what tasks use: that, and what was charged. One that ended without a word counts as what was charged; only one that ended by itself, and
   -- not without a word, tells what its kind uses.
-  insert into fairq.rings (shard_no, queue, group_key, used, charged, ran)
-  select p_shard_no, a.queue, a.group_key, sum(a.used), sum(a.charge),
+  insert into fairq.rings (shard_no, queue, group_key, user_key, used, charged, ran)
+  select p_shard_no, a.queue, a.group_key, a.user_key, sum(a.used), sum(a.charge),
     case when a.measured then (a.kind, count(*), sum(a.used), sum(a.cost))::fairq.estimate end
   from (
-    select b.queue, b.group_key, b.kind, b.cost, t.charge, coalesce(t.used, t.charge) as used,
+    select b.queue, b.group_key, nullif(b.user_key, '') as user_key, b.kind, b.cost, t.charge, coalesce(t.used, t.charge) as used,
       t.used is not null and t.started_at is not null and t.outcome in ('succeeded', 'failed', 'retry', 'cancelled', 'expired') as measured
     from unnest(p_tasks) t
     join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
     where t.charge is not null
   ) a
-  group by a.queue, a.group_key, a.kind, a.measured;
+  group by a.queue, a.group_key, a.user_key, a.kind, a.measured;
 end;
 $$;
 
@@ -107,7 +108,7 @@ begin
     where b.shard_no = p_shard_no
       and b.ctid = t.body
       and not t.ends
-    returning b.id, b.queue, b.group_key, b.priority, b.sequence, b.scheduled, b.run_at, b.concurrency_key, t.outcome, t.error, t.attempt, t.worker_id,
+    returning b.id, b.queue, b.group_key, b.user_key, b.priority, b.sequence, b.scheduled, b.run_at, b.concurrency_key, t.outcome, t.error, t.attempt, t.worker_id,
       t.started_at, t.used
   ),
   attempted as (
@@ -116,11 +117,11 @@ begin
     from back b
   ),
   in_line as (
-    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-    select p_shard_no, b.queue, b.group_key, b.priority, min(b.sequence), bool_or(b.concurrency_key is not null)
+    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+    select p_shard_no, b.queue, b.group_key, nullif(b.user_key, ''), b.priority, min(b.sequence), bool_or(b.concurrency_key is not null)
     from back b
     where not b.scheduled
-    group by b.queue, b.group_key, b.priority
+    group by b.queue, b.group_key, b.user_key, b.priority
   ),
   due as (
     insert into fairq.rings (shard_no, queue, group_key, due_at)
@@ -151,7 +152,7 @@ begin
       i.result,
       coalesce(i.error, case when i.outcome = 'interrupted' and f.outcome = 'failed' then '{"code": "interrupted", "message": "its worker ended while it ran"}'::jsonb end),
       r.run_at, h.attempt, h.worker_id, h.started_at, h.charge,
-      case when h.charge is not null then fairq._used(p_shard_no, b.queue, b.id, h.attempt, h.started_at, f.outcome, i.cost, p_now) end, h.meters, h.counted, h.keyed)::fairq.leaving)
+      case when h.charge is not null then fairq._used(p_shard_no, b.queue, b.id, h.attempt, h.started_at, f.outcome, i.cost, p_now) end, h.meters, h.counted, h.keyed, h.user_counted)::fairq.leaving)
     from (
       select distinct on (u.id, u.attempt) u.id, u.attempt, coalesce(u.outcome, p_outcome) as outcome, u.result, coalesce(u.error, p_error) as error,
         u.retry_delay, u.cost, u.hold
@@ -161,7 +162,7 @@ begin
       offset 0
     ) i
     cross join lateral (
-      select k.ctid, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed
+      select k.ctid, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed, k.user_counted
       from fairq.held k
       where k.shard_no = p_shard_no and k.id = i.id and k.worker_id = p_worker_id
         and (p_attempts is null or k.attempt = i.attempt)
@@ -238,7 +239,7 @@ declare
   v_turns fairq.parked[];
 begin
   select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, r.charge, 0, 0, coalesce(r.counted, false),
-    coalesce(r.keyed_at is not null or k.granted or k.concurrency_key is null and k.ctid is not null, r.keyed_at is not null))::fairq.leaving)
+    coalesce(r.keyed_at is not null or k.granted or k.concurrency_key is null and k.ctid is not null, r.keyed_at is not null), coalesce(r.user_counted, false))::fairq.leaving)
   into v_tasks
   from unnest(p_ids) i(id)
   cross join lateral (
@@ -249,7 +250,7 @@ begin
     offset 0
   ) b
   left join lateral (
-    select y.ctid, y.charge, y.counted, y.keyed_at
+    select y.ctid, y.charge, y.counted, y.user_counted, y.keyed_at
     from fairq.ready y
     where y.shard_no = p_shard_no and y.id = i.id
     for update skip locked
@@ -279,19 +280,21 @@ begin
 end;
 $$;
 
--- Where a task in flight holds places: with its group, its concurrency key, its queue, the cluster. Each is a counter of its own, and a task that leaves
+-- Where a task in flight holds places: with its group, its user there, its concurrency key, its queue, the cluster. Each is a counter of its own, and a task that leaves
 -- rings each of them. The one list.
 create function fairq._scopes(
-  p_shard_no integer, p_queue text, p_group_key text, p_counted boolean, p_meters integer, p_concurrency_key text
-) returns table (shard_no integer, queue text, group_key text)
+  p_shard_no integer, p_queue text, p_group_key text, p_counted boolean, p_meters integer, p_concurrency_key text, p_user_key text
+) returns table (shard_no integer, queue text, group_key text, user_key text)
 language sql immutable rows 1 as $$
-  select p_shard_no, p_queue, p_group_key where p_counted
+  select p_shard_no, p_queue, p_group_key, null where p_counted
   union all
-  select p_shard_no, '#keys', p_concurrency_key where p_concurrency_key is not null
+  select p_shard_no, p_queue, p_group_key, p_user_key where p_user_key is not null
   union all
-  select 0, '#queue ' || p_queue, 'queue ' || p_queue where p_meters & 1 <> 0
+  select p_shard_no, '#keys', p_concurrency_key, null where p_concurrency_key is not null
   union all
-  select 0, '#cluster', 'cluster' where p_meters & 2 <> 0
+  select 0, '#queue ' || p_queue, 'queue ' || p_queue, null where p_meters & 1 <> 0
+  union all
+  select 0, '#cluster', 'cluster', null where p_meters & 2 <> 0
 $$;
 
 -- Announces the ends of those of these tasks that somebody watches; where nobody does, no NOTIFY, which takes a database-wide lock at commit.

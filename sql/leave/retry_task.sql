@@ -18,12 +18,12 @@ begin
         and f.outcome <> 'succeeded'
       returning f.*
     )
-    insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, cost, attempt, max_attempts,
+    insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, user_key, kind, priority, created_at, run_at, cost, attempt, max_attempts,
       timeout, idempotency_key, concurrency_key, headers, payload, spared)
-    select e.shard_no, e.id, v_sequence, e.queue, e.group_key, e.kind, e.priority, e.created_at, v_now, e.cost, e.attempt,
+    select e.shard_no, e.id, v_sequence, e.queue, e.group_key, coalesce(e.user_key, ''), e.kind, e.priority, e.created_at, v_now, e.cost, e.attempt,
       greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, e.attempt
     from ended e
-    returning t.shard_no, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key into v_task;
+    returning t.shard_no, t.queue, t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key into v_task;
     if found then
       perform fairq._refuse_draining(q.queue) from fairq.queues q where q.queue = v_task.queue and q.draining_at is not null;
       -- It may have ended because somebody wished so: that wish is fulfilled.
@@ -36,15 +36,15 @@ begin
     where t.shard_no = v_shard_no and t.id = p_id
       -- Not just "t.scheduled": with that the planner of a new installation takes the index of due tasks, and reads all of it.
       and t.scheduled is not distinct from true
-    returning t.shard_no, t.queue, t.group_key, t.priority, t.sequence, t.concurrency_key into v_task;
+    returning t.shard_no, t.queue, t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key into v_task;
     exit when found;
   end loop;
   if v_task.shard_no is null then
     return false;
   end if;
 
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-  values (v_task.shard_no, v_task.queue, v_task.group_key, v_task.priority, v_task.sequence, v_task.concurrency_key is not null);
+  insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+  values (v_task.shard_no, v_task.queue, v_task.group_key, nullif(v_task.user_key, ''), v_task.priority, v_task.sequence, v_task.concurrency_key is not null);
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = v_task.queue and q.notify;
   return true;
 end;

@@ -58,6 +58,6 @@ begin
   values (p_shard_no, p_queue, p_group_key, coalesce(p_lane.version, 0) + 1, 0, coalesce(p_lane.finish, 0), 0, 1, p_lane.policy, p_lane.gate, '{}',
     false, coalesce((p_lane.gate).held_until, case when p_queue = '#keys' and (p_lane.gate).in_flight = 0 then fairq._now() end));
   delete from fairq.lanes l
-  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.version = p_lane.version;
+  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.user_key = '' and l.version = p_lane.version;
 end;
 $$;

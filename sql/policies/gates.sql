@@ -24,16 +24,45 @@ begin
 end;
 $$;
 
--- What limits a group, a concurrency key (a group of #keys), a whole queue ('queue NAME' of '#queue NAME') or the cluster, by its settings as they are.
-create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text) returns fairq.policy
+-- A queue as the users of a group see it: what it, or their group, gives to each user stands where it has what it gives to each group.
+create function fairq._for_users(p_queue fairq.queues, p_group fairq.groups) returns fairq.queues
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+  p_queue.weight := coalesce(p_group.user_weight, p_queue.user_weight);
+  p_queue.group_max_running := coalesce(p_group.user_max_running, p_queue.user_max_running);
+  p_queue.group_rate_limit := coalesce(p_group.user_rate_limit, p_queue.user_rate_limit);
+  p_queue.group_rate_period := coalesce(p_group.user_rate_period, p_queue.user_rate_period);
+  p_queue.group_rate_burst := coalesce(p_group.user_rate_burst, p_queue.user_rate_burst);
+  p_queue.group_breaker_threshold := coalesce(p_group.user_breaker_threshold, p_queue.user_breaker_threshold);
+  p_queue.group_breaker_cooldown := coalesce(p_group.user_breaker_cooldown, p_queue.user_breaker_cooldown);
+  p_queue.group_budget := null;
+  return p_queue;
+end;
+$$;
+
+-- What limits a group, a user of a group (whose queue is '#users NAME'), a concurrency key (a group of #keys), a whole queue ('queue NAME' of '#queue NAME')
+-- or the cluster, by its settings as they are.
+create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text, p_user_key text default '') returns fairq.policy
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_queue fairq.queues;
   v_limits fairq.groups;
+  v_user fairq.groups;
 begin
-  if p_queue = '#keys' or p_queue not like '#%' then
+  if p_queue like '#users %' then
+    select q.* into v_queue from fairq.queues q where q.queue = substr(p_queue, 8);
+    select g.* into v_limits
+    from fairq.groups g
+    where g.shard_no = p_shard_no and g.queue = v_queue.queue and g.group_key = p_group_key and g.user_key = '';
+    select g.* into v_user
+    from fairq.groups g
+    where g.shard_no = p_shard_no and g.queue = v_queue.queue and g.group_key = p_group_key and g.user_key = p_user_key and p_user_key <> '';
+    return fairq._policy(fairq._for_users(v_queue, v_limits), v_user);
+  elsif p_queue = '#keys' or p_queue not like '#%' then
     select q.* into v_queue from fairq.queues q where q.queue = p_queue;
-    select g.* into v_limits from fairq.groups g where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key;
+    select g.* into v_limits
+    from fairq.groups g
+    where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = '';
   elsif p_group_key = 'cluster' then
     select s.max_running into v_limits.max_running from fairq.settings s;
   else
@@ -237,16 +266,17 @@ begin
 end;
 $$;
 
--- The lane of a group, or a counter, as it is: the newest version, one step in lanes_pkey, if it is not from before a rebuild. All null when there is none.
-create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
+-- The lane of a group, of a user of it (see _policy_of), or a counter, as it is: the newest version, one step in lanes_pkey, if it is not from before a rebuild. All null when there is none.
+create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text, p_user_key text default '') returns fairq.lanes
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_lane fairq.lanes;
 begin
   select l.* into v_lane
   from fairq.lanes l
-  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key
-    and (p_queue like '#%' or l.version >= (select k.first_version from fairq._tick(p_shard_no, p_queue) k))
+  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.user_key = p_user_key
+    and (p_queue like '#%' and p_queue not like '#users %'
+      or l.version >= (select k.first_version from fairq._tick(p_shard_no, case when p_queue like '#%' then substr(p_queue, 8) else p_queue end) k))
   order by l.version desc
   limit 1;
   return v_lane;

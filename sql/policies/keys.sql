@@ -16,7 +16,7 @@ create function fairq._take_keys(
   p_now timestamptz
 )
 returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
-  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz, long boolean)
+  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz, long boolean, cost double precision)
 language plpgsql rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   c_granted cursor for
@@ -24,7 +24,7 @@ declare
       k.concurrency_key is null as has_slot
     from fairq.parked k
     cross join lateral (select b.* from fairq.tasks b where b.shard_no = k.shard_no and b.id = k.id offset 0) t
-    where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.granted
+    where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.user_key = p_lane.user_key and k.granted
     order by k.priority desc, k.sequence;
   -- A level at a time, each in the order of the index.
   c_line cursor for
@@ -33,7 +33,8 @@ declare
     cross join lateral (
       select b.id, b.priority, b.sequence, b.kind, b.cost, b.attempt, b.expires_at, b.concurrency_key
       from fairq.tasks b
-      where b.shard_no = p_tick.shard_no and b.queue = p_tick.queue and b.group_key = p_lane.group_key and not b.scheduled
+      where b.shard_no = p_tick.shard_no and b.queue = p_tick.queue and b.group_key = p_lane.group_key and b.user_key = p_lane.user_key
+        and not b.scheduled
         and (-b.priority, b.sequence) >= (-c.priority, c.sequence)
         and -b.priority <= case when c.is_open then 2147483647 else -c.priority end
       order by -b.priority, b.sequence
@@ -57,7 +58,8 @@ begin
     v_is_granted := v_given.id is not null
       and (v_waiting.id is null or v_passed >= p_most or (-v_given.priority, v_given.sequence) <= (-v_waiting.priority, v_waiting.sequence));
     if v_is_granted and (v_found >= p_quota or p_lane.finish >= p_room) then
-      insert into fairq.rings (shard_no, queue, group_key, sequence, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, v_given.sequence, true);
+      insert into fairq.rings (shard_no, queue, group_key, user_key, sequence, keyed)
+      values (p_tick.shard_no, p_tick.queue, p_lane.group_key, nullif(p_lane.user_key, ''), v_given.sequence, true);
       v_given.id := null;
       continue;
     elsif v_is_granted then
@@ -97,7 +99,8 @@ begin
     is_expired := coalesce(expires_at <= p_now, false);
     keyed := v_task.concurrency_key is not null and not is_expired;
     charge := case when p_lane.pace is distinct from null then fairq._expected(p_lane.pace, v_task.kind, v_task.cost, p_lane.weight) end;
-    step := case when is_expired then 0 else fairq._step(coalesce(charge, v_task.cost), p_lane.weight) end;
+    cost := coalesce(charge, v_task.cost);
+    step := case when is_expired then 0 else fairq._step(cost, p_lane.weight) end;
     stops := yields or v_found >= p_quota or p_lane.finish >= p_room
       or (not is_expired and not v_is_granted and (keyed or fairq._runs_with_time(p_lane.policy, p_lane.gate)) and p_lane.finish >= p_reach);
     long := v_task.has_slot;
@@ -108,14 +111,14 @@ begin
       delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
     elsif keyed and not stops and not v_is_granted
       and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now)
-      and not fairq._take_over(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key)
+      and not fairq._take_over(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.user_key, v_task.concurrency_key)
     then
       if v_task.concurrency_key = any(v_parked) then
         -- The first of them has the group's turn, and is before this one.
-        insert into fairq.parked (shard_no, id, queue, group_key, concurrency_key, priority, sequence)
-        values (p_tick.shard_no, v_task.id, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.priority, v_task.sequence);
+        insert into fairq.parked (shard_no, id, queue, group_key, user_key, concurrency_key, priority, sequence)
+        values (p_tick.shard_no, v_task.id, p_tick.queue, p_lane.group_key, p_lane.user_key, v_task.concurrency_key, v_task.priority, v_task.sequence);
       else
-        perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
+        perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.user_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
         v_parked := v_parked || v_task.concurrency_key;
       end if;
       v_passed := v_passed + 1;
@@ -129,7 +132,8 @@ begin
     end if;
     return next;
     if yields then
-      insert into fairq.rings (shard_no, queue, group_key, keyed) values (p_tick.shard_no, p_tick.queue, p_lane.group_key, true);
+      insert into fairq.rings (shard_no, queue, group_key, user_key, keyed)
+      values (p_tick.shard_no, p_tick.queue, p_lane.group_key, nullif(p_lane.user_key, ''), true);
     end if;
     exit when stops;
     v_found := v_found + 1;
@@ -141,9 +145,9 @@ begin
 end;
 $$;
 
--- The place that the last one of a group was given, for one before it; that one waits again.
+-- The place that the last one of a line was given, for one before it; that one waits again.
 -- Returns false when none was given one.
-create function fairq._take_over(p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text) returns boolean
+create function fairq._take_over(p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_concurrency_key text) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_last record;
@@ -153,7 +157,8 @@ begin
     and k.id = (
       select g.id
       from fairq.parked g
-      where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.granted and g.concurrency_key = p_concurrency_key
+      where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = p_user_key and g.granted
+        and g.concurrency_key = p_concurrency_key
       order by g.priority, g.sequence desc
       limit 1
     )
@@ -161,7 +166,7 @@ begin
   if not found then
     return false;
   end if;
-  perform fairq._park(p_shard_no, p_queue, p_group_key, p_concurrency_key, v_last.id, v_last.priority, v_last.sequence);
+  perform fairq._park(p_shard_no, p_queue, p_group_key, p_user_key, p_concurrency_key, v_last.id, v_last.priority, v_last.sequence);
   return true;
 end;
 $$;
@@ -193,7 +198,7 @@ $$;
 -- Parks a task whose key has no place. The first of its group at this key gets the group's next turn there; groups take turns by their weights, as they do
 -- in their queue.
 create function fairq._park(
-  p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text, p_id bigint, p_priority integer, p_sequence bigint
+  p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_concurrency_key text, p_id bigint, p_priority integer, p_sequence bigint
 ) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -219,8 +224,8 @@ begin
   elsif v_first.turn is not null then
     update fairq.parked k set turn = null where k.shard_no = p_shard_no and k.id = v_first.id;
   end if;
-  insert into fairq.parked (shard_no, id, queue, group_key, concurrency_key, priority, sequence, turn)
-  values (p_shard_no, p_id, p_queue, p_group_key, p_concurrency_key, p_priority, p_sequence, v_turn);
+  insert into fairq.parked (shard_no, id, queue, group_key, user_key, concurrency_key, priority, sequence, turn)
+  values (p_shard_no, p_id, p_queue, p_group_key, p_user_key, p_concurrency_key, p_priority, p_sequence, v_turn);
 end;
 $$;
 
@@ -268,7 +273,7 @@ begin
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn
       limit 1;
-      v_goes_on := fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, p_now);
+      v_goes_on := fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, v_first.user_key, p_now);
       if v_goes_on then
         update fairq.parked k set granted = true, turn = null where k.shard_no = p_shard_no and k.id = v_first.id;
         v_granted := v_granted + 1;
@@ -277,8 +282,8 @@ begin
       end if;
       perform fairq._next_turn(v_first);
       -- For one that was given a place its lane need not go back, see _take_keys: so the ring names no priority.
-      insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-      values (p_shard_no, v_first.queue, v_first.group_key, case when not v_goes_on then v_first.priority end, v_first.sequence, true);
+      insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+      values (p_shard_no, v_first.queue, v_first.group_key, nullif(v_first.user_key, ''), case when not v_goes_on then v_first.priority end, v_first.sequence, true);
     end loop;
     v_key.gate := fairq._charge(v_key.policy, v_key.gate, v_granted, p_now);
     perform fairq._write_counter(p_shard_no, '#keys', v_key.group_key, v_key);
@@ -300,13 +305,13 @@ begin
   with back as (
     delete from fairq.parked k
     where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.granted
-    returning k.queue, k.group_key, k.priority, k.sequence
+    returning k.queue, k.group_key, k.user_key, k.priority, k.sequence
   ),
   in_line as (
-    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-    select p_shard_no, b.queue, b.group_key, b.priority, min(b.sequence), true
+    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+    select p_shard_no, b.queue, b.group_key, nullif(b.user_key, ''), b.priority, min(b.sequence), true
     from back b
-    group by b.queue, b.group_key, b.priority
+    group by b.queue, b.group_key, b.user_key, b.priority
   )
   insert into fairq.rings (shard_no, queue, group_key, freed)
   select p_shard_no, '#keys', p_concurrency_key, count(*)
@@ -340,7 +345,7 @@ begin
   set turn = p_gone.turn + fairq._step(1, (
     select coalesce(g.weight, q.weight)
     from fairq.queues q
-    left join fairq.groups g on g.shard_no = p_gone.shard_no and g.queue = q.queue and g.group_key = p_gone.group_key
+    left join fairq.groups g on g.shard_no = p_gone.shard_no and g.queue = q.queue and g.group_key = p_gone.group_key and g.user_key = ''
     where q.queue = p_gone.queue
   ))
   where n.shard_no = p_gone.shard_no
@@ -358,7 +363,7 @@ $$;
 
 -- Whether a group could serve a task now, by what its lane last knew and its settings say. In a paused queue none can, nor in one without workers, or that
 -- left a key unused a moment ago, or whose own cap, rate or breaker, or the cluster's, lets nothing pass.
-create function fairq._may_go_on(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz) returns boolean
+create function fairq._may_go_on(p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_now timestamptz) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_queue fairq.queues;
@@ -370,12 +375,15 @@ begin
     and not exists (
       select
       from (
-        select p_shard_no, p_queue, p_group_key
+        select p_shard_no, p_queue, p_group_key, ''
         union all
-        select 0, '#' || s.scope, s.scope from fairq._meters(p_queue) s
-      ) m(shard_no, queue, group_key)
-      cross join lateral (select fairq._policy_of(m.shard_no, m.queue, m.group_key) as policy offset 0) o
-      where (select fairq._allowance(o.policy, l.gate, p_now, (l.pace).reserved) from fairq._lane(m.shard_no, m.queue, m.group_key) l).tasks < 1
+        select p_shard_no, fairq._users_of(p_queue), p_group_key, p_user_key
+        where (fairq._lane(p_shard_no, p_queue, p_group_key)).inside is distinct from null
+        union all
+        select 0, '#' || s.scope, s.scope, '' from fairq._meters(p_queue) s
+      ) m(shard_no, queue, group_key, user_key)
+      cross join lateral (select fairq._policy_of(m.shard_no, m.queue, m.group_key, m.user_key) as policy offset 0) o
+      where (select fairq._allowance(o.policy, l.gate, p_now, (l.pace).reserved) from fairq._lane(m.shard_no, m.queue, m.group_key, m.user_key) l).tasks < 1
     );
 end;
 $$;
@@ -389,14 +397,14 @@ begin
   with back as (
     delete from fairq.parked k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
-      and not fairq._may_go_on(p_shard_no, p_queue, k.group_key, p_now)
-    returning fairq._key_of(k) as concurrency_key, k.group_key, k.priority, k.sequence
+      and not fairq._may_go_on(p_shard_no, p_queue, k.group_key, k.user_key, p_now)
+    returning fairq._key_of(k) as concurrency_key, k.group_key, k.user_key, k.priority, k.sequence
   ),
   in_line as (
-    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-    select p_shard_no, p_queue, b.group_key, b.priority, min(b.sequence), true
+    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+    select p_shard_no, p_queue, b.group_key, nullif(b.user_key, ''), b.priority, min(b.sequence), true
     from back b
-    group by b.group_key, b.priority
+    group by b.group_key, b.user_key, b.priority
   )
   insert into fairq.rings (shard_no, queue, group_key, freed)
   select p_shard_no, '#keys', b.concurrency_key, count(*)

@@ -62,14 +62,15 @@ begin
   where k.shard_no = p_tick.shard_no and k.concurrency_key is null and k.queue = p_tick.queue and k.group_key = p_lane.group_key and not k.granted
   order by k.concurrency_key, -k.priority, k.sequence
   limit 1;
-  v_turn := coalesce(v_first.turn, greatest(p_lane.finish, p_tick.long_turn));
+  -- A user's tag is of another time; where the group stands, _let_long looks.
+  v_turn := coalesce(v_first.turn, greatest(case when p_lane.queue = p_tick.queue then p_lane.finish else p_tick.clock end, p_tick.long_turn));
   if (-v_first.priority, v_first.sequence) < (-p_priority, p_sequence) then
     v_turn := null;
   elsif v_first.turn is not null then
     update fairq.parked k set turn = null where k.shard_no = p_tick.shard_no and k.id = v_first.id;
   end if;
-  insert into fairq.parked (shard_no, id, queue, group_key, priority, sequence, turn)
-  values (p_tick.shard_no, p_id, p_tick.queue, p_lane.group_key, p_priority, p_sequence, v_turn);
+  insert into fairq.parked (shard_no, id, queue, group_key, user_key, priority, sequence, turn)
+  values (p_tick.shard_no, p_id, p_tick.queue, p_lane.group_key, p_lane.user_key, p_priority, p_sequence, v_turn);
 end;
 $$;
 
@@ -102,7 +103,7 @@ begin
       update fairq.parked k set turn = v_lane.finish where k.shard_no = p_tick.shard_no and k.id = v_first.id;
       continue;
     end if;
-    v_goes_on := fairq._may_go_on(p_tick.shard_no, p_tick.queue, v_first.group_key, p_now);
+    v_goes_on := fairq._may_go_on(p_tick.shard_no, p_tick.queue, v_first.group_key, v_first.user_key, p_now);
     if v_goes_on then
       update fairq.parked k set granted = true, turn = null where k.shard_no = p_tick.shard_no and k.id = v_first.id;
       v_room := v_room - 1;
@@ -115,8 +116,8 @@ begin
     end if;
     p_tick.long_top := greatest(p_tick.long_top, v_first.turn);
     perform fairq._next_turn(v_first);
-    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-    values (p_tick.shard_no, p_tick.queue, v_first.group_key, case when not v_goes_on then v_first.priority end, v_first.sequence, true);
+    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+    values (p_tick.shard_no, p_tick.queue, v_first.group_key, nullif(v_first.user_key, ''), case when not v_goes_on then v_first.priority end, v_first.sequence, true);
   end loop;
   return p_tick;
 end;

@@ -59,12 +59,12 @@ begin
     return query
       select v_shard_no, p.id, p.attempt, b.max_attempts, p_queue, p.group_key, b.kind, p.priority, b.cost, b.created_at, b.run_at, b.expires_at,
         case when p_claim_lease is null and not b.is_suspect then v_now end, case when not b.is_suspect then v_now + p_claim_lease end, b.timeout,
-        b.idempotency_key, b.concurrency_key, b.headers, b.payload, p.block, p.position, b.spared, b.losses
+        b.idempotency_key, b.concurrency_key, b.headers, b.payload, p.block, p.position, b.spared, b.losses, b.user_key
       from unnest(v_taken) p
       cross join lateral (
         -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
         select t.max_attempts, t.kind, t.cost, t.created_at, t.run_at, t.expires_at, t.timeout, t.idempotency_key, t.concurrency_key, t.headers, t.payload,
-          t.spared, t.losses, p_isolate and t.losses is not null as is_suspect
+          t.spared, t.losses, p_isolate and t.losses is not null as is_suspect, nullif(t.user_key, '') as user_key
         from fairq.tasks t
         where t.shard_no = v_shard_no and t.id = p.id
         offset 0
@@ -209,9 +209,9 @@ begin
   with unready as (
     delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(array(select p.ready from unnest(p_tasks) p where p.ready is not null))
   )
-  insert into fairq.held (shard_no, id, worker_id, attempt, started_at, lease_expires_at, charge, meters, counted, keyed)
+  insert into fairq.held (shard_no, id, worker_id, attempt, started_at, lease_expires_at, charge, meters, counted, user_counted, keyed)
   select p_shard_no, p.id, p_worker_id, p.attempt, case when p_claim_lease is null and p.id <> all(p_suspects) then p_now end,
-    case when p.id <> all(p_suspects) then p_now + p_claim_lease end, p.charge, p_meters + case when p.long then 4 else 0 end, p.counted, p.keyed
+    case when p.id <> all(p_suspects) then p_now + p_claim_lease end, p.charge, p_meters + case when p.long then 4 else 0 end, p.counted, p.user_counted, p.keyed
   from unnest(p_tasks) p;
 end;
 $$;

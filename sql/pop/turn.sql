@@ -55,7 +55,7 @@ begin
     continue when p_queues[v_step] = any(v_empty);
     return query
       select null::bigint[], null::bigint[], null::bigint[], null::double precision, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
-        t.started_at, t.timeout, t.headers, t.payload, t.spared, t.losses
+        t.started_at, t.timeout, t.headers, t.payload, t.spared, t.losses, t.user_key
       from fairq.pop_tasks(p_queues[v_step], v_most, p_worker_id, p_claim_lease, p_isolate => true) t;
     get diagnostics v_popped = row_count;
     v_left := v_left - v_popped;

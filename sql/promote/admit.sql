@@ -7,15 +7,33 @@
 -- Cost: O(p_budget) lanes and tasks; lanes_order_idx from the horizon, tasks_line_idx from each lane's cursor.
 create function fairq._admit(
   p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_refill boolean, p_budget integer, p_take integer, p_ready fairq.placed[], p_now timestamptz,
-  out o_tick fairq.ticks, out o_placed fairq.placed[], out o_expired bigint[]
+  p_users fairq.lanes[], out o_tick fairq.ticks, out o_placed fairq.placed[], out o_expired bigint[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_drawn fairq.drawn[] := fairq._draw(p_tick, fairq._share_out(p_tick, p_queue, p_lanes, p_refill, p_budget, p_take, p_ready[p_take],
-    p_now), fairq._short_under(p_tick, p_queue), p_now);
+  v_shares fairq.share[] := fairq._share_out(p_tick, p_queue, p_lanes, p_refill, p_budget, p_take, p_ready[p_take], p_now);
+  v_short_under double precision := fairq._short_under(p_tick, p_queue);
+  v_inside fairq.share[] := array[]::fairq.share[];
+  v_drawn fairq.drawn[];
+  v_users fairq.drawn[];
+  v_written record;
 begin
-  if exists (select from unnest(v_drawn) d where fairq._runs_with_time((d.lane).policy, (d.lane).gate) and d.tasks is not null) then
+  if p_tick.users then
+    v_inside := array(select s from unnest(v_shares) s where (s.lane).inside is distinct from null);
+    v_shares := array(select s from unnest(v_shares) s where (s.lane).inside is not distinct from null);
+  end if;
+  v_drawn := fairq._draw(p_tick, v_shares, v_short_under, p_now);
+  if v_inside <> '{}' then
+    v_users := fairq._draw(p_tick, fairq._share_inside(p_tick, v_inside, p_users), v_short_under, p_now);
+    v_drawn := v_drawn || fairq._merge_users(v_inside, v_users, p_now);
+  end if;
+  if exists (select from unnest(v_drawn) d where d.timed and d.tasks is not null) then
     v_drawn := fairq._cut(v_drawn, p_ready, p_take);
+  end if;
+  if v_inside <> '{}' then
+    v_written := fairq._write_users(p_tick, v_drawn, v_users, p_now);
+    p_tick := v_written.o_tick;
+    v_drawn := v_written.o_drawn;
   end if;
   o_tick := fairq._write_lanes(p_tick, v_drawn, p_now);
   o_placed := (select array_agg(t order by t.block, t.position) from unnest(v_drawn) d cross join lateral unnest(d.tasks) t);
@@ -64,7 +82,7 @@ begin
         left join lateral (
           select c.*
           from fairq.groups c
-          where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = (w.lane).group_key
+          where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = (w.lane).group_key and c.user_key = ''
           offset 0
         ) g on true
         offset 0
@@ -146,15 +164,17 @@ create function fairq._draw(p_tick fairq.ticks, p_shares fairq.share[], p_short_
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   -- A thousand tasks of a pass may find their key taken, whatever the number of lanes.
-  v_most integer := 1000 / greatest(2, (select count(*)::integer from unnest(p_shares) s where (s.lane).keyed and s.quota > 0));
+  v_most integer := greatest(1, 1000 / greatest(2, (select count(*)::integer from unnest(p_shares) s where (s.lane).keyed and s.quota > 0)));
 begin
   return (
-    select array_agg((s.lane, s.replaces, s.quota, k.tasks, k.expired, k.next, coalesce(k.served, 0), k.touched, k.meets_key, k.yields)::fairq.drawn)
+    select array_agg((s.lane, s.replaces, s.quota, k.tasks, k.expired, k.next, coalesce(k.served, 0), k.touched, k.meets_key, k.yields,
+      fairq._runs_with_time((s.lane).policy, (s.lane).gate))::fairq.drawn)
     from unnest(p_shares) s
     left join lateral (
       select
         array_agg((n.id, (s.lane).finish + n.start, case when n.start = 0 then (s.lane).position else fairq._lane_position((s.lane).lane_no) end, n.charge,
-          fairq._counts((s.lane).policy), n.keyed, n.priority, n.sequence, (s.lane).group_key, n.attempt, n.expires_at, null, n.long)::fairq.placed)
+          fairq._counts((s.lane).policy), n.keyed, n.priority, n.sequence, (s.lane).group_key, n.attempt, n.expires_at, null, n.long, (s.lane).user_key,
+          null, false, n.cost)::fairq.placed)
           filter (where not n.is_next and not n.is_expired) as tasks,
         array_agg(n.id) filter (where n.is_expired and not n.is_next) as expired,
         (array_agg((n.priority, n.sequence, n.touched, n.is_open)::fairq.cursor) filter (where n.is_next))[1] as next,
@@ -168,7 +188,8 @@ begin
             or case when s.room < 9223372036854775807 then (s.lane).finish + sum(y.step) over line - y.step >= s.room else false end as is_next
         from (
           select x.*
-          from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).cursors, (s.lane).weight, (s.lane).pace, s.quota + 1,
+          from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).user_key, (s.lane).cursors, (s.lane).weight, (s.lane).pace,
+            s.quota + 1,
             p_short_under, p_now) x
           where not (s.lane).keyed
           union all
@@ -202,10 +223,10 @@ begin
   limit 1;
   return (
     select array_agg(case
-      when x.kept >= cardinality(d.tasks) is not false or not fairq._runs_with_time((d.lane).policy, (d.lane).gate) or (d.lane).keyed then d
+      when x.kept >= cardinality(d.tasks) is not false or not d.timed or (d.lane).keyed then d
       else (d.lane, d.replaces, d.quota, d.tasks[1:x.kept], d.expired,
         ((d.tasks[x.kept + 1]).priority, (d.tasks[x.kept + 1]).sequence, null, false)::fairq.cursor,
-        (d.tasks[x.kept + 1]).block - (d.lane).finish, d.touched, d.keyed, d.yields)::fairq.drawn
+        (d.tasks[x.kept + 1]).block - (d.lane).finish, d.touched, d.keyed, d.yields, d.timed)::fairq.drawn
     end)
     from unnest(p_drawn) d
     cross join lateral (
@@ -226,9 +247,9 @@ declare
   v_all record;
 begin
   with written as (
-    insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority,
+    insert into fairq.lanes (shard_no, queue, group_key, user_key, inside, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority,
       last_sequence, cursors, look_at, admissible)
-    select p_tick.shard_no, p_tick.queue, (d.lane).group_key, (d.lane).version + 1, (d.lane).lane_no, (d.lane).finish + d.served,
+    select p_tick.shard_no, (d.lane).queue, (d.lane).group_key, (d.lane).user_key, (d.lane).inside, (d.lane).version + 1, (d.lane).lane_no, (d.lane).finish + d.served,
       case when (n.last).id is not null then fairq._lane_position((d.lane).lane_no) else (d.lane).position end,
       (d.lane).weight, (d.quota = 0 or (d.next).sequence is not null) and ((d.lane).keyed or coalesce(d.keyed, false)), (d.lane).policy, n.gate,
       case
@@ -302,22 +323,22 @@ $$;
 -- One statement, stable, without "set search_path": so it is inlined into _admit, and costs no executor start for every lane.
 -- Cost: tasks_line_idx from the cursors.
 create function fairq._next_tasks(
-  p_shard_no integer, p_queue text, p_group_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_limit integer,
+  p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_cursors fairq.cursor[], p_weight double precision, p_pace fairq.pace, p_limit integer,
   p_short_under double precision, p_now timestamptz
 ) returns table (id bigint, priority integer, sequence bigint, is_expired boolean, charge double precision, step bigint, keyed boolean, stops boolean,
-  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz, long boolean)
+  meets_key boolean, yields boolean, touched bigint, is_open boolean, attempt integer, expires_at timestamptz, long boolean, cost double precision)
 language sql stable as $$
   select o.id, o.priority, o.sequence, o.is_expired, o.charge,
     case when o.is_expired then 0 else fairq._step(coalesce(o.charge, o.cost), p_weight) end, false,
     o.meets_key or coalesce(o.charge, o.cost) > p_short_under, o.meets_key or coalesce(o.charge, o.cost) > p_short_under, false, c.touched, c.is_open,
-    o.attempt, o.expires_at, null::boolean
+    o.attempt, o.expires_at, null::boolean, coalesce(o.charge, o.cost)
   from unnest(p_cursors) c
   cross join lateral (
     select t.id, t.priority, t.sequence, t.cost, t.attempt + 1 as attempt, t.expires_at, t.expires_at is not null and t.expires_at <= p_now as is_expired,
       case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost, p_weight) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
-    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and not t.scheduled
+    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key = p_user_key and not t.scheduled
       and (-t.priority, t.sequence) >= (-c.priority, c.sequence)
       and -t.priority <= case when c.is_open then 2147483647 else -c.priority end
       and ((t.sequence > c.touched and p_short_under = 'infinity') or t.concurrency_key is not null or not exists (select from fairq._taken(p_shard_no, t.id)))

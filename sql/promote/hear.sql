@@ -61,13 +61,14 @@ declare
   v_last_xid xid8;
   v_due_at timestamptz;
   v_keyed boolean;
+  v_users boolean;
   v_again record;
 begin
   with ring as materialized (
     select r.* from fairq._new_rings(p_tick, p_limit) r
   ),
   news as (
-    select r.group_key, sum(r.freed)::integer as freed,
+    select r.group_key, r.user_key, sum(r.freed)::integer as freed,
       coalesce(sum(r.failures) filter (where r.ring_id >= r.last_success), 0)::integer as failures,
       bool_or(r.succeeded) as succeeded, bool_or(r.keyed) as keyed, bool_or(r.configured) as configured, min(r.sequence) as first_sequence,
       case
@@ -80,20 +81,20 @@ begin
       -- The latest, in microseconds, and the task that said so.
       max(case when r.hold_until is not null then array[(extract(epoch from r.hold_until) * 1000000)::bigint, r.held_by] end) as hold
     from (
-      select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key), 0) as last_success
+      select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key, g.user_key), 0) as last_success
       from ring g
       where g.due_at is null
     ) r
-    group by r.group_key
+    group by r.group_key, r.user_key
   )
   select pg_current_snapshot(), (select count(*)::integer from ring), (select max(array[r.xid::text::bigint, r.ring_id]) from ring r),
     (select max(r.ring_id) from ring r where r.xid = v_own), (select min(r.due_at) from ring r),
     (select array_agg(r.cancelled_id) from ring r where r.cancelled_id is not null),
     (select array_agg((n.group_key, n.freed, n.failures, n.succeeded, n.keyed, n.configured, n.first_sequence, n.heard, n.used,
-        n.charged, n.correction, n.ran, n.hold)::fairq.news)
+        n.charged, n.correction, n.ran, n.hold, n.user_key)::fairq.news)
       from news n),
-    (select bool_or(n.keyed) from news n)
-  into v_snapshot, v_count, v_last, v_own_ring, v_due_at, o_cancelled, o_news, v_keyed;
+    (select bool_or(n.keyed) from news n), (select bool_or(n.user_key is not null) from news n)
+  into v_snapshot, v_count, v_last, v_own_ring, v_due_at, o_cancelled, o_news, v_keyed, v_users;
   if v_count = 5000 and p_limit = 5000 and cardinality(o_news) < 500 then
     v_again := fairq._hear(p_tick, 20000);
     o_tick := v_again.o_tick;
@@ -104,6 +105,7 @@ begin
 
   o_tick := p_tick;
   o_tick.keyed := p_tick.keyed or coalesce(v_keyed, false);
+  o_tick.users := p_tick.users or coalesce(v_users, false);
   o_tick.next_due_at := least(p_tick.next_due_at, v_due_at);
   v_own_ring := coalesce(v_own_ring, case when p_tick.heard_xid = v_own then p_tick.heard_ring end,
     (select p.ring_id from unnest(p_tick.pending) p where p.xid = v_own), 0);

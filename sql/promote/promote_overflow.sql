@@ -134,6 +134,16 @@ begin
   if v_queue.short_slots is not null or v_tick.long_since is not null then
     v_tick := fairq._note_long(v_tick, v_queue, v_now);
   end if;
+  if v_tick.users then
+    v_tick.next_due_at := least(v_tick.next_due_at, (
+      select l.look_at
+      from fairq.lanes l
+      where l.shard_no = p_shard_no and l.queue = fairq._users_of(p_queue)
+        and l.look_at >= least(v_read.next_due_at, v_now)
+      order by l.look_at
+      limit 1
+    ));
+  end if;
   o_goes_on := v_served.o_goes_on or o_promoted > 0
     or (v_tick.horizon, v_tick.horizon_position, v_tick.next_xid, v_tick.pending, v_tick.touched, v_tick.next_due_at)
       is distinct from (v_read.horizon, v_read.horizon_position, v_read.next_xid, v_read.pending, v_read.touched, v_read.next_due_at);
@@ -154,12 +164,12 @@ declare
   v_short_under double precision := fairq._short_under(p_tick, p_queue);
   v_all record;
 begin
-  if cardinality(p_news) > p_take or p_cancelled is not null or p_tick.keyed or p_queue.fairness <> 'count'
+  if cardinality(p_news) > p_take or p_cancelled is not null or p_tick.keyed or p_tick.users or p_queue.fairness <> 'count'
     or fairq._limits_groups(p_queue)
   then
     return;
   end if;
-  select array_agg((t.id, p_tick.clock + t.start, t.nth, null, false, false, t.priority, t.sequence, t.group_key, t.attempt, t.expires_at, null, null)::fairq.placed
+  select array_agg((t.id, p_tick.clock + t.start, t.nth, null, false, false, t.priority, t.sequence, t.group_key, t.attempt, t.expires_at, null, null, '', null, false, null)::fairq.placed
       order by t.start, t.nth) as tasks,
     max(t.start + t.step) as served, max(t.sequence) as touched, bool_or(t.meets_key or t.is_expired) as is_odd
   into v_all
@@ -168,7 +178,7 @@ begin
     from (
       select y.*, u.group_key, u.nth
       from (select w.*, row_number() over (order by w.first_sequence) as nth from unnest(p_news) w) u
-      cross join lateral fairq._next_tasks(p_tick.shard_no, p_tick.queue, u.group_key,
+      cross join lateral fairq._next_tasks(p_tick.shard_no, p_tick.queue, u.group_key, '',
         case
           when cardinality(u.heard) = 1 then array[((u.heard[1]).priority, (u.heard[1]).sequence, p_tick.touched, false)::fairq.cursor]
           else fairq._merge_cursors(null, u.heard, p_tick.touched)
@@ -182,7 +192,7 @@ begin
     left join lateral (
       select v.policy is not distinct from null and v.gate is not distinct from null and v.cursors = '{}' and v.finish <= p_tick.clock as is_plain
       from fairq.lanes v
-      where v.shard_no = p_tick.shard_no and v.queue = p_tick.queue and v.group_key = n.group_key and v.version >= p_tick.first_version
+      where v.shard_no = p_tick.shard_no and v.queue = p_tick.queue and v.group_key = n.group_key and v.user_key = '' and v.version >= p_tick.first_version
       order by v.version desc
       limit 1
     ) l on true
@@ -190,7 +200,7 @@ begin
       or n.freed <> 0
       or n.configured
       or exists (
-        select from fairq.groups g where g.shard_no = p_tick.shard_no and g.queue = p_tick.queue and g.group_key = n.group_key offset 0
+        select from fairq.groups g where g.shard_no = p_tick.shard_no and g.queue = p_tick.queue and g.group_key = n.group_key and g.user_key = '' offset 0
       )
   ) then
     return;
@@ -221,6 +231,9 @@ create function fairq._serve(
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_settled record;
+  v_news fairq.news[] := p_news;
+  v_users_configured text[];
+  v_recalled record;
   v_lanes fairq.lanes[];
   v_ready fairq.placed[] := array[]::fairq.placed[];
   v_room integer := p_take;
@@ -230,9 +243,22 @@ declare
   v_done record;
   v_rest fairq.placed[];
 begin
-  select s.* into v_settled from fairq._settle_lanes(p_tick, p_queue, p_news, p_now) s;
-  o_tick := v_settled.o_tick;
-  v_lanes := fairq._recall(o_tick, v_settled.o_lanes, p_news, p_cancelled, p_now);
+  if p_tick.users then
+    v_news := fairq._news_of_groups(p_news);
+    v_users_configured := array(
+      select fairq._line(n.group_key, n.user_key, true) from unnest(p_news) n where n.configured and n.user_key is not null
+    );
+  end if;
+  select s.o_tick, s.o_lanes, array[]::fairq.lanes[] as o_users, array[]::text[] as o_disturbed into v_settled
+  from fairq._settle_lanes(p_tick, p_queue, v_news, p_now) s;
+  if p_tick.users then
+    select s.* into v_settled from fairq._settle_users(v_settled.o_tick, p_queue, v_settled.o_lanes, p_news, p_now) s;
+  end if;
+  select r.* into v_recalled
+  from fairq._recall(v_settled.o_tick, p_queue, v_settled.o_lanes, v_news, p_cancelled, p_now, v_settled.o_users, v_settled.o_disturbed,
+    v_users_configured) r;
+  o_tick := v_recalled.o_tick;
+  v_lanes := v_recalled.o_lanes;
   if p_cancelled is not null then
     perform fairq._cancel_waiting(o_tick.shard_no, p_cancelled, p_now);
   end if;
@@ -252,7 +278,7 @@ begin
     or coalesce((p_block, p_position) >= (o_tick.horizon, o_tick.horizon_position), false);
   o_tick.filled := case when v_is_short then 0 else o_tick.filled end;
   if v_is_short and p_take > 0 and p_queue.ready_target is null and p_queue.fairness = 'count' then
-    p_limit := greatest(p_limit, fairq._worth_a_lane(o_tick, cardinality(v_lanes), p_take) - p_take);
+    p_limit := greatest(p_limit, fairq._worth_a_lane(o_tick, cardinality(v_lanes) + coalesce(cardinality(v_recalled.o_users), 0), p_take) - p_take);
   end if;
   v_refill := v_is_short or (o_tick.horizon is null and o_tick.filled < p_limit);
   if o_tick.horizon is null and not v_refill then
@@ -263,7 +289,7 @@ begin
   v_horizon.position := o_tick.horizon_position;
   select a.* into v_done
   from fairq._admit(o_tick, p_queue, v_lanes, v_refill, case when v_refill then greatest(1, p_limit + v_room - o_tick.filled) else greatest(1000, p_limit, p_take) end,
-    p_take, v_ready, p_now) a;
+    p_take, v_ready, p_now, v_recalled.o_users) a;
   o_tick := v_done.o_tick;
   o_promoted := coalesce(cardinality(v_done.o_placed), 0);
   o_goes_on := v_done.o_expired is not null;
@@ -293,9 +319,10 @@ begin
     ) m;
   end if;
   if v_rest <> '{}' then
-    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed_at, priority, sequence, group_key, attempt, expires_at, long)
+    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed_at, priority, sequence, group_key, attempt, expires_at, long,
+      user_key, user_block, user_counted)
     select o_tick.shard_no, o_tick.queue, t.id, t.block, t.position, t.charge, t.counted, case when t.keyed then p_now end, t.priority, t.sequence, t.group_key,
-      t.attempt, t.expires_at, t.long
+      t.attempt, t.expires_at, t.long, t.user_key, t.user_block, t.user_counted
     from unnest(v_rest) t;
   end if;
 
@@ -329,9 +356,10 @@ language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as 
 begin
   return coalesce((
     select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed_at is not null, n.priority, n.sequence, n.group_key, n.attempt,
-      n.expires_at, n.ctid, n.long)::fairq.placed)
+      n.expires_at, n.ctid, n.long, n.user_key, n.user_block, n.user_counted, null)::fairq.placed)
     from (
-      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed_at, r.priority, r.sequence, r.group_key, r.attempt, r.expires_at, r.long
+      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed_at, r.priority, r.sequence, r.group_key, r.attempt, r.expires_at, r.long, r.user_key,
+        r.user_block, r.user_counted
       from fairq.ready r
       where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
         and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
@@ -352,9 +380,17 @@ create function fairq._worth_a_lane(p_tick fairq.ticks, p_rung integer, p_take i
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_lanes integer := p_rung + (
-    select count(*)::integer
+    select coalesce(sum(1 + case when w.has_users then (
+        select count(*)
+        from (
+          select
+          from fairq.lanes u
+          where u.shard_no = p_tick.shard_no and u.queue = fairq._users_of(p_tick.queue) and u.queue like '#users %' and u.group_key = w.group_key and u.admissible
+          limit 500
+        ) n
+      ) else 0 end), 0)::integer
     from (
-      select
+      select l.group_key, l.inside is distinct from null as has_users
       from fairq.lanes l
       where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
         and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
@@ -384,7 +420,7 @@ begin
 end;
 $$;
 
--- Lanes that a rate or a breaker held back until now ring. Scheduled tasks that are due stand in line from now on, behind what their groups have
+-- Lanes that a rate or a breaker held back until now ring, also those of users. Scheduled tasks that are due stand in line from now on, behind what their groups have
 -- waiting, and ring; one that was tried before keeps its old place.
 -- Returns the tick, which knows when the next one is due.
 -- Locks: tasks, the scheduled rows it moves, "skip locked": retry_task in somebody's open transaction may hold one, and is not waited for.
@@ -403,6 +439,14 @@ begin
   where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.look_at >= p_tick.next_due_at and l.look_at <= p_now
   order by l.look_at
   limit p_limit;
+  if p_tick.users then
+    insert into fairq.rings (shard_no, queue, group_key, user_key)
+    select p_tick.shard_no, p_tick.queue, l.group_key, l.user_key
+    from fairq.lanes l
+    where l.shard_no = p_tick.shard_no and l.queue = fairq._users_of(p_tick.queue) and l.look_at >= p_tick.next_due_at and l.look_at <= p_now
+    order by l.look_at
+    limit p_limit;
+  end if;
 
   v_due := array(
     select t.ctid
@@ -437,11 +481,11 @@ begin
     from numbered n
     where t.shard_no = p_shard_no
       and t.ctid = n.ctid
-    returning t.group_key, t.priority, t.sequence, t.concurrency_key
+    returning t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key
   )
-  insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-  select p_shard_no, p_queue, w.group_key, w.priority, min(w.sequence), bool_or(w.concurrency_key is not null)
+  insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+  select p_shard_no, p_queue, w.group_key, nullif(w.user_key, ''), w.priority, min(w.sequence), bool_or(w.concurrency_key is not null)
   from woken w
-  group by w.group_key, w.priority;
+  group by w.group_key, w.user_key, w.priority;
 end;
 $$;

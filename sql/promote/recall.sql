@@ -4,21 +4,26 @@
 -- is given back. A task that is being popped right now is locked, and keeps its address; should that pop roll back, its group is looked at again.
 -- Where groups share what tasks use, finish tag and charges may differ by what corrections said since: that stays a debt or becomes credit. Otherwise
 -- a group would be forgiven an hour by cancelling one task.
--- Returns the lanes as they are afterwards.
+-- Of a group that has users all of them go back: who is next among them is decided anew.
+-- Returns the lanes as they are afterwards, and those of users.
 -- Locks: ready, "skip locked".
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
 create function fairq._recall(
-  p_tick fairq.ticks, p_lanes fairq.lanes[], p_news fairq.news[], p_cancelled bigint[], p_now timestamptz
-) returns fairq.lanes[]
+  p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_news fairq.news[], p_cancelled bigint[], p_now timestamptz, p_users fairq.lanes[],
+  p_disturbed text[], p_users_configured text[], out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[]
+)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_configured text[] := array(select n.group_key from unnest(p_news) n where n.configured);
-  v_whole text[] := v_configured;
+  v_whole text[] := v_configured || p_disturbed;
   v_groups text[];
   v_before fairq.cursor[];
+  v_recalled record;
 begin
+  o_tick := p_tick;
+  o_users := p_users;
   if p_cancelled is not null then
-    v_whole := v_configured || array(
+    v_whole := v_whole || array(
       select distinct t.group_key
       from unnest(p_cancelled) i(id)
       cross join lateral (select r.group_key from fairq.ready r where r.shard_no = p_tick.shard_no and r.id = i.id offset 0) t
@@ -35,20 +40,31 @@ begin
           and exists (select from unnest(p_news) n where n.group_key = l.group_key and n.correction > 0)) as is_whole
   ) w
   where l.finish > p_tick.clock
-    and (w.is_whole or (-(l.cursors[1]).priority, (l.cursors[1]).sequence) < (-l.last_priority, l.last_sequence));
+    and (w.is_whole or (l.inside is not distinct from null and (-(l.cursors[1]).priority, (l.cursors[1]).sequence) < (-l.last_priority, l.last_sequence)));
   if v_groups is not null then
-    p_lanes := fairq._recall_groups(p_tick, p_lanes, v_groups, v_before, p_now);
+    v_recalled := fairq._recall_groups(p_tick, p_lanes, v_groups, v_before, p_now);
+    p_lanes := v_recalled.o_lanes;
+    if v_recalled.o_back is not null then
+      v_recalled := fairq._recall_users(p_tick, p_queue, p_lanes, p_users, v_recalled.o_back, p_now);
+      o_tick := v_recalled.o_tick;
+      p_lanes := v_recalled.o_lanes;
+      o_users := v_recalled.o_users;
+    end if;
   end if;
   if exists (select from unnest(p_lanes) l where (l.gate).uncounted > 0 or (l.group_key = any(v_configured) and fairq._counts(l.policy))) then
     p_lanes := fairq._adopt(p_tick, p_lanes, v_configured, p_now);
   end if;
-  return p_lanes;
+  if exists (select from unnest(o_users) u where (u.gate).uncounted > 0 or fairq._line(u.group_key, u.user_key, true) = any(p_users_configured)) then
+    o_users := fairq._adopt(p_tick, o_users, p_users_configured, p_now, true);
+  end if;
+  o_lanes := p_lanes;
 end;
 $$;
 
 -- Takes ready tasks of groups out of the order again.
-create function fairq._recall_groups(p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_now timestamptz)
-returns fairq.lanes[]
+create function fairq._recall_groups(
+  p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_now timestamptz, out o_lanes fairq.lanes[], out o_back fairq.placed[]
+)
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
   -- Per group the place behind which its tasks are taken, null: all of them. In an array each ready task would be compared with each group.
@@ -58,10 +74,10 @@ declare
   );
   v_ctids tid[];
   v_keyed bigint[];
-  v_lanes fairq.lanes[];
 begin
   with back as materialized (
-    select r.ctid, r.id, r.keyed_at, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, r.charge as reserved, coalesce(r.charge, t.cost) as charge
+    select r.ctid, r.id, r.keyed_at, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, r.charge as reserved, coalesce(r.charge, t.cost) as charge,
+      r.user_key, r.user_block, r.user_counted
     from fairq.ready r
     cross join lateral (select b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
     where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
@@ -83,18 +99,21 @@ begin
     from level l
     group by l.group_key
   )
-  select (select array_agg(b.ctid) from back b), (select array_agg(b.id) filter (where b.keyed_at is not null) from back b), coalesce(array_agg(
+  select (select array_agg(b.ctid) from back b),
+    (select array_agg((b.id, b.block, b.position, b.charge, b.counted, null, b.priority, b.sequence, b.group_key, null, null, null, null, b.user_key, b.user_block,
+      b.user_counted, null)::fairq.placed) from back b where p_tick.users),
+    (select array_agg(b.id) filter (where b.keyed_at is not null) from back b), coalesce(array_agg(
     case
       when f.group_key is null then l
       else (l.shard_no, l.last_priority, l.last_sequence, l.lane_no, l.version, greatest(f.block, f.due),
         case when f.due > f.block then fairq._lane_position(l.lane_no) else f.position end, l.weight, (f.allowance).look_at,
-        coalesce((f.allowance).tasks > 0, true), l.keyed, l.queue, l.group_key,
-        fairq._merge_cursors(l.cursors, f.cursors, p_tick.touched), l.policy, f.gate,
+        coalesce((f.allowance).tasks > 0, true), l.keyed, l.queue, l.group_key, '',
+        case when l.inside is distinct from null then l.cursors else fairq._merge_cursors(l.cursors, f.cursors, p_tick.touched) end, l.policy, f.gate,
         case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates, (l.pace).unit,
-          (l.pace).reserved - f.reserved)::fairq.pace end
-      )::fairq.lanes
+          (l.pace).reserved - f.reserved)::fairq.pace end,
+        l.inside)::fairq.lanes
     end), '{}')
-  into v_ctids, v_keyed, v_lanes
+  into v_ctids, o_back, v_keyed, o_lanes
   from unnest(p_lanes) l
   left join freed d on d.group_key = l.group_key
   left join lateral (
@@ -123,7 +142,6 @@ begin
   where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
     and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
     and jsonb_typeof(v_before -> r.group_key) = 'null';
-  return v_lanes;
 end;
 $$;
 
@@ -131,18 +149,21 @@ $$;
 -- popped, is locked, and nobody waits for it with the domain in hand: it takes a place all the same, as one that is not counted yet, until it is
 -- gone or can be counted. Its lane looks again soon.
 -- Locks: held, "skip locked". Cost: all held tasks of the shard. For settings, not for the hot path.
-create function fairq._adopt(p_tick fairq.ticks, p_lanes fairq.lanes[], p_configured text[], p_now timestamptz) returns fairq.lanes[]
+create function fairq._adopt(
+  p_tick fairq.ticks, p_lanes fairq.lanes[], p_configured text[], p_now timestamptz, p_of_users boolean default false
+) returns fairq.lanes[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   -- An object is looked up in a few steps; in an array each task would be compared with each group.
   v_wanted jsonb := (
-    select jsonb_object_agg(l.group_key, 0)
+    select jsonb_object_agg(fairq._line(l.group_key, l.user_key, p_of_users), 0)
     from unnest(p_lanes) l
-    where fairq._counts(l.policy) and ((l.gate).uncounted > 0 or l.group_key = any(p_configured))
+    where fairq._counts(l.policy) and ((l.gate).uncounted > 0 or fairq._line(l.group_key, l.user_key, p_of_users) = any(p_configured))
   );
   v_ids bigint[];
   v_places jsonb;
   v_lane fairq.lanes;
+  v_line text;
   v_lanes fairq.lanes[] := array[]::fairq.lanes[];
   v_allowance fairq.allowance;
   v_uncounted integer;
@@ -152,39 +173,44 @@ begin
     from fairq.held h
     join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
     where h.shard_no = p_tick.shard_no
-      and not h.counted
+      and not case when p_of_users then h.user_counted else h.counted end
       and t.queue = p_tick.queue
-      and v_wanted ? t.group_key
+      and v_wanted ? fairq._line(t.group_key, t.user_key, p_of_users)
     for update of h skip locked
   );
-  update fairq.held h set counted = true where h.shard_no = p_tick.shard_no and h.id = any(v_ids);
-  select jsonb_object_agg(g.group_key, jsonb_build_array(g.counted, g.uncounted)) into v_places
+  update fairq.held h
+  set counted = h.counted or not p_of_users, user_counted = h.user_counted or p_of_users
+  where h.shard_no = p_tick.shard_no and h.id = any(v_ids);
+  select jsonb_object_agg(g.line, jsonb_build_array(g.counted, g.uncounted)) into v_places
   from (
-    select i.group_key, count(*) filter (where i.is_adopted) as counted, count(*) filter (where not i.is_adopted) as uncounted
+    select i.line, count(*) filter (where i.is_adopted) as counted, count(*) filter (where not i.is_adopted) as uncounted
     from (
-      select t.group_key, true as is_adopted
+      select fairq._line(t.group_key, t.user_key, p_of_users) as line, true as is_adopted
       from unnest(v_ids) u(id)
-      cross join lateral (select b.group_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = u.id offset 0) t
+      cross join lateral (select b.group_key, b.user_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = u.id offset 0) t
       union all
-      select t.group_key, false
+      select fairq._line(t.group_key, t.user_key, p_of_users), false
       from fairq.held h
       join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
       where h.shard_no = p_tick.shard_no
-        and not h.counted
+        and not case when p_of_users then h.user_counted else h.counted end
         and t.queue = p_tick.queue
-        and v_wanted ? t.group_key
+        and v_wanted ? fairq._line(t.group_key, t.user_key, p_of_users)
       union all
-      select r.group_key, false
+      select fairq._line(r.group_key, r.user_key, p_of_users), false
       from fairq.ready r
-      where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0 and not r.counted and v_wanted ? r.group_key
+      where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
+        and not case when p_of_users then r.user_counted else r.counted end
+        and v_wanted ? fairq._line(r.group_key, r.user_key, p_of_users)
     ) i
-    group by i.group_key
+    group by i.line
   ) g;
 
   foreach v_lane in array p_lanes loop
-    if v_wanted ? v_lane.group_key then
-      v_uncounted := coalesce((v_places -> v_lane.group_key ->> 1)::integer, 0);
-      v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + coalesce((v_places -> v_lane.group_key ->> 0)::integer, 0);
+    v_line := fairq._line(v_lane.group_key, v_lane.user_key, p_of_users);
+    if v_wanted ? v_line then
+      v_uncounted := coalesce((v_places -> v_line ->> 1)::integer, 0);
+      v_lane.gate.in_flight := coalesce((v_lane.gate).in_flight, 0) + coalesce((v_places -> v_line ->> 0)::integer, 0);
       v_lane.gate.uncounted := nullif(v_uncounted, 0);
       v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now, (v_lane.pace).reserved);
       v_lane.admissible := v_lane.cursors <> '{}' and v_allowance.tasks > 0;
@@ -195,6 +221,11 @@ begin
   return v_lanes;
 end;
 $$;
+
+-- A group, or a user of one, as a name in an object. Inlined.
+create function fairq._line(p_group_key text, p_user_key text, p_of_user boolean) returns text
+language sql immutable
+as $$ select case when p_of_user then jsonb_build_array(p_group_key, p_user_key)::text else p_group_key end $$;
 
 -- Ends the waiting tasks among those somebody wished to cancel. Held ones are left: their wish stays, and their holder learns of
 -- it with its heartbeat. A ready task that is being popped right now is locked and counts as held; should the pop roll back it would be waiting again,

@@ -14,7 +14,7 @@ declare
 begin
   with lane as materialized (
     select n.group_key, n.first_sequence, n.keyed or coalesce(l.keyed, false) as keyed,
-      v.replaces, l.version, l.lane_no, l.position, l.last_priority, l.last_sequence,
+      v.replaces, l.version, l.lane_no, l.position, l.inside, l.last_priority, l.last_sequence,
       coalesce(c.finish, l.finish) as finish,
       c.pace as pace,
       n.correction is not null as is_corrected,
@@ -38,14 +38,14 @@ begin
     left join lateral (
       select w.*, w.ctid as replaces
       from fairq.lanes w
-      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.group_key = n.group_key
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.group_key = n.group_key and w.user_key = ''
       order by w.version desc
       limit 1
     ) v on true
     -- Of a lane from before a rebuild nothing counts but its policy, what was used of a rate or a budget, its breaker and until when it is held: nobody else
     -- knows.
     left join lateral (
-      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate
+      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.inside
     ) l on v.version >= p_tick.first_version
     cross join lateral (
       select case
@@ -61,7 +61,7 @@ begin
       left join lateral (
         select c.*
         from fairq.groups c
-        where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = n.group_key
+        where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = n.group_key and c.user_key = ''
         offset 0
       ) s on true
       offset 0
@@ -110,7 +110,7 @@ begin
        n.weight,
        case when n.has_tasks then (n.allowance).look_at end,
        n.has_tasks and coalesce((n.allowance).tasks > 0, true),
-       n.keyed, p_tick.queue, n.group_key, n.cursors, n.policy,
+       n.keyed, p_tick.queue, n.group_key, '', n.cursors, n.policy,
        -- A first cap, which a ring behind the cut may tell of: its tasks in flight are not counted yet, see _adopt.
        case
          when n.begins_to_count
@@ -118,7 +118,7 @@ begin
              (n.gate).spent, (n.gate).spent_until, (n.gate).held_until, (n.gate).held_by)::fairq.gate
          else n.gate
        end,
-       n.pace)::fairq.lanes as lane
+       n.pace, n.inside)::fairq.lanes as lane
     from placed n
   )
   select max(t.number), max(t.newcomer_position), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null),

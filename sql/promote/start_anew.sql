@@ -19,7 +19,7 @@ create function fairq._blank_tick(p_shard_no integer, p_queue text, p_tick bigin
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_tick fairq.ticks := jsonb_populate_record(null::fairq.ticks, '{"clock": 0, "clock_position": 0, "newcomer_position": 0, "top": 0, "heard_xid": "0",
-    "heard_ring": 0, "lane_count": 0, "touched": 0, "first_version": 1, "filled": 0, "keyed": false}');
+    "heard_ring": 0, "lane_count": 0, "touched": 0, "first_version": 1, "filled": 0, "keyed": false, "users": false}');
 begin
   v_tick.shard_no := p_shard_no;
   v_tick.queue := p_queue;
@@ -100,53 +100,57 @@ begin
     group by k.concurrency_key
   ),
   holder as (
-    select h.shard_no, t.queue, t.group_key, h.counted, h.meters, case when h.keyed then t.concurrency_key end as concurrency_key, h.charge
+    select h.shard_no, t.queue, t.group_key, t.user_key, h.counted, h.user_counted, h.meters, case when h.keyed then t.concurrency_key end as concurrency_key, h.charge
     from fairq._shards(case when p_queue = '#keys' or not v_counts_only then p_shard_no end) x(shard_no)
     join fairq.held h on h.shard_no = x.shard_no
     join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
     union all
-    select r.shard_no, t.queue, t.group_key, false, 0, t.concurrency_key, null
+    select r.shard_no, t.queue, t.group_key, t.user_key, false, false, 0, t.concurrency_key, null
     from fairq.ready r
     join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
     where p_queue = '#keys' and r.shard_no = p_shard_no and r.keyed_at is not null
     union all
-    select k.shard_no, k.queue, k.group_key, false, 0, fairq._key_of(k), null
+    select k.shard_no, k.queue, k.group_key, k.user_key, false, false, 0, fairq._key_of(k), null
     from fairq.parked k
     where p_queue = '#keys' and k.shard_no = p_shard_no and (k.granted or k.concurrency_key is null)
   ),
   taken as (
-    select s.group_key, count(*) as places
+    select s.group_key, s.user_key, count(*) as places
     from holder h
-    cross join lateral fairq._scopes(h.shard_no, h.queue, h.group_key, h.counted, h.meters, h.concurrency_key) s
+    cross join lateral fairq._scopes(h.shard_no, h.queue, h.group_key, h.counted, h.meters, h.concurrency_key,
+      case when h.user_counted then h.user_key end) s
     where s.shard_no = p_shard_no and s.queue = p_queue
-    group by s.group_key
+    group by s.group_key, s.user_key
   ),
   expected as (
     select h.group_key, -sum(h.charge) as charged from holder h where h.queue = p_queue and not v_counts_only group by h.group_key
   ),
   counter as (
     -- Whoever has tasks in flight looks its settings up: a first cap may have come that did not count them yet.
-    select t.group_key from taken t
+    select t.group_key, t.user_key from taken t
     union
-    select h.group_key from holder h where h.queue = p_queue
+    select h.group_key, u.user_key
+    from holder h
+    cross join lateral (values (null), (nullif(h.user_key, ''))) u(user_key)
+    where h.queue = p_queue
     union
     -- What was spent in this period, and who is held, is known to the lane alone: it comes along.
-    select l.group_key
+    select l.group_key, null
     from fairq.lanes l
     where not v_counts_only and l.shard_no = p_shard_no and l.queue = p_queue and ((l.gate).spent > 0 or (l.gate).held_until is not null)
     union
     -- Counters with settings, and keys that somebody waits for, are looked at again.
-    select g.group_key from fairq.groups g where v_counts_only and g.shard_no = p_shard_no and g.queue = p_queue
+    select g.group_key, null from fairq.groups g where v_counts_only and g.shard_no = p_shard_no and g.queue = p_queue
     union
-    select substr(p_queue, 2) where v_counts_only and p_queue <> '#keys'
+    select substr(p_queue, 2), null where v_counts_only and p_queue <> '#keys'
     union
-    select k.concurrency_key from fairq.parked k where p_queue = '#keys' and k.shard_no = p_shard_no and k.turn is not null and k.concurrency_key is not null
+    select k.concurrency_key, null from fairq.parked k where p_queue = '#keys' and k.shard_no = p_shard_no and k.turn is not null and k.concurrency_key is not null
   ),
   rung as (
-    insert into fairq.rings (shard_no, queue, group_key, freed, configured, charged)
-    select p_shard_no, p_queue, c.group_key, -coalesce(t.places, 0), true, e.charged
+    insert into fairq.rings (shard_no, queue, group_key, user_key, freed, configured, charged)
+    select p_shard_no, p_queue, c.group_key, c.user_key, -coalesce(t.places, 0), true, case when c.user_key is null then e.charged end
     from counter c
-    left join taken t on t.group_key = c.group_key
+    left join taken t on t.group_key = c.group_key and t.user_key is not distinct from c.user_key
     left join expected e on e.group_key = c.group_key
   ),
   -- What was used, and not heard of yet, is spent all the same, and what was held stays so.
@@ -176,7 +180,7 @@ begin
     -- Versions go on where the lanes of before end; the highest sequence ever given is the last id.
     select coalesce(max(l.version), 0) + 1, coalesce(max(l.lane_no), 0) into v_tick.first_version, v_tick.lane_count
     from fairq.lanes l
-    where l.shard_no = p_shard_no and l.queue = p_queue;
+    where l.shard_no = p_shard_no and l.queue in (p_queue, fairq._users_of(p_queue));
     v_tick.touched := (select s.last_value from fairq.task_ids s);
     v_tick.announce_from := (select min(t.id) from fairq.tasks t where t.shard_no = p_shard_no);
   end if;
@@ -197,18 +201,18 @@ begin
     return p_tick;
   end if;
   with portion as materialized (
-    select t.id, t.queue, t.group_key, t.priority, t.sequence, t.scheduled, t.run_at, t.concurrency_key
+    select t.id, t.queue, t.group_key, t.user_key, t.priority, t.sequence, t.scheduled, t.run_at, t.concurrency_key
     from fairq.tasks t
     where t.shard_no = p_tick.shard_no and t.id >= p_tick.announce_from
     order by t.id
     limit 5000
   ),
   rung as (
-    insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
-    select p_tick.shard_no, p_tick.queue, p.group_key, p.priority, min(p.sequence), bool_or(p.concurrency_key is not null)
+    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+    select p_tick.shard_no, p_tick.queue, p.group_key, nullif(p.user_key, ''), p.priority, min(p.sequence), bool_or(p.concurrency_key is not null)
     from portion p
     where p.queue = p_tick.queue and not p.scheduled
-    group by p.group_key, p.priority
+    group by p.group_key, p.user_key, p.priority
   ),
   due as (
     insert into fairq.rings (shard_no, queue, group_key, due_at)

@@ -5,7 +5,7 @@ create function fairq._tick(p_shard_no integer, p_queue text) returns setof fair
 language sql stable as $$
   select n.shard_no, n.written_by, n.tick, n.clock, n.clock_position, n.newcomer_position, n.top, n.horizon, n.horizon_position, n.refill_block,
     n.refill_position, n.next_xid, n.heard_xid, n.heard_ring, n.next_due_at, n.lane_count, n.touched, n.first_version, n.announce_from, n.filled,
-    n.keyed, n.long_since, n.long_turn, n.long_top, n.queue, n.pending
+    n.keyed, n.long_since, n.long_turn, n.long_top, n.users, n.queue, n.pending
   from (
     select t.*, t.xmin as row_xmin
     from fairq.ticks t

@@ -19,7 +19,8 @@ select fairq.create_task(
   p_idempotency_key => sqlc.narg(idempotency_key)::text,
   p_concurrency_key => sqlc.narg(concurrency_key)::text,
   p_headers => sqlc.narg(headers)::text::jsonb,
-  p_unique => sqlc.narg(unique)::text
+  p_unique => sqlc.narg(unique)::text,
+  p_user_key => sqlc.narg(user)::text
 )::bigint as id;
 
 -- name: EnqueueMany :many
@@ -41,7 +42,8 @@ from fairq.create_tasks(
   p_concurrency_keys => sqlc.narg(concurrency_key_each)::text[],
   p_headers => sqlc.narg(headers)::text::jsonb,
   p_priorities => sqlc.narg(priority_each)::integer[],
-  p_costs => sqlc.narg(cost_each)::double precision[]
+  p_costs => sqlc.narg(cost_each)::double precision[],
+  p_user_keys => sqlc.narg(user_each)::text[]
 ) as c(id);
 
 -- name: Cancel :one
@@ -133,8 +135,8 @@ select fairq.register_worker(sqlc.arg(name)::text, sqlc.arg(queues)::text[], 1, 
 
 -- name: PopOne :many
 -- Tests: the next task of a queue.
--- fairq: nullable headers
-select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+-- fairq: nullable headers, user_key
+select t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.user_key, t.kind,
   extract(epoch from t.timeout)::double precision as seconds, t.headers::text as headers, t.payload::text as payload
 from fairq.pop_tasks(p_queue => sqlc.arg(queue)::text, p_limit => 1, p_worker_id => sqlc.arg(worker_id)::bigint) t;
 
@@ -146,7 +148,7 @@ select (select s.test_clock from fairq.settings s) as obeyed, set_config('fairq.
 -- name: LiveTasks :many
 -- Tests: live tasks in the order they were created.
 -- fairq: not null run_at
-select t.id, t.queue, t.kind, t.group_key, l.state, t.priority, l.attempt,
+select t.id, t.queue, t.kind, t.group_key, l.user_key, l.state, t.priority, l.attempt,
   to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
   t.headers::text as headers, t.payload::text as payload, t.concurrency_key, t.idempotency_key
 from fairq.tasks t

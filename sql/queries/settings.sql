@@ -13,6 +13,10 @@ select fairq._settings_json(fairq.configure_kind(p_queue => sqlc.arg(queue)::tex
 -- Changes settings of one group; an absent one stays, a null takes one away, so that its queue's holds.
 select fairq._settings_json(fairq.configure_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
 
+-- name: ConfigureUser :one
+-- Changes settings of one user of a group; an absent one stays, a null takes one away, so that what its group or queue gives to each user holds.
+select fairq._settings_json(fairq.configure_user(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.arg(user_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
+
 -- name: ConfigureKey :one
 -- Changes how many tasks with a concurrency key may be in flight at once.
 select fairq._settings_json(fairq.configure_key(p_concurrency_key => sqlc.arg(concurrency_key)::text, p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
@@ -34,16 +38,16 @@ select fairq.resume_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 select fairq.drain_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 
 -- name: PauseGroup :one
--- Stops serving a group until it is resumed.
-select fairq.pause_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text)::text as done;
+-- Stops serving a group, or one of its users, until it is resumed.
+select fairq.pause_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text)::text as done;
 
 -- name: ResumeGroup :one
--- Serves a paused group again.
-select fairq.resume_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text)::text as done;
+-- Serves a paused group, or user of it, again.
+select fairq.resume_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text)::text as done;
 
 -- name: PurgeGroup :one
--- Cancels everything a group has waiting; returns how many tasks that were.
-select fairq.purge_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text)::integer as ended;
+-- Cancels everything a group, or one of its users, has waiting; returns how many tasks that were.
+select fairq.purge_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text)::integer as ended;
 
 -- name: RateUsage :one
 -- How much of the rate of a group, or of a whole queue, is used; no row: there is no rate.

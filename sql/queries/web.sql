@@ -205,7 +205,7 @@ cross join lateral (
       select t.shard_no, t.id, t.priority, t.sequence, t.created_at, t.run_at
       from fairq.tasks t
       where t.shard_no = n.shard_no and t.queue = sqlc.arg(queue)::text and t.group_key = k.group_key and not t.scheduled
-      order by -t.priority, t.sequence
+      order by t.user_key, -t.priority, t.sequence
       limit sqlc.arg(max_count)::integer
     ) t
   ) c
@@ -214,7 +214,7 @@ left join lateral (
   select g.weight, g.paused_at
   from fairq._shards(null) n(shard_no)
   join fairq.groups g on g.shard_no = n.shard_no
-  where g.queue = sqlc.arg(queue)::text and g.group_key = k.group_key
+  where g.queue = sqlc.arg(queue)::text and g.group_key = k.group_key and g.user_key = ''
 ) g on true;
 
 -- name: CountInLine :one
@@ -240,7 +240,7 @@ with line as materialized (
     select t.shard_no, t.id, t.kind, t.priority, t.sequence, t.created_at, t.run_at
     from fairq.tasks t
     where t.shard_no = n.shard_no and t.queue = sqlc.arg(queue)::text and t.group_key = sqlc.arg(group_key)::text and not t.scheduled
-    order by -t.priority, t.sequence
+    order by t.user_key, -t.priority, t.sequence
     limit 1000
   ) t
   left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id

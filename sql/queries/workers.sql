@@ -18,10 +18,10 @@ from fairq.settings s;
 
 -- name: Turn :many
 -- A whole turn: writes what ended, gives back, starts, and asks for the next tasks. The tasks, then a row of what was accepted.
--- fairq: nullable ended, released, started, due_in, timeout, headers, spared, losses
+-- fairq: nullable ended, released, started, due_in, timeout, headers, spared, losses, user_key
 select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
   case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload,
-  t.spared, t.losses
+  t.spared, t.losses, t.user_key
 from fairq.turn(
   p_worker_id => sqlc.arg(worker_id)::bigint,
   p_queues => sqlc.arg(queues)::text[],

@@ -21,6 +21,11 @@ create function fairq._lane_position(p_lane_no bigint) returns bigint
 language sql immutable parallel safe
 as $$ select p_lane_no << 20 $$;
 
+-- The queue under which the lanes of a queue's users stand.
+create function fairq._users_of(p_queue text) returns text
+language sql immutable parallel safe
+as $$ select '#users ' || p_queue $$;
+
 -- The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.
 create function fairq._shard_of(p_group_key text, p_shard_count integer) returns integer
 language sql immutable parallel safe as $$

@@ -65,6 +65,13 @@ create table fairq.queues (
   group_breaker_cooldown interval,
   group_budget double precision,
   group_budget_period interval,
+  user_weight double precision not null default 1,
+  user_max_running integer,
+  user_rate_limit integer,
+  user_rate_period interval,
+  user_rate_burst integer,
+  user_breaker_threshold integer,
+  user_breaker_cooldown interval,
   max_running integer,
   rate_limit integer,
   rate_period interval,
@@ -100,6 +107,13 @@ comment on column fairq.queues.group_breaker_threshold is 'Failures in a row tha
 comment on column fairq.queues.group_breaker_cooldown is 'How long such a breaker stays open before it tries one task.';
 comment on column fairq.queues.group_budget is 'The most that the tasks of each group that has no budget of its own use per group_budget_period, in what groups share; null: no budget.';
 comment on column fairq.queues.group_budget_period is 'The period of group_budget.';
+comment on column fairq.queues.user_weight is 'Weight of users, inside their group, for whom nothing else is said.';
+comment on column fairq.queues.user_max_running is 'The most tasks in flight at once for each user of a group that has no cap of its own; null: no cap.';
+comment on column fairq.queues.user_rate_limit is 'With user_rate_period: rate of each user that has none of its own; null: no limit.';
+comment on column fairq.queues.user_rate_period is 'The period of user_rate_limit.';
+comment on column fairq.queues.user_rate_burst is 'How many tasks of a user may go ahead of its rate; null: a second''s worth, at least one.';
+comment on column fairq.queues.user_breaker_threshold is 'Failures in a row that open the breaker of a user that has no setting of its own; null: no breaker.';
+comment on column fairq.queues.user_breaker_cooldown is 'How long such a breaker stays open before it tries one task.';
 comment on column fairq.queues.max_running is 'The most tasks of the whole queue in flight at once; null: no cap.';
 comment on column fairq.queues.rate_limit is 'Tasks of the whole queue per rate_period; null: no limit.';
 comment on column fairq.queues.rate_period is 'The period of rate_limit.';
@@ -135,6 +149,7 @@ create table fairq.groups (
   shard_no integer not null,
   queue text collate "C" not null,
   group_key text collate "C" not null,
+  user_key text collate "C" not null default '',
   weight double precision,
   max_running integer,
   rate_limit integer,
@@ -142,13 +157,28 @@ create table fairq.groups (
   rate_burst integer,
   breaker_threshold integer,
   breaker_cooldown interval,
+  user_weight double precision,
+  user_max_running integer,
+  user_rate_limit integer,
+  user_rate_period interval,
+  user_rate_burst integer,
+  user_breaker_threshold integer,
+  user_breaker_cooldown interval,
   budget double precision,
   budget_period interval,
   paused_at timestamptz,
-  primary key (shard_no, queue, group_key)
+  primary key (shard_no, queue, group_key, user_key)
 );
 comment on table fairq.groups is
   'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue. Concurrency keys have theirs here, too, as groups of #keys.';
+comment on column fairq.groups.user_key is 'The user of the group whose settings these are; empty: they are the group''s own.';
+comment on column fairq.groups.user_weight is 'Weight of those users of the group who have none of their own; null: as the queue says.';
+comment on column fairq.groups.user_max_running is 'Of each of those users the most tasks in flight at once.';
+comment on column fairq.groups.user_rate_limit is 'Of each of those users tasks per user_rate_period.';
+comment on column fairq.groups.user_rate_period is 'The period of user_rate_limit.';
+comment on column fairq.groups.user_rate_burst is 'How many tasks of a user may go ahead of that rate.';
+comment on column fairq.groups.user_breaker_threshold is 'Failures in a row that open the breaker of one of those users.';
+comment on column fairq.groups.user_breaker_cooldown is 'How long it stays open before it tries one task.';
 comment on column fairq.groups.max_running is 'The most tasks in flight at once.';
 comment on column fairq.groups.rate_limit is 'Tasks per rate_period.';
 comment on column fairq.groups.rate_period is 'The period of rate_limit.';
@@ -207,6 +237,7 @@ create table fairq.tasks (
   scheduled boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
+  user_key text collate "C" not null default '',
   kind text collate "C" not null,
   timeout interval,
   idempotency_key text collate "C",
@@ -216,6 +247,7 @@ create table fairq.tasks (
   constraint tasks_pkey primary key (shard_no, id)
 );
 comment on table fairq.tasks is 'Bodies of live tasks: what the application asked for. The truth; with fairq.held everything else can be rebuilt from it.';
+comment on column fairq.tasks.user_key is 'Whose task it is among those of its group; empty: it names nobody.';
 comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable. A task that comes back keeps it.';
 comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off.';
 comment on column fairq.tasks.expires_at is 'After this time the task does not start any more.';
@@ -239,8 +271,11 @@ create table fairq.ready (
   attempt integer not null,
   counted boolean not null,
   long boolean,
+  user_counted boolean not null,
   queue text collate "C" not null,
   group_key text collate "C" not null,
+  user_key text collate "C" not null,
+  user_block bigint,
   constraint ready_pkey primary key (shard_no, id)
 );
 comment on table fairq.ready is 'Tasks that may be popped, in served order: few, whatever the backlog. Derived.';
@@ -251,6 +286,8 @@ comment on column fairq.ready.expires_at is 'Past this time it is not handed out
 comment on column fairq.ready.attempt is 'The number of its next attempt.';
 comment on column fairq.ready.counted is 'The task takes one of its group''s places.';
 comment on column fairq.ready.long is 'It runs in one of the slots that long tasks may have.';
+comment on column fairq.ready.user_counted is 'The task takes one of its user''s places.';
+comment on column fairq.ready.user_block is 'Its address among the users of its group, in their own virtual time; null: the group has none.';
 comment on column fairq.ready.keyed_at is 'Since when the task is ready with a place of its concurrency key; null: it has none.';
 
 create table fairq.held (
@@ -263,6 +300,7 @@ create table fairq.held (
   charge double precision,
   meters integer not null,
   counted boolean not null,
+  user_counted boolean not null,
   keyed boolean not null,
   constraint held_pkey primary key (shard_no, id)
 );
@@ -273,6 +311,7 @@ comment on column fairq.held.lease_expires_at is 'End of the claim lease of a pr
 comment on column fairq.held.charge is 'What its group was charged beforehand, where groups share what tasks use.';
 comment on column fairq.held.meters is 'The task has a place of its queue (1), of the cluster (2), a slot that long tasks may have (4).';
 comment on column fairq.held.counted is 'The task holds one of its group''s places.';
+comment on column fairq.held.user_counted is 'The task holds one of its user''s places.';
 comment on column fairq.held.keyed is 'The task has a place of its concurrency key.';
 
 create table fairq.parked (
@@ -284,6 +323,7 @@ create table fairq.parked (
   granted boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
+  user_key text collate "C" not null,
   concurrency_key text collate "C",
   constraint parked_pkey primary key (shard_no, id)
 );
@@ -296,28 +336,29 @@ comment on column fairq.parked.granted is 'The task was given a place of its key
 -- What promotion found for a task, on its way to ready or straight to held.
 create type fairq.placed as (
   id bigint, block bigint, position bigint, charge double precision, counted boolean, keyed boolean, priority integer, sequence bigint,
-  group_key text, attempt integer, expires_at timestamptz, ready tid, long boolean
+  group_key text, attempt integer, expires_at timestamptz, ready tid, long boolean, user_key text, user_block bigint, user_counted boolean, cost double precision
 );
 comment on type fairq.placed is 'A task with its address, and where it is in fairq.ready; null: it was promoted a moment ago, and is not.';
 
 create type fairq.popped as (
   shard_no integer, id bigint, attempt integer, max_attempts integer, queue text, group_key text, kind text, priority integer, cost double precision,
   created_at timestamptz, run_at timestamptz, expires_at timestamptz, started_at timestamptz, lease_expires_at timestamptz, timeout interval,
-  idempotency_key text, concurrency_key text, headers jsonb, payload jsonb, block bigint, position bigint, spared integer, losses integer
+  idempotency_key text, concurrency_key text, headers jsonb, payload jsonb, block bigint, position bigint, spared integer, losses integer, user_key text
 );
 comment on type fairq.popped is 'A task as its worker gets it: the body, the attempt, and the address at which it was served.';
 
 -- What a worker's turn answers: the tasks, a row each, and then what was accepted.
 create type fairq.turned as (
   ended bigint[], released bigint[], started bigint[], due_in double precision, id bigint, attempt integer, max_attempts integer, queue text,
-  group_key text, kind text, started_at timestamptz, timeout interval, headers jsonb, payload jsonb, spared integer, losses integer
+  group_key text, kind text, started_at timestamptz, timeout interval, headers jsonb, payload jsonb, spared integer, losses integer, user_key text
 );
 comment on type fairq.turned is 'The answer to fairq.turn(): the tasks, then one row of what was accepted.';
 
 -- A task on its way out of flight, its rows locked: where they are, what they hold, and how it leaves.
 create type fairq.leaving as (
   id bigint, body tid, held tid, ready tid, parked tid, ends boolean, outcome text, result jsonb, error jsonb, run_at timestamptz, attempt integer,
-  worker_id bigint, started_at timestamptz, charge double precision, used double precision, meters integer, counted boolean, keyed boolean
+  worker_id bigint, started_at timestamptz, charge double precision, used double precision, meters integer, counted boolean, keyed boolean,
+  user_counted boolean
 );
 comment on type fairq.leaving is 'A task that leaves flight, see _leave.';
 
@@ -338,6 +379,7 @@ create table fairq.finished_tasks (
   queue text collate "C" not null,
   outcome text collate "C" not null,
   group_key text collate "C" not null,
+  user_key text collate "C",
   kind text collate "C" not null,
   timeout interval,
   idempotency_key text collate "C",
@@ -385,6 +427,7 @@ create table fairq.rings (
   announced boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
+  user_key text collate "C",
   used double precision,
   charged double precision,
   hold_until timestamptz,
@@ -394,6 +437,7 @@ create table fairq.rings (
 alter table fairq.rings replica identity full;
 comment on table fairq.rings is
   'Doorbells: "look at this group". Append-only; promotion consumes each exactly once, by transaction id, without touching it; fairq.maintain() sweeps them.';
+comment on column fairq.rings.user_key is 'What it says is about this user of the group; empty: about the tasks that name nobody; null: about the group itself, or tasks that name nobody.';
 comment on column fairq.rings.xid is 'The transaction that rings: visible to a promotion''s snapshot or still pending.';
 comment on column fairq.rings.ring_id is 'Tells apart what a transaction rang before and after a promotion of its own.';
 comment on column fairq.rings.sequence is 'With priority: the first task announced; lowers the lane''s cursor. Without: a task that was given a place of its key.';
@@ -418,12 +462,16 @@ comment on type fairq.cursor is
 -- What the rings of a group said, taken together.
 create type fairq.news as (
   group_key text, freed integer, failures integer, succeeded boolean, keyed boolean, configured boolean, first_sequence bigint, heard fairq.cursor[],
-  used double precision, charged double precision, correction double precision, ran fairq.estimate[], hold bigint[]
+  used double precision, charged double precision, correction double precision, ran fairq.estimate[], hold bigint[], user_key text
 );
 comment on type fairq.news is 'What the new rings of a group say, see _hear.';
 
 create type fairq.heard as (xid xid8, ring_id bigint);
 comment on type fairq.heard is 'A transaction, and up to which of its rings they were heard.';
+
+create type fairq.inside as (clock bigint, position bigint, top bigint);
+comment on type fairq.inside is
+  'The order inside a group that has users, in a virtual time of its own: the address of their next task, where newcomers among them start; and the highest finish tag.';
 
 create table fairq.lanes (
   shard_no integer not null,
@@ -439,14 +487,18 @@ create table fairq.lanes (
   keyed boolean not null default false,
   queue text collate "C" not null,
   group_key text collate "C" not null,
+  user_key text collate "C" not null default '',
   cursors fairq.cursor[] not null,
   policy fairq.policy,
   gate fairq.gate,
   pace fairq.pace,
-  constraint lanes_pkey primary key (shard_no, queue, group_key, version)
+  inside fairq.inside,
+  constraint lanes_pkey primary key (shard_no, queue, group_key, user_key, version)
 );
 comment on table fairq.lanes is
   'A group''s state in the engine. Replaced (insert version n+1, delete version n), never updated: the newest version is one index step away however many dead ones lie behind it.';
+comment on column fairq.lanes.user_key is 'Of which user of the group it is: then the queue is that of the users, see _users_of.';
+comment on column fairq.lanes.inside is 'Of a group that has users: where their order has come. Their lanes have the cursors; its own only say that one of them may go on.';
 comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: it gives the position in every block.';
 comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the group''s next task starts, at the earliest.';
 comment on column fairq.lanes.position is 'Position of the group''s next task.';
@@ -465,7 +517,7 @@ comment on type fairq.share is 'A lane, where its stored version is, how many ta
 
 create type fairq.drawn as (
   lane fairq.lanes, replaces tid, quota integer, tasks fairq.placed[], expired bigint[], next fairq.cursor, served bigint, touched bigint, keyed boolean,
-  yields boolean
+  yields boolean, timed boolean
 );
 comment on type fairq.drawn is 'What a lane gave: its tasks, those that had expired, where it goes on, and how far in virtual time it has come.';
 
@@ -494,6 +546,7 @@ create table fairq.ticks (
   long_since timestamptz,
   long_turn bigint,
   long_top bigint,
+  users boolean not null default false,
   queue text collate "C" not null,
   pending fairq.heard[] not null,
   constraint ticks_pkey primary key (shard_no, queue, tick),
@@ -524,6 +577,7 @@ comment on column fairq.ticks.keyed is 'Some tasks of the domain have concurrenc
 comment on column fairq.ticks.long_since is 'Since when only long tasks wait for a slot; null: none does.';
 comment on column fairq.ticks.long_turn is 'The turn of the long task given a slot last: no earlier one waits.';
 comment on column fairq.ticks.long_top is 'The highest finish tag that one of them led to.';
+comment on column fairq.ticks.users is 'Some groups of the domain have users.';
 comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
 
 create table fairq.idempotency_keys (

@@ -1,6 +1,6 @@
--- promotion: a group's line, from the lane's cursor on. Held and ready tasks stand in it, too, behind the cursor. The highest priority first, and written so
+-- promotion: a line, of a group or of one of its users, from the lane's cursor on. Held and ready tasks stand in it, too, behind the cursor. The highest priority first, and written so
 -- that a place in line is one comparison of rows.
-create index tasks_line_idx on fairq.tasks (shard_no, queue, group_key, (-priority), sequence) where not scheduled;
+create index tasks_line_idx on fairq.tasks (shard_no, queue, group_key, user_key, (-priority), sequence) where not scheduled;
 
 -- promotion: scheduled tasks that are due.
 create index tasks_due_idx on fairq.tasks (shard_no, queue, run_at) where scheduled;
@@ -28,7 +28,7 @@ create index parked_long_idx on fairq.parked (shard_no, queue, turn) where concu
 create index held_long_idx on fairq.held (shard_no) where meters >= 4;
 
 -- promotion: tasks that were given a key and not placed yet.
-create index parked_granted_idx on fairq.parked (shard_no, queue, group_key) where granted;
+create index parked_granted_idx on fairq.parked (shard_no, queue, group_key, user_key) where granted;
 
 -- promotion: new rings, by transaction; within the transaction that promoted last, those it rang since.
 create index rings_xid_idx on fairq.rings (shard_no, queue, xid, ring_id);
@@ -38,6 +38,10 @@ create index rings_notable_idx on fairq.rings (shard_no, queue, xid) where annou
 
 -- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
 create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
+
+-- promotion: the same of the users of a group, in their own virtual time.
+create index lanes_users_idx on fairq.lanes (shard_no, queue, group_key, admissible, finish, position)
+where queue like '#users %';
 
 -- maintain: whether any group of a queue has tasks with keys.
 create index lanes_keyed_idx on fairq.lanes (shard_no, queue) where keyed;

@@ -203,7 +203,7 @@ begin
           row_number() over (order by w.since) as nth_waiter
         from received r
         full join waiter w on w.group_key = r.group_key
-        left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = r.group_key
+        left join fairq.groups g on g.shard_no = p_shard_no and g.queue = p_queue.queue and g.group_key = r.group_key and g.user_key = ''
         where r.group_key is not null or w.since is not null
       ) m
     ),
@@ -307,17 +307,26 @@ begin
       select coalesce((s.settings).weight, p_queue.weight) as weight, fairq._policy(p_queue, s.settings) as policy
       from (values (1)) one
       left join lateral (
-        select k as settings from fairq.groups k where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key offset 0
+        select k as settings from fairq.groups k where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = '' offset 0
       ) s on true
       offset 0
     ) g
+    -- Of a group that has users, the one who is next.
+    left join lateral (
+      select k.user_key, k.cursors[1] as next
+      from fairq.lanes k
+      where l.inside is distinct from null
+        and k.shard_no = p_shard_no and k.queue = fairq._users_of(p_queue.queue) and k.queue like '#users %' and k.group_key = c.group_key and k.admissible
+      order by k.finish, k.position
+      limit 1
+    ) u on true
     left join lateral (
       select t.id
       from (
         select k.id
         from fairq.tasks k
-        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and not k.scheduled
-          and (-k.priority, k.sequence) >= (-(l.cursors[1]).priority, (l.cursors[1]).sequence)
+        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = coalesce(u.user_key, '') and not k.scheduled
+          and (-k.priority, k.sequence) >= (-(coalesce(u.next, l.cursors[1])).priority, (coalesce(u.next, l.cursors[1])).sequence)
         order by -k.priority, k.sequence
         limit 100
       ) t

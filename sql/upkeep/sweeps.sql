@@ -74,6 +74,10 @@ begin
   v_swept := v_swept + fairq._remove(p_shard_no, 'lanes', v_found.ctids);
   perform fairq._set_sweep_floor(p_shard_no, 'lanes ' || p_queue, v_found.last);
 
+  if v_tick.users then
+    v_swept := v_swept + fairq._sweep_users(v_tick, p_limit);
+  end if;
+
   if p_queue = '#keys' then
     v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'idle keys'), 0);
     with idle as materialized (
@@ -89,12 +93,16 @@ begin
     perform fairq._set_sweep_floor(p_shard_no, 'idle keys', (extract(epoch from v_found.last) * 1000000)::bigint);
   end if;
 
-  -- Where tasks had keys, and none that waits has one any more, promotion needs the lock of the keys no longer.
-  if v_tick.keyed
-    and not exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue and l.keyed)
-    and not exists (select from fairq.parked k where k.shard_no = p_shard_no and k.queue = p_queue)
-  then
-    v_tick.keyed := false;
+  -- Where tasks had keys, and none that waits has one any more, promotion needs the lock of the keys no longer. And where no user has a lane any more, it
+  -- need not look for them.
+  select v_tick.keyed and (exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue in (p_queue, fairq._users_of(p_queue)) and l.keyed)
+      or exists (select from fairq.parked k where k.shard_no = p_shard_no and k.queue = p_queue)) as keyed,
+    v_tick.users and (exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = fairq._users_of(p_queue))
+      or exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue and l.inside is not null)) as users
+  into v_found;
+  if (v_found.keyed, v_found.users) <> (v_tick.keyed, v_tick.users) then
+    v_tick.keyed := v_found.keyed;
+    v_tick.users := v_found.users;
     perform fairq._write_tick(v_tick);
   end if;
 
@@ -108,6 +116,26 @@ begin
     limit p_limit
   ));
 end;
+$$;
+
+-- Lanes of users who are idle and whose turn is used up, or whose group has no lane any more.
+-- Returns how many rows it removed.
+-- Cost: the lanes of users who have nothing that may be promoted.
+create function fairq._sweep_users(p_tick fairq.ticks, p_limit integer) returns integer
+language sql set search_path = pg_catalog, pg_temp as $$
+  select fairq._remove(p_tick.shard_no, 'lanes', array(
+    select l.ctid
+    from fairq.lanes l
+    cross join lateral (select (fairq._lane(p_tick.shard_no, p_tick.queue, l.group_key)).inside offset 0) g
+    where l.shard_no = p_tick.shard_no and l.queue = fairq._users_of(p_tick.queue)
+      and (l.version < p_tick.first_version
+        or (not l.admissible
+          and l.cursors = '{}'
+          and (l.finish <= (g.inside).clock or g.inside is not distinct from null)
+          and (l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0
+            and coalesce((l.gate).rate_at, '-infinity') <= fairq._now())))
+    limit p_limit
+  ))
 $$;
 
 -- Rings of transactions that were still open when the sweep of rings passed them: remembered here, by id, and removed when a tick has heard them.

@@ -1,6 +1,6 @@
 -- Why a task is not running, and what stands before it: one row, also for a task that ended; none for an unknown id.
 -- ahead counts the tasks served before it as things stand: for a queued task those queued before it, for one in overflow those of its own
--- group plus, for each other group, the rounds until then are not guessed: ahead_in_group is exact, ahead is null.
+-- line (its group's, or its user's there) plus, for each other group, the rounds until then are not guessed: ahead_in_group is exact, ahead is null.
 create function fairq.explain_task(p_id bigint)
 returns table (
   task_id bigint, state text, reason text, ahead_in_group bigint, ahead bigint, next_look_at timestamptz, worker_id bigint, attempt integer,
@@ -19,7 +19,7 @@ begin
   from fairq._shards(null) s(shard_no)
   cross join lateral (
     select k.shard_no, k.id, k.queue, k.group_key, k.kind, k.losses, k.state, k.priority, k.sequence, k.block, k.position, k.run_at, k.expires_at,
-      k.worker_id, k.attempt, k.max_attempts, k.concurrency_key
+      k.worker_id, k.attempt, k.max_attempts, k.concurrency_key, coalesce(k.user_key, '') as user_key
     from fairq.live_tasks k
     where k.shard_no = s.shard_no and k.id = p_id
     offset 0
@@ -46,7 +46,8 @@ begin
     -- Not from live_tasks: only who says "not scheduled" finds the index of a group's line.
     select count(*) into ahead_in_group
     from fairq.tasks t
-    where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key and not t.scheduled
+    where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key and t.user_key = v_task.user_key
+      and not t.scheduled
       and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence)
       and not exists (select from fairq.held h where h.shard_no = t.shard_no and h.id = t.id)
       and not exists (
@@ -68,7 +69,8 @@ begin
       select from fairq.parked k where k.shard_no = v_task.shard_no and k.id = p_id and k.concurrency_key is null and not k.granted
     );
     select w.reason, w.look_at into reason, next_look_at
-    from fairq._obstacles(v_task.shard_no, v_task.queue, v_task.group_key, case when not v_is_long then v_task.concurrency_key end, v_task.state, v_now) w
+    from fairq._obstacles(v_task.shard_no, v_task.queue, v_task.group_key, v_task.user_key, case when not v_is_long then v_task.concurrency_key end,
+      v_task.state, v_now) w
     order by w.nth
     limit 1;
   end if;
@@ -94,6 +96,7 @@ begin
     when v_workers = 0 then format('no live worker for queue "%s"', v_task.queue)
     when v_task.state = 'queued' then format('behind %s tasks in order', ahead)
     when v_task.state = 'scheduled' then format('due since %s, waiting for promotion', v_task.run_at)
+    when v_task.user_key <> '' then format('behind %s tasks of its user, waiting for promotion', ahead_in_group)
     else format('behind %s tasks of its group, waiting for promotion', ahead_in_group)
   end;
   if exists (
@@ -108,10 +111,10 @@ end;
 $$;
 comment on function fairq.explain_task is 'Why a task is not running, and how much comes before it.';
 
--- What keeps a waiting task from being served now, beside its turn: a paused queue, the limits of its group, key, queue and of the cluster, in the order in
+-- What keeps a waiting task from being served now, beside its turn: a paused queue, the limits of its group, user, key, queue and of the cluster, in the order in
 -- which it meets them. Reads the same lanes and the same _allowance as promotion and pop.
 create function fairq._obstacles(
-  p_shard_no integer, p_queue text, p_group_key text, p_concurrency_key text, p_state text, p_now timestamptz
+  p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_concurrency_key text, p_state text, p_now timestamptz
 ) returns table (nth integer, reason text, look_at timestamptz)
 language plpgsql stable rows 1 set search_path = pg_catalog, pg_temp as $$
 declare
@@ -132,12 +135,13 @@ begin
   for v_scope in
     values
       (2, p_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_state <> 'queued'),
-      (3, p_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_state = 'blocked'),
-      (4, 0, '#queue ' || p_queue, 'queue ' || p_queue, format('queue "%s"', p_queue), true),
-      (5, 0, '#cluster', 'cluster', 'the cluster', true)
+      (3, p_shard_no, fairq._users_of(p_queue), p_group_key, format('user "%s" of group "%s"', p_user_key, p_group_key), p_state <> 'queued'),
+      (4, p_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_state = 'blocked'),
+      (5, 0, '#queue ' || p_queue, 'queue ' || p_queue, format('queue "%s"', p_queue), true),
+      (6, 0, '#cluster', 'cluster', 'the cluster', true)
   loop
     continue when v_scope.column4 is null or not v_scope.column6;
-    v_lane := fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4);
+    v_lane := fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4, case when v_scope.column1 = 3 then p_user_key else '' end);
     continue when v_lane.policy is null and (v_lane.gate).held_until is null;
     v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now, (v_lane.pace).reserved);
     continue when v_allowance.tasks > 0;

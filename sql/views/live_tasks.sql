@@ -1,7 +1,7 @@
 -- What a live task is doing, put together from body, ready, held and parked. For people and dashboards, not for a tight loop.
 create view fairq.live_tasks as
 select t.shard_no, t.id, t.queue, t.group_key, t.kind, t.priority, t.sequence, t.cost, t.created_at, t.run_at, t.expires_at, t.timeout, t.max_attempts,
-  t.idempotency_key, t.concurrency_key,
+  t.idempotency_key, t.concurrency_key, nullif(t.user_key, '') as user_key,
   case
     when h.id is not null then case when h.started_at is null then 'claimed' else 'running' end
     when r.id is not null then 'queued'
@@ -12,6 +12,7 @@ select t.shard_no, t.id, t.queue, t.group_key, t.kind, t.priority, t.sequence, t
   coalesce(h.attempt, t.attempt) as attempt, coalesce(t.losses, 0) as losses,
   h.worker_id, h.started_at, h.lease_expires_at, r.block, r.position,
   coalesce(h.counted, r.counted, false) as counted,
+  coalesce(h.user_counted, r.user_counted, false) as user_counted,
   coalesce(h.keyed, k.granted or k.id is not null and k.concurrency_key is null, r.keyed_at is not null) as keyed,
   coalesce(h.meters, 0) as meters,
   coalesce(h.charge, r.charge) as charge

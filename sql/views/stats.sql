@@ -49,6 +49,7 @@ full join (
   select o.queue, o.group_key, o.paused_at, o.weight, o.max_running, o.rate_limit, o.rate_period
   from fairq.groups o
   join fairq.queues q on q.queue = o.queue and not q.internal
+  where o.user_key = ''
 ) g using (queue, group_key);
 comment on view fairq.tenants is 'Groups that have live tasks or settings of their own. Counts all live tasks.';
 
@@ -71,7 +72,8 @@ comment on view fairq.worker_stats is 'Workers, their last sign of life and how 
 create view fairq.estimates as
 select l.queue, l.group_key, e.kind, e.used, e.cost, e.tasks
 from fairq.lanes l
-cross join lateral unnest((l.pace).estimates) as e(kind, tasks, used, cost);
+cross join lateral unnest((l.pace).estimates) as e(kind, tasks, used, cost)
+where l.queue not like '#%';
 comment on view fairq.estimates is 'What tasks of a group and kind use, where groups share that: the mean of the last attempts, the mean of the costs they were created with, and how many were measured, up to 16.';
 
 create view fairq.schedule_stats as

@@ -312,6 +312,7 @@ def test_a_context_is_made_of_a_popped_row() -> None:
         max_attempts=3,
         queue="q",
         group_key="g",
+        user_key="u",
         kind="k",
         started_at=datetime(2026, 1, 1, tzinfo=UTC),
         timeout=timedelta(seconds=90),
@@ -319,7 +320,7 @@ def test_a_context_is_made_of_a_popped_row() -> None:
     )
     ctx = fairq.Context.of(row, 9)
     assert (ctx.id, ctx.attempt, ctx.max_attempts, ctx.queue, ctx.group_key) == (5, 2, 3, "q", "g")
-    assert (ctx.kind, ctx.worker_id, ctx.headers) == ("k", 9, {"trace": "x"})
+    assert (ctx.kind, ctx.user_key, ctx.worker_id, ctx.headers) == ("k", "u", 9, {"trace": "x"})
     assert ctx.deadline == datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)
     assert not ctx.is_last_attempt
     row.timeout, row.headers, row.attempt = None, None, 3

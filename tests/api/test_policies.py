@@ -62,12 +62,24 @@ def test_a_queue_takes_every_setting_and_says_what_holds(
         "group_rate_burst": 6,
         "group_breaker_threshold": 7,
         "group_breaker_cooldown": 8,
+        "user_weight": 3,
+        "user_max_running": 4,
+        "user_rate_limit": 5,
+        "user_rate_period": MINUTE,
+        "user_rate_burst": 6,
+        "user_breaker_threshold": 7,
+        "user_breaker_cooldown": 8,
         "max_running": 9,
         "rate_limit": 10,
         "rate_period": 11,
         "rate_burst": 12,
         "breaker_threshold": 13,
         "breaker_cooldown": timedelta(milliseconds=1500),
+        "short_slots": 2,
+        "short_under": 3.5,
+        "short_idle": 4,
+        "group_budget": 100,
+        "group_budget_period": MINUTE,
         "enqueue_role": "fairq_enqueue",
         "work_role": "fairq_work",
     }
@@ -85,7 +97,16 @@ def test_a_queue_takes_every_setting_and_says_what_holds(
     nothing = {name: None for name in everything if name != "max_attempts"}
     changed = do(opened, fairq.configure_queue, queue, **nothing)
     assert (changed["max_attempts"], changed["retry_base"]) == (3, SECOND), "what is not named stays"
-    defaults = {"max_attempts", "retry_base", "retry_cap", "retention", "notify", "weight", "fairness"}
+    defaults = {
+        "max_attempts",
+        "retry_base",
+        "retry_cap",
+        "retention",
+        "notify",
+        "weight",
+        "fairness",
+        "user_weight",
+    }
     assert {name for name in everything if changed[name] is not None} == defaults
     assert changed["weight"] == 1
     opened.rollback()
@@ -110,7 +131,7 @@ def test_settings_of_a_group_hold_from_the_commit_on(
         rate_burst=3,
         breaker_threshold=4,
     )
-    assert found == fairq.GroupState(
+    set_ = fairq.GroupState(
         queue=queue,
         group_key=group,
         weight=0.5,
@@ -122,6 +143,7 @@ def test_settings_of_a_group_hold_from_the_commit_on(
         breaker_cooldown=MINUTE,
         paused_at=None,
     )
+    assert found == {**dict.fromkeys(options_of(policies.GroupSettings)), **set_}
     ids = opened.finish(fairq.enqueue_many(opened.conn, [(group, n) for n in range(5)], queue=queue))
     opened.commit()
     assert pop(observer, queue) == ids[:2]

@@ -94,6 +94,7 @@ OUT_OF_ORDER = """
 with lane as (
   select distinct on (l.shard_no, l.queue, l.group_key) l.shard_no, l.queue, l.group_key, l.finish, l.pace
   from fairq.lanes l
+  where left(l.queue, 1) <> '#'
   order by l.shard_no, l.queue, l.group_key, l.version desc
 )
 select l.queue, l.group_key, l.finish, l.pace, max(t.block)
@@ -199,6 +200,7 @@ class Policies(RuleBasedStateMachine):
         group=st.sampled_from(GROUPS),
         count=st.integers(1, 5),
         key=st.sampled_from([None, None, *KEYS]),
+        user=st.sampled_from([None, None, "jane", "joe"]),
         priority=st.sampled_from([0, 0, 0, 5]),
         delay=st.sampled_from([None, None, None, 5]),
         deadline=st.sampled_from([None, None, None, 10]),
@@ -212,6 +214,7 @@ class Policies(RuleBasedStateMachine):
         priority: int,
         delay: int | None,
         deadline: int | None,
+        user: str | None = None,
     ) -> None:
         if group == "slow":
             deadline = None  # an expired task was charged, and nobody can tell from outside
@@ -224,6 +227,7 @@ class Policies(RuleBasedStateMachine):
                 queue=queue,
                 priority=priority,
                 concurrency_key=key,
+                user_key=user,
                 run_at=delay and self.now + timedelta(seconds=delay),
                 expires_at=deadline and self.now + timedelta(seconds=deadline),
             )

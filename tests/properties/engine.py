@@ -25,6 +25,9 @@ TABLES = (
     "heartbeats",
     "sweeps",
     "upkeep_failures",
+    "ledger",
+    "ledger_queues",
+    "ledger_marks",
 )
 
 

@@ -1,6 +1,7 @@
 """The promises to tenants, checked on what was served and on nothing else."""
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -125,3 +126,111 @@ def test_a_busy_past_costs_nothing(
     # Bob's first is at most one round away, and from there on he has every second turn while both wait.
     assert places[0] <= 2
     assert all(place <= 2 * n + 2 for n, place in enumerate(places))
+
+
+def leads(served: list[tuple[str, float]], weights: dict[str, float]) -> dict[tuple[str, str], float]:
+    """Of each two lines, how far their service by weight went apart in any interval in which both waited."""
+    found: dict[tuple[str, str], float] = {}
+    for f, g in combinations(weights, 2):
+        last = min(max((k for k, (line, _) in enumerate(served) if line == n), default=0) for n in (f, g))
+        lead, lowest, highest = 0.0, 0.0, 0.0
+        for line, cost in served[:last]:
+            for sign, n in ((1, f), (-1, g)):
+                lead += sign * cost / weights[n] if line == n else 0
+            lowest, highest = min(lowest, lead), max(highest, lead)
+        found[f, g] = highest - lowest
+    return found
+
+
+@PROFILE
+@given(
+    tenants=st.lists(
+        st.tuples(weights, st.lists(st.tuples(weights, st.lists(costs, min_size=2, max_size=9)), max_size=4)),
+        min_size=2,
+        max_size=3,
+    ).filter(lambda tenants: all(users for _, users in tenants)),
+    flat=st.lists(costs, min_size=1, max_size=15),
+    target=ready,
+    size=st.integers(1, 7),
+)
+def test_two_levels_keep_the_bound_on_both(
+    engine: Engine,
+    tenants: list[tuple[float, list[tuple[float, list[float]]]]],
+    flat: list[float],
+    target: int | None,
+    size: int,
+) -> None:
+    """I14, I4: between groups, whatever the number of their users, and inside each between its users."""
+    engine.reset()
+    engine.run("update fairq.queues set ready_target = %s", [target])
+    worker = engine.worker()
+    cost_of: dict[int, float] = {}
+    groups, users = {"flat": 1.0}, dict[str, dict[str, float]]()
+    for cost in flat:
+        cost_of[engine.create(["flat"], cost=cost)[0]] = cost
+    for n, (weight, its_users) in enumerate(tenants):
+        group = f"g{n}"
+        groups[group], users[group] = weight, {}
+        set_weight(engine, group, weight)
+        for u, (user_weight, its_costs) in enumerate(its_users):
+            users[group][f"u{u}"] = user_weight
+            engine.run(
+                "insert into fairq.groups (shard_no, queue, group_key, user_key, weight)"
+                " values (0, 'default', %s, %s, %s)",
+                [group, f"u{u}", user_weight],
+            )
+            for cost in its_costs:
+                cost_of[engine.create([group], cost=cost, user_key=f"u{u}")[0]] = cost
+    served = []
+    while popped := engine.pop(worker, size):
+        served += [(task.group_key, task.user_key or "", cost_of[task]) for task in popped]
+    assert len(served) == len(cost_of)
+
+    def largest(group: str, user: str | None = None) -> float:
+        return max(cost for g, u, cost in served if g == group and user in (None, u))
+
+    for (f, g), lead in leads([(group, cost) for group, _, cost in served], groups).items():
+        assert lead <= largest(f) / groups[f] + largest(g) / groups[g] + 1e-3, (f, g)
+    for group, its in users.items():
+        inside = [(user, cost) for g, user, cost in served if g == group]
+        for (a, b), lead in leads(inside, its).items():
+            assert lead <= largest(group, a) / its[a] + largest(group, b) / its[b] + 1e-3, (group, a, b)
+
+
+@PROFILE
+@given(
+    tenants=st.lists(st.tuples(weights, st.lists(costs, min_size=3, max_size=20)), min_size=2, max_size=4),
+    size=st.integers(1, 7),
+    by_user=st.booleans(),
+)
+def test_nobody_gets_far_ahead_of_his_share(
+    engine: Engine, tenants: list[tuple[float, list[float]]], size: int, by_user: bool
+) -> None:
+    """I4, I14: never more than one's largest task and one's share of the others' largest ones."""
+    engine.reset()
+    worker = engine.worker()
+    cost_of: dict[int, float] = {}
+    weight_of = {f"n{n}": weight for n, (weight, _) in enumerate(tenants)}
+    for n, (weight, its_costs) in enumerate(tenants):
+        engine.run(
+            "insert into fairq.groups (shard_no, queue, group_key, user_key, weight)"
+            " values (0, 'default', %s, %s, %s)",
+            ["bob" if by_user else f"n{n}", f"n{n}" if by_user else "", weight],
+        )
+        for cost in its_costs:
+            options: dict[str, Any] = {"user_key": f"n{n}"} if by_user else {}
+            cost_of[engine.create(["bob" if by_user else f"n{n}"], cost=cost, **options)[0]] = cost
+    served: list[tuple[str, float]] = []
+    while popped := engine.pop(worker, size):
+        served += [(str(task.user_key if by_user else task.group_key), cost_of[task]) for task in popped]
+    all_wait = min(max(k for k, (name, _) in enumerate(served) if name == n) for n in weight_of)
+    most = {n: max(cost for name, cost in served if name == n) for n in weight_of}
+    total = sum(weight_of.values())
+    for first in range(all_wait):
+        got, of_all = dict.fromkeys(weight_of, 0.0), 0.0
+        for name, cost in served[first:all_wait]:
+            got[name] += cost
+            of_all += cost
+            share = weight_of[name] / total
+            others = sum(most[n] for n in weight_of if n != name)
+            assert got[name] <= share * of_all + most[name] + share * others + 1e-3

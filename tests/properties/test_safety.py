@@ -23,6 +23,7 @@ from tests.support.invariants import violations
 
 CAPPED = "capped"
 CAP = 2
+CAPPED_USER, USER_CAP = "jane", 1
 GROUPS = ["a", "b", "c", "d", CAPPED]
 groups = st.sampled_from(GROUPS)
 LEASE_SECONDS = 30
@@ -33,6 +34,7 @@ WORKER_LEASE_SECONDS = 60
 class Task:
     group: str
     max_attempts: int
+    user: str | None = None
     attempts: int = 0
     # open, gone, waiting, popping, claimed, running; else how it ended
     state: str = "waiting"
@@ -88,11 +90,16 @@ class Safety(RuleBasedStateMachine):
     def runnable(self, certainly: bool) -> int:
         """How many tasks a pop can hand out; a wish that met a pop in flight may take effect or not."""
         found = dict.fromkeys(GROUPS, 0)
+        of_user = 0
         for task in self.tasks.values():
             if task.state == "waiting" and task.run_at <= self.seconds and not self.expired(task):
-                found[task.group] += not (task.wished if certainly else task.doomed)
-        held = sum(self.tasks[i].group == CAPPED for i in self.in_state("claimed", "running", "popping"))
-        found[CAPPED] = min(found[CAPPED], CAP - held)
+                runs = not (task.wished if certainly else task.doomed)
+                found[task.group] += runs
+                of_user += runs and (task.group, task.user) == (CAPPED, CAPPED_USER)
+        held = [self.tasks[i] for i in self.in_state("claimed", "running", "popping")]
+        held_of_user = sum((task.group, task.user) == (CAPPED, CAPPED_USER) for task in held)
+        found[CAPPED] += min(of_user, USER_CAP - held_of_user) - of_user
+        found[CAPPED] = min(found[CAPPED], CAP - sum(task.group == CAPPED for task in held))
         return sum(found.values())
 
     # Applications
@@ -100,14 +107,16 @@ class Safety(RuleBasedStateMachine):
     @initialize(ready=st.one_of(st.integers(1, 5), st.none()))
     def configure(self, ready: int | None) -> None:
         self.engine.run("update fairq.queues set ready_target = %s", [ready])
+        shard = shard_of(CAPPED, self.engine.shards)
         self.engine.run(
-            "insert into fairq.groups (shard_no, queue, group_key, max_running)"
-            " values (%s, 'default', %s, %s)",
-            [shard_of(CAPPED, self.engine.shards), CAPPED, CAP],
+            "insert into fairq.groups (shard_no, queue, group_key, user_key, max_running)"
+            " values (%s, 'default', %s, '', %s), (%s, 'default', %s, %s, %s)",
+            [shard, CAPPED, CAP, shard, CAPPED, CAPPED_USER, USER_CAP],
         )
 
     @rule(
         names=st.lists(groups, min_size=1, max_size=8),
+        users=st.lists(st.sampled_from([None, None, CAPPED_USER, "joe"]), min_size=8, max_size=8),
         session=st.sampled_from([0, 0, 0, 1, 2]),
         delay=st.sampled_from([None, None, None, 0, 5, 20]),
         deadline=st.sampled_from([None, None, None, 0, 10, 30]),
@@ -118,6 +127,7 @@ class Safety(RuleBasedStateMachine):
     def create(
         self,
         names: list[str],
+        users: list[str | None],
         session: int,
         delay: int | None,
         deadline: int | None,
@@ -137,11 +147,13 @@ class Safety(RuleBasedStateMachine):
             max_attempts=attempts,
             priority=priority,
             cost=cost,
+            **({"user_key": users[0]} if len(names) == 1 else {"user_keys": users[: len(names)]}),
         )
-        for id_, group in zip(ids, names, strict=True):
+        for id_, group, user in zip(ids, names, users, strict=False):
             self.tasks[id_] = Task(
                 group,
                 attempts,
+                user,
                 state="open" if session else "waiting",
                 session=session or None,
                 run_at=self.seconds + (delay or 0),
@@ -415,6 +427,12 @@ class Safety(RuleBasedStateMachine):
             [CAPPED],
         )
         self.check(counted <= CAP, f"{counted} places of {CAP} are taken")
+        (counted,) = self.engine.one(
+            "select count(*) from fairq.live_tasks"
+            " where group_key = %s and user_key = %s and state in ('queued', 'claimed', 'running')",
+            [CAPPED, CAPPED_USER],
+        )
+        self.check(counted <= USER_CAP, f"{counted} places of {USER_CAP} are taken by a user")
 
     @invariant()
     def lanes_agree_with_the_tasks(self) -> None:
@@ -457,7 +475,7 @@ class Safety(RuleBasedStateMachine):
         assert failures == [], failures
         shards = self.engine.shards
         for table, most in {
-            "lanes": len(GROUPS),
+            "lanes": 4 * len(GROUPS),
             "rings": 2 * shards,
             # Of the queue and of the keys in each shard, and of the meters.
             "ticks": 2 * shards + 1,

@@ -73,6 +73,7 @@ def drain(observer: Conn) -> dict[str, list[tuple[Any, ...]]]:
     for queue in QUEUES:
         observer.execute("select fairq.resume_queue(%s)", [queue])
         observer.execute("select fairq.resume_group(%s, 'paused')", [queue])
+        observer.execute("select fairq.resume_group(%s, 'paused', 'joe')", [queue])
 
     def all_given_up() -> bool:
         observer.execute("select fairq.maintain()")
@@ -87,7 +88,7 @@ def drain(observer: Conn) -> dict[str, list[tuple[Any, ...]]]:
 
     def nothing_is_left() -> bool:
         for queue in QUEUES:
-            query = "select id, group_key, priority, sequence from fairq.tasks"
+            query = "select id, array[group_key, user_key], priority, sequence from fairq.tasks"
             bodies = {row[0]: row[1:] for row in observer.execute(query).fetchall()}
             held = pop(observer, worker, 10, queue=queue)
             served[queue] += [(bodies[task], task) for task in held]
@@ -142,14 +143,14 @@ def judge(observer: Conn, folder: Path, served: dict[str, list[tuple[Any, ...]]]
     assert not [note for note in said["stale"] if note["ids"]]
 
     for tasks in served.values():
-        # I12: in its group the older first, however often it came back.
+        # I12: of its group, and of its user there, the older first, however often it came back.
         line: dict[tuple[Any, ...], int] = {}
-        for (group, priority, sequence), _ in tasks:
+        for ((group, user), priority, sequence), _ in tasks:
             if group in PLAIN:
-                assert line.get((group, priority), 0) < sequence, (group, priority, sequence)
-                line[group, priority] = sequence
+                assert line.get((group, user, priority), 0) < sequence, (group, user, priority, sequence)
+                line[group, user, priority] = sequence
         # I4: while both have something left, two groups of one weight come as often as each other.
-        turns = [group for (group, _, _), _ in tasks if group in PLAIN]
+        turns = [group for ((group, _), _, _), _ in tasks if group in PLAIN]
         backlog, counts = Counter(turns), Counter[str]()
         for group in turns:
             counts[group] += 1

@@ -48,6 +48,10 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "explain_task": ({WORK, OBSERVE, ADMIN}, "select reason from fairq.explain_task(%(waiting)s)"),
     "next_due_at": ({WORK, OBSERVE, ADMIN}, "select fairq.next_due_at('default')"),
     "configure_queue": ({ADMIN}, """select fairq.configure_queue('docs', '{"group_max_running": 3}')"""),
+    "configure_user": (
+        {ADMIN},
+        """select fairq.configure_user('default', 'bob', 'jane', '{"weight": 2}')""",
+    ),
     "configure_group": ({ADMIN}, """select fairq.configure_group('default', 'bob', '{"weight": 2}')"""),
     "configure_key": ({ADMIN}, """select fairq.configure_key('k', '{"max_running": 2}')"""),
     "configure_kind": ({ADMIN}, """select fairq.configure_kind('default', 'k', '{"priority": 2}')"""),

@@ -14,7 +14,7 @@ Row = tuple[Any, ...]
 NOON = "2030-01-01 12:00:00+00"
 
 # For calls in the background; the last two take what `held_by` gives, FINISH what `ending` does.
-POP = "select id, attempt, group_key from fairq.pop_tasks(%s, %s, %s, %s::interval, %s)"
+POP = "select id, attempt, group_key, user_key from fairq.pop_tasks(%s, %s, %s, %s::interval, %s)"
 START = "select s from fairq.start_tasks(%s, %s, %s) s order by 1"
 FINISH = "select f from fairq.finish_tasks(%s, %s, %s, %s::text[]) f order by 1"
 LOCK_DOMAIN = (
@@ -28,10 +28,11 @@ class Held(int):
 
     attempt: int
     group_key: str
+    user_key: str | None
 
-    def __new__(cls, id_: int, attempt: int, group_key: str) -> Self:
+    def __new__(cls, id_: int, attempt: int, group_key: str, user_key: str | None = None) -> Self:
         held = super().__new__(cls, id_)
-        held.attempt, held.group_key = attempt, group_key
+        held.attempt, held.group_key, held.user_key = attempt, group_key, user_key
         return held
 
 
@@ -82,6 +83,11 @@ def create_all(conn: Conn, *groups: str, **options: Any) -> list[int]:
     names = "".join(f", p_{name} => %s" for name in options)
     query = f"select fairq.create_tasks(%s::text[], array_fill('{{}}'::jsonb, array[%s]){names})"
     return column(conn, query, list(groups), len(groups), *options.values())
+
+
+def create_of(conn: Conn, group: str, *users: str | None, **options: Any) -> list[int]:
+    """One task for each of these users of a group, in this order, by one call."""
+    return create_all(conn, *[group] * len(users), user_keys=list(users), **options)
 
 
 def create_many(conn: Conn, group: str, count: int, **options: Any) -> list[int]:
@@ -175,6 +181,10 @@ def drain(conn: Conn, worker: int, queue: str = "default") -> list[int]:
 
 def groups_of(held: Sequence[Held]) -> list[str]:
     return [each.group_key for each in held]
+
+
+def users_of(held: Sequence[Held]) -> list[str | None]:
+    return [each.user_key for each in held]
 
 
 def states(conn: Conn) -> dict[int, str]:

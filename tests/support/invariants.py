@@ -15,26 +15,29 @@ with domain as materialized (
   left join lateral fairq._tick(d.shard_no, d.queue) k on true
 ),
 lane as materialized (
-  select distinct on (l.shard_no, l.queue, l.group_key) l.*,
+  select distinct on (l.shard_no, l.queue, l.group_key, l.user_key) l.*, d.queue as of_queue,
     d.is_heard, d.horizon, d.horizon_position, d.next_due_at
   from fairq.lanes l
-  join domain d on d.shard_no = l.shard_no and d.queue = l.queue and l.version >= d.first_version
-  order by l.shard_no, l.queue, l.group_key, l.version desc
+  join domain d on d.shard_no = l.shard_no and l.queue in (d.queue, fairq._users_of(d.queue))
+    and l.version >= d.first_version
+  order by l.shard_no, l.queue, l.group_key, l.user_key, l.version desc
 ),
 place as materialized (
-  select s.shard_no, s.queue, s.group_key, count(*) as places
+  select s.shard_no, s.group_key,
+    case when s.user_key is null then s.queue else fairq._users_of(s.queue) end as queue,
+    coalesce(s.user_key, '') as user_key, count(*) as places
   from (
-    select h.shard_no, h.id, h.counted, h.meters, h.keyed from fairq.held h
+    select h.shard_no, h.id, h.counted, h.user_counted, h.meters, h.keyed from fairq.held h
     union all
-    select r.shard_no, r.id, r.counted, 0, r.keyed_at is not null from fairq.ready r
+    select r.shard_no, r.id, r.counted, r.user_counted, 0, r.keyed_at is not null from fairq.ready r
     union all
-    select p.shard_no, p.id, false, 0, true from fairq.parked p
+    select p.shard_no, p.id, false, false, 0, true from fairq.parked p
     where p.granted or p.concurrency_key is null
   ) x
   join fairq.tasks t on t.shard_no = x.shard_no and t.id = x.id
   cross join lateral fairq._scopes(t.shard_no, t.queue, t.group_key, x.counted, x.meters,
-    case when x.keyed then t.concurrency_key end) s
-  group by 1, 2, 3
+    case when x.keyed then t.concurrency_key end, case when x.user_counted then t.user_key end) s
+  group by 1, 2, 3, 4
 )
 """
 
@@ -56,14 +59,15 @@ QUERIES = {
         select 'ready', r.id from fairq.ready r
         where not exists (
           select from fairq.tasks t
-          where (t.shard_no, t.id, t.queue, t.group_key, t.priority, t.sequence)
-            = (r.shard_no, r.id, r.queue, r.group_key, r.priority, r.sequence) and not t.scheduled)
+          where (t.shard_no, t.id, t.queue, t.group_key, t.user_key, t.priority, t.sequence)
+            = (r.shard_no, r.id, r.queue, r.group_key, r.user_key, r.priority, r.sequence)
+            and not t.scheduled)
         union all
         select 'parked', p.id from fairq.parked p
         where not exists (
           select from fairq.tasks t
-          where (t.shard_no, t.id, t.queue, t.group_key, t.priority, t.sequence)
-            = (p.shard_no, p.id, p.queue, p.group_key, p.priority, p.sequence) and not t.scheduled
+          where (t.shard_no, t.id, t.queue, t.group_key, t.user_key, t.priority, t.sequence)
+            = (p.shard_no, p.id, p.queue, p.group_key, p.user_key, p.priority, p.sequence) and not t.scheduled
             and coalesce(p.concurrency_key = t.concurrency_key, p.concurrency_key is null))""",
     "tasks both live and ended": """
         select t.id from fairq.tasks t where exists (select from fairq.finished_tasks f where f.id = t.id)""",
@@ -87,13 +91,16 @@ QUERIES = {
 # These read what LANES names.
 OF_LANES = {
     "lanes that count other places than rows hold (queue, lane, by the lane, by the rows)": """
-        select coalesce(l.queue, p.queue), coalesce(l.group_key, p.group_key), (l.gate).in_flight, p.places
+        select coalesce(l.queue, p.queue), coalesce(l.group_key, p.group_key),
+          coalesce(l.user_key, p.user_key), (l.gate).in_flight, p.places
         from lane l
         full join place p on p.shard_no = l.shard_no and p.queue = l.queue and p.group_key = l.group_key
+          and p.user_key = l.user_key
         where coalesce((l.gate).in_flight, 0) <> coalesce(p.places, 0)
           and exists (
             select from domain d
-            where d.shard_no = coalesce(l.shard_no, p.shard_no) and d.queue = coalesce(l.queue, p.queue)
+            where d.shard_no = coalesce(l.shard_no, p.shard_no)
+              and coalesce(l.queue, p.queue) in (d.queue, fairq._users_of(d.queue))
               and d.is_heard)""",
     "lanes that reserve something else than their tasks in flight were charged": """
         select l.queue, l.group_key, (l.pace).reserved, s.charged
@@ -112,11 +119,12 @@ OF_LANES = {
           and l.pace is distinct from null
           and abs((l.pace).reserved - coalesce(s.charged, 0)) > 0.001 + 1e-9 * s.charged""",
     "lanes with more than one version": """
-        select l.shard_no, l.queue, l.group_key
+        select l.shard_no, l.queue, l.group_key, l.user_key
         from fairq.lanes l
-        join domain d on d.shard_no = l.shard_no and d.queue = l.queue and l.version >= d.first_version
+        join domain d on d.shard_no = l.shard_no and l.queue in (d.queue, fairq._users_of(d.queue))
+          and l.version >= d.first_version
         where d.is_heard
-        group by 1, 2, 3
+        group by 1, 2, 3, 4
         having count(*) > 1""",
     "ready tasks before the clock": """
         select r.id, r.block, r.position, d.clock, d.clock_position
@@ -127,7 +135,9 @@ OF_LANES = {
         select t.id, t.group_key, t.priority, t.sequence, l.cursors
         from fairq.tasks t
         join domain d on d.shard_no = t.shard_no and d.queue = t.queue and d.is_heard
-        left join lane l on l.shard_no = t.shard_no and l.queue = t.queue and l.group_key = t.group_key
+        left join lane o on o.shard_no = t.shard_no and o.queue = t.queue and o.group_key = t.group_key
+        left join lane l on l.shard_no = t.shard_no and l.group_key = t.group_key and l.user_key = t.user_key
+          and l.queue = case when o.inside is null then t.queue else fairq._users_of(t.queue) end
         where not t.scheduled
           and not exists (select from fairq._taken(t.shard_no, t.id))
           and not exists (
@@ -147,6 +157,11 @@ OF_LANES = {
         where l.is_heard
           and l.cursors <> '{}'
           and case
+            when l.admissible and l.queue <> l.of_queue then
+              not exists (
+                select from lane o
+                where o.shard_no = l.shard_no and o.queue = l.of_queue and o.group_key = l.group_key
+                  and o.cursors <> '{}' and ((o.inside).clock, (o.inside).position) <= (l.finish, l.position))
             when l.admissible then
               l.horizon is null or (l.finish, l.position) < (l.horizon, l.horizon_position)
             when l.policy is not distinct from null and (l.gate).held_until is null then true
@@ -165,11 +180,16 @@ OF_LANES = {
           )).tasks > 0""",
 }
 
-# What is in flight of a group, in one queue, and of a key, in all of them.
+# What is in flight of a group, or a user of it, in one queue, and of a key, in all of them.
 IN_FLIGHT = """
 select t.queue, t.group_key as what, count(*)
 from fairq.live_tasks t
 where t.worker_id is not null and t.group_key = any(%(names)s)
+group by 1, 2
+union all
+select t.queue, t.group_key || ' ' || t.user_key, count(*)
+from fairq.live_tasks t
+where t.worker_id is not null and t.group_key || ' ' || t.user_key = any(%(names)s)
 group by 1, 2
 union all
 select 'all queues', t.concurrency_key, count(*)

@@ -19,8 +19,9 @@ QUEUES = ("default", "other")
 # These wait for nothing but their turn.
 PLAIN = ("plain 2", "plain 3")
 GROUPS = ("plain 1", "plain 2", "plain 3", "capped", "rated", "paused", "purged")
+USERS = ("jane", "joe", None, None)
 KEYS = ("key 1", "key 2", None, None, None)
-MOST = {"capped": 3, "key 1": 1, "key 2": 1}
+MOST = {"capped": 3, "key 1": 1, "key 2": 1, "capped jane": 2}
 RATE_SECONDS, RATE_BURST = 0.05, 3
 LEVELS = [
     psycopg.IsolationLevel.READ_COMMITTED,
@@ -33,6 +34,7 @@ SETTINGS = (
     """select fairq.configure_group(%(queue)s, 'capped', '{"max_running": 3}')""",
     """select fairq.configure_group(%(queue)s, 'rated',
          '{"rate_limit": 20, "rate_period": "1 second", "rate_burst": 3}')""",
+    """select fairq.configure_user(%(queue)s, 'capped', 'jane', '{"max_running": 2}')""",
 )
 
 Conn = psycopg.Connection[Any]
@@ -53,7 +55,7 @@ def produce(conn: Conn, random: Random, note: Note) -> None:
             row[0]
             for row in conn.execute(
                 "select fairq.create_tasks(%s::text[], %s::jsonb[], %s, p_concurrency_keys => %s::text[],"
-                " p_priority => %s, p_cost => %s)",
+                " p_priority => %s, p_cost => %s, p_user_keys => %s::text[])",
                 [
                     [group] * len(keys),
                     ["{}"] * len(keys),
@@ -61,6 +63,7 @@ def produce(conn: Conn, random: Random, note: Note) -> None:
                     keys,
                     random.choice([0, 0, 0, 5]),
                     1 if group in PLAIN else random.choice([1, 1, 5]),
+                    random.choices(USERS if group != PLAIN[0] else [None], k=len(keys)),
                 ],
             )
         ]
@@ -171,6 +174,11 @@ def operate(conn: Conn, random: Random, note: Note) -> None:
             """select fairq.configure_queue(%(queue)s, '{"short_slots": null}')""",
             "select fairq.pause_group(%(queue)s, 'paused')",
             "select fairq.resume_group(%(queue)s, 'paused')",
+            """select fairq.configure_user(%(queue)s, 'plain 1', 'jane', '{"max_running": 1}')""",
+            """select fairq.configure_user(%(queue)s, 'plain 1', 'jane',
+                 '{"max_running": null, "weight": 2}')""",
+            "select fairq.pause_group(%(queue)s, 'paused', 'joe')",
+            "select fairq.resume_group(%(queue)s, 'paused', 'joe')",
             "select fairq.pause_queue(%(queue)s)",
             "select fairq.resume_queue(%(queue)s)",
             "select fairq.purge_group(%(queue)s, 'purged')",

@@ -1,0 +1,498 @@
+-- Users of a group. A group whose tasks name users has one lane in the order of its queue, as every other one: the same tag, weight, limits and addresses. Which
+-- of its tasks come next when that lane is drawn is a fair order of its own: users have lanes (under the queue '#users NAME') with tags in a virtual time that only
+-- the group knows, and its addresses are given to their tasks in the order of those tags (hierarchical start-time fair queueing). Tasks that name nobody belong to one
+-- user more, whose key is empty. Pops know nothing of it, and neither does a group none of whose tasks names a user.
+-- That time stands still while the group is not served, and begins anew when it has nothing left.
+
+-- What rang, one row per group: that of a group with users says that some task came, and what all of them took.
+create function fairq._news_of_groups(p_news fairq.news[]) returns fairq.news[]
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select array_agg((g.group_key, coalesce((g.own).freed, 0), coalesce((g.own).failures, 0), coalesce((g.own).succeeded, false), coalesce((g.own).keyed, false),
+    coalesce((g.own).configured, false), g.first_sequence, (g.own).heard, g.used, g.charged, g.correction,
+    (select array_agg(r) from unnest(g.news) n cross join lateral unnest(n.ran) r), (g.own).hold, null)::fairq.news)
+  from (
+    select n.group_key, (array_agg(n) filter (where n.user_key is null))[1] as own, min(n.first_sequence) as first_sequence, sum(n.used) as used,
+      sum(n.charged) as charged, sum(n.correction) as correction,
+      array_agg(n) filter (where n.ran is not null) as news
+    from unnest(p_news) n
+    group by n.group_key
+  ) g
+$$;
+
+-- The lanes of users that news came for, as they are after it; and the lanes of groups, which now know whether one of their users may go on. A group that had none so far
+-- becomes one with users: what it has waiting belongs to the empty one.
+-- Where a user comes in is not decided yet: who was idle, or held back, has the position -1.
+-- o_disturbed: groups whose ready tasks have to go back, because limits of a user changed, or a user comes who is before those who are ready.
+-- enable_nestloop is off: groups and news are joined by hashing, not each with each.
+-- Locks: lanes, rows it replaces; the caller holds the domain.
+-- Cost: a few index steps per user that rang.
+create function fairq._settle_users(
+  p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_news fairq.news[], p_now timestamptz,
+  out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[], out o_disturbed text[]
+)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+  c_queue text := fairq._users_of(p_tick.queue);
+  v_limited boolean := fairq._limits_groups(fairq._for_users(p_queue, null));
+  v_groups fairq.lanes[];
+  v_lane_count bigint;
+  v_replaced tid[];
+  v_is_new boolean;
+begin
+  with tenant as materialized (
+    select l.group_key, l.inside is not distinct from null as is_new, l.cursors, l.keyed, l.pace,
+      -- Of an earlier time lanes may be left: the new one begins behind them.
+      case
+        when l.inside is distinct from null then l.inside
+        else (
+          select (max(u.finish), 0, max(u.finish))::fairq.inside
+          from (
+            select 0 as finish
+            union all
+            select w.finish from fairq.lanes w where w.shard_no = p_tick.shard_no and w.queue = c_queue and w.group_key = l.group_key
+          ) u
+        )
+      end as inside
+    from unnest(p_lanes) l
+    left join (select distinct n.group_key from unnest(p_news) n where n.user_key is not null) u on u.group_key = l.group_key
+    where l.inside is distinct from null
+      or u.group_key is not null
+  ),
+  nobody as (
+    select t.group_key, '' as user_key, case when t.is_new then nullif(t.cursors, '{}') else n.heard end as heard, n.first_sequence,
+      case when t.is_new then t.keyed else n.keyed end as keyed, case when not t.is_new then n.charged end as charged,
+      case when not t.is_new then n.correction end as correction, n.ran
+    from tenant t
+    left join unnest(p_news) n on n.group_key = t.group_key and n.user_key is null
+    where n.first_sequence is not null
+      or n.correction is not null
+      or (t.is_new and t.cursors <> '{}')
+  ),
+  line as (
+    select coalesce(n.group_key, b.group_key) as group_key, coalesce(n.user_key, b.user_key) as user_key, coalesce(n.freed, 0) as freed,
+      coalesce(n.failures, 0) as failures, coalesce(n.succeeded, false) as succeeded, coalesce(n.keyed, b.keyed, false) as keyed,
+      coalesce(n.configured, false) as configured, least(n.first_sequence, b.first_sequence) as first_sequence, n.heard || b.heard as heard,
+      coalesce(n.charged, 0) + coalesce(b.charged, 0) as charged,
+      case when n.correction is not null or b.correction is not null then coalesce(n.correction, 0) + coalesce(b.correction, 0) end as correction,
+      n.ran || b.ran as ran
+    from (select u.* from unnest(p_news) u where u.user_key is not null) n
+    full join nobody b on b.group_key = n.group_key and b.user_key = n.user_key
+  ),
+  settled as materialized (
+    select n.group_key, n.user_key, n.first_sequence, n.configured, t.inside, v.replaces, l.version, l.position, l.last_priority, l.last_sequence,
+      n.keyed or coalesce(l.keyed, false) as keyed, coalesce(c.finish, l.finish, 0) as finish, c.pace, l.admissible is not true as was_idle,
+      n.correction is not null as is_corrected, coalesce((g.settings).weight, (g.queue).weight) as weight, g.policy,
+      case when n.heard is null then coalesce(l.cursors, '{}') else fairq._merge_cursors(l.cursors, n.heard, p_tick.touched) end as cursors,
+      v.version is not null and fairq._counts(g.policy) and not fairq._counts(v.policy) as begins_to_count,
+      coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by n.first_sequence)) as number,
+      case
+        when g.policy is distinct from null or k.gate is distinct from null or n.freed <> 0
+          then fairq._settle(g.policy, k.gate, n.freed, n.failures, n.succeeded, p_now)
+      end as gate
+    from line n
+    join tenant t on t.group_key = n.group_key
+    left join lateral (
+      select w.*, w.ctid as replaces
+      from fairq.lanes w
+      where w.shard_no = p_tick.shard_no and w.queue = c_queue and w.group_key = n.group_key and w.user_key = n.user_key
+      order by w.version desc
+      limit 1
+    ) v on true
+    left join lateral (
+      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.admissible
+    ) l on v.version >= p_tick.first_version
+    -- Of a lane from before a rebuild no more counts than in _settle_lanes.
+    cross join lateral (
+      select case
+        when l.version is not null or v.gate is not distinct from null then l.gate
+        else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null, null, null, null, null)::fairq.gate
+      end as gate
+    ) k
+    cross join lateral (
+      select s as settings, o.queue,
+        case when v_limited or s.queue is not null or fairq._limits_groups(o.queue) then fairq._policy(o.queue, s) end as policy
+      from (
+        select fairq._for_users(p_queue, x) as queue
+        from (values (1)) one
+        left join lateral (
+          select c.*
+          from fairq.groups c
+          where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = n.group_key and c.user_key = ''
+          offset 0
+        ) x on true
+        offset 0
+      ) o
+      left join lateral (
+        select c.*
+        from fairq.groups c
+        where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = n.group_key and c.user_key = n.user_key and n.user_key <> ''
+        offset 0
+      ) s on true
+      offset 0
+    ) g
+    left join lateral (
+      -- Somebody new is expected to take as long as the others of the group. Nothing is cut off at the clock here: that is done where users come in.
+      select x.finish, x.pace
+      from (select where p_queue.fairness <> 'count' offset 0) gate
+      cross join lateral fairq._correct(coalesce(l.finish, 0),
+        (coalesce((l.pace).last_block, -1), coalesce((l.pace).credit, 0), coalesce((l.pace).estimates, (t.pace).estimates),
+          coalesce((l.pace).unit, (t.pace).unit), (l.pace).reserved)::fairq.pace,
+        p_queue.fairness, n.correction, n.charged, n.ran, coalesce((g.settings).weight, (g.queue).weight), 0, coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
+    ) c on true
+  ),
+  told as (
+    select s.replaces, s.number, s.inside,
+      (p_tick.shard_no, coalesce(s.last_priority, 0), coalesce(s.last_sequence, 0), s.number, coalesce(s.version, p_tick.first_version - 1), s.finish,
+       case when s.was_idle then -1 when s.is_corrected then fairq._lane_position(s.number) else s.position end,
+       s.weight, case when h.has_tasks then (a.allowance).look_at end, h.has_tasks and (s.policy is null or (a.allowance).tasks > 0),
+       s.keyed, c_queue, s.group_key, s.user_key, s.cursors, s.policy,
+       case
+         when s.begins_to_count
+           then ((s.gate).in_flight, 1, (s.gate).rate_at, (s.gate).failures, (s.gate).open_until, (s.gate).probe_until, null, null, null, null)::fairq.gate
+         else s.gate
+       end,
+       s.pace, null)::fairq.lanes as lane,
+      s.configured or h.has_tasks and (s.was_idle and s.finish < (s.inside).clock
+        or (-(s.cursors[1]).priority, (s.cursors[1]).sequence) < (-s.last_priority, s.last_sequence))
+        or (s.policy).paused_at is not null or (s.gate).open_until > p_now
+        or (s.gate).in_flight + coalesce((s.gate).uncounted, 0) > (s.policy).max_running as disturbs
+    from settled s
+    cross join lateral (select s.cursors <> '{}' or s.first_sequence is not null as has_tasks) h
+    cross join lateral (select case when s.policy is distinct from null then fairq._allowance(s.policy, s.gate, p_now) end as allowance offset 0) a
+  )
+  select max(t.number), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null),
+    bool_or(t.replaces is null and fairq._counts((t.lane).policy)), coalesce(array_agg(distinct (t.lane).group_key) filter (where t.disturbs), '{}'),
+    (
+      select array_agg(case when n.group_key is null then l else fairq._with_users(l, n.inside, n.goes_on or (not n.is_new and l.cursors <> '{}'), p_now) end)
+      from unnest(p_lanes) l
+      left join (
+        select i.group_key, i.inside, i.is_new, coalesce(bool_or((u.lane).admissible), false) as goes_on
+        from tenant i
+        left join told u on (u.lane).group_key = i.group_key
+        group by i.group_key, i.inside, i.is_new
+      ) n on n.group_key = l.group_key
+    )
+  into v_lane_count, o_users, v_replaced, v_is_new, o_disturbed, v_groups
+  from told t;
+  -- As in _settle_lanes.
+  if v_is_new and fairq._has_unheard_settings(p_tick) then
+    for v_nth in 1 .. cardinality(o_users) loop
+      if (o_users[v_nth]).version < p_tick.first_version and fairq._counts((o_users[v_nth]).policy) then
+        o_users[v_nth].gate.uncounted := 1;
+      end if;
+    end loop;
+  end if;
+  o_tick := p_tick;
+  o_tick.lane_count := greatest(p_tick.lane_count, v_lane_count);
+  o_lanes := coalesce(v_groups, '{}');
+  if v_replaced is not null then
+    perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
+  end if;
+end;
+$$;
+
+-- The lane of a group that has users. Its cursor stands for all of theirs.
+create function fairq._with_users(p_lane fairq.lanes, p_inside fairq.inside, p_goes_on boolean, p_now timestamptz) returns fairq.lanes
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_allowance fairq.allowance;
+begin
+  if p_lane.policy is distinct from null or (p_lane.gate).held_until is not null then
+    v_allowance := fairq._allowance(p_lane.policy, p_lane.gate, p_now, (p_lane.pace).reserved);
+  end if;
+  p_lane.inside := p_inside;
+  p_lane.keyed := false;
+  p_lane.cursors := case when p_goes_on then array[(0, 0, 0, false)::fairq.cursor] else '{}' end;
+  p_lane.look_at := case when p_goes_on then v_allowance.look_at end;
+  p_lane.admissible := p_goes_on and coalesce(v_allowance.tasks > 0, true);
+  return p_lane;
+end;
+$$;
+
+-- Where a user comes in who was idle, or held back: at the clock of his group, and if his last turn is used up, before everybody there. Of a crowd the first few only; see
+-- _settle_lanes. Nobody is moved back who waits, or has used more than that.
+create function fairq._come_in(p_user fairq.lanes, p_clock bigint, p_nth bigint) returns fairq.lanes
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+  p_user.position := case when p_user.finish < p_clock and p_nth <= 16 then 0 else fairq._lane_position(p_user.lane_no) end;
+  p_user.finish := greatest(p_user.finish, p_clock);
+  return p_user;
+end;
+$$;
+
+-- How many tasks each user of the groups drawn gives: as _share_out does it, with what the group may have for a budget. Candidates are the lanes just rung (p_users,
+-- not stored) and the first ones that wait.
+-- Cost: O(quota) of each group, lanes_users_idx from its clock.
+create function fairq._share_inside(p_tick fairq.ticks, p_shares fairq.share[], p_users fairq.lanes[]) returns fairq.share[]
+language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+  v_now timestamptz := fairq._now();
+begin
+  return (
+    with tenant as materialized (
+      select (s.lane).group_key, ((s.lane).inside).clock, ((s.lane).inside).position, s.quota,
+        -- So many of its tasks this pop takes now, at most.
+        case
+          when (s.lane).finish < s.reach
+            then least(s.quota, ceil(fairq._rounds(s.reach - (s.lane).finish) * (s.lane).weight / coalesce((((s.lane).pace).estimates[1]).used, 1)))
+          else 0
+        end as near
+      from unnest(p_shares) s
+    ),
+    candidate as materialized (
+      select t.group_key, t.clock, t.quota, t.near, c.lane, c.replaces, fairq._rounds((c.lane).finish - t.clock) as tag,
+        (c.lane).weight / coalesce((((c.lane).pace).estimates[1]).used, 1) as width
+      from tenant t
+      join (
+        select x.group_key, case when x.position < 0 then fairq._come_in(x.lane, x.clock, x.nth) else x.lane end as lane, null::tid as replaces
+        from (
+          select u as lane, u.group_key, u.position, i.clock,
+            row_number() over (partition by u.group_key, u.position < 0 and u.finish < i.clock order by u.lane_no) as nth
+          from unnest(p_users) u
+          join tenant i on i.group_key = u.group_key
+        ) x
+      ) c on c.group_key = t.group_key
+      union all
+      select t.group_key, t.clock, t.quota, t.near, w.lane, w.replaces, fairq._rounds((w.lane).finish - t.clock),
+        (w.lane).weight / coalesce((((w.lane).pace).estimates[1]).used, 1)
+      from tenant t
+      cross join lateral (
+        select l as lane, l.ctid as replaces
+        from fairq.lanes l
+        where l.shard_no = p_tick.shard_no and l.queue = fairq._users_of(p_tick.queue) and l.queue like '#users %' and l.group_key = t.group_key and l.admissible
+          and (l.finish, l.position) >= (t.clock, t.position)
+        order by l.finish, l.position
+        limit case when t.quota > 0 then t.quota + 1 else 0 end
+      ) w
+    ),
+    leveled as (
+      select c.*, row_number() over by_tag as nth, (c.quota + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as level,
+        (c.near + sum(c.width * c.tag) over by_tag) / sum(c.width) over by_tag as reach
+      from candidate c
+      window by_tag as (partition by c.group_key order by (c.lane).admissible desc, (c.lane).finish, (c.lane).position, (c.lane).lane_no)
+    ),
+    water as (
+      select l.*, min(l.level) filter (where (l.lane).admissible and l.nth <= l.quota) over tenant as water,
+        min(l.reach) filter (where (l.lane).admissible and l.nth <= l.near) over tenant as near_water
+      from leveled l
+      window tenant as (partition by l.group_key)
+    )
+    select array_agg((w.lane, w.replaces,
+      case
+        when (w.lane).admissible and w.nth <= w.quota and w.tag < w.water
+          then least(
+            case when (w.lane).policy is distinct from null then (fairq._allowance((w.lane).policy, (w.lane).gate, v_now)).tasks end,
+            w.quota,
+            greatest(1, ceil((w.water - w.tag) * w.width))
+          )::integer
+        else 0
+      end,
+      w.clock + coalesce(least(4e18, ceil(w.near_water * fairq._round())), 0)::bigint, 9223372036854775807)::fairq.share order by w.group_key, w.nth)
+    from water w
+  );
+end;
+$$;
+
+-- Puts together what the users of each group drawn gave: in the order of their tags (newcomers may share one, and are told apart by their numbers), as far as the first who might give more, and as many as the group may have.
+-- So the order inside is exact whatever each was allowed. The tasks get the group's addresses, a step further each by cost and the group's weight.
+create function fairq._merge_users(p_shares fairq.share[], p_drawn fairq.drawn[], p_now timestamptz) returns fairq.drawn[]
+language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+begin
+  return (
+    with line as materialized (
+      select (d.lane).group_key, (d.lane).lane_no, d.tasks, d.expired, d.timed and d.tasks is not null as timed,
+        case
+          when (d.next).sequence is not null and d.yields is not true and ((d.lane).policy is not distinct from null
+            or (fairq._allowance((d.lane).policy, fairq._charge((d.lane).policy, (d.lane).gate, coalesce(cardinality(d.tasks), 0), p_now), p_now)).tasks > 0)
+            then array[(d.lane).finish + d.served, case when d.tasks is not null then fairq._lane_position((d.lane).lane_no) else (d.lane).position end,
+              (d.lane).lane_no]
+          when d.quota = 0 and (d.lane).admissible then array[(d.lane).finish, (d.lane).position, (d.lane).lane_no]
+        end as next
+      from unnest(p_drawn) d
+    ),
+    fence as (
+      select l.group_key, min(l.next) as next, bool_or(l.timed) as timed from line l group by l.group_key
+    ),
+    taken as (
+      select t.task, s.lane, t.step, sum(t.step) over in_order - t.step as start, row_number() over in_order as nth
+      from (
+        select l.group_key, l.lane_no, k as task, fairq._step(k.cost, (s.lane).weight) as step
+        from line l
+        join unnest(p_shares) s on (s.lane).group_key = l.group_key
+        join fence f on f.group_key = l.group_key
+        cross join lateral unnest(l.tasks) k
+        where f.next is null
+          or array[k.block, k.position, l.lane_no] < f.next
+      ) t
+      join unnest(p_shares) s on (s.lane).group_key = t.group_key
+      window in_order as (partition by t.group_key order by (t.task).block, (t.task).position, t.lane_no rows unbounded preceding)
+    )
+    select array_agg((s.lane, s.replaces, s.quota, k.tasks, e.expired, null, coalesce(k.served, 0), null, null, false, coalesce(f.timed, false))::fairq.drawn)
+    from unnest(p_shares) s
+    left join fence f on f.group_key = (s.lane).group_key
+    left join (
+      select (t.lane).group_key, max(t.start + t.step)::bigint as served,
+        array_agg(((t.task).id, (t.lane).finish + t.start, case when t.start = 0 then (t.lane).position else fairq._lane_position((t.lane).lane_no) end,
+          (t.task).charge, fairq._counts((t.lane).policy), (t.task).keyed, (t.task).priority, (t.task).sequence, (t.task).group_key, (t.task).attempt,
+          (t.task).expires_at, null, (t.task).long, (t.task).user_key, (t.task).block, (t.task).counted, (t.task).cost)::fairq.placed order by t.nth) as tasks
+      from taken t
+      join unnest(p_shares) q on (q.lane).group_key = (t.lane).group_key and t.nth <= q.quota
+        and (t.lane).finish + t.start < q.room
+      group by (t.lane).group_key
+    ) k on k.group_key = (s.lane).group_key
+    left join (
+      select l.group_key, array_agg(x.id) as expired from line l cross join lateral unnest(l.expired) x(id) group by l.group_key
+    ) e on e.group_key = (s.lane).group_key
+  );
+end;
+$$;
+
+-- Writes the lanes of users, once it is known which of their tasks the groups have taken: the others go back in line, and one for which a place
+-- of its key, or a slot, was taken keeps it until its turn. The groups learn where their users' order has come.
+-- Locks: lanes; parked; the caller holds the domain, and where tasks have keys #keys, too.
+create function fairq._write_users(
+  p_tick fairq.ticks, p_drawn fairq.drawn[], p_users fairq.drawn[], p_now timestamptz, out o_tick fairq.ticks, out o_drawn fairq.drawn[]
+)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+  v_users fairq.drawn[];
+  v_granted fairq.placed[];
+  v_written fairq.ticks;
+begin
+  with line as materialized (
+    select d, coalesce(cardinality(d.tasks), 0) as given, coalesce(k.kept, 0)::integer as kept
+    from unnest(p_users) d
+    left join (
+      select t.group_key, t.user_key, count(*) as kept
+      from unnest(p_drawn) o
+      cross join lateral unnest(o.tasks) t
+      where (o.lane).inside is distinct from null
+      group by t.group_key, t.user_key
+    ) k on k.group_key = (d.lane).group_key and k.user_key = (d.lane).user_key
+  )
+  select array_agg(case
+      when l.kept = l.given then l.d
+      else ((l.d).lane, (l.d).replaces, (l.d).quota, (l.d).tasks[1:l.kept], (l.d).expired,
+        coalesce((
+          select (t.priority, t.sequence, null, false)::fairq.cursor
+          from unnest((l.d).tasks[l.kept + 1:]) t
+          where not t.keyed and t.long is not true
+          order by t.block
+          limit 1
+        ), (l.d).next),
+        ((l.d).tasks[l.kept + 1]).block - ((l.d).lane).finish, (l.d).touched, (l.d).keyed, false, (l.d).timed)::fairq.drawn
+    end),
+    (select array_agg(t) from line b cross join lateral unnest((b.d).tasks[b.kept + 1:]) t where b.kept < b.given and (t.keyed or t.long))
+  into v_users, v_granted
+  from line l;
+
+  if v_granted is not null then
+    insert into fairq.parked (shard_no, id, queue, group_key, user_key, concurrency_key, priority, sequence, granted)
+    select p_tick.shard_no, g.id, p_tick.queue, g.group_key, g.user_key, case when g.long is not true then t.concurrency_key end, g.priority,
+      g.sequence, true
+    from unnest(v_granted) g
+    cross join lateral (select b.concurrency_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = g.id offset 0) t;
+    insert into fairq.rings (shard_no, queue, group_key, user_key, sequence, keyed)
+    select p_tick.shard_no, p_tick.queue, g.group_key, nullif(g.user_key, ''), min(g.sequence), true
+    from unnest(v_granted) g
+    group by g.group_key, g.user_key;
+  end if;
+  v_written := fairq._write_lanes(p_tick, v_users, p_now);
+  o_tick := p_tick;
+  o_tick.touched := v_written.touched;
+  o_tick.keyed := v_written.keyed;
+
+  o_drawn := array(
+    select case
+      when (d.lane).inside is not distinct from null then d
+      else (fairq._with_users(d.lane, (coalesce(n.finish, i.top), coalesce(n.position, 0), i.top)::fairq.inside, n.finish is not null or d.quota > 0, p_now),
+        d.replaces, d.quota, d.tasks, d.expired, case when n.finish is not null then (0, 0, 0, false)::fairq.cursor end, d.served, null, null, false,
+        d.timed)::fairq.drawn
+    end
+    from unnest(p_drawn) d
+    left join (
+      select (u.lane).group_key, min((u.lane).finish) as start, max((u.lane).finish + u.served) as finish from unnest(v_users) u group by (u.lane).group_key
+    ) w on w.group_key = (d.lane).group_key
+    cross join lateral (select greatest(((d.lane).inside).top, ((d.lane).inside).clock, w.finish) as top) i
+    -- Read where they were written a moment ago: the first who may go on.
+    left join lateral (
+      select l.finish, l.position
+      from fairq.lanes l
+      where l.shard_no = p_tick.shard_no and l.queue = fairq._users_of(p_tick.queue) and l.queue like '#users %' and l.group_key = (d.lane).group_key
+        and l.admissible
+        and l.finish >= least(((d.lane).inside).clock, w.start)
+      order by l.finish, l.position
+      limit 1
+    ) n on (d.lane).inside is distinct from null
+  );
+end;
+$$;
+
+-- After ready tasks of groups with users were taken out of the order: their users go back to the earliest address that each had among them, and so does the order inside.
+-- What they were charged is given back, as in _recall_groups.
+-- Locks: lanes, rows it replaces. Cost: a few index steps per user that had tasks ready.
+create function fairq._recall_users(
+  p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_users fairq.lanes[], p_back fairq.placed[], p_now timestamptz,
+  out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[]
+)
+language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+  v_others fairq.news[] := array(
+    select (b.group_key, 0, 0, false, false, false, null, null, null, null, null, null, null, b.user_key)::fairq.news
+    from unnest(p_back) b
+    join unnest(p_lanes) l on l.group_key = b.group_key and l.inside is distinct from null
+    left join unnest(p_users) u on u.group_key = b.group_key and u.user_key = b.user_key
+    where u.group_key is null
+    group by b.group_key, b.user_key
+  );
+  v_settled record;
+begin
+  o_tick := p_tick;
+  if v_others <> '{}' then
+    v_settled := fairq._settle_users(p_tick, p_queue, p_lanes, v_others, p_now);
+    o_tick := v_settled.o_tick;
+    p_users := p_users || v_settled.o_users;
+  end if;
+  with back as materialized (
+    select b.group_key, b.user_key, b.priority, b.sequence, b.counted, b.user_counted, b.charge, coalesce(b.user_block, (l.inside).clock) as block
+    from unnest(p_back) b
+    join unnest(p_lanes) l on l.group_key = b.group_key and l.inside is distinct from null
+  ),
+  freed as materialized (
+    select l.group_key, l.user_key, min(l.block) as block, sum(l.tasks)::integer as tasks, sum(l.counted)::integer as counted, sum(l.charge) as charge,
+      array_agg((l.priority, l.sequence, null, false)::fairq.cursor) as cursors
+    from (
+      select b.group_key, b.user_key, b.priority, min(b.sequence) as sequence, min(b.block) as block, count(*) as tasks,
+        count(*) filter (where b.user_counted) as counted, sum(b.charge) as charge
+      from back b
+      group by b.group_key, b.user_key, b.priority
+    ) l
+    group by l.group_key, l.user_key
+  )
+  select array_agg(
+    case
+      when f.group_key is null then u
+      else (u.shard_no, u.last_priority, u.last_sequence, u.lane_no, u.version, greatest(f.block, f.due), fairq._lane_position(u.lane_no), u.weight,
+        (f.allowance).look_at, u.policy is null or (f.allowance).tasks > 0, u.keyed, u.queue, u.group_key, u.user_key,
+        fairq._merge_cursors(u.cursors, f.cursors, p_tick.touched), u.policy, f.gate,
+        case when u.pace is distinct from null then (f.block - 1, (u.pace).credit + greatest(0, f.block - f.due), (u.pace).estimates, (u.pace).unit,
+          (u.pace).reserved - f.charge)::fairq.pace end,
+        null)::fairq.lanes
+    end),
+    (
+      select array_agg(case when b.group_key is null then l else fairq._with_users(l, (b.block, 0, (l.inside).top)::fairq.inside, true, p_now) end)
+      from unnest(p_lanes) l
+      left join (select f.group_key, min(f.block) as block from freed f group by f.group_key) b on b.group_key = l.group_key
+    )
+  into o_users, o_lanes
+  from unnest(p_users) u
+  left join freed d on d.group_key = u.group_key and d.user_key = u.user_key
+  left join lateral (
+    select d.group_key, d.block, d.cursors, d.charge, x.gate,
+      case when u.pace is distinct from null then u.finish - d.tasks - least(fairq._round() * d.charge / u.weight, 4e18)::bigint else d.block end as due,
+      case when u.policy is distinct from null then fairq._allowance(u.policy, x.gate, p_now) end as allowance
+    from (select fairq._uncharge(u.policy, u.gate, d.tasks, d.counted) as gate offset 0) x
+    where d.group_key is not null
+  ) f on true;
+end;
+$$;
