@@ -44,7 +44,7 @@ format: .venv/.dev ## Lay out the Python code
 	@.venv/bin/python -m ruff check --fix-only --quiet . ; .venv/bin/python -m ruff format .
 
 test-long: .venv/.dev ## Run the contracts of plans, held snapshots and policies with 1,000,000 tasks (needs npm)
-	@FAIRQ_TEST_ROWS=1000000 FAIRQ_TEST_LEDGER=60 .ci/matrix $(lastword $(POSTGRES)) -- $(PYTEST) tests/contract/test_plans.py tests/contract/test_held_xmin.py tests/policies/test_adversaries.py tests/policies/test_cost.py tests/sql/test_ledger.py
+	@FAIRQ_TEST_ROWS=1000000 FAIRQ_TEST_LEDGER=60 .ci/matrix $(lastword $(POSTGRES)) -- $(PYTEST) tests/contract/test_plans.py tests/contract/test_held_xmin.py tests/policies/test_adversaries.py tests/policies/test_cost.py tests/sql/test_ledger.py tests/web/test_bounded.py
 
 test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs npm)
 	@.ci/matrix $(POSTGRES) -- $(PYTEST)
@@ -62,7 +62,7 @@ storm: .venv/.dev ## Run a storm of processes for a minute, and stop calls betwe
 	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_stops.py
 
 fuzz: .venv/.dev ## Call every function and command with odd arguments, 100,000 times (ten minutes)
-	@FAIRQ_TEST_FUZZ=100000 .venv/bin/python -m pytest $(PYTEST) tests/fuzz
+	@FAIRQ_TEST_FUZZ=100000 FAIRQ_TEST_PASSES=100000 .venv/bin/python -m pytest $(PYTEST) tests/fuzz tests/web/test_signing.py
 
 chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; prints how long each fault was felt
 	@FAIRQ_TEST_CHAOS=$(or $(FAIRQ_TEST_CHAOS),600) .venv/bin/python -m pytest -s $(ARGS) tests/chaos/test_chaos.py
