@@ -19,6 +19,7 @@ begin
   end if;
   perform fairq._check_until(format('group "%s"', p_group_key), p_until);
   insert into fairq.rings (shard_no, queue, group_key, configured, hold_until) values (v_shard_no, p_queue, p_group_key, true, p_until);
+  insert into fairq.limit_changes (shard_no, queue, group_key, until) values (v_shard_no, p_queue, p_group_key, p_until);
   perform fairq._promote(v_shard_no, p_queue, 1, false);
 end;
 $$;

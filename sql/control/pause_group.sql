@@ -23,6 +23,7 @@ create function fairq._ring_group(p_shard_no integer, p_queue text, p_group_key 
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key, user_key, configured) values (p_shard_no, p_queue, p_group_key, p_user_key, true);
+  insert into fairq.limit_changes (shard_no, queue, group_key, until) values (p_shard_no, p_queue, p_group_key, fairq._now());
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
 end;
 $$;

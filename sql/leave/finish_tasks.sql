@@ -89,16 +89,21 @@ create function fairq._ring_holds(
 ) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  insert into fairq.rings (shard_no, queue, group_key, configured, hold_until, held_by)
-  select s.shard_no, case i.hold when 'key' then '#keys' else b.queue end, case i.hold when 'key' then b.concurrency_key else b.group_key end, true,
-    p_now + i.delay, b.id
-  from unnest(p_ids, p_attempts, p_holds, p_delays) as i(id, attempt, hold, delay)
-  join unnest(p_tasks) t on t.id = i.id and t.attempt = i.attempt
-  cross join lateral (
-    select k.id, k.queue, k.group_key, k.concurrency_key from fairq.tasks k where k.shard_no = p_shard_no and k.id = i.id offset 0
-  ) b
-  cross join lateral fairq._shards(case when i.hold = 'group' then p_shard_no end) s(shard_no)
-  where i.hold = 'group'
-    or i.hold = 'key' and b.concurrency_key is not null;
+  with held as (
+    insert into fairq.rings (shard_no, queue, group_key, configured, hold_until, held_by)
+    select s.shard_no, case i.hold when 'key' then '#keys' else b.queue end, case i.hold when 'key' then b.concurrency_key else b.group_key end, true,
+      p_now + i.delay, b.id
+    from unnest(p_ids, p_attempts, p_holds, p_delays) as i(id, attempt, hold, delay)
+    join unnest(p_tasks) t on t.id = i.id and t.attempt = i.attempt
+    cross join lateral (
+      select k.id, k.queue, k.group_key, k.concurrency_key from fairq.tasks k where k.shard_no = p_shard_no and k.id = i.id offset 0
+    ) b
+    cross join lateral fairq._shards(case when i.hold = 'group' then p_shard_no end) s(shard_no)
+    where i.hold = 'group'
+      or i.hold = 'key' and b.concurrency_key is not null
+    returning shard_no, queue, group_key, hold_until
+  )
+  insert into fairq.limit_changes (shard_no, queue, group_key, until)
+  select h.shard_no, h.queue, h.group_key, h.hold_until from held h;
 end;
 $$;

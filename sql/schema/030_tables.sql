@@ -832,6 +832,16 @@ comment on table fairq.ledger_marks is
 comment on column fairq.ledger_marks.marked_at is 'When that was.';
 comment on column fairq.ledger_marks.snapshot is 'Which transactions had committed.';
 
+create table fairq.limit_changes (
+  shard_no integer not null,
+  until timestamptz not null,
+  queue text collate "C" not null,
+  group_key text collate "C" not null
+);
+alter table fairq.limit_changes replica identity full;
+comment on table fairq.limit_changes is 'Groups whose limits changed, or that are held, in the last minutes: for so long the ledger does not judge them. Append-only.';
+comment on column fairq.limit_changes.until is 'When that was, or the end of the hold.';
+
 create type fairq.tally as (
   queue text, group_key text, kind text, outcome text, began boolean, ended boolean, claimed boolean, wait_class integer, run_class integer, attempts bigint,
   cost double precision, seconds double precision, ran double precision, waited double precision, largest double precision, longest double precision,

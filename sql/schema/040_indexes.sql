@@ -80,3 +80,6 @@ create index schedules_fire_at_idx on fairq.schedules (shard_no, fire_at) where 
 
 -- fire_schedules, unplanned_schedules: schedules whose plan is to be renewed.
 create index schedules_plan_at_idx on fairq.schedules (shard_no, plan_at) where plan_at is not null;
+
+-- maintain: whether the limits of a group have changed, or it is held.
+create index limit_changes_group_idx on fairq.limit_changes (shard_no, queue, group_key);

@@ -16,6 +16,7 @@ begin
   select p_shard_no, p_now, v_snapshot
   where not exists (select from fairq.ledger_marks m where m.shard_no = p_shard_no and m.marked_at > p_now - interval '3 seconds');
   delete from fairq.ledger_marks m where m.shard_no = p_shard_no and m.marked_at < p_now - interval '5 minutes';
+  delete from fairq.limit_changes c where c.shard_no = p_shard_no and c.until < p_now - interval '5 minutes';
   v_from := case
     when v_from is null then fairq._ledger_begin(p_now)
     else greatest(v_from, fairq._ledger_begin(p_now - interval '1 hour'))
@@ -296,7 +297,18 @@ begin
     select array_agg((c.group_key, b.since,
       case when p_queue.fairness = 'count' then b.cost else fairq._expected(l.pace, b.kind, b.cost, g.weight) end, g.weight,
       b.is_seen and b.concurrency_key is null and coalesce(b.expires_at > p_now, true) and p_queue.paused_at is null
+        and p_queue.short_slots is null and not g.has_changed
+        -- Limits of its users hold a group back, too.
+        and (l.inside is not distinct from null or coalesce(p_queue.user_max_running, p_queue.user_rate_limit, p_queue.user_breaker_threshold) is null
+          and not exists (
+            select
+            from fairq.groups k
+            where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key
+              and (k.user_key <> '' or coalesce(k.user_max_running, k.user_rate_limit, k.user_breaker_threshold) is not null)
+          ))
         and not coalesce(l.keyed, false) and g.weight = coalesce(l.weight, g.weight) and g.weight = coalesce(w.weight, g.weight)
+        -- What a breaker or a budget has kept back in the meantime cannot be told afterwards.
+        and (g.policy).breaker_threshold is null and (g.policy).budget is null
         and (g.policy is not distinct from null or (fairq._allowance(g.policy, l.gate, p_from, (l.pace).reserved)).tasks > 0),
       (g.policy).max_running, coalesce(r.tasks, 0))::fairq.waiter)
     from candidate c
@@ -304,7 +316,13 @@ begin
     cross join lateral (select (fairq._lane(p_shard_no, p_queue.queue, c.group_key)).* offset 0) l
     left join fairq.ledger w on w.shard_no = p_shard_no and w.begins_at = v_before and w.queue = p_queue.queue and w.group_key = c.group_key
     cross join lateral (
-      select coalesce((s.settings).weight, p_queue.weight) as weight, fairq._policy(p_queue, s.settings) as policy
+      select coalesce((s.settings).weight, p_queue.weight) as weight, fairq._policy(p_queue, s.settings) as policy,
+        exists (
+          select
+          from fairq.limit_changes k
+          where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key
+            and (k.until > p_from or not coalesce(fairq._is_committed(k.xmin, v_seen), false))
+        ) as has_changed
       from (values (1)) one
       left join lateral (
         select k as settings from fairq.groups k where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = '' offset 0

@@ -292,3 +292,23 @@ def test_a_task_counts_as_waiting_from_its_commit_on(database: Database, conn: C
         simulation.until(simulation.now + 5)
         assert worst(conn) <= 1
     assert any(row[1] == "alice" and row[11] == NOON for row in parts(conn))
+
+
+def test_who_was_held_back_for_a_while_is_not_judged(conn: Conn) -> None:
+    """A pause or a hold within a part leaves no trace in the settings; the ledger knows of it."""
+    simulation = Simulation(conn, length=lambda task: 0.5)
+    for group in ("alice", "bob", "carol"):
+        create_many(conn, group, 4000)
+
+    def watch() -> None:
+        if simulation.now == 92:
+            call(conn, "pause_group", "default", "alice")
+        if simulation.now == 107:
+            call(conn, "resume_group", "default", "alice")
+        if simulation.now == 93:
+            call(conn, "hold_group", "default", "bob", NOON + timedelta(seconds=105))
+        if simulation.now % 8 == 0:
+            assert worst(conn) <= 1, simulation.now
+
+    simulation.until(200, watch)
+    assert {row[1] for row in parts(conn) if row[0] == 150 and row[9]} == {"alice", "bob", "carol"}
