@@ -57,8 +57,8 @@ LEADS = {
         "Tasks are sleeps, eight slots serve them, and the same arrivals go through a FIFO queue, the"
         " article's block ids and fairq. One small loop works all three; *fairq work* is fairq with its own"
         " worker. A task that still waits at the end counts with its age, so the waits of a FIFO queue grow"
-        " with the length of the run. *Short beside long* is ten tenants, each with tasks of a second waiting all"
-        " the time and some of 10 ms: a task of a minute would do the same, a minute later."
+        " with the length of the run. *Short beside long* is ten tenants, each with tasks of a second waiting"
+        " all the time and some of 10 ms: a task of a minute would do the same, a minute later."
     ),
     "held": (
         "A thousand tasks a second arrive and are served. In *held* one transaction holds an old snapshot, so"

@@ -2,9 +2,10 @@
 
     python examples/llm_gateway/main.py        # some 20 seconds; needs nothing but fairq[demo]
 
-Acme floods the gateway, Globex asks for long answers, Initech for short ones and little. How many tokens an
-answer takes is known when it is there: the worker charges them, and the queue settles what it had expected.
-The model is made up: it sleeps as long as a small GPU would think.
+Acme floods the gateway, Globex asks for long answers, Initech for short ones. A few users of each send most,
+and share what their tenant gets with its other users. How many tokens an answer takes is known when it is
+there: the worker charges them, and the queue settles what it had expected. The model is made up: it sleeps
+as long as a small GPU would think.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from fairq.worker import Worker
 TOKENS_PER_SECOND = 40_000  # of one slot
 SLOTS = 16
 LONGEST = 10_000
+USERS = 10  # of each tenant
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,11 @@ TENANTS = (
 )
 
 app = fairq.App()
-answered: list[tuple[float, str, int]] = []  # when, for whom, how many tokens
+answered: list[tuple[float, str, str | None, int]] = []  # when, for which tenant and user, how many tokens
 
 
 @dataclass
 class Prompt:
-    user: str
     max_tokens: int
 
 
@@ -68,17 +69,17 @@ async def answer(prompt: Prompt, ctx: fairq.Context) -> None:
     median = next(tenant.median for tenant in TENANTS if tenant.name == ctx.group_key)
     tokens = await model(prompt, median)
     ctx.charge(tokens)
-    answered.append((time.monotonic(), ctx.group_key, tokens))
+    answered.append((time.monotonic(), ctx.group_key, ctx.user_key, tokens))
 
 
 def fill(conn: psycopg.Connection, seconds: float) -> None:
-    """What the tenants send, all of it before the first answer. A few users of each send most."""
+    """What the tenants send, all of it before the first answer: user 1 most, the others ever less."""
+    ranks = range(1, USERS + 1)
     for tenant in TENANTS:
         count = int(tenant.prompts_per_second * seconds)
-        users = random.choices(range(1, 51), [1 / rank for rank in range(1, 51)], k=count)
-        answer.enqueue_many(
-            conn, [(tenant.name, Prompt(f"user {user}", LONGEST)) for user in users], cost=LONGEST
-        )
+        users = [*ranks, *random.choices(ranks, [1 / rank for rank in ranks], k=count)]
+        prompts = [fairq.Item(tenant.name, Prompt(LONGEST), user=f"user {user}") for user in users]
+        answer.enqueue_many(conn, prompts, cost=LONGEST)
 
 
 def share(dsn: str, seconds: float) -> float:
@@ -100,19 +101,20 @@ def share(dsn: str, seconds: float) -> float:
 
 
 def table() -> str:
-    """What each tenant was entitled to, and what it received."""
-    tokens = Counter[str]()
-    answers = Counter[str]()
-    for _, tenant, used in answered:
-        tokens[tenant] += used
+    """What each tenant was entitled to, what it received, and what of that its busiest user did."""
+    tokens, busiest, answers = Counter[str](), Counter[str](), Counter[str]()
+    for _, tenant, user, used in answered:
         answers[tenant] += 1
+        tokens[tenant] += used
+        if user == "user 1":
+            busiest[tenant] += used
     weights = sum(tenant.weight for tenant in TENANTS)
-    lines = [f"{'tenant':10}{'weight':>8}{'answers':>10}{'tokens':>12}{'received':>11}{'entitled':>11}"]
+    lines = ["tenant    weight   answers      tokens   received   entitled   its busiest user"]
     for each in TENANTS:
-        received = tokens[each.name] / tokens.total()
         lines.append(
-            f"{each.name:10}{each.weight:8.0f}{answers[each.name]:10,}{tokens[each.name]:12,}"
-            f"{received:11.1%}{each.weight / weights:11.1%}"
+            f"{each.name:10}{each.weight:6.0f}{answers[each.name]:10,}{tokens[each.name]:12,}"
+            f"{tokens[each.name] / tokens.total():11.1%}{each.weight / weights:11.1%}"
+            f"{busiest[each.name] / max(tokens[each.name], 1):19.1%}"
         )
     return "\n".join(lines)
 

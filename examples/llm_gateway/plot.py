@@ -13,7 +13,10 @@ COLOURS = ("#00798c", "#d1495b", "#b8860b")
 
 
 def draw(
-    path: Path, began: float, answered: Sequence[tuple[float, str, int]], weights: Mapping[str, float]
+    path: Path,
+    began: float,
+    answered: Sequence[tuple[float, str, str | None, int]],
+    weights: Mapping[str, float],
 ) -> None:
     """Each tenant's part of all tokens so far, from answer to answer; dashed: what it is entitled to."""
     figure = Figure(figsize=(9, 4.6), dpi=140, facecolor=PAPER)
@@ -23,7 +26,7 @@ def draw(
     tokens = Counter[str]()
     times: list[float] = []
     shares: dict[str, list[float]] = {name: [] for name in weights}
-    for at, name, used in sorted(answered):
+    for at, name, _, used in sorted(answered, key=lambda each: each[0]):
         tokens[name] += used
         times.append(at - began)
         for each, line in shares.items():
