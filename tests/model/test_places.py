@@ -25,10 +25,13 @@ BROKEN = {
     "kept by who comes back": Rule(released_keeps=True),
 }
 # The same mistake in SQL: the function, what stands there, and what would.
-ROW = "coalesce(r.keyed_at is not null or k.granted, r.keyed_at is not null))::fairq.leaving"
+ROW = (
+    "coalesce(r.keyed_at is not null or k.granted or k.concurrency_key is null and k.ctid is not null,"
+    " r.keyed_at is not null), "
+)
 IN_SQL = {
-    "freed by key, not by row": ("_end_waiting", ROW, "true)::fairq.leaving"),
-    "kept by who was given it": ("_end_waiting", ROW, "false)::fairq.leaving"),
+    "freed by key, not by row": ("_end_waiting", ROW, "true, "),
+    "kept by who was given it": ("_end_waiting", ROW, "false, "),
     "woken before it has the place": ("_open_keys", "v_key.gate, v_granted, p_now", "v_key.gate, 0, p_now"),
     "kept by who comes back": (
         "_give_back",
