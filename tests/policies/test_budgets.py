@@ -330,3 +330,23 @@ def test_odd_budgets_are_refused(conn: Conn, settings: dict[str, Any], code: str
     with refused(conn, code):
         call(conn, "configure_group", "default", "bob", **settings)
     promote(conn)
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_a_tenant_has_one_budget_for_its_users(conn: Conn, rebuilt: bool) -> None:
+    share_cost(conn)
+    call(conn, "configure_group", "default", "bob", budget=100)
+    worker = register(conn)
+    for number in range(30):
+        create(conn, "bob", user_key=f"u{number % 3}", cost=10)
+    held = pop(conn, worker, 30)
+    assert len(held) == 10
+    end(conn, worker, held[:4], 11)
+    if rebuilt:
+        call(conn, "rebuild", "default")
+    assert usage(conn)[:2] == (44, 60)
+    end(conn, worker, held[4:], 5)
+    assert usage(conn)[0] == 74
+    assert 3 <= len(pop(conn, worker, 30)) <= 7
+    assert usage(conn)[2] == 0
+    assert_sound(conn)

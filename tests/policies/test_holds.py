@@ -238,3 +238,15 @@ def test_odd_holds_are_refused(conn: Conn, holds: Any, delay: str | None, code: 
             call(conn, "hold_group", "default", "bob", until)
         with refused(conn, "QF009"):
             call(conn, "hold_key", "api", until)
+
+
+def test_a_tenant_is_held_with_all_its_users(conn: Conn) -> None:
+    worker = register(conn)
+    for number in range(9):
+        create(conn, "bob", user_key=f"u{number % 3}")
+    postpone(conn, worker, pop(conn, worker, 1), "group")
+    assert pop(conn, worker, 10) == []
+    assert_sound(conn)
+    at(conn, "12:05:00")
+    assert len(pop(conn, worker, 10)) == 9
+    assert_sound(conn)
