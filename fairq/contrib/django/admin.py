@@ -148,35 +148,13 @@ def _retry(conn: Any, row: Any) -> Any:
 
 @admin.register(Task)
 class TaskAdmin(AnyTaskAdmin):
-    list_display = (
-        "id",
-        "queue",
-        "group_key",
-        "kind",
-        "state",
-        "priority",
-        "attempt",
-        "created_at",
-        "run_at",
-    )
+    list_display = ("id", "queue", "group_key", "user_key", "kind", "state", "priority", "attempt", "run_at")
     list_filter = (OfQueue, InState)
     actions = ("cancel", "retry")
     fields = (
-        *(
-            "id",
-            "queue",
-            "group_key",
-            "kind",
-            "state",
-            "why",
-            "payload",
-            "priority",
-            "cost",
-            "attempt",
-            "max_attempts",
-        ),
-        *("created_at", "run_at", "expires_at", "timeout", "started_at", "worker_id"),
-        *("idempotency_key", "concurrency_key"),
+        *("id", "queue", "group_key", "user_key", "kind", "state", "why", "payload", "priority", "cost"),
+        *("attempt", "max_attempts", "created_at", "run_at", "expires_at", "timeout", "started_at"),
+        *("worker_id", "idempotency_key", "concurrency_key"),
     )
 
     @admin.action(description="Cancel", permissions=["change"])
@@ -205,7 +183,17 @@ def _one(query: str, *parameters: Any) -> Any:
 
 @admin.register(EndedTask)
 class EndedTaskAdmin(AnyTaskAdmin):
-    list_display = ("id", "queue", "group_key", "kind", "outcome", "attempt", "finished_at", "message")
+    list_display = (
+        "id",
+        "queue",
+        "group_key",
+        "user_key",
+        "kind",
+        "outcome",
+        "attempt",
+        "finished_at",
+        "message",
+    )
     list_filter = (OfQueue, WithOutcome)
     actions = ("retry",)
 

@@ -23,6 +23,7 @@ class _Task(models.Model):
     shard_no = models.IntegerField(editable=False)
     queue = models.TextField()
     group_key = models.TextField("tenant")
+    user_key = models.TextField("user", null=True)
     kind = models.TextField()
     priority = models.IntegerField()
     cost = models.FloatField()

@@ -61,7 +61,7 @@ TASKS = {
     "default": {
         "BACKEND": BACKEND,
         "QUEUES": ["default", "mail"],
-        "OPTIONS": {"GROUP": "shop.tenants.of"},
+        "OPTIONS": {"GROUP": "shop.tenants.of", "USER": "shop.tenants.user"},
     },
     "anywhere": {"BACKEND": BACKEND, "QUEUES": []},
     "of the request": {

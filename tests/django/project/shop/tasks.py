@@ -26,7 +26,7 @@ async def send_letter(payload: dict[str, Any]) -> None:
 
 
 @task
-def add(a: int, b: int = 1, tenant: str = "") -> int:
+def add(a: int, b: int = 1, tenant: str = "", user: str = "") -> int:
     return a + b
 
 

@@ -484,6 +484,17 @@ class Tenants(TestCase):
         self.assertEqual(run(result).return_value, "tenant_1")
         self.assertEqual(connection.schema_name, "public")
 
+    def test_inside_a_tenant_its_users_take_turns(self) -> None:
+        for number in range(3):
+            tasks.add.enqueue(number, tenant="bob", user="jane")
+        tasks.add.using(user="joe").enqueue(10, tenant="bob")
+        tasks.add.enqueue(20, tenant="alice")
+        self.assertEqual(
+            [each.user_key for each in testing.enqueued()], ["jane", "jane", "jane", "joe", None]
+        )
+        ran = [(each.group_key, each.result) for each in testing.run_tasks()]
+        self.assertEqual({*ran[:3]}, {("bob", 1), ("bob", 11), ("alice", 21)})
+
     def test_tenants_take_turns(self) -> None:
         for number in range(3):
             tasks.add.using(group="bob").enqueue(number)
