@@ -135,12 +135,13 @@ begin
   for v_scope in
     values
       (2, p_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_state <> 'queued'),
-      (3, p_shard_no, fairq._users_of(p_queue), p_group_key, format('user "%s" of group "%s"', p_user_key, p_group_key), p_state <> 'queued'),
+      (3, p_shard_no, fairq._users_of(p_queue), case when p_user_key is not null then p_group_key end, format('user "%s" of group "%s"', p_user_key, p_group_key), p_state <> 'queued'),
       (4, p_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_state = 'blocked'),
       (5, 0, '#queue ' || p_queue, 'queue ' || p_queue, format('queue "%s"', p_queue), true),
       (6, 0, '#cluster', 'cluster', 'the cluster', true)
   loop
-    continue when v_scope.column4 is null or not v_scope.column6;
+    -- Of a group without users there is nothing more to look at.
+    continue when v_scope.column4 is null or not v_scope.column6 or v_scope.column1 = 3 and v_lane.inside is not distinct from null;
     v_lane := fairq._lane(v_scope.column2, v_scope.column3, v_scope.column4, case when v_scope.column1 = 3 then p_user_key else '' end);
     continue when v_lane.policy is null and (v_lane.gate).held_until is null;
     v_allowance := fairq._allowance(v_lane.policy, v_lane.gate, p_now, (v_lane.pace).reserved);

@@ -44,7 +44,7 @@ begin
     select a.group_key, a.groups, a.weight, a.tasks, a.seconds, a.cost, a.received, a.entitled, a.debt, a.bound, fairq._quantile(a.waits, 0.5),
       fairq._quantile(a.waits, 0.95), a.waiting_since, l.waiting, l.waiting * m.seconds,
       l.waiting * case v_queue.fairness when 'time' then m.seconds when 'cost' then coalesce(a.received / nullif(a.ended, 0), 1) else coalesce(a.cost / nullif(a.tasks, 0), 1) end / nullif(a.pace, 0),
-      case when l.waiting > 0 then (select o.reason from fairq._obstacles(a.shard_no, p_queue, a.group_key, '', null, 'overflow', v_now) o order by o.nth limit 1) end,
+      case when l.waiting > 0 then (select o.reason from fairq._obstacles(a.shard_no, p_queue, a.group_key, null, null, 'overflow', v_now) o order by o.nth limit 1) end,
       f.behind
     from account a
     left join held h on h.group_key = a.group_key

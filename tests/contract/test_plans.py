@@ -464,6 +464,7 @@ select fairq.create_task('g', '{}', p_expires_at => clock_timestamp() + interval
 select fairq.create_tasks(array_fill('capped'::text, array[3]), array_fill('{}'::jsonb, array[3]));
 select fairq.create_task('g', '{}', p_concurrency_key => 'c');
 select fairq.create_task('h', '{}', p_concurrency_key => 'c');
+select fairq.create_tasks(array['u', 'u'], array['{}', '{}']::jsonb[], p_user_keys => array['jane', 'joe']);
 select fairq.promote_overflow();
 select fairq.cancel_task((select min(id) from fairq.tasks));
 select fairq.watch_task(id) from fairq.tasks;
