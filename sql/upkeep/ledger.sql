@@ -313,7 +313,7 @@ begin
       (g.policy).max_running, coalesce(r.tasks, 0))::fairq.waiter)
     from candidate c
     left join ready r on r.group_key = c.group_key
-    cross join lateral (select (fairq._lane(p_shard_no, p_queue.queue, c.group_key)).* offset 0) l
+    cross join lateral fairq._lane(p_shard_no, p_queue.queue, c.group_key) l
     left join fairq.ledger w on w.shard_no = p_shard_no and w.begins_at = v_before and w.queue = p_queue.queue and w.group_key = c.group_key
     cross join lateral (
       select coalesce((s.settings).weight, p_queue.weight) as weight, fairq._policy(p_queue, s.settings) as policy,
