@@ -112,9 +112,9 @@ def _when(row: Mapping[str, Any], now: datetime) -> str:
 @command("preview", parent=schedules, codes={1: "there is none"}, rights="fairq_observe, with NAME")
 @click.argument("name", required=False)
 @of_group
-@click.option("--cron", metavar="TEXT", help="Of no schedule: what would this one say?")
+@click.option("--cron", metavar="TEXT", help="Instead of a schedule: what this expression says.")
 @click.option("--time-zone", default="UTC", show_default=True, metavar="TEXT", help="With --cron.")
-@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N")
+@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N", help="How many.")
 def preview_schedule(
     name: str | None, group_key: str | None, cron: str | None, time_zone: str, count: int
 ) -> None:
@@ -122,7 +122,7 @@ def preview_schedule(
 
     \b
     fairq schedules preview report --group bob
-    fairq schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin --count 10
+    fairq schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin
     """
     if (name is None) == (cron is None):
         raise click.UsageError("Name a schedule, or say --cron.")
@@ -183,7 +183,7 @@ def create_schedule(name: str, group_key: str, payload: str | None, **options: A
     `fairq migrate --app` creates it.
 
     \b
-    fairq schedules create report --group bob --cron '0 3 * * *' --time-zone Europe/Berlin --kind report
+    fairq schedules create report --group bob --kind report --cron '0 3 * * *'
     fairq schedules create ping --group system --every 10s --missed skip
     """
     _change(name, group_key, payload, options, new=True)

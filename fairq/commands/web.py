@@ -42,9 +42,9 @@ def web(host: str, port: int, token: str | None, secret: str | None, allow_chang
     itself. It shows, and changes nothing unless you allow it.
 
     \b
-    fairq web                          for browsers on this machine
-    fairq web --host 0.0.0.0           for others, too: the address it prints has a token
-    fairq web --allow-changes          pause, limits, weights, cancel, retry: each with a preview
+    fairq web                  for browsers on this machine
+    fairq web --host 0.0.0.0   for others, too; prints a token
+    fairq web --allow-changes  pause, limits, cancel, retry, each with a preview
     """
     if token is None and not _is_here(host):
         token = secrets.token_urlsafe()

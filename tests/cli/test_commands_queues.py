@@ -579,6 +579,8 @@ def test_tab_completes_commands_and_options(words: str, completions: set[str]) -
 # The least that each needs, against any database.
 # Arguments that a command needs, where it is not "1" for each that is required.
 NEEDS: dict[str, list[str]] = {
+    "cancel": ["1"],
+    "retry": ["1"],
     "enqueue": ["bob"],
     "enqueue --from": ["--from", "-"],
     "top": ["--count", "1"],
@@ -589,10 +591,13 @@ NEEDS: dict[str, list[str]] = {
     "groups purge": ["bob", "--yes"],
     "keys set": ["printer", "--max-running", "2"],
     "cluster set": ["--max-running", "100"],
+    "schedules create": ["nightly", "--group", "bob", "--every", "1d", "--kind", "report"],
+    "schedules set": ["1", "--group", "bob", "--every", "1d"],
+    "schedules preview": ["1", "--group", "bob"],
     "pause": ["default"],
     "resume": ["default", "--group", "bob"],
 }
-ELSEWHERE = {"migrate", "work", "doctor"}
+ELSEWHERE = {"migrate", "work", "doctor", "web"}
 LEAST = {
     name.removeprefix("fairq "): [
         "1" for each in command.params if isinstance(each, click.Argument) and each.required
@@ -659,7 +664,7 @@ EPILOGS = {name.removeprefix("fairq "): command.epilog or "" for name, command i
 
 def may(command: str) -> set[str]:
     """The roles that the help of a command names for it, and those that include them."""
-    said = EPILOGS[command.removesuffix(" --from")].split("Rights: ")[1].split(" to look")[0]
+    said = re.split(" to look|;", EPILOGS[command.removesuffix(" --from")].split("Rights: ")[1])[0]
     named = set(ROLES if "any role" in said else re.findall(r"fairq_\w+", said))
     assert named
     return named | {"fairq_admin"} | ({"fairq_work"} if named & {"fairq_enqueue", "fairq_observe"} else set())
@@ -672,7 +677,9 @@ def test_each_role_may_do_its_part_and_is_told_about_the_rest(
 ) -> None:
     """HR: the role of an application can neither watch nor manage; that of a dashboard can only watch."""
     task_id = ok(database, "enqueue", "bob", '{"secret": 1}').strip()
-    arguments = [task_id if word == "1" and command != "top" else word for word in words(command)]
+    if command.startswith("schedules"):
+        ok(database, "schedules", "create", "1", "--group", "bob", "--every", "1d", "--kind", "report")
+    arguments = [task_id if word == "1" and not command.startswith(("top", "schedules")) else word for word in words(command)]
     text = '{"group_key": "bob"}\n{"group_key": "bob", "kind": "x"}\n'
     done = fairq(as_role(database, role), *arguments, "--json", stdin=text)
     error = json.loads(done.stdout).get("error")
