@@ -309,7 +309,7 @@ def set_group(group_key: str, queue: str, user: str | None, **options: Any) -> N
     fairq groups set bob --rate-limit 10 --rate-period 1m --rate-burst 20
     fairq groups set bob --reset weight --reset rate-limit
                                                      the queue's own again
-    fairq groups set bob --user jane --weight 2      twice the share of bob's others
+    fairq groups set bob --user jane --weight 2      twice what others get
     """
     chosen = named(options)
     with session() as conn, conn.transaction():
