@@ -76,6 +76,9 @@ begin
 
   if v_tick.users then
     v_swept := v_swept + fairq._sweep_users(v_tick, p_limit);
+    perform fairq._rebase_users(v_tick, l.group_key, (l.inside).clock - 1099511627776)
+    from fairq.lanes l
+    where l.shard_no = p_shard_no and l.queue = p_queue and (l.inside).clock > 288230376151711744;
   end if;
 
   if p_queue = '#keys' then
@@ -136,6 +139,26 @@ language sql set search_path = pg_catalog, pg_temp as $$
             and coalesce((l.gate).rate_at, '-infinity') <= fairq._now())))
     limit p_limit
   ))
+$$;
+
+-- Takes the time of a group's users back long before a bigint is full, as _rebase does that of a domain; not to zero, for what is ready lies behind it.
+-- Locks: ready (a pop in flight is waited for); lanes; the caller holds the domain.
+create function fairq._rebase_users(p_tick fairq.ticks, p_group_key text, p_distance bigint) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  update fairq.ready r
+  set user_block = greatest(0, r.user_block - p_distance)
+  where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0 and r.group_key = p_group_key;
+  update fairq.lanes l
+  set finish = case when l.inside is not distinct from null then greatest(0, l.finish - p_distance) else l.finish end,
+    inside = case when l.inside is distinct from null then ((l.inside).clock - p_distance, (l.inside).position, (l.inside).top - p_distance)::fairq.inside end,
+    pace = case
+      when l.inside is not distinct from null and l.pace is distinct from null
+        then (greatest(-1, (l.pace).last_block - p_distance), (l.pace).credit, (l.pace).estimates, (l.pace).unit, (l.pace).reserved)::fairq.pace
+      else l.pace
+    end
+  where l.shard_no = p_tick.shard_no and l.queue in (p_tick.queue, fairq._users_of(p_tick.queue)) and l.group_key = p_group_key;
+end;
 $$;
 
 -- Rings of transactions that were still open when the sweep of rings passed them: remembered here, by id, and removed when a tick has heard them.

@@ -330,6 +330,31 @@ def test_idle_users_leave_nothing(conn: Conn) -> None:
     assert users_of(pop(conn, worker)) == ["user 1", "user 2", "user 2"]
 
 
+def test_the_time_of_users_never_ends(conn: Conn) -> None:
+    """Costs of a million, and years of them."""
+    worker = register(conn)
+    call(conn, "configure_queue", "default", ready_target=4)
+    create_of(conn, "bob", *["jane", "joe"] * 20)
+    pop(conn, worker, 5)
+    promote(conn)
+    run(
+        conn,
+        "update fairq.lanes set finish = finish + (1::bigint << 60) where queue = '#users default'",
+    )
+    run(
+        conn,
+        "update fairq.lanes set inside = ((inside).clock + (1::bigint << 60), (inside).position,"
+        " (inside).top + (1::bigint << 60))::fairq.inside where queue = 'default'",
+    )
+    run(conn, "update fairq.ready set user_block = user_block + (1::bigint << 60)")
+    maintain(conn)
+    assert one(conn, "select max(finish) from fairq.lanes where queue = '#users default'") < 1 << 41
+    create_of(conn, "bob", "new")
+    assert users_of(pop(conn, worker, 1)) == ["new"]
+    assert Counter(users_of(pop(conn, worker, 20))) == {"jane": 10, "joe": 10}
+    assert_sound(conn)
+
+
 def test_hearing_costs_what_rang(conn: Conn) -> None:
     """I9: one of a thousand waiting users adds a task, and nobody looks at the others."""
     worker = register(conn)
