@@ -480,7 +480,12 @@ begin
         null)::fairq.lanes
     end),
     (
-      select array_agg(case when b.group_key is null then l else fairq._with_users(l, (b.block, 0, (l.inside).top)::fairq.inside, true, p_now) end)
+      -- Somebody who came back meanwhile may stand before them.
+      select array_agg(case
+        when b.group_key is null then l
+        when b.block > (l.inside).clock then fairq._with_users(l, l.inside, true, p_now)
+        else fairq._with_users(l, (b.block, 0, (l.inside).top)::fairq.inside, true, p_now)
+      end)
       from unnest(p_lanes) l
       left join (select f.group_key, min(f.block) as block from freed f group by f.group_key) b on b.group_key = l.group_key
     )
