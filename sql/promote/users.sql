@@ -296,7 +296,7 @@ $$;
 -- Puts together what the users of each group drawn gave: in the order of their tags (newcomers may share one, and are told apart by their numbers), as far as the first who might give more, and as many as the group may have.
 -- So the order inside is exact whatever each was allowed. The tasks get the group's addresses, a step further each by cost and the group's weight.
 create function fairq._merge_users(p_shares fairq.share[], p_drawn fairq.drawn[], p_now timestamptz) returns fairq.drawn[]
-language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+language plpgsql immutable set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 begin
   return (
     with line as materialized (
