@@ -80,7 +80,9 @@ COMMANDS = {
     "keys": Command("fairq.commands.queues", "List concurrency keys with settings; change them.", "Queues"),
     "cluster": Command("fairq.commands.queues", "Show or change the installation's settings.", "Queues"),
     "schedules": Command("fairq.commands.schedules", "List tasks that recur; change them.", "Queues"),
-    "pause": Command("fairq.commands.queues", "Stop serving a queue, a group, or a user of a group.", "Queues"),
+    "pause": Command(
+        "fairq.commands.queues", "Stop serving a queue, a group, or a user of a group.", "Queues"
+    ),
     "resume": Command("fairq.commands.queues", "Serve a paused queue, group or user again.", "Queues"),
     "drain": Command("fairq.commands.queues", "Let a queue run empty.", "Queues"),
     "maintain": Command("fairq.commands.maintain", "Run one round of maintenance.", "Queues"),

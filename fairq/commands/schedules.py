@@ -114,7 +114,9 @@ def _when(row: Mapping[str, Any], now: datetime) -> str:
 @of_group
 @click.option("--cron", metavar="TEXT", help="Instead of a schedule: what this expression says.")
 @click.option("--time-zone", default="UTC", show_default=True, metavar="TEXT", help="With --cron.")
-@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N", help="How many.")
+@click.option(
+    "--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N", help="How many."
+)
 def preview_schedule(
     name: str | None, group_key: str | None, cron: str | None, time_zone: str, count: int
 ) -> None:

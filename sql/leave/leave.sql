@@ -25,7 +25,7 @@ begin
     delete from fairq.parked k where k.shard_no = p_shard_no and k.ctid = any(v_all.parked);
   end if;
   if v_all.gives_back then
-    perform fairq._give_back(p_shard_no, p_tasks, p_now);
+    perform fairq._give_back(p_shard_no, p_tasks);
   end if;
   if v_all.ends then
     return query
@@ -53,7 +53,7 @@ end;
 $$;
 
 -- Whatever leaves rings: the places that came free, how its attempt ended, and what it took beyond what was charged for it.
-create function fairq._give_back(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
+create function fairq._give_back(p_shard_no integer, p_tasks fairq.leaving[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   -- Places, and for breakers how the attempts ended: failures after the last success.

@@ -14,7 +14,7 @@ begin
   v_policy.breaker_threshold := coalesce(p_group.breaker_threshold, p_queue.group_breaker_threshold);
   v_policy.breaker_cooldown := coalesce(p_group.breaker_cooldown, p_queue.group_breaker_cooldown);
   v_policy.budget := coalesce(p_group.budget, p_queue.group_budget);
-  v_policy.budget_seconds := extract(epoch from coalesce(p_group.budget_period, p_queue.group_budget_period));
+  v_policy.budget_seconds := extract(epoch from coalesce(p_group.budget_period, p_queue.group_budget_period))::double precision;
   if v_policy.max_running is null and v_policy.paused_at is null and v_rate_limit is null and v_policy.breaker_threshold is null
     and v_policy.budget is null
   then

@@ -679,7 +679,10 @@ def test_each_role_may_do_its_part_and_is_told_about_the_rest(
     task_id = ok(database, "enqueue", "bob", '{"secret": 1}').strip()
     if command.startswith("schedules"):
         ok(database, "schedules", "create", "1", "--group", "bob", "--every", "1d", "--kind", "report")
-    arguments = [task_id if word == "1" and not command.startswith(("top", "schedules")) else word for word in words(command)]
+    arguments = [
+        task_id if word == "1" and not command.startswith(("top", "schedules")) else word
+        for word in words(command)
+    ]
     text = '{"group_key": "bob"}\n{"group_key": "bob", "kind": "x"}\n'
     done = fairq(as_role(database, role), *arguments, "--json", stdin=text)
     error = json.loads(done.stdout).get("error")
