@@ -29,7 +29,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "fairq_slots": ("gauge", "What workers of the queue can run at once, busy and idle."),
     "fairq_idle_slots": ("gauge", "Slots that ran nothing while a group waited for its turn only."),
     "fairq_backlog_seconds": ("gauge", "Worker seconds that the waiting tasks will take."),
-    "fairq_desired_slots": ("gauge", "Slots for what arrives, and for what waits within five minutes."),
+    "fairq_desired_slots": ("gauge", "Slots to do in five minutes what came in the last five or waits."),
     "fairq_fairness_error": ("gauge", "What groups got less than they were entitled to, as a part of all."),
     "fairq_fairness_jain": ("gauge", "Jain's index of what each received of what it was entitled to."),
     "fairq_worst_debt_ratio": ("gauge", "The largest debt as a part of its bound; above 1: broken."),

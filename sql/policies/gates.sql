@@ -267,8 +267,9 @@ end;
 $$;
 
 -- The lane of a group, of a user of it (see _policy_of), or a counter, as it is: the newest version, one step in lanes_pkey, if it is not from before a rebuild. All null when there is none.
+-- enable_sort is off: to a table that was analyzed while it was empty, lanes_order_idx with a sort behind it looks as good, and reads all lanes of the queue.
 create function fairq._lane(p_shard_no integer, p_queue text, p_group_key text, p_user_key text default '') returns fairq.lanes
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+language plpgsql stable set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
   v_lane fairq.lanes;
 begin

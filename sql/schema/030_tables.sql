@@ -763,7 +763,7 @@ create table fairq.ledger (
 );
 comment on table fairq.ledger is
   'Who got what: a row per half minute and group that had work, for the 200 that got or waited most; the group '''' stands for all others together. Append-only.';
-comment on column fairq.ledger.groups is '1; of the others: how many they are.';
+comment on column fairq.ledger.groups is '1; of the others: how many they are, of those that only wait 5,000 at most.';
 comment on column fairq.ledger.begins_at is 'The half minute begins.';
 comment on column fairq.ledger.until is 'It ends.';
 comment on column fairq.ledger.waiting_since is 'Since when its next task waited at the end; null: none did.';
@@ -786,8 +786,6 @@ create table fairq.ledger_queues (
   begins_at timestamptz not null,
   until timestamptz not null,
   waiting_since timestamptz,
-  waiting bigint not null,
-  scheduled bigint not null,
   tasks bigint not null,
   ended bigint not null,
   seconds double precision not null,
@@ -800,8 +798,6 @@ create table fairq.ledger_queues (
 );
 comment on table fairq.ledger_queues is 'The ledger of whole queues: a row per half minute and queue that had work. Append-only.';
 comment on column fairq.ledger_queues.workers is 'Workers of the queue.';
-comment on column fairq.ledger_queues.waiting is 'Tasks that waited at the end; a million stands for all above.';
-comment on column fairq.ledger_queues.scheduled is 'Tasks that waited for their time, counted like that.';
 comment on column fairq.ledger_queues.newcomers is 'Like waits, of the first tasks of groups that had nothing to do before.';
 
 create table fairq.totals (

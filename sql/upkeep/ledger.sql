@@ -182,13 +182,15 @@ begin
         p_from, p_now)) w
     ),
     line as materialized (
-      -- Who else waits: by what promotion knows of them. "not in" is a hash, whatever the statistics.
+      -- Who else waits: by what promotion knows of them. Five thousand stand for all above: what each is entitled to is next to nothing then. "not in" is a
+      -- hash, whatever the statistics; the order leads to the lanes that wait, past idle and dead ones.
       select count(*) as groups, coalesce(sum(l.weight), 0) as weight
       from (
         select k.weight, k.group_key
         from fairq._tick(p_shard_no, p_queue.queue) i
         join fairq.lanes k on k.shard_no = p_shard_no and k.queue = p_queue.queue and k.admissible and k.finish >= i.clock
-        limit 200000
+        order by k.finish, k.position
+        limit 5000
       ) l
       where l.group_key not in (select w.group_key from waiter w where w.since is not null)
     ),
@@ -380,7 +382,7 @@ language plpgsql stable rows 1 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
   return query
-    select p_shard_no, w.workers, w.slots, p_from, p_until, p.waiting_since, greatest(0, l.waiting - h.held), d.scheduled, p.tasks, p.ended, p.seconds, p.ran,
+    select p_shard_no, w.workers, w.slots, p_from, p_until, p.waiting_since, p.tasks, p.ended, p.seconds, p.ran,
       p.judged, p_queue, c.waits, n.newcomers
     from (
       select min(k.waiting_since) as waiting_since, sum(k.tasks)::bigint as tasks, sum(k.ended)::bigint as ended, sum(k.seconds) as seconds,
@@ -392,22 +394,6 @@ begin
       from fairq.workers a
       where a.shard_no = p_shard_no and a.lost_at is null and p_queue = any(a.queues)
     ) w
-    cross join (
-      select count(*) as waiting
-      from (select from fairq.tasks t where t.shard_no = p_shard_no and t.queue = p_queue and not t.scheduled limit 1000000) t
-    ) l
-    cross join (
-      select count(*) as scheduled
-      from (select from fairq.tasks t where t.shard_no = p_shard_no and t.queue = p_queue and t.scheduled limit 1000000) t
-    ) d
-    cross join (
-      select count(b.id) as held
-      from fairq.held k
-      cross join lateral (
-        select t.id from fairq.tasks t where t.shard_no = p_shard_no and t.id = k.id and t.queue = p_queue offset 0
-      ) b
-      where k.shard_no = p_shard_no
-    ) h
     cross join (
       select fairq._histogram(array_agg(t.wait_class), array_agg(t.attempts)) as waits
       from unnest(p_tallies) t

@@ -1,10 +1,12 @@
--- What a monitoring system wants to know, a row per sample: names as Prometheus has them, labels, value. From the ledger's last parts and totals, and what is
--- held: so it costs the same however many tasks and groups there are, and gauges are up to 40 seconds old.
+-- What a monitoring system wants to know, a row per sample: names as Prometheus has them, labels, value. From the ledger's last parts and totals, where gauges
+-- are up to 40 seconds old, whatever the number of groups. Tasks are counted here, and not in the ledger: upkeep costs the same whatever the backlog.
 -- Of groups p_groups have samples of their own, over all queues: those that were most behind, and those that waited longest, in any part of the last quarter of
 -- an hour; so a group stays for a while. The others of a queue are the group 'other'.
--- fairq_desired_slots is for what scales workers: slots for what arrived in the last five minutes, and to work off what waits in five more.
+-- fairq_desired_slots is for what scales workers: slots that would do in five minutes what came in the last five and what waits longer. What began only after
+-- a longer wait is not counted again, or to work off a backlog would look like new work.
 -- Locks: none.
--- Cost: the ledger of the last quarter of an hour, at most 6,000 rows a queue; the totals; everything held.
+-- Cost: the ledger of the last quarter of an hour, at most 6,000 rows a queue; the totals; everything held; an index entry for each task that waits or is
+-- scheduled, up to a million of each queue and shard.
 create function fairq.metrics(p_groups integer default 20) returns table (name text, labels jsonb, value double precision)
 language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -98,15 +100,15 @@ declare
 begin
   return query
     with part as materialized (
-      select l.begins_at, max(l.until) as until, sum(l.waiting) as waiting, sum(l.scheduled) as scheduled, min(l.waiting_since) as waiting_since,
-        sum(l.tasks) as tasks, sum(l.ended) as ended, sum(l.ran) as ran
+      select l.until, l.waiting_since, l.ended, l.ran,
+        -- The step of the histogram that ends behind five minutes.
+        (select sum(w.number) from unnest(l.waits) with ordinality w(number, nth) where w.nth <= width_bucket(300, fairq._ledger_steps()) + 1) as prompt
       from fairq._shards(null) s(shard_no)
       join fairq.ledger_queues l on l.shard_no = s.shard_no and l.queue = p_queue.queue and l.begins_at > v_from
-      group by l.begins_at
     ),
     last as materialized (
       -- A queue that has had nothing to do since has no part.
-      select p.* from part p where p.until = (select max(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no))
+      select min(p.waiting_since) as waiting_since from part p where p.until = (select max(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no))
     ),
     slot as materialized (
       select (
@@ -118,23 +120,32 @@ begin
           cross join lateral (
             select t.id from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id and t.queue = p_queue.queue offset 0
           ) b
-        ) as busy
+        ) as busy, (
+          -- Those held are in line, too.
+          select coalesce(sum(l.tasks), 0)
+          from fairq._shards(null) s(shard_no)
+          cross join lateral (
+            select count(*) as tasks
+            from (select from fairq.tasks t where t.shard_no = s.shard_no and t.queue = p_queue.queue and not t.scheduled limit 1000000) t
+          ) l
+        ) as in_line, (
+          select coalesce(sum(l.tasks), 0)
+          from fairq._shards(null) s(shard_no)
+          cross join lateral (
+            select count(*) as tasks
+            from (select from fairq.tasks t where t.shard_no = s.shard_no and t.queue = p_queue.queue and t.scheduled limit 1000000) t
+          ) l
+        ) as scheduled
     ),
     pace as materialized (
-      select (select sum(p.ran) / nullif(sum(p.ended), 0) from part p) as mean, (select coalesce(sum(l.waiting), 0) from last l) as waiting,
-        greatest(0, sum(c.arrived)) / nullif(sum(date_part('epoch', c.until - c.begins_at)), 0) as arrivals
-      from (
-        -- What began came, and what waits now and did not at the end of the part before.
-        select p.until, p.begins_at, p.tasks + p.waiting - lag(p.waiting) over (order by p.begins_at) as arrived from part p
-      ) c
-      where c.arrived is not null
+      select (select sum(p.ran) / nullif(sum(p.ended), 0) from part p) as mean, greatest(0, s.in_line - s.busy) as waiting,
+        (select coalesce(sum(p.prompt), 0) from part p) as prompt
+      from slot s
     )
     select 'fairq_tasks', v_labels || jsonb_build_object('state', t.state), t.tasks::double precision
     from slot s
-    left join last l on true
-    cross join lateral (
-      values ('waiting', coalesce(l.waiting, 0)), ('scheduled', coalesce(l.scheduled, 0)), ('running', s.busy)
-    ) t(state, tasks)
+    cross join pace p
+    cross join lateral (values ('waiting', p.waiting), ('scheduled', s.scheduled), ('running', s.busy)) t(state, tasks)
     union all
     select 'fairq_oldest_wait_seconds', v_labels, coalesce((select date_part('epoch', p_now - l.waiting_since) from last l), 0)
     union all
@@ -145,7 +156,7 @@ begin
     select 'fairq_backlog_seconds', v_labels, coalesce(p.waiting * p.mean, 0)::double precision from pace p
     union all
     select 'fairq_desired_slots', v_labels,
-      greatest(case when p.waiting + s.busy > 0 then 1 else 0 end, ceil(coalesce(p.arrivals * p.mean + p.waiting * p.mean / 300, 0)))::double precision
+      greatest(case when p.waiting + s.busy > 0 then 1 else 0 end, ceil(coalesce((p.prompt + p.waiting) * p.mean / 300, 0)))::double precision
     from pace p
     cross join slot s
     union all
