@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -133,8 +134,7 @@ class Worker:
                 mine = [
                     thread
                     for thread in set(threading.enumerate()) - there
-                    if thread.name.startswith(f"fairq-to-thread-{id(loop)}")
-                    or (self._owns_process and not thread.daemon)
+                    if thread.name.startswith(f"fairq-to-thread-{id(loop)}") or self._owns_process
                 ]
                 self.left_behind += _still_busy(mine)
                 loop.close()
@@ -178,12 +178,29 @@ def _still_busy(threads: Sequence[threading.Thread]) -> int:
     hangs that its handler has long given up.
     """
     until = time.monotonic() + UNWIND_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    busy = [thread for thread in threads if thread.is_alive()]
+    while (busy := [each for each in threads if _holds_up(each)]) and time.monotonic() < until:
+        busy[0].join(0.02)
     for thread in busy:
         log.warning("left behind: %s", whereabouts(thread), extra={"action": "left_behind"})
     return len(busy)
+
+
+def _holds_up(thread: threading.Thread) -> bool:
+    """Whether Python would wait for it at the end: for all but daemons, and for every thread of a pool of
+    concurrent.futures, whatever it is. One of those that waits for work ends when it is told so then.
+    """
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is not None and _is_of_pool(frame):
+        return False
+    while frame is not None and not _is_of_pool(frame):
+        frame = frame.f_back
+    return thread.is_alive() and (frame is not None or not thread.daemon)
+
+
+def _is_of_pool(frame: FrameType) -> bool:
+    return (
+        frame.f_code.co_name == "_worker" and frame.f_globals.get("__name__") == ThreadPoolExecutor.__module__
+    )
 
 
 def _settings(settings: Settings | None, options: dict[str, Any]) -> Settings:

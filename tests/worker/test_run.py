@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -708,6 +709,33 @@ def test_a_drain_ends_when_only_threads_that_hang_are_left(
     assert (desk.workers, worker.left_behind) == (0, 1)
     assert f"task {hanging} of bob" in caplog.text
     assert "is left behind; thread fairq-handler-" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("payload", "left"), [("ends", 0), ("hangs", 1)])
+def test_of_an_own_pool_only_threads_that_are_busy_are_left_behind(
+    desk: Desk, payload: str, left: int, kind: str
+) -> None:
+    """Python would wait for them. One that has nothing to do ends with the process."""
+    own, release = fairq.App(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+
+        @own.task(kind="sync")
+        def uses(payload: str) -> None:
+            pool.submit(int).result()
+            if payload == "hangs":
+                pool.submit(release.wait, 60)
+
+        @own.task(kind="async")
+        async def auses(payload: str) -> None:
+            uses(payload)
+
+        desk.enqueue(kind, payload)
+        worker = Worker(own, desk.dsn, mode="drain")
+        worker.run(handle_signals=True)
+        release.set()
+    assert desk.outcomes() == {"succeeded": 1}
+    assert worker.left_behind == left
 
 
 def test_a_worker_whose_slots_all_hang_ends_so_that_a_fresh_process_takes_over(desk: Desk) -> None:
