@@ -1,4 +1,4 @@
-"""A project with fairq, on one of the two name spaces of Django's tasks; `tests.django.test_project` says
+"""A project with fairq, on one of the two name spaces of Django's tasks; `tests.contrib.test_project` says
 where its database is.
 """
 
