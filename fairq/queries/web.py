@@ -269,23 +269,19 @@ class SchedulesRow:
     """-- name: Schedules :many
 select s.name, s.group_key, s.cron, s.time_zone, s.every, s.queue, s.kind, s.paused_at, s.next_tick, s.last_tick, s.last_task_id, s.problem,
   f.outcome as last_outcome
-from (
-  select s.*
-  from fairq._shards(null) n(shard_no)
-  cross join lateral (
-    select s.shard_no, s.name, s.group_key, s.cron, s.time_zone, s.every, s.queue, s.kind, s.paused_at, s.next_tick, s.last_tick, s.last_task_id, s.problem
-    from fairq.schedules s
-    where s.shard_no = n.shard_no and (s.name, s.group_key) > ($1::text, $2::text)
-    order by s.name, s.group_key
-    limit $3::integer
-  ) s
-  order by s.name, s.group_key
+from fairq._shards(null) n(shard_no)
+cross join lateral (
+  select c.shard_no, c.name, c.group_key, c.cron, c.time_zone, c.every, c.queue, c.kind, c.paused_at, c.next_tick, c.last_tick, c.last_task_id, c.problem
+  from fairq.schedules c
+  where c.shard_no = n.shard_no and (c.name, c.group_key) > ($1::text, $2::text)
+  order by c.name, c.group_key
   limit $3::integer
 ) s
 left join lateral (
   select f.outcome from fairq.finished_tasks f where f.shard_no = s.shard_no and f.id = s.last_task_id offset 0
 ) f on true
-order by s.name, s.group_key""",
+order by s.name, s.group_key
+limit $3::integer""",
     driver.row(SchedulesRow),
 )
 def schedules(
@@ -499,7 +495,7 @@ class GroupTasksRow:
     "many",
     """-- name: GroupTasks :many
 with line as materialized (
-  select t.*, h.started_at, h.worker_id
+  select t.shard_no, t.id, t.kind, t.priority, t.sequence, t.created_at, t.run_at, h.started_at, h.worker_id
   from fairq._shards(null) n(shard_no)
   cross join lateral (
     select t.shard_no, t.id, t.kind, t.priority, t.sequence, t.created_at, t.run_at

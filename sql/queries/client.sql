@@ -19,8 +19,8 @@ select fairq.create_task(
   p_idempotency_key => sqlc.narg(idempotency_key)::text,
   p_concurrency_key => sqlc.narg(concurrency_key)::text,
   p_headers => sqlc.narg(headers)::text::jsonb,
-  p_unique => sqlc.narg(unique)::text,
-  p_user_key => sqlc.narg(user)::text
+  p_unique => sqlc.narg('unique')::text,
+  p_user_key => sqlc.narg('user')::text
 )::bigint as id;
 
 -- name: EnqueueMany :many

@@ -120,23 +120,19 @@ left join lateral fairq.budget_usage(sqlc.arg(queue)::text, sqlc.arg(group_key):
 -- fairq: nullable cron, every, paused_at, next_tick, last_tick, last_task_id, problem, last_outcome
 select s.name, s.group_key, s.cron, s.time_zone, s.every, s.queue, s.kind, s.paused_at, s.next_tick, s.last_tick, s.last_task_id, s.problem,
   f.outcome as last_outcome
-from (
-  select s.*
-  from fairq._shards(null) n(shard_no)
-  cross join lateral (
-    select s.shard_no, s.name, s.group_key, s.cron, s.time_zone, s.every, s.queue, s.kind, s.paused_at, s.next_tick, s.last_tick, s.last_task_id, s.problem
-    from fairq.schedules s
-    where s.shard_no = n.shard_no and (s.name, s.group_key) > (sqlc.arg(behind_name)::text, sqlc.arg(behind_group)::text)
-    order by s.name, s.group_key
-    limit sqlc.arg(max_schedules)::integer
-  ) s
-  order by s.name, s.group_key
+from fairq._shards(null) n(shard_no)
+cross join lateral (
+  select c.shard_no, c.name, c.group_key, c.cron, c.time_zone, c.every, c.queue, c.kind, c.paused_at, c.next_tick, c.last_tick, c.last_task_id, c.problem
+  from fairq.schedules c
+  where c.shard_no = n.shard_no and (c.name, c.group_key) > (sqlc.arg(behind_name)::text, sqlc.arg(behind_group)::text)
+  order by c.name, c.group_key
   limit sqlc.arg(max_schedules)::integer
 ) s
 left join lateral (
   select f.outcome from fairq.finished_tasks f where f.shard_no = s.shard_no and f.id = s.last_task_id offset 0
 ) f on true
-order by s.name, s.group_key;
+order by s.name, s.group_key
+limit sqlc.arg(max_schedules)::integer;
 
 -- name: Fairness :one
 -- How fair a queue was.
@@ -234,7 +230,7 @@ from (
 -- The first tasks of a group, held ones first, then as they will be served, with the engine's reason why each is not running.
 -- fairq: nullable started_at, worker_id, ahead
 with line as materialized (
-  select t.*, h.started_at, h.worker_id
+  select t.shard_no, t.id, t.kind, t.priority, t.sequence, t.created_at, t.run_at, h.started_at, h.worker_id
   from fairq._shards(null) n(shard_no)
   cross join lateral (
     select t.shard_no, t.id, t.kind, t.priority, t.sequence, t.created_at, t.run_at

@@ -33,13 +33,14 @@ join fairq.queues q on q.queue = s.queue
 left join lateral (
   select u.available, u.renews_at
   from (select where q.fairness <> 'count' offset 0) gate
-  cross join lateral fairq.budget_usage(s.queue, s.group_key) u
+  cross join lateral fairq.budget_usage(s.queue, s.group_key) as u(queue, group_key, budget, budget_period, spent, reserved, available, renews_at)
 ) b on true;
 comment on view fairq.group_stats is 'Live tasks per queue, group and state, and what is left of budgets. Counts all live tasks.';
 
 -- What an operator sees of a tenant, in one row. Admin pages want one column that names it.
 create view fairq.tenants as
-select jsonb_build_array(queue, group_key)::text as key, queue, group_key,
+select jsonb_build_array(coalesce(s.queue, g.queue), coalesce(s.group_key, g.group_key))::text as key, coalesce(s.queue, g.queue) as queue,
+  coalesce(s.group_key, g.group_key) as group_key,
   coalesce(s.overflow + s.blocked + s.queued, 0) as waiting,
   coalesce(s.scheduled, 0) as scheduled,
   coalesce(s.claimed + s.running, 0) as running,
@@ -50,7 +51,7 @@ full join (
   from fairq.groups o
   join fairq.queues q on q.queue = o.queue and not q.internal
   where o.user_key = ''
-) g using (queue, group_key);
+) g on g.queue = s.queue and g.group_key = s.group_key;
 comment on view fairq.tenants is 'Groups that have live tasks or settings of their own. Counts all live tasks.';
 
 create view fairq.worker_stats as
