@@ -189,8 +189,10 @@ def half_empty(conn: Conn, worker_id: int) -> None:
         " limit (select count(*) * 3 / 4 from fairq.ready)"
         "), popped as ("
         " delete from fairq.ready r where r.ctid = any(array(select n.ctid from next n)) returning r.*)"
-        " insert into fairq.held (shard_no, attempt, id, worker_id, started_at, meters, counted, user_counted, keyed)"
-        " select p.shard_no, 1, p.id, %s, clock_timestamp(), 0, p.counted, p.user_counted, false from popped p",
+        " insert into fairq.held"
+        " (shard_no, attempt, id, worker_id, started_at, meters, counted, user_counted, keyed)"
+        " select p.shard_no, 1, p.id, %s, clock_timestamp(), 0, p.counted, p.user_counted, false"
+        " from popped p",
         (worker_id,),
     )
 

@@ -268,7 +268,7 @@ def test_a_paused_queue_gives_nothing_but_takes_everything(conn: Conn) -> None:
 
 @pytest.mark.parametrize("what", ["pause_group", "resume_group"])
 def test_pausing_writes_as_much_for_a_million_tasks_as_for_one(conn: Conn, what: str) -> None:
-    """S18: one row of settings, one ring, and a note for the ledger; no task is touched by the call itself."""
+    """S18: one row of settings, one ring, and a note for the ledger; the call touches no task."""
     create_many(conn, "bob", 5000)
     call(conn, "pause_group", "default", "bob")
     with conn.transaction():

@@ -143,7 +143,8 @@ def test_to_ask_costs_the_same_beside_a_huge_open_transaction(db: Conn, database
     other = database.connect()
     groups = [f"g{n}" for n in range(20_000)]
     run(other, "select count(*) from fairq.create_tasks(%s, array_fill('{}'::jsonb, array[20000]))", groups)
-    assert pages() <= before + 20
+    # The first one may have to plan anew: an autovacuum tells all sessions to.
+    assert min(pages(), pages()) <= before + 20
     other.rollback()
 
 
