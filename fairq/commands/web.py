@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
+from urllib.parse import urlencode
 
 import click
 
@@ -64,7 +65,10 @@ def web(host: str, port: int, token: str | None, secret: str | None, allow_chang
         ) from exc
     with listening:
         shown = f"[{host}]" if ":" in host else host
-        click.echo(f"http://{shown}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
+        click.echo(
+            f"http://{shown}:{listening.getsockname()[1]}/"
+            + ("?" + urlencode({"token": token}) if token else "")
+        )
         server(app).run([listening])
 
 

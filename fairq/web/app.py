@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from importlib import resources
@@ -23,7 +24,7 @@ from starlette.responses import (
     StreamingResponse,
 )
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairq import metrics
 from fairq.commands.common import plain
@@ -40,13 +41,14 @@ from fairq.errors import (
 )
 from fairq.web import pages
 from fairq.web.guard import CSRF_COOKIE, Guard, Rule, asks, form_of, headers_around, new_csrf, wears_csrf
-from fairq.web.signing import read_pass
+from fairq.web.signing import check_secret, read_pass
 from fairq.web.site import Ask, Page, Site, version_of
 
 __all__ = ["asgi"]
 
 STREAM_SECONDS = 600.0  # then the browser asks again
-STREAMS = 50  # at once
+STREAMS = 50  # at once of operators, and as many of tenants
+STREAMS_OF_TENANT = 5
 GLANCE_EVERY = 1.0
 STATIC = {
     "app.css": "text/css; charset=utf-8",
@@ -82,10 +84,12 @@ class _App:
         self, site: Site, guard: Guard, allow_changes: bool | Rule, secret: str | bytes | None
     ) -> None:
         self.site, self.guard, self.secret = site, guard, secret
+        if secret:
+            check_secret(secret)
         self._allow_changes: Rule = (
             (lambda _: allow_changes) if isinstance(allow_changes, bool) else allow_changes
         )
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
         self.starlette = Starlette(
             routes=[
                 Route("/", self._page(pages.shares)),
@@ -185,7 +189,7 @@ class _App:
         show = partial(self._show, pages.mine, {"queue": shown.queue, "group": shown.group_key}, False)
         if "text/event-stream" in request.headers.get("accept", ""):
             ends = min(STREAM_SECONDS, shown.expires - time.time())
-            return self._stream(request, show, ends)
+            return self._stream(request, show, ends, json.dumps([shown.queue, shown.group_key]))
         page = await run_in_threadpool(show)
         if page.status != 200:
             return PlainTextResponse("This cannot be shown now.", page.status)
@@ -221,35 +225,39 @@ class _App:
     # --- Streams -----------------------------------------------------------------------------------
 
     def _stream(
-        self, request: Request, show: Callable[[], Page], seconds: float = STREAM_SECONDS
+        self, request: Request, show: Callable[[], Page], seconds: float = STREAM_SECONDS, tenant: str = ""
     ) -> Response:
-        if self._streams >= STREAMS:
+        of_operators = self._streams[""]
+        of_tenants = self._streams.total() - of_operators
+        full = of_operators >= STREAMS
+        if tenant:  # tenants take nothing from operators, and none takes all from the others
+            full = of_tenants >= STREAMS or self._streams[tenant] >= STREAMS_OF_TENANT
+        if full:
             return PlainTextResponse("Too many pages are open.", 503)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         base = request.scope.get("root_path", "")
-        return StreamingResponse(
-            self._events(base, show, seconds), media_type="text/event-stream", headers=headers
-        )
+        # Counted before anything is awaited: many may be asked for at once.
+        self._streams[tenant] += 1
+        return _Stream(self._events(base, show, seconds), headers, partial(self._left, tenant))
+
+    def _left(self, tenant: str) -> None:
+        self._streams -= Counter([tenant])  # who has none any more is forgotten
 
     async def _events(self, base: str, show: Callable[[], Page], seconds: float) -> AsyncIterator[str]:
         """The changing part of a page, whenever it has changed; else a sign of life."""
-        self._streams += 1
-        try:
-            ends, before = time.monotonic() + seconds, ""
-            while time.monotonic() < ends:
-                started = time.monotonic()
-                page = await run_in_threadpool(show)
-                if page.status != 200:
-                    yield _event(json.dumps(page.title), "trouble")
-                else:
-                    html = await run_in_threadpool(self.site.live, page, base)
-                    yield _event(html) if html != before else ": still here\n\n"
-                    before = html
-                if page.every is None:
-                    return
-                await asyncio.sleep(max(page.every, BREATHE * (time.monotonic() - started)))
-        finally:
-            self._streams -= 1
+        ends, before = time.monotonic() + seconds, ""
+        while time.monotonic() < ends:
+            started = time.monotonic()
+            page = await run_in_threadpool(show)
+            if page.status != 200:
+                yield _event(json.dumps(page.title), "trouble")
+            else:
+                html = await run_in_threadpool(self.site.live, page, base)
+                yield _event(html) if html != before else ": still here\n\n"
+                before = html
+            if page.every is None:
+                return
+            await asyncio.sleep(max(page.every, BREATHE * (time.monotonic() - started)))
 
     # --- Around ------------------------------------------------------------------------------------
 
@@ -259,7 +267,8 @@ class _App:
         given = request.query_params.get("token")
         if given and (answer := self.guard.login(request, given)):
             return answer
-        page = Page("login.html", "Who are you?", {"now": None, "has_token": self.guard.has_token}, None, 401)
+        shown = {"now": None, "database": "", "has_token": self.guard.has_token}
+        page = Page("login.html", "Who are you?", shown, None, 401)
         return self._html(request, page, False)
 
     async def _login(self, request: Request) -> Response:
@@ -293,14 +302,25 @@ class _App:
         return JSONResponse({"ok": is_well}, 200 if is_well else 503)
 
     async def _nowhere(self, request: Request, exc: Exception) -> Response:
-        page = Page(
-            "trouble.html",
-            "Not found",
-            {"now": None, "text": "There is no such page.", "hint": None},
-            None,
-            404,
-        )
+        shown = {"now": None, "database": "", "text": "There is no such page.", "hint": None}
+        page = Page("trouble.html", "Not found", shown, None, 404)
         return self._html(request, page, False)
+
+
+class _Stream(StreamingResponse):
+    """Says when it is over, however that comes."""
+
+    def __init__(
+        self, events: AsyncIterator[str], headers: Mapping[str, str], over: Callable[[], None]
+    ) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._over = over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._over()
 
 
 def _forbidden(text: str) -> Page:

@@ -7,7 +7,7 @@ import hmac
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -54,7 +54,7 @@ def headers_around(app: ASGIApp) -> ASGIApp:
 
 def from_here(request: Request) -> bool:
     """A browser on this machine, that was told to come here: names are rebound by those who own them."""
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+    host = _split(f"//{request.headers.get('host', '')}").hostname
     client = request.client.host if request.client else ""
     return host in ("localhost", "127.0.0.1", "::1") and client in ("127.0.0.1", "::1", "testclient")
 
@@ -113,6 +113,14 @@ async def asks(rule: Rule, request: Request) -> bool:
     return bool(await answer) if inspect.isawaitable(answer) else bool(answer)
 
 
+def _split(address: str) -> SplitResult:
+    """An address that a stranger sent; nothing where it is none."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
+
+
 def _same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(), wanted.encode())
 
@@ -141,6 +149,6 @@ def wears_csrf(request: Request, form: dict[str, str]) -> bool:
     origin = request.headers.get("origin")
     if site is not None and site != "same-origin":
         return False
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
+    if origin is not None and _split(origin).netloc != request.headers.get("host", ""):
         return False
     return bool(cookie) and _same(form.get("csrf", ""), cookie)

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from fairq.errors import ConfigurationError
 
-__all__ = ["Pass", "link", "read_pass", "sign_pass"]
+__all__ = ["Pass", "check_secret", "link", "read_pass", "sign_pass"]
 
 SHORTEST_SECRET = 16
 LONGEST_PASS = 8192  # a key has at most some hundred bytes; nobody decodes megabytes for us
@@ -57,6 +57,11 @@ def read_pass(secret: str | bytes, text: str, now: float) -> Pass | None:
         return None
     queue, group_key, expires = json.loads(said)
     return Pass(queue, group_key, expires) if now < expires else None
+
+
+def check_secret(secret: str | bytes) -> None:
+    """Raises ConfigurationError: too short."""
+    _mac(secret, b"")
 
 
 def _mac(secret: str | bytes, said: bytes) -> bytes:

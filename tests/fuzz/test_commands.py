@@ -28,6 +28,7 @@ ENDS = {
     "top": ["--count", "1"],
     "result": ["--timeout", "1ms"],
     "drain": ["--timeout", "1ms"],
+    "web": ["--host", "192.0.2.1"],  # an address that nobody has
 }
 # For developers of fairq; they start servers of their own, or write files.
 LEFT_OUT = ("demo", "bench", "gen")

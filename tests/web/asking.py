@@ -48,12 +48,29 @@ class Browser:
         """The first events of a stream; then the browser goes away, and the stream has to end."""
         return self._ask("GET", path, STREAM, b"", events)
 
+    def streams(self, paths: list[str]) -> list[int]:
+        """The status of each of these streams, all of them open at once."""
+
+        async def all_of_them() -> list[int]:
+            all_open = asyncio.Barrier(len(paths))
+            calls = [_call(self.app, self._scope("GET", path, STREAM), b"", 1, all_open) for path in paths]
+            return [each.status_code for each in await asyncio.gather(*calls)]
+
+        return asyncio.run(asyncio.wait_for(all_of_them(), 60))
+
     def _ask(
         self, method: str, path: str, headers: dict[str, str], body: bytes, events: int | None
     ) -> Answer:
+        scope = self._scope(method, path, headers)
+        answer = asyncio.run(asyncio.wait_for(_call(self.app, scope, body, events), 60))
+        cookies = SimpleCookie(answer.headers.get("set-cookie", ""))
+        self.cookies |= {name: each.value for name, each in cookies.items()}
+        return answer
+
+    def _scope(self, method: str, path: str, headers: dict[str, str]) -> Scope:
         plain, _, query = path.partition("?")
         sent = {"host": "localhost", "cookie": "; ".join(f"{k}={v}" for k, v in self.cookies.items())}
-        scope: Scope = {
+        return {
             "type": "http",
             "method": method,
             "path": unquote(plain),
@@ -67,13 +84,11 @@ class Browser:
             "http_version": "1.1",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
         }
-        answer = asyncio.run(asyncio.wait_for(_call(self.app, scope, body, events), 60))
-        cookies = SimpleCookie(answer.headers.get("set-cookie", ""))
-        self.cookies |= {name: each.value for name, each in cookies.items()}
-        return answer
 
 
-async def _call(app: ASGIApp, scope: Scope, body: bytes, events: int | None) -> Answer:
+async def _call(
+    app: ASGIApp, scope: Scope, body: bytes, events: int | None, all_open: asyncio.Barrier | None = None
+) -> Answer:
     asked, enough = False, asyncio.Event()
     start: dict[str, Any] = {}
     parts: list[str] = []
@@ -89,6 +104,8 @@ async def _call(app: ASGIApp, scope: Scope, body: bytes, events: int | None) -> 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             start.update(message)
+            if all_open:
+                await all_open.wait()
         elif message.get("body"):
             parts.append(message["body"].decode())
         if events is not None and len(parts) >= events:

@@ -184,6 +184,7 @@ def test_a_page_that_only_shows_changes_nothing(conn: Conn, database: Database, 
         ({"sec-fetch-site": "same-site"}, {}),
         ({"origin": "http://evil.example"}, {}),
         ({"origin": "null"}, {}),
+        ({"origin": "http://["}, {}),
     ],
 )
 def test_a_form_from_elsewhere_is_refused(

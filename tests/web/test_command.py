@@ -63,6 +63,13 @@ def test_a_port_that_is_taken_is_said_so(database: Database) -> None:
         assert "cannot listen" in done.stderr
 
 
+def test_the_address_that_it_prints_opens_the_page_whatever_the_token_is(database: Database) -> None:
+    with process(database, "web", "--port", "0", "--token", "a token & more + 100% of it #1") as started:
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(address_of(started), timeout=30) as answer:
+            assert answer.status == 200
+
+
 def test_a_short_token_is_refused(database: Database) -> None:
     done = fairq(database, "web", "--token", "short")
     assert done.exit_code == 2

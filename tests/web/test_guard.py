@@ -79,6 +79,8 @@ def test_an_application_decides_who_may_look(database: Database, is_async: bool)
         ("evil.example", 401),
         ("localhost.evil.example", 401),
         ("", 401),
+        ("[", 401),
+        ("a]b", 401),
     ],
 )
 def test_without_a_token_only_this_machine_by_its_own_name_is_let_in(
@@ -106,3 +108,12 @@ def test_nothing_of_a_page_comes_from_elsewhere(database: Database) -> None:
         for name in ("src", "href", "action"):
             assert (each.get(name) or "/").startswith(("/", "#")), each
         assert not (each.get("src") or "").startswith("//")
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/?token=wrong"])
+def test_a_stranger_does_not_learn_which_database_it_is(database: Database, path: str) -> None:
+    name = database.dsn.rsplit("/", 1)[-1].partition("?")[0]
+    assert name in client(database).get("/queues").text
+    answer = client(database, token=TOKEN).get(path)
+    assert answer.status_code in (401, 404)
+    assert name not in answer.text

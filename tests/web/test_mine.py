@@ -7,6 +7,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+import fairq
 from fairq import web
 from fairq.web.signing import Pass, link, sign_pass
 from tests.support.calls import create, one, run
@@ -118,3 +119,23 @@ def test_a_pass_opens_nothing_else(conn: psycopg.Connection[Any], browser: Brows
 def test_without_a_secret_there_are_no_links(database: Database) -> None:
     path = link(SECRET, "default", "alice", seconds=60)
     assert client(database).get(f"/{path}").status_code == 404
+
+
+def test_a_short_secret_is_refused_at_once(database: Database) -> None:
+    with pytest.raises(fairq.ConfigurationError, match="the secret has 5 bytes"):
+        client(database, secret="short")
+
+
+def test_the_pages_that_a_tenant_has_open_take_nothing_from_others(
+    conn: psycopg.Connection[Any], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairq.web.app.STREAMS", 4)
+    monkeypatch.setattr("fairq.web.app.STREAMS_OF_TENANT", 2)
+    browser = client(database, secret=SECRET)
+    mallory, bob, alice = (
+        f"/{link(SECRET, 'default', key, seconds=600)}" for key in ("mallory", "bob", "alice")
+    )
+    for _ in range(2):  # those that are closed do not count
+        assert browser.streams([mallory] * 3 + [bob] * 2 + [alice] + ["/queues"] * 5) == (
+            [200, 200, 503] + [200, 200] + [503] + [200] * 4 + [503]
+        )
