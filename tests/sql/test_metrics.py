@@ -21,6 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_shard")
 
 SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
 
+ALERTS = "examples/monitoring/alerts.yml"
+
 
 @pytest.fixture
 def conn(database: Database) -> Conn:
@@ -175,7 +177,7 @@ def test_an_observer_may_scrape(database: Database, conn: Conn) -> None:
     assert one(conn, "select count(*) from fairq.metrics()") > 10
 
 
-@pytest.mark.parametrize("name", ["ops/alerts.yml", "ops/dashboard.json", "docs/reference/metrics.md"])
+@pytest.mark.parametrize("name", [ALERTS, "examples/monitoring/dashboard.json", "docs/reference/metrics.md"])
 def test_files_name_what_there_is(name: str) -> None:
     """Metrics and labels. Between them they name every metric."""
     text = (ROOT / name).read_text("utf-8")
@@ -192,8 +194,8 @@ def test_files_name_what_there_is(name: str) -> None:
 
 def test_alert_rules_are_what_prometheus_reads(tmp_path: Path) -> None:
     """By promtool where there is one; else their shape."""
-    rules = yaml.safe_load((ROOT / "ops" / "alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
+    rules = yaml.safe_load((ROOT / ALERTS).read_text("utf-8"))["groups"][0]["rules"]
     assert all({"alert", "expr", "for", "labels", "annotations"} == set(rule) for rule in rules)
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 8
     if tool := shutil.which("promtool"):
-        subprocess.run([tool, "check", "rules", str(ROOT / "ops" / "alerts.yml")], check=True)
+        subprocess.run([tool, "check", "rules", str(ROOT / ALERTS)], check=True)
