@@ -193,7 +193,6 @@ class StandingRow:
     running: int
     in_line: int
     waiting_since: datetime.datetime | None
-    slots: int
     state: str | None
     ahead: int | None
     budget: float | None
@@ -205,7 +204,7 @@ class StandingRow:
 @driver.Statement[StandingRow | None](
     "one",
     """-- name: Standing :one
-select l.running, l.in_line, l.waiting_since, h.slots, e.state, e.ahead, b.budget, b.available, b.renews_at, clock_timestamp()::timestamptz as at
+select l.running, l.in_line, l.waiting_since, e.state, e.ahead, b.budget, b.available, b.renews_at, clock_timestamp()::timestamptz as at
 from (
   select count(*) filter (where c.is_held)::bigint as running, count(*)::bigint as in_line,
     min(greatest(c.created_at, c.run_at)) filter (where not c.is_held) as waiting_since,
@@ -223,12 +222,6 @@ from (
     ) t
   ) c
 ) l
-cross join (
-  select count(*)::bigint as slots
-  from fairq.held d
-  join fairq.tasks t on t.shard_no = d.shard_no and t.id = d.id
-  where t.queue = $1::text
-) h
 left join lateral fairq.explain_task(l.head) e on l.head is not null
 left join lateral fairq.budget_usage($1::text, $2::text) b on true""",
     driver.row(StandingRow),

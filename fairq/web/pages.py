@@ -22,7 +22,7 @@ from fairq.queries import inspection
 from fairq.queries import web as queries
 from fairq.web import changes, timeline
 from fairq.web.site import Ask, Page
-from fairq.web.standing import etas, standing
+from fairq.web.standing import standing
 
 __all__ = [
     "change",
@@ -92,8 +92,6 @@ def shares(ask: Ask) -> Page:
     else:
         keys = queries.next_groups(ask.conn, queue=queue, behind=behind, max_groups=GROUPS)
     total = sum(each.received for each in found)
-    held = sum(each.slots for each in queries.held_now(ask.conn) if each.queue == queue)
-    through = etas(found, held)
     rows: list[dict[str, Any]] = [
         {
             "key": each.group_key,
@@ -105,7 +103,6 @@ def shares(ask: Ask) -> Page:
             "reason": reason,
         }
         | _received(ledger.get(each.group_key), total)
-        | {"eta": through.get(each.group_key)}
         for each, waiting, reason in _groups(ask, queue, keys)
     ]
     return Page(
@@ -140,7 +137,7 @@ def shares(ask: Ask) -> Page:
 def _received(row: queries.SharesRow | None, total: float) -> dict[str, Any]:
     """Of what a group received and was entitled to, the parts of all; how near its debt is to the bound."""
     if row is None:
-        return dict.fromkeys(("part", "entitled", "debt", "p95", "before"))
+        return dict.fromkeys(("part", "entitled", "debt", "p95", "before", "eta"))
     before = [each["group"] for each in json.loads(row.behind or "null") or ()]
     return {
         "part": row.received / total if total else None,
@@ -148,6 +145,7 @@ def _received(row: queries.SharesRow | None, total: float) -> dict[str, Any]:
         "debt": row.debt / row.bound if row.debt is not None and row.bound else None,
         "p95": row.wait_p95,
         "before": before,
+        "eta": row.eta_seconds,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,7 +9,7 @@ from fairq.connections import Steps, on_connection
 from fairq.options import check_text, group_text
 from fairq.queries import web as queries
 
-__all__ = ["Standing", "etas", "standing"]
+__all__ = ["Standing", "standing"]
 
 MOST = 10_001
 GROUPS = 100  # whose backlogs count for when somebody is through
@@ -58,7 +57,7 @@ def standing(queue: str, group_key: str) -> Steps[Standing]:
         waiting=min(max(row.in_line - row.running, 0), MOST - 1),
         waiting_since=row.waiting_since,
         ahead=row.ahead,
-        eta_seconds=etas(rows, row.slots).get(group_key) if row.waiting_since else None,
+        eta_seconds=own.eta_seconds if own and row.waiting_since else None,
         share=own.entitled / entitled if own and entitled else None,
         received=own.received / received if own and received else None,
         budget=row.budget,
@@ -66,27 +65,6 @@ def standing(queue: str, group_key: str) -> Steps[Standing]:
         budget_renews_at=row.renews_at,
         held_back_by=_own(own.limited_by if own else None, group_key),
     )
-
-
-def etas(rows: Sequence[queries.SharesRow], slots: int) -> dict[str, float]:
-    """When each group's backlog will be through, if nothing comes and the slots stay as many.
-
-    All drain at once, by weight: a group is through after as many rounds as it has work for. Until then each
-    other one has used what it has, or, if it has work for longer, its part of that. What a group's own limit
-    holds back goes at the rate that it had.
-    """
-    found: dict[str, float] = {}
-    drains: dict[str, tuple[float, float]] = {}  # rounds, worker seconds
-    for each in rows:
-        if each.group_key and each.backlog and each.backlog_seconds is not None:
-            unit = each.received / each.tasks if each.tasks and each.received else 1.0
-            drains[each.group_key] = (each.backlog * unit / (each.weight or 1.0), each.backlog_seconds)
-            if each.limited_by and each.eta_seconds is not None:
-                found[each.group_key] = each.eta_seconds
-    for key, (rounds, _) in drains.items():
-        used = sum(seconds * min(1.0, rounds / longer) for longer, seconds in drains.values() if longer)
-        found.setdefault(key, used / max(slots, 1))
-    return found
 
 
 def _own(reason: str | None, group_key: str) -> str | None:

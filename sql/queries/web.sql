@@ -88,7 +88,7 @@ from fairq.shares(
 -- name: Standing :one
 -- How one group of a queue stands. in_line counts up to max_count; ahead are the tasks before its next one.
 -- fairq: nullable waiting_since, ahead, state, budget, available, renews_at
-select l.running, l.in_line, l.waiting_since, h.slots, e.state, e.ahead, b.budget, b.available, b.renews_at, clock_timestamp()::timestamptz as at
+select l.running, l.in_line, l.waiting_since, e.state, e.ahead, b.budget, b.available, b.renews_at, clock_timestamp()::timestamptz as at
 from (
   select count(*) filter (where c.is_held)::bigint as running, count(*)::bigint as in_line,
     min(greatest(c.created_at, c.run_at)) filter (where not c.is_held) as waiting_since,
@@ -106,12 +106,6 @@ from (
     ) t
   ) c
 ) l
-cross join (
-  select count(*)::bigint as slots
-  from fairq.held d
-  join fairq.tasks t on t.shard_no = d.shard_no and t.id = d.id
-  where t.queue = sqlc.arg(queue)::text
-) h
 left join lateral fairq.explain_task(l.head) e on l.head is not null
 left join lateral fairq.budget_usage(sqlc.arg(queue)::text, sqlc.arg(group_key)::text) b on true;
 

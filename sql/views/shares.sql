@@ -2,6 +2,7 @@
 -- waits for. From the ledger, and what has happened since its last part: so it is as of now.
 -- debt is what the group is behind the group that is furthest ahead of it while both had work waiting all the time with nothing but their turn before them,
 -- bound how far it may be (I4). Both are null for a group that did not wait like that up to now: it has no debt.
+-- eta_seconds: until all that waits of it is through, if nothing else comes, and nobody waits beside the groups returned; null: unknown, or nothing waits.
 -- Returns a row for each of the p_limit groups that are most behind, or received most, and for p_group_key, and one, of the group '', for all others
 -- together; none before anything was done or waited.
 -- Raises QF003 unknown queue, QF007 limit, QF009 time.
@@ -25,9 +26,11 @@ begin
   v_rows := fairq._ledger_rows(p_queue, v_now - p_since, v_now);
   return query
     with account as materialized (
-      select a.*, a.group_key <> '' and (a.group_key is not distinct from p_group_key
-          or row_number() over (order by a.group_key = '', a.debt / a.bound desc nulls last, a.received desc, a.group_key) <= p_limit) as shown
-      from unnest(fairq._accounts(v_queue, v_rows, true)) a
+      select r.*, r.group_key <> '' and (r.group_key is not distinct from p_group_key or r.nth <= p_limit) as shown
+      from (
+        select a.*, row_number() over (order by a.group_key = '', a.debt / a.bound desc nulls last, a.received desc, a.group_key) as nth
+        from unnest(fairq._accounts(v_queue, v_rows, true)) a
+      ) r
     ),
     mean as materialized (
       select sum(a.ran) / nullif(sum(a.ended), 0) as seconds from account a
@@ -40,23 +43,38 @@ begin
         select t.group_key from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id and t.queue = p_queue offset 0
       ) b
       group by b.group_key
+    ),
+    backlog as materialized (
+      -- What waits of each: how many tasks, how long they take, and how much of what the queue shares they ask for.
+      select a.*, l.waiting, l.waiting * m.seconds as takes, l.waiting * coalesce(nullif(
+          case v_queue.fairness when 'time' then m.seconds when 'cost' then a.received / nullif(a.ended, 0) else a.cost / nullif(a.tasks, 0) end, 0), 1) as asks,
+        case when l.waiting > 0 then (select o.reason from fairq._obstacles(a.shard_no, p_queue, a.group_key, null, null, 'overflow', v_now) o order by o.nth limit 1) end as reason
+      from account a
+      left join held h on h.group_key = a.group_key
+      cross join lateral (select coalesce(a.ran / nullif(a.ended, 0), n.seconds) as seconds from mean n) m
+      cross join lateral (
+        select greatest(0, count(*) - coalesce(h.tasks, 0)) as waiting
+        from (
+          select from fairq.tasks t
+          where t.shard_no = a.shard_no and t.queue = p_queue and t.group_key = a.group_key and not t.scheduled
+          limit 1000000
+        ) t
+      ) l
+      where a.shown
+    ),
+    drain as materialized (
+      -- All drain at once, by weight, on as many slots as are busy: a group is through after as many rounds as it has work for. Until then each other one has
+      -- used what it has, or, if it has work for longer, its part of that.
+      select b.*, (sum(b.takes) over by_rounds + b.asks / b.weight * (sum(b.takes * b.weight / nullif(b.asks, 0)) over () - sum(b.takes * b.weight / nullif(b.asks, 0)) over by_rounds))
+        / greatest(1, (select sum(h.tasks) from held h)) as through
+      from backlog b
+      window by_rounds as (order by b.asks / b.weight)
     )
-    select a.group_key, a.groups, a.weight, a.tasks, a.seconds, a.cost, a.received, a.entitled, a.debt, a.bound, fairq._quantile(a.waits, 0.5),
-      fairq._quantile(a.waits, 0.95), a.waiting_since, l.waiting, l.waiting * m.seconds,
-      l.waiting * case v_queue.fairness when 'time' then m.seconds when 'cost' then coalesce(a.received / nullif(a.ended, 0), 1) else coalesce(a.cost / nullif(a.tasks, 0), 1) end / nullif(a.pace, 0),
-      case when l.waiting > 0 then (select o.reason from fairq._obstacles(a.shard_no, p_queue, a.group_key, null, null, 'overflow', v_now) o order by o.nth limit 1) end,
-      f.behind
-    from account a
-    left join held h on h.group_key = a.group_key
-    cross join lateral (select coalesce(a.ran / nullif(a.ended, 0), n.seconds) as seconds from mean n) m
-    cross join lateral (
-      select greatest(0, count(*) - coalesce(h.tasks, 0)) as waiting
-      from (
-        select from fairq.tasks t
-        where t.shard_no = a.shard_no and t.queue = p_queue and t.group_key = a.group_key and not t.scheduled
-        limit 1000000
-      ) t
-    ) l
+    (select a.group_key, a.groups, a.weight, a.tasks, a.seconds, a.cost, a.received, a.entitled, a.debt, a.bound, fairq._quantile(a.waits, 0.5),
+      fairq._quantile(a.waits, 0.95), a.waiting_since, a.waiting, a.takes,
+      -- What its own limits hold back goes at the rate that it had.
+      case when a.waiting > 0 and a.takes is not null then coalesce(case when a.reason is not null then a.asks / nullif(a.pace, 0) end, a.through) end, a.reason, f.behind
+    from drain a
     left join lateral (
       select jsonb_agg(jsonb_build_object('group', w.group_key, 'seconds', w.seconds) order by w.seconds desc) as behind
       from (
@@ -69,7 +87,7 @@ begin
         limit 3
       ) w
     ) f on true
-    where a.shown
+    order by a.nth)
     union all
     select '', sum(a.groups)::integer, sum(a.weight), sum(a.tasks)::bigint, sum(a.seconds), sum(a.cost), sum(a.received), sum(a.entitled), null, null, null, null,
       min(a.waiting_since), null, null, null, null, null

@@ -8,8 +8,6 @@ import psycopg
 import pytest
 
 from fairq import web
-from fairq.queries.web import SharesRow
-from fairq.web.standing import etas
 from tests.support.calls import create, run
 from tests.support.database import Database
 from tests.support.simulation import Simulation
@@ -20,33 +18,6 @@ def conn(database: Database) -> psycopg.Connection[Any]:
     conn = database.connect(autocommit=True)
     run(conn, "update fairq.settings set test_clock = true")
     return conn
-
-
-def test_all_drain_at_once_by_weight() -> None:
-    """Bob has 30 tasks of a second, Alice 10 of two, Carol's weight is 3 and her tasks 60: on 10 slots."""
-
-    def row(group_key: str, weight: float, backlog: int, seconds: float) -> SharesRow:
-        nothing = dict.fromkeys(
-            ("debt", "bound", "wait_p50", "wait_p95", "waiting_since", "limited_by", "behind")
-        )
-        return SharesRow(
-            group_key=group_key,
-            groups=1,
-            weight=weight,
-            tasks=5,
-            received=5,
-            entitled=5,
-            backlog=backlog,
-            backlog_seconds=seconds,
-            eta_seconds=None,
-            **nothing,
-        )
-
-    found = etas(
-        [row("bob", 1, 30, 30), row("alice", 1, 10, 20), row("carol", 3, 60, 60), row("", 1, 0, 0)], 10
-    )
-    assert found == {"alice": 6.0, "carol": 10.0, "bob": 11.0}
-    assert etas([], 10) == {}
 
 
 def test_half_of_the_estimates_are_within_a_fifth(conn: psycopg.Connection[Any]) -> None:
