@@ -12,6 +12,7 @@ declare
   v_news fairq.news;
   v_lane fairq.lanes;
   v_lanes fairq.lanes[] := array[]::fairq.lanes[];
+  v_due_at timestamptz;
 begin
   select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
   if v_tick.tick is null then
@@ -21,6 +22,7 @@ begin
     return v_lanes;
   end if;
   -- Those whose hold has ended ring.
+  v_due_at := v_tick.next_due_at;
   v_tick := fairq._wake_due(v_tick, p_now, 1000);
   select h.* into v_heard from fairq._hear(v_tick, 10000) h;
   foreach v_news in array coalesce(v_heard.o_news, '{}') loop
@@ -37,9 +39,11 @@ begin
   v_tick.next_due_at := least(
     (select min((k.gate).held_until) from unnest(v_lanes) k),
     (
+      -- One whose hold has ended, too: a pass wakes a thousand.
       select l.look_at
       from fairq.lanes l
-      where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at > p_now and l.group_key <> all(array(select k.group_key from unnest(v_lanes) k))
+      where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at >= least(v_due_at, p_now) and (l.gate).held_until is not null
+        and l.group_key <> all(array(select k.group_key from unnest(v_lanes) k))
       order by l.look_at
       limit 1
     ));

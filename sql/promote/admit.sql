@@ -62,7 +62,9 @@ begin
   with candidate as materialized (
     select c.lane, c.replaces, c.is_stale, (c.lane).admissible, fairq._rounds((c.lane).finish - p_tick.clock) as tag,
       (c.lane).weight / coalesce((((c.lane).pace).estimates[1]).used, 1) as width,
-      row_number() over by_tag as nth, count(*) filter (where (c.lane).keyed) over by_tag as nth_keyed
+      row_number() over by_tag as nth,
+      -- Row by row: of a crowd that shares one place the first hundred go.
+      count(*) filter (where (c.lane).keyed) over (by_tag rows unbounded preceding) as nth_keyed
     from (
       select r as lane, null::tid as replaces, false as is_stale from unnest(p_lanes) r
       union all

@@ -11,7 +11,9 @@ from tests.support.calls import (
     at,
     call,
     create,
+    create_all,
     create_many,
+    drain,
     explain,
     field,
     finish,
@@ -238,6 +240,20 @@ def test_odd_holds_are_refused(conn: Conn, holds: Any, delay: str | None, code: 
             call(conn, "hold_group", "default", "bob", until)
         with refused(conn, "QF009"):
             call(conn, "hold_key", "api", until)
+
+
+def test_any_number_of_holds_may_end_at_once(conn: Conn) -> None:
+    """A pass wakes a thousand keys. The groups that come back stand at one place, and a hundred go in a pass."""
+    worker = register(conn)
+    keys = [f"key {n}" for n in range(1001)]
+    run(conn, "select fairq.hold_key(k, '2030-01-01 12:00:10+00') from unnest(%s::text[]) k", keys)
+    create_all(conn, *[f"group {n}" for n in range(1001)], concurrency_keys=keys)
+    for _ in range(11):
+        assert pop(conn, worker) == []
+    at(conn, "12:00:10")
+    # All that share a place are ready before the first of them goes: that takes more than one pop.
+    assert sum(len(drain(conn, worker)) for _ in range(3)) == 1001
+    assert_sound(conn)
 
 
 def test_a_tenant_is_held_with_all_its_users(conn: Conn) -> None:
