@@ -47,7 +47,7 @@ begin
   perform fairq._set_sweep_floor(p_shard_no, 'ticks ' || p_queue, v_found.last);
 
   -- A rate that is not paid for, a budget of which something was spent, or a hold, keeps its lane for now, and the floor before it: the lane does not ring when it is. So do long tasks that wait for a slot,
-  -- which the lane knows for long. One whose breaker has
+  -- which the lane knows for long, and users who wait, or hold places: a group without its lane would begin as one without users, beside theirs. One whose breaker has
   -- counted failures stays until the group succeeds; that rings.
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'lanes ' || p_queue), 0);
   with idle as materialized (
@@ -56,6 +56,12 @@ begin
         select
         from fairq.parked k
         where k.shard_no = l.shard_no and k.concurrency_key is null and k.queue = l.queue and k.group_key = l.group_key and not k.granted
+      )
+      and not exists (
+        select
+        from fairq.lanes u
+        where l.inside is distinct from null and u.shard_no = l.shard_no and u.queue = fairq._users_of(l.queue) and u.group_key = l.group_key
+          and u.version >= v_tick.first_version and (u.cursors <> '{}' or (u.gate).in_flight > 0)
       ) as is_paid
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and not l.admissible

@@ -243,7 +243,7 @@ def test_odd_holds_are_refused(conn: Conn, holds: Any, delay: str | None, code: 
 
 
 def test_any_number_of_holds_may_end_at_once(conn: Conn) -> None:
-    """A pass wakes a thousand keys. The groups that come back stand at one place, and a hundred go in a pass."""
+    """A pass wakes a thousand keys. The groups stand at one place then, and a hundred go in a pass."""
     worker = register(conn)
     keys = [f"key {n}" for n in range(1001)]
     run(conn, "select fairq.hold_key(k, '2030-01-01 12:00:10+00') from unnest(%s::text[]) k", keys)

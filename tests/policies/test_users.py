@@ -204,6 +204,34 @@ def test_the_cap_of_a_user_is_exact(conn: Conn, of: str) -> None:
     assert_sound(conn)
 
 
+def test_what_a_group_says_of_its_users_is_heard_by_those_who_wait(conn: Conn) -> None:
+    worker = register(conn)
+    create_of(conn, "bob", *["jane"] * 5)
+    pop(conn, worker, 1)
+    for cap, more in ((1, 0), (3, 2), (None, 2)):
+        call(conn, "configure_group", "default", "bob", user_max_running=cap)
+        assert len(pop(conn, worker)) == more
+    assert_sound(conn)
+
+
+@pytest.mark.parametrize("then", ["nothing", "one that names nobody"])
+def test_a_group_whose_users_wait_for_room_is_not_forgotten(conn: Conn, then: str) -> None:
+    """Without its lane it would begin as a group without users, and hand out what they have once more."""
+    worker = register(conn)
+    call(conn, "configure_queue", "default", user_max_running=1)
+    create_of(conn, "bob", "jane", "jane", None, None)
+    held = pop(conn, worker)
+    create_many(conn, "carol", 3)
+    drain(conn, worker)
+    maintain(conn)
+    assert_sound(conn)
+    create_many(conn, "bob", int(then != "nothing"))
+    assert pop(conn, worker) == []
+    finish(conn, worker, held)
+    assert users_of(pop(conn, worker)) == ["jane", None]
+    assert_sound(conn)
+
+
 def test_a_paused_user_stops_nobody_else(conn: Conn) -> None:
     worker = register(conn)
     create_of(conn, "bob", *["jane"] * 5, *["joe"] * 5)
