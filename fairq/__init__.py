@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     )
     from fairq.ledger import Fairness, Share, fairness, shares
     from fairq.policies import (
+        BudgetUsage,
         ClusterSettings,
         GroupSettings,
         GroupState,
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
         RateUsage,
         UserSettings,
         UserState,
+        budget_usage,
         configure_cluster,
         configure_group,
         configure_key,
@@ -88,6 +90,8 @@ if TYPE_CHECKING:
         configure_queue,
         configure_user,
         drain_queue,
+        hold_group,
+        hold_key,
         pause_group,
         pause_queue,
         purge_group,
@@ -114,6 +118,7 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "Backoff",
+    "BudgetUsage",
     "Cancellation",
     "Cancelled",
     "ClusterSettings",
@@ -172,6 +177,7 @@ __all__ = [
     "UserSettings",
     "UserState",
     "Worker",
+    "budget_usage",
     "cancel",
     "cancel_many",
     "configure_cluster",
@@ -187,6 +193,8 @@ __all__ = [
     "explain",
     "fairness",
     "get",
+    "hold_group",
+    "hold_key",
     "is_retryable",
     "pause_group",
     "pause_queue",

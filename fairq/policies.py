@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args, get_type_hints
 
 from fairq.connections import on_connection
@@ -27,12 +28,14 @@ from fairq.options import (
     interval,
     is_int,
     is_number,
+    moment,
     options_of,
     refuse_unknown,
 )
 from fairq.queries import settings as queries
 
 __all__ = [
+    "BudgetUsage",
     "ClusterSettings",
     "GroupSettings",
     "GroupState",
@@ -44,6 +47,7 @@ __all__ = [
     "RateUsage",
     "UserSettings",
     "UserState",
+    "budget_usage",
     "configure_cluster",
     "configure_group",
     "configure_key",
@@ -51,6 +55,8 @@ __all__ = [
     "configure_queue",
     "configure_user",
     "drain_queue",
+    "hold_group",
+    "hold_key",
     "pause_group",
     "pause_queue",
     "purge_group",
@@ -251,6 +257,20 @@ class RateUsage:
     full_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetUsage:
+    """How much of a budget is used: by tasks that ended in this period, and, expected, by those in flight."""
+
+    queue: str
+    group_key: str
+    budget: float
+    budget_period: timedelta
+    spent: float
+    reserved: float
+    available: float
+    renews_at: datetime
+
+
 # --- Settings --------------------------------------------------------------------------------------
 
 
@@ -347,13 +367,38 @@ def purge_group(queue: str, group_key: GroupKey, user: str | None = None) -> Cal
     return queries.purge_group.call(**_group(queue, group_key), user_key=_user(user))
 
 
-# --- Rates -----------------------------------------------------------------------------------------
+@on_connection
+def hold_group(queue: str, group_key: GroupKey, until: datetime | timedelta | None) -> Call[None]:
+    """Start nothing of a group before a time, 366 days away at most. None ends a hold.
+
+    Ready tasks go back in line; those that run go on.
+    """
+    return queries.hold_group.call(**_group(queue, group_key), until=_until(until)).then(_nothing)
+
+
+@on_connection
+def hold_key(concurrency_key: str, until: datetime | timedelta | None) -> Call[None]:
+    """Start nothing with a concurrency key before a time, 366 days away at most. None ends a hold."""
+    key = check_text("concurrency key", concurrency_key)
+    return queries.hold_key.call(concurrency_key=key, until=_until(until)).then(_nothing)
+
+
+# --- Rates and budgets -----------------------------------------------------------------------------
+
+
+@on_connection
+def budget_usage(queue: str, group_key: GroupKey) -> Call[BudgetUsage | None]:
+    """Say how much is used of a group's budget. None: it has none."""
+    call = queries.budget_usage.call(**_group(queue, group_key))
+    return call.then(lambda row: _usage(BudgetUsage, row))
 
 
 @on_connection
 def rate_usage(queue: str, group_key: GroupKey | None = None) -> Call[RateUsage | None]:
     """Say how much is used of a group's rate, or of the rate of the whole queue. None: there is no rate."""
-    return queries.rate_usage.call(**_group(queue, group_key, optional=True)).then(_usage)
+    return queries.rate_usage.call(**_group(queue, group_key, optional=True)).then(
+        lambda row: _usage(RateUsage, row)
+    )
 
 
 @on_connection
@@ -386,6 +431,14 @@ def _group(queue: str, group_key: GroupKey | None, *, optional: bool = False) ->
 
 def _user(user: str | None) -> str | None:
     return None if user is None else check_text("user", user)
+
+
+def _until(until: datetime | timedelta | None) -> str | None:
+    """As texts, on which drivers agree."""
+    if isinstance(until, timedelta):
+        with suppress(OverflowError):
+            until = datetime.now(UTC) + until
+    return None if until is None else moment("until", until)
 
 
 def _given(function: str, settings: Mapping[str, Any], known: Any) -> str:
@@ -436,13 +489,14 @@ def _settings(answer: Callable[..., S]) -> Callable[[str], S]:
     return read
 
 
-def _usage(row: queries.RateUsageRow | None) -> RateUsage | None:
+U = TypeVar("U", RateUsage, BudgetUsage)
+
+
+def _usage(answer: type[U], row: queries.RateUsageRow | queries.BudgetUsageRow | None) -> U | None:
     if row is None:
         return None
-    hints = get_type_hints(RateUsage)
-    return RateUsage(
-        **{each.name: _read(hints[each.name], getattr(row, each.name)) for each in fields(RateUsage)}
-    )
+    hints = get_type_hints(answer)
+    return answer(**{each.name: _read(hints[each.name], getattr(row, each.name)) for each in fields(answer)})
 
 
 def _read(hint: Any, value: Any) -> Any:

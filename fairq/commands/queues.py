@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
@@ -25,6 +25,7 @@ from fairq.commands.common import (
     show,
     span,
     table,
+    when,
 )
 from fairq.commands.settings import named, settings_options
 from fairq.commands.stats import Snapshot, group_table, live, take
@@ -258,6 +259,7 @@ def groups(ctx: click.Context, queue: str, limit: int) -> None:
     fairq groups --queue docs --limit 5
     fairq groups set bob --weight 3 --max-running 5
     fairq groups usage bob
+    fairq groups hold bob --until +10m
     fairq groups purge bob
     """
     ctx.obj = queue
@@ -355,22 +357,35 @@ def purge_group(group_key: str, queue: str, yes: bool) -> None:
 def _show_usage(queue: str, group_key: str | None = None) -> None:
     with session() as conn:
         found = policies.rate_usage(conn, queue, group_key)
+        budget = None if group_key is None else policies.budget_usage(conn, queue, group_key)
         now, note = server_time(conn), _stranger(conn, queue, group_key)
-    if found is None:
-        document = {"queue": queue, "group_key": group_key, "rate_limit": None}
-        show(document, f"{_name(queue, group_key)} has no rate.{note}")
-        return
-    rate = f"{found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}"
-    until = [
-        f"Of the burst {count(found.used, 'is', 'are')} used, {count(found.available, 'is', 'are')} free",
-        f"the next task may start in {span(found.next_at - now)}" if found.next_at else "",
-        f"all of it is free in {span(found.full_at - now)}" if found.full_at else "",
+    document: dict[str, Any] = {"queue": queue, "group_key": group_key, "rate_limit": None}
+    lines = [
+        f"{_name(queue, group_key)} has no {'rate' if group_key is None else 'rate and no budget'}.{note}"
     ]
-    show(
-        dataclasses.asdict(found),
-        f"{_name(queue, group_key)} has a rate of {rate}.",
-        "; ".join(filter(None, until)) + f".{note}",
-    )
+    if found is not None:
+        document = dataclasses.asdict(found)
+        rate = f"{found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}"
+        until = [
+            f"Of the burst {count(found.used, 'is', 'are')} used, {count(found.available, 'is', 'are')} free",
+            f"the next task may start in {span(found.next_at - now)}" if found.next_at else "",
+            f"all of it is free in {span(found.full_at - now)}" if found.full_at else "",
+        ]
+        lines = [
+            f"{_name(queue, group_key)} has a rate of {rate}.",
+            "; ".join(filter(None, until)) + f".{note}",
+        ]
+    if group_key is not None:
+        document["budget"] = None if budget is None else dataclasses.asdict(budget)
+    if budget is not None:
+        lines = lines if found else []
+        each = f"{budget.budget:g} per {span(budget.budget_period)}"
+        lines += [
+            f"{_name(queue, group_key)} has a budget of {each}.",
+            f"Of it {budget.spent:g} are spent, {budget.reserved:g} expected of what runs, "
+            f"{budget.available:g} left; it renews in {span(budget.renews_at - now)}.{'' if found else note}",
+        ]
+    show(document, *lines)
 
 
 def _reset_rate(queue: str, group_key: str | None = None) -> None:
@@ -408,7 +423,7 @@ def reset_queue_rate(name: str) -> None:
 @click.argument("group_key", metavar="GROUP")
 @queue_after
 def group_usage(group_key: str, queue: str) -> None:
-    """Show how much of a group's rate is used.
+    """Show how much of a group's rate and of its budget is used.
 
     And when its next task may become ready.
 
@@ -417,6 +432,46 @@ def group_usage(group_key: str, queue: str) -> None:
     fairq groups usage bob --queue mail
     """
     _show_usage(queue, group_key)
+
+
+# --- Holds -----------------------------------------------------------------------------------------
+
+hold_until = click.option(
+    "--until", type=when, metavar="TIME", help="When it may go on: +10m, or a time with its zone."
+)
+hold_end = click.option("--end", is_flag=True, help="It may go on now.")
+
+
+def _until(until: datetime | None, end: bool) -> datetime | None:
+    if end == (until is not None):
+        raise click.UsageError("Say --until, or --end.")
+    return until
+
+
+def _held(of: str, until: datetime | None) -> str:
+    return f"{of} is held no more." if until is None else f"{of} is held until {until:%Y-%m-%d %H:%M:%S %Z}."
+
+
+@command("hold", parent=groups, codes={1: "refused"}, rights="fairq_admin")
+@click.argument("group_key", metavar="GROUP")
+@queue_after
+@hold_until
+@hold_end
+def hold_group(group_key: str, queue: str, until: datetime | None, end: bool) -> None:
+    """Start nothing of a group before a time.
+
+    Running tasks go on. Of several holds the one that ends last counts.
+
+    \b
+    fairq groups hold bob --until +10m
+    fairq groups hold bob --end
+    """
+    until = _until(until, end)
+    with session() as conn, conn.transaction():
+        note = _stranger(conn, queue, group_key)
+        policies.hold_group(conn, queue, group_key, until)
+    answer = {"queue": queue, "group_key": group_key, "held_until": until}
+    show(answer, f"{_held(_name(queue, group_key), until)}{note}")
 
 
 @command("reset-rate", parent=groups, codes={1: "no such queue"}, rights="fairq_admin")
@@ -448,6 +503,7 @@ def keys(ctx: click.Context) -> None:
     \b
     fairq keys
     fairq keys set printer-7 --max-running 2
+    fairq keys hold printer-7 --until +10m
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -481,6 +537,23 @@ def set_key(key: str, **options: Any) -> None:
         if most
         else f"No task with key {clean(key)} is started.",
     )
+
+
+@command("hold", parent=keys, codes={1: "refused"}, rights="fairq_admin")
+@click.argument("key")
+@hold_until
+@hold_end
+def hold_key(key: str, until: datetime | None, end: bool) -> None:
+    """Start nothing with a key before a time.
+
+    \b
+    fairq keys hold printer-7 --until +10m
+    fairq keys hold printer-7 --end
+    """
+    until = _until(until, end)
+    with session() as conn, conn.transaction():
+        policies.hold_key(conn, key, until)
+    show({"concurrency_key": key, "held_until": until}, _held(f"Concurrency key {clean(key)}", until))
 
 
 @group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")

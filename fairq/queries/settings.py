@@ -222,6 +222,78 @@ def purge_group(
     )
 
 
+@driver.Statement[str](
+    "the",
+    """-- name: HoldGroup :one
+select fairq.hold_group(p_queue => $1::text, p_group_key => $2::text, p_until => $3::text::timestamptz)::text as done""",
+    driver.scalar(),
+)
+def hold_group(
+    *,
+    queue: str,
+    group_key: str,
+    until: str | None = None,
+) -> driver.Params:
+    """Starts nothing of a group before a time, a text; null ends a hold."""
+    return (
+        queue,
+        group_key,
+        until,
+    )
+
+
+@driver.Statement[str](
+    "the",
+    """-- name: HoldKey :one
+select fairq.hold_key(p_concurrency_key => $1::text, p_until => $2::text::timestamptz)::text as done""",
+    driver.scalar(),
+)
+def hold_key(
+    *,
+    concurrency_key: str,
+    until: str | None = None,
+) -> driver.Params:
+    """Starts nothing with a concurrency key before a time, a text; null ends a hold."""
+    return (
+        concurrency_key,
+        until,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BudgetUsageRow:
+    queue: str
+    group_key: str
+    budget: float
+    budget_period: float
+    spent: float
+    reserved: float
+    available: float
+    renews_at: str
+
+
+@driver.Statement[BudgetUsageRow | None](
+    "one",
+    """-- name: BudgetUsage :one
+select u.queue, u.group_key, u.budget,
+  extract(epoch from u.budget_period)::double precision as budget_period,
+  u.spent, u.reserved, u.available,
+  to_char(u.renews_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as renews_at
+from fairq.budget_usage(p_queue => $1::text, p_group_key => $2::text) u""",
+    driver.row(BudgetUsageRow),
+)
+def budget_usage(
+    *,
+    queue: str,
+    group_key: str,
+) -> driver.Params:
+    """How much of a group's budget is used; no row: there is none."""
+    return (
+        queue,
+        group_key,
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RateUsageRow:
     queue: str

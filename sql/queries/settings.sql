@@ -49,6 +49,23 @@ select fairq.resume_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.
 -- Cancels everything a group, or one of its users, has waiting; returns how many tasks that were.
 select fairq.purge_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text)::integer as ended;
 
+-- name: HoldGroup :one
+-- Starts nothing of a group before a time, a text; null ends a hold.
+select fairq.hold_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_until => sqlc.narg(until)::text::timestamptz)::text as done;
+
+-- name: HoldKey :one
+-- Starts nothing with a concurrency key before a time, a text; null ends a hold.
+select fairq.hold_key(p_concurrency_key => sqlc.arg(concurrency_key)::text, p_until => sqlc.narg(until)::text::timestamptz)::text as done;
+
+-- name: BudgetUsage :one
+-- How much of a group's budget is used; no row: there is none.
+-- fairq: not null budget_period, renews_at
+select u.queue, u.group_key, u.budget,
+  extract(epoch from u.budget_period)::double precision as budget_period,
+  u.spent, u.reserved, u.available,
+  to_char(u.renews_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as renews_at
+from fairq.budget_usage(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text) u;
+
 -- name: RateUsage :one
 -- How much of the rate of a group, or of a whole queue, is used; no row: there is no rate.
 -- fairq: nullable group_key

@@ -229,6 +229,52 @@ def test_rates_are_seen_and_reset(opened: Opened, observer: Observer, queue: str
     assert do(opened, fairq.rate_usage, queue).used == 2
 
 
+def test_budgets_are_seen(opened: Opened, observer: Observer, queue: str, group: str) -> None:
+    do(opened, fairq.configure_queue, queue, fairness="cost")
+    assert do(opened, fairq.budget_usage, queue, group) is None
+    do(opened, fairq.configure_group, queue, group, budget=10, budget_period=timedelta(days=1))
+    opened.finish(fairq.enqueue_many(opened.conn, [(group, 1)] * 9, queue=queue, cost=2))
+    opened.commit()
+    assert len(pop(observer, queue, 3)) == 3
+    used = do(opened, fairq.budget_usage, queue, group)
+    assert (used.queue, used.group_key, used.budget, used.budget_period) == (
+        queue,
+        group,
+        10,
+        timedelta(days=1),
+    )
+    assert (used.spent, used.available) == (0, 10 - used.reserved)
+    assert used.reserved >= 6
+    assert used.renews_at.tzinfo is not None
+
+
+def test_groups_and_keys_are_held_until_a_time(
+    opened: Opened, observer: Observer, queue: str, group: str
+) -> None:
+    do(opened, fairq.configure_queue, queue)
+    opened.finish(fairq.enqueue(opened.conn, group, queue=queue))
+    opened.finish(fairq.enqueue(opened.conn, f"{group} 2", queue=queue, concurrency_key=group))
+    do(opened, fairq.hold_group, queue, group, datetime.now(UTC) + timedelta(hours=1))
+    do(opened, fairq.hold_key, group, timedelta(hours=1))
+    opened.commit()
+    assert pop(observer, queue) == []
+    do(opened, fairq.hold_group, queue, group, None)
+    opened.commit()
+    assert len(pop(observer, queue)) == 1
+    do(opened, fairq.hold_key, group, None)
+    opened.commit()
+    assert len(pop(observer, queue)) == 1
+    for until in (datetime(2020, 1, 1, tzinfo=UTC), timedelta(days=400)):
+        with pytest.raises(fairq.InvalidTime):
+            do(opened, fairq.hold_group, queue, group, until)
+        opened.after_error()
+        opened.rollback()
+    wrong: list[Any] = [datetime(2040, 1, 1), "tomorrow", 60, timedelta.max]
+    for until in wrong:
+        with pytest.raises(fairq.InvalidTime):
+            do(opened, fairq.hold_key, group, until)
+
+
 def test_errors_of_the_engine_are_ours(opened: Opened, queue: str) -> None:
     for function, args, error in (
         (fairq.configure_group, ("nowhere", "bob"), fairq.UnknownQueue),
@@ -290,7 +336,12 @@ def test_names_are_looked_at_first(observer: Observer, name: Any) -> None:
                 function(observer, name)
         with pytest.raises(fairq.InvalidName):
             fairq.configure_key(observer, name)
-        of_groups: list[Any] = [fairq.configure_group, fairq.purge_group, fairq.pause_group]
+        of_groups: list[Any] = [
+            fairq.configure_group,
+            fairq.purge_group,
+            fairq.pause_group,
+            fairq.budget_usage,
+        ]
         for function in of_groups:
             with pytest.raises(fairq.InvalidGroupKey):
                 function(observer, "default", name)

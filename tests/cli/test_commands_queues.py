@@ -496,6 +496,38 @@ def test_usage_says_how_much_of_a_rate_is_used_and_reset_forgets_it(
         assert answer(database, command, verb, *wrong, exit_code=1)["error"]["code"] == "unknown_queue"
 
 
+def test_usage_of_a_group_says_what_is_left_of_its_budget(database: Database) -> None:
+    ok(database, "queues", "set", "default", "--fairness", "cost")
+    assert answer(database, "groups", "usage", "bob")["budget"] is None
+    ok(database, "groups", "set", "bob", "--budget", "100", "--budget-period", "1d")
+    found = answer(database, "groups", "usage", "bob")
+    assert found["rate_limit"] is None
+    assert (found["budget"]["budget"], found["budget"]["spent"], found["budget"]["available"]) == (
+        100,
+        0,
+        100,
+    )
+    text = ok(database, "groups", "usage", "bob")
+    assert "has a budget of 100 per 1 d." in text
+    assert "Of it 0 are spent, 0 expected of what runs, 100 left; it renews in " in text
+    assert "no rate" not in text
+
+
+@pytest.mark.parametrize("name", [["groups", "hold", "bob"], ["keys", "hold", "printer"]])
+def test_a_group_or_a_key_is_held_until_a_time(database: Database, name: list[str]) -> None:
+    conn = database.connect(autocommit=True)
+    ok(database, "enqueue", "bob", "--concurrency-key", "printer")
+    row = conn.execute("select fairq.register_worker('tester', '{default}', 9)").fetchone()
+    assert row
+    assert "is held until 20" in ok(database, *name, "--until", "+10m")
+    assert conn.execute("select id from fairq.pop_tasks('default', 9, %s)", row).fetchall() == []
+    assert answer(database, *name, "--end")["held_until"] is None
+    assert len(conn.execute("select id from fairq.pop_tasks('default', 9, %s)", row).fetchall()) == 1
+    assert answer(database, *name, "--until", "2020-01-01T00:00:00Z", exit_code=1)["error"]["code"]
+    for wrong in ([], ["--end", "--until", "+10m"], ["--until", "soon"]):
+        assert fairq(database, *name, *wrong).exit_code == Exit.USAGE
+
+
 def test_keys_and_the_cluster_have_caps(database: Database) -> None:
     assert "one task runs at a time" in ok(database, "keys")
     assert answer(database, "keys", "set", "printer", "--max-running", "2")["max_running"] == 2
@@ -589,7 +621,9 @@ NEEDS: dict[str, list[str]] = {
     "queues reset-rate": ["default"],
     "groups set": ["bob", "--weight", "2"],
     "groups purge": ["bob", "--yes"],
+    "groups hold": ["bob", "--until", "+10m"],
     "keys set": ["printer", "--max-running", "2"],
+    "keys hold": ["printer", "--end"],
     "cluster set": ["--max-running", "100"],
     "schedules create": ["nightly", "--group", "bob", "--every", "1d", "--kind", "report"],
     "schedules set": ["1", "--group", "bob", "--every", "1d"],
