@@ -70,7 +70,7 @@ begin
   ),
   line as (
     select coalesce(n.group_key, b.group_key) as group_key, coalesce(n.user_key, b.user_key) as user_key, coalesce(n.freed, 0) as freed,
-      coalesce(n.failures, 0) as failures, coalesce(n.succeeded, false) as succeeded, coalesce(n.keyed, b.keyed, false) as keyed,
+      coalesce(n.failures, 0) as failures, coalesce(n.succeeded, false) as succeeded, coalesce(n.keyed, false) or coalesce(b.keyed, false) as keyed,
       coalesce(n.configured, false) as configured, least(n.first_sequence, b.first_sequence) as first_sequence, n.heard || b.heard as heard,
       coalesce(n.charged, 0) + coalesce(b.charged, 0) as charged,
       case when n.correction is not null or b.correction is not null then coalesce(n.correction, 0) + coalesce(b.correction, 0) end as correction,

@@ -311,6 +311,18 @@ def test_users_take_turns_at_a_concurrency_key(conn: Conn) -> None:
         assert Counter(users_of(served[a:b])) == {"jane": 2, "joe": 2}
 
 
+def test_a_key_and_a_cap_may_come_free_at_once_for_who_names_nobody(conn: Conn) -> None:
+    """What is given to the empty user is told to the group, what he gives back to him; both are one lane's news."""
+    call(conn, "configure_queue", "default", user_max_running=5)
+    worker = register(conn)
+    create_of(conn, "bob", None, None, "jane", concurrency_keys=["api", "api", None])
+    held = pop(conn, worker)
+    assert users_of(held) == [None, "jane"]
+    finish(conn, worker, held)
+    assert users_of(pop(conn, worker)) == [None]
+    assert_sound(conn)
+
+
 def test_a_rebuild_keeps_it(conn: Conn) -> None:
     """I11: bodies and holders tell whose tasks they are, and which places are taken."""
     worker = register(conn)
