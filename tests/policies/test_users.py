@@ -312,7 +312,7 @@ def test_users_take_turns_at_a_concurrency_key(conn: Conn) -> None:
 
 
 def test_a_key_and_a_cap_may_come_free_at_once_for_who_names_nobody(conn: Conn) -> None:
-    """What is given to the empty user is told to the group, what he gives back to him; both are one lane's news."""
+    """What is given to the empty user is told to the group, what he gives back to him: news of one lane."""
     call(conn, "configure_queue", "default", user_max_running=5)
     worker = register(conn)
     create_of(conn, "bob", None, None, "jane", concurrency_keys=["api", "api", None])
