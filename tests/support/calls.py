@@ -38,7 +38,8 @@ class Held(int):
 
 def run(conn: Conn, query: str, *params: Any) -> list[Row]:
     cursor = conn.execute(query.encode(), params)
-    return cursor.fetchall() if cursor.description else []
+    # Rows without columns ("select from …") are rows, though such a result has no description.
+    return cursor.fetchall() if cursor.rownumber is not None else []
 
 
 def column(conn: Conn, query: str, *params: Any) -> list[Any]:
