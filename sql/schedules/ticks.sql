@@ -95,7 +95,7 @@ $$;
 create function fairq._refuse_schedule(p_name text, p_group_key text) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
-  raise exception 'there is no schedule %', coalesce('"' || left(p_name, 200) || '"', 'null') || coalesce(format(' of group "%s"', left(p_group_key, 200)), '')
+  raise exception 'there is no schedule %', coalesce('"' || left(p_name, 200) || '"', 'null') || coalesce(' of group "' || left(p_group_key, 200) || '"', '')
     using errcode = 'QF018', hint = 'See: select name, group_key from fairq.schedule_stats;';
 end;
 $$;

@@ -487,3 +487,12 @@ def test_a_plan_and_a_change_at_once(database: Database) -> None:
     late = "select fairq.plan_schedule(%s, 'bob', %s, array['2099-01-01 03:00+00']::timestamptz[])"
     assert one(conn, late, NAME, after) is False
     assert one(conn, "select next_tick from fairq.schedules") is None
+
+
+@pytest.mark.parametrize(("group_key", "of"), [(None, ""), ("bob", ' of group "bob"')])
+def test_a_schedule_that_is_not_there_is_named_as_it_was_asked_for(
+    db: Conn, group_key: str | None, of: str
+) -> None:
+    with pytest.raises(psycopg.Error) as refused:
+        run(db, "select fairq.run_schedule('x', %s)", group_key)
+    assert refused.value.diag.message_primary == f'there is no schedule "x"{of}'
