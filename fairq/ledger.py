@@ -14,10 +14,10 @@ from typing import Any
 
 from fairq.connections import on_connection
 from fairq.driver import Call
-from fairq.options import check_text
+from fairq.options import check_text, in_seconds
 from fairq.queries import ledger as queries
 
-__all__ = ["Fairness", "Share", "fairness", "shares"]
+__all__ = ["Fairness", "Share", "fairness", "shares", "shares_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +69,27 @@ class Fairness:
 @on_connection
 def shares(queue: str = "default", *, since: float | timedelta = 600, groups: int = 100) -> Call[list[Share]]:
     """Say who got what in so many seconds: first the `groups` that are most behind or received most."""
-    call = queries.read_shares.call(
-        queue=check_text("queue", queue), seconds=_seconds(since), max_groups=groups
-    )
-    return call.then(lambda rows: [_share(row) for row in rows])
+    return shares_call(queue, since, groups)
 
 
 @on_connection
 def fairness(queue: str = "default", *, since: float | timedelta = 600) -> Call[Fairness]:
     """Say how fair a queue was since so many seconds ago."""
-    call = queries.read_fairness.call(queue=check_text("queue", queue), seconds=_seconds(since))
+    call = queries.read_fairness.call(queue=check_text("queue", queue), seconds=float(in_seconds(since)))
     return call.then(_fairness)
 
 
-def _seconds(since: float | timedelta) -> float:
-    return since.total_seconds() if isinstance(since, timedelta) else float(since)
+def shares_call(
+    queue: str, since: float | timedelta, groups: int, group_key: str | None = None
+) -> Call[list[Share]]:
+    """The call behind `shares`; also of a group that is named."""
+    call = queries.read_shares.call(
+        queue=check_text("queue", queue),
+        seconds=float(in_seconds(since)),
+        max_groups=groups,
+        group_key=group_key,
+    )
+    return call.then(lambda rows: [_share(row) for row in rows])
 
 
 def _share(row: queries.ReadSharesRow) -> Share:

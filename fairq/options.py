@@ -52,6 +52,7 @@ __all__ = [
 
 Seconds = float | timedelta
 GroupKey: TypeAlias = str | int | UUID
+T = TypeVar("T")
 
 # --- How values are judged and sent ----------------------------------------------------------------
 # What can be judged without the database is judged before anything is sent, so a wrong argument leaves the
@@ -95,6 +96,11 @@ def interval(length: Seconds | None) -> str | None:
     if not isinstance(length, timedelta):
         length = timedelta(seconds=length)
     return f"{length // timedelta(microseconds=1)} microseconds"
+
+
+def in_seconds(length: T | timedelta) -> T | float:
+    """A length of time as a number; what is no timedelta stays as it is."""
+    return length.total_seconds() if isinstance(length, timedelta) else length
 
 
 def is_int(value: object, least: int, most: int) -> bool:
@@ -149,7 +155,7 @@ def moment(what: str, value: Any) -> str:
 
 
 def _delay(what: str, value: Any) -> str | None:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    seconds = in_seconds(value)
     if is_within(seconds, 0, 1e9):
         return interval(value)
     raise InvalidTime(f"{what} is {value!r:.60}", "Seconds or a timedelta, not less than 0.")
@@ -160,7 +166,7 @@ def _run_at(what: str, value: Any) -> str | None:
 
 
 def _timeout(what: str, value: Any) -> str | None:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    seconds = in_seconds(value)
     if is_within(seconds, 1e-6, 1e9):
         return interval(value)
     raise InvalidTime(

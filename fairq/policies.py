@@ -25,6 +25,7 @@ from fairq.options import (
     Seconds,
     check_text,
     group_text,
+    in_seconds,
     interval,
     is_int,
     is_number,
@@ -86,8 +87,8 @@ class UserSettings(TypedDict, Generic[Time], total=False):
     breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
 
 
-class GroupSettings(UserSettings[Time], Generic[Time], total=False):
-    """The settings of a group's own; None: its queue's hold. `user_…` are those of its users."""
+class _OfUsers(TypedDict, Generic[Time], total=False):
+    """What a group, or a queue, says of users who have no settings of their own."""
 
     user_weight: Annotated[float | None, "Weight of users, inside their group, who have none of their own."]
     user_max_running: Annotated[
@@ -104,14 +105,17 @@ class GroupSettings(UserSettings[Time], Generic[Time], total=False):
         int | None, "For each user without its own: failures in a row that stop it for a while."
     ]
     user_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+
+
+class GroupSettings(UserSettings[Time], _OfUsers[Time], Generic[Time], total=False):
+    """The settings of a group's own; None: its queue's hold. `user_…` are those of its users."""
+
     budget: Annotated[float | None, "The most that its tasks use per --budget-period, in what groups share."]
     budget_period: Annotated[Time | None, "The time that --budget counts in. Default: 1d."]
 
 
-class QueueSettings(TypedDict, Generic[Time], total=False):
-    """The settings of a queue: `weight` and `group_…` are those of its groups that have none of their own,
-    `user_…` those of their users.
-    """
+class _OfGroups(TypedDict, Generic[Time], total=False):
+    """What a queue says of its tasks, and of groups that have no settings of their own."""
 
     ready_target: Annotated[
         int | None, "How many tasks are kept ready. Default: four per worker slot, at least 1000."
@@ -149,21 +153,13 @@ class QueueSettings(TypedDict, Generic[Time], total=False):
         "For each group without its own: the most that its tasks use per period, in what groups share.",
     ]
     group_budget_period: Annotated[Time | None, "The time that --group-budget counts in. Default: 1d."]
-    user_weight: Annotated[float | None, "Weight of users, inside their group, who have none of their own."]
-    user_max_running: Annotated[
-        int | None, "The most tasks in flight at once of each user of a group that has no cap of its own."
-    ]
-    user_rate_limit: Annotated[
-        int | None, "For each user without a rate of its own: the most tasks started per period."
-    ]
-    user_rate_period: Annotated[Time | None, "The time that --user-rate-limit counts in. Default: 1s."]
-    user_rate_burst: Annotated[
-        int | None, "How many tasks of a user may go ahead of that rate. Default: a second's worth."
-    ]
-    user_breaker_threshold: Annotated[
-        int | None, "For each user without its own: failures in a row that stop it for a while."
-    ]
-    user_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
+
+
+class QueueSettings(_OfGroups[Time], _OfUsers[Time], Generic[Time], total=False):
+    """The settings of a queue: `weight` and `group_…` are those of its groups that have none of their own,
+    `user_…` those of their users.
+    """
+
     max_running: Annotated[int | None, "The most tasks in flight at once in the whole queue."]
     rate_limit: Annotated[int | None, "The most tasks started per --rate-period in the whole queue."]
     rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
@@ -460,7 +456,7 @@ def _value(name: str, value: Any, kind: type) -> Any:
             raise OutOfRange(f"{name} is {value!r:.60}", "An integer; None takes the setting away.")
         return value
     if kind is timedelta:
-        seconds = value.total_seconds() if isinstance(value, timedelta) else value
+        seconds = in_seconds(value)
         if not is_number(seconds) or not abs(seconds) <= 1e10:
             raise InvalidTime(f"{name} is {value!r:.60}", "Seconds or a timedelta; None takes it away.")
         return interval(value)

@@ -13,7 +13,6 @@ import types
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
@@ -31,6 +30,7 @@ from fairq.options import (
     Item,
     Seconds,
     TaskOptions,
+    in_seconds,
     refuse_unknown,
     sent,
 )
@@ -98,7 +98,7 @@ class Task(Generic[T, P, R_co]):
     def timeout(self) -> float | None:
         """Seconds that one attempt may take; None: no limit."""
         given: Seconds | None = self.options.get("timeout")
-        return given.total_seconds() if isinstance(given, timedelta) else given
+        return in_seconds(given)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return self.handler(*args, **kwargs)

@@ -36,7 +36,8 @@ select s.group_key, s.groups, s.weight, s.tasks, s.seconds, s.cost, s.received, 
   to_char(s.waiting_since at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as waiting_since,
   s.backlog, s.backlog_seconds, s.eta_seconds, s.limited_by, s.behind::text as behind
 from fairq.shares(
-  p_queue => $1::text, p_since => $2::double precision * interval '1 second', p_limit => $3::integer
+  p_queue => $1::text, p_since => $2::double precision * interval '1 second', p_limit => $3::integer,
+  p_group_key => $4::text
 ) s""",
     driver.row(ReadSharesRow),
 )
@@ -45,12 +46,14 @@ def read_shares(
     queue: str,
     seconds: float,
     max_groups: int,
+    group_key: str | None = None,
 ) -> driver.Params:
-    """Who got what, a row per group; the group '' is all others together."""
+    """Who got what, a row per group, and one of a group that is named; the group '' is all others together."""
     return (
         queue,
         driver.Float8(seconds),
         driver.Int4(max_groups),
+        group_key,
     )
 
 

@@ -142,53 +142,6 @@ def slots() -> driver.Params:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SharesRow:
-    group_key: str
-    groups: int
-    weight: float | None
-    tasks: int
-    received: float
-    entitled: float
-    debt: float | None
-    bound: float | None
-    wait_p50: float | None
-    wait_p95: float | None
-    waiting_since: datetime.datetime | None
-    backlog: int | None
-    backlog_seconds: float | None
-    eta_seconds: float | None
-    limited_by: str | None
-    behind: str | None
-
-
-@driver.Statement[list[SharesRow]](
-    "many",
-    """-- name: Shares :many
-select s.group_key, s.groups, s.weight, s.tasks, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95, s.waiting_since, s.backlog,
-  s.backlog_seconds, s.eta_seconds, s.limited_by, s.behind::text as behind
-from fairq.shares(
-  p_queue => $1::text, p_since => $2::double precision * interval '1 second', p_limit => $3::integer,
-  p_group_key => $4::text
-) s""",
-    driver.row(SharesRow),
-)
-def shares(
-    *,
-    queue: str,
-    seconds: float,
-    max_groups: int,
-    group_key: str | None = None,
-) -> driver.Params:
-    """Who got what, of the groups that are most behind or received most, and of one that is named; group '' stands for all others."""
-    return (
-        queue,
-        driver.Float8(seconds),
-        driver.Int4(max_groups),
-        group_key,
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class StandingRow:
     running: int
     in_line: int
@@ -288,41 +241,6 @@ def schedules(
         behind_name,
         behind_group,
         driver.Int4(max_schedules),
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FairnessRow:
-    groups: int
-    tasks: int
-    seconds: float
-    shortfall: float
-    jain: float
-    worst_debt: float | None
-    worst_group: str | None
-    idle_slots: float | None
-    newcomer_p99: float | None
-    wait_p50: float | None
-    wait_p95: float | None
-    ledger_until: datetime.datetime | None
-
-
-@driver.Statement[FairnessRow | None](
-    "one",
-    """-- name: Fairness :one
-select f.groups, f.tasks, f.seconds, f.shortfall, f.jain, f.worst_debt, f.worst_group, f.idle_slots, f.newcomer_p99, f.wait_p50, f.wait_p95, f.ledger_until
-from fairq.fairness(p_queue => $1::text, p_since => $2::double precision * interval '1 second') f""",
-    driver.row(FairnessRow),
-)
-def fairness(
-    *,
-    queue: str,
-    seconds: float,
-) -> driver.Params:
-    """How fair a queue was."""
-    return (
-        queue,
-        driver.Float8(seconds),
     )
 
 

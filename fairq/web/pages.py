@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from typing import Any
 
+from fairq import ledger
 from fairq.commands.common import span
 from fairq.commands.doctor import examine
 from fairq.commands.explain import explanation
@@ -78,13 +79,13 @@ def shares(ask: Ask) -> Page:
     found = ask.site.kept(
         ("shares", queue, seconds),
         1.5,
-        lambda: queries.shares(ask.conn, queue=queue, seconds=seconds, max_groups=GROUPS, group_key=None),
+        lambda: ledger.shares(ask.conn, queue, since=seconds, groups=GROUPS),
     )
-    ledger = {each.group_key: each for each in found}
-    others = ledger.pop("", None)
+    of_group = {each.group_key: each for each in found}
+    others = of_group.pop("", None)
     if behind is None:
-        keys = sorted(ledger, key=lambda key: (-ledger[key].received, -ledger[key].entitled, key))
-        keys += [key for key, _ in timeline.totals(looks).most_common(GROUPS) if key not in ledger]
+        keys = sorted(of_group, key=lambda key: (-of_group[key].received, -of_group[key].entitled, key))
+        keys += [key for key, _ in timeline.totals(looks).most_common(GROUPS) if key not in of_group]
         if len(keys) < GROUPS:
             named = queries.next_groups(ask.conn, queue=queue, behind="", max_groups=GROUPS)
             keys += [key for key in named if key not in keys]
@@ -102,7 +103,7 @@ def shares(ask: Ask) -> Page:
             "weight": each.weight,
             "reason": reason,
         }
-        | _received(ledger.get(each.group_key), total)
+        | _received(of_group.get(each.group_key), total)
         for each, waiting, reason in _groups(ask, queue, keys)
     ]
     return Page(
@@ -125,7 +126,7 @@ def shares(ask: Ask) -> Page:
             else ask.site.kept(
                 ("fairness", queue, seconds),
                 10,
-                lambda: queries.fairness(ask.conn, queue=queue, seconds=seconds),
+                lambda: ledger.fairness(ask.conn, queue, since=seconds),
             ),
             "behind": behind,
             "next": keys[-1] if behind is not None and len(keys) == GROUPS else None,
@@ -134,17 +135,16 @@ def shares(ask: Ask) -> Page:
     )
 
 
-def _received(row: queries.SharesRow | None, total: float) -> dict[str, Any]:
+def _received(row: ledger.Share | None, total: float) -> dict[str, Any]:
     """Of what a group received and was entitled to, the parts of all; how near its debt is to the bound."""
     if row is None:
         return dict.fromkeys(("part", "entitled", "debt", "p95", "before", "eta"))
-    before = [each["group"] for each in json.loads(row.behind or "null") or ()]
     return {
         "part": row.received / total if total else None,
         "entitled": row.entitled / total if total else None,
         "debt": row.debt / row.bound if row.debt is not None and row.bound else None,
         "p95": row.wait_p95,
-        "before": before,
+        "before": [*row.behind],
         "eta": row.eta_seconds,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from fairq import ledger
 from fairq.connections import Steps, on_connection
 from fairq.options import check_text, group_text
 from fairq.queries import web as queries
@@ -45,7 +46,7 @@ class Standing:
 def standing(queue: str, group_key: str) -> Steps[Standing]:
     """Say how a tenant stands. The connection needs fairq_observe."""
     names = {"queue": check_text("queue", queue), "group_key": group_text(group_key)}
-    rows: list[queries.SharesRow] = yield queries.shares.call(**names, seconds=SECONDS, max_groups=GROUPS)
+    rows: list[ledger.Share] = yield ledger.shares_call(queue, SECONDS, GROUPS, names["group_key"])
     row: queries.StandingRow | None = yield queries.standing.call(**names, max_count=MOST)
     assert row is not None
     own = next((each for each in rows if each.group_key == group_key), None)

@@ -125,13 +125,8 @@ begin
     bool_or(t.replaces is null and fairq._counts((t.lane).policy))
   into v_lane_count, v_newcomer_position, o_lanes, v_replaced, v_is_new
   from told t;
-  -- So may those of a group that had no lane, while there are settings of which this pass has not heard, but which it may have read.
-  if v_is_new and fairq._has_unheard_settings(p_tick) then
-    for v_nth in 1 .. cardinality(o_lanes) loop
-      if (o_lanes[v_nth]).version < p_tick.first_version and fairq._counts((o_lanes[v_nth]).policy) then
-        o_lanes[v_nth].gate.uncounted := 1;
-      end if;
-    end loop;
+  if v_is_new then
+    o_lanes := fairq._doubt_counts(p_tick, o_lanes);
   end if;
 
   o_tick := p_tick;
@@ -140,6 +135,22 @@ begin
   if v_replaced is not null then
     perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
   end if;
+end;
+$$;
+
+-- Lanes whose tasks in flight may not be counted yet, see _adopt: those of groups and users that had none, while there are settings of which this pass has not
+-- heard, but which it may have read.
+create function fairq._doubt_counts(p_tick fairq.ticks, p_lanes fairq.lanes[]) returns fairq.lanes[]
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  if fairq._has_unheard_settings(p_tick) then
+    for v_nth in 1 .. cardinality(p_lanes) loop
+      if (p_lanes[v_nth]).version < p_tick.first_version and fairq._counts((p_lanes[v_nth]).policy) then
+        p_lanes[v_nth].gate.uncounted := 1;
+      end if;
+    end loop;
+  end if;
+  return p_lanes;
 end;
 $$;
 

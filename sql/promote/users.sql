@@ -174,13 +174,8 @@ begin
     )
   into v_lane_count, o_users, v_replaced, v_is_new, o_disturbed, v_groups
   from told t;
-  -- As in _settle_lanes.
-  if v_is_new and fairq._has_unheard_settings(p_tick) then
-    for v_nth in 1 .. cardinality(o_users) loop
-      if (o_users[v_nth]).version < p_tick.first_version and fairq._counts((o_users[v_nth]).policy) then
-        o_users[v_nth].gate.uncounted := 1;
-      end if;
-    end loop;
+  if v_is_new then
+    o_users := fairq._doubt_counts(p_tick, o_users);
   end if;
   o_tick := p_tick;
   o_tick.lane_count := greatest(p_tick.lane_count, v_lane_count);

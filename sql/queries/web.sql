@@ -75,16 +75,6 @@ cross join lateral unnest(w.queues) q(queue)
 where clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease
 group by q.queue;
 
--- name: Shares :many
--- Who got what, of the groups that are most behind or received most, and of one that is named; group '' stands for all others.
--- fairq: nullable weight, debt, bound, wait_p50, wait_p95, waiting_since, backlog, backlog_seconds, eta_seconds, limited_by, behind
-select s.group_key, s.groups, s.weight, s.tasks, s.received, s.entitled, s.debt, s.bound, s.wait_p50, s.wait_p95, s.waiting_since, s.backlog,
-  s.backlog_seconds, s.eta_seconds, s.limited_by, s.behind::text as behind
-from fairq.shares(
-  p_queue => sqlc.arg(queue)::text, p_since => sqlc.arg(seconds)::double precision * interval '1 second', p_limit => sqlc.arg(max_groups)::integer,
-  p_group_key => sqlc.narg(group_key)::text
-) s;
-
 -- name: Standing :one
 -- How one group of a queue stands. in_line counts up to max_count; ahead are the tasks before its next one.
 -- fairq: nullable waiting_since, ahead, state, budget, available, renews_at
@@ -127,12 +117,6 @@ left join lateral (
 ) f on true
 order by s.name, s.group_key
 limit sqlc.arg(max_schedules)::integer;
-
--- name: Fairness :one
--- How fair a queue was.
--- fairq: nullable worst_debt, worst_group, idle_slots, newcomer_p99, wait_p50, wait_p95, ledger_until
-select f.groups, f.tasks, f.seconds, f.shortfall, f.jain, f.worst_debt, f.worst_group, f.idle_slots, f.newcomer_p99, f.wait_p50, f.wait_p95, f.ledger_until
-from fairq.fairness(p_queue => sqlc.arg(queue)::text, p_since => sqlc.arg(seconds)::double precision * interval '1 second') f;
 
 -- name: NextGroups :many
 -- Groups of a queue that have tasks in line, by name: a step of the index for each, so that no backlog is read.
