@@ -97,6 +97,8 @@ def _opener(task: AnyTask, enter: str) -> Callable[[Context], Any]:
     def opened(ctx: Context) -> Any:
         manager = make(ctx) if takes_context else make()
         if not hasattr(manager, enter):
+            if enter == "__aenter__" and hasattr(manager, "close"):
+                manager.close()  # a connection that was opened all the same
             raise ConfigurationError(
                 f"the session of task {task.kind!r} is a {type(manager).__name__}, without {enter}",
                 "Give async handlers an async context manager, and the others a plain one.",

@@ -289,15 +289,16 @@ def test_a_handler_that_was_not_run_at_all_takes_the_effects_back(desk: Desk) ->
     assert desk.effects("paid") == 0
 
 
-def test_a_session_that_does_not_suit_its_handler_is_told(desk: Desk) -> None:
-    own = fairq.App()
+def test_a_session_that_does_not_suit_its_handler_is_told_and_closed(desk: Desk) -> None:
+    own, opened = fairq.App(), [psycopg.connect(desk.dsn)]
 
-    @own.task(session=lambda: psycopg.connect(desk.dsn), max_attempts=1)
+    @own.task(session=lambda: opened[0], max_attempts=1)
     async def pay(payload: None) -> None: ...
 
     id = desk.enqueue("pay")
     drain(own, desk.dsn)
     assert "async context manager" in desk.end(id)[3]["hint"]
+    assert opened[0].closed
 
 
 def test_who_has_no_session_cannot_enqueue_in_it() -> None:
