@@ -24,7 +24,7 @@ begin
     union
     select t.shard_no, t.queue, t.group_key, t.user_key, true
     from fairq.held h
-    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+    join fairq.tasks t on t.shard_no = v_shard_no and t.id = h.id
     where h.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key <> '';
   end if;
   -- Hears the ring: what is ready goes back in line, and stands there under the new limits. Who promotes right now is not waited for: the next pass hears it.

@@ -23,7 +23,7 @@ declare
     select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, null::bigint as touched, false as is_open,
       k.concurrency_key is null as has_slot
     from fairq.parked k
-    cross join lateral (select b.* from fairq.tasks b where b.shard_no = k.shard_no and b.id = k.id offset 0) t
+    cross join lateral (select b.* from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = k.id offset 0) t
     where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.user_key = p_lane.user_key and k.granted
     order by k.priority desc, k.sequence;
   -- A level at a time, each in the order of the index.

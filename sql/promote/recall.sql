@@ -171,7 +171,7 @@ begin
   v_ids := array(
     select h.id
     from fairq.held h
-    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+    join fairq.tasks t on t.shard_no = p_tick.shard_no and t.id = h.id
     where h.shard_no = p_tick.shard_no
       and not case when p_of_users then h.user_counted else h.counted end
       and t.queue = p_tick.queue
@@ -191,7 +191,7 @@ begin
       union all
       select fairq._line(t.group_key, t.user_key, p_of_users), false
       from fairq.held h
-      join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+      join fairq.tasks t on t.shard_no = p_tick.shard_no and t.id = h.id
       where h.shard_no = p_tick.shard_no
         and not case when p_of_users then h.user_counted else h.counted end
         and t.queue = p_tick.queue

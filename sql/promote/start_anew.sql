@@ -92,7 +92,7 @@ begin
     from (
       select t.concurrency_key
       from fairq.ready r
-      join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
+      join fairq.tasks t on t.shard_no = p_shard_no and t.id = r.id
       where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 and r.keyed_at is not null
       union all
       select v.concurrency_key from given v where v.concurrency_key is not null
@@ -107,7 +107,7 @@ begin
     union all
     select r.shard_no, t.queue, t.group_key, t.user_key, false, false, 0, t.concurrency_key, null
     from fairq.ready r
-    join fairq.tasks t on t.shard_no = r.shard_no and t.id = r.id
+    join fairq.tasks t on t.shard_no = p_shard_no and t.id = r.id
     where p_queue = '#keys' and r.shard_no = p_shard_no and r.keyed_at is not null
     union all
     select k.shard_no, k.queue, k.group_key, k.user_key, false, false, 0, fairq._key_of(k), null

@@ -9,6 +9,7 @@ returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz := fairq._now();
+  v_shard_no integer;
   v_schedule fairq.schedules;
 begin
   if cardinality(p_ticks) > 1000 then
@@ -22,11 +23,11 @@ begin
     raise exception 'the ticks of schedule "%" do not ascend from %', coalesce(left(p_name, 60), 'null'), coalesce(p_done_until::text, 'null')
       using errcode = 'QF009', hint = 'Those after done_until, as unplanned_schedules said it, each once.';
   end if;
-  select c.* into v_schedule
-  from fairq.settings s
-  join fairq.schedules c on c.shard_no = fairq._shard_of(p_group_key, s.shard_count) and c.name = p_name and c.group_key = p_group_key
-  where c.cron is not null and c.done_until = p_done_until
-  for update of c;
+  v_shard_no := (select fairq._shard_of(p_group_key, s.shard_count) from fairq.settings s);
+  select s.* into v_schedule
+  from fairq.schedules s
+  where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key and s.cron is not null and s.done_until = p_done_until
+  for update;
   if not found then
     return false;
   end if;
@@ -42,7 +43,7 @@ begin
   end if;
   update fairq.schedules s
   set problem = v_schedule.problem, ticks = v_schedule.ticks, next_tick = v_schedule.next_tick, fire_at = v_schedule.fire_at, plan_at = v_schedule.plan_at
-  where s.shard_no = v_schedule.shard_no and s.name = p_name and s.group_key = p_group_key;
+  where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key;
   return true;
 end;
 $$;

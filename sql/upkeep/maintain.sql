@@ -19,9 +19,9 @@ begin
   if p_part is not null and not exists (select from fairq.upkeep_parts() u(part) where u.part = p_part) then
     raise exception 'upkeep has no part "%"', left(p_part, 60) using errcode = 'QF014', hint = 'See: select fairq.upkeep_parts();';
   end if;
-  for v_shard_no in
-    select m.shard_no from fairq.maintenance m order by m.shard_no for update skip locked
-  loop
+  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    perform from fairq.maintenance m where m.shard_no = v_shard_no for update skip locked;
+    continue when not found;
     for v_part in select u.part from fairq.upkeep_parts() u(part) where p_part is null or u.part = p_part loop
       begin
         v_did := fairq._upkeep(v_shard_no, v_part, p_limit);

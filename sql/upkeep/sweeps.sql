@@ -55,12 +55,12 @@ begin
       and not exists (
         select
         from fairq.parked k
-        where k.shard_no = l.shard_no and k.concurrency_key is null and k.queue = l.queue and k.group_key = l.group_key and not k.granted
+        where k.shard_no = p_shard_no and k.concurrency_key is null and k.queue = l.queue and k.group_key = l.group_key and not k.granted
       )
       and not exists (
         select
         from fairq.lanes u
-        where l.inside is distinct from null and u.shard_no = l.shard_no and u.queue = fairq._users_of(l.queue) and u.group_key = l.group_key
+        where l.inside is distinct from null and u.shard_no = p_shard_no and u.queue = fairq._users_of(l.queue) and u.group_key = l.group_key
           and u.version >= v_tick.first_version and (u.cursors <> '{}' or (u.gate).in_flight > 0)
       ) as is_paid
     from fairq.lanes l

@@ -49,11 +49,11 @@ begin
     where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key and t.user_key = v_task.user_key
       and not t.scheduled
       and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence)
-      and not exists (select from fairq.held h where h.shard_no = t.shard_no and h.id = t.id)
+      and not exists (select from fairq.held h where h.shard_no = v_task.shard_no and h.id = t.id)
       and not exists (
         select from fairq.parked k
-        where k.shard_no = t.shard_no and k.id = t.id
-          and not exists (select from fairq.ready r where r.shard_no = t.shard_no and r.id = t.id)
+        where k.shard_no = v_task.shard_no and k.id = t.id
+          and not exists (select from fairq.ready r where r.shard_no = v_task.shard_no and r.id = t.id)
       );
   end if;
   if v_task.state = 'queued' then
@@ -61,7 +61,7 @@ begin
     from fairq.ready r
     where r.shard_no = v_task.shard_no and r.queue = v_task.queue and r.position >= 0
       and (r.block, r.position) < (v_task.block, v_task.position)
-      and not exists (select from fairq.held h where h.shard_no = r.shard_no and h.id = r.id);
+      and not exists (select from fairq.held h where h.shard_no = v_task.shard_no and h.id = r.id);
   end if;
 
   if v_task.state in ('scheduled', 'overflow', 'blocked', 'queued') then

@@ -54,16 +54,21 @@ def with_stops(name: str, body: str) -> str:
 def install_stops(conn: Conn) -> None:
     """Give every function that writes, of this database, its stops."""
     conn.execute(SETUP)
-    functions = conn.execute(
+    for name, definition, body in plpgsql_functions(conn, "v"):
+        conn.execute(definition.replace(body, with_stops(name, body)).encode())
+
+
+def plpgsql_functions(conn: Conn, volatility: str = "vs") -> list[tuple[str, str, str]]:
+    """Name, definition and body of each but those that only refuse."""
+    return conn.execute(
         """
         select p.proname, pg_get_functiondef(p.oid), p.prosrc
         from pg_proc p join pg_language l on l.oid = p.prolang
-        where p.pronamespace = 'fairq'::regnamespace and l.lanname = 'plpgsql' and p.provolatile = 'v'
-          and p.proname !~ '^_(refuse|check)'
-        """
+        where p.pronamespace = 'fairq'::regnamespace and l.lanname = 'plpgsql'
+          and p.provolatile = any(string_to_array(%s, null)) and p.proname !~ '^_(refuse|check)'
+        """,
+        [volatility],
     ).fetchall()
-    for name, definition, body in functions:
-        conn.execute(definition.replace(body, with_stops(name, body)).encode())
 
 
 @contextmanager
