@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long test-django storm fuzz chaos nightly test-matrix test-pythons test-shards test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long test-django storm fuzz chaos alarms nightly test-matrix test-pythons test-shards test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -68,8 +68,11 @@ chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; p
 	@FAIRQ_TEST_CHAOS=$(or $(FAIRQ_TEST_CHAOS),600) .venv/bin/python -m pytest -s $(ARGS) tests/chaos/test_chaos.py
 	@FAIRQ_TEST_SCHEDULES=$(or $(FAIRQ_TEST_CHAOS),600) .venv/bin/python -m pytest -s $(ARGS) tests/chaos/test_schedules.py
 
-nightly: ## Run what takes too long for every change: storm, fuzz, chaos, test-long, test-django, test-matrix, test-pythons, test-shards
-	@status=0; for each in storm fuzz chaos test-long test-django test-matrix test-pythons test-shards; do $(MAKE) $$each || status=1; done; exit $$status
+alarms: .venv/.dev ## Ask the doctor about fairness during an hour of mixed load
+	@FAIRQ_TEST_ALARMS=$(or $(FAIRQ_TEST_ALARMS),3600) .venv/bin/python -m pytest -s $(ARGS) tests/worker/test_alarms.py
+
+nightly: ## Run what takes too long for every change: storm, fuzz, chaos, alarms, test-long, test-django, test-matrix, test-pythons, test-shards
+	@status=0; for each in storm fuzz chaos alarms test-long test-django test-matrix test-pythons test-shards; do $(MAKE) $$each || status=1; done; exit $$status
 
 model: .venv/.dev ## Explore the models of tests/model in larger worlds (two minutes)
 	@FAIRQ_TEST_MODEL=1 .venv/bin/python -m pytest $(PYTEST) tests/model
