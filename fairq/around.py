@@ -22,7 +22,7 @@ from fairq.context import Context
 from fairq.errors import ConfigurationError
 from fairq.task import Task, checked, is_async
 
-__all__ = ["Lifespan", "Middleware", "Runner", "around", "living", "runner"]
+__all__ = ["Lifespan", "Middleware", "Runner", "around", "living", "name_of", "runner"]
 
 AnyTask: TypeAlias = Task[Any, ..., Any]
 Manager: TypeAlias = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
@@ -109,6 +109,10 @@ def _opener(task: AnyTask, enter: str) -> Callable[[Context], Any]:
 
 
 # --- A worker's life -----------------------------------------------------------------------------------
+
+
+def name_of(lifespan: Lifespan | None) -> str:
+    return f"{getattr(lifespan, '__module__', '')}.{getattr(lifespan, '__qualname__', repr(lifespan))}"
 
 
 @asynccontextmanager

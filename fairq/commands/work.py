@@ -76,7 +76,7 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
 @command(
     codes={
         0: "ended as told",
-        1: "handlers hang, or the database is older than this fairq",
+        1: "handlers hang, the app's lifespan failed, or the database is older than this fairq",
         3: "the database refuses the worker, or was away for --db-retry-max-attempts",
         4: "the database is newer than this fairq",
     }

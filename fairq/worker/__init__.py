@@ -20,7 +20,7 @@ weight), breaker (the circuit breaker).
 """
 
 from fairq.worker.config import Limits, Settings
-from fairq.worker.engine import Stuck
+from fairq.worker.ending import LifespanFailed, Stuck
 from fairq.worker.worker import Worker
 
-__all__ = ["Limits", "Settings", "Stuck", "Worker"]
+__all__ = ["LifespanFailed", "Limits", "Settings", "Stuck", "Worker"]

@@ -32,8 +32,8 @@ select current_setting('default_transaction_isolation') <> 'read committed'
 
 # A statement is prepared when it was sent so often.
 PREPARE_AFTER = 3
-# A worker that is to end waits for an answer until its grace is over, at least and at most for so long.
-LAST_PATIENCE: Final = (2.0, 5.0)
+# A worker that is to end waits for an answer for half of the time that it has, at least and at most so long.
+LAST_PATIENCE: Final = (1.0, 5.0)
 # A server that is there gets so long to stop what it does for us.
 CANCEL_SECONDS: Final = 1.0
 
@@ -59,6 +59,7 @@ class Database:
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._breaking: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Timeout | None = None
 
     @contextlib.asynccontextmanager
     async def answering(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
@@ -67,12 +68,7 @@ class Database:
         is_new = conn is None or conn.closed
         if conn is None or is_new:
             self.conn = None
-            conn = self.conn = await psycopg.AsyncConnection.connect(
-                self._conninfo,
-                autocommit=True,
-                prepare_threshold=None,
-                connect_timeout=None if self._deadline is None else round(self._patience()),
-            )
+            conn = self.conn = await self._connect()
         self._arm(conn)
         try:
             if is_new:
@@ -92,9 +88,26 @@ class Database:
                 self._breaking.cancel()
                 self._breaking = None
 
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        try:
+            async with asyncio.timeout(None) as self._connecting:
+                self._hurry_connecting()
+                return await psycopg.AsyncConnection.connect(
+                    self._conninfo, autocommit=True, prepare_threshold=None
+                )
+        except TimeoutError as exc:
+            raise TimeoutError(HUNG_UP) from exc
+        finally:
+            self._connecting = None
+
+    def _hurry_connecting(self) -> None:
+        if self._connecting is not None and self._deadline is not None and not self._connecting.expired():
+            self._connecting.reschedule(asyncio.get_running_loop().time() + self._patience())
+
     def hurry(self, deadline: float) -> None:
         """The worker is to end by then; what is being waited for, too."""
         self._deadline = deadline
+        self._hurry_connecting()
         if self._timer is not None and self.conn is not None:
             self._timer.cancel()
             self._arm(self.conn)
@@ -103,7 +116,7 @@ class Database:
         if self._deadline is None:
             return self._usual_patience
         least, most = LAST_PATIENCE
-        return min(max(self._deadline - time.monotonic(), least), most)
+        return min(max((self._deadline - time.monotonic()) / 2, least), most)
 
     def _arm(self, conn: psycopg.AsyncConnection[Any]) -> None:
         loop, seconds = asyncio.get_running_loop(), self._patience()
@@ -115,10 +128,11 @@ class Database:
 
     async def _break_off(self, conn: psycopg.AsyncConnection[Any], seconds: float) -> None:
         """A server that is there, waiting for a lock, is asked to stop: no turn may happen behind our back.
-        One that does not answer to that either is hung up on.
+        One that does not answer to that either is hung up on, and so is any when there is no time for that.
         """
         log.warning("no answer from the database for %.0f s", seconds, extra={"action": "no_answer"})
-        if psycopg.capabilities.has_cancel_safe():
+        in_time = self._deadline is None or self._deadline - time.monotonic() > 2 * CANCEL_SECONDS
+        if in_time and psycopg.capabilities.has_cancel_safe():
             with contextlib.suppress(*FAILURES):
                 await conn.cancel_safe(timeout=CANCEL_SECONDS)
                 await asyncio.sleep(CANCEL_SECONDS)

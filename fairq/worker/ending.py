@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 import time
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NoReturn
 
 from fairq.errors import FairqError
+from fairq.worker.handlers import whereabouts
 
-__all__ = ["Ending", "Stuck"]
+__all__ = ["Ending", "LifespanFailed", "Stuck"]
 
 log = logging.getLogger("fairq.worker")
 
-# A loop that stands still past the grace time is ended by the keeper after so long.
-LAST_RESORT_SECONDS: Final = 5.0
+# After the grace time, handlers that are told to stop do so, and what has ended is written, all within this.
+AFTER_SECONDS: Final = 5.0
+# A loop that stands still so long after the grace time is given up by the keeper, who gives its tasks back.
+STILL_SECONDS: Final = 3.0
+# Whatever else holds up the end of a process of ours is not waited for any longer.
+LAST_RESORT_SECONDS: Final = 9.0
 
 
 class Stuck(FairqError):
@@ -22,6 +30,10 @@ class Stuck(FairqError):
 
     code = "stuck"
     exit_code = 1
+
+
+class LifespanFailed(FairqError):
+    """What the app puts around the worker did not start, or not end, as it should: see `__cause__`."""
 
 
 class Ending:
@@ -51,22 +63,43 @@ class Ending:
     def is_past_grace(self) -> bool:
         return self.level == 2 or (self.at is not None and time.monotonic() >= self.at)
 
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within, a process of ours ends in the end, be it by a thread that waits for nobody: a lifespan may
+        block the loop when there is no keeper.
+        """
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.5):
+                if self.at is not None and time.monotonic() > self.at + LAST_RESORT_SECONDS:
+                    self._exit(f"the worker does not end: {whereabouts(threading.main_thread())}")
+
+        if self._owns_process:
+            threading.Thread(target=watch, name="fairq-last-resort", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
     # --- For the keeper ---
 
     def give_up_at(self) -> float | None:
         if not self._owns_process or self.at is None:
             return None
-        return self.at + LAST_RESORT_SECONDS
+        return self.at + STILL_SECONDS
 
     def give_up(self, dead: bool) -> None:
         """`dead`: the loop has not moved for a whole lease."""
         if dead:
             why = "a handler blocked the loop for longer than the lease, and its tasks are with others now"
         else:
-            why = "a handler blocks the loop, or the database hangs, past the grace time"
-        if not self._owns_process:
-            log.error("%s", why, extra={"action": "gave_up"})
-            return
+            why = "a handler blocks the loop past the grace time"
+        if self._owns_process:
+            self._exit(why)
+        log.error("%s", why, extra={"action": "gave_up"})
+
+    def _exit(self, why: str) -> NoReturn:
         log.error("%s; the process ends now", why, extra={"action": "gave_up"})
         logging.shutdown()
         os._exit(Stuck.exit_code)

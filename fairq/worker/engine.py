@@ -9,19 +9,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import psycopg
 
 from fairq import install
 from fairq.app import App
-from fairq.around import living
+from fairq.around import living, name_of
 from fairq.errors import translate
 from fairq.worker.config import Settings, banner, limits
 from fairq.worker.connect import FAILURES, conninfo, is_worth_a_try
 from fairq.worker.database import Database
-from fairq.worker.ending import Ending, Stuck
+from fairq.worker.ending import AFTER_SECONDS, Ending, LifespanFailed, Stuck
 from fairq.worker.held import Held, tell_to_stop
 from fairq.worker.keeper import Keeper, KeeperPlan
 from fairq.worker.membership import Membership
@@ -29,17 +29,16 @@ from fairq.worker.turn import Turn
 from fairq.worker.turns import Turns
 from fairq.worker.waking import Waking
 
-__all__ = ["UNWIND_SECONDS", "Announce", "Engine", "Stuck"]
+__all__ = ["UNWIND_SECONDS", "Announce", "Engine"]
 
 log = logging.getLogger("fairq.worker")
 
 # What a worker tells about itself; the command line prints it.
 Announce = Callable[[str], None]
+T = TypeVar("T")
 
 # Handlers that were told to stop get this long to do so before their tasks are given back.
 UNWIND_SECONDS: Final = 1.0
-# How long a worker that ends tries to write what has ended, at least. Else until the end of the grace time.
-FLUSH_SECONDS: Final = 5.0
 PULSE_SECONDS: Final = 0.5
 # Who is to end anyway gives up after so many tries to start: a wrong password stays wrong.
 START_ATTEMPTS: Final = 5
@@ -59,6 +58,8 @@ class Engine:
     ) -> None:
         self.settings = settings
         self._lifespan = app.lifespan
+        self._limit: asyncio.Timeout | None = None
+        """Of the lifespan, while it starts or ends."""
         self.queues = queues
         self.dsn = dsn
         self.announce = announce
@@ -87,7 +88,10 @@ class Engine:
 
     def _hurry(self) -> None:
         if self.ending.at is not None:
-            self.database.hurry(self.ending.at)
+            self.database.hurry(self.ending.at + AFTER_SECONDS)
+            if self._limit is not None and not self._limit.expired():
+                left = max(self.ending.at - time.monotonic(), UNWIND_SECONDS)
+                self._limit.reschedule(self.loop.time() + left)
         self.waking.wake.set()
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
@@ -106,14 +110,46 @@ class Engine:
     # --- The run ---
 
     async def run(self) -> None:
-        pulse = asyncio.create_task(self._beat_pulse(), name="fairq-pulse")
-        try:
-            async with living(self._lifespan) as self.held.state:
-                await self._run()
-        finally:
-            await self._close(pulse)
+        with self.ending.watched():
+            pulse = asyncio.create_task(self._beat_pulse(), name="fairq-pulse")
+            try:
+                await self._live()
+            finally:
+                await self._close(pulse)
         if self.ending.fatal is not None:
             raise self.ending.fatal
+
+    async def _live(self) -> None:
+        """The run, and the app's lifespan around it."""
+        manager = living(self._lifespan)
+        try:
+            self.held.state = await self._limited("start", manager.__aenter__())
+        except LifespanFailed:
+            if self.ending.level:  # it was to end anyway
+                return
+            raise
+        try:
+            await self._run()
+        except BaseException as exc:
+            if not await self._limited("end", manager.__aexit__(type(exc), exc, exc.__traceback__)):
+                raise
+        else:
+            await self._limited("end", manager.__aexit__(None, None, None))
+
+    async def _limited(self, what: str, step: Coroutine[Any, Any, T]) -> T:
+        """A step of the lifespan. Once the worker is told to end it has until the grace time is over."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._limit = limit
+                self._hurry()
+                return await step
+        except Exception as exc:
+            how = " within the grace time" if limit.expired() else f": {type(exc).__name__}: {exc}"
+            error = LifespanFailed(f"the lifespan {name_of(self._lifespan)} did not {what}{how}")
+            log.error("%s", error, exc_info=exc, extra={"action": "lifespan_failed"})
+            raise error from exc
+        finally:
+            self._limit = None
 
     async def _run(self) -> None:
         try:
@@ -268,11 +304,9 @@ class Engine:
             while held.taken and time.monotonic() < until:
                 await self.waking.sleep(0.02)
         held.release_running()
-        until = max(time.monotonic() + FLUSH_SECONDS, self.ending.at or 0.0)
-        while held.unwritten and time.monotonic() < until:
+        began = time.monotonic()
+        while held.unwritten and time.monotonic() < (self.ending.at or began) + AFTER_SECONDS:
             await self._flush_some()
-            if self.ending.level == 2:
-                until = min(until, time.monotonic() + FLUSH_SECONDS)
         if held.unwritten:
             log.error(
                 "the database is away: %d ended tasks could not be written and will run again",

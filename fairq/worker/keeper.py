@@ -36,11 +36,9 @@ log = logging.getLogger("fairq.worker")
 
 # The loop is said to stand still after so long without a pulse.
 STANDSTILL_SECONDS: Final = 5.0
-CLOSE_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 0.5
 # Between two looks at schedules that are due: of many workers, one after the other finds something.
 FIRE_PAUSE: Final = (0.05, 0.15)
-# A process that is to end and does not, although its loop runs, waits for an answer that never comes.
-LAST_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +307,9 @@ class Keeper:
                 extra={"action": "loop_blocked"},
             )
         deadline = self._give_up_at()
-        late = 0.0 if deadline is None else now - deadline
         if self._still >= lease and not self._disowned:
             self._disown(dead=True)
-        elif late > LAST_SECONDS or (late > 0 and self._warned):
+        elif self._warned and deadline is not None and now > deadline:
             self._disown(dead=False)
 
     def _disown(self, *, dead: bool) -> None:

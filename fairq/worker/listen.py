@@ -29,7 +29,7 @@ CHANNEL: Final = "fairq"
 # Who has heard nothing for so long asks whether anybody is there.
 ASK_SECONDS: Final = 30.0
 TEST_SECONDS: Final = 3.0
-CLOSE_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 0.5
 # A pooler hands out the session used last first, mostly.
 UNLISTEN_TRIES: Final = 20
 

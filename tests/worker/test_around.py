@@ -18,7 +18,7 @@ from sqlalchemy.orm import sessionmaker
 import fairq
 import fairq.dsn
 from fairq import testing
-from fairq.worker import Worker
+from fairq.worker import LifespanFailed, Worker
 from tests.api.kinds import alchemy_url
 from tests.worker.running import Desk, drain
 
@@ -163,8 +163,9 @@ def test_a_worker_whose_lifespan_fails_takes_no_task(desk: Desk) -> None:
         yield
 
     id = desk.enqueue("asks")
-    with pytest.raises(OSError, match="no model"):
+    with pytest.raises(LifespanFailed, match=r"broken did not start: OSError: no model") as caught:
         Worker(app_living(broken), desk.dsn, mode="drain").run()
+    assert isinstance(caught.value.__cause__, OSError)
     assert desk.one("select attempt from fairq.live_tasks where id = %s", id) == 0
     assert desk.workers == 0
 

@@ -145,6 +145,44 @@ def test_what_does_not_end_within_the_grace_time_is_given_back(desk: Desk, kind:
     assert desk.workers == 0
 
 
+@pytest.mark.parametrize(
+    ("lifespan", "code"),
+    [
+        ("start waits", 0),
+        ("start blocks", 1),
+        ("start insists", 1),
+        ("end waits", 1),
+        ("end blocks", 1),
+    ],
+)
+def test_a_lifespan_that_hangs_does_not_hold_up_the_end(desk: Desk, lifespan: str, code: int) -> None:
+    """HR17: at its start there is nobody yet who could be told, and at its end nobody any more."""
+    when, how = lifespan.split()
+    with work_process(desk.dsn, "--grace", "0.2", app="lives", env={"LIFESPAN": lifespan}) as worker:
+        if when == "end":
+            worker.wait_for("slot")
+        else:
+            worker.wait_for(lifespan)
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == code, worker.output
+    if how == "waits":
+        assert worker.says(f"the lifespan lives.model did not {when} within the grace time"), worker.output
+    else:
+        assert worker.says("the worker does not end: thread MainThread: "), worker.output
+    assert desk.workers == 0
+
+
+@pytest.mark.parametrize("when", ["start", "end"])
+def test_a_lifespan_that_raises_is_named_with_its_error(desk: Desk, when: str) -> None:
+    desk.enqueue("nothing")
+    with work_process(desk.dsn, "--drain", app="lives", env={"LIFESPAN": f"{when} raises"}) as worker:
+        assert worker.wait() == 1, worker.output
+    error = f"the lifespan lives.model did not {when}: OSError: no model here"
+    assert worker.lines[-1] == f"fairq: {error}"
+    assert worker.says("in goes_wrong"), "where it happened"
+    assert (desk.live, desk.workers) == (1 if when == "start" else 0, 0)
+
+
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGQUIT])
 def test_a_second_signal_gives_everything_back_now(desk: Desk, second: signal.Signals) -> None:
     """S27"""

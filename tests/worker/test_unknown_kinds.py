@@ -48,10 +48,11 @@ def test_a_thousand_tasks_of_an_unknown_kind_are_met_once_and_then_rest(desk: De
     drain(app, desk.dsn, concurrency=50)
     assert desk.outcomes() == {"succeeded": 100}
     rows = desk.rows(
-        "select state, attempt, max_attempts - attempt, count(*) from fairq.live_tasks group by 1, 2, 3"
+        "select worker_id, attempt, max_attempts - attempt, count(*) from fairq.live_tasks group by 1, 2, 3"
     )
     assert sum(count for *_, count in rows) == len(strange)
-    assert {(state, left) for state, _, left, _ in rows} == {("scheduled", 5)}
+    # The first pause of some may be over.
+    assert {(worker, left) for worker, _, left, _ in rows} == {(None, 5)}
     assert max(attempt for _, attempt, _, _ in rows) <= 3
 
 
