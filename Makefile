@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long test-django storm fuzz chaos alarms nightly test-matrix test-pythons test-shards test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long test-django storm fuzz chaos alarms nightly test-matrix test-pythons test-shards test-standby test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -55,6 +55,9 @@ test-pythons: .venv/.dev ## Run all tests on Python 3.11 to 3.14, as far as they
 test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 	@FAIRQ_TEST_SHARDS=16 .venv/bin/python -m pytest $(PYTEST)
 
+test-standby: .venv/.dev ## Run failovers, pg_rewind, pg_upgrade and a move by logical replication
+	@FAIRQ_TEST_SERVERS=1 .venv/bin/python -m pytest $(PYTEST) tests/chaos/test_failover.py tests/chaos/test_servers.py
+
 test-django: .venv/.dev ## Run all tests of frameworks on each version of Django and name space of its tasks
 	@FAIRQ_TEST_DJANGO=1 .venv/bin/python -m pytest $(PYTEST) tests/contrib
 
@@ -71,8 +74,8 @@ chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; p
 alarms: .venv/.dev ## Ask the doctor about fairness during an hour of mixed load
 	@FAIRQ_TEST_ALARMS=$(or $(FAIRQ_TEST_ALARMS),3600) .venv/bin/python -m pytest -s $(ARGS) tests/worker/test_alarms.py
 
-nightly: ## Run what takes too long for every change: storm, fuzz, chaos, alarms, test-long, test-django, test-matrix, test-pythons, test-shards
-	@status=0; for each in storm fuzz chaos alarms test-long test-django test-matrix test-pythons test-shards; do $(MAKE) $$each || status=1; done; exit $$status
+nightly: ## Run what takes too long for every change: storm, fuzz, chaos, alarms, test-long, test-django, test-matrix, test-pythons, test-shards, test-standby
+	@status=0; for each in storm fuzz chaos alarms test-long test-django test-matrix test-pythons test-shards test-standby; do $(MAKE) $$each || status=1; done; exit $$status
 
 model: .venv/.dev ## Explore the models of tests/model in larger worlds (two minutes)
 	@FAIRQ_TEST_MODEL=1 .venv/bin/python -m pytest $(PYTEST) tests/model

@@ -78,7 +78,12 @@ begin
     v_given_up := v_given_up + cardinality(v_claims.ids);
   end loop;
 
-  if v_next is null or (pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= v_next_xid and not exists (
+  if v_next_xid > pg_snapshot_xmax(pg_current_snapshot())::text::bigint then
+    -- Of another server, before a restore: there is nobody left to wait for.
+    delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = 'claims next xid';
+    v_next_xid := null;
+  end if;
+  if v_next_xid is null or (pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= v_next_xid and not exists (
       select
       from fairq.held k
       where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor

@@ -25,9 +25,9 @@ from tests.worker.running import EFFECTS, Desk, work_process
 
 
 @contextmanager
-def pair() -> Iterator[tuple[embedded.Server, embedded.Server]]:
+def pair(**settings: embedded.Setting) -> Iterator[tuple[embedded.Server, embedded.Server]]:
     # Nobody removes the shared memory of a server that is killed, but that which is files in its folder.
-    with private_server({"dynamic_shared_memory_type": "mmap"}) as primary:
+    with private_server({"dynamic_shared_memory_type": "mmap", **settings}) as primary:
         with psycopg.connect(primary.dsn("fairq")) as conn:
             conn.execute(EFFECTS.encode())
         with standby(primary) as second:

@@ -38,11 +38,11 @@ def standby(primary: embedded.Server) -> Iterator[embedded.Server]:
             os.chown(path, owner.st_uid, owner.st_gid)
         settings = {**primary.settings, "cluster_name": NAME, "fsync": False}
         with embedded.start(home, settings=settings) as server:
-            wait_until(lambda: _follows(primary), "the standby follows")
+            wait_until(lambda: follows(primary), "the standby follows")
             yield server
 
 
-def _follows(primary: embedded.Server) -> bool:
+def follows(primary: embedded.Server) -> bool:
     with psycopg.connect(primary.dsn()) as conn:
         query = "select from pg_stat_replication where application_name = %s and state = 'streaming'"
         return conn.execute(query, [NAME]).fetchone() is not None
