@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fairq.app import App
     from fairq.backoff import Backoff
+    from fairq.batch import Batch
     from fairq.client import (
         Explanation,
         Item,
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "Backoff",
+    "Batch",
     "BudgetUsage",
     "Cancellation",
     "Cancelled",
@@ -223,6 +225,7 @@ _MODULES = (
     "results",
     "context",
     "backoff",
+    "batch",
     "schedules",
     "task",
     "app",

@@ -40,6 +40,14 @@ class _Declares(Protocol):
     ) -> Task[Mapping[str, Any], P, R]: ...
 
 
+class _DeclaresBatch(Protocol):
+    """The same of a handler that takes many at a time."""
+
+    def __call__(
+        self, handler: Callable[Concatenate[list[T], P], Any], /
+    ) -> Task[T, Concatenate[list[T], P], Any]: ...
+
+
 class App:
     """The tasks that an application knows, by kind. `fairq work module:app` runs them."""
 
@@ -90,6 +98,17 @@ class App:
         handler: None = None,
         /,
         *,
+        batch: int,
+        kind: str | None = ...,
+        schedule: str | timedelta | Schedule | None = ...,
+        **declared: Unpack[Declaration],
+    ) -> _DeclaresBatch: ...
+    @overload
+    def task(
+        self,
+        handler: None = None,
+        /,
+        *,
         kind: str | None = ...,
         schedule: str | timedelta | Schedule | None = ...,
         **declared: Unpack[Declaration],
@@ -101,6 +120,7 @@ class App:
         *,
         kind: str | None = None,
         schedule: str | timedelta | Schedule | None = None,
+        batch: int | None = None,
         **declared: Unpack[Declaration],
     ) -> Any:
         """Declare a handler. It takes a payload, decoded to its annotation, or keyword arguments, which are
@@ -108,13 +128,14 @@ class App:
 
         `kind` is the name stored with each task, the function's by default: keep it when you rename the
         function. `schedule` lets it recur: "0 3 * * *", "every 10s", or a `fairq.Schedule`.
+        With `batch`, the handler takes a list of payloads, at most so many, and a `fairq.Batch` as `ctx`.
         """
         refuse_unknown("task", declared, Declaration)
         said: Any = {name: value for name, value in declared.items() if value is not None}
 
         def declare(handler: Callable[..., Any]) -> Task[Any, ..., Any]:
             name = getattr(handler, "__name__", "") if kind is None else kind
-            task: Task[Any, ..., Any] = Task(handler, kind=name, **{**self.defaults, **said})
+            task: Task[Any, ..., Any] = Task(handler, kind=name, batch=batch, **{**self.defaults, **said})
             self._add(task)
             if schedule is not None:
                 self.schedule(task.kind, task, schedule)

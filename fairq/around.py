@@ -66,8 +66,7 @@ def _in_session(task: AnyTask, run: Runner) -> Runner:
     def in_session(text: str, ctx: Context) -> Any:
         with opened(ctx) as ctx.session:
             result = checked(run(text, ctx))
-            if not ctx.finished_in:
-                ctx.finish_in(ctx.session, result if task.store_result else None)
+            task.finish_in_session(ctx, result)
         return result
 
     return in_session
@@ -79,8 +78,7 @@ def _in_async_session(task: AnyTask, run: Runner) -> Runner:
     async def in_session(text: str, ctx: Context) -> Any:
         async with opened(ctx) as ctx.session:
             result = checked(await run(text, ctx))
-            if not ctx.finished_in:
-                await ctx.finish_in(ctx.session, result if task.store_result else None)
+            await task.finish_in_session(ctx, result)
         return result
 
     return in_session

@@ -260,12 +260,15 @@ class Context:
         ended, and gets another attempt. Raises NotHeld, so that nothing commits, when the attempt is not this
         worker's any more.
         """
+        return run(conn, self.success(result), "fairq.Context.finish_in")  # type: ignore[no-any-return]
+
+    def success(self, result: Any) -> Call[None]:
+        """What `finish_in` sends."""
         try:
             text = None if result is None else encode(result, "result")
         except NotEncodable as exc:
             raise ResultNotEncodable(str(exc), exc.hint) from exc
-        call = finish_call(self, Outcome("succeeded", result=text)).then(self._finished)
-        return run(conn, call, "fairq.Context.finish_in")  # type: ignore[no-any-return]
+        return finish_call(self, Outcome("succeeded", result=text)).then(self._finished)
 
     def _finished(self, accepted: bool) -> None:
         if not accepted:

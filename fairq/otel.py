@@ -18,6 +18,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from fairq import client
 from fairq.around import Around
+from fairq.batch import Batch
 from fairq.connections import Steps
 from fairq.context import Context
 
@@ -61,19 +62,26 @@ def uninstrument() -> None:
 
 
 def middleware(provider: TracerProvider | None = None) -> tuple[Around, Around]:
-    """Each attempt is a span, a child of the one that created the task."""
+    """Each attempt is a span, a child of the one that created the task. That of a batch has links to all of
+    these.
+    """
     tracer = trace.get_tracer("fairq", tracer_provider=provider)
 
     @contextmanager
-    def processing(ctx: Context) -> Iterator[None]:
+    def processing(ctx: Context | Batch) -> Iterator[None]:
         about = _about("process", ctx.queue, ctx.kind)
-        about |= {"messaging.message.id": str(ctx.id), "fairq.group": ctx.group_key}
-        about["fairq.attempt"] = ctx.attempt
-        texts = {name: text for name, text in ctx.headers.items() if isinstance(text, str)}
-        creation = propagate.extract(texts)
-        created = trace.get_current_span(creation).get_span_context()
-        links = [Link(created)] if created.is_valid else []
-        span = tracer.start_span(_name(about), creation, SpanKind.CONSUMER, about, links)
+        tasks = [ctx] if isinstance(ctx, Context) else ctx.tasks
+        creations = [_creation(each) for each in tasks]
+        spans = [trace.get_current_span(each).get_span_context() for each in creations]
+        links = [Link(each) for each in spans if each.is_valid]
+        if isinstance(ctx, Context):
+            about |= {"messaging.message.id": str(ctx.id), "fairq.group": ctx.group_key}
+            about["fairq.attempt"] = ctx.attempt
+            parent = creations[0]
+        else:
+            about["messaging.batch.message_count"] = len(tasks)
+            parent = propagate.extract({})
+        span = tracer.start_span(_name(about), parent, SpanKind.CONSUMER, about, links)
         with _ending(span), trace.use_span(span, record_exception=False, set_status_on_exception=False):
             yield
 
@@ -96,6 +104,10 @@ def _about(operation: str, queue: str | None, kind: str | None) -> dict[str, Any
         "messaging.destination.name": queue or "default",
         "fairq.kind": kind or "default",
     }
+
+
+def _creation(ctx: Context) -> Any:
+    return propagate.extract({name: text for name, text in ctx.headers.items() if isinstance(text, str)})
 
 
 def _name(about: Mapping[str, Any]) -> str:

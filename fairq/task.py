@@ -11,12 +11,13 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from fairq.backoff import Backoff
+from fairq.batch import Batch
 from fairq.client import create_call, create_many_call, traced
 from fairq.codec import Decoder, decoder, encode, encode_for, fields_decoder
 from fairq.connections import AsyncConnection, Steps, SyncConnection, run
@@ -31,6 +32,7 @@ from fairq.options import (
     Seconds,
     TaskOptions,
     in_seconds,
+    is_int,
     refuse_unknown,
     sent,
 )
@@ -64,7 +66,14 @@ class Task(Generic[T, P, R_co]):
 
     __name__: str
 
-    def __init__(self, handler: Callable[P, R_co], *, kind: str, **declared: Unpack[Declaration]) -> None:
+    def __init__(
+        self,
+        handler: Callable[P, R_co],
+        *,
+        kind: str,
+        batch: int | None = None,
+        **declared: Unpack[Declaration],
+    ) -> None:
         functools.update_wrapper(self, handler)
         self.handler = handler
         retry = declared.pop("retry", None)
@@ -80,6 +89,11 @@ class Task(Generic[T, P, R_co]):
                 "Pass a policy: retry=fairq.Backoff(base=2, cap=600). To limit attempts: max_attempts=5.",
             )
         self.retry = retry
+        if batch is not None and not is_int(batch, 1, 10_000):
+            raise ConfigurationError(
+                f"task {kind!r} has batch={batch!r:.60}", "The most tasks of one call: 1 to 10000."
+            )
+        self.batch = batch
         self.is_async = is_async(handler)
         self.wants_context = False
         self._payload_name = ""
@@ -108,9 +122,12 @@ class Task(Generic[T, P, R_co]):
 
     # Running it
 
-    def run(self, text: str | bytes, ctx: Context) -> Any:
-        """Call the handler with a payload that is JSON text."""
-        return self.invoke(self.decode(text), ctx)
+    def run(self, text: Any, ctx: Any) -> Any:
+        """Call the handler with a payload that is JSON text; of a batch, with a list of them."""
+        if self.batch is None:
+            return self.invoke(self.decode(text), ctx)
+        payloads: Any = ctx.take_in(text, self.decode)
+        return self.invoke(payloads, ctx) if payloads else _nothing() if self.is_async else None
 
     def invoke(self, payload: T, ctx: Context) -> Any:
         """Call the handler as its signature asks. Of an async handler, this is the coroutine."""
@@ -230,6 +247,13 @@ class Task(Generic[T, P, R_co]):
             return ended
         return replace(ended, result=self._result_decoder.plain(ended.result, "result"))
 
+    def finish_in_session(self, ctx: Any, result: Any) -> Any:
+        if self.batch is not None:
+            return ctx.finish_in(ctx.session, result, store=self.store_result)
+        if not ctx.finished_in:
+            return ctx.finish_in(ctx.session, result if self.store_result else None)
+        return _nothing() if self.is_async else None
+
     def encode_payload(self, payload: T, root: str = "payload") -> str:
         """JSON text of a payload, checked: what the handler could not decode is refused here, not in the
         worker.
@@ -308,6 +332,11 @@ class Task(Generic[T, P, R_co]):
                     _FORMS,
                 )
         name = "" if context is None else context.name
+        if first is None and self.batch is not None:
+            raise ConfigurationError(
+                f"the handler of task {self.kind!r} takes no list",
+                "def index(pages: list[Page], ctx: fairq.Batch)",
+            )
         if first is None:
             return _with_keywords(handler, bool(self._fields), name)
         by_position = context is not None and context is rest[0] and context.kind in _POSITIONAL
@@ -325,7 +354,17 @@ class Task(Generic[T, P, R_co]):
 
     @cached_property
     def _annotation(self) -> Any:
-        return dict if self._fields else self._hints.get(self._payload_name, Any)
+        if self._fields:
+            return dict
+        hint = self._hints.get(self._payload_name, Any)
+        if self.batch is None or hint is Any:
+            return hint
+        if (typing.get_origin(hint) or hint) not in (list, Sequence):
+            raise ConfigurationError(
+                f"the handler of task {self.kind!r} takes batches, and its payload is a {hint}",
+                "Annotate a list: def index(pages: list[Page])",
+            )
+        return next(iter(typing.get_args(hint)), Any)
 
     @cached_property
     def _decoder(self) -> Decoder:
@@ -342,7 +381,7 @@ class Task(Generic[T, P, R_co]):
     @cached_property
     def _result_decoder(self) -> Decoder:
         try:
-            return decoder(self._hints.get("return", Any))
+            return decoder(Any if self.batch is not None else self._hints.get("return", Any))
         except ConfigurationError as exc:
             raise ConfigurationError(f"the result of task {self.kind!r}: {exc}", exc.hint) from exc
 
@@ -373,6 +412,9 @@ def _with_keywords(handler: Any, fields: bool, context: str) -> Callable[[Any, C
     return lambda payload, ctx: handler()
 
 
+async def _nothing() -> None: ...
+
+
 def checked(result: Any) -> Any:
     """A handler that was not run at all must not count as one that succeeded."""
     if result is not None and (
@@ -396,5 +438,5 @@ def is_async(function: object) -> bool:
 
 def _is_context(annotation: Any) -> bool:
     if isinstance(annotation, str):
-        return annotation.split(".")[-1] == "Context"
-    return annotation is Context
+        return annotation.split(".")[-1] in ("Context", "Batch")
+    return annotation in (Context, Batch)

@@ -26,6 +26,7 @@ from typing import Any, LiteralString, TypeVar
 from fairq import driver
 from fairq.app import App
 from fairq.around import Runner, runner
+from fairq.batch import Batch
 from fairq.connections import Steps, on_connection
 from fairq.context import Context, finish_call
 from fairq.driver import Call
@@ -90,22 +91,36 @@ def call(task: Task[T, ..., Any], payload: T, ctx: Context | None = None) -> Any
 
     Returns its result, and raises what it raises. An async handler runs in an event loop of its own.
     """
-    invoked = task.invoke(_through_json(task, payload), ctx or context(kind=task.kind, queue=task.queue))
+    invoked, whole = _invoked(task, payload, ctx)
     answer = _run_coroutine(invoked) if task.is_async else invoked
-    return _checked_result(task, answer)
+    return _checked_result(task, answer, whole)
 
 
 async def call_async(task: Task[T, ..., Any], payload: T, ctx: Context | None = None) -> Any:
     """`call` within a running event loop."""
-    invoked = task.invoke(_through_json(task, payload), ctx or context(kind=task.kind, queue=task.queue))
-    return _checked_result(task, await invoked if task.is_async else invoked)
+    invoked, whole = _invoked(task, payload, ctx)
+    return _checked_result(task, await invoked if task.is_async else invoked, whole)
 
 
 def _through_json(task: Task[T, ..., Any], payload: T) -> T:
     return task.decode(task.encode_payload(payload))
 
 
-def _checked_result(task: Task[Any, ..., Any], answer: Any) -> Any:
+def _invoked(task: Task[T, ..., Any], payload: T, ctx: Context | None) -> tuple[Any, Any]:
+    payload = _through_json(task, payload)
+    whole: Any = ctx or context(kind=task.kind, queue=task.queue)
+    if task.batch is None:
+        return task.invoke(payload, whole), whole
+    several: Any = [payload]
+    whole = Batch([whole])
+    return task.invoke(several, whole), whole
+
+
+def _checked_result(task: Task[Any, ..., Any], answer: Any, ctx: Any) -> Any:
+    if isinstance(ctx, Batch):
+        ((_, exception, answer),) = ctx.ends(answer)
+        if exception is not None:
+            raise exception
     outcome = outcome_of(None, task, 1, result=answer)
     if outcome.error is not None:
         raise ConfigurationError(json.loads(outcome.error)["message"])
@@ -264,8 +279,8 @@ class _Invoke:
 
     task: Task[Any, ..., Any]
     run: Runner
-    payload: str
-    ctx: Context
+    payload: Any
+    ctx: Any
 
     def do(self, conn: Any) -> Any:
         self.ctx.session = conn if self.task.session is not None else None
@@ -381,7 +396,13 @@ def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool,
     try:
         task = app[row.kind]
         payload = task.decode(row.payload)
-        answer = yield _Invoke(task, runner(task, app.middleware, session=False), row.payload, ctx)
+        run = runner(task, app.middleware, session=False)
+        if task.batch is None:
+            answer = yield _Invoke(task, run, row.payload, ctx)
+        else:
+            batch = Batch([ctx])
+            answer = yield _Invoke(task, run, [row.payload], batch)
+            ((_, exception, answer),) = batch.ends(answer)
     except (Exception, SystemExit, asyncio.CancelledError) as exc:
         exception = exc
     if savepoints:

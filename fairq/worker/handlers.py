@@ -20,10 +20,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from fairq.around import Runner
-from fairq.context import Context, PoppedTask
+from fairq.batch import Batch
+from fairq.context import PoppedTask
 from fairq.dsn import clean
 from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, outcome_of
@@ -37,6 +39,7 @@ __all__ = [
     "Entry",
     "Loopside",
     "Threads",
+    "Together",
     "conclude",
     "whereabouts",
 ]
@@ -61,6 +64,7 @@ class Entry:
 
     __slots__ = (
         "abandoned",
+        "batch",
         "begun_at",
         "checked",
         "claimed_until",
@@ -81,8 +85,9 @@ class Entry:
         self.row: Any = row
         self.worker_id = worker_id
         self.task = task
+        self.batch: Together | None = None
         self.run: Runner | None = None
-        self.ctx: Context | None = None
+        self.ctx: Any = None
         self.runner: asyncio.Task[Any] | None = None
         self.thread: threading.Thread | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -114,6 +119,30 @@ class Entry:
             "worker": self.worker_id,
             "duration": ran,
         }
+
+
+class Together(Entry):
+    """Tasks that one call of their handler runs. What is learned of that call is known of each."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: list[Entry]) -> None:
+        first = entries[0]
+        self.entries = entries
+        super().__init__(first.row, first.worker_id, first.task)
+        self.row = replace(first.row, payload=[each.row.payload for each in entries])
+        self.run, self.ctx = first.run, Batch([each.ctx for each in entries])
+        for each in entries:
+            each.batch = self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("begun_at", "runner", "thread"):
+            for each in self.entries:
+                setattr(each, name, value)
+
+    def facts(self, action: str | None = None) -> dict[str, Any]:
+        return {**super().facts(action), "group": None, "user": None, "task_id": None, "attempt": None}
 
 
 def whereabouts(thread: threading.Thread | None) -> str:
@@ -208,7 +237,7 @@ class Loopside:
         """Those that have not begun."""
         waiting = list(self._ready)
         self._ready.clear()
-        return waiting
+        return [each for one in waiting for each in (one.entries if isinstance(one, Together) else (one,))]
 
     async def _run(self) -> None:
         """Run what is ready, one after the other; when a handler waits, a successor takes over the rest."""

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import compress
+from operator import not_
 from typing import Any, Final
 
 from fairq.app import App
@@ -31,6 +33,7 @@ from fairq.worker.handlers import (
     Kind,
     Loopside,
     Threads,
+    Together,
     conclude,
     seconds_of,
     timed_out,
@@ -57,7 +60,11 @@ def tell_to_stop(entry: Entry, why: Any) -> None:
         entry.stop = why
     if entry.ctx is not None:
         entry.ctx.cancelled.set(why)
-    if entry.runner is not None:
+    if entry.batch is not None:
+        # One call for all of them: it is told when nobody wants it any more.
+        if entry.batch.stop is None and all(each.stop for each in entry.batch.entries):
+            tell_to_stop(entry.batch, why)
+    elif entry.runner is not None:
         entry.runner.cancel()
 
 
@@ -107,6 +114,8 @@ class Held:
         # By kind: how its handler is run, and whether a context is needed for that.
         self._runners: dict[str, tuple[Runner, bool]] = {}
         self.state: Any = None
+        # Of kinds whose handlers take many: what came in this turn.
+        self._gathered: dict[tuple[Any, ...], list[Entry]] = {}
         self._strangers: set[str] = set()
         self._slots = slots
         self._loop = loop
@@ -251,14 +260,37 @@ class Held:
             entry.timer = self._loop.call_later(seconds, self._time_is_up, entry)
             if entry.ctx is not None and ctx.deadline is None:
                 ctx.deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-        if task.is_async:
+        if task.batch is not None:
+            self._gathered.setdefault((row.queue, row.kind, row.timeout, entry.worker_id), []).append(entry)
+        elif task.is_async:
             self.loopside.add(entry)
         else:
             self.threads.add(entry)
 
+    def go(self) -> None:
+        """All of a turn is here: what begins together begins now."""
+        for entries in self._gathered.values():
+            task = entries[0].task
+            assert task is not None
+            add, most = (self.loopside if task.is_async else self.threads).add, task.batch or 1
+            # Who failed may have failed for a neighbor: now for himself.
+            failed = [each.row.attempt - (each.row.spared or 0) > 1 for each in entries]
+            fresh = [*compress(entries, map(not_, failed))]
+            for each in compress(entries, failed):
+                add(Together([each]))
+            for at in range(0, len(fresh), most):
+                add(Together(fresh[at : at + most]))
+        self._gathered.clear()
+        self.loopside.go()
+
     def _runner(self, task: Kind) -> tuple[Runner, bool]:
         middleware = self._app.middleware
-        needs_context = task.wants_context or task.session is not None or bool(around(task, middleware))
+        needs_context = (
+            task.wants_context
+            or task.session is not None
+            or task.batch is not None
+            or bool(around(task, middleware))
+        )
         return runner(task, middleware), needs_context
 
     def progressed(self, ctx: Context) -> None:
@@ -281,6 +313,11 @@ class Held:
 
     def _ended(self, entry: Entry, exception: BaseException | None, result: Any) -> None:
         """The handler is through. Called once for each entry that began, on the loop."""
+        if isinstance(entry, Together):
+            ends = {ctx.id: end for ctx, *end in entry.ctx.all_ended(exception, result)}
+            for each in entry.entries:
+                self._ended(each, *ends[each.row.id])
+            return
         if entry.timer is not None:
             entry.timer.cancel()
         self.overdue -= entry.overdue
@@ -389,7 +426,11 @@ class Held:
         context = getattr(current, "get_context", None)  # Python 3.12: also of a task that a handler made
         running = context().get(RUNNING) if context is not None else None
         on_loop = [entry for entry in self.entries if entry.runner is not None]
-        found = [entry for entry in on_loop if entry is running or entry.runner is current]
+        found = [
+            each
+            for each in on_loop
+            if each.runner is current or (running is not None and running in (each, each.batch))
+        ]
         late = TaskTimeout("the handler blocked the event loop for longer than the worker's lease")
         return [self._out_of_time(entry, late) for entry in found or on_loop]
 

@@ -224,7 +224,7 @@ class Turns:
             self._report_at = time.monotonic() + REPORT_SECONDS
         for (_, about, read), answer in zip(calls, answers, strict=True):
             read(about, answer.result())
-        self._held.loopside.go()
+        self._held.go()
 
     def _ask(self, room: int) -> Asked:
         queues, rings = self._queues, self._waking.lookout.rings

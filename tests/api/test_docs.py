@@ -32,6 +32,7 @@ HOW_TO = [
             "retry-failed-tasks",
             "run-tasks-on-a-schedule",
             "share-tokens",
+            "take-many-tasks-at-once",
             "when-an-api-says-wait",
             "test-your-tasks",
             "trace-tasks",

@@ -43,6 +43,10 @@ async def aparse(payload: str) -> None:
         await asyncio.sleep(0)
 
 
+@app.task(batch=10)
+def several(numbers: list[int]) -> None: ...
+
+
 @pytest.fixture(autouse=True)
 def spans() -> Iterator[InMemorySpanExporter]:
     exporter.clear()
@@ -97,6 +101,18 @@ def test_one_trace_leads_from_the_request_to_what_the_handler_does(database: Dat
         "messaging.operation.type": "process",
         "fairq.attempt": 1,
     }
+
+
+def test_the_span_of_a_batch_is_linked_to_what_created_its_tasks(database: Database) -> None:
+    conn = database.connect(autocommit=True)
+    several.enqueue(conn, "bob", 1)
+    several.enqueue(conn, "alice", 2)
+    Worker(app, database.dsn, mode="drain", concurrency=2).run()
+    *created, process = exporter.get_finished_spans()
+    assert [link.context.span_id for link in process.links] == [own(each) for each in created]
+    assert process.attributes is not None
+    assert process.attributes["messaging.batch.message_count"] == 2
+    assert "fairq.group" not in process.attributes
 
 
 def test_what_a_handler_raises_is_told_to_its_span(db: psycopg.Connection[Any]) -> None:

@@ -55,6 +55,13 @@ def split(*, file: str, pages: int = 1) -> list[str]:
 def tick() -> None: ...
 
 
+@app.task(batch=50)
+def index(pages: list[Parse], ctx: fairq.Batch) -> list[Exception | None]:
+    return [
+        ValueError(page.file) if each.cancelled else None for page, each in zip(pages, ctx.tasks, strict=True)
+    ]
+
+
 class Asyncpg:
     """asyncpg brings no types; stubs for it say this."""
 
@@ -127,6 +134,7 @@ def sync(
     assert_type(fairq.explain(plain, 1), fairq.Explanation)
     assert_type(fairq.retry(session, 1), bool)
     ctx.enqueue(parse, Parse("a"), group_key=5)
+    assert_type(index.enqueue(plain, "bob", Parse("a")), int)
     assert_type(fairq.progress(plain, 1), fairq.Progress | None)
     assert_type(testing.drain(plain, app), list[testing.Ran])
     assert_type(testing.enqueued(session), list[testing.Enqueued])

@@ -37,3 +37,9 @@ async def only_once(payload: float, ctx: fairq.Context) -> None:
 def fails_once(payload: Any, ctx: fairq.Context) -> None:
     note("fails_once", ctx)
     raise RuntimeError("and that is all")
+
+
+@app.task(batch=10)
+def together(payloads: list[bool]) -> None:
+    if any(payloads):
+        os._exit(1)
