@@ -11,12 +11,10 @@ returns table (
 language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz := fairq._now();
-  v_shard_no integer;
+  v_shard_no integer := fairq._group_shard(p_queue, p_group_key);
   v_policy fairq.policy;
   v_lane fairq.lanes;
 begin
-  perform fairq._check_group(p_queue, p_group_key);
-  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   v_policy := fairq._policy_of(v_shard_no, p_queue, p_group_key);
   if v_policy.budget is null then
     return;

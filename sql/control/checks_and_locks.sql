@@ -96,27 +96,27 @@ begin
 end;
 $$;
 
--- Raises QF001, QF003 or QF006 when a group, or a user of it, cannot be meant.
-create function fairq._check_group(p_queue text, p_group_key text, p_user_key text default null) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+-- Raises p_code when a text is no name: null, empty, or longer than p_most bytes.
+create function fairq._check_name(p_what text, p_name text, p_most integer, p_code text, p_hint text) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
-  if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
-    raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
-      using errcode = 'QF001', hint = 'Name the tenant: a text of 1 to 500 bytes.';
+  if p_name is null or p_name = '' or octet_length(p_name) > p_most then
+    raise exception '% is %', p_what, case when p_name is null then 'null' when p_name = '' then 'empty' else 'too long' end
+      using errcode = p_code, hint = format('%s: a text of 1 to %s bytes.', p_hint, p_most);
   end if;
-  perform fairq._check_user(p_group_key, p_user_key);
-  perform fairq._queue(p_queue);
 end;
 $$;
 
--- Raises QF006: a user cannot be called so.
-create function fairq._check_user(p_group_key text, p_user_key text) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+-- The shard of a group. Raises QF001, QF003 or QF006 when it, or a user of it, cannot be meant.
+create function fairq._group_shard(p_queue text, p_group_key text, p_user_key text default null) returns integer
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if p_user_key = '' or octet_length(p_user_key) > 500 then
-    raise exception 'the user key of group "%" is %', p_group_key, case when p_user_key = '' then 'empty' else 'too long' end
-      using errcode = 'QF006', hint = 'Name one of the users of the group: a text of 1 to 500 bytes; null names none.';
+  perform fairq._check_name('the group key', p_group_key, 500, 'QF001', 'Name the tenant');
+  if p_user_key is not null then
+    perform fairq._check_name(format('the user key of group "%s"', p_group_key), p_user_key, 500, 'QF006', 'Name one of the users of the group');
   end if;
+  perform fairq._queue(p_queue);
+  return (select fairq._shard_of(p_group_key, s.shard_count) from fairq.settings s);
 end;
 $$;
 

@@ -11,8 +11,8 @@ declare
   v_group fairq.groups;
   v_shard_no integer;
 begin
-  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s for update;
-  perform fairq._check_group(p_queue, p_group_key);
+  perform from fairq.settings s for update;
+  v_shard_no := fairq._group_shard(p_queue, p_group_key);
   v_group := fairq._set_limits(v_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_settings);
   perform fairq._check_unit(fairq._queue(p_queue), v_group.budget);
   if exists (select from jsonb_object_keys(p_settings) c(name) where c.name like 'user@_%' escape '@') then

@@ -9,9 +9,7 @@ declare
   v_key fairq.groups;
 begin
   perform from fairq.settings s for update;
-  if p_concurrency_key is null or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
-    raise exception 'a concurrency key has 1 to 500 bytes' using errcode = 'QF006', hint = 'Name the resource that tasks share.';
-  end if;
+  perform fairq._check_name('the concurrency key', p_concurrency_key, 500, 'QF006', 'Name the resource that tasks share');
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     v_key := fairq._set_limits(v_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_settings, '{max_running}');
     -- Hears the ring: what a higher cap lets in may go on now.

@@ -11,10 +11,7 @@ declare
 begin
   perform from fairq.settings s for update;
   perform fairq._queue(p_queue);
-  if p_kind is null or p_kind = '' or octet_length(p_kind) > 200 then
-    raise exception 'the kind is %', coalesce('"' || left(p_kind, 40) || '"', 'null')
-      using errcode = 'QF006', hint = 'Name the handler: a text of 1 to 200 bytes.';
-  end if;
+  perform fairq._check_name('the kind', p_kind, 200, 'QF006', 'Name the handler');
   insert into fairq.kinds (queue, kind) values (p_queue, p_kind) on conflict do nothing;
   select k.* into v_kind from fairq.kinds k where k.queue = p_queue and k.kind = p_kind;
   v_changes := fairq._check_settings(format('kind "%s" of queue "%s"', p_kind, p_queue), 'fairq.kinds', to_jsonb(v_kind), p_settings);

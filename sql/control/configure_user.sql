@@ -9,9 +9,9 @@ declare
   v_user fairq.groups;
   v_shard_no integer;
 begin
-  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s for update;
+  perform from fairq.settings s for update;
   -- Null names nobody here.
-  perform fairq._check_group(p_queue, p_group_key, coalesce(p_user_key, ''));
+  v_shard_no := fairq._group_shard(p_queue, p_group_key, coalesce(p_user_key, ''));
   v_user := fairq._set_limits(v_shard_no, p_queue, p_group_key, format('user "%s" of group "%s"', p_user_key, p_group_key), p_settings,
     '{weight, max_running, rate_limit, rate_period, rate_burst, breaker_threshold, breaker_cooldown}', p_user_key);
   perform fairq._promote(v_shard_no, p_queue, 1, false);

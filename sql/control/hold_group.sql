@@ -5,10 +5,8 @@
 create function fairq.hold_group(p_queue text, p_group_key text, p_until timestamptz) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  v_shard_no integer;
+  v_shard_no integer := fairq._group_shard(p_queue, p_group_key);
 begin
-  perform fairq._check_group(p_queue, p_group_key);
-  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   if p_until is null then
     -- The lane first hears all there is to hear; from here on nobody else writes it.
     perform fairq._promote(v_shard_no, p_queue, 1, true);
@@ -43,14 +41,10 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
 begin
-  if (v_lane.gate).held_until is null then
-    return;
+  if (v_lane.gate).held_until is not null then
+    v_lane.gate.held_until := null;
+    v_lane.gate.held_by := null;
+    perform fairq._write_lane(v_lane);
   end if;
-  v_lane.gate.held_until := null;
-  v_lane.gate.held_by := null;
-  v_lane.version := v_lane.version + 1;
-  insert into fairq.lanes select (v_lane).*;
-  delete from fairq.lanes l
-  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.user_key = '' and l.version = v_lane.version - 1;
 end;
 $$;

@@ -6,9 +6,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_shard_no integer;
 begin
-  if p_concurrency_key is null or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
-    raise exception 'a concurrency key has 1 to 500 bytes' using errcode = 'QF006', hint = 'Name the resource that tasks share.';
-  end if;
+  perform fairq._check_name('the concurrency key', p_concurrency_key, 500, 'QF006', 'Name the resource that tasks share');
   perform fairq._check_until(format('concurrency key "%s"', p_concurrency_key), p_until);
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     if fairq._lock_domain(v_shard_no, '#keys', p_until is null) and p_until is null then

@@ -5,10 +5,8 @@
 create function fairq.pause_group(p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  v_shard_no integer;
+  v_shard_no integer := fairq._group_shard(p_queue, p_group_key, p_user_key);
 begin
-  perform fairq._check_group(p_queue, p_group_key, p_user_key);
-  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   insert into fairq.groups as g (shard_no, queue, group_key, user_key, paused_at)
   values (v_shard_no, p_queue, p_group_key, coalesce(p_user_key, ''), fairq._now())
   on conflict (shard_no, queue, group_key, user_key) do update

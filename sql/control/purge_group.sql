@@ -7,12 +7,10 @@ create function fairq.purge_group(p_queue text, p_group_key text, p_user_key tex
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
-  v_shard_no integer;
+  v_shard_no integer := fairq._group_shard(p_queue, p_group_key, p_user_key);
   v_ready bigint[];
   v_ended integer;
 begin
-  perform fairq._check_group(p_queue, p_group_key, p_user_key);
-  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   perform fairq._lock_domain(v_shard_no, p_queue, true);
   -- Whoever takes tasks from those that wait for a key holds the keys.
   perform fairq._lock_counters(v_shard_no, '#keys', true);

@@ -55,8 +55,9 @@ create function fairq._rate_scope(p_queue text, p_group_key text, out shard_no i
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_group_key is not null then
-    perform fairq._check_group(p_queue, p_group_key);
-    select fairq._shard_of(p_group_key, s.shard_count), p_queue, p_group_key into shard_no, queue, group_key from fairq.settings s;
+    shard_no := fairq._group_shard(p_queue, p_group_key);
+    queue := p_queue;
+    group_key := p_group_key;
     return;
   end if;
   perform fairq._queue(p_queue);

@@ -20,17 +20,13 @@ begin
     return;
   end if;
 
-  v_lane.version := v_lane.version + 1;
   v_lane.gate.rate_at := null;
-  insert into fairq.lanes select (v_lane).*;
-  delete from fairq.lanes l
-  where l.shard_no = v_lane.shard_no and l.queue = v_lane.queue and l.group_key = v_lane.group_key and l.user_key = '' and l.version = v_lane.version - 1;
+  perform fairq._write_lane(v_lane);
   -- What it has waiting may go: the next promotion looks at it, and workers that sleep until its next task was due are woken.
   if p_group_key is not null then
     perform fairq._ring_group(v_scope.shard_no, v_scope.queue, v_scope.group_key);
     perform fairq._promote(v_scope.shard_no, v_scope.queue, 1, true);
-  end if;
-  if p_group_key is null then
+  else
     perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
   end if;
 end;

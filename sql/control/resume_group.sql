@@ -4,10 +4,8 @@
 create function fairq.resume_group(p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  v_shard_no integer;
+  v_shard_no integer := fairq._group_shard(p_queue, p_group_key, p_user_key);
 begin
-  perform fairq._check_group(p_queue, p_group_key, p_user_key);
-  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   update fairq.groups g
   set paused_at = null
   where g.shard_no = v_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = coalesce(p_user_key, '');

@@ -41,10 +41,8 @@ begin
 
   v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
   v_id := nextval('fairq.task_ids');
-  if p_unique is not null then
-    perform fairq._replace(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_unique, p_kind, p_payload, v_id);
-  elsif p_idempotency_key is not null then
-    v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_kind, p_payload, v_id);
+  if p_unique is not null or p_idempotency_key is not null then
+    v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_unique, p_kind, p_payload, v_id);
     if v_known_id is not null then
       return v_known_id;
     end if;
@@ -87,8 +85,7 @@ create function fairq._check_task(
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
-    raise exception 'the group key is %', case when p_group_key is null then 'null' when p_group_key = '' then 'empty' else 'too long' end
-      using errcode = 'QF001', hint = 'Name the tenant the task belongs to: a text of 1 to 500 bytes.';
+    perform fairq._check_name('the group key', p_group_key, 500, 'QF001', 'Name the tenant the task belongs to');
   end if;
   if p_payload is null then
     raise exception 'the payload of a task of group "%" is null', p_group_key
@@ -103,11 +100,10 @@ begin
       using errcode = 'QF002', hint = 'Headers say how to treat a task; data belongs in the payload or elsewhere.';
   end if;
   if p_kind is null or p_kind = '' or octet_length(p_kind) > 200 then
-    raise exception 'the kind of a task of group "%" is %', p_group_key, coalesce('"' || left(p_kind, 40) || '"', 'null')
-      using errcode = 'QF006', hint = 'Name the handler: a text of 1 to 200 bytes.';
+    perform fairq._check_name(format('the kind of a task of group "%s"', p_group_key), p_kind, 200, 'QF006', 'Name the handler');
   end if;
   if p_user_key = '' or octet_length(p_user_key) > 500 then
-    perform fairq._check_user(p_group_key, p_user_key);
+    perform fairq._check_name(format('the user key of group "%s"', p_group_key), p_user_key, 500, 'QF006', 'Name one of the users of the group');
   end if;
   if p_idempotency_key = '' or octet_length(p_idempotency_key) > 500 or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
     raise exception 'the idempotency or concurrency key of a task of group "%" is empty or too long', p_group_key
@@ -156,17 +152,24 @@ end;
 $$;
 
 -- Takes an idempotency key for a new task. Equal keys wait for each other here, and only here, until the first one's transaction ends.
+-- With p_unique it is taken from the task that has it, which ends as cancelled unless it has begun: at the next promotion, or when it comes back.
 -- Returns the id of the task that has the key already; null: the key is ours.
--- Raises QF010 when that task has another payload or kind; in REPEATABLE READ and above, the usual 40001 when the other task came after the snapshot.
+-- Raises QF010 when that task has another payload or kind, QF006 when p_unique is not 'waiting', or has no key; in REPEATABLE READ and above, the usual
+-- 40001 when the other task came after the snapshot.
 -- Locks: idempotency_keys, one row.
 create function fairq._claim_idempotency_key(
-  p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_kind text, p_payload jsonb, p_id bigint
+  p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_unique text, p_kind text, p_payload jsonb, p_id bigint
 ) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_fingerprint text := md5(p_kind || ' ' || p_payload::text);
   v_known record;
 begin
+  if p_unique <> 'waiting' or p_idempotency_key is null then
+    raise exception 'a task of group "%" is to be unique: "%", with the key %', p_group_key, left(p_unique, 40), coalesce('"' || left(p_idempotency_key, 40) || '"', 'null')
+      using errcode = 'QF006', hint = 'Pass p_unique => ''waiting'' and an idempotency key: while a task with that key waits, a new one takes its place.';
+  end if;
+  -- Once more where the key was swept between two statements, or taken from its task.
   loop
     insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
     values (p_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, v_fingerprint, fairq._now())
@@ -175,11 +178,20 @@ begin
       return null;
     end if;
 
-    select k.task_id, k.fingerprint into v_known
-    from fairq.idempotency_keys k
-    where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
-    exit when found;
-    -- Swept between the two statements: take it now.
+    if p_unique is null then
+      select k.task_id, k.fingerprint into v_known
+      from fairq.idempotency_keys k
+      where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
+      exit when found;
+      continue;
+    end if;
+    delete from fairq.idempotency_keys k
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
+    returning k.task_id into v_known;
+    if found and exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = v_known.task_id offset 0) then
+      insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held) values (p_shard_no, v_known.task_id, fairq._now(), true);
+      insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (p_shard_no, p_queue, p_group_key, v_known.task_id);
+    end if;
   end loop;
 
   if v_known.fingerprint <> v_fingerprint then
@@ -187,46 +199,6 @@ begin
       using errcode = 'QF010', hint = 'Use a new key for a new task, or send exactly what was sent first.';
   end if;
   return v_known.task_id;
-end;
-$$;
-
--- Takes an idempotency key for a new task from the task that has it, which ends as cancelled unless it has begun: at the next promotion, or when it comes
--- back. Equal keys wait for each other as in _claim_idempotency_key.
--- Raises QF006: no key, or p_unique is not 'waiting'.
--- Locks: idempotency_keys, one row.
-create function fairq._replace(
-  p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_unique text, p_kind text, p_payload jsonb, p_id bigint
-) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  v_known_id bigint;
-begin
-  if p_unique <> 'waiting' or p_idempotency_key is null then
-    raise exception 'a task of group "%" is to be unique: "%", with the key %', p_group_key, left(p_unique, 40), coalesce('"' || left(p_idempotency_key, 40) || '"', 'null')
-      using errcode = 'QF006', hint = 'Pass p_unique => ''waiting'' and an idempotency key: while a task with that key waits, a new one takes its place.';
-  end if;
-  loop
-    insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
-    values (p_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, md5(p_kind || ' ' || p_payload::text), fairq._now())
-    on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
-    if found then
-      return;
-    end if;
-    select k.task_id into v_known_id
-    from fairq.idempotency_keys k
-    where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
-    for update;
-    exit when found;
-    -- Swept between the two statements: take it now.
-  end loop;
-  update fairq.idempotency_keys k
-  set task_id = p_id, fingerprint = md5(p_kind || ' ' || p_payload::text), created_at = fairq._now()
-  where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
-
-  if exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = v_known_id offset 0) then
-    insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held) values (p_shard_no, v_known_id, fairq._now(), true);
-    insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (p_shard_no, p_queue, p_group_key, v_known_id);
-  end if;
 end;
 $$;
 

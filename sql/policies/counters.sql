@@ -26,13 +26,11 @@ begin
   v_tick := fairq._wake_due(v_tick, p_now, 1000);
   select h.* into v_heard from fairq._hear(v_tick, 10000) h;
   foreach v_news in array coalesce(v_heard.o_news, '{}') loop
-    v_lane := fairq._lane(p_shard_no, p_queue, v_news.group_key);
-    if v_news.configured or v_lane.policy is null then
+    v_lane := fairq._counter(p_shard_no, p_queue, v_news.group_key);
+    if v_news.configured then
       v_lane.policy := fairq._policy_of(p_shard_no, p_queue, v_news.group_key);
     end if;
     v_lane.gate := fairq._settle(v_lane.policy, v_lane.gate, v_news.freed, v_news.failures, v_news.succeeded, p_now, null, v_news.hold);
-    v_lane.group_key := v_news.group_key;
-    v_lane.finish := coalesce(v_lane.finish, 0);
     v_lanes := v_lanes || v_lane;
   end loop;
   v_tick := v_heard.o_tick;
@@ -52,16 +50,34 @@ begin
 end;
 $$;
 
--- Writes the next version of a counter. A key of which no place is taken notes since when: the sweep removes it a minute later. Removed at once it would begin
--- with version 1 again, and be looked for among all versions it ever had where nobody may vacuum them.
+-- A counter as it is, or a new one. Its policy is looked up where none is known.
+create function fairq._counter(p_shard_no integer, p_queue text, p_group_key text) returns fairq.lanes
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
+begin
+  if v_lane.version is null then
+    v_lane := (p_shard_no, 0, 0, 0, 0, 0, 0, 1, null, false, false, p_queue, p_group_key, '', '{}', null, null, null, null)::fairq.lanes;
+  end if;
+  if v_lane.policy is null then
+    v_lane.policy := fairq._policy_of(p_shard_no, p_queue, p_group_key);
+  end if;
+  return v_lane;
+end;
+$$;
+
+-- Writes the next version of a lane, or of a counter. A key of which no place is taken notes since when: the sweep removes it a minute later. Removed at once
+-- it would begin with version 1 again, and be looked for among all versions it ever had where nobody may vacuum them.
 -- Locks: lanes, one row replaced; the caller holds the domain.
-create function fairq._write_counter(p_shard_no integer, p_queue text, p_group_key text, p_lane fairq.lanes) returns void
+create function fairq._write_lane(p_lane fairq.lanes) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  insert into fairq.lanes (shard_no, queue, group_key, version, lane_no, finish, position, weight, policy, gate, cursors, admissible, look_at)
-  values (p_shard_no, p_queue, p_group_key, coalesce(p_lane.version, 0) + 1, 0, coalesce(p_lane.finish, 0), 0, 1, p_lane.policy, p_lane.gate, '{}',
-    false, coalesce((p_lane.gate).held_until, case when p_queue = '#keys' and (p_lane.gate).in_flight = 0 then fairq._now() end));
+  if p_lane.queue like '#%' then
+    p_lane.look_at := coalesce((p_lane.gate).held_until, case when p_lane.queue = '#keys' and (p_lane.gate).in_flight = 0 then fairq._now() end);
+  end if;
+  p_lane.version := p_lane.version + 1;
+  insert into fairq.lanes select (p_lane).*;
   delete from fairq.lanes l
-  where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.user_key = '' and l.version = p_lane.version;
+  where l.shard_no = p_lane.shard_no and l.queue = p_lane.queue and l.group_key = p_lane.group_key and l.user_key = '' and l.version = p_lane.version - 1;
 end;
 $$;

@@ -178,11 +178,8 @@ create function fairq._take_place(p_shard_no integer, p_queue text, p_group_key 
 returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
+  v_lane fairq.lanes := fairq._counter(p_shard_no, p_queue, p_group_key);
 begin
-  if v_lane.policy is null then
-    v_lane.policy := fairq._policy_of(p_shard_no, p_queue, p_group_key);
-  end if;
   if v_lane.policy is null then
     return true;
   end if;
@@ -190,7 +187,7 @@ begin
     return false;
   end if;
   v_lane.gate := fairq._charge(v_lane.policy, v_lane.gate, p_places, p_now);
-  perform fairq._write_counter(p_shard_no, p_queue, p_group_key, v_lane);
+  perform fairq._write_lane(v_lane);
   return true;
 end;
 $$;
@@ -286,7 +283,7 @@ begin
       values (p_shard_no, v_first.queue, v_first.group_key, nullif(v_first.user_key, ''), case when not v_goes_on then v_first.priority end, v_first.sequence, true);
     end loop;
     v_key.gate := fairq._charge(v_key.policy, v_key.gate, v_granted, p_now);
-    perform fairq._write_counter(p_shard_no, '#keys', v_key.group_key, v_key);
+    perform fairq._write_lane(v_key);
   end loop;
 end;
 $$;

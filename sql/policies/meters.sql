@@ -82,7 +82,7 @@ declare
   v_meter fairq.lanes;
 begin
   foreach v_meter in array fairq._hear_counters(0, '#' || p_scope, p_now) loop
-    perform fairq._write_counter(0, '#' || p_scope, p_scope, v_meter);
+    perform fairq._write_lane(v_meter);
   end loop;
 end;
 $$;

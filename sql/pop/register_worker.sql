@@ -10,9 +10,7 @@ declare
   v_worker_id bigint := nextval('fairq.worker_ids');
   v_queue fairq.queues;
 begin
-  if p_name is null or p_name = '' or octet_length(p_name) > 200 then
-    raise exception 'a worker needs a name of 1 to 200 bytes' using errcode = 'QF006', hint = 'Use the host name and the process id, for example.';
-  end if;
+  perform fairq._check_name('the name of the worker', p_name, 200, 'QF006', 'For example the host name and the process id');
   if p_slots is null or p_slots not between 1 and 100000 then
     raise exception 'worker "%" has % slots', p_name, coalesce(p_slots::text, 'null')
       using errcode = 'QF007', hint = 'Slots are how many tasks it runs at once, 1 to 100000.';

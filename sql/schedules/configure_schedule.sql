@@ -14,14 +14,10 @@ declare
   v_of text := format('schedule "%s" of group "%s"', left(p_name, 60), left(p_group_key, 60));
   v_old fairq.schedules;
   v_new fairq.schedules;
-  v_shard_no integer;
+  v_shard_no integer := fairq._group_shard('default', p_group_key);
   v_strange text;
 begin
-  if p_name is null or p_name = '' or octet_length(p_name) > 200 then
-    raise exception 'the name of the schedule is %', coalesce('"' || left(p_name, 40) || '"', 'null')
-      using errcode = 'QF006', hint = 'A text of 1 to 200 bytes, such as daily-report.';
-  end if;
-  perform fairq._check_group('default', p_group_key);
+  perform fairq._check_name('the name of the schedule', p_name, 200, 'QF006', 'For example daily-report');
   if jsonb_typeof(p_settings) is distinct from 'object' then
     raise exception 'the settings of % are not an object but %', v_of, coalesce(left(p_settings::text, 60), 'null')
       using errcode = 'QF014', hint = 'Names and values, for example: {"every": "10 seconds"}.';
@@ -33,7 +29,6 @@ begin
         hint = format('Did you mean %s? Known settings: %s.', fairq._nearest(v_strange, v_known), array_to_string(v_known, ', '));
   end if;
 
-  select fairq._shard_of(p_group_key, s.shard_count) into v_shard_no from fairq.settings s;
   insert into fairq.schedules (shard_no, name, group_key, created_at, done_until) values (v_shard_no, p_name, p_group_key, v_now, v_now)
   on conflict do nothing;
   select s.* into v_old

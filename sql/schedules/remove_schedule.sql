@@ -8,11 +8,9 @@ declare
   v_count integer;
 begin
   delete from fairq.schedules s
-  where s.shard_no = any(array(select fairq._shards(null))) and s.name = p_name and (p_group_key is null or s.group_key = p_group_key);
+  using fairq._schedules(p_name, p_group_key) n
+  where s.shard_no = n.shard_no and s.name = n.name and s.group_key = n.group_key;
   get diagnostics v_count = row_count;
-  if v_count = 0 then
-    perform fairq._refuse_schedule(p_name, p_group_key);
-  end if;
   return v_count;
 end;
 $$;

@@ -9,13 +9,7 @@ declare
   v_schedule fairq.schedules;
   v_count integer := 0;
 begin
-  for v_schedule in
-    select s.*
-    from fairq.schedules s
-    where s.shard_no = any(array(select fairq._shards(null))) and s.name = p_name and (p_group_key is null or s.group_key = p_group_key)
-    order by s.shard_no, s.group_key
-    for update
-  loop
+  for v_schedule in select n.* from fairq._schedules(p_name, p_group_key) n loop
     v_count := v_count + 1;
     continue when v_schedule.paused_at is null;
     v_schedule.paused_at := null;
@@ -26,9 +20,6 @@ begin
       plan_at = case when v_schedule.next_tick is null then v_now else s.plan_at end
     where s.shard_no = v_schedule.shard_no and s.name = v_schedule.name and s.group_key = v_schedule.group_key;
   end loop;
-  if v_count = 0 then
-    perform fairq._refuse_schedule(p_name, p_group_key);
-  end if;
   return v_count;
 end;
 $$;

@@ -9,13 +9,7 @@ declare
   v_schedule fairq.schedules;
   v_id bigint;
 begin
-  for v_schedule in
-    select s.*
-    from fairq.schedules s
-    where s.shard_no = any(array(select fairq._shards(null))) and s.name = p_name and (p_group_key is null or s.group_key = p_group_key)
-    order by s.shard_no, s.group_key
-    for update
-  loop
+  for v_schedule in select n.* from fairq._schedules(p_name, p_group_key) n loop
     v_id := fairq.create_task(v_schedule.group_key, v_schedule.payload, v_schedule.queue, v_schedule.kind, p_priority => v_schedule.priority,
       p_concurrency_key => v_schedule.concurrency_key, p_headers => fairq._tick_headers(v_schedule.headers, v_schedule.name, v_now));
     update fairq.schedules s
@@ -23,9 +17,6 @@ begin
     where s.shard_no = v_schedule.shard_no and s.name = v_schedule.name and s.group_key = v_schedule.group_key;
     return next v_id;
   end loop;
-  if v_id is null then
-    perform fairq._refuse_schedule(p_name, p_group_key);
-  end if;
 end;
 $$;
 comment on function fairq.run_schedule is 'Creates a task of a schedule now, beside its ticks. Returns its id.';

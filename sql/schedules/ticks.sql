@@ -91,11 +91,20 @@ language sql stable as $$
   select coalesce(p_headers, '{}') || jsonb_build_object('schedule', p_name, 'scheduled_for', to_char(p_tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'))
 $$;
 
--- Raises QF018: there is no such schedule.
-create function fairq._refuse_schedule(p_name text, p_group_key text) returns void
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+-- The schedules of a name, of one group or of all, locked.
+-- Raises QF018: there is none.
+create function fairq._schedules(p_name text, p_group_key text) returns setof fairq.schedules
+language plpgsql rows 10 set search_path = pg_catalog, pg_temp as $$
 begin
-  raise exception 'there is no schedule %', coalesce('"' || left(p_name, 200) || '"', 'null') || coalesce(' of group "' || left(p_group_key, 200) || '"', '')
-    using errcode = 'QF018', hint = 'See: select name, group_key from fairq.schedule_stats;';
+  return query
+    select s.*
+    from fairq.schedules s
+    where s.shard_no = any(array(select fairq._shards(null))) and s.name = p_name and (p_group_key is null or s.group_key = p_group_key)
+    order by s.shard_no, s.group_key
+    for update;
+  if not found then
+    raise exception 'there is no schedule %', coalesce('"' || left(p_name, 200) || '"', 'null') || coalesce(' of group "' || left(p_group_key, 200) || '"', '')
+      using errcode = 'QF018', hint = 'See: select name, group_key from fairq.schedule_stats;';
+  end if;
 end;
 $$;

@@ -21,7 +21,7 @@ OF_LIMITS = {
     "_take_keys",
     "_take_keys_back",
     "_take_place",
-    "_write_counter",
+    "_write_lane",
 }
 
 
