@@ -124,7 +124,7 @@ begin
       v_passed := v_passed + 1;
       continue;
     end if;
-    if coalesce(charge, v_task.cost) > p_short_under and not is_expired and not long and not stops then
+    if fairq._is_long(p_lane.pace, v_task.kind, coalesce(charge, v_task.cost), p_short_under) and not is_expired and not long and not stops then
       -- It keeps the place of its key: one that had to give it back whenever the other was not free might never have both.
       perform fairq._park_long(p_tick, p_lane, id, priority, sequence);
       v_passed := v_passed + 1;

@@ -8,6 +8,13 @@ language sql immutable parallel safe as $$
   select case when p_queue.short_slots is not null then coalesce(p_queue.short_under, 1) when p_tick.long_since is not null then 1e300 else 'infinity' end
 $$;
 
+-- Whether a task that is expected to cost so much is long. Of a kind with few attempts so far they must say so clearly, one alone sixteen times: a slow start
+-- would send the next ones behind minutes, and there nobody learns soon that they are short.
+create function fairq._is_long(p_pace fairq.pace, p_kind text, p_expected double precision, p_short_under double precision) returns boolean
+language sql immutable parallel safe as $$
+  select p_expected > p_short_under and p_expected > p_short_under * 16 / coalesce((select e.tasks from unnest(p_pace.estimates) e where e.kind = p_kind), 16)
+$$;
+
 -- How many more long tasks may have a slot. One may always, whatever is kept. Once only long ones have waited for short_idle, they may have all that is free.
 -- Cost: the workers of the shard, and the long tasks in flight.
 create function fairq._long_room(p_tick fairq.ticks, p_now timestamptz, p_lends boolean default true) returns integer

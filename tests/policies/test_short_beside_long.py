@@ -111,6 +111,26 @@ def mixed(until: float, every: float) -> list[tuple[float, str, float, float]]:
     return tasks + [(1 + n * every, f"t{n % 10}", SHORT, SHORT) for n in range(count)]
 
 
+def test_a_slow_start_makes_no_short_task_long(conn: Conn) -> None:
+    """One odd attempt is all that is known: it takes more to be behind minutes for good. A minute is more."""
+    keep(conn, 2, fairness="time", short_under=0.1)
+    worker = register(conn)
+    set_time(conn, 0)
+    quick, slow = create(conn, "bob", kind="quick", cost=SHORT), create(conn, "bob", kind="slow", cost=SHORT)
+    held = pop(conn, worker)
+    assert held == [quick, slow]
+    set_time(conn, 1)
+    finish(conn, worker, held[:1])
+    set_time(conn, LONG)
+    finish(conn, worker, held[1:])
+    create_many(conn, "bob", 8, kind="slow", costs=[SHORT] * 8)
+    last = create(conn, "bob", kind="quick", cost=SHORT)
+    held = pop(conn, worker)
+    assert last in held
+    assert len(held) == 7
+    assert_sound(conn)
+
+
 @pytest.mark.parametrize("fairness", ["count", "time"])
 def test_short_ones_do_not_wait_for_long_ones(conn: Conn, fairness: str) -> None:
     """Eight slots, 10 ms and 60 s, ten tenants: no short task waits at all, and the long ones are shared."""
