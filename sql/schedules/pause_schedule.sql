@@ -5,13 +5,15 @@
 create function fairq.pause_schedule(p_name text, p_group_key text default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  v_count integer;
+  v_schedule fairq.schedules;
+  v_count integer := 0;
 begin
-  update fairq.schedules s
-  set paused_at = coalesce(s.paused_at, fairq._now()), fire_at = null
-  from fairq._schedules(p_name, p_group_key) n
-  where s.shard_no = n.shard_no and s.name = n.name and s.group_key = n.group_key;
-  get diagnostics v_count = row_count;
+  for v_schedule in select n.* from fairq._schedules(p_name, p_group_key) n loop
+    update fairq.schedules s
+    set paused_at = coalesce(s.paused_at, fairq._now()), fire_at = null
+    where s.shard_no = v_schedule.shard_no and s.name = v_schedule.name and s.group_key = v_schedule.group_key;
+    v_count := v_count + 1;
+  end loop;
   return v_count;
 end;
 $$;

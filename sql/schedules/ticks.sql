@@ -92,7 +92,7 @@ language sql stable as $$
 $$;
 
 -- The schedules of a name, of one group or of all, locked.
--- Raises QF018: there is none.
+-- Raises QF018: there is none. Nothing may be joined with it: a join whose other side is empty does not call it at all.
 create function fairq._schedules(p_name text, p_group_key text) returns setof fairq.schedules
 language plpgsql rows 10 set search_path = pg_catalog, pg_temp as $$
 begin
