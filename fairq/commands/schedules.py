@@ -80,7 +80,7 @@ def schedules(ctx: click.Context, group_key: str | None, limit: int) -> None:
         (
             row["name"],
             row["group_key"],
-            _rule(row),
+            rule(row["cron"], row["time_zone"], row["every"]),
             _when(row, now),
             plain(row["last_tick"]) or "",
             row["last_state"] or "",
@@ -93,11 +93,10 @@ def schedules(ctx: click.Context, group_key: str | None, limit: int) -> None:
     show({"schedules": found}, table(None, columns, cells) if cells else nothing)
 
 
-def _rule(row: Mapping[str, Any]) -> str:
-    if row["cron"] is None:
-        return f"every {span(row['every'])}"
-    zone = "" if row["time_zone"] == "UTC" else f" {row['time_zone']}"
-    return f"{row['cron']}{zone}"
+def rule(cron: str | None, time_zone: str, every: timedelta | None) -> str:
+    if cron is None:
+        return f"every {span(every)}"
+    return cron if time_zone == "UTC" else f"{cron} {time_zone}"
 
 
 def _when(row: Mapping[str, Any], now: datetime) -> str:
@@ -135,11 +134,15 @@ def preview_schedule(
             found, now = stored(conn, name, group_key), server_time(conn)
         if not found:
             raise _unknown(name, group_key)
-        row, zone = found[0], ZoneInfo(found[0]["time_zone"])
-        delay = (row["fire_at"] - row["next_tick"]) if row["fire_at"] else timedelta(0)
-        ticks = api.ticks_of(row["cron"], row["time_zone"], row["every"], now - delay)
-        times = [(tick + delay).astimezone(zone) for tick in islice(ticks, count)]
+        times = upcoming(found[0], now, count)
     show({"times": times}, Text("\n".join(f"{at:%a} {at.isoformat(' ')}" for at in times)))
+
+
+def upcoming(row: Mapping[str, Any], now: datetime, count: int) -> list[datetime]:
+    """The next times of a schedule that is stored, in its zone."""
+    delay = (row["fire_at"] - row["next_tick"]) if row["fire_at"] else timedelta(0)
+    ticks = api.ticks_of(row["cron"], row["time_zone"], row["every"], now - delay)
+    return [(tick + delay).astimezone(ZoneInfo(row["time_zone"])) for tick in islice(ticks, count)]
 
 
 def _unknown(name: str | None, group_key: str | None) -> Failure:

@@ -38,6 +38,7 @@ from fairq.errors import (
     Refused,
     Unavailable,
     UnknownQueue,
+    UnknownSchedule,
 )
 from fairq.web import pages
 from fairq.web.guard import CSRF_COOKIE, Guard, Rule, asks, form_of, headers_around, new_csrf, wears_csrf
@@ -99,6 +100,7 @@ class _App:
                 Route("/workers", self._page(pages.workers)),
                 Route("/failures", self._page(pages.failures)),
                 Route("/schedules", self._page(pages.schedules)),
+                Route("/schedule", self._page(pages.schedule)),
                 Route("/upkeep", self._page(pages.upkeep)),
                 Route("/doctor", self._page(pages.doctor)),
                 Route("/queue", self._page(pages.queue)),
@@ -155,7 +157,7 @@ class _App:
                 raise ValueError("There is no text with U+0000.")
             with self.site.ask(params, may_change, changes=changes) as ask:
                 return shows(ask)
-        except (UnknownQueue, NoSuchTask) as exc:
+        except (UnknownQueue, UnknownSchedule, NoSuchTask) as exc:
             return pages.trouble(exc, 404, "Not found")
         except KeyError as exc:
             return pages.trouble(ValueError(f"{exc.args[0]} is missing."), 400, "That cannot be shown")

@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from fairq import client, driver, policies
+from fairq import client, driver, policies, schedules
 from fairq.commands.common import count, parse_duration
 from fairq.commands.explain import explanation
 from fairq.commands.queues import group_settings, queue_settings
-from fairq.errors import InvalidTime, OutOfRange, UnknownQueue
+from fairq.commands.schedules import rule, stored, upcoming
+from fairq.errors import InvalidTime, OutOfRange, UnknownQueue, UnknownSchedule
 from fairq.options import check_id, group_text, options_of
 from fairq.queries import client as client_queries
 from fairq.queries import web as queries
 from fairq.web.site import Ask
 
-__all__ = ["OF_GROUP", "OF_QUEUE", "TARGET", "Plan", "fields", "make_plan"]
+__all__ = ["OF_GROUP", "OF_QUEUE", "TARGET", "Plan", "fields", "make_plan", "stored_schedule"]
 
 OF_GROUP = (
     "weight",
@@ -41,7 +42,7 @@ OF_QUEUE = (
     "rate_limit",
     "rate_period",
 )
-TARGET = ("verb", "queue", "group", "kind", "id")
+TARGET = ("verb", "queue", "group", "kind", "id", "name")
 MOST = 1000  # tasks in one go
 COUNTED = 100_001
 READ = 20_000
@@ -335,6 +336,73 @@ def _retry_all(ask: Ask) -> Plan:
     )
 
 
+# --- Schedules -------------------------------------------------------------------------------------
+
+
+def stored_schedule(ask: Ask) -> dict[str, Any]:
+    name, group_key = ask.params["name"], group_text(ask.params["group"])
+    if not (found := stored(ask.conn, name, group_key)):
+        raise UnknownSchedule(f'there is no schedule "{name}" of group "{group_key}"')
+    return found[0]
+
+
+def _pause_schedule(ask: Ask) -> Plan:
+    return _paused_schedule(ask, True)
+
+
+def _resume_schedule(ask: Ask) -> Plan:
+    return _paused_schedule(ask, False)
+
+
+def _paused_schedule(ask: Ask, pause: bool) -> Plan:
+    row = stored_schedule(ask)
+    is_paused = row["paused_at"] is not None
+    states = "paused", "fires"
+    fires = rule(row["cron"], row["time_zone"], row["every"])
+    fires += "".join(f", next at {at:%Y-%m-%d %H:%M:%S %Z}" for at in upcoming(row, ask.now, 1))
+
+    def does() -> str:
+        (schedules.pause_schedule if pause else schedules.resume_schedule)(
+            ask.conn, row["name"], row["group_key"]
+        )
+        return f"{row['name']}, a schedule of {row['group_key']}, {'is paused' if pause else 'fires again'}."
+
+    return Plan(
+        f"{'Pause' if pause else 'Resume'} {row['name']}, a schedule of {row['group_key']}",
+        "Pause" if pause else "Resume",
+        does,
+        _back_to_schedule(row),
+        [
+            f"By its rule it fires {fires}; not until it is resumed. Tasks that it created stay."
+            if pause
+            else f"It fires {fires}. What passed meanwhile is not made up for."
+        ],
+        [("state", states[not is_paused], states[not pause])],
+        is_empty=is_paused is pause,
+    )
+
+
+def _run_schedule(ask: Ask) -> Plan:
+    row = stored_schedule(ask)
+
+    def does() -> str:
+        (id,) = schedules.run_schedule(ask.conn, row["name"], row["group_key"])
+        return f"Task {id} waits for its turn."
+
+    return Plan(
+        f"Run {row['name']}, a schedule of {row['group_key']}, now",
+        "Run it now",
+        does,
+        _back_to_schedule(row),
+        [f"One task of kind {row['kind']} in queue {row['queue']}, in its tenant's turn. Its ticks stay."],
+        [("its last task", str(row["last_task_id"] or "none"), "a new one")],
+    )
+
+
+def _back_to_schedule(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "/schedule", {"name": row["name"], "group": row["group_key"]}
+
+
 _VERBS: dict[str, Callable[[Ask], Plan]] = {
     "set": _set,
     "pause": _pause,
@@ -343,4 +411,7 @@ _VERBS: dict[str, Callable[[Ask], Plan]] = {
     "cancel": _cancel,
     "retry": _retry,
     "retry-all": _retry_all,
+    "pause-schedule": _pause_schedule,
+    "resume-schedule": _resume_schedule,
+    "run-schedule": _run_schedule,
 }

@@ -14,6 +14,7 @@ from fairq.commands.common import span
 from fairq.commands.doctor import examine
 from fairq.commands.explain import explanation
 from fairq.commands.queues import group_settings, limits, queue_settings
+from fairq.commands.schedules import upcoming
 from fairq.commands.stats import alive
 from fairq.dsn import mask
 from fairq.errors import FairqError, UnknownQueue
@@ -34,6 +35,7 @@ __all__ = [
     "preview",
     "queue",
     "queues",
+    "schedule",
     "schedules",
     "shares",
     "task",
@@ -46,6 +48,7 @@ GROUPS = 40  # of a page
 FEW, MANY = 1_001, 100_001  # what is counted of each group of a page, and of the few that have more
 TASKS = 25
 SCHEDULES = 100
+TICKS = 5
 READ = 5_000  # ended tasks read for a history
 READ_FAILURES = 20_000
 LONGEST_BODY = 20_000
@@ -449,6 +452,18 @@ def schedules(ask: Ask) -> Page:
     found = queries.schedules(ask.conn, **behind, max_schedules=SCHEDULES)
     further = found[-1] if len(found) == SCHEDULES else None
     return Page("schedules.html", "Schedules", {"now": ask.now, "rows": found, "further": further}, every=5.0)
+
+
+def schedule(ask: Ask) -> Page:
+    """One schedule: what it says, and when it fires next."""
+    row = changes.stored_schedule(ask)
+    shown = {
+        "now": ask.now,
+        "row": row,
+        "state": "paused" if row["paused_at"] else "",
+        "times": [] if row["paused_at"] else upcoming(row, ask.now, TICKS),
+    }
+    return Page("schedule.html", row["name"], shown, every=5.0)
 
 
 # --- Upkeep ----------------------------------------------------------------------------------------

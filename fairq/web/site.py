@@ -19,6 +19,7 @@ import psycopg
 
 from fairq import install
 from fairq.commands.common import Connection, connect, span
+from fairq.commands.schedules import rule
 from fairq.dsn import clean, describe, resolve
 from fairq.errors import translating
 from fairq.queries import web as queries
@@ -43,10 +44,6 @@ class Ask:
     now: datetime
     params: Mapping[str, str]
     may_change: bool
-
-    def number(self, name: str, least: int, most: int, default: int) -> int:
-        text = self.params.get(name, "")
-        return min(max(int(text), least), most) if text.isdecimal() and len(text) < 20 else default
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ class Site:
             name: getattr(parts, name)
             for name in ("bar", "debt_bar", "many", "settings_form", "share_bar", "state_of")
         }
-        self._templates.globals |= {"version_of": version_of, **macros}
+        self._templates.globals |= {"version_of": version_of, "rule": rule, **macros}
 
     @contextlib.contextmanager
     def ask(self, params: Mapping[str, str], may_change: bool, *, changes: bool = False) -> Iterator[Ask]:

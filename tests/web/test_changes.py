@@ -73,6 +73,31 @@ def test_a_tenant_is_paused_and_resumed(conn: Conn, browser: Browser) -> None:
     assert not one(conn, "select paused_at is not null from fairq.groups")
 
 
+def test_a_schedule_is_paused_resumed_and_run(conn: Conn, browser: Browser) -> None:
+    run(
+        conn, 'select fairq.configure_schedule(\'report\', \'bob\', \'{"every": "1 hour", "kind": "parse"}\')'
+    )
+    of = {"name": "report", "group": "bob"}
+    paused = "select paused_at is not null from fairq.schedules"
+    seen = preview(browser, verb="pause-schedule", **of)
+    assert "state fires paused" in seen.text
+    assert not one(conn, paused), "a preview changes nothing"
+    confirm(browser, seen)
+    assert one(conn, paused)
+    assert "paused" in page(browser, f"/schedule?{urlencode(of)}").text
+    assert "There is nothing to do." in preview(browser, verb="pause-schedule", **of).text
+    confirm(browser, preview(browser, verb="resume-schedule", **of))
+    assert not one(conn, paused)
+
+    seen = preview(browser, verb="run-schedule", **of)
+    assert run(conn, "select from fairq.tasks") == []
+    confirm(browser, seen)
+    assert run(conn, "select group_key, kind from fairq.tasks") == [("bob", "parse")]
+    assert "It stands otherwise by now" in confirm(browser, seen, 409).text, "sent twice, it runs once"
+    assert one(conn, "select count(*) from fairq.tasks") == 1
+    preview(browser, 404, verb="run-schedule", name="report", group="nobody")
+
+
 def test_a_queue_is_paused(conn: Conn, browser: Browser) -> None:
     confirm(browser, preview(browser, verb="pause", queue="default"))
     assert one(conn, "select paused_at is not null from fairq.queues where queue = 'default'")
