@@ -86,7 +86,7 @@ test-ground: ## Prove that `make demo` and `make test` work in a clean clone and
 bench: .venv/.dev ## Measure everything at full size (a night)
 	@.venv/bin/python -m fairq bench run --scale full $(ARGS)
 
-bench-quick: .venv/.dev ## Measure all but other queues, small (five minutes)
+bench-quick: .venv/.dev ## Measure all but other queues, small (ten minutes)
 	@.venv/bin/python -m fairq bench run --scale quick --without peers $(ARGS)
 
 ci: ## Run what every change must pass

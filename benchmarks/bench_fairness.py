@@ -1,4 +1,4 @@
-"""Who waits, and for how long: a flood, busy tenants, weights, tenants who come and go, short beside long.
+"""Who waits, and for how long: a flood, busy tenants, weights, tenants who come and go.
 
 The same arrivals go through a FIFO queue, the article's block ids and fairq, all worked by one small loop
 with eight slots, and through fairq with its own worker. Tasks are sleeps.
@@ -25,16 +25,8 @@ NEWCOMERS = 9
 TENANTS = 10
 WINDOW_SECONDS = 0.5  # a window shorter than a few of the slow tasks shows chance only
 QUICK, SLOW = 5.0, 50.0  # milliseconds
-SHORT, LONG = 10.0, 1_000.0  # milliseconds: a minute would take hours; a hundredth is what matters
-SHORT_PER_SECOND = 40.0
 WEIGHTS = {"one": 1.0, "two": 2.0, "five": 5.0}
 SUBJECTS = {"fifo": FIFO, "article": ARTICLE, "fairq": FAIRQ, "fairq work": FAIRQ}
-# All share time, and run with fairq's own worker; what each is given beside.
-MIXED: dict[str, dict[str, float]] = {
-    "fairq work": {},
-    "fairq work, a cap per tenant": {"group_max_running": 1},
-    "fairq work, slots for short ones": {"short_slots": 2, "short_under": SHORT / 1000 * 10},
-}
 PATIENCE_SECONDS = 600.0
 
 Conn = psycopg.Connection[Any]
@@ -59,13 +51,8 @@ class Run:
 
 
 def estimate(scale: Scale) -> float:
-    plays, long, short = len(SUBJECTS) + 4 + 2 + 3 + 1 + len(MIXED), 4 + 3, 2
-    running = (
-        3 * long * scale.seconds
-        + 6 * (1 + len(MIXED)) * scale.seconds
-        + short * scale.seconds
-        + scale.flood / 2_500 * 5
-    )
+    plays, long, short = len(SUBJECTS) + 4 + 2 + 3, 4 + 3, 2
+    running = (3 * long + short) * scale.seconds + scale.flood / 2_500 * 5
     return 2 + scale.repetitions * (2.2 * plays + running)
 
 
@@ -74,7 +61,7 @@ def run(session: Session) -> None:
         for subject in SUBJECTS:
             session.say(f"a flood through {subject}, {repetition + 1}")
             flood(session, subject)
-        for subject in ("fifo", "article", "fairq", *(["fairq by time"] if can_share_time(session) else [])):
+        for subject in ("fifo", "article", "fairq", "fairq by time"):
             session.say(f"busy tenants, {subject}, {repetition + 1}")
             busy(session, subject)
         for subject in ("fifo", "fairq"):
@@ -83,9 +70,6 @@ def run(session: Session) -> None:
         for subject in ("fifo", "fairq", "fairq work"):
             session.say(f"coming and going, {subject}, {repetition + 1}")
             coming_and_going(session, subject)
-        for subject in ("fifo", *(MIXED if can_share_time(session) else ())):
-            session.say(f"short beside long, {subject}, {repetition + 1}")
-            mixed_lengths(session, subject)
 
 
 # --- Scenarios -------------------------------------------------------------------------------------
@@ -178,49 +162,6 @@ def coming_and_going(session: Session, subject: str) -> None:
             session.record(subject, f"wait when tenants come and go, {label}", wait, "ms", tenant=name)
 
 
-def mixed_lengths(session: Session, subject: str) -> None:
-    """Ten tenants, each with long tasks waiting all the time, and now and then a short one."""
-    seconds = 6 * session.scale.seconds
-    chance = random.Random(11 + session.repetition)
-    names = [f"tenant {number}" for number in range(TENANTS)]
-    waiting = [Arrival(0, name, int(seconds) + 5, LONG, "long_nap") for name in names]
-    later, at = [], chance.expovariate(SHORT_PER_SECOND)
-    while at < seconds:
-        later.append(Arrival(at, chance.choice(names), 1, SHORT))
-        at += chance.expovariate(SHORT_PER_SECOND)
-
-    def configure(conn: Conn) -> None:
-        if subject != "fifo":
-            given = json.dumps({"fairness": "time", **MIXED[subject]})
-            conn.execute("select fairq.configure_queue('default', %s)", (given,))
-            for kind, cost in (("nap", SHORT), ("long_nap", LONG)):
-                given = json.dumps({"cost": cost / 1000})
-                conn.execute("select fairq.configure_kind('default', %s, %s)", (kind, given))
-
-    played = play(session, subject, waiting, later, seconds=seconds, configure=configure)
-    scenario: dict[str, Any] = {
-        "tenants": TENANTS,
-        "slots": SLOTS,
-        "short": f"{SHORT:.0f} ms",
-        "long": f"{LONG:.0f} ms",
-    }
-    waits = [record.waited(played.end) * 1000 for record in played.records if record.milliseconds == SHORT]
-    for name, share in (("p50", 0.5), ("p99", 0.99)):
-        wait = measures.percentile(waits, share)
-        what, limit = f"short tasks' wait beside long ones, {name}", (played.end - played.start) * 1000
-        session.record(subject, what, wait, "ms", limit=limit, **scenario)
-    got = measures.service(played.records, names, played.start, played.end, by_seconds=True)
-    session.record(
-        subject,
-        "least share beside the most, of long ones",
-        measures.evenness(got.values()),
-        "share",
-        **scenario,
-    )
-    busy = sum(got.values()) / (SLOTS * (played.end - played.start))
-    session.record(subject, "slots at work", busy, "share", **scenario)
-
-
 # --- Playing ---------------------------------------------------------------------------------------
 
 
@@ -281,14 +222,5 @@ def configured(conn: Conn, subject: str, configure: Callable[[Conn], None] | Non
         clear(conn)
         conn.execute("delete from fairq.groups where queue = 'default'")
         conn.execute("delete from fairq.kinds")
-        none = json.dumps(dict.fromkeys(("fairness", "group_max_running", "short_slots")))
+        none = json.dumps(dict.fromkeys(("fairness", "group_max_running", "short_slots", "short_under")))
         conn.execute("select fairq.configure_queue('default', %s)", (none,))
-
-
-def can_share_time(session: Session) -> bool:
-    with session.connect() as conn:
-        found = conn.execute(
-            "select exists (select from pg_attribute"
-            " where attrelid = 'fairq.queues'::regclass and attname = 'fairness')"
-        ).fetchone()
-    return found == (True,)

@@ -1,16 +1,18 @@
 """The report from the results of a run: a page with plots and conclusions, and one with all values."""
 
 import os
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots
-from benchmarks.results import Key, Results, Values, better, load, median, pairs, reference, shown
+from benchmarks import harness, plots
+from benchmarks.results import Key, Results, Values, better, median, newest, pairs, reference, shown
 
 __all__ = ["write"]
 
 MOST_COLUMNS = 6
+WIDTH = 120
 
 TITLES = {
     "explain": "What a pop visits",
@@ -20,6 +22,9 @@ TITLES = {
     "worker": "The worker",
     "schedules": "Ten thousand schedules",
     "fairness": "Fairness",
+    "two_levels": "Users inside groups",
+    "settled_cost": "What is known at the end",
+    "mixed_lengths": "Short tasks beside long ones",
     "held": "While a snapshot is held",
     "churn": "Churn",
     "backlog": "A large backlog",
@@ -57,8 +62,25 @@ LEADS = {
         "Tasks are sleeps, eight slots serve them, and the same arrivals go through a FIFO queue, the"
         " article's block ids and fairq. One small loop works all three; *fairq work* is fairq with its own"
         " worker. A task that still waits at the end counts with its age, so the waits of a FIFO queue grow"
-        " with the length of the run. *Short beside long* is ten tenants, each with tasks of a second waiting"
-        " all the time and some of 10 ms: a task of a minute would do the same, a minute later."
+        " with the length of the run."
+    ),
+    "two_levels": (
+        "Groups of a hundred tasks, all of them there from the beginning, with one user each, or up to a"
+        " hundred; *flat* is the same without users. *Promotion* is a pass that gives every group one address"
+        " more, once all tasks were heard of. *Cycle* is promote, pop and finish, with the hearing. The"
+        " third plot is what users are for: a tenant with many beside a tenant with one."
+    ),
+    "settled_cost": (
+        "Two tenants of equal weight. *Tokens*: answers of 10 to 10,000 tokens, log-normal. One tenant has"
+        " short answers and announces up to ten times too much, the other long ones and up to ten times too"
+        " little. *By estimate* counts what was announced; *settled* what was used, once that is known."
+        " *Seconds*: tasks of 34 seconds beside tasks of one, by a simulated clock."
+    ),
+    "mixed_lengths": (
+        "Ten tenants, each with tasks of a second waiting all the time, and 40 tasks a second of 10 ms among"
+        " all of them, on eight slots. With tasks of a minute the plots would be the same, and a minute"
+        " wide. *fairq work* shares time; then with a cap of one task for each tenant; then with two slots"
+        " kept for short tasks."
     ),
     "held": (
         "A thousand tasks a second arrive and are served. In *held* one transaction holds an old snapshot, so"
@@ -111,6 +133,13 @@ WHY = {
         "more pages to pass over while nothing is removed; the ratio is to fairq without the snapshot"
     ),
     ("backlog", ""): "see promote, pop, finish; some pops promote for many",
+    ("two_levels", "promotion"): (
+        "a group with users has lanes for them beside its own: each pass draws and writes both"
+    ),
+    ("two_levels", "cycle"): "as promotion; and every user is a newcomer once, which is heard of one by one",
+    ("mixed_lengths", "slots"): "kept slots are free for the next short task, and idle until it comes",
+    ("mixed_lengths", "least"): "by time, over a run of a few long tasks for each tenant",
+    ("fairness", "newcomers"): "one connection, and a worker of a second process, on two cores",
     ("fairness", "throughput"): "see promote, pop, finish: fairness is paid for in the database",
     ("fairness", "wait"): "who came first waits longer when others get their turn: that is the point",
 }
@@ -118,29 +147,78 @@ WHY = {
 
 def write(paths: Sequence[Path], out: Path, images: Path, tables: Path) -> list[Path]:
     """Writes the page, the plots it shows and the tables; returns what was written."""
-    results = load(paths)
+    results = newest(paths)
     for folder in (out.parent, images, tables.parent):
         folder.mkdir(parents=True, exist_ok=True)
     drawn = plots.draw_all(results, images)
-    names = [*TITLES, *(name for name in results.benchmarks() if name not in TITLES)]
-    names = [name for name in names if results.of(name)]
+    names = sorted(results.benchmarks(), key=_place)
     page = [
         "# What fairness costs, and what it buys",
         "Values are medians; a ratio is the median of the ratios within each repetition. Every value, its"
         f" spread, and the machine: [all tables]({_relative(tables, out.parent)}).",
+        _measured(results, out.parent),
         _targets(results),
         _slower(results),
         *(_section(results, name, drawn.get(name, []), out.parent) for name in names),
     ]
-    every = ["# All values", _written_by(paths), _conditions(results)]
+    every = ["# All values", _written_by(results), _conditions(results)]
     every += [_tables(results, name) for name in names]
     for path, parts in ((out, page), (tables, every)):
-        path.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+        text = "\n\n".join(wrapped for part in parts if (wrapped := _wrapped(part)))
+        path.write_text(text + "\n", encoding="utf-8")
     return [out, tables, *(picture.path for pictures in drawn.values() for picture in pictures)]
 
 
-def _written_by(paths: Sequence[Path]) -> str:
-    return f"Written by `fairq bench report` from {', '.join(f'`{path.name}`' for path in paths)}."
+def _wrapped(text: str) -> str:
+    """Paragraphs and items in lines of the documentation's width; tables and headings as they are."""
+    lines = []
+    for line in text.splitlines():
+        indent = "  " if line.startswith("- ") else ""
+        keep = line.startswith(("|", "#", "!")) or not line
+        lines.append(
+            line
+            if keep
+            else textwrap.fill(
+                line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        )
+    return "\n".join(lines)
+
+
+def _measured(results: Results, folder: Path) -> str:
+    """Of what, on what, and how quiet it was; in a page of the clone with the way to measure anew."""
+    of = dict.fromkeys(f"`{facts['commit']}`" for facts in results.facts)
+    on = dict.fromkeys(
+        f"{facts['machine']['cores']} cores ({facts['machine']['system']} {facts['machine']['arch']},"
+        f" PostgreSQL {facts['postgresql']}, Python {facts['python']}, psycopg {facts['psycopg']},"
+        f" fsync {facts['settings'].get('fsync', 'unknown')})"
+        for facts in results.facts
+    )
+    if not of:
+        return ""
+    text = f"fairq at {_listed(of)}, on {_listed(on)}. {_noise(results)}".strip()
+    if folder.resolve().is_relative_to(harness.ROOT.parent):
+        guide = _relative(harness.ROOT / "README.md", folder)
+        text += f" [How to measure on your own machine, and how to read it]({guide})"
+    return text
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _noise(results: Results) -> str:
+    spins = sorted(1000 * each for many in results.spins.values() for each in many)
+    if not spins:
+        return ""
+    middle, least, most = shown(spins[len(spins) // 2], "ms"), shown(spins[0]), shown(spins[-1])
+    span = f"took {middle} ({least} to {most}): the closer, the quieter."
+    return f"A fixed piece of work beside each repetition {span}"
+
+
+def _written_by(results: Results) -> str:
+    return f"Written by `fairq bench report` from {_listed(f'`{name}`' for name in results.files)}."
 
 
 def _conditions(results: Results) -> str:
@@ -157,11 +235,8 @@ def _conditions(results: Results) -> str:
         lines.append(f"- {system}; {versions}; fairq at `{commit}`")
         settings = ", ".join(f"{name} {value}" for name, value in sorted(facts["settings"].items()))
         lines.append(f"- {settings}")
-    spins = sorted(1000 * each for many in results.spins.values() for each in many)
-    if spins:
-        middle, least, most = shown(spins[len(spins) // 2], "ms"), shown(spins[0]), shown(spins[-1])
-        noise = f"took {middle}, {least} to {most}: the closer, the quieter."
-        lines.append(f"- A fixed piece of work beside each repetition {noise}")
+    if noise := _noise(results):
+        lines.append(f"- {noise}")
     lines += [
         "",
         "Values are medians over the repetitions, with the least and the most. A ratio is the median of"
@@ -244,6 +319,38 @@ class Target:
 
 
 TARGETS = (
+    *(
+        Target(
+            f"promotion of groups with {users}, beside groups without",
+            1.3,
+            "times",
+            ("two_levels", "promotion", f"fairq, {users} a group"),
+            most=True,
+            ratio=True,
+        )
+        for users in ("1 user", "2 users", "10 users", "100 users")
+    ),
+    Target(
+        "tokens: how far from its share a tenant is, of what it should have",
+        0.02,
+        "",
+        ("settled_cost", "tokens, worst share", "fairq, settled"),
+        most=True,
+    ),
+    Target(
+        "seconds: the same",
+        0.02,
+        "",
+        ("settled_cost", "seconds, worst share", "fairq, settled"),
+        most=True,
+    ),
+    Target(
+        "short tasks' wait beside long ones, p99, with slots kept for them",
+        250,
+        "ms",
+        ("mixed_lengths", "short tasks' wait, p99", "fairq work, slots for short ones"),
+        most=True,
+    ),
     Target(
         "one pop of 100: rows visited, at the most groups and tasks",
         110,
@@ -386,14 +493,21 @@ def _slower(results: Results) -> str:
     if not rows:
         return ""
     shown_rows: list[tuple[str, str, str, str]] = []
-    for (benchmark, what), found in rows.items():
+    before = ""
+    for (benchmark, what), found in sorted(rows.items(), key=lambda row: _place(row[0][0])):
         span = shown(min(found)) if len(found) == 1 else f"{shown(min(found))} to {shown(max(found))}"
         why = _why(benchmark, what)
-        said = any(why == row[3] for row in shown_rows)
-        shown_rows.append((TITLES.get(benchmark, benchmark), what, span, "as above" if said else why))
+        title = TITLES.get(benchmark, benchmark)
+        shown_rows.append((title, what, span, "as above" if why and why == before else why))
+        before = why
     return "## Where fairq is slower, and why\n\n" + _table(
         ("", "what", "ratio to the reference", "why"), shown_rows
     )
+
+
+def _place(benchmark: str) -> int:
+    """Its place on the page."""
+    return [*TITLES, benchmark].index(benchmark)
 
 
 def _why(benchmark: str, what: str) -> str:
@@ -414,21 +528,46 @@ def _section(results: Results, name: str, pictures: Sequence[plots.Picture], fol
         parts.append(_growth(results))
     elif name == "churn":
         parts.append(_over_time(results))
-    elif not pictures:
+    elif not pictures or name in ("settled_cost", "mixed_lengths"):
         parts.append(_medians(results, name))
     return "\n\n".join(part for part in parts if part)
 
 
 def _medians(results: Results, name: str) -> str:
-    """A line per value, without its spread."""
-    rows = []
-    for key, subjects in results.of(name).items():
-        what = f"{key.what} ({key.text()})" if key.text() else key.what
-        rows += [
-            (what, subject, shown(median(values), key.unit), _ratio(results, key, subject, values))
-            for subject, values in subjects.items()
-        ]
-    return _table(("", "", "median", "beside the reference"), rows)
+    """Without spreads: a column per subject; where there is one only, a column per thing measured."""
+    keys = results.of(name)
+    first = next(iter(keys))
+    common = {*first.scenario}.intersection(*(key.scenario for key in keys))
+    subjects = _subjects(keys.items())
+    rows: dict[tuple[str, ...], list[tuple[str, ...]]] = {}  # by headings
+    if len(subjects) > 1:
+        for key, values in keys.items():
+            about = f" ({key.text(common)})" if key.text(common) else ""
+            cells = (_middle(results, key, subject, values.get(subject)) for subject in subjects)
+            unit = _unit(key.what, {key: values})
+            rows.setdefault(tuple(subjects), []).append((key.what + about + unit, *cells))
+    else:
+        of_scenario: dict[str, dict[str, str]] = {}
+        for key, values in keys.items():
+            found = of_scenario.setdefault(key.text(common), {})
+            found[key.what] = shown(median(values[subjects[0]]), key.unit)
+        for about, found in of_scenario.items():
+            rows.setdefault(tuple(found), []).append((about, *found.values()))
+    about = first.text({*first.scenario} - common)
+    bases = _bases(results, keys)
+    about = "; ".join(part for part in (about, f"× is to {bases}" if bases else "") if part)
+    tables = (_table(("", *headings), lines) for headings, lines in rows.items())
+    return "\n\n".join(part for part in (f"{about[:1].upper()}{about[1:]}", *tables) if part)
+
+
+def _middle(results: Results, key: Key, subject: str, values: dict[int, float] | None) -> str:
+    """A median, and the ratio to the reference."""
+    if values is None:
+        return ""
+    if cut := results.cut_off(key, median(values)):
+        return cut
+    ratio = _ratio(results, key, subject, values)
+    return shown(median(values)) + (f" **×{ratio}**" if ratio else "")
 
 
 def _over_time(results: Results) -> str:
@@ -438,7 +577,7 @@ def _over_time(results: Results) -> str:
         values = [value for _, value in each["points"][1:]]
         halves = values[: len(values) // 2], values[len(values) // 2 :]
         first, second = (f"{shown(min(half))} to {shown(max(half), each['unit'])}" for half in halves if half)
-        lines.append(f"- {each['what']}: {first} in the first half, {second} in the second")
+        lines.append(f"- {each['what']}: {first} in the first half of the run, {second} in the second")
     return "\n".join(lines)
 
 
@@ -547,10 +686,10 @@ def _cell(results: Results, key: Key, subject: str, values: dict[int, float]) ->
     """A median, least and most, and the ratio to the reference, if it is not the reference itself."""
     if cut := results.cut_off(key, median(values)):
         return cut
+    if min(values.values()) == max(values.values()):
+        return _middle(results, key, subject, values)
     ratio = _ratio(results, key, subject, values)
     ratio = f" **×{ratio}**" if ratio else ""
-    if min(values.values()) == max(values.values()):
-        return shown(median(values)) + ratio
     return f"{shown(median(values))} ({shown(min(values.values()))} – {shown(max(values.values()))}){ratio}"
 
 
@@ -576,6 +715,8 @@ def _growth(results: Results) -> str:
                 if subject in values
             }
             rows.append((what, subject, _along(found, 0), _along(found, 1)))
+    if not any(row[2] or row[3] for row in rows):
+        return ""
     sizes = [dict(key.scenario) for key in results.of("explain", "rows visited")]
     headings = (f"more {name}, {_span([size[name] for size in sizes])}" for name in ("tasks", "groups"))
     title = "**Growth**: the largest beside the smallest, the other number being the same"

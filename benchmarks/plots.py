@@ -36,6 +36,8 @@ COLOURS = {
     "fairq by time": "#5fb3bf",
     "fairq free": "#5fb3bf",
     "fairq held": "#00798c",
+    "by count": "#d1495b",
+    "by estimate": "#edae49",
     "fifo free": "#e8a0a8",
     "fifo held": "#d1495b",
 }
@@ -166,8 +168,26 @@ def turnover(results: Results) -> Figure | None:
 
 def peers(results: Results) -> Figure | None:
     keys = {key: values for key, values in results.of("peers").items() if key.unit == "tasks/s"}
+    return _bar_cards(_best_first(keys), "Beside other queues", "Tasks a second; more is better.")
+
+
+def two_levels(results: Results) -> Figure | None:
     return _bar_cards(
-        results, _best_first(keys), "Beside other queues", "Tasks a second; more is better.", unit="tasks/s"
+        results.of("two_levels"),
+        "Users inside groups",
+        "Groups of a hundred tasks, of one user or of many. Less of promotion is better, more of the rest.",
+    )
+
+
+def mixed_lengths(results: Results) -> Figure | None:
+    keys = {key: values for key, values in results.of("mixed_lengths").items() if key.unit == "ms"}
+    return _dot_cards(
+        results,
+        keys,
+        "Ten milliseconds beside long tasks",
+        "Ten tenants, eight slots, long tasks of a second. How long the short ones wait; less is better.",
+        unit="ms",
+        label=lambda key: key.what,
     )
 
 
@@ -228,15 +248,13 @@ def _bar_card(
     return figure
 
 
-def _bar_cards(
-    results: Results, keys: dict[Key, Values], title: str, subtitle: str, *, unit: str
-) -> Figure | None:
+def _bar_cards(keys: dict[Key, Values], title: str, subtitle: str) -> Figure | None:
     """A panel per thing measured, each with an axis of its own, bars from zero."""
 
     def draw(axis: Axes, key: Key, subjects: Values) -> None:
         for at, (subject, values) in enumerate(subjects.items()):
             _bar(axis, at, subject, values)
-        _from_left(axis, max(max(values.values()) for values in subjects.values()) * 1.55, unit)
+        _from_left(axis, max(max(values.values()) for values in subjects.values()) * 1.75, key.unit)
 
     return _panels(keys, title, subtitle, draw)
 
@@ -399,6 +417,31 @@ def shares(results: Results) -> Figure | None:
     return figure
 
 
+def settled(results: Results) -> Figure | None:
+    """The share of the one of two tenants: a half is fair."""
+    by_tokens = results.series_of("settled_cost", "share of the tokens")
+    by_seconds = results.series_of("settled_cost", "share of the seconds")
+    if not by_tokens or not by_seconds:
+        return None
+    figure, axes = _card(
+        "Two equal tenants, and what is known at the end",
+        "The share of the tenant with the longer tasks, of all there was so far. A half is fair.",
+        panels=2,
+        height=4.6,
+    )
+    for axis, series, title, label in (
+        (axes[0], by_tokens, "of tokens", "tasks served"),
+        (axes[1], by_seconds, "of seconds", "seconds of a simulated clock"),
+    ):
+        axis.axhline(0.5, color=INK, linewidth=1.2)
+        _over_time(axis, series)
+        axis.set_ylim(0, 1.04)
+        axis.set_title(title, loc="left", color=INK, fontsize=12)
+        axis.set_xlabel(label, color=MUTED, loc="left")
+    _legend(figure, axes[0])
+    return figure
+
+
 def held(results: Results) -> Figure | None:
     pops = results.series_of("held", "pop")
     if not pops:
@@ -552,6 +595,14 @@ PLOTS: Sequence[tuple[str, str, Callable[[Results], Figure | None], str]] = (
     ("fairness", "waits", waits, "How long newcomers wait in a flood"),
     ("fairness", "shares", shares, "Jain's index over time"),
     ("fairness", "turnover", turnover, "How long tasks wait when tenants come and go"),
+    ("two_levels", "two-levels", two_levels, "Promotion, cycle and shares with users inside groups"),
+    (
+        "settled_cost",
+        "settled-cost",
+        settled,
+        "The share of one of two equal tenants, of tokens and of seconds",
+    ),
+    ("mixed_lengths", "mixed-lengths", mixed_lengths, "How long short tasks wait beside long ones"),
     ("held", "held", held, "Pops and dead rows while a snapshot is held"),
     ("churn", "churn", churned, "Memory and table sizes over time"),
     ("peers", "peers", peers, "Tasks a second beside other queues"),

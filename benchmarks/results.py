@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ __all__ = [
     "gather",
     "load",
     "median",
+    "newest",
     "pairs",
     "reference",
     "shown",
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 # What the other subjects of a benchmark are compared with, first one that is there.
-REFERENCES = ("fifo", "plain insert", "by hand", "without policies")
+REFERENCES = ("fifo", "plain insert", "by hand", "without policies", "flat", "by count")
 MORE_IS_BETTER = frozenset({"tasks/s", "share", "index"})
 LESS_IS_BETTER = frozenset({"ms", "µs", "µs/task", "s", "buffers", "rows", "rows/task", "kB", "MB", "error"})
 COUNTED = frozenset({"buffers", "rows", "tasks", "groups"})  # the same on every machine
@@ -38,9 +39,11 @@ class Key:
     scenario: tuple[tuple[str, Any], ...]
     unit: str = field(compare=False)
 
-    def text(self) -> str:
+    def text(self, without: Iterable[tuple[str, Any]] = ()) -> str:
         return ", ".join(
-            f"{name} {value:,}" if _number(value) else f"{name} {value}" for name, value in self.scenario
+            f"{name} {value:,}" if _number(value) else f"{name} {value}"
+            for name, value in self.scenario
+            if (name, value) not in without
         )
 
 
@@ -52,6 +55,7 @@ Values = dict[str, dict[int, float]]
 class Results:
     """One run, or several that are read as one."""
 
+    files: list[str] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
     values: dict[Key, Values] = field(default_factory=lambda: defaultdict(lambda: defaultdict(dict)))
     series: list[dict[str, Any]] = field(default_factory=list)
@@ -104,13 +108,27 @@ class Results:
 
 
 def load(paths: Iterable[Path]) -> Results:
+    return gather(record for path in paths for record in _records(path))
+
+
+def newest(paths: Sequence[Path]) -> Results:
+    """Each benchmark from the last of the files that has it: several are no measurement of one thing."""
     results = Results()
-    for path in paths:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.strip():
-                    results.add(json.loads(line))
+    taken: set[str] = set()
+    for path in reversed(paths):
+        records = _records(path)
+        new = {record["benchmark"] for record in records if "facts" not in record} - taken
+        if new:
+            results.files.insert(0, path.name)
+            for record in records:
+                if "facts" in record or record["benchmark"] in new:
+                    results.add(record)
+        taken |= new
     return results
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 def gather(records: Iterable[dict[str, Any]]) -> Results:

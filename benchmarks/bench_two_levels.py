@@ -1,0 +1,123 @@
+"""Users inside groups, beside the same groups without: what that costs, and what a tenant of many users gets.
+
+Every group has a hundred tasks, of one user or of up to a hundred. *promotion* is a pass that gives each
+group one more address, once all tasks were heard of; *cycle* is all there is, from the first pass to the last
+end.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from benchmarks.bench_create_task import PAYLOAD
+from benchmarks.bench_cycle import scalar
+from benchmarks.harness import Scale, Session, clear
+
+BASELINES = ()
+EACH = 100  # tasks of a group
+HEARD = 5_000  # rings that a pass hears
+USERS = (1, 2, 10, 100)
+CROWD = 1_000  # users of the one tenant; the other has one
+FLAT = "flat"
+OUTSIDE, INSIDE = "a group for each user", "fairq, users inside groups"
+
+Conn = psycopg.Connection[Any]
+
+
+def estimate(scale: Scale) -> float:
+    tasks = groups_of(scale) * EACH
+    return 2 + scale.repetitions * ((1 + len(USERS)) * tasks * 350e-6 + 2 * crowd(scale) * 800e-6)
+
+
+def groups_of(scale: Scale) -> int:
+    return max(5, scale.tasks // EACH)
+
+
+def crowd(scale: Scale) -> int:
+    return min(CROWD, scale.tasks // 3)
+
+
+def run(session: Session) -> None:
+    subjects = {FLAT: 0, **{f"fairq, {users} user{'s'[: users - 1]} a group": users for users in USERS}}
+    for repetition in session.repetitions():
+        with session.connect() as conn:
+            # Each is first once, so that none has the warmer cache every time.
+            names = [*subjects]
+            start = repetition % len(names)
+            for subject in names[start:] + names[:start]:
+                session.say(f"{subject}, {repetition + 1}")
+                cost(session, conn, subject, subjects[subject])
+            for subject in (OUTSIDE, INSIDE):
+                session.say(f"{subject}, {repetition + 1}")
+                share(session, conn, subject)
+
+
+def cost(session: Session, conn: Conn, subject: str, users: int) -> None:
+    groups = groups_of(session.scale)
+    tasks = groups * EACH
+    clear(conn)
+    keys = [(f"group {n % groups}", f"user {n // groups % users}" if users else None) for n in range(tasks)]
+    create(conn, keys)
+    conn.execute("analyze")
+    worker_id = register(conn)
+    begin = time.perf_counter()
+    passes: list[tuple[float, int]] = []
+    left = tasks
+    while left:
+        before = time.perf_counter()
+        promoted = scalar(conn, "select fairq.promote_overflow('default', %s)", groups)
+        passes.append((time.perf_counter() - before, promoted))
+        left -= len(serve(conn, worker_id, max(promoted, 1)))
+    seconds = time.perf_counter() - begin
+    heard = passes[-(-tasks // HEARD) :]
+    scenario = {"groups": groups, "tasks each": EACH}
+    took = sum(each for each, _ in heard) / sum(promoted for _, promoted in heard)
+    session.record(subject, "promotion", took * 1e6, "µs/task", **scenario)
+    session.record(subject, "cycle", tasks / seconds, "tasks/s", **scenario)
+
+
+def share(session: Session, conn: Conn, subject: str) -> None:
+    """Half of what both tenants have is served: how much of it belongs to the one with a single user?"""
+    count = crowd(session.scale)
+    clear(conn)
+    keys: Sequence[tuple[str, str | None]]
+    if subject == INSIDE:
+        keys = [("many", f"user {n}") for n in range(count)] + [("one", "user")] * count
+    else:
+        keys = [(f"many {n}", None) for n in range(count)] + [("one", None)] * count
+    create(conn, keys)
+    worker_id = register(conn)
+    got: Counter[str] = Counter()
+    while got.total() < count:
+        got.update(group.split()[0] for group in serve(conn, worker_id, 20))
+    what = f"share of the tenant with one user, beside {count:,}"
+    session.record(subject, what, got["one"] / got.total(), "share")
+
+
+def create(conn: Conn, keys: Sequence[tuple[str, str | None]]) -> None:
+    for start in range(0, len(keys), 10_000):
+        groups, users = map(list, zip(*keys[start : start + 10_000], strict=True))
+        conn.execute(
+            "select count(*) from fairq.create_tasks(%s::text[], array_fill(%s::jsonb, array[%s::int]),"
+            " p_user_keys => %s::text[])",
+            (groups, PAYLOAD, len(groups), users),
+        )
+
+
+def register(conn: Conn) -> int:
+    return int(scalar(conn, "select fairq.register_worker('bench', '{default}', 100, '1 hour')"))
+
+
+def serve(conn: Conn, worker_id: int, most: int) -> list[str]:
+    """Pops and finishes; the groups of what was served."""
+    pop = "select id, attempt, group_key from fairq.pop_tasks('default', %s, %s)"
+    popped = conn.execute(pop.encode(), (most, worker_id)).fetchall()
+    if not popped:
+        raise RuntimeError("tasks are left, and none is popped")
+    ids, attempts, groups = map(list, zip(*popped, strict=True))
+    finish = "select count(*) from fairq.finish_tasks(%s, %s::bigint[], %s::integer[])"
+    conn.execute(finish.encode(), (worker_id, ids, attempts))
+    return groups
