@@ -75,7 +75,8 @@ def tokens(session: Session, conn: Conn, subject: str) -> None:
 
 def seconds(session: Session, conn: Conn, subject: str) -> None:
     """For so many seconds of the clock, with work of both all the time."""
-    until = served(session.scale) * 2.0
+    until = max(300.0, served(session.scale) * 2.0)
+    conn.execute("update fairq.settings set test_clock = true")
     prepare(conn, "time" if subject == SETTLED else "count")
     # Of twenty tasks thirteen are long: in turns by count they would take 98 % of the seconds.
     create(conn, ["slow" if n % 20 < 13 else "quick" for n in range(int(SLOTS * until * 1.6))], None)
@@ -97,6 +98,7 @@ def seconds(session: Session, conn: Conn, subject: str) -> None:
         finish(conn, worker_id, ended, None)
         share.append((now, got["slow"] / sum(got.values())))
     conn.execute("reset fairq.now")
+    conn.execute("update fairq.settings set test_clock = false")
     show(session, subject, share, "seconds")
 
 

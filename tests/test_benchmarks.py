@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from benchmarks import compare, harness, measures, page, plots
 from benchmarks.__main__ import NAMES, main
 from benchmarks.engines import Record
-from benchmarks.results import Results, gather, reference, shown
+from benchmarks.results import Results, gather, newest, reference, shown
 from fairq.commands.bench import find_benchmarks
 from tests.support.database import Database
 from tests.support.processes import ROOT, is_alive, program, read_json
@@ -82,6 +82,33 @@ def test_explain_keeps_the_plans_and_tells_who_got_what(empty_database: Database
     visited = next(iter(values.of("explain", "rows visited").values()))
     # Of each task an entry of the order and its body, and no more of others than that makes.
     assert visited["fairq pop"][0] < 2 * 15 + 15 < 300 <= visited["window"][0]
+
+
+def test_what_is_settled_is_shared_evenly(empty_database: Database, tmp_path: Path) -> None:
+    """And the clock of the simulated seconds is the engine's: without, both would share by count."""
+    out = tmp_path / "out.jsonl"
+    arguments = ["--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out), "--draft"]
+    assert CliRunner().invoke(main, ["run", "settled_cost", *arguments]).exit_code == 0
+    values = gather(map(json.loads, out.read_text().splitlines()))
+    for subjects in values.of("settled_cost").values():
+        assert subjects["fairq, settled"][0] < 0.1 < 0.5 < subjects["by count"][0]
+
+
+def test_a_report_takes_each_benchmark_from_the_newest_file(tmp_path: Path) -> None:
+    row = {"what": "cycle", "unit": "tasks/s", "subject": "fairq", "scenario": {}, "repetition": 0}
+    paths = []
+    for name, found in (("1", {"cycle": 1.0, "worker": 1.0}), ("2", {"cycle": 2.0}), ("3", {"cycle": 3.0})):
+        paths.append(tmp_path / f"{name}.jsonl")
+        lines = [
+            {"facts": {"commit": name}},
+            *({**row, "benchmark": of, "value": v} for of, v in found.items()),
+        ]
+        paths[-1].write_text("\n".join(map(json.dumps, lines)))
+    read = newest(paths)
+    assert [values["fairq"] for values in read.of("cycle").values()] == [{0: 3.0}]
+    assert [values["fairq"] for values in read.of("worker").values()] == [{0: 1.0}]
+    assert read.files == ["1.jsonl", "3.jsonl"]
+    assert {facts["commit"] for facts in read.facts} == {"1", "3"}
 
 
 def a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
