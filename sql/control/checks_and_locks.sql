@@ -120,13 +120,13 @@ begin
 end;
 $$;
 
--- Raises QF011 when ids and attempts do not pair.
-create function fairq._check_lengths(p_worker_id bigint, p_ids bigint[], p_attempts integer[]) returns void
+-- Raises QF011 when arrays have another length than the first one; null, where there is none, is none.
+create function fairq._check_lengths(p_lengths integer[]) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
-  if coalesce(cardinality(p_ids), 0) <> coalesce(cardinality(p_attempts), 0) then
-    raise exception 'worker % names % tasks and % attempts', coalesce(p_worker_id::text, 'null'), coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)
-      using errcode = 'QF011', hint = 'Both arrays have one element per task.';
+  if p_lengths[1] <> any(p_lengths) then
+    raise exception 'the arrays have different lengths: %', array_to_string(p_lengths, ', ')
+      using errcode = 'QF011', hint = 'Every array has one element per task; one that has a default may be null.';
   end if;
 end;
 $$;

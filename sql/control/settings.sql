@@ -12,10 +12,6 @@ declare
   v_number double precision;
   v_fits boolean;
 begin
-  if jsonb_typeof(p_settings) <> 'object' then
-    raise exception 'the settings of % are not an object but %', p_of, left(p_settings::text, 60)
-      using errcode = 'QF014', hint = 'Names and values, for example: {"max_running": 5}.';
-  end if;
   p_known := array(
     select a.attname::text
     from pg_catalog.pg_attribute a
@@ -26,12 +22,13 @@ begin
       and (p_known is null or a.attname = any(p_known))
     order by a.attnum
   );
+  perform fairq._check_names(p_of, p_settings, p_known);
 
   for v_setting in
     select e.key as name, e.value, e.value #>> '{}' as input, format_type(a.atttypid, null) as type, pg_get_expr(d.adbin, d.adrelid) as preset,
       b.least, b.most
     from jsonb_each(p_settings) e
-    left join pg_catalog.pg_attribute a on a.attrelid = p_table and a.attname = e.key and e.key = any(p_known)
+    join pg_catalog.pg_attribute a on a.attrelid = p_table and a.attname = e.key
     left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
     left join (
       -- Times are in seconds.
@@ -62,10 +59,6 @@ begin
     ) b(name, least, most) on b.name = regexp_replace(e.key, '^(group|user)_', '')
     order by e.key
   loop
-    if v_setting.type is null then
-      raise exception '% has no setting "%"', p_of, left(v_setting.name, 60)
-        using errcode = 'QF014', hint = format('Did you mean %s? Known settings: %s.', fairq._nearest(v_setting.name, p_known), array_to_string(p_known, ', '));
-    end if;
     if v_setting.input is null then
       execute 'select to_jsonb(' || coalesce(v_setting.preset, 'null::text') || ')' into v_value;
       v_changes := v_changes || jsonb_build_object(v_setting.name, v_value);
@@ -155,14 +148,28 @@ begin
 end;
 $$;
 
--- By the pairs of letters that two names share, of all they have.
-create function fairq._nearest(p_name text, p_known text[]) returns text
-language sql immutable set search_path = pg_catalog, pg_temp as $$
-  select k.name
-  from unnest(p_known) with ordinality k(name, nth)
-  order by (select count(*) from generate_series(1, length(k.name) - 1) i where strpos(p_name, substr(k.name, i, 2)) > 0)
-    / (length(k.name) + length(p_name))::double precision desc, k.nth
-  limit 1
+-- Raises QF014: the settings are no object, or name one that is not known. Meant is perhaps the one that shares most pairs of letters with it.
+create function fairq._check_names(p_of text, p_settings jsonb, p_known text[]) returns void
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_strange text;
+begin
+  if jsonb_typeof(p_settings) <> 'object' then
+    raise exception 'the settings of % are not an object but %', p_of, left(p_settings::text, 60)
+      using errcode = 'QF014', hint = 'Names and values, for example: {"max_running": 5}.';
+  end if;
+  select s.name into v_strange from jsonb_object_keys(p_settings) s(name) where s.name <> all(p_known) order by s.name limit 1;
+  if found then
+    raise exception '% has no setting "%"', p_of, left(v_strange, 60)
+      using errcode = 'QF014', hint = format('Did you mean %s? Known settings: %s.', (
+        select k.name
+        from unnest(p_known) with ordinality k(name, nth)
+        order by (select count(*) from generate_series(1, length(k.name) - 1) i where strpos(v_strange, substr(k.name, i, 2)) > 0)
+          / (length(k.name) + length(v_strange))::double precision desc, k.nth
+        limit 1
+      ), array_to_string(p_known, ', '));
+  end if;
+end;
 $$;
 
 -- "weight = ($1).weight, ...": so that a statement that writes settings need not name them.
@@ -210,7 +217,10 @@ begin
   perform fairq._count_held(p_scope);
   perform fairq._set_sweep_floor(0, 'count held #' || p_scope, pg_current_xact_id()::text::bigint);
   perform fairq._settle_meter(p_scope, fairq._now());
-  perform fairq._set_metered();
+  update fairq.queues q
+  set metered = not q.metered
+  where not q.internal
+    and q.metered <> exists (select from fairq._meters(q.queue));
 end;
 $$;
 
@@ -244,17 +254,6 @@ begin
     insert into fairq.rings (shard_no, queue, group_key, freed)
     values (0, '#' || p_scope, p_scope, case when v_counts then -v_adopted else v_adopted end);
   end if;
-end;
-$$;
-
--- Notes with each queue whether its pops have to ask the meters.
-create function fairq._set_metered() returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-  update fairq.queues q
-  set metered = not q.metered
-  where not q.internal
-    and q.metered <> exists (select from fairq._meters(q.queue));
 end;
 $$;
 

@@ -36,16 +36,8 @@ begin
   if v_settings.draining_at is not null and p_idempotency_keys is null then
     perform fairq._refuse_draining(p_queue);
   end if;
-  if coalesce(cardinality(p_payloads), 0) <> v_count
-    or coalesce(cardinality(p_idempotency_keys), v_count) <> v_count
-    or coalesce(cardinality(p_concurrency_keys), v_count) <> v_count
-    or coalesce(cardinality(p_priorities), v_count) <> v_count
-    or coalesce(cardinality(p_costs), v_count) <> v_count
-    or coalesce(cardinality(p_user_keys), v_count) <> v_count
-  then
-    raise exception 'the arrays have different lengths: % group keys, % payloads', v_count, coalesce(cardinality(p_payloads), 0)
-      using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
-  end if;
+  perform fairq._check_lengths(array[v_count, coalesce(cardinality(p_payloads), 0), cardinality(p_idempotency_keys), cardinality(p_concurrency_keys),
+    cardinality(p_priorities), cardinality(p_costs), cardinality(p_user_keys)]);
 
   -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
   v_announce := v_settings.notify and v_count > 0;

@@ -15,23 +15,13 @@ create function fairq.finish_tasks(
 language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-  v_count integer := coalesce(cardinality(p_ids), 0);
   v_now timestamptz := fairq._now();
   v_unknown text;
   v_shard_no integer;
   v_tasks fairq.leaving[];
 begin
-  if coalesce(cardinality(p_attempts), 0) <> v_count
-    or coalesce(cardinality(p_outcomes), v_count) <> v_count
-    or coalesce(cardinality(p_results), v_count) <> v_count
-    or coalesce(cardinality(p_errors), v_count) <> v_count
-    or coalesce(cardinality(p_retry_delays), v_count) <> v_count
-    or coalesce(cardinality(p_costs), v_count) <> v_count
-    or coalesce(cardinality(p_holds), v_count) <> v_count
-  then
-    raise exception 'worker % finishes % tasks with arrays of other lengths', coalesce(p_worker_id::text, 'null'), v_count
-      using errcode = 'QF011', hint = 'Every array has one element per task, or is null.';
-  end if;
+  perform fairq._check_lengths(array[coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0), cardinality(p_outcomes), cardinality(p_results),
+    cardinality(p_errors), cardinality(p_retry_delays), cardinality(p_costs), cardinality(p_holds)]);
   if not p_outcomes <@ array['succeeded', 'failed', 'retry', 'cancelled', 'expired', 'declined', 'interrupted', 'postponed'] then
     select o.outcome into v_unknown
     from unnest(p_outcomes) o(outcome)

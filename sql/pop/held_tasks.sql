@@ -9,7 +9,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
 declare
   v_shard_no integer;
 begin
-  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  perform fairq._check_lengths(array[coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)]);
   if p_worker_id is null then
     return;
   end if;

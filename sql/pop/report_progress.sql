@@ -13,7 +13,7 @@ declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
 begin
-  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  perform fairq._check_lengths(array[coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)]);
   perform fairq._check_costs(p_worker_id, p_costs);
   if p_worker_id is null then
     return;

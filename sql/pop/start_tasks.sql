@@ -13,7 +13,7 @@ declare
   v_ctids tid[];
   v_expired bigint[];
 begin
-  perform fairq._check_lengths(p_worker_id, p_ids, p_attempts);
+  perform fairq._check_lengths(array[coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)]);
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     perform fairq._check_worker(v_shard_no, p_worker_id);
     select array_agg(h.ctid) filter (where not b.is_expired and coalesce(h.lease_expires_at > v_now, true)), array_agg(h.id) filter (where b.is_expired)

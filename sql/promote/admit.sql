@@ -141,9 +141,10 @@ begin
       when p_take = 0 or ((c.lane).finish, (c.lane).position) >= (p_last.block, p_last.position) then p_tick.clock
       else least(p_last.block + 1, p_tick.clock + least(4e18, ceil(w.reach * fairq._round()))::bigint)
     end,
-    -- The first task that finds something left goes.
+    -- How far it comes with what is left of its budget: the first task that finds something left goes.
     case
-      when ((c.lane).policy).budget is not null then (c.lane).finish + fairq._budget_steps(c.lane, p_now)
+      when ((c.lane).policy).budget is not null then (c.lane).finish + greatest(0, least(2e18,
+        fairq._round() * fairq._budget_left((c.lane).policy, (c.lane).gate, ((c.lane).pace).reserved, p_now) / (c.lane).weight))::bigint
       else 9223372036854775807
     end)::fairq.share order by c.nth)
   into v_shares
@@ -151,12 +152,6 @@ begin
   left join water w on true;
   return v_shares;
 end;
-$$;
-
--- How far in virtual time a lane comes with what is left of its budget.
-create function fairq._budget_steps(p_lane fairq.lanes, p_now timestamptz) returns bigint
-language sql immutable as $$
-  select greatest(0, least(2e18, fairq._round() * fairq._budget_left((p_lane).policy, (p_lane).gate, ((p_lane).pace).reserved, p_now) / (p_lane).weight))::bigint
 $$;
 
 -- The next tasks of each lane, with their addresses, and where it goes on. In a lane whose tasks have concurrency keys, or are long where slots are

@@ -138,28 +138,13 @@ begin
 end;
 $$;
 
--- Lanes whose tasks in flight may not be counted yet, see _adopt: those of groups and users that had none, while there are settings of which this pass has not
--- heard, but which it may have read.
+-- Lanes whose tasks in flight may not be counted yet, see _adopt: those of groups and users that had none, while settings of groups have changed whose rings
+-- were not heard yet, but which this pass may have read. A statement of its own: what the one before it read of them is visible here.
+-- Cost: a step in rings_notable_idx, and one for each pending transaction.
 create function fairq._doubt_counts(p_tick fairq.ticks, p_lanes fairq.lanes[]) returns fairq.lanes[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  if fairq._has_unheard_settings(p_tick) then
-    for v_nth in 1 .. cardinality(p_lanes) loop
-      if (p_lanes[v_nth]).version < p_tick.first_version and fairq._counts((p_lanes[v_nth]).policy) then
-        p_lanes[v_nth].gate.uncounted := 1;
-      end if;
-    end loop;
-  end if;
-  return p_lanes;
-end;
-$$;
-
--- Whether settings of groups have changed, and their rings were not heard yet. A statement of its own: what the one before it read of them is visible here.
--- Cost: a step in rings_notable_idx, and one for each pending transaction.
-create function fairq._has_unheard_settings(p_tick fairq.ticks) returns boolean
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-begin
-  return exists (
+  if exists (
       select from fairq.rings r where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.configured and r.xid >= p_tick.next_xid
     )
     or exists (
@@ -170,7 +155,15 @@ begin
         where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.configured and r.xid = p.xid and r.ring_id > p.ring_id
         limit 1
       ) r
-    );
+    )
+  then
+    for v_nth in 1 .. cardinality(p_lanes) loop
+      if (p_lanes[v_nth]).version < p_tick.first_version and fairq._counts((p_lanes[v_nth]).policy) then
+        p_lanes[v_nth].gate.uncounted := 1;
+      end if;
+    end loop;
+  end if;
+  return p_lanes;
 end;
 $$;
 

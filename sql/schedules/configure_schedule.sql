@@ -10,24 +10,14 @@ create function fairq.configure_schedule(p_name text, p_group_key text, p_settin
 language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz := fairq._now();
-  v_known text[] := array['owner', 'cron', 'time_zone', 'every', 'spread', 'missed', 'queue', 'kind', 'priority', 'concurrency_key', 'headers', 'payload'];
   v_of text := format('schedule "%s" of group "%s"', left(p_name, 60), left(p_group_key, 60));
   v_old fairq.schedules;
   v_new fairq.schedules;
   v_shard_no integer := fairq._group_shard('default', p_group_key);
-  v_strange text;
 begin
   perform fairq._check_name('the name of the schedule', p_name, 200, 'QF006', 'For example daily-report');
-  if jsonb_typeof(p_settings) is distinct from 'object' then
-    raise exception 'the settings of % are not an object but %', v_of, coalesce(left(p_settings::text, 60), 'null')
-      using errcode = 'QF014', hint = 'Names and values, for example: {"every": "10 seconds"}.';
-  end if;
-  select k.name into v_strange from jsonb_object_keys(p_settings) k(name) where k.name <> all(v_known) order by k.name limit 1;
-  if found then
-    raise exception '% has no setting "%"', v_of, left(v_strange, 60)
-      using errcode = 'QF014',
-        hint = format('Did you mean %s? Known settings: %s.', fairq._nearest(v_strange, v_known), array_to_string(v_known, ', '));
-  end if;
+  perform fairq._check_names(v_of, p_settings, array['owner', 'cron', 'time_zone', 'every', 'spread', 'missed', 'queue', 'kind', 'priority', 'concurrency_key',
+    'headers', 'payload']);
 
   insert into fairq.schedules (shard_no, name, group_key, created_at, done_until) values (v_shard_no, p_name, p_group_key, v_now, v_now)
   on conflict do nothing;

@@ -4,7 +4,7 @@
 -- seconds for them: what commits later still is in the history only.
 -- Returns how many parts it wrote, four at most: after a while without upkeep it catches up with the last hour.
 -- Locks: none; the caller holds maintenance. Cost: the history of the last half minute, and some hundred groups of each queue.
-create function fairq._keep_ledger(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
+create function fairq._keep_ledger(p_shard_no integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_snapshot pg_snapshot := pg_current_snapshot();
@@ -32,9 +32,6 @@ begin
     v_written := v_written + 1;
   end loop;
   perform fairq._set_sweep_floor(p_shard_no, 'ledger', (extract(epoch from v_from) * 1000000)::bigint);
-  if v_written > 0 then
-    perform fairq._sweep_ledger(p_shard_no, p_limit, p_now);
-  end if;
   return v_written;
 end;
 $$;
@@ -85,7 +82,35 @@ begin
     v_parts := array(select p from fairq._ledger_part(p_shard_no, v_queue, v_tallies, p_from, p_until, p_now) p);
     continue when v_parts = '{}';
     insert into fairq.ledger select p.* from unnest(v_parts) p;
-    insert into fairq.ledger_queues select q.* from fairq._ledger_queue(p_shard_no, v_queue.queue, v_tallies, v_parts, p_from, p_until) q;
+    insert into fairq.ledger_queues (shard_no, workers, slots, begins_at, until, waiting_since, tasks, ended, seconds, ran, judged, queue, waits, newcomers)
+    select p_shard_no, w.workers, w.slots, p_from, p_until, p.waiting_since, p.tasks, p.ended, p.seconds, p.ran,
+      p.judged, v_queue.queue, c.waits, n.newcomers
+    from (
+      select min(k.waiting_since) as waiting_since, sum(k.tasks)::bigint as tasks, sum(k.ended)::bigint as ended, sum(k.seconds) as seconds,
+        sum(k.ran) as ran, bool_or(k.judged) as judged
+      from unnest(v_parts) k
+    ) p
+    cross join (
+      select coalesce(sum(a.slots), 0)::integer as slots, count(*)::integer as workers
+      from fairq.workers a
+      where a.shard_no = p_shard_no and a.lost_at is null and v_queue.queue = any(a.queues)
+    ) w
+    cross join (
+      select fairq._histogram(array_agg(t.wait_class), array_agg(t.attempts)) as waits
+      from unnest(v_tallies) t
+      where t.queue = v_queue.queue and t.began and t.wait_class is not null
+    ) c
+    cross join (
+      -- Groups of which nothing was there before: the first task of each.
+      select fairq._histogram(array_agg(width_bucket(date_part('epoch', g.first_start - g.first_at), fairq._ledger_steps())), array_agg(1::bigint)) as newcomers
+      from (
+        select min(t.first_at) as first_at, min(t.first_start) as first_start
+        from unnest(v_tallies) t
+        where t.queue = v_queue.queue
+        group by t.group_key
+        having bool_and(t.began) and min(t.first_at) >= p_from
+      ) g
+    ) n;
   end loop;
   perform fairq._add_totals(p_shard_no, v_tallies);
   -- Ranges of the history that are full are told apart by time from now on. Behind a vacuum it is left for the next time.
@@ -374,45 +399,6 @@ language sql stable as $$
   from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) n(next)
 $$;
 
--- The row of a whole queue.
-create function fairq._ledger_queue(
-  p_shard_no integer, p_queue text, p_tallies fairq.tally[], p_parts fairq.ledger[], p_from timestamptz, p_until timestamptz
-) returns setof fairq.ledger_queues
-language plpgsql stable rows 1 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
-begin
-  return query
-    select p_shard_no, w.workers, w.slots, p_from, p_until, p.waiting_since, p.tasks, p.ended, p.seconds, p.ran,
-      p.judged, p_queue, c.waits, n.newcomers
-    from (
-      select min(k.waiting_since) as waiting_since, sum(k.tasks)::bigint as tasks, sum(k.ended)::bigint as ended, sum(k.seconds) as seconds,
-        sum(k.ran) as ran, bool_or(k.judged) as judged
-      from unnest(p_parts) k
-    ) p
-    cross join (
-      select coalesce(sum(a.slots), 0)::integer as slots, count(*)::integer as workers
-      from fairq.workers a
-      where a.shard_no = p_shard_no and a.lost_at is null and p_queue = any(a.queues)
-    ) w
-    cross join (
-      select fairq._histogram(array_agg(t.wait_class), array_agg(t.attempts)) as waits
-      from unnest(p_tallies) t
-      where t.queue = p_queue and t.began and t.wait_class is not null
-    ) c
-    cross join (
-      -- Groups of which nothing was there before: the first task of each.
-      select fairq._histogram(array_agg(width_bucket(date_part('epoch', g.first_start - g.first_at), fairq._ledger_steps())), array_agg(1::bigint)) as newcomers
-      from (
-        select min(t.first_at) as first_at, min(t.first_start) as first_start
-        from unnest(p_tallies) t
-        where t.queue = p_queue
-        group by t.group_key
-        having bool_and(t.began) and min(t.first_at) >= p_from
-      ) g
-    ) n;
-end;
-$$;
-
 -- Adds the tasks that ended to the totals. Of a queue a hundred kinds are told apart.
 create function fairq._add_totals(p_shard_no integer, p_tallies fairq.tally[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -458,20 +444,5 @@ begin
     and (c.relname like '%\_default' or c.relname like '%\_' || to_char(fairq._now(), 'YYYYMMDD'));
 exception when lock_not_available then
   null;
-end;
-$$;
-
--- Removes what is older than the longest retention of a queue, at most p_limit rows.
-create function fairq._sweep_ledger(p_shard_no integer, p_limit integer, p_now timestamptz) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  v_oldest timestamptz := p_now - (select max(q.retention) from fairq.queues q where not q.internal);
-begin
-  perform fairq._remove(p_shard_no, 'ledger', array(
-    select l.ctid from fairq.ledger l where l.shard_no = p_shard_no and l.begins_at < v_oldest order by l.begins_at limit p_limit
-  ));
-  perform fairq._remove(p_shard_no, 'ledger_queues', array(
-    select l.ctid from fairq.ledger_queues l where l.shard_no = p_shard_no and l.begins_at < v_oldest order by l.begins_at limit p_limit
-  ));
 end;
 $$;

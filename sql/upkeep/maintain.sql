@@ -82,7 +82,7 @@ begin
     when p_part = 'partitions' then
       return jsonb_build_object('partitions', case when p_shard_no = 0 then fairq._rotate_partitions() end);
     when p_part = 'ledger' then
-      return jsonb_build_object('parts', fairq._keep_ledger(p_shard_no, p_limit, v_now));
+      return jsonb_build_object('parts', fairq._keep_ledger(p_shard_no, v_now));
     else
       return (select fairq._keep_queue(p_shard_no, q, p_limit) from fairq.queues q where 'queue ' || q.queue = p_part);
   end case;

@@ -205,7 +205,7 @@ end;
 $$;
 
 -- Removes wishes to cancel and progress whose task is gone, watches that ran out, idempotency keys whose task is gone for longer than the retention, and rows of the
--- history's default partitions past every queue's. At most p_limit of each.
+-- history's default partitions, and of the ledger, past every queue's. At most p_limit of each.
 -- Returns how many rows it removed.
 create function fairq._sweep_notes(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -236,6 +236,12 @@ begin
   ))
   + fairq._remove(p_shard_no, 'attempts_default', array(
     select n.ctid from fairq.attempts_default n where n.shard_no = p_shard_no and n.ended_at < v_oldest order by n.ended_at limit p_limit
+  ))
+  + fairq._remove(p_shard_no, 'ledger', array(
+    select l.ctid from fairq.ledger l where l.shard_no = p_shard_no and l.begins_at < v_oldest order by l.begins_at limit p_limit
+  ))
+  + fairq._remove(p_shard_no, 'ledger_queues', array(
+    select l.ctid from fairq.ledger_queues l where l.shard_no = p_shard_no and l.begins_at < v_oldest order by l.begins_at limit p_limit
   ))
   + fairq._remove(p_shard_no, 'idempotency_keys', array(
     select n.ctid
