@@ -323,14 +323,21 @@ def upkeep_parts() -> driver.Params:
 @driver.Statement[str](
     "the",
     """-- name: FireSchedules :one
-select fairq.fire_schedules()::jsonb as fired""",
+select fairq.fire_schedules(p_limit => $1::integer, p_after => $2::bigint)::jsonb as fired""",
     driver.scalar(),
     binary=False,
     raw_json=True,
 )
-def fire_schedules() -> driver.Params:
-    """Creates the tasks of schedules that are due; {"fired", "due_in", "unplanned"}."""
-    return ()
+def fire_schedules(
+    *,
+    most: int,
+    after_id: int | None = None,
+) -> driver.Params:
+    """Creates the tasks of schedules that are due; {"fired", "last", "due_in", "unplanned"}."""
+    return (
+        driver.Int4(most),
+        driver.maybe(driver.Int8, after_id),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -215,6 +215,7 @@ class Engine:
                 first_maintain=settings.maintain_interval_ms / 1000 if settings.mode == "forever" else 0.0,
                 first_pause=settings.db_retry_initial_ms / 1000,
                 health=settings.health,
+                slots=self.turns.limits.slots,
             ),
             worker_ids=self._worker_ids,
             held=lambda: list(self.held.by_id),

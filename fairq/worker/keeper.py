@@ -38,7 +38,9 @@ log = logging.getLogger("fairq.worker")
 STANDSTILL_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 0.5
 # Between two looks at schedules that are due: of many workers, one after the other finds something.
-FIRE_PAUSE: Final = (0.05, 0.15)
+FIRE_PAUSE: Final = (0.005, 0.015)
+# Ticks wait so long for those before them to begin: their queue may stand.
+FIRE_PATIENCE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class KeeperPlan:
     first_maintain: float
     first_pause: float
     health: str = ""
+    slots: int = 1
 
 
 class Keeper:
@@ -93,6 +96,9 @@ class Keeper:
         self._beat_at = time.monotonic()
         self._maintain_at = self._beat_at + plan.first_maintain
         self._last_pulse = 0.0
+        self._fired: tuple[int | None, float] = (None, 0.0)
+        self._late = 0.0
+        self._stalls = 0
         self._looked_at = 0.0
         self._still = 0.0
         self._warned = False
@@ -226,6 +232,8 @@ class Keeper:
         with self._limited(self._plan.patience) as conn:
             parts = workers.upkeep_parts(conn)
         for part in parts:
+            if part == "schedules":  # as they come due, and few at a time
+                continue
             if time.monotonic() > until:
                 return
             try:
@@ -271,9 +279,14 @@ class Keeper:
 
     def _fire(self) -> float:
         """Returns the seconds until the next look. Nothing due costs two index steps."""
+        last, at = self._fired
+        if last is not None and time.monotonic() - at > FIRE_PATIENCE:
+            last = None
+            self._stalls += 1
+        most = plan.ticks_at_a_time(self._plan.slots, self._late, self._stalls)
         try:
             with self._limited(self._plan.patience) as conn:
-                said = json.loads(workers.fire_schedules(conn))
+                said = json.loads(workers.fire_schedules(conn, most=most, after_id=last))
                 if said["unplanned"]:
                     schedules.plan_due(conn)
         except psycopg.Error as exc:
@@ -282,7 +295,11 @@ class Keeper:
             # The sign of life goes on.
             log.warning("schedules were not fired: %s", explain(exc), extra={"action": "fire_failed"})
             return math.inf
+        self._late = max(0.0, -(said["due_in"] or 0.0))
+        if self._late == 0 or (last is not None and said["fired"]):
+            self._stalls = 0
         if said["fired"]:
+            self._fired = said["last"], time.monotonic()
             log.debug("schedules: %d tasks", said["fired"], extra={"action": "fired"})
         due_in = 0.0 if said["unplanned"] else said["due_in"]
         return math.inf if due_in is None else max(due_in + 0.001, random.uniform(*FIRE_PAUSE))

@@ -18,6 +18,7 @@ __all__ = [
     "pop_limit",
     "retry_delay",
     "standstill",
+    "ticks_at_a_time",
     "to_start",
 ]
 
@@ -71,6 +72,15 @@ def poll_delay(
     first = FIRST_PAUSE_LISTENING if listening else FIRST_PAUSE
     pause = min(first * 2.0 ** min(max(quiet, 1) - 1, 40), interval) * (1 + JITTER * (2 * draw() - 1))
     return pause if due_in is None else max(0.0, min(pause, due_in))
+
+
+def ticks_at_a_time(slots: int, late: float, stalls: int) -> int:
+    """How many due schedules to fire before the next look: half of what runs at a time; the later the more,
+    and twice as many each time those before did not begin.
+
+    A task of a group that had none stands before what its neighbors enqueue next. A tick that waits does not.
+    """
+    return min((max(slots // 2, 4) * (1 + int(late / 10))) << min(stalls, 5), 100)
 
 
 def standstill(before: float, elapsed: float, lease: float) -> float:

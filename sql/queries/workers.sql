@@ -103,8 +103,8 @@ select fairq.maintain(p_part => sqlc.arg(part)::text)::jsonb as done;
 select u.part::text as part from fairq.upkeep_parts() u(part);
 
 -- name: FireSchedules :one
--- Creates the tasks of schedules that are due; {"fired", "due_in", "unplanned"}.
-select fairq.fire_schedules()::jsonb as fired;
+-- Creates the tasks of schedules that are due; {"fired", "last", "due_in", "unplanned"}.
+select fairq.fire_schedules(p_limit => sqlc.arg(most)::integer, p_after => sqlc.narg(after_id)::bigint)::jsonb as fired;
 
 -- name: UnplannedSchedules :many
 -- Schedules by cron whose ticks are to be planned, and what time it is.

@@ -1,28 +1,42 @@
 -- Creates the tasks of schedules that are due, at most p_limit, an equal part of each shard (at least one), one tick of each schedule. Any number of callers may do so, as often as they like.
--- Few at a time: each task of a group that had none stands before what its neighbors enqueue next. A tick that waits here stands before nobody.
--- Returns {"fired": how many tasks, "due_in": seconds until a schedule is due, 0 or less: more are; null: none will be, "unplanned": a plan is to be renewed}.
+-- Few at a time: each task of a group that had none stands before what its neighbors enqueue next. A tick that waits here stands before nobody. So a caller
+-- may say which task was the last one of his call before (p_after): none is created while that has not begun.
+-- Returns {"fired": how many tasks, "last": the id of the last one, "due_in": seconds until a schedule is due, 0 or less: more are; null: none will be,
+-- "unplanned": a plan is to be renewed}.
 -- Raises QF007 bad limit.
 -- Locks: schedules, "skip locked".
--- Cost: when nothing is due, one step in schedules_fire_at_idx and one in schedules_plan_at_idx.
-create function fairq.fire_schedules(p_limit integer default 100) returns jsonb
+-- Cost: when nothing is due, one step in schedules_fire_at_idx and one in schedules_plan_at_idx; with p_after two look-ups of its id.
+create function fairq.fire_schedules(p_limit integer default 100, p_after bigint default null) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
   v_most integer;
-  v_fired integer := 0;
+  v_fired bigint[] := array[]::bigint[];
   v_fire_at timestamptz;
   v_plan_at timestamptz;
+  v_waits boolean := false;
 begin
   perform fairq._check_limit(p_limit);
+  if p_after is not null then
+    for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+      v_waits := v_waits or (
+        exists (select from fairq.tasks t where t.shard_no = v_shard_no and t.id = p_after and t.attempt = 0)
+        and not exists (select from fairq.held h where h.shard_no = v_shard_no and h.id = p_after and h.started_at is not null)
+      );
+    end loop;
+  end if;
   for v_shard_no, v_most in select s.shard_no, greatest(1, p_limit / count(*) over ())::integer from fairq._shards(null) s(shard_no) loop
-    v_fired := v_fired + fairq._fire_due(v_shard_no, v_most, v_now);
+    if not v_waits then
+      v_fired := v_fired || fairq._fire_due(v_shard_no, v_most, v_now);
+    end if;
     -- Not min(): of a table that was empty when the plan was made, any other index would do as well.
     v_fire_at := least(v_fire_at, (select s.fire_at from fairq.schedules s where s.shard_no = v_shard_no and s.fire_at is not null order by s.fire_at limit 1));
     v_plan_at := least(v_plan_at, (select s.plan_at from fairq.schedules s where s.shard_no = v_shard_no and s.plan_at is not null order by s.plan_at limit 1));
   end loop;
-  return jsonb_build_object('fired', v_fired, 'due_in', extract(epoch from v_fire_at - fairq._now()), 'unplanned', coalesce(v_plan_at <= v_now, false));
+  return jsonb_build_object('fired', cardinality(v_fired), 'last', v_fired[cardinality(v_fired)],
+    'due_in', extract(epoch from v_fire_at - fairq._now()), 'unplanned', coalesce(v_plan_at <= v_now, false));
 end;
 $$;
 comment on function fairq.fire_schedules is 'Creates the tasks of schedules that are due, and says when to look again.';

@@ -17,17 +17,17 @@ $$;
 -- meanwhile. A schedule is locked, moved on and made a task of in one transaction, by the database's clock; who meets it after that finds it not due. So a
 -- tick happens once, whoever calls how often.
 -- Who fires has the schedule's rights, not his own: the queue's enqueue_role was for whoever made the schedule. A queue that drains, or is gone, refuses.
--- Returns how many tasks were created.
+-- Returns the ids of the tasks.
 -- One by one: a join of the due ones with their table was planned while that was empty, and then reads all of it. enable_sort is off: due rows come in the
 -- order of their index, another one with a sort behind it would read all of them, too.
 -- Locks: schedules, "skip locked"; tasks and rings are only inserted.
 -- Cost: schedules_fire_at_idx up to now; one update and two inserts a tick.
-create function fairq._fire_due(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
+create function fairq._fire_due(p_shard_no integer, p_limit integer, p_now timestamptz) returns bigint[]
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
   v_due record;
   v_task_id bigint;
-  v_fired integer := 0;
+  v_fired bigint[] := array[]::bigint[];
   v_queues text[] := array[]::text[];
 begin
   for v_due in
@@ -68,7 +68,7 @@ begin
     if v_task_id is not null then
       insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
       values (p_shard_no, v_due.queue, v_due.group_key, v_due.priority, v_task_id, v_due.concurrency_key is not null);
-      v_fired := v_fired + 1;
+      v_fired := v_fired || v_task_id;
       if v_due.queue <> all(v_queues) then
         v_queues := v_queues || v_due.queue;
       end if;

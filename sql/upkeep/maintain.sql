@@ -76,7 +76,7 @@ begin
     when p_part = 'expiry' then
       return jsonb_build_object('expired', fairq._expire_waiting(p_shard_no, p_limit, v_now));
     when p_part = 'schedules' then
-      return jsonb_build_object('fired', fairq._fire_due(p_shard_no, least(p_limit, 500), v_now));
+      return jsonb_build_object('fired', cardinality(fairq._fire_due(p_shard_no, least(p_limit, 500), v_now)));
     when p_part = 'notes' then
       return jsonb_build_object('swept', fairq._sweep_notes(p_shard_no, p_limit, v_now));
     when p_part = 'partitions' then

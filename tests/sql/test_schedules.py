@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.calls import Conn, at, call, column, create, one, pop, refused, register, run
+from tests.support.calls import Conn, at, call, column, create, one, pop, refused, register, run, start
 from tests.support.database import Database
 
 NAME = "report"
@@ -18,7 +18,7 @@ def schedule(conn: Conn, group: str = "bob", name: str = NAME, **settings: Any) 
 
 
 def fire(conn: Conn, limit: int = 500) -> dict[str, Any]:
-    said: dict[str, Any] = one(conn, "select fairq.fire_schedules(%s)", limit)
+    said: dict[str, Any] = one(conn, "select fairq.fire_schedules(%s) - 'last'", limit)
     return said
 
 
@@ -233,6 +233,29 @@ def test_others_wait_for_the_ticks_of_one_call_not_for_all_that_are_due(db: Conn
     popped = pop(db, worker, 1000)
     assert len(popped) == 201
     assert list(map(int, popped)).index(mine) <= 100
+
+
+@pytest.mark.usefixtures("unsharded")
+def test_ticks_wait_for_those_of_the_call_before_to_begin(db: Conn) -> None:
+    """I6, S5."""
+    run(db, """select fairq.configure_schedule('s', 'g' || g, '{"every": 5}') from generate_series(1, 9) g""")
+    worker = register(db)
+    at(db, "12:00:05")
+
+    def fired(after: int | None) -> tuple[int, int | None]:
+        said = one(db, "select fairq.fire_schedules(4, %s)", after)
+        return said["fired"], said["last"]
+
+    count, last = fired(None)
+    assert count == 4
+    assert fired(last) == (0, None), "it waits in line"
+    run(db, "select fairq.pop_tasks('default', 100, %s, '1 minute')", worker)
+    assert fired(last) == (0, None), "it is claimed"
+    start(db, worker, [last or 0])
+    count, last = fired(last)
+    assert count == 4
+    pop(db, worker, 100)
+    assert fired(last)[0] == 1
 
 
 # --- Groups ---------------------------------------------------------------------------------------

@@ -112,6 +112,15 @@ def test_halving_loses_nothing_and_ends(batch: list[int]) -> None:
     assert 0 < len(first) < len(batch)
 
 
+@given(st.integers(1, 5000), st.floats(0, 1e6), st.integers(0, 10**6))
+def test_more_ticks_are_fired_at_a_time_the_later_they_are(slots: int, late: float, stalls: int) -> None:
+    assert 4 <= plan.ticks_at_a_time(slots, 0, 0) <= max(4, slots // 2)
+    some = plan.ticks_at_a_time(slots, late, stalls)
+    assert some <= plan.ticks_at_a_time(slots, late + 10, stalls) <= 100
+    assert some <= plan.ticks_at_a_time(slots, late, stalls + 1) <= 100
+    assert plan.ticks_at_a_time(slots, 0, 5) == 100
+
+
 @given(st.lists(st.floats(0.01, 0.4), min_size=1), st.floats(1, 100))
 def test_a_loop_that_stands_still_is_found_out_and_one_stopped_with_its_process_is_not(
     looks: list[float], stop: float

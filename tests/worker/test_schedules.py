@@ -24,6 +24,37 @@ def test_a_worker_fires_each_tick_between_two_signs_of_life(desk: Desk) -> None:
     assert ticks == [ticks[0] + timedelta(seconds=n) for n in range(len(ticks))]
 
 
+def test_who_enqueues_while_a_thousand_are_due_waits_for_a_few_of_them(desk: Desk) -> None:
+    """I6, S5: in turns, not in seconds. A worker of one slot fires four at a time."""
+    app = fairq.App()
+    begun: list[str] = []
+
+    @app.task
+    def tick(payload: None) -> None:
+        begun.append("tick")
+        if len(begun) % 50 == 0:
+            desk.enqueue("other", group_key=f"other {len(begun)}")
+            begun.append("asked")
+
+    @app.task
+    def other(payload: None) -> None:
+        begun.append("other")
+
+    desk.rows(
+        """
+        select fairq.configure_schedule('s', 'g' || g, '{"every": 86400, "kind": "tick"}')
+        from generate_series(1, 1000) g
+        """
+    )
+    desk.conn.execute("update fairq.schedules set next_tick = now(), fire_at = now()")
+    with worker_thread(app, desk.dsn, concurrency=1):
+        desk.wait_until(lambda: begun.count("other") >= 4, "four of others have run")
+    for _ in range(4):
+        asked, ran = begun.index("asked"), begun.index("other")
+        assert ran - asked <= 25
+        begun[asked] = begun[ran] = ""
+
+
 def some_app() -> fairq.App:
     app = fairq.App()
 
