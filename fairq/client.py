@@ -115,9 +115,10 @@ def _there(id: int, row: T | None) -> T:
 @on_connection
 def retry(id: int) -> Call[bool]:
     """Run an ended task again, with one attempt more than it had, or one that waits for its time now. False:
-    there is nothing to be done. Needs the rights of `fairq_admin`.
+    there is nothing to be done. Raises IdempotencyConflict when another task has its idempotency key. Needs
+    the rights of `fairq_admin`.
     """
-    return queries.retry_task.call(id=check_id(id))
+    return queries.retry_task.call(id=check_id(id), strict=True)
 
 
 @on_connection

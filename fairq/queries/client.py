@@ -155,15 +155,19 @@ def cancel(
 @driver.Statement[bool](
     "the",
     """-- name: RetryTask :one
-select fairq.retry_task($1::bigint)::boolean as accepted""",
+select fairq.retry_task($1::bigint, p_strict => $2::boolean)::boolean as accepted""",
     driver.scalar(),
 )
 def retry_task(
     *,
     id: int,
+    strict: bool,
 ) -> driver.Params:
     """Runs an ended task again, or a scheduled one now; false: there is no such task."""
-    return (driver.Int8(id),)
+    return (
+        driver.Int8(id),
+        strict,
+    )
 
 
 @driver.Statement[int](
@@ -200,7 +204,7 @@ def cancel_many(
 @driver.Statement[int](
     "the",
     """-- name: RetryMany :one
-select count(*) filter (where case when $1::boolean then true else fairq.retry_task(f.id) end)::bigint as tasks
+select count(*) filter (where case when $1::boolean then true else fairq.retry_task(f.id, p_strict => false) end)::bigint as tasks
 from (
   select f.id
   from fairq.finished_tasks f

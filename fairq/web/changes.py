@@ -284,7 +284,7 @@ def _retry(ask: Ask) -> Plan:
         "Retry",
         lambda: (
             "It waits for its turn."
-            if client_queries.retry_task(ask.conn, id=id)
+            if client_queries.retry_task(ask.conn, id=id, strict=True)
             else "There was nothing to do."
         ),
         ("/task", {"id": id}),
@@ -317,7 +317,7 @@ def _retry_all(ask: Ask) -> Plan:
     ]
 
     def does() -> str:
-        calls = [client_queries.retry_task.call(id=each.id) for each in found]
+        calls = [client_queries.retry_task.call(id=each.id, strict=False) for each in found]
         again = sum(answer is True for answer in driver.run_pipeline(ask.conn, *calls)) if calls else 0
         return f"{count(again, 'task')} will run again."
 

@@ -162,8 +162,8 @@ create function fairq._claim_idempotency_key(
 ) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_fingerprint text := md5(p_kind || ' ' || p_payload::text);
-  v_known record;
+  v_fingerprint text := fairq._fingerprint(p_kind, p_payload);
+  v_known fairq.idempotency_keys;
 begin
   if p_unique <> 'waiting' or p_idempotency_key is null then
     raise exception 'a task of group "%" is to be unique: "%", with the key %', p_group_key, left(p_unique, 40), coalesce('"' || left(p_idempotency_key, 40) || '"', 'null')
@@ -179,7 +179,7 @@ begin
     end if;
 
     if p_unique is null then
-      select k.task_id, k.fingerprint into v_known
+      select k.* into v_known
       from fairq.idempotency_keys k
       where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
       exit when found;
@@ -187,7 +187,7 @@ begin
     end if;
     delete from fairq.idempotency_keys k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
-    returning k.task_id into v_known;
+    returning k.* into v_known;
     if found and exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = v_known.task_id offset 0) then
       insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held) values (p_shard_no, v_known.task_id, fairq._now(), true);
       insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (p_shard_no, p_queue, p_group_key, v_known.task_id);
@@ -201,6 +201,35 @@ begin
   return v_known.task_id;
 end;
 $$;
+
+-- The idempotency key of a task that ended is its own again, unless another one has it. Who creates a task with an equal key waits.
+-- Returns the id of that other task; null: the key is ours.
+-- Locks: idempotency_keys, one row.
+create function fairq._retake_idempotency_key(
+  p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_kind text, p_payload jsonb, p_id bigint
+) returns bigint
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_task_id bigint;
+begin
+  loop
+    select k.task_id into v_task_id
+    from fairq.idempotency_keys k
+    where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
+    for update;
+    exit when found;
+    insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
+    values (p_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, fairq._fingerprint(p_kind, p_payload), fairq._now())
+    on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
+    exit when found;
+  end loop;
+  return nullif(v_task_id, p_id);
+end;
+$$;
+
+-- What a task does, for the comparison with another of the same idempotency key.
+create function fairq._fingerprint(p_kind text, p_payload jsonb) returns text
+language sql immutable as $$ select md5(p_kind || ' ' || p_payload::text) $$;
 
 -- Whether workers have been told by NOTIFY of something in this domain that no promotion has heard yet. Another NOTIFY would tell them nothing, and it is dear: it
 -- takes a database-wide lock that is held until the commit is on disk, so all who notify commit one after the other.

@@ -1,17 +1,35 @@
 -- Runs a task again: one that ended otherwise than well, with one attempt more than it had; or one that waits for its back-off or schedule, now.
+-- Of one idempotency key one task is in line at most: an ended one whose key another task has taken since is refused; unless p_strict, it stays as it is.
 -- Returns true when there was something to do.
--- Raises QF016: the task ended, and its queue is draining.
--- Locks: the task, and wishes to cancel it.
-create function fairq.retry_task(p_id bigint) returns boolean
+-- Raises QF016: the task ended, and its queue is draining; QF010: the task ended, and another one has its idempotency key.
+-- Locks: its idempotency key, the task, and wishes to cancel it.
+create function fairq.retry_task(p_id bigint, p_strict boolean default true) returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
   v_now timestamptz := fairq._now();
   v_sequence bigint := nextval('fairq.task_ids');
+  v_ended record;
+  v_other_id bigint;
   v_task record;
 begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+    -- The key comes first: who takes it from this task now waits, and then finds the task in line.
+    select f.queue, f.group_key, f.idempotency_key, f.kind, f.payload into v_ended
+    from fairq.finished_tasks f
+    where f.shard_no = v_shard_no and f.id = p_id and f.outcome <> 'succeeded';
+    if v_ended.idempotency_key is not null then
+      v_other_id := fairq._retake_idempotency_key(v_shard_no, v_ended.queue, v_ended.group_key, v_ended.idempotency_key, v_ended.kind, v_ended.payload, p_id);
+      if v_other_id is not null and p_strict then
+        raise exception 'the idempotency key "%" of task % belongs to task % now', v_ended.idempotency_key, p_id, v_other_id
+          using errcode = 'QF010', hint = 'That task does this work. If this one is to run nevertheless, create it anew with another key.';
+      end if;
+      if v_other_id is not null then
+        return false;
+      end if;
+    end if;
+
     with ended as (
       delete from fairq.finished_tasks f
       where f.shard_no = v_shard_no and f.id = p_id

@@ -52,7 +52,7 @@ select fairq.cancel_task(sqlc.arg(id)::bigint)::boolean as accepted;
 
 -- name: RetryTask :one
 -- Runs an ended task again, or a scheduled one now; false: there is no such task.
-select fairq.retry_task(sqlc.arg(id)::bigint)::boolean as accepted;
+select fairq.retry_task(sqlc.arg(id)::bigint, p_strict => sqlc.arg(strict)::boolean)::boolean as accepted;
 
 -- name: CancelMany :one
 -- Cancels the live tasks of a queue, as `cancel_task` does, or only counts them; how many.
@@ -69,7 +69,7 @@ from (
 
 -- name: RetryMany :one
 -- Runs ended tasks of a queue again, as `retry_task` does, or only counts them; how many.
-select count(*) filter (where case when sqlc.arg(dry_run)::boolean then true else fairq.retry_task(f.id) end)::bigint as tasks
+select count(*) filter (where case when sqlc.arg(dry_run)::boolean then true else fairq.retry_task(f.id, p_strict => false) end)::bigint as tasks
 from (
   select f.id
   from fairq.finished_tasks f

@@ -10,12 +10,15 @@ import pytest
 from tests.support.calls import (
     Conn,
     Held,
+    call,
+    column,
     create,
     finish,
     maintain,
     one,
     pop,
     promote,
+    refused,
     register,
     run,
     states,
@@ -114,6 +117,73 @@ def test_equal_keys_wait_for_each_other_and_one_is_left(database: Database) -> N
     worker = register(observer)
     (task,) = pop(observer, worker)
     assert one(observer, "select payload from fairq.tasks where id = %s", task) == 2
+
+
+def retry(conn: Conn, id_: int, **options: bool) -> bool:
+    return bool(call(conn, "retry_task", id_, **options)[0][0])
+
+
+def failed(conn: Conn) -> int:
+    worker = register(conn)
+    id_ = create(conn, **UNIQUE)
+    finish(conn, worker, pop(conn, worker), "failed")
+    return id_
+
+
+def test_an_ended_one_is_not_run_again_beside_another_of_its_key(db: Conn) -> None:
+    first = failed(db)
+    second = create(db, **UNIQUE)
+    with refused(db, "QF010"):
+        retry(db, first)
+    assert not retry(db, first, strict=False)
+    assert second in states(db)
+    assert first not in column(db, "select id from fairq.tasks")
+    assert outcomes(db) == {first: "failed"}
+
+
+def test_a_key_that_was_swept_is_taken_again(db: Conn) -> None:
+    first = failed(db)
+    run(db, "delete from fairq.idempotency_keys")
+    assert retry(db, first)
+    assert create(db, idempotency_key="index") == first
+    second = create(db, **UNIQUE)
+    assert pop(db, register(db)) == [second]
+    assert_consistent(db)
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_who_takes_the_key_while_a_task_is_retried_waits_and_finds_it_in_line(
+    database: Database, swept: bool
+) -> None:
+    observer = database.connect(autocommit=True)
+    retries, creates = database.connect(), database.connect()
+    first = failed(observer)
+    if swept:
+        run(observer, "delete from fairq.idempotency_keys")
+    assert retry(retries, first)
+    waiting = in_background(creates, CREATE, ["2"])
+    assert wait_until_blocked(observer, pid_of(creates)) == [pid_of(retries)]
+    retries.commit()
+    ((second,),) = result(waiting)
+    creates.commit()
+    assert pop(observer, register(observer)) == [second]
+    assert outcomes(observer) == {first: "cancelled"}
+    assert_consistent(observer)
+
+
+def test_who_retries_while_another_takes_the_key_waits_and_is_refused(database: Database) -> None:
+    observer = database.connect(autocommit=True)
+    retries, creates = database.connect(), database.connect()
+    first = failed(observer)
+    second = create(creates, **UNIQUE)
+    waiting = in_background(retries, "select fairq.retry_task(%s)", [first])
+    assert wait_until_blocked(observer, pid_of(retries)) == [pid_of(creates)]
+    creates.commit()
+    with pytest.raises(psycopg.Error) as caught:
+        result(waiting)
+    assert caught.value.sqlstate == "QF010"
+    assert pop(observer, register(observer)) == [second]
+    assert_consistent(observer)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ class AnyTaskAdmin(FairqAdmin):
 
 
 def _retry(conn: Any, row: Any) -> Any:
-    return run(conn, queries.retry_task.call(id=row.id))
+    return run(conn, queries.retry_task.call(id=row.id, strict=False))
 
 
 @admin.register(Task)
