@@ -1,8 +1,8 @@
-"""Users inside groups, beside the same groups without: what that costs, and what a tenant of many users gets.
+"""Users inside groups, beside as many groups without: what that costs, and what a tenant of many users gets.
 
-Every group has a hundred tasks, of one user or of up to a hundred. *promotion* is a pass that gives each
-group one more address, once all tasks were heard of; *cycle* is all there is, from the first pass to the last
-end.
+The same tasks of the same thousand, each of whom is a group, or a user in a group of one to a hundred.
+*promotion* is a pass that gives each of them one more address, once all tasks were heard of; *cycle* is all
+there is, from the first pass to the last end.
 """
 
 import time
@@ -17,10 +17,9 @@ from benchmarks.bench_cycle import scalar
 from benchmarks.harness import Scale, Session, clear
 
 BASELINES = ()
-EACH = 100  # tasks of a group
 HEARD = 5_000  # rings that a pass hears
 USERS = (1, 2, 10, 100)
-CROWD = 1_000  # users of the one tenant; the other has one
+CROWD = 1_000
 FLAT = "flat"
 OUTSIDE, INSIDE = "a group for each user", "fairq, users inside groups"
 
@@ -28,12 +27,7 @@ Conn = psycopg.Connection[Any]
 
 
 def estimate(scale: Scale) -> float:
-    tasks = groups_of(scale) * EACH
-    return 2 + scale.repetitions * ((1 + len(USERS)) * tasks * 350e-6 + 2 * crowd(scale) * 800e-6)
-
-
-def groups_of(scale: Scale) -> int:
-    return max(5, scale.tasks // EACH)
+    return 2 + scale.repetitions * ((1 + len(USERS)) * scale.tasks * 350e-6 + 2 * crowd(scale) * 800e-6)
 
 
 def crowd(scale: Scale) -> int:
@@ -56,11 +50,11 @@ def run(session: Session) -> None:
 
 
 def cost(session: Session, conn: Conn, subject: str, users: int) -> None:
-    groups = groups_of(session.scale)
-    tasks = groups * EACH
+    tasks = session.scale.tasks
+    count = min(CROWD, tasks // 10)
     clear(conn)
-    keys = [(f"group {n % groups}", f"user {n // groups % users}" if users else None) for n in range(tasks)]
-    create(conn, keys)
+    names = [(f"group {n // users}", f"user {n}") if users else (f"group {n}", None) for n in range(count)]
+    create(conn, [names[n % count] for n in range(tasks)])
     conn.execute("analyze")
     worker_id = register(conn)
     begin = time.perf_counter()
@@ -68,12 +62,12 @@ def cost(session: Session, conn: Conn, subject: str, users: int) -> None:
     left = tasks
     while left:
         before = time.perf_counter()
-        promoted = scalar(conn, "select fairq.promote_overflow('default', %s)", groups)
+        promoted = scalar(conn, "select fairq.promote_overflow('default', %s)", count)
         passes.append((time.perf_counter() - before, promoted))
         left -= len(serve(conn, worker_id, max(promoted, 1)))
     seconds = time.perf_counter() - begin
     heard = passes[-(-tasks // HEARD) :]
-    scenario = {"groups": groups, "tasks each": EACH}
+    scenario = {"groups or users": count, "tasks each": tasks // count}
     took = sum(each for each, _ in heard) / sum(promoted for _, promoted in heard)
     session.record(subject, "promotion", took * 1e6, "µs/task", **scenario)
     session.record(subject, "cycle", tasks / seconds, "tasks/s", **scenario)

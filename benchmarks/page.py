@@ -65,10 +65,10 @@ LEADS = {
         " with the length of the run."
     ),
     "two_levels": (
-        "Groups of a hundred tasks, all of them there from the beginning, with one user each, or up to a"
-        " hundred; *flat* is the same without users. *Promotion* is a pass that gives every group one address"
-        " more, once all tasks were heard of. *Cycle* is promote, pop and finish, with the hearing. The"
-        " third plot is what users are for: a tenant with many beside a tenant with one."
+        "The same tasks of the same thousand: each of whom is a group (*flat*), or a user in a group of one,"
+        " two, ten or a hundred. *Promotion* is a pass that gives each of them one address more, once all tasks"
+        " were heard of; *cycle* is promote, pop and finish, with the hearing. The third plot is what users are"
+        " for: a tenant with many of them beside a tenant with one."
     ),
     "settled_cost": (
         "Two tenants of equal weight. *Tokens*: answers of 10 to 10,000 tokens, log-normal. One tenant has"
@@ -321,7 +321,7 @@ class Target:
 TARGETS = (
     *(
         Target(
-            f"promotion of groups with {users}, beside groups without",
+            f"promotion of groups with {users} each, beside as many groups without",
             1.3,
             "times",
             ("two_levels", "promotion", f"fairq, {users} a group"),

@@ -175,7 +175,7 @@ def two_levels(results: Results) -> Figure | None:
     return _bar_cards(
         results.of("two_levels"),
         "Users inside groups",
-        "Groups of a hundred tasks, of one user or of many. Less of promotion is better, more of the rest.",
+        "As many users, each a group (flat) or in groups. Less of promotion is better, more of the rest.",
     )
 
 
