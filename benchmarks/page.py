@@ -66,9 +66,9 @@ LEADS = {
     ),
     "two_levels": (
         "The same tasks of the same thousand: each of whom is a group (*flat*), or a user in a group of one,"
-        " two, ten or a hundred. *Promotion* is a pass that gives each of them one address more, once all tasks"
-        " were heard of; *cycle* is promote, pop and finish, with the hearing. The third plot is what users are"
-        " for: a tenant with many of them beside a tenant with one."
+        " two, ten or a hundred. *Promotion* is a pass that gives each of them one address more, once all"
+        " tasks were heard of; *cycle* is promote, pop and finish, with the hearing. The third plot is what"
+        " users are for: a tenant with many of them beside a tenant with one."
     ),
     "settled_cost": (
         "Two tenants of equal weight. *Tokens*: answers of 10 to 10,000 tokens, log-normal. One tenant has"
