@@ -775,7 +775,7 @@ comment on column fairq.ledger.ran is 'How long the attempts that ended ran, in 
 comment on column fairq.ledger.service is 'What it received of what the queue shares: cost of attempts that began, seconds, or what handlers charged.';
 comment on column fairq.ledger.entitled is 'What it was entitled to of all service: by weight, and no more than it asked for.';
 comment on column fairq.ledger.largest is 'Its largest task, in the same unit.';
-comment on column fairq.ledger.slack is 'Service that is charged and not counted yet: of claimed tasks; where groups share what tasks use, of all in flight or ready.';
+comment on column fairq.ledger.slack is 'Service that is charged and not counted yet: of claimed tasks; where groups share what tasks use, of all in flight or ready, or what the group has had and not yet paid for.';
 comment on column fairq.ledger.judged is 'It had work waiting all the time, and nothing held it back but its turn: the fairness bound holds.';
 comment on column fairq.ledger.waits is 'How many of those that began had waited less than 5 ms, 10 ms, 20 ms and so on; the last: longer.';
 
@@ -853,9 +853,9 @@ create type fairq.account as (
 comment on type fairq.account is 'What the ledger of some time says about a group; pace: what it was entitled to in a second in which it waited.';
 
 create type fairq.waiter as (
-  group_key text, since timestamptz, cost double precision, weight double precision, is_free boolean, most integer, ready integer
+  group_key text, since timestamptz, cost double precision, weight double precision, is_free boolean, most integer, ready integer, ahead double precision
 );
-comment on type fairq.waiter is 'A group, since when its next task waits, what that is expected to cost; and whether it waited all the time, with nothing but its turn before it.';
+comment on type fairq.waiter is 'A group, since when its next task waits, what that is expected to cost; whether it waited all the time, with nothing but its turn before it; and what it has still to pay for.';
 
 create table fairq.maintenance (
   shard_no integer primary key

@@ -227,6 +227,7 @@ begin
           case p_queue.fairness when 'time' then coalesce(r.seconds, 0) when 'cost' then coalesce(r.used, 0) else coalesce(r.cost, 0) end as service,
           greatest(case p_queue.fairness when 'time' then r.longest when 'cost' then r.most_used else r.largest end, w.cost, 0) as largest,
           case when p_queue.fairness = 'count' then coalesce(r.claimed, 0) else coalesce(r.in_flight, 0) + coalesce(w.ready, 0) end as charged,
+          coalesce(w.ahead, 0) as ahead,
           coalesce(w.is_free and not coalesce(r.unserved, false) and (w.most is null or coalesce(r.attempts, 0) < w.most), false) as judged,
           row_number() over (order by w.since) as nth_waiter
         from received r
@@ -238,7 +239,7 @@ begin
     total as materialized (
       select case when m.shown then m.group_key else '' end as group_key, count(*)::integer as groups, min(m.since) as since,
         case when m.shown then sum(m.weight) else 0 end as weight, sum(m.tasks)::bigint as tasks, sum(m.ended)::bigint as ended, sum(m.cost) as cost,
-        sum(m.seconds) as seconds, sum(m.ran) as ran, sum(m.service) as service, max(m.largest) as largest, sum(m.charged * m.largest) as slack,
+        sum(m.seconds) as seconds, sum(m.ran) as ran, sum(m.service) as service, max(m.largest) as largest, sum(greatest(m.charged * m.largest, m.ahead)) as slack,
         m.shown and bool_and(m.judged) as judged
       from member m
       group by m.shown, case when m.shown then m.group_key else '' end
@@ -337,7 +338,9 @@ begin
         -- What a breaker or a budget has kept back in the meantime cannot be told afterwards.
         and (g.policy).breaker_threshold is null and (g.policy).budget is null
         and (g.policy is not distinct from null or (fairq._allowance(g.policy, l.gate, p_from, (l.pace).reserved)).tasks > 0),
-      (g.policy).max_running, coalesce(r.tasks, 0))::fairq.waiter)
+      (g.policy).max_running, coalesce(r.tasks, 0),
+      -- What ended dearer than it was charged for, such as tasks of a lost worker, is paid for by turns that the group misses later.
+      case when p_queue.fairness = 'count' then 0 else coalesce(greatest(0, fairq._rounds(l.finish - v_tick.clock)) * g.weight, 0) end)::fairq.waiter)
     from candidate c
     left join ready r on r.group_key = c.group_key
     cross join lateral fairq._lane(p_shard_no, p_queue.queue, c.group_key) l

@@ -128,11 +128,15 @@ language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return (
     with part as materialized (
-      select r.*, dense_rank() over (partition by r.shard_no order by r.begins_at desc) as part_no from unnest(p_rows) r
+      select n.*, case when lag(n.part_no) over of_group = n.part_no + 1 then lag(n.slack) over of_group end as slack_before
+      from (
+        select r.*, dense_rank() over (partition by r.shard_no order by r.begins_at desc) as part_no from unnest(p_rows) r
+      ) n
+      window of_group as (partition by n.shard_no, n.group_key order by n.begins_at)
     ),
     stretch as materialized (
       select j.shard_no, j.group_key, j.part_no, j.weight, sum(j.service) over back / j.weight as served, max(j.largest) over back / j.weight as largest,
-        2 * max(j.slack) over back / j.weight as slack
+        2 * max(greatest(j.slack, j.slack_before)) over back / j.weight as slack
       from (
         select p.*, row_number() over (partition by p.shard_no, p.group_key order by p.part_no) as nth from part p where p.judged
       ) j

@@ -272,6 +272,28 @@ def test_mixed_load_raises_no_alarm(conn: Conn) -> None:
     assert judged >= 5, "it judged too few to say anything"
 
 
+def test_what_a_lost_worker_cost_raises_no_alarm(conn: Conn) -> None:
+    """Where groups share time, Bob pays for what his tasks held until their worker was given up."""
+    call(conn, "configure_queue", "default", fairness="time")
+    simulation = Simulation(conn, slots=(4,))
+    create_many(conn, "bob", 2000)
+    gone = register(conn, slots=6, lease="60 seconds")
+    assert len(pop(conn, gone, 6)) == 6
+    for group in ("alice", "carol"):
+        create_many(conn, group, 2000)
+    ratios = {0.0: 0.0}
+
+    def look() -> None:
+        if simulation.now % 10 == 0:
+            ratios[simulation.now] = worst(conn)
+
+    simulation.until(400, look)
+    assert one(conn, "select count(*) from fairq.attempts where outcome = 'worker_lost'") == 6
+    bob = [each.began for each in simulation.ran if each.task.group_key == "bob" and each.began > 80]
+    assert bob[0] > 150, "Bob was not made to pay, so there was nothing to see"
+    assert max(ratios.values()) <= 1, ratios
+
+
 def test_what_commits_late_is_waited_for_ten_seconds(database: Database, conn: Conn) -> None:
     """A part is written when all that ended in it has committed, or after ten seconds."""
     for patient, counted in ((True, 2), (False, 1)):
