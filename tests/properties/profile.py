@@ -1,4 +1,7 @@
-"""How long the property tests run: `quick` by default, FAIRQ_HYPOTHESIS_PROFILE=thorough for long runs."""
+"""How long the property tests run: `quick` by default, FAIRQ_HYPOTHESIS_PROFILE=thorough for long runs.
+
+FAIRQ_HYPOTHESIS_EXAMPLES=10000 tries so many examples, whatever the profile says.
+"""
 
 import os
 
@@ -37,4 +40,6 @@ _PROFILES = {
         database=None,
     ),
 }
-PROFILE = _PROFILES[os.environ.get("FAIRQ_HYPOTHESIS_PROFILE", "quick")]
+_CHOSEN = _PROFILES[os.environ.get("FAIRQ_HYPOTHESIS_PROFILE", "quick")]
+_EXAMPLES = os.environ.get("FAIRQ_HYPOTHESIS_EXAMPLES")
+PROFILE = settings(_CHOSEN, max_examples=int(_EXAMPLES)) if _EXAMPLES else _CHOSEN

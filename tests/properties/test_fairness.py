@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.properties.engine import Engine
 from tests.properties.profile import PROFILE
+from tests.support.calls import create_all
 from tests.support.database import Database
 
 weights = st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0])
@@ -164,23 +165,24 @@ def test_two_levels_keep_the_bound_on_both(
     engine.reset()
     engine.run("update fairq.queues set ready_target = %s", [target])
     worker = engine.worker()
-    cost_of: dict[int, float] = {}
     groups, users = {"flat": 1.0}, dict[str, dict[str, float]]()
-    for cost in flat:
-        cost_of[engine.create(["flat"], cost=cost)[0]] = cost
+    tasks: list[tuple[str, str | None, float]] = [("flat", None, cost) for cost in flat]
     for n, (weight, its_users) in enumerate(tenants):
         group = f"g{n}"
-        groups[group], users[group] = weight, {}
-        set_weight(engine, group, weight)
-        for u, (user_weight, its_costs) in enumerate(its_users):
-            users[group][f"u{u}"] = user_weight
-            engine.run(
-                "insert into fairq.groups (shard_no, queue, group_key, user_key, weight)"
-                " values (0, 'default', %s, %s, %s)",
-                [group, f"u{u}", user_weight],
-            )
-            for cost in its_costs:
-                cost_of[engine.create([group], cost=cost, user_key=f"u{u}")[0]] = cost
+        groups[group] = weight
+        users[group] = {f"u{u}": user_weight for u, (user_weight, _) in enumerate(its_users)}
+        tasks += [(group, f"u{u}", cost) for u, (_, its_costs) in enumerate(its_users) for cost in its_costs]
+    settings = [(group, "", weight) for group, weight in groups.items()]
+    settings += [(group, user, weight) for group, its in users.items() for user, weight in its.items()]
+    engine.run(
+        "insert into fairq.groups (shard_no, queue, group_key, user_key, weight)"
+        " select 0, 'default', g, u, w from unnest(%s::text[], %s::text[], %s::float8[]) x(g, u, w)",
+        [*map(list, zip(*settings, strict=True))],
+    )
+    # By one call: ten thousand examples are a matter of minutes, not of hours.
+    keys, user_keys, costs_of = zip(*tasks, strict=True)
+    ids = create_all(engine.on(), *keys, user_keys=list(user_keys), costs=list(costs_of))
+    cost_of: dict[int, float] = dict(zip(ids, costs_of, strict=True))
     served = []
     while popped := engine.pop(worker, size):
         served += [(task.group_key, task.user_key or "", cost_of[task]) for task in popped]
