@@ -134,3 +134,21 @@ def test_a_capped_group_has_its_full_turn_as_long_as_its_cap_allows(conn: Conn) 
         assert groups_of(held).count("capped") == 1
         assert len(held) == 4
         finish(conn, bob, held)
+
+
+def test_a_step_is_a_million_rounds_at_most(conn: Conn) -> None:
+    """So that a million tasks of the dearest kind, in the lightest group, still have addresses."""
+    call(conn, "configure_group", "default", "bob", weight=0.001)
+    for _ in range(3):
+        create(conn, "bob", cost=1_000_000)
+    create(conn, "alice", cost=1_000_000)
+    create(conn, "alice")
+    worker = register(conn)
+    first = pop(conn, worker, 2)
+    assert groups_of(first) == ["bob", "alice"]
+    lane = "select (fairq._lane(0, 'default', %s)).finish"
+    assert one(conn, lane, "bob") == 2**40
+    # In a group of weight 1 the dearest task counts in full; the one behind it has its address, too.
+    assert one(conn, lane, "alice") == (1_000_000 + 1) * 2**20
+    assert groups_of(pop(conn, worker, 5)) == ["alice", "bob", "bob"]
+    assert_sound(conn)

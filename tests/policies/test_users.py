@@ -452,5 +452,8 @@ def test_a_user_belongs_to_a_group_and_has_no_users(conn: Conn) -> None:
         call(conn, "configure_user", "default", "bob", None, weight=2)
     with refused(conn, "QF014"):
         call(conn, "configure_user", "default", "bob", "jane", user_weight=2)
+    # A budget is the tenant's.
+    with refused(conn, "QF014"):
+        call(conn, "configure_user", "default", "bob", "jane", budget=100)
     with refused(conn, "QF011"):
         run(conn, "select fairq.create_tasks('{bob}', '{1}', p_user_keys => '{jane,joe}')")
