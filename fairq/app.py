@@ -61,8 +61,8 @@ class App:
     ) -> None:
         """`middleware` is called around each handler, the first outermost: async ones around async handlers,
         the others around the others; a tuple holds one of each. `lifespan` makes what lives as long as a
-        worker process: `ctx.state`. Schedules of the app belong to `name`: one of another name does not
-        change them.
+        worker process: `ctx.state`. Schedules and kinds of the app belong to `name`: one of another name, or
+        without one, does not change them.
 
         The options hold for every task that does not say them itself.
         """
@@ -196,9 +196,9 @@ class App:
             yield queue_call(name, self._queues.get(name, {}))
         for task in self:
             declared = {name: task.options.get(name) for name in KindSettings.__optional_keys__}
-            yield kind_call(task.queue, task.kind, declared)
+            yield kind_call(task.queue, task.kind, {**declared, "owner": self.name or ""})
         for (name, _), (task, schedule) in self._schedules.items():
-            yield from declared_steps(name, task, schedule, self.name)
+            yield from declared_steps(name, task, schedule, self.name or "")
 
     def _add(self, task: Task[Any, ..., Any]) -> None:
         known = self._tasks.get(task.kind)

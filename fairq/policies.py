@@ -187,6 +187,9 @@ class KindSettings(TypedDict, Generic[Time], total=False):
     priority: Annotated[int | None, "Priority of a task that does not say which."]
     cost: Annotated[float | None, "Cost of a task that does not say which."]
     timeout: Annotated[Time | None, "Longest run of one attempt of a task that does not say how long."]
+    owner: Annotated[
+        str | None, "The app it belongs to: no other one changes it. An empty one: an app without a name."
+    ]
 
 
 class KeySettings(TypedDict, total=False):
@@ -450,7 +453,8 @@ def _value(name: str, value: Any, kind: type) -> Any:
     if kind in (bool, str):
         if not isinstance(value, kind):
             raise ConfigurationError(f"{name} is {value!r:.60}: pass {_EXAMPLES[kind]}")
-        return check_text(name, value) if kind is str else value
+        # An empty owner: an app without a name.
+        return check_text(name, value) if kind is str and (name, value) != ("owner", "") else value
     if kind is int:
         if not is_int(value, -(2**31), 2**31 - 1):
             raise OutOfRange(f"{name} is {value!r:.60}", "An integer; None takes the setting away.")

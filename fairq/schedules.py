@@ -182,9 +182,12 @@ def declared_steps(
     name: str, task: Task[Any, ..., Any], schedule: Schedule, owner: str | None
 ) -> Steps[ScheduleState]:
     """A schedule as it is declared: all of it, so that what is no longer said does not hold any more."""
-    settings: dict[str, Any] = {**schedule.settings(), "kind": task.kind, "queue": task.queue}
-    if owner is not None:
-        settings["owner"] = owner
+    settings: dict[str, Any] = {
+        **schedule.settings(),
+        "kind": task.kind,
+        "queue": task.queue,
+        "owner": owner,
+    }
     return schedule_steps(name, schedule.group_key, settings, task.encode_payload(schedule.payload))
 
 

@@ -78,6 +78,7 @@ begin
         v_fits := coalesce(v_number between v_setting.least and v_setting.most, case v_setting.name
             when 'fairness' then v_setting.input in ('count', 'time', 'cost')
             when 'notify' then true
+            when 'owner' then octet_length(v_setting.input) <= 200
             else exists (select from pg_catalog.pg_roles r where r.rolname = v_setting.input)
           end)
           and (v_setting.type <> 'interval' or fairq._is_span(v_setting.input::interval, make_interval(secs => v_setting.most)));
@@ -96,6 +97,7 @@ begin
             when 'boolean' then 'true or false; null takes the setting away.'
             else case v_setting.name
               when 'fairness' then 'count (as many tasks for each), time (as many worker seconds) or cost (as much of what handlers charge); null takes the setting away.'
+              when 'owner' then 'The name of an app, up to 200 bytes; null takes the setting away.'
               else 'The name of a role that exists; null takes the setting away.'
             end
           end,

@@ -38,6 +38,8 @@ begin
   v_new.kind := coalesce(v_new.kind, 'default');
   v_new.payload := coalesce(v_new.payload, 'null');
   perform fairq._check_schedule(v_of, v_old, v_new);
+  -- An app without a name changes nobody's, and owns none.
+  v_new.owner := nullif(v_new.owner, '');
   -- A day of 24 hours, also where the clocks change.
   v_new.every := make_interval(secs => extract(epoch from v_new.every)::double precision);
   v_new.spread := make_interval(secs => extract(epoch from v_new.spread)::double precision);
@@ -96,8 +98,8 @@ begin
   if p_new.spread <> interval '0' then
     perform fairq._check_length('spread of ' || p_of, p_new.spread, interval '366 days');
   end if;
-  if p_new.owner = '' or octet_length(p_new.owner) > 200 then
-    raise exception 'the owner of % is "%"', p_of, left(p_new.owner, 60) using errcode = 'QF006', hint = 'The name of an app, 1 to 200 bytes.';
+  if octet_length(p_new.owner) > 200 then
+    raise exception 'the owner of % is "%"', p_of, left(p_new.owner, 60) using errcode = 'QF006', hint = 'The name of an app, up to 200 bytes.';
   end if;
   if p_old.owner <> p_new.owner then
     raise exception '% belongs to "%"', p_of, p_old.owner

@@ -137,6 +137,7 @@ create table fairq.kinds (
   priority integer,
   cost double precision,
   timeout interval,
+  owner text,
   primary key (queue, kind)
 );
 comment on table fairq.kinds is 'What is declared of the tasks of a kind, once for all of them. Change it with fairq.configure_kind().';
@@ -144,6 +145,7 @@ comment on column fairq.kinds.max_attempts is 'The most attempts of such a task;
 comment on column fairq.kinds.priority is 'Priority of a task that does not say which.';
 comment on column fairq.kinds.cost is 'Cost of a task that does not say which.';
 comment on column fairq.kinds.timeout is 'Longest run of one attempt of a task that does not say how long.';
+comment on column fairq.kinds.owner is 'The app that declares it: no other one changes it.';
 
 create table fairq.groups (
   shard_no integer not null,

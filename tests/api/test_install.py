@@ -65,7 +65,7 @@ def test_what_is_not_declared_of_a_queue_stays_and_what_a_task_declares_no_more_
         state = fairq.configure_queue(conn, name)
         assert (state["max_running"], state["max_attempts"], state["group_max_running"]) == (3, 4, 2)
         kind = fairq.configure_kind(conn, name, "once")
-        nothing = {"max_attempts": None, "priority": None, "timeout": None}
+        nothing = {"max_attempts": None, "priority": None, "timeout": None, "owner": None}
         assert kind == {"queue": name, "kind": "once", "cost": 2.0, **nothing}
 
 

@@ -159,7 +159,13 @@ def test_settings_of_a_group_hold_from_the_commit_on(
 def test_kinds(opened: Opened, queue: str) -> None:
     do(opened, fairq.configure_queue, queue)
     declared = do(opened, fairq.configure_kind, queue, "parse", max_attempts=1, timeout=90, priority=-3)
-    everything = {"max_attempts": 1, "timeout": timedelta(seconds=90), "priority": -3, "cost": None}
+    everything = {
+        "max_attempts": 1,
+        "timeout": timedelta(seconds=90),
+        "priority": -3,
+        "cost": None,
+        "owner": None,
+    }
     assert declared == {"queue": queue, "kind": "parse", **everything}
     changed = do(opened, fairq.configure_kind, queue, "parse", timeout=None, cost=2)
     assert changed == {**declared, "timeout": None, "cost": 2.0}

@@ -142,6 +142,14 @@ def test_another_deployment_deletes_nothing_and_another_app_is_refused(db: Conn)
     other.include(shop())
     with pytest.raises(fairq.InvalidSchedule), db.transaction():
         other.install(db)
+    nameless = fairq.App()
+    nameless.task(kind="mine", schedule="every 1h")(lambda payload: None)
+    nameless.install(db)
+    before = run(db, "select s.* from fairq.schedules s order by name, group_key")
+    nameless.schedule("often", nameless["mine"], fairq.Schedule("every 1h"))
+    with pytest.raises(fairq.InvalidSchedule), db.transaction():
+        nameless.install(db)
+    assert run(db, "select s.* from fairq.schedules s order by name, group_key") == before
 
 
 def test_a_schedule_is_declared_once_and_its_payload_fits(db: Conn) -> None:

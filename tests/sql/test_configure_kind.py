@@ -83,6 +83,7 @@ def test_a_task_of_which_one_attempt_is_declared_never_runs_twice(db: Conn) -> N
         ("QF009", "default", "parse", {"timeout": 0}),
         ("QF009", "default", "parse", {"timeout": "1000000001 seconds"}),
         ("QF014", "default", "parse", {"queue": "docs"}),
+        ("QF014", "default", "parse", {"owner": "x" * 201}),
         ("QF014", "default", "parse", {"retention": "1 day"}),
     ],
 )
@@ -92,3 +93,17 @@ def test_what_cannot_be_declared_is_refused(
     with refused(db, code):
         call(db, "configure_kind", queue, kind, **settings)
     assert run(db, "select from fairq.kinds") == []
+
+
+def test_what_belongs_to_an_app_no_other_one_changes(db: Conn) -> None:
+    declare(db, max_attempts=2, owner="")
+    declare(db, **DECLARED, owner="shop")
+    for owner in ("", "mail"):
+        with refused(db, "QF014"):
+            declare(db, **{**DECLARED, "max_attempts": 3}, owner=owner)
+        declare(db, **DECLARED, owner=owner)
+    assert run(db, "select owner, max_attempts from fairq.kinds") == [("shop", 2)]
+    declare(db, max_attempts=4)
+    declare(db, owner=None)
+    declare(db, max_attempts=5, owner="mail")
+    assert run(db, "select owner, max_attempts from fairq.kinds") == [("mail", 5)]

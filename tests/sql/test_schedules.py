@@ -299,11 +299,15 @@ def test_an_app_does_not_take_anothers(db: Conn) -> None:
     schedule(db, every=5, owner="shop")
     with refused(db, "QF017"):
         schedule(db, every=6, owner="mail")
+    with refused(db, "QF017"):
+        schedule(db, every=6, owner="")
     schedule(db, every=6)
     schedule(db, owner="shop")
     schedule(db, owner=None)
     schedule(db, owner="mail")
     assert stat(db, "owner") == "mail"
+    schedule(db, "alice", every=6, owner="")
+    assert stat(db, "owner", "alice") is None
     assert stat(db, "every") == timedelta(seconds=6)
 
 
@@ -448,7 +452,7 @@ def test_schedules_move_with_the_shards(db: Conn) -> None:
         ("QF003", {"every": 1, "queue": "nowhere"}),
         ("QF006", {"every": 1, "kind": ""}),
         ("QF006", {"every": 1, "concurrency_key": ""}),
-        ("QF006", {"every": 1, "owner": ""}),
+        ("QF006", {"every": 1, "owner": "x" * 201}),
         ("QF007", {"every": 1, "priority": 2_000_000}),
         ("QF014", {"every": "soon"}),
         ("QF014", {"evry": 1}),
