@@ -142,6 +142,77 @@ def slots() -> driver.Params:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class MinutesRow:
+    minute: datetime.datetime
+    group_key: str
+    seconds: float
+    slots: int
+
+
+@driver.Statement[list[MinutesRow]](
+    "many",
+    """-- name: Minutes :many
+with step as materialized (
+  select n.shard_no, b.begins_at, date_bin('1 minute', b.begins_at, timestamptz '2000-01-01 00:00:00+00') as minute
+  from fairq._shards(null) n(shard_no)
+  cross join generate_series($1::timestamptz, $2::timestamptz, '30 seconds') b(begins_at)
+),
+part as materialized (
+  select s.minute, l.group_key, l.seconds
+  from step s
+  cross join lateral (
+    select l.group_key, l.seconds
+    from fairq.ledger l
+    where l.shard_no = s.shard_no and l.begins_at = s.begins_at and l.queue = $3::text
+    offset 0
+  ) l
+),
+most as materialized (
+  select p.group_key
+  from part p
+  where p.group_key <> ''
+  group by p.group_key
+  order by sum(p.seconds) desc, p.group_key
+  limit $4::integer
+),
+whole as materialized (
+  select s.minute, max(q.slots) as slots
+  from step s
+  cross join lateral (
+    select q.slots
+    from fairq.ledger_queues q
+    where q.shard_no = s.shard_no and q.begins_at = s.begins_at and q.queue = $3::text
+    offset 0
+  ) q
+  group by s.minute
+)
+select p.minute::timestamptz as minute, coalesce(m.group_key, '')::text as group_key, sum(p.seconds)::double precision as seconds, w.slots::integer as slots
+from part p
+join whole w on w.minute = p.minute
+left join most m on m.group_key = p.group_key
+group by p.minute, m.group_key, w.slots
+order by p.minute, m.group_key""",
+    driver.row(MinutesRow),
+)
+def minutes(
+    *,
+    since: datetime.datetime,
+    until: datetime.datetime,
+    queue: str,
+    max_groups: int,
+) -> driver.Params:
+    """From the ledger: worker seconds by minute and group, of those that had most of all; the group '' is all others. Slots are of the whole queue in that minute.
+    Each half minute is a step of the index, so that other queues are not read.
+    """
+    return (
+        since,
+        until,
+        queue,
+        driver.Int4(max_groups),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StandingRow:
     running: int
     in_line: int

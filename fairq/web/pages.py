@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
 from fairq import ledger
@@ -66,6 +67,7 @@ def bounded(amount: int, most: int) -> int:
 
 
 TIMES = {"10 min": 600.0, "1 h": 3600.0, "1 d": 86400.0}
+AXIS_SEEN, AXIS_HOUR = ("2 min ago", "1 min", "now"), ("1 h ago", "30 min", "now")
 
 
 def shares(ask: Ask) -> Page:
@@ -77,18 +79,30 @@ def shares(ask: Ask) -> Page:
     ask.site.look(ask)
     looks = ask.site.looks.of(queue)
     slots = {each.queue: each.slots for each in queries.slots(ask.conn)}.get(queue, 0)
-    picture = timeline.draw(looks, slots, ask.now)
     behind = ask.params.get("behind")
     found = ask.site.kept(
         ("shares", queue, seconds),
-        1.5,
+        seconds / 400,
         lambda: ledger.shares(ask.conn, queue, since=seconds, groups=GROUPS),
     )
+    fairness = None
+    if behind is None:
+        fairness = ask.site.kept(
+            ("fairness", queue, seconds),
+            seconds / 60,
+            lambda: ledger.fairness(ask.conn, queue, since=seconds),
+        )
+    seen = timeline.stretches(looks)
+    if fairness is None or seconds < timeline.HOUR.total_seconds():
+        limits = [(ask.now - timeline.LENGTH, timeline.LENGTH.total_seconds(), slots)]
+        picture, axis = timeline.draw(seen, limits, ask.now, timeline.LENGTH), AXIS_SEEN
+    else:
+        picture, axis = _last_hour(ask, queue, fairness.ledger_until or ask.now), AXIS_HOUR
     of_group = {each.group_key: each for each in found}
     others = of_group.pop("", None)
     if behind is None:
         keys = sorted(of_group, key=lambda key: (-of_group[key].received, -of_group[key].entitled, key))
-        keys += [key for key, _ in timeline.totals(looks).most_common(GROUPS) if key not in of_group]
+        keys += [key for key, _ in timeline.totals(seen).most_common(GROUPS) if key not in of_group]
         if len(keys) < GROUPS:
             named = queries.next_groups(ask.conn, queue=queue, behind="", max_groups=GROUPS)
             keys += [key for key in named if key not in keys]
@@ -122,20 +136,31 @@ def shares(ask: Ask) -> Page:
             "others": {"groups": others.groups, **_received(others, total)} if others else None,
             "widest": max([0.0, *(max(row["part"] or 0, row["entitled"] or 0) for row in rows)]),
             "picture": picture,
+            "axis": axis,
             "slots": slots,
             "busy": sum(looks[-1].slots.values()) if looks else 0,
-            "fairness": None
-            if behind is not None
-            else ask.site.kept(
-                ("fairness", queue, seconds),
-                10,
-                lambda: ledger.fairness(ask.conn, queue, since=seconds),
-            ),
+            "fairness": fairness,
             "behind": behind,
             "next": keys[-1] if behind is not None and len(keys) == GROUPS else None,
             "is_full": len(keys) == GROUPS or others is not None,
         },
     )
+
+
+def _last_hour(ask: Ask, queue: str, until: datetime) -> timeline.Picture:
+    """By minutes of the ledger; it ends where that does, half a minute ago."""
+    minute = ask.now.replace(second=0, microsecond=0)
+    rows = ask.site.kept(
+        ("minutes", queue, until),
+        30,
+        lambda: queries.minutes(
+            ask.conn, queue=queue, since=minute - timeline.HOUR, until=until, max_groups=timeline.COLORS
+        ),
+    )
+    found, limits = timeline.minutes(
+        ((each.minute, each.group_key, each.seconds, each.slots) for each in rows), until
+    )
+    return timeline.draw(found, limits, ask.now, timeline.HOUR)
 
 
 def _received(row: ledger.Share | None, total: float) -> dict[str, Any]:

@@ -7,14 +7,19 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import pairwise
+from itertools import groupby, pairwise
+from math import ceil
 
-__all__ = ["Band", "Look", "Looks", "Picture", "draw", "totals"]
+__all__ = ["Look", "Looks", "Picture", "Stretch", "draw", "minutes", "stretches", "totals"]
 
-LENGTH = timedelta(minutes=2)
+LENGTH = timedelta(minutes=2)  # of what was seen
+HOUR = timedelta(hours=1)  # of the ledger
 LONGEST_GAP = timedelta(seconds=5)  # of a longer one nothing is known: it stays empty
 WIDTH, HEIGHT = 1200, 200
 COLORS = 7  # and one more for all others
+
+Limit = tuple[datetime, float, int]  # from when on, for how long, how many slots there are
+Box = tuple[float, float, float, float]  # left, right, upper, lower
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,85 +62,115 @@ class Looks:
             return list(self._of.get(queue, ()))
 
 
-def totals(looks: Sequence[Look]) -> Counter[str]:
-    """Slot seconds of each group between the first look and the last."""
-    found: Counter[str] = Counter()
-    for look, seconds in _stretches(looks):
-        for group_key, slots in look.slots.items():
-            found[group_key] += slots * seconds  # type: ignore[assignment]  # seconds, in parts
-    return found
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A length of time, and who had how many slots in it, on average."""
+
+    at: datetime
+    seconds: float
+    slots: Mapping[str, float]
 
 
-def _stretches(looks: Sequence[Look]) -> list[tuple[Look, float]]:
-    """Each look, and for how long it stands: until the next one."""
+def stretches(looks: Sequence[Look]) -> list[Stretch]:
+    """Each look, for as long as it stands: until the next one."""
     return [
-        (look, (following.at - look.at).total_seconds())
+        Stretch(look.at, (following.at - look.at).total_seconds(), look.slots)
         for look, following in pairwise(looks)
         if following.at - look.at <= LONGEST_GAP
     ]
 
 
+def minutes(
+    rows: Iterable[tuple[datetime, str, float, int]], until: datetime
+) -> tuple[list[Stretch], list[Limit]]:
+    """Worker seconds of the ledger, which is written up to a time, as slots; and how many there were."""
+    found: list[Stretch] = []
+    limits: list[Limit] = []
+    for minute, of_minute in groupby(rows, lambda row: row[0]):
+        seconds = min((until - minute).total_seconds(), 60.0)
+        had = [*of_minute]
+        if seconds > 0:
+            found.append(Stretch(minute, seconds, {key: used / seconds for _, key, used, _ in had}))
+            limits.append((minute, seconds, had[0][3]))
+    return found, limits
+
+
+def totals(found: Iterable[Stretch]) -> Counter[str]:
+    """Slot seconds of each group."""
+    had: Counter[str] = Counter()
+    for each in found:
+        for group_key, slots in each.slots.items():
+            had[group_key] += slots * each.seconds  # type: ignore[assignment]  # seconds, in parts
+    return had
+
+
 @dataclass(frozen=True, slots=True)
 class Band:
-    """What belongs to a group: an SVG path, and the number of its color."""
+    """What belongs to a group: an SVG path, the number of its color, and its part of all."""
 
     group_key: str | None  # None: all others
     path: str
     color: int
+    part: float
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Bands from the bottom to the top, and where the line of the slots there are is drawn."""
+    """Bands from the bottom to the top, and the line of the slots there are: SVG paths."""
 
     bands: list[Band]
     top: int
-    slots_at: float | None
-    seconds: float
+    limit: str
     color_of: Mapping[str, int]
 
 
-def draw(looks: Sequence[Look], slots: int, now: datetime) -> Picture:
-    """The last two minutes, newest at the right edge. The groups that had most have colors of their own."""
-    had = totals(looks)
+def draw(found: Sequence[Stretch], limits: Sequence[Limit], now: datetime, length: timedelta) -> Picture:
+    """Some time, now at the right edge. The groups that had most have colors of their own; '' has none."""
+    had = totals(found)
+    everything = sum(had.values()) or 1
     # Who has a color keeps it while others come and go: by name, among those with the most.
-    shown = sorted(key for key, _ in sorted(had.items(), key=lambda each: (-each[1], each[0]))[:COLORS])
+    named = sorted((each for each in had.items() if each[0]), key=lambda each: (-each[1], each[0]))
+    shown = sorted(key for key, _ in named[:COLORS])
     color_of = {key: number for number, key in enumerate(shown)}
-    top = max([slots, 1, *(sum(look.slots.values()) for look in looks)])
-    bands = [
-        Band(key, path, color_of[key])
-        for key in shown
-        if (path := _band(looks, now, top, below=shown[: color_of[key]], own=[key]))
-    ]
+    top = ceil(max([1, *(slots for *_, slots in limits), *(sum(each.slots.values()) for each in found)]))
+
+    def x(at: datetime) -> float:
+        return min(max(WIDTH * (1 - (now - at) / length), 0), WIDTH)
+
+    def y(slots: float) -> float:
+        return HEIGHT * (1 - slots / top)
+
+    def box(each: Stretch, low: float, high: float) -> Box:
+        return x(each.at), x(each.at + timedelta(seconds=each.seconds)), y(high), y(low)
+
+    bands: list[Band] = []
+    below = [0.0] * len(found)
     others = [key for key in had if key not in color_of]
-    if others and (path := _band(looks, now, top, below=shown, own=others)):
-        bands.append(Band(None, path, COLORS))
-    return Picture(
-        bands,
-        top,
-        HEIGHT * (1 - slots / top) if slots else None,
-        (now - looks[0].at).total_seconds() if looks else 0.0,
-        color_of,
+    for keys, color in [*(([key], color_of[key]) for key in shown), (others, COLORS)]:
+        above = [
+            under + sum(each.slots.get(key, 0) for key in keys)
+            for under, each in zip(below, found, strict=True)
+        ]
+        boxes = [box(*each) for each in zip(found, below, above, strict=True) if each[1] < each[2]]
+        if path := _path(boxes):
+            part = sum(had[key] for key in keys) / everything
+            bands.append(Band(keys[0] if color < COLORS else None, path, color, part))
+        below = above
+    line = "".join(
+        f"M{x(at):.1f} {y(slots):.1f}H{x(at + timedelta(seconds=seconds)):.1f}"
+        for at, seconds, slots in limits
     )
+    return Picture(bands, top, line, color_of)
 
 
-def _band(looks: Sequence[Look], now: datetime, top: int, below: Sequence[str], own: Sequence[str]) -> str:
-    """One rectangle for each stretch in which it had slots, those side by side of equal height as one."""
-    boxes: list[list[float]] = []  # left, right, upper, lower
-    for look, seconds in _stretches(looks):
-        amount = sum(look.slots.get(key, 0) for key in own)
-        if not amount:
-            continue
-        under = sum(look.slots.get(key, 0) for key in below)
-        left = WIDTH * (1 - (now - look.at) / LENGTH)
-        right = left + WIDTH * seconds / LENGTH.total_seconds()
-        upper, lower = HEIGHT * (1 - (under + amount) / top), HEIGHT * (1 - under / top)
-        if boxes and boxes[-1][2:] == [upper, lower] and abs(boxes[-1][1] - left) < 0.5:
-            boxes[-1][1] = right
-        else:
-            boxes.append([left, right, upper, lower])
+def _path(boxes: Iterable[Box]) -> str:
+    """Rectangles, those side by side of equal height as one."""
+    joined: list[Box] = []
+    for left, right, upper, lower in boxes:
+        if joined and joined[-1][2:] == (upper, lower) and abs(joined[-1][1] - left) < 0.5:
+            joined[-1] = (joined[-1][0], right, upper, lower)
+        elif right > left:
+            joined.append((left, right, upper, lower))
     return "".join(
-        f"M{max(left, 0):.1f} {upper:.1f}H{max(right, 0):.1f}V{lower:.1f}H{max(left, 0):.1f}Z"
-        for left, right, upper, lower in boxes
-        if right > 0
+        f"M{left:.1f} {upper:.2f}H{right:.1f}V{lower:.2f}H{left:.1f}Z" for left, right, upper, lower in joined
     )

@@ -850,7 +850,7 @@ comment on type fairq.tally is 'Attempts of a group that are alike, in a part of
 create type fairq.account as (
   shard_no integer, group_key text, groups integer, weight double precision, tasks bigint, ended bigint, seconds double precision, cost double precision,
   ran double precision, received double precision, entitled double precision, debt double precision, bound double precision, pace double precision,
-  waiting_since timestamptz, waits bigint[]
+  waiting_since timestamptz
 );
 comment on type fairq.account is 'What the ledger of some time says about a group; pace: what it was entitled to in a second in which it waited.';
 

@@ -32,7 +32,7 @@ language plpgsql stable rows 1 set search_path = pg_catalog, pg_temp as $$
 begin
   return query
     with account as materialized (
-      select a.* from unnest(fairq._accounts(p_queue, p_rows, false)) a
+      select a.* from unnest(fairq._accounts(p_queue, p_rows)) a
     ),
     part as materialized (
       select l.begins_at, l.until, max(l.slots) filter (where l.queue = p_queue.queue) as slots, sum(l.seconds) as seconds,

@@ -29,7 +29,7 @@ begin
       select r.*, r.group_key <> '' and (r.group_key is not distinct from p_group_key or r.nth <= p_limit) as shown
       from (
         select a.*, row_number() over (order by a.group_key = '', a.debt / a.bound desc nulls last, a.received desc, a.group_key) as nth
-        from unnest(fairq._accounts(v_queue, v_rows, true)) a
+        from unnest(fairq._accounts(v_queue, v_rows)) a
       ) r
     ),
     mean as materialized (
@@ -69,24 +69,16 @@ begin
         / greatest(1, (select sum(h.tasks) from held h)) as through
       from backlog b
       window by_rounds as (order by b.asks / b.weight)
+    ),
+    told as materialized (
+      select b.* from fairq._waits(v_rows, array(select a.group_key from account a where a.shown)) b
     )
-    (select a.group_key, a.groups, a.weight, a.tasks, a.seconds, a.cost, a.received, a.entitled, a.debt, a.bound, fairq._quantile(a.waits, 0.5),
-      fairq._quantile(a.waits, 0.95), a.waiting_since, a.waiting, a.takes,
+    (select a.group_key, a.groups, a.weight, a.tasks, a.seconds, a.cost, a.received, a.entitled, a.debt, a.bound, fairq._quantile(f.waits, 0.5),
+      fairq._quantile(f.waits, 0.95), a.waiting_since, a.waiting, a.takes,
       -- What its own limits hold back goes at the rate that it had.
       case when a.waiting > 0 and a.takes is not null then coalesce(case when a.reason is not null then a.asks / nullif(a.pace, 0) end, a.through) end, a.reason, f.behind
     from drain a
-    left join lateral (
-      select jsonb_agg(jsonb_build_object('group', w.group_key, 'seconds', w.seconds) order by w.seconds desc) as behind
-      from (
-        select o.group_key, sum(o.seconds) as seconds
-        from unnest(v_rows) g
-        join unnest(v_rows) o on o.shard_no = g.shard_no and o.begins_at = g.begins_at
-        where g.group_key = a.group_key and g.waiting_since is not null and o.group_key <> g.group_key and o.group_key <> '' and o.seconds > 0
-        group by o.group_key
-        order by seconds desc
-        limit 3
-      ) w
-    ) f on true
+    left join told f on f.shard_no = a.shard_no and f.group_key = a.group_key
     order by a.nth)
     union all
     select '', sum(a.groups)::integer, sum(a.weight), sum(a.tasks)::bigint, sum(a.seconds), sum(a.cost), sum(a.received), sum(a.entitled), null, null, null, null,
@@ -121,16 +113,18 @@ $$;
 
 -- The rows of a ledger taken together by group, with what each is behind. Of a group that was judged in every part up to the last one, each stretch up to
 -- now is compared with the group that is furthest ahead in it; the stretch that comes nearest to the bound counts.
--- p_with_waits: with the waits of each group.
 -- Pops that overlap may begin and commit in another order than that in which they took tasks: with several workers one more task of each for each of them.
-create function fairq._accounts(p_queue fairq.queues, p_rows fairq.ledger[], p_with_waits boolean) returns fairq.account[]
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+create function fairq._accounts(p_queue fairq.queues, p_rows fairq.ledger[]) returns fairq.account[]
+language plpgsql stable set search_path = pg_catalog, pg_temp set enable_nestloop = off set enable_mergejoin = off as $$
 begin
   return (
     with part as materialized (
       select n.*, case when lag(n.part_no) over of_group = n.part_no + 1 then lag(n.slack) over of_group end as slack_before
       from (
-        select r.*, dense_rank() over (partition by r.shard_no order by r.begins_at desc) as part_no from unnest(p_rows) r
+        -- All but the waits: they are most of a row, and it is sorted several times.
+        select r.shard_no, r.groups, r.begins_at, r.until, r.waiting_since, r.weight, r.tasks, r.ended, r.cost, r.seconds, r.ran, r.service, r.entitled,
+          r.largest, r.slack, r.judged, r.group_key, dense_rank() over (partition by r.shard_no order by r.begins_at desc) as part_no
+        from unnest(p_rows) r
       ) n
       window of_group as (partition by n.shard_no, n.group_key order by n.begins_at)
     ),
@@ -161,20 +155,9 @@ begin
         cross join worker w
       ) d
       order by d.shard_no, d.group_key, d.debt / nullif(d.bound, 0) desc nulls last
-    ),
-    hist as materialized (
-      select h.shard_no, h.group_key, array_agg(h.number order by h.step) as waits
-      from (
-        select p.shard_no, p.group_key, u.step, sum(u.number)::bigint as number
-        from part p
-        cross join lateral unnest(p.waits) with ordinality u(number, step)
-        where p_with_waits and p.tasks > 0
-        group by p.shard_no, p.group_key, u.step
-      ) h
-      group by h.shard_no, h.group_key
     )
     select array_agg((g.shard_no, g.group_key, g.groups, g.weight, g.tasks, g.ended, g.seconds, g.cost, g.ran, g.received, g.entitled, d.debt, d.bound,
-      g.pace, g.waiting_since, h.waits)::fairq.account)
+      g.pace, g.waiting_since)::fairq.account)
     from (
       select p.shard_no, p.group_key, max(p.groups) as groups, (array_agg(p.weight order by p.part_no))[1] as weight, sum(p.tasks)::bigint as tasks,
         sum(p.ended)::bigint as ended, sum(p.seconds) as seconds, sum(p.cost) as cost, sum(p.ran) as ran, sum(p.service) as received,
@@ -186,9 +169,48 @@ begin
       group by p.shard_no, p.group_key
     ) g
     left join debt d on d.shard_no = g.shard_no and d.group_key = g.group_key
-    left join hist h on h.shard_no = g.shard_no and h.group_key = g.group_key
   );
 end;
+$$;
+
+-- How long tasks of these groups waited, and behind whom: the three that had most while they waited. Of each part the ten that had most count.
+-- Hashes, whatever the planner thinks of arrays: a row of one with each row of the other is minutes for an hour of 200 groups.
+create function fairq._waits(p_rows fairq.ledger[], p_groups text[]) returns table (shard_no integer, group_key text, waits bigint[], behind jsonb)
+language sql stable set search_path = pg_catalog, pg_temp set enable_nestloop = off set enable_mergejoin = off as $$
+  with line as materialized (
+    select r.shard_no, r.begins_at, r.group_key, r.seconds, r.waiting_since, r.waits,
+      row_number() over (partition by r.shard_no, r.begins_at order by r.seconds desc, r.group_key) as nth
+    from unnest(p_rows) r
+    where r.group_key <> ''
+  ),
+  own as materialized (
+    select g.* from unnest(p_groups) n(group_key) join line g on g.group_key = n.group_key
+  ),
+  hist as materialized (
+    select h.shard_no, h.group_key, array_agg(h.number order by h.step) as waits
+    from (
+      select g.shard_no, g.group_key, u.step, sum(u.number)::bigint as number
+      from own g
+      cross join lateral unnest(g.waits) with ordinality u(number, step)
+      group by g.shard_no, g.group_key, u.step
+    ) h
+    group by h.shard_no, h.group_key
+  ),
+  pair as materialized (
+    select g.shard_no, g.group_key, o.group_key as ahead, sum(o.seconds) as seconds
+    from own g
+    join line o on o.shard_no = g.shard_no and o.begins_at = g.begins_at
+    where g.waiting_since is not null and o.nth <= 10 and o.group_key <> g.group_key and o.seconds > 0
+    group by g.shard_no, g.group_key, o.group_key
+  )
+  select h.shard_no, h.group_key, h.waits, b.behind
+  from hist h
+  left join (
+    select p.shard_no, p.group_key, jsonb_agg(jsonb_build_object('group', p.ahead, 'seconds', p.seconds) order by p.nth) as behind
+    from (select a.*, row_number() over (partition by a.shard_no, a.group_key order by a.seconds desc, a.ahead) as nth from pair a) p
+    where p.nth <= 3
+    group by p.shard_no, p.group_key
+  ) b on b.shard_no = h.shard_no and b.group_key = h.group_key
 $$;
 
 -- A quantile of a histogram, in seconds: in its step as if lengths were spread evenly there.
