@@ -8,16 +8,17 @@ fairq.fairness(conn, "docs").worst_debt
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairq.connections import on_connection
 from fairq.driver import Call
 from fairq.options import check_text, in_seconds
 from fairq.queries import ledger as queries
 
-__all__ = ["Fairness", "Share", "fairness", "shares", "shares_call"]
+__all__ = ["Fairness", "Part", "Share", "fairness", "parts", "shares", "shares_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ class Share:
     limited_by: str | None
     behind: dict[str, float]
 
+    @property
+    def debt_ratio(self) -> float | None:
+        """The debt as a part of its bound: above 1 the order is broken."""
+        return self.debt / self.bound if self.debt is not None and self.bound else None
+
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
@@ -64,6 +70,25 @@ class Fairness:
     wait_p50: float | None
     wait_p95: float | None
     ledger_until: datetime | None
+
+
+class Part(NamedTuple):
+    """A share, and which parts of all it received and was entitled to; None: nobody received anything."""
+
+    share: Share
+    received: float | None
+    entitled: float | None
+
+
+def parts(found: Sequence[Share]) -> dict[str, Part]:
+    """What `shares` returned, by group."""
+    total = sum(each.received for each in found)
+    return {
+        each.group_key: Part(
+            each, *((each.received / total, each.entitled / total) if total else (None, None))
+        )
+        for each in found
+    }
 
 
 @on_connection

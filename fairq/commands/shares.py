@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 
 import click
@@ -51,19 +50,18 @@ def shares(queue: str, since: timedelta, groups: int) -> None:
 def _render(queue: str, since: timedelta, found: list[Share], fair: Fairness) -> list[RenderableType]:
     if not found:
         return [Text(f"Nothing ran or waited in queue {clean(queue)}.")]
-    received = sum(each.received for each in found)
     rows = [
         (
             each.group_key or f"{count(each.groups, 'other')}",
-            part(each.received, received),
-            part(each.entitled, received),
+            percent(part.received),
+            percent(part.entitled),
             debt(each),
             _short(each.wait_p50),
             _short(each.wait_p95),
             number(each.backlog),
             _short(each.eta_seconds),
         )
-        for each in found
+        for each, part in ((part.share, part) for part in ledger.parts(found).values())
     ]
     columns = ("group", ">got", ">due", ">debt", ">wait", ">95 %", ">waiting", ">through in")
     parts: list[RenderableType] = [table(f"Queue {clean(queue)}, last {span(since)}", columns, rows)]
@@ -73,15 +71,15 @@ def _render(queue: str, since: timedelta, found: list[Share], fair: Fairness) ->
     return [*parts, Text(), _sum(fair)]
 
 
-def part(amount: float, of: float) -> str:
-    return f"{amount / of:.0%}".replace("%", " %") if of else ""
+def percent(part: float | None) -> str:
+    return "" if part is None else f"{part:.0%}".replace("%", " %")
 
 
 def debt(each: Share | None) -> Text:
     """How far it is behind, and how far it may be."""
     if each is None or each.debt is None or each.bound is None:
         return Text()
-    return Text(f"{each.debt:.3g} of {each.bound:.3g}", "bold red" if each.debt > each.bound else "")
+    return Text(f"{each.debt:.3g} of {each.bound:.3g}", "bold red" if (each.debt_ratio or 0) > 1 else "")
 
 
 def _short(seconds: float | None) -> str:
@@ -105,9 +103,3 @@ def _sum(fair: Fairness) -> Text:
     if fair.newcomer_p99 is not None:
         text.append(f" Newcomers waited {span(fair.newcomer_p99)} (99 in 100).", "default")
     return text
-
-
-def by_group(found: Sequence[Share]) -> dict[str, tuple[Share, float]]:
-    """Each group's share, with what all received."""
-    received = sum(each.received for each in found)
-    return {each.group_key: (each, received) for each in found}

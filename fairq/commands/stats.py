@@ -13,7 +13,7 @@ from rich.text import Text
 from fairq import ledger
 from fairq.cli import command
 from fairq.commands.common import Connection, count, number, plain, server_time, session, show, span, table
-from fairq.commands.shares import by_group, debt, part
+from fairq.commands.shares import debt, percent
 from fairq.errors import UnknownQueue
 from fairq.ledger import Share
 from fairq.queries import inspection, models
@@ -160,19 +160,19 @@ def group_table(found: Snapshot, limit: int | None = None) -> RenderableType:
 
 def share_table(found: Snapshot, limit: int | None = None) -> RenderableType:
     """Groups with what they got and were due. Who is further behind than may be comes first."""
-    of = {queue: by_group(shares) for queue, shares in found.shares.items()}
+    of = {queue: ledger.parts(shares) for queue, shares in found.shares.items()}
     rows = []
     for each in found.groups:
-        share, received = of.get(str(each.queue), {}).get(str(each.group_key), (None, 0.0))
-        is_behind = share is not None and share.debt is not None and share.debt > (share.bound or 0)
+        share, got, due = of.get(str(each.queue), {}).get(str(each.group_key), (None, None, None))
+        is_behind = share is not None and (share.debt_ratio or 0) > 1
         waiting, running = each.overflow + each.queued, each.claimed + each.running
         row = (
             each.queue if len(found.shares) > 1 else "",
             each.group_key,
             number(waiting),
             number(running),
-            part(share.received, received) if share else "",
-            part(share.entitled, received) if share else "",
+            percent(got),
+            percent(due),
             debt(share),
             _age(found, each.oldest_waiting_since),
         )

@@ -7,7 +7,8 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import resources
 
@@ -50,6 +51,8 @@ __all__ = ["asgi"]
 STREAM_SECONDS = 600.0  # then the browser asks again
 STREAMS = 50  # at once of operators, and as many of tenants
 STREAMS_OF_TENANT = 5
+MINE_SECONDS = 4.0  # a tenant is told the same for so long
+FOR_TENANTS = 2  # of their questions at once
 GLANCE_EVERY = 1.0
 STATIC = {
     "app.css": "text/css; charset=utf-8",
@@ -91,6 +94,7 @@ class _App:
             (lambda _: allow_changes) if isinstance(allow_changes, bool) else allow_changes
         )
         self._streams: Counter[str] = Counter()
+        self._for_tenants = ThreadPoolExecutor(FOR_TENANTS, "fairq-tenants")
         self.starlette = Starlette(
             routes=[
                 Route("/", self._page(pages.shares)),
@@ -144,7 +148,8 @@ class _App:
             may_change = await asks(self._allow_changes, request)
             params = dict(request.query_params)
             if "text/event-stream" in request.headers.get("accept", ""):
-                return self._stream(request, partial(self._show, shows, params, may_change))
+                show = partial(run_in_threadpool, self._show, shows, params, may_change)
+                return self._stream(request, show)
             page = await run_in_threadpool(self._show, shows, params, may_change)
             return self._html(request, page, may_change)
 
@@ -188,16 +193,30 @@ class _App:
         shown = read_pass(self.secret, text, time.time()) if self.secret else None
         if shown is None:
             return PlainTextResponse("This link is over.", 404)
-        show = partial(self._show, pages.mine, {"queue": shown.queue, "group": shown.group_key}, False)
+        show = partial(self._standing, shown.queue, shown.group_key)
         if "text/event-stream" in request.headers.get("accept", ""):
             ends = min(STREAM_SECONDS, shown.expires - time.time())
             return self._stream(request, show, ends, json.dumps([shown.queue, shown.group_key]))
-        page = await run_in_threadpool(show)
+        page = await show()
         if page.status != 200:
             return PlainTextResponse("This cannot be shown now.", page.status)
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse(plain(page.shown["mine"]))
         return self._html(request, page, False)
+
+    async def _standing(self, queue: str, group_key: str) -> Page:
+        """Whoever asks again and again gets what was said last. What is asked has threads of its own, so that
+        no crowd of tenants keeps operators waiting, nor the database busy."""
+        key = ("mine", queue, group_key)
+        if (kept := self.site.found(key)) is not None:
+            page: Page = kept
+            return page
+
+        def ask() -> Page:
+            show = partial(self._show, pages.mine, {"queue": queue, "group": group_key}, False)
+            return self.site.kept(key, MINE_SECONDS, show)
+
+        return await asyncio.get_running_loop().run_in_executor(self._for_tenants, ask)
 
     # --- Changes -----------------------------------------------------------------------------------
 
@@ -227,7 +246,11 @@ class _App:
     # --- Streams -----------------------------------------------------------------------------------
 
     def _stream(
-        self, request: Request, show: Callable[[], Page], seconds: float = STREAM_SECONDS, tenant: str = ""
+        self,
+        request: Request,
+        show: Callable[[], Awaitable[Page]],
+        seconds: float = STREAM_SECONDS,
+        tenant: str = "",
     ) -> Response:
         of_operators = self._streams[""]
         of_tenants = self._streams.total() - of_operators
@@ -245,12 +268,14 @@ class _App:
     def _left(self, tenant: str) -> None:
         self._streams -= Counter([tenant])  # who has none any more is forgotten
 
-    async def _events(self, base: str, show: Callable[[], Page], seconds: float) -> AsyncIterator[str]:
+    async def _events(
+        self, base: str, show: Callable[[], Awaitable[Page]], seconds: float
+    ) -> AsyncIterator[str]:
         """The changing part of a page, whenever it has changed; else a sign of life."""
         ends, before = time.monotonic() + seconds, ""
         while time.monotonic() < ends:
             started = time.monotonic()
-            page = await run_in_threadpool(show)
+            page = await show()
             if page.status != 200:
                 yield _event(json.dumps(page.title), "trouble")
             else:

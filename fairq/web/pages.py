@@ -98,10 +98,12 @@ def shares(ask: Ask) -> Page:
         picture, axis = timeline.draw(seen, limits, ask.now, timeline.LENGTH), AXIS_SEEN
     else:
         picture, axis = _last_hour(ask, queue, fairness.ledger_until or ask.now), AXIS_HOUR
-    of_group = {each.group_key: each for each in found}
+    of_group = ledger.parts(found)
     others = of_group.pop("", None)
     if behind is None:
-        keys = sorted(of_group, key=lambda key: (-of_group[key].received, -of_group[key].entitled, key))
+        keys = sorted(
+            of_group, key=lambda key: (-of_group[key].share.received, -of_group[key].share.entitled, key)
+        )
         keys += [key for key, _ in timeline.totals(seen).most_common(GROUPS) if key not in of_group]
         if len(keys) < GROUPS:
             named = queries.next_groups(ask.conn, queue=queue, behind="", max_groups=GROUPS)
@@ -109,7 +111,6 @@ def shares(ask: Ask) -> Page:
         keys = keys[:GROUPS]
     else:
         keys = queries.next_groups(ask.conn, queue=queue, behind=behind, max_groups=GROUPS)
-    total = sum(each.received for each in found)
     rows: list[dict[str, Any]] = [
         {
             "key": each.group_key,
@@ -120,7 +121,7 @@ def shares(ask: Ask) -> Page:
             "weight": each.weight,
             "reason": reason,
         }
-        | _received(of_group.get(each.group_key), total)
+        | _received(of_group.get(each.group_key))
         for each, waiting, reason in _groups(ask, queue, keys)
     ]
     return Page(
@@ -133,7 +134,7 @@ def shares(ask: Ask) -> Page:
             "times": list(TIMES),
             "time": time if time in TIMES else "10 min",
             "rows": rows,
-            "others": {"groups": others.groups, **_received(others, total)} if others else None,
+            "others": {"groups": others.share.groups, **_received(others)} if others else None,
             "widest": max([0.0, *(max(row["part"] or 0, row["entitled"] or 0) for row in rows)]),
             "picture": picture,
             "axis": axis,
@@ -163,17 +164,16 @@ def _last_hour(ask: Ask, queue: str, until: datetime) -> timeline.Picture:
     return timeline.draw(found, limits, ask.now, timeline.HOUR)
 
 
-def _received(row: ledger.Share | None, total: float) -> dict[str, Any]:
-    """Of what a group received and was entitled to, the parts of all; how near its debt is to the bound."""
-    if row is None:
+def _received(part: ledger.Part | None) -> dict[str, Any]:
+    if part is None:
         return dict.fromkeys(("part", "entitled", "debt", "p95", "before", "eta"))
     return {
-        "part": row.received / total if total else None,
-        "entitled": row.entitled / total if total else None,
-        "debt": row.debt / row.bound if row.debt is not None and row.bound else None,
-        "p95": row.wait_p95,
-        "before": [*row.behind],
-        "eta": row.eta_seconds,
+        "part": part.received,
+        "entitled": part.entitled,
+        "debt": part.share.debt_ratio,
+        "p95": part.share.wait_p95,
+        "before": [*part.share.behind],
+        "eta": part.share.eta_seconds,
     }
 
 

@@ -110,17 +110,21 @@ class Site:
                 assert begun is not None
                 yield Ask(self, conn, begun.now, params, may_change)
 
+    def found(self, key: tuple[Any, ...]) -> Any:
+        """The answer that is kept, if there is one."""
+        with self._guard:
+            until, answer = self._kept.get(key, (0.0, None))
+        return answer if until > time.monotonic() else None
+
     def kept(self, key: tuple[Any, ...], seconds: float, ask: Callable[[], T]) -> T:
         """An answer that costs something, asked once for all who look within so many seconds."""
-        now = time.monotonic()
-        with self._guard:
-            self._kept = {each: kept for each, kept in self._kept.items() if kept[0] > now}
-            found = self._kept.get(key)
-        if found is None:
-            found = now + seconds, ask()
+        answer: T | None = self.found(key)
+        if answer is None:
+            answer = ask()
+            now = time.monotonic()
             with self._guard:
-                self._kept[key] = found
-        answer: T = found[1]
+                self._kept = {each: kept for each, kept in self._kept.items() if kept[0] > now}
+                self._kept[key] = now + seconds, answer
         return answer
 
     def look(self, ask: Ask) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 import fairq
 from fairq import web
+from fairq.web import pages
 from fairq.web.signing import Pass, link, sign_pass
+from fairq.web.site import Ask, Page
 from tests.support.calls import create, one, run
 from tests.support.database import Database
 from tests.web.asking import TOKEN, Browser, Seen, client
@@ -139,3 +141,28 @@ def test_the_pages_that_a_tenant_has_open_take_nothing_from_others(
         assert browser.streams([mallory] * 3 + [bob] * 2 + [alice] + ["/queues"] * 5) == (
             [200, 200, 503] + [200, 200] + [503] + [200] * 4 + [503]
         )
+
+
+def test_whoever_asks_again_and_again_asks_the_database_once(
+    conn: psycopg.Connection[Any], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    mine = pages.mine
+
+    def counted(ask: Ask) -> Page:
+        asked.append(ask.params["group"])
+        return mine(ask)
+
+    monkeypatch.setattr(pages, "mine", counted)
+    browser = client(database, secret=SECRET)
+    alice, bob = (f"/{link(SECRET, 'default', key, seconds=600)}" for key in ("alice", "bob"))
+    for _ in range(20):
+        assert browser.get(alice, {"accept": "application/json"}).json()["waiting"] == 2
+        assert browser.get(alice).status_code == 200
+        browser.stream(alice)
+    browser.get(bob)
+    assert asked == ["alice", "bob"]
+    monkeypatch.setattr("fairq.web.app.MINE_SECONDS", 0.0)
+    create(conn, "alice")
+    browser = client(database, secret=SECRET)
+    assert browser.get(alice, {"accept": "application/json"}).json()["waiting"] == 3
