@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long test-django storm fuzz chaos alarms nightly test-matrix test-pythons test-shards test-standby test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long test-django storm fuzz chaos alarms nightly test-matrix test-pythons test-shards test-standby test-citus test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -57,6 +57,9 @@ test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 
 test-standby: .venv/.dev ## Run failovers, pg_rewind, pg_upgrade and a move by logical replication
 	@FAIRQ_TEST_SERVERS=1 .venv/bin/python -m pytest $(PYTEST) tests/chaos/test_failover.py tests/chaos/test_servers.py
+
+test-citus: .venv/.dev ## Run the tests of Citus on three nodes of a PostgreSQL that has it: CITUS_PG_BIN=/folder/of/its/bin
+	@.ci/citus "$(CITUS_PG_BIN)" -- $(PYTEST) tests/citus
 
 test-django: .venv/.dev ## Run all tests of frameworks on each version of Django and name space of its tasks
 	@FAIRQ_TEST_DJANGO=1 .venv/bin/python -m pytest $(PYTEST) tests/contrib

@@ -19,6 +19,7 @@ Errors::
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import re
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psycopg
 from psycopg.rows import tuple_row
 
+from fairq import citus
 from fairq.errors import FairqError, TasksWouldBeLost
 
 if TYPE_CHECKING:
@@ -588,6 +590,11 @@ def _inside(
                 alembic.op.get_context().impl.static_output(text)
             return
         session = _AlchemySession(bind)
+    if session.row(citus.PRESENT):
+        raise citus.ClusterNotReady(
+            "on Citus fairq is installed on all nodes, which is more than one transaction can do",
+            "Leave it out of your own migrations, and run: fairq migrate",
+        )
     session.run(_LOCK)
     while session.advance(target, direction)[0]:
         pass
@@ -608,25 +615,57 @@ def migrate(
     :class:`SchemaBusy` then, :class:`SchemaTooNew`, :class:`WouldLoseData`, or what the database says.
     """
     target = resolve(to)
-    with psycopg.connect(
+    with contextlib.ExitStack() as stack:
+        conn = stack.enter_context(_connect(dsn))
+        nodes = citus.nodes(conn)
+        if not nodes:
+            return _bring(conn, target, lock_timeout, patience, report)
+        if target != head():
+            raise UnknownRevision(
+                f"on Citus fairq is at its newest revision or not there, and not at '{to}'",
+                "To remove it: drop schema fairq_citus cascade; on the coordinator, then fairq on each node.",
+            )
+        conns = [conn, *(stack.enter_context(_connect(node.dsn(dsn))) for node in nodes[1:])]
+        done = []
+        for each in conns:
+            citus.stay_local(each)
+            done.append(_bring(each, target, lock_timeout, patience, report))
+        text = (sql_dir() / "citus.sql").read_text("utf-8")
+        citus.join(conn, dict(zip(nodes[1:], conns[1:], strict=True)), text)
+        return Migration(done[0].before, target, tuple(step for one in done for step in one.steps))
+
+
+def _connect(dsn: str) -> psycopg.Connection[Any]:
+    conn = psycopg.connect(
         dsn,
         autocommit=True,
         prepare_threshold=None,
         client_encoding="utf8",
         fallback_application_name="fairq migrate",
-    ) as conn:
-        # What a step reads after it got the lock must be newer than the lock, whatever the role has set.
-        conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        conn.read_only = False
-        before = version = schema_version(conn)
-        plan(before, target)  # refuses what we do not know, before anything is locked
-        applied: list[Applied] = []
-        while version != target:
-            started = time.monotonic()
-            step, version = _retrying(conn, target, lock_timeout, patience, report)
-            if step:
-                applied.append(Applied(step, time.monotonic() - started, len(plan(version, target))))
-                report(applied[-1])
+    )
+    # What a step reads after it got the lock must be newer than the lock, whatever the role has set.
+    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    conn.read_only = False
+    return conn
+
+
+def _bring(
+    conn: psycopg.Connection[Any],
+    target: str | None,
+    lock_timeout: float,
+    patience: float,
+    report: Callable[[Applied | Waiting], None],
+) -> Migration:
+    """One database to a revision."""
+    before = version = schema_version(conn)
+    plan(before, target)  # refuses what we do not know, before anything is locked
+    applied: list[Applied] = []
+    while version != target:
+        started = time.monotonic()
+        step, version = _retrying(conn, target, lock_timeout, patience, report)
+        if step:
+            applied.append(Applied(step, time.monotonic() - started, len(plan(version, target))))
+            report(applied[-1])
     return Migration(before, version, tuple(applied))
 
 

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "app",
         "outcome",
     ),
-    ("install", "embedded", "metrics"),
+    ("citus", "install", "embedded", "metrics"),
     ("worker", "testing", "otel"),
     ("cli",),
     ("commands", "web", "codegen", "demo", "pytest_plugin", "_keeper"),
@@ -41,6 +41,7 @@ ALONE = {"_keeper", "pytest_plugin", "demo", "testing", "__main__"}
 SENDERS = {
     "driver": "the generated calls",
     "connections": "the same calls on connections of SQLAlchemy, Django and asyncpg",
+    "citus": "the nodes, and what lets calls go between them",
     "install": "the engine's files, the deltas and the version",
     "metrics": "its samples",
     "worker.database": "the settings of its session",

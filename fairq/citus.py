@@ -1,0 +1,188 @@
+"""fairq on Citus: what `fairq migrate` does beside installing the engine on each node. See sql/citus.sql."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+from psycopg.types.json import Jsonb
+
+from fairq.errors import FairqError
+
+OLDEST = 13
+PRESENT = "select extversion from pg_extension where extname = 'citus'"
+# Ids above their 48 lowest bits say which node gave them out.
+NODE_BITS = 48
+
+
+class ClusterNotReady(FairqError):
+    """The set-up of Citus is not one that fairq can be installed into."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Node:
+    """``group`` is the number that Citus gives it; 0 is the coordinator's."""
+
+    group: int
+    host: str
+    port: int
+
+    def dsn(self, coordinator: str) -> str:
+        """The same database, user and options there."""
+        return psycopg.conninfo.make_conninfo(coordinator, host=self.host, port=self.port, hostaddr=None)
+
+
+def nodes(conn: psycopg.Connection[Any]) -> list[Node]:
+    """The nodes of the cluster whose coordinator this is, itself first; none where there is no Citus.
+
+    Raises :class:`ClusterNotReady` where something is missing, and says what to do.
+    """
+    cursor = conn.cursor(row_factory=tuple_row)
+    version = cursor.execute(PRESENT).fetchone()
+    if version is None:
+        return []
+    if int(re.split(r"\D", version[0])[0]) < OLDEST:
+        raise ClusterNotReady(
+            f"the database has Citus {version[0]}, and fairq needs {OLDEST} or newer",
+            "Upgrade Citus on all nodes: its packages, a restart, then alter extension citus update;",
+        )
+    [(group,)] = cursor.execute("select groupid from pg_dist_local_group").fetchall()
+    rows = cursor.execute(
+        """
+        select groupid, nodename, nodeport, isactive and (groupid = 0 or hasmetadata and metadatasynced),
+          shouldhaveshards
+        from pg_dist_node where noderole = 'primary' order by groupid
+        """
+    ).fetchall()
+    if group != 0:
+        [(host, port)] = [row[1:3] for row in rows if row[0] == 0] or [("the coordinator", "")]
+        raise ClusterNotReady(
+            "this is a worker node of Citus", f"Run fairq migrate on the coordinator: {host} {port}"
+        )
+    if not rows or rows[0][0] != 0:
+        raise ClusterNotReady(
+            "the coordinator is not among the nodes of its own cluster, so settings would not reach it",
+            "Add it, and its workers: select citus_set_coordinator_host('host', 5432); "
+            "select citus_add_node('host', 5432);",
+        )
+    if away := [f"{row[1]}:{row[2]}" for row in rows if not row[3]]:
+        raise ClusterNotReady(
+            f"not all nodes take part: {', '.join(away)}",
+            "Activate each (select citus_activate_node('host', 5432);), or take it out (citus_remove_node).",
+        )
+    having = sum(row[4] for row in rows)
+    if not having:
+        raise ClusterNotReady(
+            "no node may have shards, so there is no place for tasks",
+            "Add nodes (select citus_add_node('host', 5432);), or let the coordinator have them: "
+            "select citus_set_node_property('host', 5432, 'shouldhaveshards', true);",
+        )
+    [(shards,)] = cursor.execute(
+        """
+        select coalesce(
+          (select count(*)::int from pg_dist_shard where logicalrelid = to_regclass('fairq_citus.calls')),
+          0)
+        """
+    ).fetchall()
+    asked = shards or int(cursor.execute("show citus.shard_count").fetchall()[0][0])
+    if asked < having:
+        raise ClusterNotReady(
+            f"{asked} shards cannot be spread over {having} nodes",
+            "Before fairq is installed, set citus.shard_count to several times the nodes you will ever have; "
+            "later, let fewer have some: "
+            "select citus_set_node_property('host', 5432, 'shouldhaveshards', false);",
+        )
+    return [Node(*row[:3]) for row in rows]
+
+
+def stay_local(conn: psycopg.Connection[Any]) -> None:
+    """What this session creates is this node's own: each gets the engine as a single machine does."""
+    conn.execute("set citus.enable_ddl_propagation = off")
+
+
+def join(
+    coordinator: psycopg.Connection[Any], others: Mapping[Node, psycopg.Connection[Any]], text: str
+) -> None:
+    """Let calls go from any node to any other; ``text`` is sql/citus.sql.
+
+    Each step looks whether it has been done, so that a call that was cut off can be repeated.
+    """
+    coordinator.execute(text.encode())
+    for node, conn in others.items():
+        conn.execute(text.encode())
+        conn.execute(
+            "select setval('fairq.task_ids', greatest(last_value, %s)) from fairq.task_ids",
+            [(node.group << NODE_BITS) + 1],
+        )
+        if not conn.execute("select to_regproc('fairq_citus.create_task')").fetchall()[0][0]:
+            _copy_settings(coordinator, conn, node)
+    _connect(coordinator)
+    for conn in (*others.values(), coordinator):
+        conn.execute("select fairq_citus.enter()")
+
+
+_TABLES = (
+    (
+        "calls",
+        "shard_no integer not null, no bigint, statement text, answer jsonb, primary key (shard_no, no)",
+        "create_distributed_table('fairq_citus.calls', 'shard_no', colocate_with => 'none')",
+    ),
+    (
+        "settings_calls",
+        "no bigint primary key, statement text, answer jsonb",
+        "create_reference_table('fairq_citus.settings_calls')",
+    ),
+)
+
+
+def _connect(coordinator: psycopg.Connection[Any]) -> None:
+    """The tables whose rows are calls."""
+    for name, columns, distribute in _TABLES:
+        table = f"fairq_citus.{name}"
+        coordinator.execute("set citus.enable_ddl_propagation = off")
+        coordinator.execute(f"create table if not exists {table} ({columns})".encode())
+        coordinator.execute(f"revoke all on {table} from public".encode())
+        coordinator.execute("set citus.enable_ddl_propagation = on")
+        coordinator.execute("set citus.enable_unsafe_triggers = on")
+        known = "select 1 from pg_dist_partition where logicalrelid = %s::regclass"
+        if not coordinator.execute(known, [table]).fetchone():
+            coordinator.execute(f"select {distribute}".encode())
+        coordinator.execute(
+            f"create or replace trigger answer before insert on {table} "
+            "for each row execute function fairq_citus.answer()".encode()
+        )
+        coordinator.execute(
+            f"create or replace trigger answered after insert on {table} "
+            "for each row execute function fairq_citus.answered()".encode()
+        )
+    # A node that is new has no copy of the reference table yet.
+    coordinator.execute("select replicate_reference_tables('block_writes')")
+    stay_local(coordinator)
+
+
+# What is the same on every node. Counters and lanes are each node's own.
+_SETTINGS = ("queues", "kinds", "groups", "settings")
+
+
+def _copy_settings(source: psycopg.Connection[Any], target: psycopg.Connection[Any], node: Node) -> None:
+    cursor = source.cursor(row_factory=tuple_row)
+    with target.transaction():
+        if target.execute("select 1 from fairq.tasks limit 1").fetchone():
+            raise ClusterNotReady(
+                f"{node.host}:{node.port} has tasks of its own, from before it was a node of this cluster",
+                "Make that machine the coordinator, or let it run empty first.",
+            )
+        [(count,)] = cursor.execute("select shard_count from fairq.settings").fetchall()
+        target.execute("select fairq.configure_cluster(jsonb_build_object('shard_count', %s::int))", [count])
+        for table in map("fairq.{}".format, _SETTINGS):
+            [(rows,)] = cursor.execute(f"select jsonb_agg(t) from {table} t".encode()).fetchall()  # noqa: S608
+            target.execute(f"delete from {table}".encode())  # noqa: S608
+            insert = f"insert into {table} select * from jsonb_populate_recordset(null::{table}, %s)"  # noqa: S608
+            target.execute(insert.encode(), [Jsonb(rows or [])])
+        target.execute("select fairq._open_domain(s, q.queue) from fairq.queues q, fairq._shards(null) s")

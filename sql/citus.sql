@@ -1,0 +1,231 @@
+-- Citus: how calls get from any node to the one that has the group. Not loaded elsewhere; fairq/citus.py loads it on each node, behind the engine.
+--
+-- Each node has an engine of its own, the same as on a single machine, for the groups whose slot it has. Citus carries the calls: a call is a row, and
+-- a trigger on the row's node runs it, in the same distributed transaction. So a task is committed with what the application wrote on other nodes, or
+-- not at all. "calls" is distributed by shard_no, the slot of a group: one insert, answered by one node. "settings_calls" is a reference table: an insert
+-- reaches every node, or none.
+-- Here are: the functions below; fairq_citus.create_task and others, which are the engine's own and run on the node itself; and in schema fairq the same
+-- names and arguments pass the call on.
+create schema if not exists fairq_citus;
+revoke all on schema fairq_citus from public;
+comment on schema fairq_citus is 'Calls of fairq from one node to another.';
+
+create sequence if not exists fairq_citus.call_ids;
+
+-- The slot of a group: what "calls" is distributed by. Citus spreads the slots over its shards.
+create or replace function fairq_citus.slot(p_group_key text) returns integer
+language sql immutable parallel safe
+as $$ select fairq._shard_of(coalesce(p_group_key, ''), 65536) $$;
+
+-- Without a group: null, all nodes.
+create or replace function fairq_citus.slot_or_all(p_group_key text) returns integer
+language sql immutable parallel safe
+as $$ select case when p_group_key is not null then fairq_citus.slot(p_group_key) end $$;
+
+-- The node that has a slot, by the number that Citus gives it (groupid).
+create or replace function fairq_citus.node_of(p_slot integer) returns integer
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return (select p.groupid from pg_dist_placement p where p.shardid = get_shard_id_for_distribution_column('fairq_citus.calls', p_slot));
+end;
+$$;
+
+-- A slot of the node that gave out this id: ids of different nodes differ above their 48 lowest bits.
+-- Raises QF007: the node has none.
+create or replace function fairq_citus.slot_of_task(p_id bigint) returns integer
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_node integer := coalesce(p_id, 0) >> 48;
+  v_slot integer;
+begin
+  if exists (
+    select
+    from pg_dist_placement p
+    join pg_dist_shard h using (shardid)
+    where h.logicalrelid = 'fairq_citus.calls'::regclass and p.groupid = v_node
+  ) then
+    select s.slot into v_slot from generate_series(0, 65535) s(slot) where fairq_citus.node_of(s.slot) = v_node limit 1;
+  end if;
+  if v_slot is null then
+    raise exception 'no group lives on the node of task %', p_id
+      using errcode = 'QF007', hint = 'Connect to that node and ask there, or give it groups: select citus_rebalance_start();';
+  end if;
+  return v_slot;
+end;
+$$;
+
+-- Whoever asks about a task, or enqueues, is looked at here: on the other node the caller is the owner of fairq.
+create or replace function fairq_citus.check_caller(p_queue text) returns void
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_queue record;
+begin
+  for v_queue in select q.queue, q.enqueue_role from fairq.queues q where q.enqueue_role is not null and q.queue = coalesce(p_queue, q.queue) loop
+    perform fairq._check_role(v_queue.queue, v_queue.enqueue_role);
+  end loop;
+end;
+$$;
+
+-- Runs a statement on the node of a slot, or on all of them; its answer is that of one of them.
+create or replace function fairq_citus.pass_on(p_slot integer, p_statement text) returns jsonb
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_answer jsonb;
+begin
+  if p_slot is null then
+    insert into fairq_citus.settings_calls (statement) values (p_statement) returning answer into v_answer;
+  else
+    insert into fairq_citus.calls (shard_no, statement) values (p_slot, p_statement) returning answer into v_answer;
+  end if;
+  return v_answer;
+end;
+$$;
+
+-- The triggers: they run the call, and take its row away again. Both where the row is, in the transaction of the caller.
+create or replace function fairq_citus.answer() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp set jit = off as $$
+begin
+  new.no := nextval('fairq_citus.call_ids');
+  execute new.statement into new.answer;
+  new.statement := null;
+  return new;
+end;
+$$;
+
+create or replace function fairq_citus.answered() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  execute format('delete from %I.%I where no = $1', tg_table_schema, tg_table_name) using new.no;
+  return null;
+end;
+$$;
+
+-- NOTIFY and a commit in two phases exclude each other. So nobody announces tasks here: workers look for themselves.
+-- Raises QF007.
+create or replace function fairq_citus.refuse_notify() returns trigger
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  raise exception 'queue "%" cannot announce its tasks by NOTIFY: a transaction that did could not commit on several nodes', new.queue
+    using errcode = 'QF007', hint = 'Leave "notify" false; workers look for tasks themselves.';
+end;
+$$;
+
+-- The elements of an array at these places, in this order; of an array that is not that long none, which the engine refuses.
+create or replace function fairq_citus.only(p_array anyarray, p_length integer, p_places bigint[]) returns anyarray
+language sql immutable set search_path = pg_catalog, pg_temp as $$
+  select case
+    when p_array is null then null
+    when cardinality(p_array) <> p_length then p_array[1 : 0]
+    else (
+      select array_agg(a.element order by a.place)
+      from unnest(p_array) with ordinality a(element, place)
+      join unnest(p_places) p(place) using (place)
+    )
+  end
+$$;
+
+-- Which nodes have these groups: for each node a slot of it, and the places of its groups in the array. In the order of the nodes, so that two batches never
+-- wait for each other in a circle.
+create or replace function fairq_citus.parts(p_group_keys text[]) returns table (slot integer, places bigint[])
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  with task as materialized (
+    select fairq_citus.slot(k.group_key) as slot, k.place from unnest(p_group_keys) with ordinality k(group_key, place)
+  ),
+  home as materialized (
+    select d.slot, fairq_citus.node_of(d.slot) as node from (select distinct t.slot from task t) d
+  )
+  select min(t.slot), array_agg(t.place order by t.place)
+  from task t
+  join home h on h.slot = t.slot
+  group by h.node
+  order by h.node
+$$;
+
+-- Puts functions that pass calls on in the place of those that are called for a group or a task, and of those whose answer is the same everywhere. Their
+-- own text goes to schema fairq_citus. Can be run again: a migration may have brought some of them anew.
+create or replace function fairq_citus.enter() returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $enter$
+declare
+  v_call record;
+  v_statement text;
+  v_pass_on text;
+  v_body text;
+begin
+  if not exists (select from pg_catalog.pg_trigger t where t.tgname = 'refuse_notify') then
+    alter table fairq.queues alter notify set default false;
+    update fairq.queues set notify = false where notify;
+    create trigger refuse_notify before insert or update on fairq.queues
+    for each row when (new.notify) execute function fairq_citus.refuse_notify();
+  end if;
+
+  for v_call in
+    select p.proname as name, p.proargnames[1 : p.pronargs] as names, p.proretset as is_set, t.typtype = 'c' as is_row,
+      pg_get_functiondef(p.oid) as definition, pg_get_function_arguments(p.oid) as arguments, pg_get_function_identity_arguments(p.oid) as identity,
+      pg_get_function_result(p.oid) as result, c.slot, c.queue,
+      -- The arrays of create_tasks are divided among the nodes.
+      array(
+        select case when p.proname = 'create_tasks' and a.type::regtype::text like '%[]' then format('fairq_citus.only(%I, v_length, v_part.places)', a.name)
+          else quote_ident(a.name) end
+        from unnest(p.proargnames[1 : p.pronargs], p.proargtypes::oid[]) with ordinality a(name, type, place)
+        order by a.place
+      ) as actual,
+      array(select '%L::' || a.type::regtype from unnest(p.proargtypes::oid[]) with ordinality a(type, place) order by a.place) as formats
+    from (
+      values
+        ('create_task', 'fairq_citus.slot(p_group_key)', 'p_queue'), ('create_tasks', 'v_part.slot', 'p_queue'),
+        ('purge_group', 'fairq_citus.slot(p_group_key)', null),
+        ('configure_schedule', 'fairq_citus.slot(p_group_key)', null), ('pause_schedule', 'fairq_citus.slot_or_all(p_group_key)', null),
+        ('resume_schedule', 'fairq_citus.slot_or_all(p_group_key)', null), ('remove_schedule', 'fairq_citus.slot_or_all(p_group_key)', null),
+        ('run_schedule', 'fairq_citus.slot_or_all(p_group_key)', null), ('rate_usage', 'fairq_citus.slot_or_all(p_group_key)', null),
+        ('cancel_task', 'fairq_citus.slot_of_task(p_id)', 'null'), ('retry_task', 'fairq_citus.slot_of_task(p_id)', 'null'),
+        ('watch_task', 'fairq_citus.slot_of_task(p_id)', 'null'), ('task_result', 'fairq_citus.slot_of_task(p_id)', 'null'),
+        ('task_progress', 'fairq_citus.slot_of_task(p_id)', 'null'), ('explain_task', 'fairq_citus.slot_of_task(p_id)', 'null'),
+        ('configure_cluster', 'null', null), ('configure_queue', 'null', null), ('configure_group', 'null', null), ('configure_user', 'null', null),
+        ('configure_key', 'null', null), ('configure_kind', 'null', null), ('pause_queue', 'null', null), ('resume_queue', 'null', null),
+        ('drain_queue', 'null', null), ('pause_group', 'null', null), ('resume_group', 'null', null), ('hold_group', 'null', null),
+        ('hold_key', 'null', null), ('reset_rate', 'null', null)
+    ) c(name, slot, queue)
+    join pg_catalog.pg_proc p on p.pronamespace = 'fairq'::regnamespace and p.proname = c.name
+    join pg_catalog.pg_type t on t.oid = p.prorettype
+    where p.prosrc not like '%fairq_citus.pass_on%'
+  loop
+    -- The engine's own. Where it calls its like, that is on the same node.
+    v_statement := replace(v_call.definition, 'FUNCTION fairq.' || v_call.name || '(', 'FUNCTION fairq_citus.' || v_call.name || '(');
+    execute replace(v_statement, ' fairq.create_task(', ' fairq_citus.create_task(');
+    execute format('revoke all on function fairq_citus.%I from public', v_call.name);
+
+    v_statement := format('select jsonb_agg(f) from fairq_citus.%I(%s) f', v_call.name, array_to_string(v_call.formats, ', '));
+    v_pass_on := format('fairq_citus.pass_on(%s, format(%L, %s))', v_call.slot, v_statement, array_to_string(v_call.actual, ', '));
+    if v_call.name = 'create_tasks' then
+      v_body := format($body$
+        declare
+          v_length integer := coalesce(cardinality(p_group_keys), 0);
+          v_places bigint[];
+          v_ids bigint[];
+          v_part record;
+        begin
+          perform fairq_citus.check_caller(p_queue);
+          for v_part in select p.slot, p.places from fairq_citus.parts(case when v_length > 0 then p_group_keys else array[null::text] end) p loop
+            v_places := v_places || v_part.places;
+            v_ids := v_ids || array(select e.id::bigint from jsonb_array_elements_text(%s) e(id));
+          end loop;
+          return query select i.id from unnest(v_places, v_ids) i(place, id) where i.id is not null order by i.place;
+        end $body$, v_pass_on);
+    else
+      v_body := format('begin %s %s; end',
+        case when v_call.queue is not null then format('perform fairq_citus.check_caller(%s);', v_call.queue) end,
+        case
+          when v_call.result = 'void' then 'perform ' || v_pass_on
+          when v_call.result like 'TABLE(%' then format('return query select * from jsonb_to_recordset(%s) f%s', v_pass_on, substring(v_call.result from 6))
+          when v_call.is_row then format('return jsonb_populate_record(null::%s, %s -> 0)', v_call.result, v_pass_on)
+          when v_call.is_set then format('return query select f.id::bigint from jsonb_array_elements_text(%s) f(id)', v_pass_on)
+          else format('return (%s ->> 0)::%s', v_pass_on, v_call.result)
+        end);
+    end if;
+    -- Who may call it, and what depends on it, stays.
+    execute format('create or replace function fairq.%I(%s) returns %s language plpgsql security definer set search_path = pg_catalog, pg_temp as %L',
+      v_call.name, v_call.arguments, v_call.result, v_body);
+    execute format('comment on function fairq.%1$I is %2$L', v_call.name, 'Calls fairq_citus.' || v_call.name || ' on the node that has it.');
+  end loop;
+end;
+$enter$;

@@ -1,0 +1,437 @@
+"""fairq on Citus: a coordinator, two workers, an engine on each, and calls that find their node."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+import fairq
+from fairq import citus, errors, install
+from tests.support.calls import column, create, one, register, run
+from tests.support.cluster import Cluster, Conn, running_cluster
+from tests.support.invariants import assert_sound
+from tests.support.sessions import wait_until
+from tests.worker.running import EFFECTS, work_process
+
+pytestmark = pytest.mark.skipif("FAIRQ_TEST_CITUS" not in os.environ, reason="make test-citus runs it")
+
+NODES = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster() as cluster:
+        with cluster.connect(0) as conn:
+            conn.execute("create table orders (tenant text, n integer, constraint positive check (n > 0))")
+            conn.execute("select create_distributed_table('orders', 'tenant')")
+            conn.execute("create table notes (n integer)")
+            conn.execute("select citus_add_local_table_to_metadata('notes')")
+        yield cluster
+
+
+@pytest.fixture
+def conns(cluster: Cluster) -> Iterator[list[Conn]]:
+    """A connection to each node, and no task anywhere."""
+    conns = [cluster.connect(number) for number in NODES]
+    yield conns
+    for conn in conns:
+        conn.rollback()
+        for table in ("tasks", "rings", "ready", "held", "lanes", "ticks", "groups", "finished_tasks"):
+            run(conn, f"delete from fairq.{table}")  # noqa: S608
+        conn.close()
+
+
+def group_of(conn: Conn, node: int, but: str = "") -> str:
+    """A group of that node."""
+    return str(
+        one(
+            conn,
+            "select g from (select 'g' || n as g from generate_series(1, 1000) n) s "
+            "where fairq_citus.node_of(fairq_citus.slot(g)) = %s and g <> %s limit 1",
+            node,
+            but,
+        )
+    )
+
+
+def waiting(conns: list[Conn]) -> list[int]:
+    return [one(conn, "select count(*) from fairq.tasks") for conn in conns]
+
+
+def sent(conn: Conn, *statements: str) -> list[str]:
+    """What Citus sends to other nodes for this transaction."""
+    said: list[str] = []
+
+    def hear(notice: psycopg.errors.Diagnostic) -> None:
+        if found := re.match(r"issuing (.*)", notice.message_primary or "", re.DOTALL):
+            said.append(found[1])
+
+    conn.add_notice_handler(hear)
+    with conn.transaction():
+        conn.execute("set local citus.log_remote_commands = on")
+        conn.execute("set local client_min_messages = log")
+        for statement in statements:
+            conn.execute(statement.encode())
+    conn.remove_notice_handler(hear)
+    return said
+
+
+def test_a_second_migration_finds_nothing_to_do(cluster: Cluster, conns: list[Conn]) -> None:
+    functions = (
+        "select md5(string_agg(p.prosrc, '' order by p.oid)) from pg_proc p "
+        "where p.pronamespace = 'fairq'::regnamespace"
+    )
+    before = [one(conn, functions) for conn in conns]
+    assert cluster.migrate().steps == ()
+    assert [one(conn, functions) for conn in conns] == before
+
+
+def test_a_task_goes_to_the_node_of_its_group_from_wherever_it_comes(conns: list[Conn]) -> None:
+    first, second = (group_of(conns[0], node) for node in (1, 2))
+    ids = [create(conn, group) for conn in conns for group in (first, second)]
+    assert waiting(conns) == [0, 3, 3]
+    assert [each >> citus.NODE_BITS for each in ids] == [1, 2] * 3
+    # In the order in which they were created, whoever did.
+    for conn, group, mine in ((conns[1], first, ids[::2]), (conns[2], second, ids[1::2])):
+        popped = run(conn, "select id, group_key from fairq.pop_tasks('default', 10, %s)", register(conn))
+        assert popped == [(each, group) for each in mine]
+        assert_sound(conn)
+
+
+def test_a_call_is_one_statement_to_one_node(conns: list[Conn]) -> None:
+    group = group_of(conns[0], 1)
+    said = sent(conns[0], f"select fairq.create_task('{group}', '{{}}')")
+    assert [re.split(r"[ _;]", each)[0] for each in said] == ["BEGIN", "INSERT", "COMMIT"]
+    # On the node itself it does not leave the session.
+    assert sent(conns[1], f"select fairq.create_task('{group}', '{{}}')") == []
+    assert waiting(conns) == [0, 2, 0]
+    # Of the rows that carried the calls none stays.
+    assert [one(conn, "select count(*) from fairq_citus.calls") for conn in conns] == [0, 0, 0]
+
+
+def test_a_batch_is_one_statement_for_each_node_and_keeps_its_order(conns: list[Conn]) -> None:
+    groups = [f"g{number % 7}" for number in range(50)]
+    said = sent(
+        conns[0],
+        "create temporary table made as select id, ordinality as n from fairq.create_tasks("  # noqa: S608
+        f"array{groups}, array(select to_jsonb(n) from generate_series(1, 50) n)) with ordinality made(id)",
+    )
+    assert sum(each.startswith("INSERT") for each in said) == 2
+    made: dict[int, int] = dict(run(conns[0], "select n, id from made"))
+    conns[0].execute("drop table made")
+    tasks = [row for conn in conns for row in run(conn, "select payload, id, group_key from fairq.tasks")]
+    assert {row[0]: row[1] for row in tasks} == made
+    assert all(groups[row[0] - 1] == row[2] for row in tasks)
+
+
+def test_a_batch_with_keys_is_created_once(conns: list[Conn]) -> None:
+    names = [f"g{number}" for number in range(20)]
+    call = "select fairq.create_tasks(%s, array_fill('{}'::jsonb, array[20]), p_idempotency_keys => %s)"
+    first = column(conns[0], call, names, names)
+    assert column(conns[2], call, names, names) == first
+    assert sum(waiting(conns)) == 20
+
+
+def test_a_transaction_that_rolls_back_leaves_no_task_on_any_node(conns: list[Conn]) -> None:
+    groups = [group_of(conns[0], node) for node in (1, 2)]
+    for end in ("rollback", "rollback to savepoint s"):
+        conns[0].execute("begin")
+        conns[0].execute("savepoint s")
+        for group in groups:
+            create(conns[0], group)
+        conns[0].execute(end.encode())
+        conns[0].execute("commit")
+        assert waiting(conns) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("table", ["orders", "notes"])
+def test_tasks_are_committed_with_what_the_application_wrote_or_not_at_all(
+    conns: list[Conn], table: str
+) -> None:
+    """Rows and tasks on different nodes: prepared on each, then committed."""
+    one_group, another = (group_of(conns[0], node) for node in (1, 2))
+    write = (
+        "insert into orders values ('a', 1), ('b', 1), ('c', 1), ('d', 1)"
+        if table == "orders"
+        else "insert into notes values (1)"
+    )
+    said = sent(
+        conns[0],
+        write,
+        f"select fairq.create_task('{one_group}', '{{}}'), fairq.create_task('{another}', '{{}}')",
+    )
+    assert sum(each.startswith("PREPARE TRANSACTION") for each in said) == 2
+    assert sum(each.startswith("COMMIT PREPARED") for each in said) == 2
+    assert not any(each == "COMMIT" for each in said)
+    assert waiting(conns) == [0, 1, 1]
+    # A task of one node and a row of the coordinator: two nodes as well.
+    if table == "notes":
+        said = sent(conns[0], write, f"select fairq.create_task('{one_group}', '{{}}')")
+        assert sum(each.startswith("PREPARE TRANSACTION") for each in said) == 1
+
+
+def test_a_failure_on_one_node_undoes_all(conns: list[Conn]) -> None:
+    groups = [group_of(conns[0], node) for node in (1, 2)]
+    conns[0].execute("begin")
+    for group in groups:
+        create(conns[0], group)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        conns[0].execute("insert into orders values ('a', 0)")
+    conns[0].execute("commit")
+    assert waiting(conns) == [0, 0, 0]
+    assert one(conns[0], "select count(*) from pg_prepared_xacts") == 0
+
+
+def test_one_enqueuer_waits_for_no_other(conns: list[Conn], cluster: Cluster) -> None:
+    """I2: open transactions that enqueued for the same groups, in any order."""
+    groups = [group_of(conns[0], node) for node in (1, 2)]
+    with cluster.connect(2) as other:
+        other.execute("set lock_timeout = '1s'")
+        with conns[0].transaction():
+            for group in groups:
+                create(conns[0], group)
+            with other.transaction():
+                for group in reversed(groups):
+                    create(other, group)
+    assert waiting(conns) == [0, 2, 2]
+
+
+def test_what_the_engine_refuses_is_refused_in_its_words(conns: list[Conn]) -> None:
+    for conn, call, error in (
+        (conns[0], "create_task(null, '{}')", errors.InvalidGroupKey),
+        (conns[0], "create_task('a', '{}', 'nowhere')", errors.UnknownQueue),
+        (conns[1], "create_tasks(array['a', 'b'], array['1']::jsonb[])", errors.LengthMismatch),
+        (conns[1], "cancel_task(9::bigint << 48)", errors.OutOfRange),
+        (conns[2], """configure_queue('default', '{"notify": true}')""", errors.OutOfRange),
+        (conns[2], """configure_queue('default', '{"wait": 1}')""", errors.UnknownSetting),
+    ):
+        with pytest.raises(psycopg.Error) as refused:
+            run(conn, f"select fairq.{call}")
+        assert refused.value.sqlstate == error.sqlstate
+        assert refused.value.diag.message_hint
+    assert sum(waiting(conns)) == 0
+
+
+def test_settings_are_the_same_on_every_node(conns: list[Conn]) -> None:
+    run(conns[1], "select fairq.configure_queue('mail', '{\"max_attempts\": 9}')")
+    run(conns[2], "select fairq.configure_group('mail', 'bob', '{\"weight\": 3}')")
+    run(conns[0], "select fairq.pause_group('mail', 'bob')")
+    seen = (
+        "select q.max_attempts, g.weight, g.paused_at is not null "
+        "from fairq.queues q join fairq.groups g using (queue) where queue = 'mail'"
+    )
+    assert [run(conn, seen) for conn in conns] == [[(9, 3.0, True)]] * 3
+    # On all of them or on none.
+    with conns[0].transaction(force_rollback=True):
+        run(conns[0], "select fairq.resume_group('mail', 'bob')")
+    assert [run(conn, seen) for conn in conns] == [[(9, 3.0, True)]] * 3
+
+
+def test_a_task_is_asked_about_and_cancelled_from_any_node(conns: list[Conn]) -> None:
+    for node in (1, 2):
+        task = create(conns[0], group_of(conns[0], node))
+        for conn in conns:
+            assert run(conn, "select task_id, state from fairq.explain_task(%s)", task) == [
+                (task, "overflow")
+            ]
+            assert run(conn, "select live from fairq.task_result(%s)", task) == [(True,)]
+        assert one(conns[3 - node], "select fairq.cancel_task(%s)", task)
+        run(conns[node], "select fairq.promote_overflow('default')")
+        assert run(conns[0], "select outcome from fairq.task_result(%s)", task) == [("cancelled",)]
+
+
+def test_a_schedule_is_on_the_node_of_its_group(conns: list[Conn]) -> None:
+    group = group_of(conns[0], 2)
+    run(conns[0], "select fairq.configure_schedule('tick', %s, '{\"every\": \"1 day\"}')", group)
+    assert [one(conn, "select count(*) from fairq.schedules") for conn in conns] == [0, 0, 1]
+    assert len(column(conns[1], "select fairq.run_schedule('tick', %s)", group)) == 1
+    assert waiting(conns) == [0, 0, 1]
+    assert one(conns[1], "select fairq.remove_schedule('tick', %s)", group) == 1
+
+
+def test_producers_pass_calls_on_and_nothing_else(cluster: Cluster, conns: list[Conn]) -> None:
+    conns[0].execute("create role producer login in role fairq_enqueue")
+    run(conns[0], "select fairq.configure_queue('secret', '{\"enqueue_role\": \"fairq_admin\"}')")
+    with cluster.connect(0, user="producer") as conn:
+        create(conn, group_of(conns[0], 1))
+        for forbidden in (
+            "insert into fairq_citus.calls (shard_no, statement) values (1, 'drop schema fairq cascade')",
+            "select fairq_citus.pass_on(1, 'drop schema fairq cascade')",
+            "select fairq_citus.create_task('a', '{}')",
+            "select fairq.create_task('a', '{}', 'secret')",
+            "select fairq.create_tasks(array['a'], array['{}']::jsonb[], 'secret')",
+            # Of which queue a task is, only its node knows.
+            "select fairq.cancel_task(1)",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute(forbidden.encode())
+    run(conns[0], "select fairq.configure_queue('secret', '{\"enqueue_role\": null}')")
+
+
+def test_workers_serve_their_node_and_one_that_is_lost_stops_no_other(
+    cluster: Cluster, conns: list[Conn]
+) -> None:
+    """A node crashes: the groups of the other go on, and its own when it is back."""
+    cluster.everywhere(EFFECTS)
+    first, second = (group_of(conns[0], node) for node in (1, 2))
+
+    def effects(node: int) -> int:
+        with psycopg.connect(cluster.dsn(node)) as conn:
+            return int(one(conn, "select count(distinct task_id) from effects"))
+
+    with work_process(cluster.dsn(1), "-c", "2") as near, work_process(cluster.dsn(2), "-c", "2") as far:
+        near.wait_for("slot")
+        far.wait_for("slot")
+        fairq.enqueue_many(conns[0], [(group, None) for group in (first, second) * 5], kind="count")
+        wait_until(lambda: (effects(1), effects(2)) == (5, 5), "both nodes have done their tasks")
+        cluster.servers[2].stop("immediate")
+        conns[2].close()
+        fairq.enqueue(conns[0], first, None, kind="count")
+        with pytest.raises((psycopg.Error, errors.FairqError)):
+            fairq.enqueue(conns[0], second, None, kind="count")
+        wait_until(lambda: effects(1) == 6, "the other node goes on")
+        cluster.servers[2].start()
+
+        def accepted() -> bool:
+            try:
+                fairq.enqueue(conns[0], second, None, kind="count")
+            except (psycopg.Error, errors.FairqError):
+                return False
+            return True
+
+        wait_until(accepted, "the node is back")
+        wait_until(lambda: effects(2) == 6, "its worker, too")
+    conns[2] = cluster.connect(2)
+    cluster.everywhere("drop table effects; delete from fairq.workers")
+
+
+def test_groups_move_to_a_new_node_and_their_old_tasks_end_where_they_are(
+    cluster: Cluster, conns: list[Conn]
+) -> None:
+    run(conns[0], "select fairq.configure_queue('mail', '{\"max_attempts\": 9}')")
+    run(conns[0], "select fairq.configure_group('mail', 'bob', '{\"weight\": 3}')")
+    group = group_of(conns[0], 2)
+    shard = one(
+        conns[0],
+        "select get_shard_id_for_distribution_column('fairq_citus.calls', fairq_citus.slot(%s))",
+        group,
+    )
+    old = create(conns[0], group)
+    cluster.start()
+    cluster.add(3)
+    try:
+        cluster.migrate()
+        node = one(conns[0], "select groupid from pg_dist_node where nodename = %s", cluster.place(3)[0])
+        conns[0].execute(
+            "select citus_move_shard_placement(%s, %s, %s, %s, %s, 'block_writes')",
+            [shard, *cluster.place(2), *cluster.place(3)],
+        )
+        young = create(conns[1], group)
+        assert (old >> citus.NODE_BITS, young >> citus.NODE_BITS) == (2, node)
+        with cluster.connect(3) as fresh:
+            assert one(fresh, "select max_attempts from fairq.queues where queue = 'mail'") == 9
+            assert one(fresh, "select weight from fairq.groups where queue = 'mail'") == 3
+            assert column(fresh, "select id from fairq.pop_tasks('default', 9, %s)", register(fresh)) == [
+                young
+            ]
+            assert_sound(fresh)
+        assert column(conns[2], "select id from fairq.pop_tasks('default', 9, %s)", register(conns[2])) == [
+            old
+        ]
+        assert run(conns[0], "select task_id, state from fairq.explain_task(%s)", old) == [(old, "running")]
+        conns[0].execute(
+            "select citus_move_shard_placement(%s, %s, %s, %s, %s, 'block_writes')",
+            [shard, *cluster.place(3), *cluster.place(2)],
+        )
+    finally:
+        conns[0].execute("select citus_remove_node(%s, %s)", cluster.place(3))
+        cluster.servers.pop().close()
+        cluster.everywhere("delete from fairq.workers")
+
+
+def test_one_machine_becomes_the_coordinator_and_its_tasks_end_there() -> None:
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(stack)
+        cluster.start(2)
+        conns = [cluster.connect(number) for number in (0, 1)]
+        conns[0].execute("drop extension citus")
+        cluster.migrate()
+        old = [create(conns[0], f"g{number}") for number in range(10)]
+        conns[0].execute("create extension citus")
+        cluster.add(1)
+        cluster.migrate()
+        young = [create(conns[0], f"g{number}") for number in range(10)]
+        for conn, ids in zip(conns, (old, young), strict=True):
+            assert (
+                sorted(column(conn, "select id from fairq.pop_tasks('default', 99, %s)", register(conn)))
+                == ids
+            )
+
+
+# --- Refused ----------------------------------------------------------------------------------------
+
+
+def refused(conn: Conn, *changes: str) -> citus.ClusterNotReady:
+    """What is said about the cluster, were it like that."""
+    with conn.transaction(force_rollback=True):
+        for change in changes:
+            conn.execute(change.encode())
+        with pytest.raises(citus.ClusterNotReady) as error:
+            citus.nodes(conn)
+    assert error.value.hint
+    return error.value
+
+
+def test_a_set_up_by_half_is_refused_with_what_to_do(cluster: Cluster, conns: list[Conn]) -> None:
+    for conn, changes, message, hint in (
+        (conns[1], (), "worker node", "on the coordinator"),
+        (
+            conns[0],
+            ("update pg_extension set extversion = '12.1-1' where extname = 'citus'",),
+            "Citus 12.1",
+            "alter extension",
+        ),
+        (
+            conns[0],
+            ("delete from pg_dist_node where groupid = 0",),
+            "not among",
+            "citus_set_coordinator_host",
+        ),
+        (
+            conns[0],
+            ("update pg_dist_node set isactive = false where groupid = 2",),
+            cluster.place(2)[0],
+            "citus_activate_node",
+        ),
+        (conns[0], ("update pg_dist_node set shouldhaveshards = false",), "no node may", "citus_add_node"),
+        (
+            conns[0],
+            ("delete from pg_dist_shard", "set local citus.shard_count = 1"),
+            "1 shards",
+            "citus.shard_count",
+        ),
+    ):
+        error = refused(conn, *changes)
+        assert message in str(error)
+        assert hint in str(error.hint)
+    assert [node.group for node in citus.nodes(conns[0])] == [0, 1, 2]
+    with pytest.raises(citus.ClusterNotReady, match="all nodes"):
+        install.upgrade(conns[0])
+    with pytest.raises(install.UnknownRevision):
+        install.migrate(cluster.dsn(0), to="base")
+
+
+def test_a_node_with_tasks_of_its_own_is_refused() -> None:
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(stack)
+        cluster.start(2)
+        with psycopg.connect(cluster.dsn(1)) as conn:
+            conn.execute("set citus.enable_ddl_propagation = off")
+            install.load_sql(conn)
+            conn.execute("select fairq.create_task('a', '{}')")
+        cluster.add(1)
+        with pytest.raises(citus.ClusterNotReady, match="tasks of its own"):
+            cluster.migrate()
