@@ -1,4 +1,6 @@
-"""The wheel: built offline, installed into an empty environment, and able to migrate from there."""
+"""The sdist, and the wheel that is built of it: made offline, installed into empty environments, and able to
+migrate from there.
+"""
 
 import json
 import os
@@ -7,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from collections.abc import Callable
@@ -50,24 +53,34 @@ class Installed:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, which leaves the checkout alone; without isolation, which would download."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """From a copy, which leaves the checkout alone; without isolation, which would download. The wheel is
+    built of the sdist.
+    """
     source = tmp_path_factory.mktemp("source") / "fairq"
     shutil.copytree(ROOT, source, ignore=NOT_SOURCES)
     target = tmp_path_factory.mktemp("dist")
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target), str(source)],
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(target), str(source)],
         check=True,
         capture_output=True,
     )
-    (built,) = target.glob("*.whl")
-    return built
+    return target
+
+
+@pytest.fixture(scope="session")
+def wheel(built: Path) -> Path:
+    (wheel,) = built.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """An empty virtual environment with the wheel in it. The checkout is not on its path."""
-    folder = tmp_path_factory.mktemp("environment")
+    return install_into(tmp_path_factory.mktemp("environment"), wheel)
+
+
+def install_into(folder: Path, package: Path) -> Installed:
+    """An empty virtual environment with the wheel or the sdist in it. The checkout is not on its path."""
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     site = Path(
@@ -78,25 +91,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
             text=True,
         ).stdout.strip()
     )
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(python),
-            "install",
-            "-q",
-            "--no-deps",
-            "--no-index",
-            str(wheel),
-        ],
-        check=True,
-        capture_output=True,
-    )
     # A plain line of a .pth file puts a folder on the path without running the .pth files in it: those of
     # editable installs would lead to the checkout.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    offline = ["-q", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), "install", *offline, str(package)],
+        check=True,
+        capture_output=True,
+    )
     return Installed(python, folder)
 
 
@@ -265,3 +268,16 @@ def test_help_of_an_installed_fairq_works_with_nothing_but_its_requirements(inst
     done = installed.fairq()
     assert (done.returncode, done.stderr) == (0, "")
     assert "migrate" in done.stdout
+
+
+def test_the_sdist_installs_and_has_its_tests(built: Path, tmp_path: Path, empty_database: Database) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert {"PKG-INFO", "pyproject.toml", "sql/grants.sql", "tests/conftest.py", "docs/README.md"} <= names
+    assert not [name for name in names if name.endswith(".pyc") or name.startswith((".venv", ".cache"))]
+    installed = install_into(tmp_path, sdist)
+    done = installed.fairq("migrate", "--json", "--dsn", empty_database.dsn)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["after"] == install.head()
+    assert installed.fairq("sql").stdout == install.script()
