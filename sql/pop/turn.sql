@@ -66,15 +66,16 @@ begin
 
   if v_left > 0 then
     select min(case when q.metered then fairq.next_due_at(q.queue) else
-        least(k.next_due_at, case when k.keyed then (select y.next_due_at from fairq._tick(s.shard_no, '#keys') y) end) end) as due_at, bool_or(fairq._has_news(k) or fairq._lets_long(k, fairq._now())) as has_news
+        least(k.next_due_at, case when k.keyed then (select y.next_due_at from fairq._tick(s.shard_no, '#keys') y) end) end) as due_at, bool_or(fairq._has_news(k) or fairq._lets_long(k, fairq._now()) or (k.horizon is not null and not q.metered)) as has_more
     into v_next
     from fairq.queues q
     cross join fairq._shards(null) s(shard_no)
     cross join lateral fairq._tick(s.shard_no, q.queue) k
     where q.queue = any(p_queues) and q.paused_at is null;
     v_answer.due_in := extract(epoch from v_next.due_at - fairq._now())::double precision;
-    -- One call hears and parks a bounded amount, and somebody else may be promoting: then there is more to look at soon.
-    if v_next.has_news then
+    -- One call hears and parks a bounded amount, and somebody else may be promoting: then there is more to look at soon. So there is where the horizon stands
+    -- before a lane that the call did not get to.
+    if v_next.has_more then
       v_answer.due_in := least(v_answer.due_in, 0.02);
     end if;
   end if;

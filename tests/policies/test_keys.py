@@ -10,6 +10,7 @@ from tests.support.calls import (
     at,
     call,
     create,
+    create_all,
     create_many,
     finish,
     groups_of,
@@ -51,6 +52,31 @@ def test_a_blocked_task_holds_nobody_up_not_even_its_own_group(conn: Conn) -> No
     other = create(conn, "carol", concurrency_key="another")
     assert sorted(pop(conn, bob)) == [free, other]
     assert {state(conn, i) for i in blocked} == {"blocked"}
+    assert_sound(conn)
+
+
+def test_a_turn_that_parks_thousands_says_that_there_is_more(conn: Conn) -> None:
+    """S10: a call parks a bounded amount, so the free task behind them comes some turns later, at once."""
+    bob = register(conn)
+    create(conn, "first", concurrency_key="k")
+    pop(conn, bob)
+    groups = [f"group {number % 400}" for number in range(8000)]
+    create_all(conn, *groups, concurrency_keys=["k"] * len(groups))
+    free = create(conn, "carol")
+
+    def turn() -> tuple[int | None, float | None]:
+        rows = run(conn, "select id, due_in from fairq.turn(%s, '{default}', '{10}', 10)", bob)
+        return rows[0][0], rows[-1][1]
+
+    for _ in range(8):
+        popped, due_in = turn()
+        if popped is not None:
+            break
+        assert due_in == pytest.approx(0.02)
+    assert popped == free
+    for _ in range(8):
+        popped, due_in = turn()
+    assert (popped, due_in) == (None, None)
     assert_sound(conn)
 
 
