@@ -34,7 +34,7 @@ grant execute on function fairq.create_task, fairq.create_tasks, fairq.cancel_ta
 to fairq_enqueue, fairq_work;
 
 grant execute on function fairq.register_worker, fairq.turn, fairq.pop_tasks, fairq.start_tasks, fairq.finish_tasks, fairq.release_tasks, fairq.held_tasks,
-  fairq.heartbeat, fairq.report_progress, fairq.retire_worker, fairq.promote_overflow, fairq.maintain,
+  fairq.heartbeat, fairq.report_progress, fairq.task_history, fairq.retire_worker, fairq.promote_overflow, fairq.maintain,
   fairq.fire_schedules, fairq.unplanned_schedules, fairq.plan_schedule
 to fairq_work;
 

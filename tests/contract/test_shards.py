@@ -198,6 +198,7 @@ ALL_SHARDS = {
     "cancel_task",
     "explain_task",
     "retry_task",
+    "task_history",
     "task_progress",
     "task_result",
     "watch_task",
@@ -232,6 +233,7 @@ AT_ONCE = {
     # One look by id into all shards: one snapshot must see a task that is moving.
     "cancel_task",
     "explain_task",
+    "task_history",
     "task_progress",
     "task_result",
     "watch_task",
@@ -333,6 +335,7 @@ def test_each_function_opens_the_shard_of_its_group_or_goes_through_all_one_by_o
             "cancel_task",
             "explain_task",
             "watch_task",
+            "task_history",
             "task_progress",
             "task_result",
             "retry_task",

@@ -16,6 +16,7 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "create_tasks": ({ENQUEUE, WORK, ADMIN}, "select fairq.create_tasks('{a,b}', array['1', '2']::jsonb[])"),
     "cancel_task": ({ENQUEUE, WORK, ADMIN}, "select fairq.cancel_task(%(waiting)s)"),
     "task_result": ({ENQUEUE, WORK, ADMIN}, "select live from fairq.task_result(%(waiting)s)"),
+    "task_history": ({WORK, ADMIN}, "select payload from fairq.task_history(%(waiting)s)"),
     "task_progress": ({ENQUEUE, WORK, ADMIN}, "select done from fairq.task_progress(%(running)s)"),
     "watch_task": ({ENQUEUE, WORK, ADMIN}, "select fairq.watch_task(%(waiting)s)"),
     "promote_overflow": ({WORK, ADMIN}, "select fairq.promote_overflow()"),

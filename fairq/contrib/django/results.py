@@ -36,23 +36,10 @@ class Found:
     """Those that began, oldest first, and the one that runs; its outcome is None."""
 
 
-# Bodies, history and earlier attempts, each by its index. One statement, so that a task that ends meanwhile
-# is in one of them.
 _LOOK_UP = """
-select t.kind, t.queue, t.headers::text, t.payload::text, t.created_at, null::timestamptz, null::text,
-  null::text, null::text, h.worker_id, h.started_at
-from fairq._shards(null) s(shard_no)
-join fairq.tasks t on t.shard_no = s.shard_no and t.id = %(id)s
-left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id
-union all
-select f.kind, f.queue, f.headers::text, f.payload::text, f.created_at, f.finished_at, f.outcome,
-  f.result::text, f.error::text, f.worker_id, f.started_at
-from fairq._shards(null) s(shard_no)
-join fairq.finished_tasks f on f.shard_no = s.shard_no and f.id = %(id)s
-union all
-select null, null, null, null, null, null, a.outcome, null, a.error::text, a.worker_id, a.started_at
-from fairq._shards(null) s(shard_no)
-join fairq.attempts a on a.shard_no = s.shard_no and a.task_id = %(id)s
+select h.kind, h.queue, h.headers::text, h.payload::text, h.created_at, h.finished_at, h.outcome,
+  h.result::text, h.error::text, h.worker_id, h.started_at
+from fairq.task_history(%(id)s) h
 """
 # The function of such an attempt was never called.
 _NOT_BEGUN = ("declined", "lease_expired")

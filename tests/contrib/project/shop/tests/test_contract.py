@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import json
 import logging
+import os
 import pickle
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,7 @@ from unittest import skipIf
 import django
 from django.conf import settings
 from django.core.exceptions import SuspiciousOperation
-from django.db import connection, connections, transaction
+from django.db import ProgrammingError, connection, connections, transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
 
@@ -242,6 +243,24 @@ class Results(TestCase):
             found = tasks.mail.get_result(result.id)
         self.assertEqual(found, result)
         self.assertEqual(space.default_task_backend.get_result(result.id), result)
+
+    def test_who_enqueues_needs_one_right_more_for_it(self) -> None:
+        role = f"shop_app_{os.getpid()}"
+        with connection.cursor() as cursor:
+            cursor.execute(f"create role {role}")
+            cursor.execute(f"grant fairq_enqueue to {role}")
+            cursor.execute(f"set local role {role}")
+            result = tasks.add.enqueue(1, b=41)
+            with self.assertRaises(ProgrammingError), transaction.atomic():
+                tasks.add.get_result(result.id)
+            cursor.execute("reset role")
+            cursor.execute(f"grant execute on function fairq.task_history to {role}")
+            cursor.execute(f"set local role {role}")
+            self.assertEqual(tasks.add.get_result(result.id), result)
+            cursor.execute("reset role")
+            cursor.execute("set local role fairq_work")
+            self.assertEqual(tasks.add.get_result(result.id), result)
+            cursor.execute("reset role")
 
     def test_an_unknown_one_does_not_exist(self) -> None:
         for unknown in ("0", "9" * 30, "no number", "", "-1", "٣"):
