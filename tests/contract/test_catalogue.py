@@ -54,11 +54,11 @@ def rows(conn: Conn, query: str) -> list[tuple[Any, ...]]:
     return conn.execute(query.encode()).fetchall()
 
 
-# --- Shards (DESIGN 12) ---------------------------------------------------------------------------
+# --- Shards ---------------------------------------------------------------------------
 
 
 def test_every_key_and_index_starts_with_the_shard(db: Conn) -> None:
-    """DESIGN 12: so that spreading the tables over machines stays a matter of configuration."""
+    """So that spreading the tables over machines stays a matter of configuration."""
     found = rows(
         db,
         """
@@ -95,7 +95,7 @@ def test_every_table_of_the_engine_has_the_shard_first_and_never_null(db: Conn) 
 
 
 def test_there_are_no_triggers_rules_or_foreign_keys(db: Conn) -> None:
-    """DESIGN 10 and 12: a foreign key takes shared row locks on every insert."""
+    """A foreign key takes shared row locks on every insert."""
     assert not rows(
         db,
         """
@@ -119,7 +119,7 @@ def test_there_are_no_triggers_rules_or_foreign_keys(db: Conn) -> None:
 
 def test_sequences_serve_ids_only_and_no_table_is_special(db: Conn) -> None:
     """
-    DESIGN 12: no meaning in sequence values. Of several machines each gives out its own range of a bigint
+    No meaning in sequence values. Of several machines each gives out its own range of a bigint
     sequence; and a column's own sequence would need rights of its own.
     """
     assert set(
@@ -158,7 +158,7 @@ def test_sequences_serve_ids_only_and_no_table_is_special(db: Conn) -> None:
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_every_use_of_a_sharded_table_names_the_shard(name: str, db: Conn) -> None:
     """
-    DESIGN 12: every statement of a function is answerable by one shard. Each table or alias that a function
+    Every statement of a function is answerable by one shard. Each table or alias that a function
     reads, changes or deletes from has a condition on its shard_no.
     """
     sharded = {

@@ -1,4 +1,4 @@
-"""Held xmin contract (DESIGN 5): dead rows that vacuum may not remove cost the hot calls nothing.
+"""Held xmin contract: dead rows that vacuum may not remove cost the hot calls nothing.
 
 One session keeps a snapshot open, as a long report or pg_dump does. Meanwhile 200,000 tasks (a tenth of it
 here, all of it with `FAIRQ_TEST_ROWS=1000000`, as `make test-long` does) are created, promoted, popped and

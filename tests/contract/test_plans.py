@@ -345,6 +345,7 @@ STEPS = [
                 "tasks_expiry_idx",
                 "held_claim_lease_idx",
                 "lanes_keyed_idx",
+                "lanes_users_idx",
                 "tasks_due_idx",
                 "tasks_pkey",
                 "sweeps_pkey",
