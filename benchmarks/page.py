@@ -124,7 +124,10 @@ WHY = {
     ("peers", "held snapshot"): "see promote, pop, finish",
     ("explain", "time"): "a function call that looks up its queue, its worker and its clock before it pops",
     ("explain", "buffers"): "settings, worker and clock are looked up, and each task in two tables",
-    ("explain", "rows"): "look-ups of settings, worker and clock",
+    (
+        "explain",
+        "rows",
+    ): "each task is two rows, an address and a body; settings, worker and clock are looked up",
     ("explain", "WAL"): "an address is removed, and a holder written",
     ("explain", "slowest"): "one of the ten promotes for all; the others wait for it, a few milliseconds",
     ("held", "dead rows"): "while the snapshot is held nothing may be removed, in any queue",
@@ -352,8 +355,8 @@ TARGETS = (
         most=True,
     ),
     Target(
-        "one pop of 100: rows visited, at the most groups and tasks",
-        110,
+        "one pop of 100: rows visited (an address and a body each), at the most groups and tasks",
+        210,
         "rows",
         ("explain", "rows visited", "fairq pop"),
         most=True,
