@@ -3,16 +3,24 @@
     fairq.otel.instrument()                                     # where tasks are created
     app = fairq.App(middleware=[fairq.otel.middleware()])       # where they run
 
+With `middleware(waits=dsn)` the span of an attempt says what the task waited for: a query each.
+
 Spans are called and described as the semantic conventions for messaging say. The group is an attribute of
 spans; for a label of metrics it has too many values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
@@ -21,8 +29,15 @@ from fairq.around import Around
 from fairq.batch import Batch
 from fairq.connections import Steps
 from fairq.context import Context
+from fairq.queries import inspection, web
 
 __all__ = ["instrument", "middleware", "uninstrument"]
+
+logger = logging.getLogger("fairq.otel")
+
+CONNECT_SECONDS = 3
+ASK_TIMEOUT = "1s"
+AGAIN_SECONDS = 30.0  # after it went wrong
 
 
 def instrument(provider: TracerProvider | None = None) -> None:
@@ -61,16 +76,21 @@ def uninstrument() -> None:
     client.tracing = None
 
 
-def middleware(provider: TracerProvider | None = None) -> tuple[Around, Around]:
+def middleware(provider: TracerProvider | None = None, *, waits: str | None = None) -> tuple[Around, Around]:
     """Each attempt is a span, a child of the one that created the task. That of a batch has links to all of
     these.
+
+    `waits`: the database, for a login with fairq_work or fairq_observe. Then spans that are recorded have two
+    events for each task, `fairq.runnable` and `fairq.started`, which says behind whom it waited, and what
+    holds its group back.
     """
     tracer = trace.get_tracer("fairq", tracer_provider=provider)
+    asks = _Waits(waits) if waits else None
 
     @contextmanager
-    def processing(ctx: Context | Batch) -> Iterator[None]:
+    def processing(ctx: Context | Batch) -> Iterator[Span]:
         about = _about("process", ctx.queue, ctx.kind)
-        tasks = [ctx] if isinstance(ctx, Context) else ctx.tasks
+        tasks = _tasks(ctx)
         creations = [_creation(each) for each in tasks]
         spans = [trace.get_current_span(each).get_span_context() for each in creations]
         links = [Link(each) for each in spans if each.is_valid]
@@ -83,17 +103,80 @@ def middleware(provider: TracerProvider | None = None) -> tuple[Around, Around]:
             parent = propagate.extract({})
         span = tracer.start_span(_name(about), parent, SpanKind.CONSUMER, about, links)
         with _ending(span), trace.use_span(span, record_exception=False, set_status_on_exception=False):
-            yield
+            yield span
 
     def traced(ctx: Context, call_next: Callable[[], Any]) -> Any:
-        with processing(ctx):
+        with processing(ctx) as span:
+            if asks and span.is_recording():
+                asks.tell(span, _tasks(ctx))
             return call_next()
 
     async def atraced(ctx: Context, call_next: Callable[[], Any]) -> Any:
-        with processing(ctx):
+        with processing(ctx) as span:
+            if asks and span.is_recording():
+                await asyncio.to_thread(asks.tell, span, _tasks(ctx))
             return await call_next()
 
     return traced, atraced
+
+
+def _tasks(ctx: Context | Batch) -> Sequence[Context]:
+    return [ctx] if isinstance(ctx, Context) else ctx.tasks
+
+
+class _Waits:
+    """What tasks waited for, on a connection of its own. Traces must not stop the work: without one they say
+    less, and it is tried again after a while.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._opened: list[psycopg.Connection[Any]] = []
+        weakref.finalize(self, _close, self._opened)
+        self._guard = threading.Lock()
+        self._not_before = 0.0
+
+    def tell(self, span: Span, tasks: Sequence[Context]) -> None:
+        for row in self._read([each.id for each in tasks]):
+            about: dict[str, Any] = {"messaging.message.id": str(row.id)}
+            span.add_event("fairq.runnable", about, int(row.runnable_at.timestamp() * 1e9))
+            about["fairq.wait.seconds"] = (row.started_at - row.runnable_at).total_seconds()
+            about["fairq.wait.behind"] = row.behind
+            about["fairq.wait.behind_seconds"] = row.behind_seconds
+            if row.limited_by is not None:
+                about["fairq.wait.limited_by"] = row.limited_by
+            span.add_event("fairq.started", about, int(row.started_at.timestamp() * 1e9))
+
+    def _read(self, ids: list[int]) -> list[inspection.ReadWaitsRow]:
+        with self._guard:
+            if time.monotonic() < self._not_before:
+                return []
+            try:
+                if not self._opened:
+                    conn = psycopg.connect(
+                        self._dsn,
+                        autocommit=True,
+                        prepare_threshold=None,
+                        connect_timeout=CONNECT_SECONDS,
+                        fallback_application_name="fairq traces",
+                    )
+                    self._opened.append(conn)
+                (conn,) = self._opened
+                with conn.transaction():
+                    web.beginning(conn, statement_timeout=ASK_TIMEOUT)
+                    return inspection.read_waits(conn, ids=ids)
+            except psycopg.Error as exc:
+                self._not_before = time.monotonic() + AGAIN_SECONDS
+                _close(self._opened)
+                logger.warning(
+                    "traces do not say what tasks wait for: %s", type(exc).__name__, extra={"action": "trace"}
+                )
+                return []
+
+
+def _close(opened: list[psycopg.Connection[Any]]) -> None:
+    while opened:
+        opened.pop().close()
 
 
 def _about(operation: str, queue: str | None, kind: str | None) -> dict[str, Any]:

@@ -5,6 +5,56 @@ select e.task_id, e.state, e.reason, e.ahead_in_group, e.ahead, e.next_look_at, 
 from fairq.explain_task(p_id => sqlc.arg(id)::bigint)
   as e(task_id, state, reason, ahead_in_group, ahead, next_look_at, worker_id, attempt, max_attempts);
 
+-- name: ReadWaits :many
+-- How tasks that are held waited: since when, behind whom by the ledger of ten minutes at most (the three groups that used most meanwhile), and what holds
+-- the group back now, beside its turn.
+-- fairq: not null started_at
+-- fairq: nullable limited_by
+select t.id, t.runnable_at, w.started_at, b.groups as behind, b.seconds as behind_seconds, l.reason as limited_by
+from unnest(sqlc.arg(ids)::bigint[]) i(id)
+cross join lateral (
+  select t.shard_no, t.id, t.queue, t.group_key, greatest(t.created_at, t.run_at) as runnable_at
+  from fairq._shards(null) n(shard_no)
+  join fairq.tasks t on t.shard_no = n.shard_no
+  where t.id = i.id
+  offset 0
+) t
+cross join lateral (
+  select h.started_at from fairq.held h where h.shard_no = t.shard_no and h.id = t.id and h.started_at is not null offset 0
+) w
+cross join lateral (
+  select coalesce(array_agg(k.group_key order by k.seconds desc), '{}')::text[] as groups,
+    coalesce(array_agg(k.seconds order by k.seconds desc), '{}')::double precision[] as seconds
+  from (
+    select p.group_key, sum(p.seconds) as seconds
+    from generate_series(
+      date_bin('30 seconds', greatest(t.runnable_at, w.started_at - interval '10 minutes'), timestamptz '2000-01-01 00:00:00+00'), w.started_at, '30 seconds'
+    ) s(begins_at)
+    join fairq.ledger p on p.shard_no = t.shard_no and p.begins_at = s.begins_at and p.queue = t.queue
+    where p.group_key not in ('', t.group_key) and p.seconds > 0
+    group by p.group_key
+    order by seconds desc, p.group_key
+    limit 3
+  ) k
+) b
+left join lateral (
+  select e.reason
+  from (
+    select x.id
+    from (
+      select x.id, x.shard_no
+      from fairq.tasks x
+      where x.shard_no = t.shard_no and x.queue = t.queue and x.group_key = t.group_key and not x.scheduled
+      order by x.user_key, -x.priority, x.sequence
+      limit 100
+    ) x
+    where not exists (select from fairq.held h where h.shard_no = x.shard_no and h.id = x.id offset 0)
+    limit 1
+  ) x
+  cross join lateral fairq.explain_task(x.id) e
+  where e.reason not like 'behind %'
+) l on true;
+
 -- name: GetTask :one
 -- A task, live or ended; its state, or its outcome.
 -- fairq: nullable expires_at, started_at, finished_at, concurrency_key

@@ -19,6 +19,7 @@ import fairq.otel
 from fairq import testing
 from fairq.worker import Worker
 from tests.api.kinds import Opened
+from tests.support.calls import call, one, run
 from tests.support.database import Database
 
 exporter = InMemorySpanExporter()
@@ -101,6 +102,70 @@ def test_one_trace_leads_from_the_request_to_what_the_handler_does(database: Dat
         "messaging.operation.type": "process",
         "fairq.attempt": 1,
     }
+
+
+def test_a_span_says_what_its_task_waited_for(database: Database) -> None:
+    """Behind whom, by the ledger, and what limits its group: a cap, here."""
+    conn = database.connect(autocommit=True)
+    waits = fairq.App(middleware=[fairq.otel.middleware(provider, waits=database.dsn_as("fairq_observe"))])
+
+    @waits.task
+    async def slow(payload: int) -> None: ...
+
+    @waits.task
+    def slow_too(payload: int) -> None: ...
+
+    call(conn, "configure_group", "default", "bob", max_running=1)
+    slow.enqueue(conn, "bob", 1)
+    slow_too.enqueue(conn, "bob", 2)
+    began = run(
+        conn,
+        "update fairq.tasks set (created_at, run_at) = (created_at - x.past, run_at - x.past)"
+        " from (values (interval '100 seconds')) x(past) returning greatest(created_at, run_at)",
+    )
+    for group, seconds in (("alice", 20.0), ("carol", 5.0), ("bob", 3.0), ("", 90.0)):
+        run(
+            conn,
+            "insert into fairq.ledger select 0, 1, b, b + interval '30 seconds', null, 1, 1, 1, 1, %s,"
+            " 1, 1, 1, 1, 0, false, 'default', %s, '{}'"
+            " from (select fairq._ledger_begin(clock_timestamp() - interval '40 s')) x(b)",
+            seconds,
+            group,
+        )
+    Worker(waits, database.dsn, mode="drain", concurrency=1).run()
+    first, second = (span for span in exporter.get_finished_spans() if span.kind == SpanKind.CONSUMER)
+    for span, (runnable_at,) in zip((first, second), began, strict=True):
+        runnable, started = span.events
+        assert (runnable.name, started.name) == ("fairq.runnable", "fairq.started")
+        assert runnable.timestamp == pytest.approx(runnable_at.timestamp() * 1e9, rel=1e-12)
+        assert started.attributes is not None
+        assert started.attributes["fairq.wait.seconds"] == pytest.approx(100, abs=30)
+        assert started.attributes["fairq.wait.behind"] == ("alice", "carol")
+        assert started.attributes["fairq.wait.behind_seconds"] == (20.0, 5.0)
+    assert first.events[1].attributes is not None
+    assert "cap is 1" in str(first.events[1].attributes["fairq.wait.limited_by"])
+    assert second.events[1].attributes is not None
+    assert "fairq.wait.limited_by" not in second.events[1].attributes
+
+
+def test_what_cannot_be_asked_stops_no_work(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    conn = database.connect(autocommit=True)
+    blind = fairq.App(middleware=[fairq.otel.middleware(provider, waits="host=/nowhere")])
+
+    @blind.task
+    def works(payload: int) -> None: ...
+
+    works.enqueue(conn, "bob", 1)
+    works.enqueue(conn, "bob", 2)
+    Worker(blind, database.dsn, mode="drain", concurrency=1).run()
+    assert one(conn, "select count(*) from fairq.finished_tasks where outcome = 'succeeded'") == 2
+    assert [span.events for span in exporter.get_finished_spans() if span.kind == SpanKind.CONSUMER] == [
+        (),
+        (),
+    ]
+    assert [each.getMessage() for each in caplog.records if each.name == "fairq.otel"] == [
+        "traces do not say what tasks wait for: OperationalError"
+    ]
 
 
 def test_the_span_of_a_batch_is_linked_to_what_created_its_tasks(database: Database) -> None:
