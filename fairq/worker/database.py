@@ -118,6 +118,10 @@ class Database:
         least, most = LAST_PATIENCE
         return min(max((self._deadline - time.monotonic()) / 2, least), most)
 
+    def has_time(self) -> bool:
+        """Whether a try that begins now, to connect and to be answered, is over when the worker is to end."""
+        return self._deadline is None or self._deadline - time.monotonic() >= 2 * LAST_PATIENCE[0]
+
     def _arm(self, conn: psycopg.AsyncConnection[Any]) -> None:
         loop, seconds = asyncio.get_running_loop(), self._patience()
 

@@ -305,8 +305,8 @@ class Engine:
             while held.taken and time.monotonic() < until:
                 await self.waking.sleep(0.02)
         held.release_running()
-        began = time.monotonic()
-        while held.unwritten and time.monotonic() < (self.ending.at or began) + AFTER_SECONDS:
+        self.database.hurry((self.ending.at or time.monotonic()) + AFTER_SECONDS)
+        while held.unwritten and self.database.has_time():
             await self._flush_some()
         if held.unwritten:
             log.error(

@@ -20,6 +20,8 @@ import fairq
 from fairq import embedded
 from fairq.errors import Unavailable
 from fairq.worker import Worker
+from fairq.worker.config import Settings
+from fairq.worker.database import Database
 from tests.support.calls import pop, register
 from tests.support.proxy import proxy
 from tests.support.server import private_server
@@ -514,6 +516,35 @@ def test_a_worker_in_a_black_hole_ends_within_its_grace(desk: Desk) -> None:
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0, worker.output
         assert worker.says("no answer from the database for"), worker.output
+
+
+def test_handlers_that_use_all_of_the_grace_leave_time_for_the_end_in_a_black_hole(desk: Desk) -> None:
+    """S26: it ends by itself, with 0, before the last resort would end it."""
+    with proxy(desk.dsn) as network, work_process(network.dsn, "--grace", "2") as worker:
+        ids = [desk.enqueue("waits", 600) for _ in range(2)]
+        desk.wait_until(lambda: desk.running == len(ids), "they run")
+        network.freeze()
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0, worker.output
+        assert worker.says("2 ended tasks could not be written"), worker.output
+
+
+def test_no_try_begins_that_would_last_longer_than_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("fairq.worker.database.time.monotonic", lambda: now)
+    database = Database("", Settings())
+    assert database.has_time()
+    database.hurry(30.0)
+    begins = [tenth / 10 for tenth in range(301)]
+    tries = 0
+    for begin in begins:
+        now = begin
+        if database.has_time():
+            tries += 1
+            now += database._patience()  # to connect
+            now += database._patience()  # to be answered
+            assert now <= 30.0
+    assert tries > 280
 
 
 def test_no_turn_is_left_to_a_server_that_waits_for_a_lock(
