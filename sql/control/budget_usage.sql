@@ -8,7 +8,7 @@ returns table (
   queue text, group_key text, budget double precision, budget_period interval, spent double precision, reserved double precision,
   available double precision, renews_at timestamptz
 )
-language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer := fairq._group_shard(p_queue, p_group_key);

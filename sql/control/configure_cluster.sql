@@ -5,7 +5,7 @@
 -- Raises QF013 when there are tasks, QF007 bad number, QF014 an unknown setting.
 -- Locks: settings (the whole table where the number of shards changes: waits for transactions that created tasks); the meter of the cluster and held tasks when the cap changes.
 create function fairq.configure_cluster(p_settings jsonb default '{}') returns fairq.settings
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_old fairq.settings;
   v_new fairq.settings;

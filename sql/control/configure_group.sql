@@ -6,7 +6,7 @@
 -- counted.
 -- Locks: settings; groups, one row; then the domain, if nobody promotes. Waits for no pop.
 create function fairq.configure_group(p_queue text, p_group_key text, p_settings jsonb default '{}') returns fairq.groups
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_group fairq.groups;
   v_shard_no integer;

@@ -3,7 +3,7 @@
 -- Raises QF006 key, QF005 not READ COMMITTED, QF007 a number out of range, QF014 an unknown setting.
 -- Locks: settings; groups, one row; the domain #keys, if nobody holds it.
 create function fairq.configure_key(p_concurrency_key text, p_settings jsonb default '{}') returns fairq.groups
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_shard_no integer;
   v_key fairq.groups;

@@ -5,7 +5,7 @@
 -- Raises QF003 unknown queue, QF006 bad kind, QF007 bad number, QF009 bad timeout, QF014 an unknown setting, or a kind of another owner.
 -- Locks: settings; kinds, one row.
 create function fairq.configure_kind(p_queue text, p_kind text, p_settings jsonb default '{}') returns fairq.kinds
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_kind fairq.kinds;
   v_changes jsonb;

@@ -4,7 +4,7 @@
 -- Raises QF005 not READ COMMITTED, QF006 bad name, QF007 bad number, QF009 bad interval, QF014 an unknown setting, or a budget where tasks are only counted.
 -- Locks: settings; queues, one row; where limits change, the meter of the queue, waits for it, and the domains of the queue, if nobody promotes.
 create function fairq.configure_queue(p_queue text, p_settings jsonb default '{}') returns fairq.queues
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_queue fairq.queues;
   v_is_new boolean;

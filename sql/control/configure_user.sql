@@ -4,7 +4,7 @@
 -- Raises QF001 group key, QF003 unknown queue, QF006 user key, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an unknown setting.
 -- Locks: settings; groups, one row; then the domain, if nobody promotes. Waits for no pop.
 create function fairq.configure_user(p_queue text, p_group_key text, p_user_key text, p_settings jsonb default '{}') returns fairq.groups
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_user fairq.groups;
   v_shard_no integer;

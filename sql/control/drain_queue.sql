@@ -3,7 +3,7 @@
 -- Raises QF003 unknown queue.
 -- Locks: queues, one row.
 create function fairq.drain_queue(p_queue text) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 begin
   perform fairq._queue(p_queue);
   update fairq.queues q set draining_at = coalesce(q.draining_at, fairq._now()) where q.queue = p_queue;

@@ -3,7 +3,7 @@
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF009 a time that is past, or more than 366 days away.
 -- Locks: the domain, if nobody promotes; to end a hold, waits for it.
 create function fairq.hold_group(p_queue text, p_group_key text, p_until timestamptz) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_shard_no integer := fairq._group_shard(p_queue, p_group_key);
 begin

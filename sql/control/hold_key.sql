@@ -2,7 +2,7 @@
 -- Raises QF006 key, QF005 not READ COMMITTED, QF009 a time that is past, or more than 366 days away.
 -- Locks: #keys, if nobody holds it; to end a hold, waits for it.
 create function fairq.hold_key(p_concurrency_key text, p_until timestamptz) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_shard_no integer;
 begin

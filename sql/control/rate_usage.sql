@@ -9,7 +9,7 @@ returns table (
   queue text, group_key text, rate_limit integer, rate_period interval, rate_burst integer, used integer, available integer, next_at timestamptz,
   full_at timestamptz
 )
-language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_lane fairq.lanes;

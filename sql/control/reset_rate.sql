@@ -3,7 +3,7 @@
 -- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED.
 -- Locks: the domain of the queue, or its meter, and waits for it; lanes, one row replaced.
 create function fairq.reset_rate(p_queue text, p_group_key text default null) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_scope record;
   v_lane fairq.lanes;

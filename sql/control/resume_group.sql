@@ -2,7 +2,7 @@
 -- Raises QF001 group key, QF003 unknown queue, QF006 user key.
 -- Locks: groups, one row.
 create function fairq.resume_group(p_queue text, p_group_key text, p_user_key text default null) returns void
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_shard_no integer := fairq._group_shard(p_queue, p_group_key, p_user_key);
 begin

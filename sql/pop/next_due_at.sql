@@ -1,7 +1,7 @@
 -- When a queue has to be looked at again although nothing rings: a scheduled task becomes due, a rate or a breaker lets the next one pass, a hold ends. For workers that sleep.
 -- Returns null when there is no such time.
 create function fairq.next_due_at(p_queue text) returns timestamptz
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_next timestamptz;

@@ -4,7 +4,7 @@
 -- Raises QF003 unknown queue, 42501 one for other roles, QF007 bad slots, QF009 bad lease, QF006 bad name, QF014 bad kinds.
 create function fairq.register_worker(p_name text, p_queues text[], p_slots integer, p_lease interval default '1 minute', p_kinds jsonb default null)
 returns bigint
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_worker_id bigint := nextval('fairq.worker_ids');

@@ -7,7 +7,7 @@
 -- QF017 neither cron nor every, or both; cron, time zone or policy that cannot be meant; a schedule of another owner.
 -- Locks: the schedule.
 create function fairq.configure_schedule(p_name text, p_group_key text, p_settings jsonb default '{}') returns fairq.schedules
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_of text := format('schedule "%s" of group "%s"', left(p_name, 60), left(p_group_key, 60));

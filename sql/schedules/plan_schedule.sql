@@ -6,7 +6,7 @@
 -- Locks: the schedule.
 create function fairq.plan_schedule(p_name text, p_group_key text, p_done_until timestamptz, p_ticks timestamptz[], p_problem text default null)
 returns boolean
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;

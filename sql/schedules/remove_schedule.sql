@@ -3,7 +3,7 @@
 -- Raises QF018: there is none.
 -- Locks: the schedules.
 create function fairq.remove_schedule(p_name text, p_group_key text default null) returns integer
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_schedule fairq.schedules;
   v_count integer := 0;

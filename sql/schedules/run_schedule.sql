@@ -3,7 +3,7 @@
 -- Raises QF018: there is no such schedule; what create_task raises.
 -- Locks: the schedules.
 create function fairq.run_schedule(p_name text, p_group_key text default null) returns setof bigint
-language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_schedule fairq.schedules;

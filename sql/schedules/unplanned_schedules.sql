@@ -3,7 +3,7 @@
 -- Returns at most p_limit of them per shard, those first that wait longest, and what time it is: the caller's own clock may be wrong.
 -- Raises QF007 bad limit.
 create function fairq.unplanned_schedules(p_limit integer default 100) returns setof fairq.unplanned
-language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;

@@ -230,6 +230,12 @@ def test_every_function_pins_its_search_path_or_is_made_to_be_inlined(db: Conn) 
             assert ";" not in statement, function["name"]
 
 
+def test_nothing_is_compiled_for_a_single_call(db: Conn) -> None:
+    """Costs that are estimated without statistics start the compiler: it takes seconds, and the call none."""
+    public = [f for f in functions(db) if not f["name"].startswith("_") and f["language"] == "plpgsql"]
+    assert {f["name"] for f in public if "jit=off" not in f["settings"]} == set()
+
+
 WRITES = re.compile(
     r"\b(insert into|update fairq|delete from|for update|nextval|pg_notify|set_config|clock_timestamp)\b"
 )
