@@ -239,7 +239,7 @@ declare
   v_turns fairq.parked[];
 begin
   select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, r.charge, 0, 0, coalesce(r.counted, false),
-    coalesce(r.keyed_at is not null or k.granted or k.concurrency_key is null and k.ctid is not null, r.keyed_at is not null), coalesce(r.user_counted, false))::fairq.leaving)
+    coalesce(r.keyed_at is not null or k.granted or k.concurrency_key = '', r.keyed_at is not null), coalesce(r.user_counted, false))::fairq.leaving)
   into v_tasks
   from unnest(p_ids) i(id)
   cross join lateral (

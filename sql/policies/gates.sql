@@ -193,22 +193,6 @@ begin
 end;
 $$;
 
--- The gate after tasks came back that were ready: p_counted of them had a place, and none started, so none is charged to a rate.
-create function fairq._uncharge(p_policy fairq.policy, p_gate fairq.gate, p_tasks integer, p_counted integer) returns fairq.gate
-language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
-begin
-  if p_gate is not distinct from null then
-    return null;
-  end if;
-  p_gate.in_flight := coalesce(p_gate.in_flight, 0) - p_counted;
-  if p_policy.rate_seconds is not null then
-    p_gate.rate_at := p_gate.rate_at - p_tasks * p_policy.rate_seconds * interval '1 second';
-  end if;
-  p_gate.probe_until := null;
-  return p_gate;
-end;
-$$;
-
 -- The gate after the news of tasks that left: places come free; failures in a row open the breaker, a success closes it. p_failures
 -- counts those after the last success, p_succeeded says whether there was one.
 -- Settings may have changed since. Places are kept even without any, while tasks that hold one are about to report it; nothing left to keep is null.

@@ -21,7 +21,7 @@ language plpgsql rows 10 set search_path = pg_catalog, pg_temp as $$
 declare
   c_granted cursor for
     select t.id, t.priority, t.sequence, t.kind, t.cost, t.attempt, t.expires_at, t.concurrency_key, null::bigint as touched, false as is_open,
-      k.concurrency_key is null as has_slot
+      k.concurrency_key = '' as has_slot
     from fairq.parked k
     cross join lateral (select b.* from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = k.id offset 0) t
     where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.user_key = p_lane.user_key and k.granted
@@ -126,7 +126,9 @@ begin
     end if;
     if fairq._is_long(p_lane.pace, v_task.kind, coalesce(charge, v_task.cost), p_short_under) and not is_expired and not long and not stops then
       -- It keeps the place of its key: one that had to give it back whenever the other was not free might never have both.
-      perform fairq._park_long(p_tick, p_lane, id, priority, sequence);
+      -- A user's tag is of another time; where the group stands, _let_long looks. Nobody stands before those that wait.
+      perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.user_key, '', id, priority, sequence,
+        greatest(case when p_lane.queue = p_tick.queue then p_lane.finish else p_tick.clock end, p_tick.long_turn));
       v_passed := v_passed + 1;
       continue;
     end if;
@@ -192,10 +194,11 @@ begin
 end;
 $$;
 
--- Parks a task whose key has no place. The first of its group at this key gets the group's next turn there; groups take turns by their weights, as they do
--- in their queue.
+-- Parks a task whose key has no place, or a long one. The first of its group at this key gets the group's next turn there; groups take turns by their weights,
+-- as they do in their queue. Long ones are served by p_turn, where their group stands in virtual time.
 create function fairq._park(
-  p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_concurrency_key text, p_id bigint, p_priority integer, p_sequence bigint
+  p_shard_no integer, p_queue text, p_group_key text, p_user_key text, p_concurrency_key text, p_id bigint, p_priority integer, p_sequence bigint,
+  p_turn bigint default null
 ) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -208,7 +211,7 @@ begin
   order by -k.priority, k.sequence
   limit 1;
   -- Who comes new to a key starts at its clock, and not before those who wait there.
-  v_turn := coalesce(v_first.turn, greatest((fairq._lane(p_shard_no, '#keys', p_concurrency_key)).finish, (
+  v_turn := coalesce(v_first.turn, p_turn, greatest((fairq._lane(p_shard_no, '#keys', p_concurrency_key)).finish, (
     select k.turn
     from fairq.parked k
     where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.turn is not null
@@ -318,33 +321,17 @@ end;
 $$;
 
 -- The turn of a group at a key goes on from a task that is parked no more to its next one that waits there, a step further by the group's weight. It was
--- the first, so the look begins behind it, not at the dead entries of all that were before.
+-- the first, so the look begins behind it, not at the dead entries of all that were before. Of long tasks the group's own tag is the turn, see _let_long.
 create function fairq._next_turn(p_gone fairq.parked) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  if p_gone.concurrency_key is null then
-    -- A long one: its group's own tag is the turn, see _let_long.
-    update fairq.parked n
-    set turn = p_gone.turn
-    where n.shard_no = p_gone.shard_no
-      and n.id = (
-        select k.id
-        from fairq.parked k
-        where k.shard_no = p_gone.shard_no and k.concurrency_key is null and k.queue = p_gone.queue
-          and k.group_key = p_gone.group_key and (-k.priority, k.sequence) > (-p_gone.priority, p_gone.sequence)
-          and not k.granted
-        order by k.concurrency_key, -k.priority, k.sequence
-        limit 1
-      );
-    return;
-  end if;
   update fairq.parked n
-  set turn = p_gone.turn + fairq._step(1, (
+  set turn = p_gone.turn + case when p_gone.concurrency_key = '' then 0 else fairq._step(1, (
     select coalesce(g.weight, q.weight)
     from fairq.queues q
     left join fairq.groups g on g.shard_no = p_gone.shard_no and g.queue = q.queue and g.group_key = p_gone.group_key and g.user_key = ''
     where q.queue = p_gone.queue
-  ))
+  )) end
   where n.shard_no = p_gone.shard_no
     and n.id = (
       select k.id

@@ -48,7 +48,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
     union all
     select from fairq.ready r where r.shard_no = s.shard_no and r.queue = p_queue and r.position >= 0 and r.long
     union all
-    select from fairq.parked k where k.shard_no = s.shard_no and k.queue = p_queue and k.granted and k.concurrency_key is null
+    select from fairq.parked k where k.shard_no = s.shard_no and k.queue = p_queue and k.granted and k.concurrency_key = ''
   ) x
 $$;
 
@@ -56,30 +56,6 @@ $$;
 create function fairq._lets_long(p_tick fairq.ticks, p_now timestamptz) returns boolean
 language sql stable
 as $$ select p_tick.long_since is not null and fairq._long_room(p_tick, p_now) > 0 $$;
-
--- Parks a long task. The first of its group has the group's turn: where its lane stands in virtual time, but not before those that wait.
-create function fairq._park_long(p_tick fairq.ticks, p_lane fairq.lanes, p_id bigint, p_priority integer, p_sequence bigint) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  v_first record;
-  v_turn bigint;
-begin
-  select k.id, k.priority, k.sequence, k.turn into v_first
-  from fairq.parked k
-  where k.shard_no = p_tick.shard_no and k.concurrency_key is null and k.queue = p_tick.queue and k.group_key = p_lane.group_key and not k.granted
-  order by k.concurrency_key, -k.priority, k.sequence
-  limit 1;
-  -- A user's tag is of another time; where the group stands, _let_long looks.
-  v_turn := coalesce(v_first.turn, greatest(case when p_lane.queue = p_tick.queue then p_lane.finish else p_tick.clock end, p_tick.long_turn));
-  if (-v_first.priority, v_first.sequence) < (-p_priority, p_sequence) then
-    v_turn := null;
-  elsif v_first.turn is not null then
-    update fairq.parked k set turn = null where k.shard_no = p_tick.shard_no and k.id = v_first.id;
-  end if;
-  insert into fairq.parked (shard_no, id, queue, group_key, user_key, priority, sequence, turn)
-  values (p_tick.shard_no, p_id, p_tick.queue, p_lane.group_key, p_lane.user_key, p_priority, p_sequence, v_turn);
-end;
-$$;
 
 -- Gives slots to long tasks, as many as this pop asks for and there is room; their lanes ring, and place them next. A group whose tag has moved on since its
 -- task was parked waits until the others have come as far: what short ones cost it, or what its attempts took beyond what was expected, counts here, too.
@@ -100,7 +76,7 @@ begin
     exit when v_room < 1;
     select k.* into v_first
     from fairq.parked k
-    where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key is null and k.turn >= coalesce(p_tick.long_turn, 0)
+    where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key = '' and k.turn >= coalesce(p_tick.long_turn, 0)
     order by k.turn
     limit 1;
     exit when not found;
@@ -138,7 +114,7 @@ begin
     when exists (
       select
       from fairq.parked k
-      where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key is null
+      where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key = ''
         and (k.granted or k.turn >= coalesce(p_tick.long_turn, 0))
     ) then coalesce(p_tick.long_since, p_now)
   end;
@@ -153,7 +129,7 @@ $$;
 create function fairq._key_of(p_parked fairq.parked) returns text
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
-  return coalesce(p_parked.concurrency_key, (select t.concurrency_key from fairq.tasks t where t.shard_no = p_parked.shard_no and t.id = p_parked.id));
+  return coalesce(nullif(p_parked.concurrency_key, ''), (select t.concurrency_key from fairq.tasks t where t.shard_no = p_parked.shard_no and t.id = p_parked.id));
 end;
 $$;
 
@@ -163,7 +139,7 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   insert into fairq.rings (shard_no, queue, group_key, freed)
   select p_shard_no, '#keys', g.concurrency_key, count(*)
-  from (select fairq._key_of(k) as concurrency_key from unnest(p_gone) k where k.concurrency_key is null) g
+  from (select fairq._key_of(k) as concurrency_key from unnest(p_gone) k where k.concurrency_key = '') g
   where g.concurrency_key is not null
   group by g.concurrency_key;
 end;

@@ -61,7 +61,7 @@ begin
   where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue;
   update fairq.parked k
   set turn = greatest(0, k.turn - p_distance)
-  where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key is null and k.turn is not null;
+  where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key = '' and k.turn is not null;
   delete from fairq.sweeps w where w.shard_no = p_tick.shard_no and w.what = 'lanes ' || p_tick.queue;
 
   p_tick.clock := p_tick.clock - p_distance;

@@ -105,28 +105,11 @@ begin
     (select array_agg(b.id) filter (where b.keyed_at is not null) from back b), coalesce(array_agg(
     case
       when f.group_key is null then l
-      else (l.shard_no, l.last_priority, l.last_sequence, l.lane_no, l.version, greatest(f.block, f.due),
-        case when f.due > f.block then fairq._lane_position(l.lane_no) else f.position end, l.weight, (f.allowance).look_at,
-        coalesce((f.allowance).tasks > 0, true), l.keyed, l.queue, l.group_key, '',
-        case when l.inside is distinct from null then l.cursors else fairq._merge_cursors(l.cursors, f.cursors, p_tick.touched) end, l.policy, f.gate,
-        case when l.pace is distinct from null then (f.block - 1, (l.pace).credit + greatest(0, f.block - f.due), (l.pace).estimates, (l.pace).unit,
-          (l.pace).reserved - f.reserved)::fairq.pace end,
-        l.inside)::fairq.lanes
+      else fairq._take_back(l, f.block, f.position, f.tasks, f.counted, f.charge, f.reserved, f.cursors, p_tick.touched, p_now)
     end), '{}')
   into v_ctids, o_back, v_keyed, o_lanes
   from unnest(p_lanes) l
-  left join freed d on d.group_key = l.group_key
-  left join lateral (
-    select d.group_key, d.block, d.position, d.cursors, d.reserved, x.gate,
-      -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
-      case when l.pace is distinct from null then l.finish - d.tasks - least(fairq._round() * d.charge / l.weight, 4e18)::bigint else d.block end as due,
-      case
-        when l.policy is distinct from null or (l.gate).held_until is not null
-          then fairq._allowance(l.policy, x.gate, p_now, (l.pace).reserved - d.reserved)
-      end as allowance
-    from (select fairq._uncharge(l.policy, l.gate, d.tasks, d.counted) as gate offset 0) x
-    where d.group_key is not null
-  ) f on true;
+  left join freed f on f.group_key = l.group_key;
 
   if v_ctids is not null then
     perform fairq._remove(p_tick.shard_no, 'ready', v_ctids);
@@ -142,6 +125,43 @@ begin
   where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
     and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
     and jsonb_typeof(v_before -> r.group_key) = 'null';
+end;
+$$;
+
+-- A lane without tasks that were ready: it goes back to the earliest address of theirs, and they give back what they were charged. p_counted of them had a
+-- place. None started, so none is charged to a rate.
+create function fairq._take_back(
+  p_lane fairq.lanes, p_block bigint, p_position bigint, p_tasks integer, p_counted integer, p_charge double precision, p_reserved double precision,
+  p_cursors fairq.cursor[], p_touched bigint, p_now timestamptz
+) returns fairq.lanes
+language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_due bigint := p_block;
+  v_allowance fairq.allowance;
+begin
+  if p_lane.pace is distinct from null then
+    -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
+    v_due := p_lane.finish - p_tasks - least(fairq._round() * p_charge / p_lane.weight, 4e18)::bigint;
+    p_lane.pace.last_block := p_block - 1;
+    p_lane.pace.credit := (p_lane.pace).credit + greatest(0, p_block - v_due);
+    p_lane.pace.reserved := (p_lane.pace).reserved - p_reserved;
+  end if;
+  p_lane.finish := greatest(p_block, v_due);
+  p_lane.position := case when v_due > p_block then fairq._lane_position(p_lane.lane_no) else p_position end;
+  if p_lane.gate is distinct from null then
+    p_lane.gate.in_flight := coalesce((p_lane.gate).in_flight, 0) - p_counted;
+    p_lane.gate.rate_at := (p_lane.gate).rate_at - p_tasks * coalesce((p_lane.policy).rate_seconds, 0) * interval '1 second';
+    p_lane.gate.probe_until := null;
+  end if;
+  if p_lane.policy is distinct from null or (p_lane.gate).held_until is not null then
+    v_allowance := fairq._allowance(p_lane.policy, p_lane.gate, p_now, (p_lane.pace).reserved);
+  end if;
+  p_lane.look_at := v_allowance.look_at;
+  p_lane.admissible := coalesce(v_allowance.tasks > 0, true);
+  if p_lane.inside is not distinct from null then
+    p_lane.cursors := fairq._merge_cursors(p_lane.cursors, p_cursors, p_touched);
+  end if;
+  return p_lane;
 end;
 $$;
 

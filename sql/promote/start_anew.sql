@@ -112,7 +112,7 @@ begin
     union all
     select k.shard_no, k.queue, k.group_key, k.user_key, false, false, 0, fairq._key_of(k), null
     from fairq.parked k
-    where p_queue = '#keys' and k.shard_no = p_shard_no and (k.granted or k.concurrency_key is null)
+    where p_queue = '#keys' and k.shard_no = p_shard_no and (k.granted or k.concurrency_key = '')
   ),
   taken as (
     select s.group_key, s.user_key, count(*) as places
@@ -144,7 +144,7 @@ begin
     union
     select substr(p_queue, 2), null where v_counts_only and p_queue <> '#keys'
     union
-    select k.concurrency_key, null from fairq.parked k where p_queue = '#keys' and k.shard_no = p_shard_no and k.turn is not null and k.concurrency_key is not null
+    select k.concurrency_key, null from fairq.parked k where p_queue = '#keys' and k.shard_no = p_shard_no and k.turn is not null and k.concurrency_key <> ''
   ),
   rung as (
     insert into fairq.rings (shard_no, queue, group_key, user_key, freed, configured, charged)

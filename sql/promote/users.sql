@@ -383,7 +383,7 @@ begin
 
   if v_granted is not null then
     insert into fairq.parked (shard_no, id, queue, group_key, user_key, concurrency_key, priority, sequence, granted)
-    select p_tick.shard_no, g.id, p_tick.queue, g.group_key, g.user_key, case when g.long is not true then t.concurrency_key end, g.priority,
+    select p_tick.shard_no, g.id, p_tick.queue, g.group_key, g.user_key, case when g.long then '' else t.concurrency_key end, g.priority,
       g.sequence, true
     from unnest(v_granted) g
     cross join lateral (select b.concurrency_key from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = g.id offset 0) t;
@@ -467,12 +467,7 @@ begin
   select array_agg(
     case
       when f.group_key is null then u
-      else (u.shard_no, u.last_priority, u.last_sequence, u.lane_no, u.version, greatest(f.block, f.due), fairq._lane_position(u.lane_no), u.weight,
-        (f.allowance).look_at, u.policy is null or (f.allowance).tasks > 0, u.keyed, u.queue, u.group_key, u.user_key,
-        fairq._merge_cursors(u.cursors, f.cursors, p_tick.touched), u.policy, f.gate,
-        case when u.pace is distinct from null then (f.block - 1, (u.pace).credit + greatest(0, f.block - f.due), (u.pace).estimates, (u.pace).unit,
-          (u.pace).reserved - f.charge)::fairq.pace end,
-        null)::fairq.lanes
+      else fairq._take_back(u, f.block, fairq._lane_position(u.lane_no), f.tasks, f.counted, f.charge, f.charge, f.cursors, p_tick.touched, p_now)
     end),
     (
       -- Somebody who came back meanwhile may stand before them.
@@ -486,13 +481,6 @@ begin
     )
   into o_users, o_lanes
   from unnest(p_users) u
-  left join freed d on d.group_key = u.group_key and d.user_key = u.user_key
-  left join lateral (
-    select d.group_key, d.block, d.cursors, d.charge, x.gate,
-      case when u.pace is distinct from null then u.finish - d.tasks - least(fairq._round() * d.charge / u.weight, 4e18)::bigint else d.block end as due,
-      case when u.policy is distinct from null then fairq._allowance(u.policy, x.gate, p_now) end as allowance
-    from (select fairq._uncharge(u.policy, u.gate, d.tasks, d.counted) as gate offset 0) x
-    where d.group_key is not null
-  ) f on true;
+  left join freed f on f.group_key = u.group_key and f.user_key = u.user_key;
 end;
 $$;

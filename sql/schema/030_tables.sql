@@ -326,12 +326,12 @@ create table fairq.parked (
   queue text collate "C" not null,
   group_key text collate "C" not null,
   user_key text collate "C" not null,
-  concurrency_key text collate "C",
+  concurrency_key text collate "C" not null,
   constraint parked_pkey primary key (shard_no, id)
 );
 comment on table fairq.parked is
   'Tasks whose concurrency key had no place when their turn came, and long ones for which no slot was free. They leave the line until they are given one. Derived.';
-comment on column fairq.parked.concurrency_key is 'The key it waits for; null: a long task that waits for a slot, and has the place of its key.';
+comment on column fairq.parked.concurrency_key is 'The key it waits for; empty: a long task that waits for a slot, and has the place of its key.';
 comment on column fairq.parked.turn is 'When the group is next at this key, in virtual time of the key (of the queue, for long tasks); of each group the first task has it.';
 comment on column fairq.parked.granted is 'The task was given a place of its key, or a slot, and has it until it leaves.';
 

@@ -22,7 +22,7 @@ create index parked_turn_idx on fairq.parked (shard_no, concurrency_key, turn) w
 create index parked_line_idx on fairq.parked (shard_no, concurrency_key, queue, group_key, (-priority), sequence) where not granted;
 
 -- promotion: the group whose long task is next.
-create index parked_long_idx on fairq.parked (shard_no, queue, turn) where concurrency_key is null and turn is not null;
+create index parked_long_idx on fairq.parked (shard_no, queue, turn) where concurrency_key = '' and turn is not null;
 
 -- promotion: long tasks in flight. They are few, or they were not long.
 create index held_long_idx on fairq.held (shard_no) where meters >= 4;

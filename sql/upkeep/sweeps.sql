@@ -55,7 +55,7 @@ begin
       and not exists (
         select
         from fairq.parked k
-        where k.shard_no = p_shard_no and k.concurrency_key is null and k.queue = l.queue and k.group_key = l.group_key and not k.granted
+        where k.shard_no = p_shard_no and k.concurrency_key = '' and k.queue = l.queue and k.group_key = l.group_key and not k.granted
       )
       and not exists (
         select

@@ -66,7 +66,7 @@ begin
 
   if v_task.state in ('scheduled', 'overflow', 'blocked', 'queued') then
     v_is_long := exists (
-      select from fairq.parked k where k.shard_no = v_task.shard_no and k.id = p_id and k.concurrency_key is null and not k.granted
+      select from fairq.parked k where k.shard_no = v_task.shard_no and k.id = p_id and k.concurrency_key = '' and not k.granted
     );
     select w.reason, w.look_at into reason, next_look_at
     from fairq._obstacles(v_task.shard_no, v_task.queue, v_task.group_key, v_task.user_key, case when not v_is_long then v_task.concurrency_key end,

@@ -13,7 +13,7 @@ select t.shard_no, t.id, t.queue, t.group_key, t.kind, t.priority, t.sequence, t
   h.worker_id, h.started_at, h.lease_expires_at, r.block, r.position,
   coalesce(h.counted, r.counted, false) as counted,
   coalesce(h.user_counted, r.user_counted, false) as user_counted,
-  coalesce(h.keyed, k.granted or k.id is not null and k.concurrency_key is null, r.keyed_at is not null) as keyed,
+  coalesce(h.keyed, k.granted or k.concurrency_key = '', r.keyed_at is not null) as keyed,
   coalesce(h.meters, 0) as meters,
   coalesce(h.charge, r.charge) as charge
 from fairq.tasks t

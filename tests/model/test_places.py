@@ -25,10 +25,7 @@ BROKEN = {
     "kept by who comes back": Rule(released_keeps=True),
 }
 # The same mistake in SQL: the function, what stands there, and what would.
-ROW = (
-    "coalesce(r.keyed_at is not null or k.granted or k.concurrency_key is null and k.ctid is not null,"
-    " r.keyed_at is not null), "
-)
+ROW = "coalesce(r.keyed_at is not null or k.granted or k.concurrency_key = '', r.keyed_at is not null), "
 IN_SQL = {
     "freed by key, not by row": ("_end_waiting", ROW, "true, "),
     "kept by who was given it": ("_end_waiting", ROW, "false, "),

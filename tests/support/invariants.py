@@ -32,7 +32,7 @@ place as materialized (
     select r.shard_no, r.id, r.counted, r.user_counted, 0, r.keyed_at is not null from fairq.ready r
     union all
     select p.shard_no, p.id, false, false, 0, true from fairq.parked p
-    where p.granted or p.concurrency_key is null
+    where p.granted or p.concurrency_key = ''
   ) x
   join fairq.tasks t on t.shard_no = x.shard_no and t.id = x.id
   cross join lateral fairq._scopes(t.shard_no, t.queue, t.group_key, x.counted, x.meters,
@@ -68,7 +68,7 @@ QUERIES = {
           select from fairq.tasks t
           where (t.shard_no, t.id, t.queue, t.group_key, t.user_key, t.priority, t.sequence)
             = (p.shard_no, p.id, p.queue, p.group_key, p.user_key, p.priority, p.sequence) and not t.scheduled
-            and coalesce(p.concurrency_key = t.concurrency_key, p.concurrency_key is null))""",
+            and p.concurrency_key in (t.concurrency_key, ''))""",
     "tasks both live and ended": """
         select t.id from fairq.tasks t where exists (select from fairq.finished_tasks f where f.id = t.id)""",
     "counts below zero": """
@@ -174,7 +174,7 @@ OF_LANES = {
         join domain d on d.shard_no = p.shard_no and d.queue = '#keys' and d.is_heard
         left join lane l on l.shard_no = p.shard_no and l.queue = '#keys' and l.group_key = p.concurrency_key
         where not p.granted
-          and p.concurrency_key is not null
+          and p.concurrency_key <> ''
           and (fairq._allowance(
             coalesce(l.policy, fairq._policy_of(p.shard_no, '#keys', p.concurrency_key)), l.gate, fairq._now()
           )).tasks > 0""",
