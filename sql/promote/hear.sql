@@ -91,7 +91,7 @@ begin
     (select max(r.ring_id) from ring r where r.xid = v_own), (select min(r.due_at) from ring r),
     (select array_agg(r.cancelled_id) from ring r where r.cancelled_id is not null),
     (select array_agg((n.group_key, n.freed, n.failures, n.succeeded, n.keyed, n.configured, n.first_sequence, n.heard, n.used,
-        n.charged, n.correction, n.ran, n.hold, n.user_key)::fairq.news)
+        n.charged, n.correction, n.ran, n.hold, n.user_key, null)::fairq.news)
       from news n),
     (select bool_or(n.keyed) from news n), (select bool_or(n.user_key is not null) from news n)
   into v_snapshot, v_count, v_last, v_own_ring, v_due_at, o_cancelled, o_news, v_keyed, v_users;

@@ -1,4 +1,6 @@
 -- The lanes that news came for, as they are after it. From here on they live in o_lanes only, until admission writes their next versions.
+-- Lanes of users as well: then p_tick is of their queue, and has no clock. Where a user comes in is not decided yet: who was idle, or held back, has the
+-- position -1.
 -- Locks: lanes, rows it replaces; the caller holds the domain.
 -- Cost: one step in lanes_pkey and one in groups per group that rang.
 create function fairq._settle_lanes(
@@ -9,11 +11,12 @@ declare
   v_replaced tid[];
   v_lane_count bigint;
   v_newcomer_position bigint;
-  v_limited boolean := fairq._limits_groups(p_queue);
+  v_of_users boolean := p_tick.queue <> p_queue.queue;
+  v_limited boolean := fairq._limits_groups(case when v_of_users then fairq._for_users(p_queue, null) else p_queue end);
   v_is_new boolean;
 begin
   with lane as materialized (
-    select n.group_key, n.first_sequence, n.keyed or coalesce(l.keyed, false) as keyed,
+    select n.group_key, coalesce(n.user_key, '') as user_key, v_of_users and l.admissible is not true as comes_in, n.first_sequence, n.keyed or coalesce(l.keyed, false) as keyed,
       v.replaces, l.version, l.lane_no, l.position, l.inside, l.last_priority, l.last_sequence,
       coalesce(c.finish, l.finish) as finish,
       c.pace as pace,
@@ -28,7 +31,7 @@ begin
             (l.cursors[1]).is_open)::fairq.cursor]
         else fairq._merge_cursors(l.cursors, n.heard, p_tick.touched)
       end as cursors,
-      coalesce((g.settings).weight, p_queue.weight) as weight,
+      coalesce((g.settings).weight, (o.queue).weight, p_queue.weight) as weight,
       g.policy, v.version is not null and fairq._counts(g.policy) and not fairq._counts(v.policy) as begins_to_count,
       case
         when g.policy is distinct from null or k.gate is distinct from null or n.freed <> 0 or n.hold is not null
@@ -38,14 +41,14 @@ begin
     left join lateral (
       select w.*, w.ctid as replaces
       from fairq.lanes w
-      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.group_key = n.group_key and w.user_key = ''
+      where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.group_key = n.group_key and w.user_key = coalesce(n.user_key, '')
       order by w.version desc
       limit 1
     ) v on true
     -- Of a lane from before a rebuild nothing counts but its policy, what was used of a rate or a budget, its breaker and until when it is held: nobody else
     -- knows.
     left join lateral (
-      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.inside
+      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.inside, v.admissible
     ) l on v.version >= p_tick.first_version
     cross join lateral (
       select case
@@ -55,13 +58,28 @@ begin
           (v.gate).held_until, (v.gate).held_by)::fairq.gate
       end as gate
     ) k
+    left join lateral (
+      -- What their group gives to each user.
+      select fairq._for_users(p_queue, x) as queue
+      from (select where v_of_users offset 0) gate
+      left join lateral (
+        select c.*
+        from fairq.groups c
+        where c.shard_no = p_tick.shard_no and c.queue = p_queue.queue and c.group_key = n.group_key and c.user_key = ''
+        offset 0
+      ) x on true
+      offset 0
+    ) o on true
     cross join lateral (
-      select s as settings, case when s.queue is not null or v_limited then fairq._policy(p_queue, s) end as policy
+      select s as settings, case
+          when s.queue is not null or v_limited or fairq._limits_groups(o.queue) then fairq._policy(case when v_of_users then o.queue else p_queue end, s)
+        end as policy
       from (values (1)) one
       left join lateral (
         select c.*
         from fairq.groups c
-        where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = n.group_key and c.user_key = ''
+        where c.shard_no = p_tick.shard_no and c.queue = p_queue.queue and c.group_key = n.group_key and c.user_key = coalesce(n.user_key, '')
+          and n.user_key is distinct from ''
         offset 0
       ) s on true
       offset 0
@@ -70,8 +88,8 @@ begin
       select x.finish, x.pace
       -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing.
       from (select where p_queue.fairness <> 'count' offset 0) gate
-      cross join lateral fairq._correct(l.finish, l.pace, p_queue.fairness, n.correction, n.charged, n.ran, coalesce((g.settings).weight, p_queue.weight), p_tick.clock,
-        coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
+      cross join lateral fairq._correct(l.finish, coalesce(l.pace, n.pace), p_queue.fairness, n.correction, n.charged, n.ran,
+        coalesce((g.settings).weight, (o.queue).weight, p_queue.weight), p_tick.clock, coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
     ) c on true
   ),
   numbered as (
@@ -102,6 +120,7 @@ begin
       (p_tick.shard_no, coalesce(n.last_priority, 0), coalesce(n.last_sequence, 0), n.number, coalesce(n.version, p_tick.first_version - 1),
        greatest(n.finish, p_tick.clock),
        case
+         when n.comes_in then -1
          when n.newcomer_position is not null then n.newcomer_position
          when (n.finish, n.position) >= (p_tick.clock, p_tick.clock_position) and not n.was_idle and not n.is_corrected then n.position
          when n.finish > p_tick.clock then fairq._lane_position(n.number)
@@ -110,7 +129,7 @@ begin
        n.weight,
        case when n.has_tasks then (n.allowance).look_at end,
        n.has_tasks and coalesce((n.allowance).tasks > 0, true),
-       n.keyed, p_tick.queue, n.group_key, '', n.cursors, n.policy,
+       n.keyed, p_tick.queue, n.group_key, n.user_key, n.cursors, n.policy,
        -- A first cap, which a ring behind the cut may tell of: its tasks in flight are not counted yet, see _adopt.
        case
          when n.begins_to_count
@@ -126,7 +145,7 @@ begin
   into v_lane_count, v_newcomer_position, o_lanes, v_replaced, v_is_new
   from told t;
   if v_is_new then
-    o_lanes := fairq._doubt_counts(p_tick, o_lanes);
+    o_lanes := fairq._doubt_counts(p_tick, p_queue.queue, o_lanes);
   end if;
 
   o_tick := p_tick;
@@ -141,18 +160,18 @@ $$;
 -- Lanes whose tasks in flight may not be counted yet, see _adopt: those of groups and users that had none, while settings of groups have changed whose rings
 -- were not heard yet, but which this pass may have read. A statement of its own: what the one before it read of them is visible here.
 -- Cost: a step in rings_notable_idx, and one for each pending transaction.
-create function fairq._doubt_counts(p_tick fairq.ticks, p_lanes fairq.lanes[]) returns fairq.lanes[]
+create function fairq._doubt_counts(p_tick fairq.ticks, p_queue text, p_lanes fairq.lanes[]) returns fairq.lanes[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if exists (
-      select from fairq.rings r where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.configured and r.xid >= p_tick.next_xid
+      select from fairq.rings r where r.shard_no = p_tick.shard_no and r.queue = p_queue and r.configured and r.xid >= p_tick.next_xid
     )
     or exists (
       select
       from unnest(p_tick.pending) p
       cross join lateral (
         select from fairq.rings r
-        where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.configured and r.xid = p.xid and r.ring_id > p.ring_id
+        where r.shard_no = p_tick.shard_no and r.queue = p_queue and r.configured and r.xid = p.xid and r.ring_id > p.ring_id
         limit 1
       ) r
     )

@@ -9,7 +9,7 @@ create function fairq._news_of_groups(p_news fairq.news[]) returns fairq.news[]
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select array_agg((g.group_key, coalesce((g.own).freed, 0), coalesce((g.own).failures, 0), coalesce((g.own).succeeded, false), coalesce((g.own).keyed, false),
     coalesce((g.own).configured, false), g.first_sequence, (g.own).heard, g.used, g.charged, g.correction,
-    (select array_agg(r) from unnest(g.news) n cross join lateral unnest(n.ran) r), (g.own).hold, null)::fairq.news)
+    (select array_agg(r) from unnest(g.news) n cross join lateral unnest(n.ran) r), (g.own).hold, null, null)::fairq.news)
   from (
     select n.group_key, (array_agg(n) filter (where n.user_key is null))[1] as own, min(n.first_sequence) as first_sequence, sum(n.used) as used,
       sum(n.charged) as charged, sum(n.correction) as correction,
@@ -21,7 +21,6 @@ $$;
 
 -- The lanes of users that news came for, as they are after it; and the lanes of groups, which now know whether one of their users may go on. A group that had none so far
 -- becomes one with users: what it has waiting belongs to the empty one.
--- Where a user comes in is not decided yet: who was idle, or held back, has the position -1.
 -- o_disturbed: groups whose ready tasks have to go back, because limits of a user changed, or a user comes who is before those who are ready.
 -- enable_nestloop is off: groups and news are joined by hashing, not each with each.
 -- Locks: lanes, rows it replaces; the caller holds the domain.
@@ -32,13 +31,11 @@ create function fairq._settle_users(
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
-  c_queue text := fairq._users_of(p_tick.queue);
-  v_limited boolean := fairq._limits_groups(fairq._for_users(p_queue, null));
-  v_groups fairq.lanes[];
-  v_lane_count bigint;
-  v_replaced tid[];
-  v_is_new boolean;
+  v_tick fairq.ticks := p_tick;
 begin
+  v_tick.queue := fairq._users_of(p_tick.queue);
+  v_tick.clock := 0;
+  v_tick.clock_position := 0;
   with tenant as materialized (
     select l.group_key, l.inside is not distinct from null as is_new, l.cursors, l.keyed, l.pace,
       -- Of an earlier time lanes may be left: the new one begins behind them.
@@ -49,7 +46,7 @@ begin
           from (
             select 0 as finish
             union all
-            select w.finish from fairq.lanes w where w.shard_no = p_tick.shard_no and w.queue = c_queue and w.group_key = l.group_key
+            select w.finish from fairq.lanes w where w.shard_no = p_tick.shard_no and w.queue = v_tick.queue and w.group_key = l.group_key
           ) u
         )
       end as inside
@@ -68,7 +65,7 @@ begin
       or n.correction is not null
       or (t.is_new and t.cursors <> '{}')
   ),
-  line as (
+  line as materialized (
     select coalesce(n.group_key, b.group_key) as group_key, coalesce(n.user_key, b.user_key) as user_key, coalesce(n.freed, 0) as freed,
       coalesce(n.failures, 0) as failures, coalesce(n.succeeded, false) as succeeded, coalesce(n.keyed, false) or coalesce(b.keyed, false) as keyed,
       coalesce(n.configured, false) as configured, least(n.first_sequence, b.first_sequence) as first_sequence, n.heard || b.heard as heard,
@@ -79,89 +76,27 @@ begin
     full join nobody b on b.group_key = n.group_key and b.user_key = n.user_key
   ),
   settled as materialized (
-    select n.group_key, n.user_key, n.first_sequence, n.configured, t.inside, v.replaces, l.version, l.position, l.last_priority, l.last_sequence,
-      n.keyed or coalesce(l.keyed, false) as keyed, coalesce(c.finish, l.finish, 0) as finish, c.pace, l.admissible is not true as was_idle,
-      n.correction is not null as is_corrected, coalesce((g.settings).weight, (g.queue).weight) as weight, g.policy,
-      case when n.heard is null then coalesce(l.cursors, '{}') else fairq._merge_cursors(l.cursors, n.heard, p_tick.touched) end as cursors,
-      v.version is not null and fairq._counts(g.policy) and not fairq._counts(v.policy) as begins_to_count,
-      coalesce(l.lane_no, p_tick.lane_count + row_number() over (partition by l.lane_no is null order by n.first_sequence)) as number,
-      case
-        when g.policy is distinct from null or k.gate is distinct from null or n.freed <> 0
-          then fairq._settle(g.policy, k.gate, n.freed, n.failures, n.succeeded, p_now)
-      end as gate
-    from line n
-    join tenant t on t.group_key = n.group_key
-    left join lateral (
-      select w.*, w.ctid as replaces
-      from fairq.lanes w
-      where w.shard_no = p_tick.shard_no and w.queue = c_queue and w.group_key = n.group_key and w.user_key = n.user_key
-      order by w.version desc
-      limit 1
-    ) v on true
-    left join lateral (
-      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.admissible
-    ) l on v.version >= p_tick.first_version
-    -- Of a lane from before a rebuild no more counts than in _settle_lanes.
-    cross join lateral (
-      select case
-        when l.version is not null or v.gate is not distinct from null then l.gate
-        else (null, null, (v.gate).rate_at, (v.gate).failures, (v.gate).open_until, null, null, null, null, null)::fairq.gate
-      end as gate
-    ) k
-    cross join lateral (
-      select s as settings, o.queue,
-        case when v_limited or s.queue is not null or fairq._limits_groups(o.queue) then fairq._policy(o.queue, s) end as policy
-      from (
-        select fairq._for_users(p_queue, x) as queue
-        from (values (1)) one
-        left join lateral (
-          select c.*
-          from fairq.groups c
-          where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = n.group_key and c.user_key = ''
-          offset 0
-        ) x on true
-        offset 0
-      ) o
-      left join lateral (
-        select c.*
-        from fairq.groups c
-        where c.shard_no = p_tick.shard_no and c.queue = p_tick.queue and c.group_key = n.group_key and c.user_key = n.user_key and n.user_key <> ''
-        offset 0
-      ) s on true
-      offset 0
-    ) g
-    left join lateral (
-      -- Somebody new is expected to take as long as the others of the group. Nothing is cut off at the clock here: that is done where users come in.
-      select x.finish, x.pace
-      from (select where p_queue.fairness <> 'count' offset 0) gate
-      cross join lateral fairq._correct(coalesce(l.finish, 0),
-        (coalesce((l.pace).last_block, -1), coalesce((l.pace).credit, 0), coalesce((l.pace).estimates, (t.pace).estimates),
-          coalesce((l.pace).unit, (t.pace).unit), (l.pace).reserved)::fairq.pace,
-        p_queue.fairness, n.correction, n.charged, n.ran, coalesce((g.settings).weight, (g.queue).weight), 0, coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
-    ) c on true
+    select s.o_tick, s.o_lanes
+    from (
+      -- Somebody new is expected to take as long as the others of the group.
+      select array_agg((n.group_key, n.freed, n.failures, n.succeeded, n.keyed, n.configured, n.first_sequence, n.heard, null, n.charged, n.correction, n.ran,
+        null, n.user_key, (-1, 0, (t.pace).estimates, (t.pace).unit, null)::fairq.pace)::fairq.news) as news
+      from line n
+      join tenant t on t.group_key = n.group_key
+    ) x
+    cross join lateral fairq._settle_lanes(v_tick, p_queue, x.news, p_now) s
   ),
-  told as (
-    select s.replaces, s.number, s.inside,
-      (p_tick.shard_no, coalesce(s.last_priority, 0), coalesce(s.last_sequence, 0), s.number, coalesce(s.version, p_tick.first_version - 1), s.finish,
-       case when s.was_idle then -1 when s.is_corrected then fairq._lane_position(s.number) else s.position end,
-       s.weight, case when h.has_tasks then (a.allowance).look_at end, h.has_tasks and (s.policy is null or (a.allowance).tasks > 0),
-       s.keyed, c_queue, s.group_key, s.user_key, s.cursors, s.policy,
-       case
-         when s.begins_to_count
-           then ((s.gate).in_flight, 1, (s.gate).rate_at, (s.gate).failures, (s.gate).open_until, (s.gate).probe_until, null, null, null, null)::fairq.gate
-         else s.gate
-       end,
-       s.pace, null)::fairq.lanes as lane,
-      s.configured or h.has_tasks and (s.was_idle and s.finish < (s.inside).clock
-        or (-(s.cursors[1]).priority, (s.cursors[1]).sequence) < (-s.last_priority, s.last_sequence))
-        or (s.policy).paused_at is not null or (s.gate).open_until > p_now
-        or (s.gate).in_flight + coalesce((s.gate).uncounted, 0) > (s.policy).max_running as disturbs
+  told as materialized (
+    select u as lane, n.configured or (u.cursors <> '{}' or n.first_sequence is not null) and (u.position < 0 and u.finish < (t.inside).clock
+        or (-(u.cursors[1]).priority, (u.cursors[1]).sequence) < (-u.last_priority, u.last_sequence))
+        or (u.policy).paused_at is not null or (u.gate).open_until > p_now
+        or (u.gate).in_flight + coalesce((u.gate).uncounted, 0) > (u.policy).max_running as disturbs
     from settled s
-    cross join lateral (select s.cursors <> '{}' or s.first_sequence is not null as has_tasks) h
-    cross join lateral (select case when s.policy is distinct from null then fairq._allowance(s.policy, s.gate, p_now) end as allowance offset 0) a
+    cross join lateral unnest(s.o_lanes) u
+    join line n on n.group_key = u.group_key and n.user_key = u.user_key
+    join tenant t on t.group_key = u.group_key
   )
-  select max(t.number), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null),
-    bool_or(t.replaces is null and fairq._counts((t.lane).policy)), coalesce(array_agg(distinct (t.lane).group_key) filter (where t.disturbs), '{}'),
+  select (s.o_tick).lane_count, s.o_lanes, array(select distinct (t.lane).group_key from told t where t.disturbs),
     (
       select array_agg(case when n.group_key is null then l else fairq._with_users(l, n.inside, n.goes_on or (not n.is_new and l.cursors <> '{}'), p_now) end)
       from unnest(p_lanes) l
@@ -172,17 +107,10 @@ begin
         group by i.group_key, i.inside, i.is_new
       ) n on n.group_key = l.group_key
     )
-  into v_lane_count, o_users, v_replaced, v_is_new, o_disturbed, v_groups
-  from told t;
-  if v_is_new then
-    o_users := fairq._doubt_counts(p_tick, o_users);
-  end if;
+  into p_tick.lane_count, o_users, o_disturbed, o_lanes
+  from settled s;
   o_tick := p_tick;
-  o_tick.lane_count := greatest(p_tick.lane_count, v_lane_count);
-  o_lanes := coalesce(v_groups, '{}');
-  if v_replaced is not null then
-    perform fairq._remove(p_tick.shard_no, 'lanes', v_replaced);
-  end if;
+  o_lanes := coalesce(o_lanes, '{}');
 end;
 $$;
 
@@ -433,7 +361,7 @@ create function fairq._recall_users(
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
   v_others fairq.news[] := array(
-    select (b.group_key, 0, 0, false, false, false, null, null, null, null, null, null, null, b.user_key)::fairq.news
+    select (b.group_key, 0, 0, false, false, false, null, null, null, null, null, null, null, b.user_key, null)::fairq.news
     from unnest(p_back) b
     join unnest(p_lanes) l on l.group_key = b.group_key and l.inside is distinct from null
     left join unnest(p_users) u on u.group_key = b.group_key and u.user_key = b.user_key

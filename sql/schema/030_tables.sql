@@ -464,9 +464,10 @@ comment on type fairq.cursor is
 -- What the rings of a group said, taken together.
 create type fairq.news as (
   group_key text, freed integer, failures integer, succeeded boolean, keyed boolean, configured boolean, first_sequence bigint, heard fairq.cursor[],
-  used double precision, charged double precision, correction double precision, ran fairq.estimate[], hold bigint[], user_key text
+  used double precision, charged double precision, correction double precision, ran fairq.estimate[], hold bigint[], user_key text,
+  pace fairq.pace
 );
-comment on type fairq.news is 'What the new rings of a group say, see _hear.';
+comment on type fairq.news is 'What the new rings of a group, or of a user of it, say, see _hear; and what a user who is new is expected to use.';
 
 create type fairq.heard as (xid xid8, ring_id bigint);
 comment on type fairq.heard is 'A transaction, and up to which of its rings they were heard.';
