@@ -36,7 +36,6 @@ class Lookout:
     """Those of them since the last notice."""
     heeded: int = 0
     """Notices before the last look."""
-    was_full: bool = False
     looked: bool = False
     nothing_left: bool = False
 
@@ -49,7 +48,6 @@ class Lookout:
         `soon`: there is, but somebody else has the queue, or what is due.
         """
         self.looked = True
-        self.was_full = full
         self.hungry = full or rings != self.rings
         self.empties = 0 if count else self.empties + 1
         self.quiet = 0 if count or rings != self.heeded else self.quiet + 1

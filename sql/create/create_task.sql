@@ -21,15 +21,7 @@ declare
   v_scheduled boolean := coalesce(p_run_at > v_now, false);
   v_announce boolean := false;
 begin
-  -- What the caller does not say its kind declares, and at last its queue; of max_attempts a kind declares the most.
-  select s.shard_count, s.payload_limit, q.notify, q.draining_at, q.enqueue_role, coalesce(least(p_max_attempts, k.max_attempts), q.max_attempts) as max_attempts,
-    coalesce(p_priority, k.priority, 0) as priority, coalesce(p_cost, k.cost, 1) as cost, coalesce(p_timeout, k.timeout) as timeout
-  into v_settings
-  from fairq.settings s
-  cross join fairq.queues q
-  left join fairq.kinds k on k.queue = q.queue and k.kind = p_kind
-  where q.queue = p_queue
-    and not q.internal;
+  select o.* into v_settings from fairq._options(p_queue, p_kind, p_max_attempts, p_priority, p_cost, p_timeout) o;
   if not found then
     perform fairq._queue(p_queue);
   end if;
@@ -74,6 +66,23 @@ end;
 $$;
 comment on function fairq.create_task is
   'Creates a task in the caller''s transaction, without waiting for anyone. Returns its id.';
+
+-- What holds for a task that is created. What its creator does not say its kind declares, and at last its queue; of max_attempts a kind declares the most.
+-- No row: there is no such queue. Without "set search_path": inlined into the statement that asks.
+create function fairq._options(p_queue text, p_kind text, p_max_attempts integer, p_priority integer, p_cost double precision, p_timeout interval)
+returns table (
+  shard_count integer, payload_limit integer, notify boolean, draining_at timestamptz, enqueue_role text, max_attempts integer, priority integer,
+  cost double precision, timeout interval
+)
+language sql stable rows 1 as $$
+  select s.shard_count, s.payload_limit, q.notify, q.draining_at, q.enqueue_role, coalesce(least(p_max_attempts, k.max_attempts), q.max_attempts),
+    coalesce(p_priority, k.priority, 0), coalesce(p_cost, k.cost, 1), coalesce(p_timeout, k.timeout)
+  from fairq.settings s
+  cross join fairq.queues q
+  left join fairq.kinds k on k.queue = q.queue and k.kind = p_kind
+  where q.queue = p_queue
+    and not q.internal
+$$;
 
 -- What is wrong with a task, said clearly, before anything is written.
 -- Raises QF001 group key, QF002 payload, QF006 other keys, QF008 cost, QF009 times, QF007 attempts.

@@ -17,15 +17,7 @@ declare
   v_wrong record;
   v_announce boolean;
 begin
-  -- What the caller does not say its kind declares, and at last its queue; of max_attempts a kind declares the most.
-  select s.shard_count, s.payload_limit, q.notify, q.draining_at, q.enqueue_role, coalesce(least(p_max_attempts, k.max_attempts), q.max_attempts) as max_attempts,
-    coalesce(p_priority, k.priority, 0) as priority, coalesce(p_cost, k.cost, 1) as cost, coalesce(p_timeout, k.timeout) as timeout
-  into v_settings
-  from fairq.settings s
-  cross join fairq.queues q
-  left join fairq.kinds k on k.queue = q.queue and k.kind = p_kind
-  where q.queue = p_queue
-    and not q.internal;
+  select o.* into v_settings from fairq._options(p_queue, p_kind, p_max_attempts, p_priority, p_cost, p_timeout) o;
   if not found then
     perform fairq._queue(p_queue);
   end if;

@@ -296,6 +296,8 @@ $$;
 -- Locks: parked; the caller holds #keys. Cost: the ready set of the shard, and those that were given any key.
 create function fairq._empty_key(p_shard_no integer, p_concurrency_key text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_back fairq.parked[];
 begin
   insert into fairq.rings (shard_no, queue, group_key, configured)
   select distinct r.shard_no, r.queue, r.group_key, true
@@ -303,20 +305,28 @@ begin
   cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
   where r.shard_no = p_shard_no and r.keyed_at is not null and b.concurrency_key = p_concurrency_key;
   with back as (
-    delete from fairq.parked k
-    where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.granted
-    returning k.queue, k.group_key, k.user_key, k.priority, k.sequence
-  ),
-  in_line as (
-    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
-    select p_shard_no, b.queue, b.group_key, nullif(b.user_key, ''), b.priority, min(b.sequence), true
-    from back b
-    group by b.queue, b.group_key, b.user_key, b.priority
+    delete from fairq.parked k where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.granted returning k
   )
+  select array_agg(b.k) into v_back from back b;
+  if v_back is not null then
+    perform fairq._unpark(p_shard_no, v_back);
+  end if;
+end;
+$$;
+
+-- Tasks that are parked no more stand in line again, and give back the places of their keys that they had: those that were given one, and long ones.
+create function fairq._unpark(p_shard_no integer, p_gone fairq.parked[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+  select p_shard_no, g.queue, g.group_key, nullif(g.user_key, ''), g.priority, min(g.sequence), true
+  from unnest(p_gone) g
+  group by g.queue, g.group_key, g.user_key, g.priority;
   insert into fairq.rings (shard_no, queue, group_key, freed)
-  select p_shard_no, '#keys', p_concurrency_key, count(*)
-  from back b
-  having count(*) > 0;
+  select p_shard_no, '#keys', k.concurrency_key, count(*)
+  from (select fairq._key_of(g) as concurrency_key from unnest(p_gone) g where g.granted or g.concurrency_key = '') k
+  where k.concurrency_key is not null
+  group by k.concurrency_key;
 end;
 $$;
 
@@ -377,23 +387,18 @@ $$;
 -- Cost: parked_granted_idx, the tasks of the queue that were given a key and not placed yet.
 create function fairq._take_keys_back(p_shard_no integer, p_queue text, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_back fairq.parked[];
 begin
   with back as (
     delete from fairq.parked k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.granted
       and not fairq._may_go_on(p_shard_no, p_queue, k.group_key, k.user_key, p_now)
-    returning fairq._key_of(k) as concurrency_key, k.group_key, k.user_key, k.priority, k.sequence
-  ),
-  in_line as (
-    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
-    select p_shard_no, p_queue, b.group_key, nullif(b.user_key, ''), b.priority, min(b.sequence), true
-    from back b
-    group by b.group_key, b.user_key, b.priority
+    returning k
   )
-  insert into fairq.rings (shard_no, queue, group_key, freed)
-  select p_shard_no, '#keys', b.concurrency_key, count(*)
-  from back b
-  where b.concurrency_key is not null
-  group by b.concurrency_key;
+  select array_agg(b.k) into v_back from back b;
+  if v_back is not null then
+    perform fairq._unpark(p_shard_no, v_back);
+  end if;
 end;
 $$;

@@ -70,7 +70,6 @@ declare
   v_room integer := least(p_take, fairq._long_room(p_tick, p_now, not fairq._has_news(p_tick)));
   v_first fairq.parked;
   v_lane fairq.lanes;
-  v_goes_on boolean;
 begin
   for v_round in 1 .. 1000 loop
     exit when v_room < 1;
@@ -86,21 +85,20 @@ begin
       update fairq.parked k set turn = v_lane.finish where k.shard_no = p_tick.shard_no and k.id = v_first.id;
       continue;
     end if;
-    v_goes_on := fairq._may_go_on(p_tick.shard_no, p_tick.queue, v_first.group_key, v_first.user_key, p_now);
-    if v_goes_on then
+    if fairq._may_go_on(p_tick.shard_no, p_tick.queue, v_first.group_key, v_first.user_key, p_now) then
       update fairq.parked k set granted = true, turn = null where k.shard_no = p_tick.shard_no and k.id = v_first.id;
       v_room := v_room - 1;
+      insert into fairq.rings (shard_no, queue, group_key, user_key, sequence, keyed)
+      values (p_tick.shard_no, p_tick.queue, v_first.group_key, nullif(v_first.user_key, ''), v_first.sequence, true);
       select v_first.turn + fairq._step(fairq._expected(v_lane.pace, t.kind, t.cost, v_lane.weight), coalesce(v_lane.weight, 1)) into v_first.turn
       from fairq.tasks t
       where t.shard_no = p_tick.shard_no and t.id = v_first.id;
     else
       delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_first.id;
-      perform fairq._free_keys(p_tick.shard_no, array[v_first]);
+      perform fairq._unpark(p_tick.shard_no, array[v_first]);
     end if;
     p_tick.long_top := greatest(p_tick.long_top, v_first.turn);
     perform fairq._next_turn(v_first);
-    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
-    values (p_tick.shard_no, p_tick.queue, v_first.group_key, nullif(v_first.user_key, ''), case when not v_goes_on then v_first.priority end, v_first.sequence, true);
   end loop;
   return p_tick;
 end;
@@ -130,17 +128,5 @@ create function fairq._key_of(p_parked fairq.parked) returns text
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   return coalesce(nullif(p_parked.concurrency_key, ''), (select t.concurrency_key from fairq.tasks t where t.shard_no = p_parked.shard_no and t.id = p_parked.id));
-end;
-$$;
-
--- Long tasks that stand in line again give the places of their keys back.
-create function fairq._free_keys(p_shard_no integer, p_gone fairq.parked[]) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-  insert into fairq.rings (shard_no, queue, group_key, freed)
-  select p_shard_no, '#keys', g.concurrency_key, count(*)
-  from (select fairq._key_of(k) as concurrency_key from unnest(p_gone) k where k.concurrency_key = '') g
-  where g.concurrency_key is not null
-  group by g.concurrency_key;
 end;
 $$;

@@ -17,29 +17,16 @@ declare
 begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._touch_worker(v_shard_no, p_worker_id, v_now, true, p_circuit_open, p_circuit_trips);
-    if p_ids is not null then
-      return query
-        select t.id
-        from unnest(p_ids) i(id)
-        cross join lateral (
-          select h.id
-          from fairq.held h
-          where h.shard_no = v_shard_no and h.id = i.id and h.worker_id = p_worker_id
-            and exists (select from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = i.id and not c.unless_held offset 0)
-          offset 0
-        ) t;
-      continue;
-    end if;
     return query
-      select distinct t.id
-      from fairq.cancellations c
+      select t.id
+      from unnest(coalesce(p_ids, array(select distinct c.task_id from fairq.cancellations c where c.shard_no = v_shard_no and not c.unless_held))) i(id)
       cross join lateral (
         select h.id
         from fairq.held h
-        where h.shard_no = v_shard_no and h.id = c.task_id and h.worker_id = p_worker_id
+        where h.shard_no = v_shard_no and h.id = i.id and h.worker_id = p_worker_id
+          and exists (select from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = i.id and not c.unless_held offset 0)
         offset 0
-      ) t
-      where c.shard_no = v_shard_no and not c.unless_held;
+      ) t;
   end loop;
 end;
 $$;

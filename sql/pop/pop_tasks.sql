@@ -164,8 +164,15 @@ begin
         v_ended := fairq._end_waiting(p_shard_no, v_late, 'expired', p_now);
         v_popped := array(select p from unnest(v_popped) p where p.id <> all(v_late));
       end if;
-      perform fairq._hold(p_shard_no, v_popped, p_worker_id, p_claim_lease, p_meters,
-        case when p_isolate and v_again is not null then fairq._lost_before(p_shard_no, v_again) else '{}' end, p_now);
+      if p_isolate and v_again is not null then
+        v_again := array(
+          select t.id
+          from unnest(v_again) i(id)
+          cross join lateral (select k.id, k.losses from fairq.tasks k where k.shard_no = p_shard_no and k.id = i.id offset 0) t
+          where t.losses is not null
+        );
+      end if;
+      perform fairq._hold(p_shard_no, v_popped, p_worker_id, p_claim_lease, p_meters, case when p_isolate then coalesce(v_again, '{}') else '{}' end, p_now);
       v_taken := v_taken || v_popped;
       v_left := p_limit - cardinality(v_taken);
     end if;
@@ -187,17 +194,6 @@ begin
   end loop;
   return v_taken;
 end;
-$$;
-
--- Which of these tasks were lost with a worker, and have not ended an attempt by themselves since.
-create function fairq._lost_before(p_shard_no integer, p_ids bigint[]) returns bigint[]
-language sql stable set search_path = pg_catalog, pg_temp as $$
-  select array(
-    select t.id
-    from unnest(p_ids) i(id)
-    cross join lateral (select k.id, k.losses from fairq.tasks k where k.shard_no = p_shard_no and k.id = i.id offset 0) t
-    where t.losses is not null
-  )
 $$;
 
 -- A worker has these tasks from here on; ready they are no more. p_suspects are only claimed, without a lease. By ctid and no other way, see _leave.

@@ -236,7 +236,7 @@ begin
   )
   select array_agg(g.k) into v_gone from gone g;
   perform fairq._next_turn(g) from unnest(v_gone) g where g.turn is not null;
-  perform fairq._free_keys(p_tick.shard_no, v_gone);
+  perform fairq._unpark(p_tick.shard_no, v_gone);
   p_tick.announce_from := case when v_portion.tasks = 5000 then v_portion.last_id + 1 end;
   return p_tick;
 end;

@@ -57,12 +57,11 @@ begin
     if v_due.fires then
       insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, cost, max_attempts, timeout,
         concurrency_key, headers, payload)
-      select p_shard_no, i.id, i.id, q.queue, v_due.group_key, v_due.kind, coalesce(v_due.priority, k.priority, 0), p_now, p_now, coalesce(k.cost, 1),
-        coalesce(k.max_attempts, q.max_attempts), k.timeout, v_due.concurrency_key, fairq._tick_headers(v_due.headers, v_due.name, v_due.tick), v_due.payload
-      from fairq.queues q
+      select p_shard_no, i.id, i.id, v_due.queue, v_due.group_key, v_due.kind, o.priority, p_now, p_now, o.cost, o.max_attempts, o.timeout,
+        v_due.concurrency_key, fairq._tick_headers(v_due.headers, v_due.name, v_due.tick), v_due.payload
+      from fairq._options(v_due.queue, v_due.kind, null, v_due.priority, null, null) o
       cross join nextval('fairq.task_ids') i(id)
-      left join fairq.kinds k on k.queue = q.queue and k.kind = v_due.kind
-      where q.queue = v_due.queue and not q.internal and q.draining_at is null
+      where o.draining_at is null
       returning t.id, t.priority into v_task_id, v_due.priority;
     end if;
     if v_task_id is not null then
