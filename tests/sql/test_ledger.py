@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.properties.profile import PROFILE
 from tests.support.calls import Conn, call, create_many, finish, maintain, one, pop, register, run
 from tests.support.database import Database
+from tests.support.plans import recorded_plans, rows_visited
 from tests.support.simulation import NOON, Simulation
 
 pytestmark = pytest.mark.usefixtures("one_shard")
@@ -209,6 +210,25 @@ def test_a_long_history_is_not_read(conn: Conn) -> None:
     run(conn, query)
     (plan,) = run(conn, f"explain (analyze, buffers, format json) {query}")[0]
     assert plan[0]["Plan"]["Shared Hit Blocks"] < 300
+
+
+def test_shares_read_each_row_of_the_ledger_a_few_times(conn: Conn) -> None:
+    """Not each with each other one, which is what a planner thinks best that knows nothing of arrays."""
+    rows = run(
+        conn,
+        "insert into fairq.ledger select 0, 1, b, b + fairq._ledger_step(), case when mod(g, 3) = 0 then b end, 1, 1,"
+        " 1, 1, g, 1, 1, 1, 1, 2, mod(g, 3) = 0, 'default', 'g' || g, array_fill(1::bigint, array[21])"
+        " from generate_series(1, 40) n cross join generate_series(1, 100) g"
+        " cross join lateral (select fairq._ledger_begin(clock_timestamp()) - n * fairq._ledger_step()) x(b)"
+        " returning 1",
+    )
+    with recorded_plans(conn) as recording:
+        found = shares(conn, since="30 minutes", limit=40)
+        one(conn, "select worst_debt from fairq.fairness(p_since => '30 minutes')")
+    assert len(found) == 41
+    behind = {each["group"]: each["seconds"] for each in found["g3"]["behind"]}
+    assert behind == {"g100": 4000.0, "g99": 3960.0, "g98": 3920.0}
+    assert sum(rows_visited(each.plan) for each in recording.statements) < 40 * len(rows)
 
 
 def test_of_many_groups_two_hundred_have_a_row(conn: Conn) -> None:
