@@ -29,7 +29,7 @@ def estimate(scale: Scale) -> float:
 
 
 def duration(scale: Scale) -> float:
-    return 12 * scale.seconds
+    return 1.5 + 6 * scale.seconds
 
 
 def run(session: Session) -> None:
