@@ -15,7 +15,7 @@
     │   ├── IdempotencyConflict       QF010  the key belongs to a task with another kind or payload
     │   ├── LengthMismatch            QF011  arrays of one call differ in length
     │   ├── UnknownOutcome            QF012
-    │   ├── ShardsInUse               QF013  the number of shards is fixed once there are tasks
+    │   ├── ShardsInUse               QF013  groups are moving to another number of shards
     │   ├── UnknownSetting            QF014  no setting of that name to reset
     │   ├── PrefetchRefused           QF015  claim leases and a cap of the cluster exclude each other
     │   ├── QueueDraining             QF016  the queue takes no new tasks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -17,8 +18,10 @@ from fairq.cli import Failure, command, group, wants_json
 from fairq.commands.common import (
     Connection,
     clean,
+    console,
     count,
     duration,
+    number,
     rows,
     server_time,
     session,
@@ -29,6 +32,7 @@ from fairq.commands.common import (
 )
 from fairq.commands.settings import named, settings_options
 from fairq.commands.stats import Snapshot, group_table, live, take
+from fairq.queries import settings as queries
 
 # --- queues ----------------------------------------------------------------------------------------
 
@@ -116,7 +120,7 @@ def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str,
         """,
         queue=queue,
     )
-    return _without(found, "internal", "metered")
+    return _without(found, "internal", "metered", "spread")
 
 
 def group_settings(
@@ -135,11 +139,14 @@ def group_settings(
         group_key=group_key,
         user=user or "",
     )
-    return _without(found, "shard_no", "queue", "user_key")
+    return _without(found, "shard_no", "queue", "user_key", "leaving_at")
 
 
 def cluster_settings(conn: Connection) -> dict[str, Any]:
-    return _without(rows(conn, "select s.* from fairq.settings s"), "singleton", "test_clock")[0]
+    (row,) = _without(
+        rows(conn, "select s.* from fairq.settings s"), "singleton", "test_clock", "moving_after"
+    )
+    return {name: value for name, value in row.items() if not name.startswith("moving") or value is not None}
 
 
 @command("set", parent=queues, codes={1: "refused"}, rights="fairq_admin")
@@ -578,16 +585,49 @@ def set_cluster(**options: Any) -> None:
 
     A cap on the whole cluster excludes workers that prefetch.
 
+    With another number of shards, groups have to move: one after the other, while everything runs. Should
+    that be interrupted, run the same command again: it goes on.
+
     \b
     fairq cluster set --max-running 200
     fairq cluster set --reset max-running
     fairq cluster set --payload-limit 4194304
+    fairq cluster set --shard-count 16
     """
     chosen = named(options)
-    with session() as conn, conn.transaction():
-        policies.configure_cluster(conn, **chosen)
+    with session() as conn:
+        with conn.transaction():
+            policies.configure_cluster(conn, **chosen)
+        if "shard_count" in chosen:
+            _move_groups(conn)
         row = cluster_settings(conn)
     show(row, "Changed.", _facts(row, whole=True))
+
+
+def _move_groups(conn: Connection) -> None:
+    """Until all are in their places; how far it has come goes to stderr, every second."""
+    told = 0.0
+    try:
+        while (said := json.loads(queries.move_groups(conn)))["state"] != "done":
+            if time.monotonic() >= told + 1:
+                told = time.monotonic()
+                console(stderr=True).print(_how_far(said))
+            if said["state"] == "waiting":
+                time.sleep(0.02)
+    except KeyboardInterrupt:
+        console(stderr=True).print(
+            "Interrupted. What has moved stays; the rest goes on when the same command runs again."
+        )
+        raise
+
+
+def _how_far(said: dict[str, Any]) -> str:
+    moved = f"{number(said['groups'] - said['left'])} of {count(said['groups'], 'group')} moved"
+    if said["leaving"]:
+        return f"{moved}, {count(said['leaving'], 'waits', 'wait')} for what is in flight to end."
+    if said["state"] == "waiting" and said["transactions"]:
+        return f"{moved}. Waiting for {count(said['transactions'], 'transaction')} that began before."
+    return f"{moved}."
 
 
 # --- pause, resume, drain --------------------------------------------------------------------------

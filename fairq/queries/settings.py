@@ -122,6 +122,17 @@ def configure_cluster(
 
 @driver.Statement[str](
     "the",
+    """-- name: MoveGroups :one
+select fairq.move_groups()::text as said""",
+    driver.scalar(),
+)
+def move_groups() -> driver.Params:
+    """Moves the next group to the shard of its key, after the number of shards has changed; says how far that has come."""
+    return ()
+
+
+@driver.Statement[str](
+    "the",
     """-- name: PauseQueue :one
 select fairq.pause_queue(p_queue => $1::text)::text as done""",
     driver.scalar(),

@@ -22,10 +22,10 @@ begin
 end;
 $$;
 
--- The shard named, or all of them.
+-- The shard named, or all of them; while groups move, those of before and those to come.
 create function fairq._shards(p_shard_no integer) returns setof integer
 language sql stable rows 1 as $$
-  select generate_series(coalesce(p_shard_no, 0), coalesce(p_shard_no, s.shard_count - 1))
+  select generate_series(coalesce(p_shard_no, 0), coalesce(p_shard_no, greatest(s.shard_count, s.moving_from) - 1))
   from fairq.settings s
 $$;
 
@@ -116,7 +116,22 @@ begin
     perform fairq._check_name(format('the user key of group "%s"', p_group_key), p_user_key, 500, 'QF006', 'Name one of the users of the group');
   end if;
   perform fairq._queue(p_queue);
-  return (select fairq._shard_of(p_group_key, s.shard_count) from fairq.settings s);
+  return fairq._home(p_group_key);
+end;
+$$;
+
+-- Takes the domain in which a group is, and says in which shard: while one waits for it the group may move.
+create function fairq._lock_group(p_queue text, p_group_key text) returns integer
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_shard_no integer;
+begin
+  loop
+    v_shard_no := fairq._home(p_group_key);
+    perform fairq._lock_domain(v_shard_no, p_queue, true);
+    exit when v_shard_no = fairq._home(p_group_key);
+  end loop;
+  return v_shard_no;
 end;
 $$;
 

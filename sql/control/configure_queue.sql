@@ -16,7 +16,9 @@ begin
   if p_queue is null or p_queue = '' or octet_length(p_queue) > 200 or p_queue like '#%' then
     raise exception 'the name of a queue has 1 to 200 bytes and does not begin with #' using errcode = 'QF006', hint = 'For example: documents.';
   end if;
-  insert into fairq.queues (queue, metered) select p_queue, s.max_running is not null from fairq.settings s on conflict do nothing;
+  insert into fairq.queues (queue, metered, spread)
+  select p_queue, s.max_running is not null, greatest(s.shard_count, s.moving_from) > 1 from fairq.settings s
+  on conflict do nothing;
   v_is_new := found;
   perform fairq._open_domain(s.shard_no, p_queue) from fairq._shards(null) s(shard_no);
   -- Nobody else changes settings now, so the row need not be locked while domains are waited for: a queue can be paused all the time.

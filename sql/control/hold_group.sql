@@ -9,6 +9,7 @@ declare
 begin
   if p_until is null then
     -- The lane first hears all there is to hear; from here on nobody else writes it.
+    v_shard_no := fairq._lock_group(p_queue, p_group_key);
     perform fairq._promote(v_shard_no, p_queue, 1, true);
     perform fairq._end_hold(v_shard_no, p_queue, p_group_key);
     perform fairq._ring_group(v_shard_no, p_queue, p_group_key);

@@ -11,7 +11,7 @@ declare
   v_ready bigint[];
   v_ended integer;
 begin
-  perform fairq._lock_domain(v_shard_no, p_queue, true);
+  v_shard_no := fairq._lock_group(p_queue, p_group_key);
   -- Whoever takes tasks from those that wait for a key holds the keys.
   perform fairq._lock_counters(v_shard_no, '#keys', true);
   v_ready := array(

@@ -6,9 +6,14 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set jit 
 declare
   v_shard_no integer := fairq._group_shard(p_queue, p_group_key, p_user_key);
 begin
-  update fairq.groups g
-  set paused_at = null
-  where g.shard_no = v_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = coalesce(p_user_key, '');
+  -- While this waits for the row, the group may move.
+  loop
+    update fairq.groups g
+    set paused_at = null
+    where g.shard_no = v_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = coalesce(p_user_key, '');
+    exit when v_shard_no = fairq._home(p_group_key);
+    v_shard_no := fairq._home(p_group_key);
+  end loop;
   perform fairq._ring_group(v_shard_no, p_queue, p_group_key, p_user_key);
 end;
 $$;

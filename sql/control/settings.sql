@@ -18,7 +18,8 @@ begin
     where a.attrelid = p_table
       and a.attnum > 0
       and not a.attisdropped
-      and a.attname <> all(array['singleton', 'shard_no', 'queue', 'kind', 'group_key', 'user_key', 'metered', 'internal', 'test_clock', 'paused_at', 'draining_at'])
+      and a.attname <> all(array['singleton', 'shard_no', 'queue', 'kind', 'group_key', 'user_key', 'metered', 'internal', 'spread', 'test_clock', 'paused_at', 'draining_at', 'leaving_at',
+        'moving_from', 'moving_groups', 'moving_after'])
       and (p_known is null or a.attname = any(p_known))
     order by a.attnum
   );

@@ -31,10 +31,11 @@ begin
   perform fairq._check_task(p_group_key, p_payload, v_settings.payload_limit, p_kind, v_settings.priority, p_run_at, p_expires_at, p_max_attempts,
     v_settings.cost, p_timeout, p_idempotency_key, p_concurrency_key, p_headers, p_user_key);
 
-  v_shard_no := fairq._shard_of(p_group_key, v_settings.shard_count);
+  v_shard_no := case when v_settings.moving_from is null then fairq._shard_of(p_group_key, v_settings.shard_count) else fairq._home(p_group_key) end;
   v_id := nextval('fairq.task_ids');
   if p_unique is not null or p_idempotency_key is not null then
-    v_known_id := fairq._claim_idempotency_key(v_shard_no, p_queue, p_group_key, p_idempotency_key, p_unique, p_kind, p_payload, v_id);
+    v_known_id := fairq._claim_idempotency_key(
+      case when v_settings.moving_from is null then array[v_shard_no] else fairq._key_homes(p_group_key) end, p_queue, p_group_key, p_idempotency_key, p_unique, p_kind, p_payload, v_id);
     if v_known_id is not null then
       return v_known_id;
     end if;
@@ -71,11 +72,11 @@ comment on function fairq.create_task is
 -- No row: there is no such queue. Without "set search_path": inlined into the statement that asks.
 create function fairq._options(p_queue text, p_kind text, p_max_attempts integer, p_priority integer, p_cost double precision, p_timeout interval)
 returns table (
-  shard_count integer, payload_limit integer, notify boolean, draining_at timestamptz, enqueue_role text, max_attempts integer, priority integer,
+  shard_count integer, moving_from integer, payload_limit integer, notify boolean, draining_at timestamptz, enqueue_role text, max_attempts integer, priority integer,
   cost double precision, timeout interval
 )
 language sql stable rows 1 as $$
-  select s.shard_count, s.payload_limit, q.notify, q.draining_at, q.enqueue_role, coalesce(least(p_max_attempts, k.max_attempts), q.max_attempts),
+  select s.shard_count, s.moving_from, s.payload_limit, q.notify, q.draining_at, q.enqueue_role, coalesce(least(p_max_attempts, k.max_attempts), q.max_attempts),
     coalesce(p_priority, k.priority, 0), coalesce(p_cost, k.cost, 1), coalesce(p_timeout, k.timeout)
   from fairq.settings s
   cross join fairq.queues q
@@ -165,74 +166,109 @@ $$;
 -- Returns the id of the task that has the key already; null: the key is ours.
 -- Raises QF010 when that task has another payload or kind, QF006 when p_unique is not 'waiting', or has no key; in REPEATABLE READ and above, the usual
 -- 40001 when the other task came after the snapshot.
--- Locks: idempotency_keys, one row.
+-- p_shard_nos: where the key is taken, one after the other; while groups move that is the old and the new place of its group, see _key_homes.
+-- Locks: idempotency_keys, one row in each.
 create function fairq._claim_idempotency_key(
-  p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_unique text, p_kind text, p_payload jsonb, p_id bigint
+  p_shard_nos integer[], p_queue text, p_group_key text, p_idempotency_key text, p_unique text, p_kind text, p_payload jsonb, p_id bigint
 ) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_fingerprint text := fairq._fingerprint(p_kind, p_payload);
-  v_known fairq.idempotency_keys;
+  v_known_id bigint;
+  v_known_fingerprint text;
+  v_shard_no integer;
 begin
   if p_unique <> 'waiting' or p_idempotency_key is null then
     raise exception 'a task of group "%" is to be unique: "%", with the key %', p_group_key, left(p_unique, 40), coalesce('"' || left(p_idempotency_key, 40) || '"', 'null')
       using errcode = 'QF006', hint = 'Pass p_unique => ''waiting'' and an idempotency key: while a task with that key waits, a new one takes its place.';
   end if;
-  -- Once more where the key was swept between two statements, or taken from its task.
-  loop
-    insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
-    values (p_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, v_fingerprint, fairq._now())
-    on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
-    if found then
-      return null;
-    end if;
-
-    if p_unique is null then
-      select k.* into v_known
-      from fairq.idempotency_keys k
-      where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
+  <<places>>
+  foreach v_shard_no in array p_shard_nos loop
+    -- Once more where the key was swept between two statements, or taken from its task.
+    loop
+      insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
+      values (v_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, v_fingerprint, fairq._now())
+      on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
       exit when found;
-      continue;
-    end if;
-    delete from fairq.idempotency_keys k
-    where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
-    returning k.* into v_known;
-    if found and exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = v_known.task_id offset 0) then
-      insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held) values (p_shard_no, v_known.task_id, fairq._now(), true);
-      insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (p_shard_no, p_queue, p_group_key, v_known.task_id);
-    end if;
-  end loop;
 
-  if v_known.fingerprint <> v_fingerprint then
-    raise exception 'the idempotency key "%" of group "%" belongs to task %, which has another kind or payload', p_idempotency_key, p_group_key, v_known.task_id
+      if p_unique is null then
+        select k.task_id, k.fingerprint into v_known_id, v_known_fingerprint
+        from fairq.idempotency_keys k
+        where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
+        exit places when found;
+        continue;
+      end if;
+      delete from fairq.idempotency_keys k
+      where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
+      returning k.task_id into v_known_id;
+      if found then
+        perform fairq._cancel_unless_held(v_known_id);
+      end if;
+    end loop;
+  end loop places;
+  if v_known_id is null or p_unique is not null then
+    return null;
+  end if;
+  -- It was found at the new place only: what was taken at the old one is given back.
+  if cardinality(p_shard_nos) > 1 then
+    delete from fairq.idempotency_keys k
+    where k.shard_no = any(p_shard_nos) and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key and k.task_id = p_id;
+  end if;
+
+  if v_known_fingerprint <> v_fingerprint then
+    raise exception 'the idempotency key "%" of group "%" belongs to task %, which has another kind or payload', p_idempotency_key, p_group_key, v_known_id
       using errcode = 'QF010', hint = 'Use a new key for a new task, or send exactly what was sent first.';
   end if;
-  return v_known.task_id;
+  return v_known_id;
+end;
+$$;
+
+-- Wishes to cancel a task that makes room for another one. By its id, for its group may be moving.
+create function fairq._cancel_unless_held(p_id bigint) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_task record;
+begin
+  select t.* into v_task
+  from fairq._shards(null) s(shard_no)
+  cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
+  if found then
+    insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held) values (v_task.shard_no, p_id, fairq._now(), true);
+    insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (v_task.shard_no, v_task.queue, v_task.group_key, p_id);
+  end if;
 end;
 $$;
 
 -- The idempotency key of a task that ended is its own again, unless another one has it. Who creates a task with an equal key waits.
 -- Returns the id of that other task; null: the key is ours.
--- Locks: idempotency_keys, one row.
+-- Locks: idempotency_keys, one row in each of p_shard_nos, see _key_homes.
 create function fairq._retake_idempotency_key(
-  p_shard_no integer, p_queue text, p_group_key text, p_idempotency_key text, p_kind text, p_payload jsonb, p_id bigint
+  p_shard_nos integer[], p_queue text, p_group_key text, p_idempotency_key text, p_kind text, p_payload jsonb, p_id bigint
 ) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
+  v_shard_no integer;
   v_task_id bigint;
 begin
-  loop
-    select k.task_id into v_task_id
-    from fairq.idempotency_keys k
-    where k.shard_no = p_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
-    for update;
-    exit when found;
-    insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
-    values (p_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, fairq._fingerprint(p_kind, p_payload), fairq._now())
-    on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
-    exit when found;
+  foreach v_shard_no in array p_shard_nos loop
+    loop
+      select k.task_id into v_task_id
+      from fairq.idempotency_keys k
+      where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
+      for update;
+      exit when found;
+      insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
+      values (v_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, fairq._fingerprint(p_kind, p_payload), fairq._now())
+      on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
+      exit when found;
+    end loop;
+    if v_task_id <> p_id then
+      delete from fairq.idempotency_keys k
+      where k.shard_no = any(p_shard_nos) and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key and k.task_id = p_id;
+      return v_task_id;
+    end if;
   end loop;
-  return nullif(v_task_id, p_id);
+  return null;
 end;
 $$;
 

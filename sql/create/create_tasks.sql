@@ -33,7 +33,7 @@ begin
 
   -- Over several shards no single ring says whether a NOTIFY is on its way: then one is sent in any case.
   v_announce := v_settings.notify and v_count > 0;
-  if v_announce and v_settings.shard_count = 1 then
+  if v_announce and v_settings.shard_count = 1 and v_settings.moving_from is null then
     select not a.is_announced into v_announce from fairq._announced(0, p_queue) a;
   end if;
 
@@ -79,7 +79,7 @@ begin
     return query
       with input as materialized (
         select i.*, coalesce(i.priority, v_settings.priority) as task_priority, nextval('fairq.task_ids') as id,
-          fairq._shard_of(i.group_key, v_settings.shard_count) as shard_no
+          case when v_settings.moving_from is null then fairq._shard_of(i.group_key, v_settings.shard_count) else fairq._home(i.group_key) end as shard_no
         from unnest(p_group_keys, p_payloads, p_concurrency_keys, p_priorities, p_costs, p_user_keys)
           with ordinality i(group_key, payload, concurrency_key, priority, cost, user_key, ordinal)
       ),

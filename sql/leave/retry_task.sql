@@ -20,7 +20,7 @@ begin
     from fairq.finished_tasks f
     where f.shard_no = v_shard_no and f.id = p_id and f.outcome <> 'succeeded';
     if v_ended.idempotency_key is not null then
-      v_other_id := fairq._retake_idempotency_key(v_shard_no, v_ended.queue, v_ended.group_key, v_ended.idempotency_key, v_ended.kind, v_ended.payload, p_id);
+      v_other_id := fairq._retake_idempotency_key(fairq._key_homes(v_ended.group_key), v_ended.queue, v_ended.group_key, v_ended.idempotency_key, v_ended.kind, v_ended.payload, p_id);
       if v_other_id is not null and p_strict then
         raise exception 'the idempotency key "%" of task % belongs to task % now', v_ended.idempotency_key, p_id, v_other_id
           using errcode = 'QF010', hint = 'That task does this work. If this one is to run nevertheless, create it anew with another key.';
@@ -38,14 +38,14 @@ begin
     )
     insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, user_key, kind, priority, created_at, run_at, cost, attempt, max_attempts,
       timeout, idempotency_key, concurrency_key, headers, payload, spared)
-    select e.shard_no, e.id, v_sequence, e.queue, e.group_key, coalesce(e.user_key, ''), e.kind, e.priority, e.created_at, v_now, e.cost, e.attempt,
+    select fairq._home(e.group_key), e.id, v_sequence, e.queue, e.group_key, coalesce(e.user_key, ''), e.kind, e.priority, e.created_at, v_now, e.cost, e.attempt,
       greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, e.attempt
     from ended e
     returning t.shard_no, t.queue, t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key into v_task;
     if found then
       perform fairq._refuse_draining(q.queue) from fairq.queues q where q.queue = v_task.queue and q.draining_at is not null;
       -- It may have ended because somebody wished so: that wish is fulfilled.
-      delete from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = p_id;
+      delete from fairq.cancellations c where c.shard_no in (v_shard_no, v_task.shard_no) and c.task_id = p_id;
       exit;
     end if;
 

@@ -6,7 +6,7 @@ declare
   v_rate_limit integer := coalesce(p_group.rate_limit, p_queue.group_rate_limit);
 begin
   v_policy.max_running := coalesce(p_group.max_running, p_queue.group_max_running);
-  v_policy.paused_at := p_group.paused_at;
+  v_policy.paused_at := coalesce(p_group.paused_at, p_group.leaving_at);
   if v_rate_limit is not null then
     v_policy.rate_seconds := (extract(epoch from coalesce(p_group.rate_period, p_queue.group_rate_period)) / v_rate_limit)::double precision;
     v_policy.rate_burst := coalesce(p_group.rate_burst, p_queue.group_rate_burst, least(2147483647, greatest(1, ceil(1 / v_policy.rate_seconds)))::integer);

@@ -33,7 +33,7 @@ begin
   if v_queue.work_role is not null then
     perform fairq._check_role(p_queue, v_queue.work_role);
   end if;
-  if p_shard_no is null and (select s.shard_count > 1 from fairq.settings s) then
+  if p_shard_no is null and (select greatest(s.shard_count, s.moving_from) > 1 from fairq.settings s) then
     select s.o_shards, s.o_floor, s.o_may_wait into v_shards, v_floor, v_may_wait from fairq._standings(p_queue) s;
   end if;
 

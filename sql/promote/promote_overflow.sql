@@ -108,6 +108,9 @@ begin
 
   -- Settings are read once their rings are heard: a change that commits in between is heard of by the next pass, but never heard and not seen.
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
+  if v_queue.spread then
+    select h.* into v_heard from fairq._send_home(v_heard.o_tick, v_heard.o_news, v_heard.o_cancelled) h;
+  end if;
   v_is_idle := p_take > 0 and v_first.block is null and v_tick.horizon is null;
   if v_is_idle then
     select s.* into v_served from fairq._serve_at_once(v_heard.o_tick, v_queue, v_heard.o_news, v_heard.o_cancelled, p_take, v_now) s;

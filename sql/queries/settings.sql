@@ -25,6 +25,10 @@ select fairq._settings_json(fairq.configure_key(p_concurrency_key => sqlc.arg(co
 -- Changes settings of the installation; an absent one stays, a null takes one away.
 select fairq._settings_json(fairq.configure_cluster(p_settings => sqlc.arg(settings)::text::jsonb))::text as settings;
 
+-- name: MoveGroups :one
+-- Moves the next group to the shard of its key, after the number of shards has changed; says how far that has come.
+select fairq.move_groups()::text as said;
+
 -- name: PauseQueue :one
 -- Stops serving a queue until it is resumed.
 select fairq.pause_queue(p_queue => sqlc.arg(queue)::text)::text as done;

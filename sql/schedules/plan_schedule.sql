@@ -23,7 +23,7 @@ begin
     raise exception 'the ticks of schedule "%" do not ascend from %', coalesce(left(p_name, 60), 'null'), coalesce(p_done_until::text, 'null')
       using errcode = 'QF009', hint = 'Those after done_until, as unplanned_schedules said it, each once.';
   end if;
-  v_shard_no := (select fairq._shard_of(p_group_key, s.shard_count) from fairq.settings s);
+  v_shard_no := fairq._home(p_group_key);
   select s.* into v_schedule
   from fairq.schedules s
   where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key and s.cron is not null and s.done_until = p_done_until

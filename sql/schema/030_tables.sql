@@ -6,10 +6,12 @@
 -- A task waits when its body is in line (not scheduled) and it is in none of the other three: waiting is nowhere written down.
 --
 -- Lock order of the engine. Whoever needs several of these takes them from top to bottom:
---   1. settings             every configure_* first of all, so that two of them never wait for each other in a circle
+--   1. settings             every configure_* first of all, so that two of them never wait for each other in a circle; and move_groups, which then takes the
+--                           group's settings and schedules
 --   2. idempotency_keys     create_task, equal keys wait for each other; nothing else waits here
 --   3. domains              promotion, one at a time per (shard, queue). A pop that asks the meters locks them before the queue, the cluster's first; a
---                           promotion that meets concurrency keys locks the queue before #keys
+--                           promotion that meets concurrency keys locks the queue before #keys. Who takes those of several shards: shard by shard,
+--                           in each the queues by name, then #keys
 --   4. held                 by their holder in the order of the ids, or by recovery with "skip locked"
 --   5. ready, parked        leave by pop or promotion, both "skip locked"
 --   6. tasks                bodies of waiting tasks change under the domain's lock only, those of held ones by their holder
@@ -21,7 +23,7 @@
 -- be deleted any more. Unlike a key it costs nothing, unless wal_level is logical; then a deleted row is logged as it was.
 --
 -- shard_no is the first column of every key and every index, and every hot statement names it: no call touches two shards.
--- settings, queues and kinds are the same everywhere (reference tables, should the shards ever live on several machines).
+-- settings, queues, kinds and moving are the same everywhere (reference tables, should the shards ever live on several machines).
 
 create sequence fairq.task_ids;
 comment on sequence fairq.task_ids is 'Ids of tasks, and the order in which tasks of a group became runnable.';
@@ -39,10 +41,16 @@ create table fairq.settings (
   payload_limit integer not null default 1048576,
   max_running integer,
   test_clock boolean not null default false,
+  moving_from integer,
+  moving_groups integer,
+  moving_after text[],
   constraint settings_has_one_row check (singleton)
 );
 comment on table fairq.settings is 'Settings of the whole installation, one row. Change them with fairq.configure_cluster().';
-comment on column fairq.settings.shard_count is 'Number of shards. Fixed once tasks exist.';
+comment on column fairq.settings.shard_count is 'Number of shards.';
+comment on column fairq.settings.moving_from is 'The number before, while groups move: those in fairq.moving are still where it put them. Null: all are in their places.';
+comment on column fairq.settings.moving_groups is 'How many groups this move is of.';
+comment on column fairq.settings.moving_after is 'Transactions that may know groups by their old places: the move ends after them; null: there are groups to move first.';
 comment on column fairq.settings.payload_limit is 'The largest payload, and the largest headers, that create_task accepts, in bytes of text.';
 comment on column fairq.settings.test_clock is 'Tests only: the engine''s clock obeys the session setting fairq.now.';
 comment on column fairq.settings.max_running is 'The most tasks in flight at once over all queues and workers; null: no cap.';
@@ -84,6 +92,7 @@ create table fairq.queues (
   enqueue_role text collate "C",
   work_role text collate "C",
   metered boolean not null default false,
+  spread boolean not null default false,
   internal boolean not null default false,
   paused_at timestamptz,
   draining_at timestamptz,
@@ -124,11 +133,23 @@ comment on column fairq.queues.short_slots is 'How many of the slots of its work
 comment on column fairq.queues.short_under is 'What a short task costs at most by what is expected: seconds, where groups share time; null: 1.';
 comment on column fairq.queues.short_idle is 'How long those slots may idle while only long tasks wait.';
 comment on column fairq.queues.metered is 'The queue or the cluster has a cap, a rate or a breaker: pops ask the meters.';
+comment on column fairq.queues.spread is 'There are several shards: promotion looks whether the groups that it hears of are at home.';
 comment on column fairq.queues.enqueue_role is 'Only its members create tasks of the queue; null: whoever may call create_task.';
 comment on column fairq.queues.work_role is 'Only its members pop tasks of the queue; null: whoever may call pop_tasks.';
 comment on column fairq.queues.internal is 'Not for tasks: its lanes count the places of concurrency keys (#keys), or of the cluster (#cluster).';
 comment on column fairq.queues.paused_at is 'When the queue was paused; null: it is not.';
 comment on column fairq.queues.draining_at is 'Since when the queue refuses new tasks, to run empty; null: it takes them.';
+
+create table fairq.moving (
+  group_key text collate "C" primary key,
+  shard_no integer not null,
+  tried_at timestamptz,
+  leaving_at timestamptz
+);
+comment on table fairq.moving is 'Groups that have not moved yet to the shard of their key, see fairq.move_groups().';
+comment on column fairq.moving.shard_no is 'Where the group is.';
+comment on column fairq.moving.tried_at is 'When it was last tried.';
+comment on column fairq.moving.leaving_at is 'Since when nothing of it starts: it moves when what is in flight has ended.';
 
 create table fairq.kinds (
   queue text collate "C" not null,
@@ -169,6 +190,7 @@ create table fairq.groups (
   budget double precision,
   budget_period interval,
   paused_at timestamptz,
+  leaving_at timestamptz,
   primary key (shard_no, queue, group_key, user_key)
 );
 comment on table fairq.groups is
@@ -190,6 +212,7 @@ comment on column fairq.groups.breaker_cooldown is 'How long the breaker stays o
 comment on column fairq.groups.budget is 'The most that its tasks use per budget_period, in what the groups of the queue share.';
 comment on column fairq.groups.budget_period is 'The period of the budget; periods are counted from the beginning of 1970 in UTC.';
 comment on column fairq.groups.paused_at is 'When the group was paused; null: it is not.';
+comment on column fairq.groups.leaving_at is 'Since when it is about to move to another shard: nothing of it starts meanwhile.';
 
 -- A row "is not null" only when all its fields are: ask whether a policy "is distinct from null".
 create type fairq.policy as (

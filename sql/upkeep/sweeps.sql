@@ -252,6 +252,8 @@ begin
       and n.created_at < p_now - q.retention
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
       and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
+      -- While groups move, a task may be in another shard than its key.
+      and not exists (select from fairq.settings s where s.moving_from is not null)
     order by n.created_at
     limit p_limit
     for update of n skip locked

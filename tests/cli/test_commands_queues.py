@@ -18,7 +18,9 @@ from fairq import policies
 from fairq.cli import COMMANDS, DSN, Exit, main
 from fairq.options import options_of
 from tests.cli.running import answer, as_role, fairq, ok, process, terminal
+from tests.support.calls import column, create_all, one, promote
 from tests.support.database import Database
+from tests.support.moves import assert_moved, begin, step
 from tools.reference import commands
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
@@ -526,6 +528,28 @@ def test_a_group_or_a_key_is_held_until_a_time(database: Database, name: list[st
     assert answer(database, *name, "--until", "2020-01-01T00:00:00Z", exit_code=1)["error"]["code"]
     for wrong in ([], ["--end", "--until", "+10m"], ["--until", "soon"]):
         assert fairq(database, *name, *wrong).exit_code == Exit.USAGE
+
+
+def test_more_shards_while_there_are_tasks(database: Database) -> None:
+    """And fewer again; what was interrupted goes on."""
+    with psycopg.connect(database.dsn, autocommit=True) as conn:
+        before = one(conn, "select shard_count from fairq.settings")
+        tasks = create_all(conn, *"abcdefgh" * 3)
+        promote(conn)
+        begin(conn, 5)
+        step(conn)
+        assert answer(database, "cluster")["moving_from"] == before
+        # Groups move there already: not to anywhere else meanwhile.
+        other = fairq(database, "cluster", "set", "--shard-count", "7")
+        assert (other.exit_code, "groups move from" in other.stderr) == (1, True)
+        found = answer(database, "cluster", "set", "--shard-count", "5")
+        assert (found["shard_count"], "moving_from" in found) == (5, False)
+        assert_moved(conn)
+        assert answer(database, "cluster", "set", "--shard-count", "1")["shard_count"] == 1
+        assert_moved(conn)
+        assert column(conn, "select id from fairq.tasks order by id") == tasks
+    for count in ("0", "-3", "4097", "many"):
+        assert fairq(database, "cluster", "set", "--shard-count", count).exit_code != 0
 
 
 def test_keys_and_the_cluster_have_caps(database: Database) -> None:

@@ -14,7 +14,7 @@ from fairq import install
 Conn = psycopg.Connection[Any]
 
 # The same everywhere, so not sharded; schema_version belongs to the migrations.
-REFERENCE_TABLES = {"settings", "queues", "kinds", "schema_version"}
+REFERENCE_TABLES = {"settings", "queues", "kinds", "moving", "schema_version"}
 
 DOCS = install.sql_dir().parent / "docs" / "reference" / "sql"
 

@@ -208,6 +208,8 @@ ALL_SHARDS = {
     "configure_queue",
     "hold_key",
     "rebuild",
+    # From shard to shard: it is the one that has to.
+    "move_groups",
     # A worker works in all of them, and so does upkeep.
     "fire_schedules",
     "heartbeat",
@@ -243,6 +245,7 @@ AT_ONCE = {
     "register_worker",
     # The meters of a queue and of the cluster are in shard 0, and count what is held in all.
     "configure_cluster",
+    "move_groups",
     "configure_queue",
     "rebuild",
     # Sums.
@@ -366,6 +369,8 @@ def test_each_function_opens_the_shard_of_its_group_or_goes_through_all_one_by_o
         call("configure_kind", "'default', 'parse', %s", '{"max_attempts": 2}')
         call("configure_queue", "'default', %s", '{"max_running": 2}')
         call("configure_cluster", "%s", '{"max_running": 20}')
+        call("configure_cluster", "%s", '{"shard_count": 1}')
+        call("move_groups", "")
     assert opened.keys() - {"_upkeep"} == set(public_names())
     assert {name for name, shards in opened.items() if shards - {shard}} == ALL_SHARDS
     assert at_once == AT_ONCE

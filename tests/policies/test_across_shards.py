@@ -1,10 +1,12 @@
 """Groups of different shards have the same share, however many others are in theirs."""
 
 from collections import Counter
+from itertools import combinations
+from random import Random
 
 import pytest
 
-from tests.support.calls import Conn, call, create_all, finish, pop, register, run
+from tests.support.calls import Conn, call, create_all, create_many, finish, pop, register, run
 
 
 def keys_of(conn: Conn, shard: int, shards: int, count: int) -> list[str]:
@@ -42,6 +44,28 @@ def test_a_group_in_an_empty_shard_has_the_share_of_one_in_a_full_shard(conn: Co
     served = shared_out(conn, groups, turns, slots)
     # The pop that found the others without an address yet, and the last one.
     assert max(served.values()) - min(served.values()) <= 2 * slots + 1, served
+
+
+@pytest.mark.parametrize("slots", [1, 7, 40])
+def test_the_bound_holds_between_groups_of_any_weights_in_any_shards(conn: Conn, slots: int) -> None:
+    """The fairness bound (I4) with the term for several shards: two pops, over the smaller weight."""
+    call(conn, "configure_cluster", shard_count=5)
+    random = Random(slots)
+    weights = {f"g{n}": random.choice([0.5, 1, 2, 3]) for n in range(17)}
+    for group, weight in weights.items():
+        call(conn, "configure_group", "default", group, weight=weight)
+        create_many(conn, group, 250)
+    worker = register(conn, slots=slots)
+    served: Counter[str] = Counter()
+    for _ in range(1200 // slots):
+        held = pop(conn, worker, slots)
+        served.update(task.group_key for task in held)
+        finish(conn, worker, held)
+        for f, g in combinations(weights, 2):
+            apart = abs(served[f] / weights[f] - served[g] / weights[g])
+            bound = 1 / weights[f] + 1 / weights[g] + 2 * slots / min(weights[f], weights[g])
+            assert apart <= bound, (f, g, served)
+    assert max(served.values()) < 250
 
 
 def test_a_shard_where_nothing_was_left_gains_nothing_and_comes_at_once(conn: Conn) -> None:

@@ -56,6 +56,7 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "configure_group": ({ADMIN}, """select fairq.configure_group('default', 'bob', '{"weight": 2}')"""),
     "configure_key": ({ADMIN}, """select fairq.configure_key('k', '{"max_running": 2}')"""),
     "configure_kind": ({ADMIN}, """select fairq.configure_kind('default', 'k', '{"priority": 2}')"""),
+    "move_groups": ({ADMIN}, "select fairq.move_groups()"),
     "configure_cluster": ({ADMIN}, """select fairq.configure_cluster('{"max_running": 5}')"""),
     "pause_queue": ({ADMIN}, "select fairq.pause_queue('default')"),
     "resume_queue": ({ADMIN}, "select fairq.resume_queue('default')"),

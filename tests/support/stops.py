@@ -17,7 +17,7 @@ GATE = 4711
 
 SETUP = f"""
 create schema stops;
-create function stops.pass(p_point text) returns boolean language plpgsql as $$
+create function stops.pass(p_point text) returns boolean language plpgsql set lock_timeout = 0 as $$
 begin
   if current_setting('stops.record', true) = 'on' then
     raise notice 'stop %', p_point;

@@ -1,0 +1,662 @@
+-- More shards, or fewer, while the queues run. configure_cluster lists the groups that are not in the shard of their key any more (fairq.moving); each call of
+-- move_groups moves one of them: its tasks, lanes, settings and schedules, in one transaction. In between, and after a crash, everything stands as the last
+-- call left it.
+--
+-- A group is where fairq.moving says, else in the shard of its key. Promotion hears a group in its home only: what reaches another shard all the same, by a
+-- transaction that looked before the group moved and commits after it, is sent home by whoever hears of it there (_send_home). So nobody who creates tasks waits.
+--
+-- What is in flight does not move. A group that has something in flight stops, as if it were paused, until that has ended; eight at a time, and those that
+-- take longer than ten seconds beside them.
+--
+-- Idempotency keys are taken at both places of their group while anything moves, the old one first. So who knows only one of them, because his transaction is
+-- older than the move or younger than its end, waits for those who know both; and the move ends only when no transaction is left that began before.
+
+-- Moves the next group, and at last what belongs to none. To be called until it says done.
+-- Returns {"state": "moving" | "ending" | "waiting" | "done", "from", "to": shards, "groups": how many the move is of, "left": of these, "leaving": those that wait for
+-- what is in flight, "transactions": how many it waits for, "moved": what this call did}. waiting: nothing can be done now, call again in a moment.
+-- Raises QF005 not READ COMMITTED.
+-- Locks: settings; the group's settings and schedules; the domains of both shards, of all queues; waits for each 200 ms at most.
+-- Cost: two promotions per queue in which the group has anything; its tasks, each written once.
+create function fairq.move_groups() returns jsonb
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_settings fairq.settings;
+  v_group fairq.moving;
+  v_state text := 'moving';
+  v_moved integer := 0;
+  v_is_last boolean;
+begin
+  perform fairq._check_isolation('moving');
+  select s.* into v_settings from fairq.settings s for update;
+  if v_settings.moving_from is null then
+    return jsonb_build_object('state', 'done', 'from', v_settings.shard_count, 'to', v_settings.shard_count, 'groups', 0, 'left', 0, 'leaving', 0,
+      'transactions', 0, 'moved', 0);
+  end if;
+  perform fairq._greet_workers(v_settings);
+
+  -- Those that leave are looked at every 20 ms; no other one is made to leave while eight do.
+  select m.* into v_group
+  from fairq.moving m
+  cross join (select count(*) >= 8 as is_full from fairq.moving l where l.leaving_at > v_now - interval '10 seconds') f
+  order by case when m.tried_at <= v_now - interval '20 milliseconds' then 1 when m.tried_at is null and not f.is_full then 2 when m.tried_at is not null then 3 else 4 end,
+    m.tried_at, m.group_key
+  limit 1;
+  if found then
+    v_moved := fairq._try_group(v_group.group_key, v_group.shard_no, fairq._shard_of(v_group.group_key, v_settings.shard_count))::integer;
+    if v_moved = 0 then
+      v_state := 'waiting';
+      update fairq.moving m set tried_at = v_now, leaving_at = coalesce(m.leaving_at, v_now) where m.group_key = v_group.group_key;
+    end if;
+  else
+    -- Whatever is found once those transactions have ended is all there is.
+    v_is_last := v_settings.moving_after is not null and not exists (select from fairq._older_transactions(v_settings.moving_after));
+    v_moved := fairq._move_rest(v_settings, v_is_last);
+    if v_moved = 0 and v_settings.moving_after is null then
+      v_settings.moving_after := array(select o.transaction from fairq._older_transactions(null) o(transaction));
+      update fairq.settings s set moving_after = v_settings.moving_after;
+    end if;
+    v_state := case when v_moved > 0 then 'ending' when v_is_last and fairq._end_move(v_settings) then 'done' else 'waiting' end;
+  end if;
+  return (
+    select jsonb_build_object('state', v_state, 'from', v_settings.moving_from, 'to', v_settings.shard_count, 'groups', v_settings.moving_groups,
+      'left', count(*), 'leaving', count(m.leaving_at), 'transactions', (
+        select count(*) from fairq._older_transactions(v_settings.moving_after) where v_settings.moving_after is not null
+      ), 'moved', v_moved)
+    from fairq.moving m
+  );
+end;
+$$;
+comment on function fairq.move_groups is 'Moves the next group to the shard of its key, after the number of shards has changed. Call it until it says done.';
+
+-- Where a group is.
+create function fairq._home(p_group_key text) returns integer
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return (
+    select coalesce(m.shard_no, fairq._shard_of(p_group_key, s.shard_count))
+    from fairq.settings s
+    left join fairq.moving m on s.moving_from is not null and m.group_key = p_group_key
+  );
+end;
+$$;
+
+-- Where the idempotency keys of a group are taken, in this order.
+create function fairq._key_homes(p_group_key text) returns integer[]
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  return (
+    select case
+      when fairq._shard_of(p_group_key, coalesce(s.moving_from, s.shard_count)) = fairq._shard_of(p_group_key, s.shard_count)
+        then array[fairq._shard_of(p_group_key, s.shard_count)]
+      else array[fairq._shard_of(p_group_key, s.moving_from), fairq._shard_of(p_group_key, s.shard_count)]
+    end
+    from fairq.settings s
+  );
+end;
+$$;
+
+-- Begins a move. The domains are held while the groups are listed of which a promotion knows, or somebody said something: what none has heard of yet is sent
+-- home when it is heard.
+-- Locks: the domains of the shards there are; the caller holds settings. Cost: all lanes, held and scheduled tasks.
+create function fairq._begin_move(p_from integer, p_to integer) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  perform fairq._check_isolation('moving');
+  perform from fairq.domains d
+  where d.queue = '#keys' or d.queue not like '#%'
+  order by d.shard_no, d.queue = '#keys', d.queue
+  for update;
+  insert into fairq.moving (group_key, shard_no)
+  select k.group_key, min(k.shard_no)
+  from (
+    select l.shard_no, l.group_key from fairq.lanes l where l.queue not like '#%'
+    union
+    select t.shard_no, t.group_key from fairq.held h join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+    union
+    select t.shard_no, t.group_key from fairq.tasks t where t.scheduled
+    union
+    select g.shard_no, g.group_key from fairq.groups g where g.queue not like '#%'
+    union
+    select c.shard_no, c.group_key from fairq.schedules c
+  ) k
+  where k.shard_no <> fairq._shard_of(k.group_key, p_to)
+  group by k.group_key;
+  -- Of shards that were there before: workers who were known in them.
+  delete from fairq.workers w where w.shard_no >= p_from;
+  delete from fairq.heartbeats h where h.shard_no >= p_from;
+  perform fairq._open_shards(p_from, p_to);
+  update fairq.settings s
+  set shard_count = p_to, moving_from = p_from, moving_groups = (select count(*) from fairq.moving), moving_after = null;
+  update fairq.queues q set spread = true where not q.spread;
+end;
+$$;
+
+-- Makes what a shard needs: domains, its row for upkeep, the settings of keys, which hold in every shard.
+create function fairq._open_shards(p_from integer, p_to integer) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  perform fairq._open_domain(s.shard_no, q.queue)
+  from generate_series(p_from, p_to - 1) s(shard_no)
+  cross join fairq.queues q
+  where not q.internal or q.queue = '#keys';
+  insert into fairq.maintenance (shard_no) select s.shard_no from generate_series(p_from, p_to - 1) s(shard_no) on conflict do nothing;
+  insert into fairq.groups
+  select (jsonb_populate_record(g, jsonb_build_object('shard_no', s.shard_no))).*
+  from fairq.groups g
+  cross join generate_series(p_from, p_to - 1) s(shard_no)
+  where g.shard_no = 0 and g.queue = '#keys'
+  on conflict do nothing;
+end;
+$$;
+
+-- Workers are known in every shard. One that registered while the move began is not.
+create function fairq._greet_workers(p_settings fairq.settings) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  insert into fairq.heartbeats
+  select (jsonb_populate_record(h, jsonb_build_object('shard_no', s.shard_no))).*
+  from fairq.workers w
+  cross join generate_series(p_settings.moving_from, p_settings.shard_count - 1) s(shard_no)
+  cross join lateral (select b as row from fairq.heartbeats b where b.shard_no = 0 and b.worker_id = w.worker_id order by b.beat_at desc limit 1) b(h)
+  where w.shard_no = 0 and w.lost_at is null
+    and not exists (select from fairq.workers k where k.shard_no = s.shard_no and k.worker_id = w.worker_id)
+  on conflict do nothing;
+  insert into fairq.workers
+  select (jsonb_populate_record(w, jsonb_build_object('shard_no', s.shard_no))).*
+  from fairq.workers w
+  cross join generate_series(p_settings.moving_from, p_settings.shard_count - 1) s(shard_no)
+  where w.shard_no = 0 and w.lost_at is null
+  on conflict do nothing;
+end;
+$$;
+
+-- Moves a group, unless something of it is in flight, or locked. Then it is left as it is, and leaves: nothing of it starts any more.
+-- Whoever waits for one of these locks does so for 200 ms; what it did until then is undone.
+create function fairq._try_group(p_group_key text, p_from integer, p_to integer) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+begin
+  return fairq._move_group(p_group_key, p_from, p_to);
+exception when lock_not_available or deadlock_detected then
+  return false;
+end;
+$$;
+
+-- Locks: the group's settings and schedules; the domains of both shards.
+create function fairq._move_group(p_group_key text, p_from integer, p_to integer) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_now timestamptz := fairq._now();
+  v_queues text[];
+  v_queue text;
+  v_parked fairq.parked[];
+begin
+  perform from fairq.schedules c where c.shard_no = p_from and c.group_key = p_group_key for update;
+  perform from fairq.groups g where g.shard_no = p_from and g.group_key = p_group_key and g.queue not like '#%' for update;
+  v_queues := fairq._queues_of_group(p_from, p_group_key);
+  insert into fairq.groups as g (shard_no, queue, group_key, leaving_at)
+  select p_from, q.queue, p_group_key, v_now
+  from unnest(v_queues) q(queue)
+  on conflict (shard_no, queue, group_key, user_key) do update
+  set leaving_at = coalesce(g.leaving_at, excluded.leaving_at);
+
+  perform from fairq.domains d
+  where d.shard_no in (p_from, p_to) and (d.queue = '#keys' or d.queue not like '#%')
+  order by d.shard_no, d.queue = '#keys', d.queue
+  for update;
+  foreach v_queue in array v_queues loop
+    perform fairq._stop_group(p_from, v_queue, p_group_key, v_now);
+  end loop;
+  -- From here on nobody else promotes it.
+  if not fairq._queues_of_group(p_from, p_group_key) <@ v_queues
+    or exists (
+      select from fairq.held h join fairq.tasks t on t.shard_no = p_from and t.id = h.id
+      where h.shard_no = p_from and t.group_key = p_group_key
+    )
+    or exists (
+      select from fairq.ready r
+      where r.shard_no = p_from and r.queue = any(v_queues) and r.position >= 0 and r.group_key = p_group_key
+    )
+    or exists (
+      select
+      from unnest(v_queues) q(queue)
+      cross join lateral fairq._lane(p_from, q.queue, p_group_key) l
+      where (l.policy).paused_at is null
+    )
+  then
+    return false;
+  end if;
+
+  delete from fairq.moving m where m.group_key = p_group_key;
+  -- Of an earlier time nothing stands there: the group has been here.
+  delete from fairq.groups g where g.shard_no = p_to and g.group_key = p_group_key and g.queue not like '#%';
+  update fairq.groups g
+  set shard_no = p_to, leaving_at = null
+  where g.shard_no = p_from and g.group_key = p_group_key and g.queue not like '#%';
+  delete from fairq.groups g
+  where g.shard_no = p_to and g.group_key = p_group_key and g.queue = any(v_queues) and g.user_key = ''
+    and jsonb_strip_nulls(to_jsonb(g)) - array['shard_no', 'queue', 'group_key', 'user_key'] = '{}';
+  update fairq.schedules c set shard_no = p_to where c.shard_no = p_from and c.group_key = p_group_key;
+  foreach v_queue in array v_queues loop
+    -- What waits for a key, or a slot, meets it anew.
+    with gone as (
+      delete from fairq.parked k where k.shard_no = p_from and k.queue = v_queue and k.group_key = p_group_key returning k
+    )
+    select array_agg(g.k) into v_parked from gone g;
+    perform fairq._unpark(p_from, v_parked);
+    perform fairq._move_lanes(p_from, p_to, v_queue, p_group_key);
+    perform fairq._send_tasks(p_from, v_queue, jsonb_build_object(p_group_key, p_to), false);
+    perform fairq._ring_group(p_to, v_queue, p_group_key);
+  end loop;
+  return true;
+end;
+$$;
+
+-- The queues in which a group has a lane, or tasks in line.
+create function fairq._queues_of_group(p_shard_no integer, p_group_key text) returns text[]
+language plpgsql stable set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
+begin
+  return array(
+    select q.queue
+    from fairq.queues q
+    where not q.internal
+      and (exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = q.queue and l.group_key = p_group_key)
+        or exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.queue = q.queue and t.group_key = p_group_key and not t.scheduled))
+    order by q.queue
+  );
+end;
+$$;
+
+-- What a group has ready goes back in line, and what was given a key. Its rings are heard, several passes if many are before them.
+-- Locks: ready and parked, "skip locked"; the caller holds the domain and #keys.
+create function fairq._stop_group(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  if ((fairq._lane(p_shard_no, p_queue, p_group_key)).policy).paused_at is null or exists (
+    select from fairq.ready r where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0 and r.group_key = p_group_key
+  ) then
+    perform fairq._ring_group(p_shard_no, p_queue, p_group_key);
+  end if;
+  for v_round in 1 .. 10 loop
+    perform fairq._promote(p_shard_no, p_queue, 1, true);
+    exit when ((fairq._lane(p_shard_no, p_queue, p_group_key)).policy).paused_at is not null;
+  end loop;
+  perform fairq._take_keys_back(p_shard_no, p_queue, p_now);
+end;
+$$;
+
+-- The lanes of a group and its users stand in the other shard as they stood in this one: with what their limits have used, what their tasks use, and as far before
+-- the clock as they were. What they have waiting rings there, and numbers they get anew.
+-- Locks: lanes; the caller holds both domains, and nothing of the group is ready or held.
+create function fairq._move_lanes(p_from integer, p_to integer, p_queue text, p_group_key text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_here fairq.ticks;
+  v_there fairq.ticks;
+  v_lane fairq.lanes;
+  v_last bigint;
+begin
+  perform fairq._promote(p_to, p_queue, 1, true, null, 0, (select s.o_floor from fairq._standings(p_queue) s));
+  select k.* into v_here from fairq._tick(p_from, p_queue) k;
+  select k.* into v_there from fairq._tick(p_to, p_queue) k;
+  delete from fairq.lanes l
+  where l.shard_no = p_to and l.queue in (p_queue, fairq._users_of(p_queue)) and l.group_key = p_group_key;
+  for v_lane in
+    select distinct on (l.queue, l.user_key) l.*
+    from fairq.lanes l
+    where l.shard_no = p_from and l.queue in (p_queue, fairq._users_of(p_queue)) and l.group_key = p_group_key
+    order by l.queue, l.user_key, l.version desc
+  loop
+    v_there.lane_count := v_there.lane_count + 1;
+    v_lane.shard_no := p_to;
+    v_lane.lane_no := v_there.lane_count;
+    -- One from before a rebuild stays one: of it only its limits count.
+    v_lane.version := v_there.first_version - (v_lane.version < v_here.first_version)::integer;
+    if v_lane.queue = p_queue then
+      v_last := v_lane.finish;
+      v_lane.finish := v_there.clock + greatest(0, v_lane.finish - v_here.clock);
+      v_there.top := greatest(v_there.top, v_lane.finish);
+      if v_lane.pace is distinct from null then
+        v_lane.pace.last_block := (v_lane.pace).last_block + v_lane.finish - v_last;
+        v_lane.pace.reserved := 0;
+      end if;
+      v_lane.policy := fairq._policy_of(p_to, p_queue, p_group_key);
+      v_there.users := v_there.users or v_lane.inside is distinct from null;
+    end if;
+    v_lane.position := fairq._lane_position(v_lane.lane_no);
+    v_lane.cursors := '{}';
+    v_lane.admissible := false;
+    v_lane.look_at := null;
+    v_lane.keyed := false;
+    insert into fairq.lanes select (v_lane).*;
+  end loop;
+  delete from fairq.lanes l
+  where l.shard_no = p_from and l.queue in (p_queue, fairq._users_of(p_queue)) and l.group_key = p_group_key;
+  perform fairq._write_tick(v_there);
+end;
+$$;
+
+-- The tasks of groups that are at home elsewhere (p_homes: their shards) go there, as if they had just been created: they ring. So do wishes to cancel them. Of
+-- strays those that are taken all the same stay: who holds them looks for them here.
+-- Locks: bodies in line, which the caller's domain protects. Cost: the tasks, each written once.
+create function fairq._send_tasks(p_shard_no integer, p_queue text, p_homes jsonb, p_strays boolean) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_gone record;
+begin
+  with gone as (
+    update fairq.tasks t
+    set shard_no = (p_homes ->> t.group_key)::integer
+    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = any(array(select jsonb_object_keys(p_homes))) and not t.scheduled
+      and not (p_strays and exists (select from fairq._taken(p_shard_no, t.id)))
+    returning t.shard_no, t.id, t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key
+  ),
+  rung as (
+    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+    select g.shard_no, p_queue, g.group_key, nullif(g.user_key, ''), g.priority, min(g.sequence), bool_or(g.concurrency_key is not null)
+    from gone g
+    group by g.shard_no, g.group_key, g.user_key, g.priority
+  )
+  select array_agg(g.id) as ids, array_agg(g.shard_no) as shard_nos into v_gone from gone g;
+  perform fairq._send_notes(p_shard_no, v_gone.ids, v_gone.shard_nos);
+end;
+$$;
+
+-- What is kept of tasks beside their bodies follows them: wishes to cancel them, who watches them, how far they had come.
+create function fairq._send_notes(p_shard_no integer, p_ids bigint[], p_shard_nos integer[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  if exists (select from fairq.cancellations c where c.shard_no = p_shard_no) then
+    with wish as (
+      update fairq.cancellations c
+      set shard_no = i.shard_no
+      from unnest(p_ids, p_shard_nos) i(id, shard_no)
+      where c.shard_no = p_shard_no and c.task_id = i.id
+      returning i.shard_no, i.id
+    )
+    insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+    select w.shard_no, t.queue, t.group_key, w.id
+    from wish w
+    cross join lateral (select b.queue, b.group_key from fairq.tasks b where b.shard_no in (p_shard_no, w.shard_no) and b.id = w.id offset 0) t;
+  end if;
+  if exists (select from fairq.watches w where w.shard_no = p_shard_no) then
+    update fairq.watches w
+    set shard_no = i.shard_no
+    from unnest(p_ids, p_shard_nos) i(id, shard_no)
+    where w.shard_no = p_shard_no and w.task_id = i.id;
+  end if;
+  if exists (select from fairq.progress p where p.shard_no = p_shard_no) then
+    update fairq.progress p
+    set shard_no = i.shard_no
+    from unnest(p_ids, p_shard_nos) i(id, shard_no)
+    where p.shard_no = p_shard_no and p.task_id = i.id;
+  end if;
+end;
+$$;
+
+-- What promotion hears of groups that are at home in another shard is passed on, with their tasks; so is a wish to cancel a task that has gone there. The caller is
+-- left with the rest.
+-- Locks: bodies in line; the caller holds the domain. In the other shards it only inserts.
+-- Cost: where nothing strays, a hash per group that rang.
+create function fairq._send_home(
+  p_tick fairq.ticks, p_news fairq.news[], p_cancelled bigint[], out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[]
+)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_homes jsonb := (
+    select jsonb_object_agg(h.group_key, h.shard_no)
+    from (
+      select n.group_key, coalesce(m.shard_no, fairq._shard_of(n.group_key, s.shard_count)) as shard_no
+      from fairq.settings s
+      cross join unnest(p_news) n
+      left join fairq.moving m on s.moving_from is not null and m.group_key = n.group_key
+    ) h
+    where h.shard_no <> p_tick.shard_no
+  );
+  v_gone bigint[];
+begin
+  o_tick := p_tick;
+  o_news := p_news;
+  o_cancelled := p_cancelled;
+  v_gone := array(
+    select distinct i.id
+    from unnest(p_cancelled) i(id)
+    where exists (select from fairq.cancellations w where w.shard_no = p_tick.shard_no and w.task_id = i.id offset 0)
+      and not exists (select from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = i.id offset 0)
+  );
+  if v_gone <> '{}' then
+    with away as (
+      select t.shard_no, t.queue, t.group_key, t.id, (
+          select bool_and(w.unless_held) from fairq.cancellations w where w.shard_no = p_tick.shard_no and w.task_id = t.id
+        ) as unless_held
+      from unnest(v_gone) i(id)
+      cross join fairq._shards(null) s(shard_no)
+      cross join lateral (
+        select b.shard_no, b.queue, b.group_key, b.id from fairq.tasks b where b.shard_no = s.shard_no and b.id = i.id offset 0
+      ) t
+    ),
+    wished as (
+      insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held)
+      select a.shard_no, a.id, fairq._now(), a.unless_held from away a
+    )
+    insert into fairq.rings (shard_no, queue, group_key, cancelled_id) select a.shard_no, a.queue, a.group_key, a.id from away a;
+  end if;
+  if v_homes is null then
+    return;
+  end if;
+
+  perform fairq._send_tasks(p_tick.shard_no, p_tick.queue, v_homes, true);
+  insert into fairq.rings (shard_no, queue, group_key, user_key, freed, failures, succeeded, configured, used, charged, hold_until, held_by, ran)
+  select (v_homes ->> n.group_key)::integer, p_tick.queue, n.group_key, n.user_key, n.freed, n.failures, n.succeeded, n.configured, n.used, n.charged,
+    to_timestamp(n.hold[1] / 1000000.0), n.hold[2], n.ran[1]
+  from unnest(p_news) n
+  where v_homes ? n.group_key
+    and (n.freed <> 0 or n.failures > 0 or n.succeeded or n.configured or n.used is not null or n.charged is not null or n.hold is not null);
+  insert into fairq.rings (shard_no, queue, group_key, user_key, used, charged, ran)
+  select (v_homes ->> n.group_key)::integer, p_tick.queue, n.group_key, n.user_key, 0, 0, r
+  from unnest(p_news) n
+  cross join lateral unnest(n.ran[2:]) r
+  where v_homes ? n.group_key;
+  perform fairq._send_settings(p_tick.shard_no, v_homes);
+  o_news := (select array_agg(n) from unnest(p_news) n where not v_homes ? n.group_key);
+  perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_tick.queue and q.notify;
+end;
+$$;
+
+-- Pauses that were said where the group is not any more hold where it is.
+create function fairq._send_settings(p_shard_no integer, p_homes jsonb) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  with gone as (
+    delete from fairq.groups g
+    where g.shard_no = p_shard_no and g.queue not like '#%' and g.group_key = any(array(select jsonb_object_keys(p_homes)))
+    returning g
+  )
+  insert into fairq.groups as g
+  select (jsonb_populate_record(n.g, jsonb_build_object('shard_no', (p_homes ->> (n.g).group_key)::integer, 'leaving_at', null))).*
+  from gone n
+  on conflict (shard_no, queue, group_key, user_key) do update
+  set paused_at = coalesce(g.paused_at, excluded.paused_at);
+end;
+$$;
+
+-- Transactions of this database that run now; or which of those are not over. A prepared one has no number of its own here: while there is one that has
+-- used fairq, nobody knows how old it is.
+create function fairq._older_transactions(p_known text[]) returns setof text
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select l.virtualtransaction
+  from pg_catalog.pg_locks l
+  join pg_catalog.pg_stat_activity a on a.pid = l.pid
+  join pg_catalog.pg_database d on d.oid = a.datid and d.datname = current_database()
+  where l.locktype = 'virtualxid' and l.mode = 'ExclusiveLock' and l.granted and l.pid <> pg_backend_pid()
+    and a.backend_type is distinct from 'autovacuum worker'
+    and (p_known is null or l.virtualtransaction = any(p_known))
+  union all
+  select l.virtualtransaction
+  from pg_catalog.pg_locks l
+  where l.pid is null and l.relation = 'fairq.settings'::regclass and p_known is not null
+$$;
+
+-- Moves what belongs to no group, or came to its old place after the group had gone: a thousand scheduled tasks, schedules and settings; once no older
+-- transaction is left (p_is_last) idempotency keys, too, and the history of shards that are to go, as far as the ledger has counted it everywhere.
+-- Returns how many rows it moved.
+-- Locks: these rows, "skip locked"; and the domains of shards that are to go, where something is to be heard.
+create function fairq._move_rest(p_settings fairq.settings, p_is_last boolean) returns integer
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_to integer := p_settings.shard_count;
+  v_counted timestamptz;
+  v_gone record;
+  v_moved integer;
+begin
+  with stray as materialized (
+    select t.shard_no, t.id from fairq.tasks t where t.scheduled and t.shard_no <> fairq._shard_of(t.group_key, v_to) limit 1000 for update skip locked
+  ),
+  gone as (
+    update fairq.tasks t
+    set shard_no = fairq._shard_of(t.group_key, v_to)
+    from stray s
+    where t.shard_no = s.shard_no and t.id = s.id
+    returning s.shard_no as was_in, t.shard_no, t.id, t.queue, t.group_key, t.run_at
+  ),
+  due as (
+    insert into fairq.rings (shard_no, queue, group_key, due_at)
+    select g.shard_no, g.queue, min(g.group_key), min(g.run_at) from gone g group by g.shard_no, g.queue
+  )
+  select count(*)::integer as tasks, array_agg(g.was_in) as were_in, array_agg(g.id) as ids, array_agg(g.shard_no) as shard_nos into v_gone from gone g;
+  v_moved := v_gone.tasks;
+  perform fairq._send_notes(w.shard_no, v_gone.ids, v_gone.shard_nos) from (select distinct u.shard_no from unnest(v_gone.were_in) u(shard_no)) w;
+
+  -- A name that stands at the new place, too, was said again after the group had gone.
+  with stray as materialized (
+    select c.shard_no, c.name, c.group_key from fairq.schedules c where c.shard_no <> fairq._shard_of(c.group_key, v_to) limit 1000 for update skip locked
+  ),
+  gone as (
+    delete from fairq.schedules c using stray s where c.shard_no = s.shard_no and c.name = s.name and c.group_key = s.group_key returning c
+  ),
+  back as (
+    insert into fairq.schedules
+    select (jsonb_populate_record(g.c, jsonb_build_object('shard_no', fairq._shard_of((g.c).group_key, v_to)))).* from gone g
+    on conflict do nothing
+  )
+  select v_moved + count(*)::integer into v_moved from gone g;
+  for v_gone in
+    select distinct g.shard_no, g.group_key
+    from fairq.groups g
+    where g.queue not like '#%' and g.shard_no <> fairq._shard_of(g.group_key, v_to)
+    limit 1000
+  loop
+    perform fairq._send_settings(v_gone.shard_no, jsonb_build_object(v_gone.group_key, fairq._shard_of(v_gone.group_key, v_to)));
+    v_moved := v_moved + 1;
+  end loop;
+  if v_moved > 0 or not p_is_last then
+    return v_moved;
+  end if;
+
+  -- Their age begins anew: of a task that has ended the history is still in the other shard, and the sweep of this one does not see it.
+  with stray as materialized (
+    select k.shard_no, k.queue, k.group_key, k.idempotency_key, k as row from fairq.idempotency_keys k where k.shard_no <> fairq._shard_of(k.group_key, v_to) limit 5000 for update skip locked
+  ),
+  gone as (
+    delete from fairq.idempotency_keys k
+    using stray s
+    where k.shard_no = s.shard_no and k.queue = s.queue and k.group_key = s.group_key and k.idempotency_key = s.idempotency_key
+  ),
+  back as (
+    insert into fairq.idempotency_keys
+    select (jsonb_populate_record(s.row, jsonb_build_object('shard_no', fairq._shard_of(s.group_key, v_to), 'created_at', fairq._now()))).* from stray s
+    on conflict do nothing
+  )
+  select count(*)::integer into v_moved from stray s;
+  -- What nobody has heard of yet goes home.
+  perform fairq._promote(d.shard_no, d.queue, 1, false)
+  from fairq.domains d
+  where d.shard_no < p_settings.moving_from and d.queue not like '#%'
+    and not exists (select from fairq._tick(d.shard_no, d.queue) k where not fairq._has_news(k));
+  if v_moved > 0 or p_settings.moving_from <= v_to then
+    return v_moved;
+  end if;
+
+  perform fairq._keep_ledger(m.shard_no, fairq._now())
+  from (select m.shard_no from fairq.maintenance m order by m.shard_no for update skip locked) m
+  where fairq._ledger_until(0) is not null;
+  v_counted := coalesce((select min(fairq._ledger_until(s.shard_no)) from fairq._shards(null) s(shard_no)), 'infinity');
+  -- By ctid, which another day may have as well: what is met there is to move, too.
+  with gone as (
+    update fairq.finished_tasks f
+    set shard_no = fairq._shard_of(f.group_key, v_to)
+    where f.ctid = any(array(select n.ctid from fairq.finished_tasks n where n.shard_no >= v_to and n.finished_at < v_counted limit 5000))
+      and f.shard_no >= v_to and f.finished_at < v_counted
+    returning f.id
+  ),
+  tried as (
+    update fairq.attempts a
+    set shard_no = a.shard_no % v_to
+    where a.ctid = any(array(select n.ctid from fairq.attempts n where n.shard_no >= v_to and n.ended_at < v_counted limit 5000))
+      and a.shard_no >= v_to and a.ended_at < v_counted
+    returning a.task_id
+  )
+  select count(*)::integer into v_moved from (select from gone union all select from tried) x;
+  return v_moved;
+end;
+$$;
+
+-- Ends a move: shards that are to go are empty. Their ledger and totals are added to those of shard 0.
+-- Returns false when there is still something, or somebody is at it.
+create function fairq._end_move(p_settings fairq.settings) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_to integer := p_settings.shard_count;
+  v_table text;
+begin
+  if p_settings.moving_from > v_to then
+    if (select count(*) from fairq.domains d where d.shard_no >= v_to) <> (select count(*) from (select from fairq.domains d where d.shard_no >= v_to for update skip locked) d)
+      or exists (select from fairq.domains d cross join lateral fairq._tick(d.shard_no, d.queue) k where d.shard_no >= v_to and fairq._has_news(k))
+      or exists (select from fairq.tasks t where t.shard_no >= v_to)
+      or exists (select from fairq.held h where h.shard_no >= v_to)
+      or exists (select from fairq.finished_tasks f where f.shard_no >= v_to)
+      or exists (select from fairq.attempts a where a.shard_no >= v_to)
+    then
+      return false;
+    end if;
+    perform fairq._add_ledger(s.shard_no) from generate_series(v_to, p_settings.moving_from - 1) s(shard_no);
+    -- Workers stay: a pop under way may ask for them. The next move deletes them.
+    foreach v_table in array array['domains', 'maintenance', 'ticks', 'lanes', 'rings', 'sweeps', 'upkeep_failures', 'ready', 'parked', 'cancellations', 'watches',
+      'progress', 'limit_changes', 'ledger', 'ledger_queues', 'ledger_marks', 'totals', 'groups', 'idempotency_keys']
+    loop
+      execute format('delete from fairq.%I n where n.shard_no >= $1', v_table) using v_to;
+    end loop;
+    update fairq.queues q set spread = false where v_to = 1 and q.spread;
+  end if;
+  update fairq.settings s set moving_from = null, moving_groups = null, moving_after = null;
+  return true;
+end;
+$$;
+
+-- The ledger of a shard that goes is part of that of shard 0.
+create function fairq._add_ledger(p_shard_no integer) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  insert into fairq.ledger as o
+  select (jsonb_populate_record(l, '{"shard_no": 0}')).* from fairq.ledger l where l.shard_no = p_shard_no
+  on conflict (shard_no, begins_at, queue, group_key) do update
+  set groups = case o.group_key when '' then o.groups + excluded.groups else o.groups end, waiting_since = least(o.waiting_since, excluded.waiting_since),
+    weight = case o.group_key when '' then o.weight + excluded.weight else o.weight end, tasks = o.tasks + excluded.tasks, ended = o.ended + excluded.ended,
+    cost = o.cost + excluded.cost, seconds = o.seconds + excluded.seconds, ran = o.ran + excluded.ran, service = o.service + excluded.service,
+    entitled = o.entitled + excluded.entitled, largest = greatest(o.largest, excluded.largest), slack = o.slack + excluded.slack,
+    judged = o.judged and excluded.judged, waits = fairq._add_histograms(o.waits, excluded.waits);
+  insert into fairq.ledger_queues as o
+  select (jsonb_populate_record(l, '{"shard_no": 0}')).* from fairq.ledger_queues l where l.shard_no = p_shard_no
+  on conflict (shard_no, begins_at, queue) do update
+  set workers = greatest(o.workers, excluded.workers), slots = greatest(o.slots, excluded.slots), waiting_since = least(o.waiting_since, excluded.waiting_since),
+    tasks = o.tasks + excluded.tasks, ended = o.ended + excluded.ended, seconds = o.seconds + excluded.seconds, ran = o.ran + excluded.ran,
+    judged = o.judged and excluded.judged, waits = fairq._add_histograms(o.waits, excluded.waits),
+    newcomers = fairq._add_histograms(o.newcomers, excluded.newcomers);
+  insert into fairq.totals as o
+  select (jsonb_populate_record(l, '{"shard_no": 0}')).* from fairq.totals l where l.shard_no = p_shard_no
+  on conflict (shard_no, queue, kind, outcome) do update
+  set tasks = o.tasks + excluded.tasks, seconds = o.seconds + excluded.seconds, waited = o.waited + excluded.waited,
+    runs = fairq._add_histograms(o.runs, excluded.runs), waits = fairq._add_histograms(o.waits, excluded.waits);
+end;
+$$;

@@ -1,0 +1,328 @@
+"""More shards, or fewer, while there are tasks: what a group had before, it has after."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from tests.properties.model import shard_of
+from tests.support.calls import (
+    Conn,
+    at,
+    call,
+    column,
+    create,
+    create_all,
+    create_many,
+    create_of,
+    explain,
+    finish,
+    held_by,
+    one,
+    pop,
+    promote,
+    refused,
+    register,
+    release,
+    run,
+    states,
+)
+from tests.support.moves import assert_moved, begin, go_on, move, step
+
+GROUPS = [f"g{n}" for n in range(20)]
+
+
+def shards_of(conn: Conn, table: str) -> Counter[int]:
+    return Counter(column(conn, f"select shard_no from fairq.{table}"))  # noqa: S608
+
+
+@pytest.fixture(autouse=True)
+def _from_one_shard(conn: Conn) -> None:
+    call(conn, "configure_cluster", shard_count=1)
+
+
+def served(conn: Conn, worker: int, at_once: int = 7) -> Iterator[tuple[str, int]]:
+    """All there is, in the order in which it is served."""
+    while held := pop(conn, worker, at_once):
+        finish(conn, worker, held)
+        yield from ((task.group_key, int(task)) for task in held)
+
+
+def test_an_idle_group_moves_with_nothing_but_its_settings(conn: Conn) -> None:
+    call(conn, "configure_group", "default", "bob", max_running=3)
+    call(conn, "pause_group", "default", "alice")
+    register(conn)
+    begin(conn, 16)
+    go_on(conn)
+    assert_moved(conn)
+    found = run(conn, "select group_key, max_running, paused_at is null from fairq.groups order by 1")
+    assert found == [("alice", None, False), ("bob", 3, True)]
+
+
+@pytest.mark.parametrize("shards", [2, 16])
+def test_tasks_that_wait_are_served_once_each_and_in_order_there_and_back(conn: Conn, shards: int) -> None:
+    worker = register(conn, slots=50)
+    created = create_all(conn, *GROUPS * 10)
+    seen = []
+    for _ in range(3):
+        held = pop(conn, worker, 10)
+        finish(conn, worker, held)
+        seen += [(task.group_key, int(task)) for task in held]
+    move(conn, shards)
+    assert shards_of(conn, "tasks").keys() == {shard_of(group, shards) for group in GROUPS}
+    for _ in range(3):
+        held = pop(conn, worker, 10)
+        finish(conn, worker, held)
+        seen += [(task.group_key, int(task)) for task in held]
+    move(conn, 1)
+    assert shards_of(conn, "tasks") == {0: len(created) - len(seen)}
+    seen += served(conn, worker)
+    assert sorted(task for _, task in seen) == created
+    for group in GROUPS:
+        mine = [task for key, task in seen if key == group]
+        assert mine == sorted(mine)
+
+
+def test_a_group_with_something_in_flight_stops_and_moves_when_that_has_ended(conn: Conn) -> None:
+    worker = register(conn)
+    tasks = create_many(conn, "bob", 5)
+    others = create_many(conn, "alice", 5)
+    [held] = pop(conn, worker, 1)
+    begin(conn, 16)
+    for _ in range(5):
+        said = step(conn)
+    assert (said["left"], said["leaving"], said["state"]) == (1, 1, "waiting")
+    # What is in flight is its worker's, as before; nothing more of the group starts, and the others go on.
+    mine = "select fairq.held_tasks(%s, %s::bigint[], %s::int[])"
+    assert column(conn, mine, *held_by(worker, [held])) == [held]
+    assert pop(conn, worker, 3) == others[:3]
+    assert "paused" in explain(conn, tasks[1])
+    finish(conn, worker, [held])
+    finish(conn, worker, others[:3])
+    go_on(conn)
+    assert_moved(conn)
+    assert sorted(task for _, task in served(conn, worker)) == sorted([*tasks[1:], *others[3:]])
+
+
+@pytest.mark.parametrize("outcome", ["retry", "released", "lost"])
+def test_one_that_comes_back_goes_before_the_younger_ones_of_its_group(conn: Conn, outcome: str) -> None:
+    worker = register(conn, lease="1 second")
+    tasks = create_many(conn, "bob", 3)
+    held = pop(conn, worker, 1)
+    begin(conn, 16)
+    step(conn)
+    if outcome == "retry":
+        finish(conn, worker, held, "retry", delay="1 microsecond")
+    elif outcome == "released":
+        release(conn, worker, held)
+    else:
+        run(conn, "update fairq.heartbeats set beat_at = beat_at - interval '1 hour'")
+        run(conn, "update fairq.workers set registered_at = registered_at - interval '1 hour'")
+        run(conn, "select fairq._recover_worker(0, %s, 10, fairq._now())", worker)
+        worker = register(conn)
+    at(conn, "12:00:01")
+    go_on(conn)
+    assert_moved(conn)
+    assert [task for _, task in served(conn, worker)] == tasks
+
+
+def test_limits_go_with_what_was_used_of_them(conn: Conn) -> None:
+    """Cap, rate, budget, breaker, hold and debt: as they stood."""
+    call(conn, "configure_queue", "default", fairness="cost", user_weight=1)
+    rate = {"rate_limit": 10, "rate_period": "1 hour", "rate_burst": 4}
+    budget = {"budget": 100, "budget_period": "1 day"}
+    call(conn, "configure_group", "default", "bob", **rate, **budget, breaker_threshold=3, max_running=2)
+    worker = register(conn)
+    create_many(conn, "bob", 20)
+    for outcome in ("succeeded", "retry", "retry"):
+        finish(conn, worker, pop(conn, worker, 1), outcome, costs=[3], delay="1 hour")
+    call(conn, "hold_group", "default", "bob", one(conn, "select fairq._now() + interval '1 hour'"))
+    call(conn, "promote_overflow")
+    gate = "select (l).gate, (l).pace from (select fairq._lane(%s, 'default', 'bob') as l) x"
+    there = one(conn, "select fairq._shard_of('bob', 16)")
+    before = run(conn, gate, 0)
+    assert before[0][0] is not None
+    usage = [call(conn, function, "default", "bob") for function in ("budget_usage", "rate_usage")]
+    move(conn, 16)
+    after = run(conn, gate, there)
+    assert after[0][0] == before[0][0]
+    assert [call(conn, function, "default", "bob") for function in ("budget_usage", "rate_usage")] == usage
+    assert pop(conn, worker, 5) == []
+    move(conn, 1)
+    assert run(conn, gate, 0)[0][0] == before[0][0]
+
+
+def test_caps_are_exact_after_a_move(conn: Conn) -> None:
+    call(conn, "configure_queue", "default", group_max_running=2)
+    worker = register(conn, slots=100)
+    create_all(conn, *GROUPS * 5)
+    move(conn, 16)
+    held = pop(conn, worker, 100)
+    assert Counter(task.group_key for task in held) == dict.fromkeys(GROUPS, 2)
+    finish(conn, worker, held[:3])
+    begin(conn, 1)
+    for _ in range(60):
+        step(conn)
+    assert len(pop(conn, worker, 100)) <= 6
+    finish(conn, worker, column(conn, "select id from fairq.held order by id"))
+    go_on(conn)
+    assert_moved(conn)
+    held = pop(conn, worker, 100)
+    assert Counter(task.group_key for task in held).most_common(1)[0][1] == 2
+
+
+def test_users_keep_their_places_among_themselves(conn: Conn) -> None:
+    worker = register(conn)
+    call(conn, "configure_user", "default", "bob", "u1", weight=2)
+    create_of(conn, "bob", *["u1"] * 12, *["u2"] * 6, *["u3"] * 6)
+    first = pop(conn, worker, 4)
+    finish(conn, worker, first)
+    move(conn, 16)
+    order = [task.user_key for task in first]
+    while held := pop(conn, worker, 4):
+        order += [task.user_key for task in held]
+        finish(conn, worker, held)
+    for end in range(4, 21, 4):
+        seen = Counter(order[:end])
+        assert abs(seen["u1"] / 2 - seen["u2"]) <= 1.5
+        assert abs(seen["u2"] - seen["u3"]) <= 1
+
+
+def test_a_key_of_one_group_stays_exact_and_frees_its_waiters(conn: Conn) -> None:
+    worker = register(conn, slots=50)
+    for group in GROUPS[:6]:
+        create_many(conn, group, 4, concurrency_keys=[f"key of {group}"] * 4)
+    promote(conn)
+    move(conn, 16)
+    for _ in range(4):
+        held = pop(conn, worker, 50)
+        assert Counter(task.group_key for task in held) == dict.fromkeys(GROUPS[:6], 1)
+        finish(conn, worker, held)
+    assert pop(conn, worker, 50) == []
+    assert one(conn, "select count(*) from fairq.tasks") == 0
+
+
+def test_a_group_among_those_of_another_shard_has_its_share_at_once(conn: Conn) -> None:
+    """Debt goes along, credit there is none: nobody gains by a move, or loses."""
+    worker = register(conn)
+    create_all(conn, *GROUPS * 60)
+    count: Counter[str] = Counter()
+    for turn in range(60):
+        if turn == 20:
+            move(conn, 4)
+        if turn == 40:
+            move(conn, 2)
+        held = pop(conn, worker, 10)
+        count.update(task.group_key for task in held)
+        finish(conn, worker, held)
+    # Of each shard two pops at most, after each of the moves.
+    assert max(count.values()) - min(count.values()) <= 2 + 2 * 2, count
+
+
+def test_scheduled_tasks_and_schedules_go_along(conn: Conn) -> None:
+    worker = register(conn)
+    later = [
+        create(conn, group, run_at=one(conn, "select fairq._now() + interval '1 hour'")) for group in GROUPS
+    ]
+    call(conn, "configure_schedule", "nightly", "bob", every="1 day", kind="default")
+    move(conn, 16)
+    assert len(shards_of(conn, "tasks")) > 5
+    for task in later:
+        assert call(conn, "retry_task", task) == [(True,)]
+    assert len(call(conn, "run_schedule", "nightly")) == 1
+    assert len(list(served(conn, worker))) == len(GROUPS) + 1
+    assert run(conn, "select id from fairq.tasks") == []
+
+
+def test_a_key_of_before_gives_the_same_id_meanwhile_and_afterwards(conn: Conn) -> None:
+    first = {group: create(conn, group, idempotency_key="k") for group in GROUPS}
+    later: dict[str, int] = {}
+    unique = {group: create(conn, group, idempotency_key="u", unique="waiting") for group in GROUPS}
+    begin(conn, 16)
+
+    def ask() -> None:
+        for group in GROUPS:
+            assert create(conn, group, idempotency_key="k") == first[group]
+            second = create(conn, group, idempotency_key="l")
+            assert second == later.setdefault(group, second)
+
+    ask()
+    go_on(conn, meanwhile=ask)
+    ask()
+    assert_moved(conn)
+    worker = register(conn)
+    newest = {group: create(conn, group, idempotency_key="u", unique="waiting") for group in GROUPS}
+    assert {task for _, task in served(conn, worker)} == {*first.values(), *later.values(), *newest.values()}
+    assert not {*unique.values()} & {*newest.values()}
+    move(conn, 1)
+    assert {group: create(conn, group, idempotency_key="k") for group in GROUPS} == first
+
+
+def test_results_history_and_totals_stay_readable(conn: Conn) -> None:
+    worker = register(conn)
+    tasks = create_all(conn, *GROUPS)
+    finish(conn, worker, pop(conn, worker, 50))
+    for shards in (16, 3, 1):
+        move(conn, shards)
+        assert {one(conn, "select outcome from fairq.task_result(%s)", task) for task in tasks} == {
+            "succeeded"
+        }
+        assert shards_of(conn, "finished_tasks").keys() <= set(range(16 if shards == 16 else shards))
+    failed = create(conn, "bob")
+    finish(conn, worker, pop(conn, worker, 1), "failed")
+    move(conn, 16)
+    assert call(conn, "retry_task", failed) == [(True,)]
+    assert_moved(conn)
+    assert pop(conn, worker, 1) == [failed]
+
+
+def test_a_wish_to_cancel_follows_its_task(conn: Conn) -> None:
+    register(conn)
+    tasks = create_many(conn, "bob", 4)
+    call(conn, "cancel_task", tasks[1])
+    begin(conn, 16)
+    call(conn, "cancel_task", tasks[2])
+    go_on(conn)
+    call(conn, "promote_overflow")
+    assert_moved(conn)
+    assert states(conn) == {
+        tasks[0]: "queued",
+        tasks[1]: "cancelled",
+        tasks[2]: "cancelled",
+        tasks[3]: "queued",
+    }
+
+
+def test_counts_that_cannot_be_are_refused(conn: Conn) -> None:
+    create_many(conn, "bob", 1)
+    for count in (0, -1, 4097):
+        with refused(conn, "QF007"):
+            begin(conn, count)
+    begin(conn, 16)
+    with refused(conn, "QF013"):
+        begin(conn, 8)
+    with refused(conn, "QF013"):
+        begin(conn, 1)
+    begin(conn, 16)
+    go_on(conn)
+    assert_moved(conn)
+    assert step(conn)["state"] == "done"
+
+
+def test_moving_to_the_number_there_is_moves_nothing(conn: Conn) -> None:
+    create_many(conn, "bob", 1)
+    begin(conn, 1)
+    assert one(conn, "select moving_from from fairq.settings") is None
+    said = step(conn)
+    assert (said.pop("state"), said.pop("from"), said.pop("to"), set(said.values())) == ("done", 1, 1, {0})
+
+
+def test_the_number_of_groups_left_only_falls(conn: Conn) -> None:
+    create_all(conn, *GROUPS)
+    promote(conn)
+    begin(conn, 16)
+    left = []
+    go_on(conn, meanwhile=lambda: left.append(one(conn, "select count(*) from fairq.moving")))
+    assert left[0] > 5
+    assert all(a >= b for a, b in pairwise(left))

@@ -1,0 +1,309 @@
+"""Groups move while everybody goes on: a stop between any two statements of who moves, enqueues or pops."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.races.test_stops import Call, Scene, popping
+from tests.support.calls import (
+    Conn,
+    call,
+    column,
+    create,
+    create_all,
+    create_many,
+    finish,
+    one,
+    pop,
+    promote,
+    register,
+    run,
+)
+from tests.support.database import Database
+from tests.support.invariants import assert_sound, violations
+from tests.support.moves import assert_moved, begin, go_on, step
+from tests.support.sessions import (
+    call_in_background,
+    in_background,
+    is_blocked,
+    pid_of,
+    result,
+    wait_until,
+    wait_until_blocked,
+)
+from tests.support.stops import GATE, install_stops, recorded
+
+pytestmark = pytest.mark.usefixtures("one_shard")
+
+EVERY = int(os.environ.get("FAIRQ_TEST_STOPS", "16"))
+
+# A key holds in each shard; of a group, or a queue, there is one.
+MOST = """
+select 'group ' || t.group_key as what, count(*) as running, 2 as most from fairq.live_tasks t
+where t.worker_id is not null and t.group_key = 'capped' group by 1
+union all
+select 'key ' || t.concurrency_key, count(*), 1 from fairq.live_tasks t
+where t.worker_id is not null and t.concurrency_key like 'own%' group by 1
+union all
+select 'queue ' || t.queue, count(*), 6 from fairq.live_tasks t
+where t.worker_id is not null and t.queue = 'metered' group by 1
+"""
+
+
+FINISH_ONE = "select fairq.finish_tasks(%s, array[%s]::bigint[], array[%s]::int[])"
+
+
+class Moving(Scene):
+    """The same scene, in the middle of a move: from one shard to four, or back."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.shards = 1 if one(self.conn, "select shard_count from fairq.settings") == 4 else 4
+        self.begin()
+
+    def begin(self) -> None:
+        begin(self.conn, self.shards)
+        step(self.conn)
+
+    def check_limits(self) -> None:
+        over = [row for row in self.conn.execute(MOST.encode()).fetchall() if row[1] > row[2]]
+        assert not over, over
+        wrong = violations(self.conn)
+        assert not wrong, wrong
+
+    def finish_all(self) -> None:
+        begin(self.conn, self.shards)
+
+        def ended() -> bool:
+            for worker in self.workers:
+                for row in run(self.conn, "select id, attempt from fairq.held where worker_id = %s", worker):
+                    self.conn.execute(FINISH_ONE, [worker, *row])
+            return str(step(self.conn)["state"]) == "done"
+
+        wait_until(ended, "it moved")
+        super().finish_all()
+        assert_moved(self.conn)
+
+
+class Beginning(Moving):
+    def begin(self) -> None:
+        pass
+
+
+def moving(scene: Scene) -> Call:
+    return step
+
+
+def beginning(scene: Scene) -> Call:
+    assert isinstance(scene, Moving)
+    return lambda conn: begin(conn, scene.shards)
+
+
+SUBJECTS: dict[str, tuple[type[Moving], Callable[[Scene], Call]]] = {
+    "move": (Moving, moving),
+    "begin": (Beginning, beginning),
+    "pop": (Moving, popping),
+}
+
+
+@pytest.mark.parametrize("rolls_back", [False, True], ids=["commits", "rolls back"])
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_between_any_two_statements_of_a_move_everybody_may_do_anything(
+    database: Database, name: str, rolls_back: bool
+) -> None:
+    kind, subject = SUBJECTS[name]
+    scene = kind(database)
+    scene.prepare()
+    with recorded(scene.subject) as points:
+        subject(scene)(scene.subject)
+        scene.subject.rollback()
+    assert len(points) >= 8
+    # The end of a move waits for whatever is open.
+    scene.subject.commit()
+    scene.finish_all()
+    for point in points[int(rolls_back) * (EVERY // 2) :: EVERY]:
+        scene.prepare()
+        try:
+            scene.run(subject(scene), point, rolls_back)
+            scene.finish_all()
+        except BaseException as exc:
+            exc.add_note(f"stopped at {point}")
+            raise
+
+
+# What producers do, and how often their key may be there in the end.
+PRODUCERS: dict[str, Callable[[Conn], object]] = {
+    "create": lambda conn: create(conn, "bob"),
+    "create with a key": lambda conn: create(conn, "bob", idempotency_key="k"),
+    "create unique": lambda conn: create(conn, "bob", idempotency_key="u", unique="waiting"),
+    "create many": lambda conn: create_all(conn, "bob", "new", "bob"),
+    "create scheduled": lambda conn: create(conn, "bob", run_at="2001-01-01"),
+    "cancel": lambda conn: call(conn, "cancel_task", 1),
+    "pause": lambda conn: call(conn, "pause_group", "default", "bob"),
+    "resume": lambda conn: call(conn, "resume_group", "default", "bob"),
+    "hold": lambda conn: run(conn, "select fairq.hold_group('default', 'bob', now() + interval '1 hour')"),
+    "end a hold": lambda conn: call(conn, "hold_group", "default", "bob", None),
+    "purge": lambda conn: call(conn, "purge_group", "default", "bob"),
+}
+
+
+@pytest.mark.parametrize("shards", [4, 1], ids=["more", "fewer"])
+@pytest.mark.parametrize("name", PRODUCERS)
+def test_whatever_is_said_to_a_group_while_it_moves_reaches_it(
+    database: Database, name: str, shards: int
+) -> None:
+    """The caller stands between any two of its statements, and the whole group moves meanwhile."""
+    conn, caller, other = (database.connect(autocommit=True) for _ in range(3))
+    if shards == 1:
+        begin(conn, 4)
+    install_stops(conn)
+    worker = register(conn)
+    run(conn, "set lock_timeout = '5s'")
+    with recorded(caller) as points:
+        create_many(conn, "bob", 2)
+        PRODUCERS[name](caller)
+    clean_up(conn)
+    for point in points[:: max(1, EVERY // 4)]:
+        begin(conn, 1 if shards == 4 else 4)
+        go_on(conn)
+        conn.execute("select setval('fairq.task_ids', 1, false)")
+        # All of them before the move, one known only to its body.
+        tasks = create_many(conn, "bob", 3)
+        if name == "resume":
+            call(conn, "pause_group", "default", "bob")
+        if name == "end a hold":
+            PRODUCERS["hold"](conn)
+        promote(conn)
+        tasks += create_many(conn, "bob", 1)
+        conn.execute("select pg_advisory_lock(%s)", [GATE])
+        caller.execute("select set_config('stops.at', %s, false)", [point])
+        begin(conn, shards)
+        under_way = call_in_background(partial(PRODUCERS[name], caller))
+        wait_until(lambda call=under_way: call.done() or is_blocked(conn, pid_of(caller)), "it stands")  # type: ignore[misc]
+        try:
+            for _ in range(20):
+                if step(conn)["left"] == 0:
+                    break
+            if name in ("create with a key", "create unique"):
+                again = call_in_background(partial(PRODUCERS[name], other))
+                wait_until(lambda call=again: call.done() or is_blocked(conn, pid_of(other)), "it waits")  # type: ignore[misc]
+            conn.execute("select pg_advisory_unlock(%s)", [GATE])
+            said = result(under_way)
+            if name == "create with a key":
+                assert result(again) == said
+            elif name == "create unique":
+                result(again)
+            go_on(conn)
+            assert_moved(conn)
+            check(conn, name, worker, tasks)
+            assert_sound(conn)
+        except BaseException as exc:
+            exc.add_note(f"stopped at {point}")
+            raise
+        clean_up(conn)
+
+
+def check(conn: Conn, name: str, worker: int, tasks: list[int]) -> None:
+    served = [int(task) for task in pop(conn, worker, 1)]
+    while held := pop(conn, worker, 10):
+        served += held
+    ids = column(conn, "select id from fairq.live_tasks order by id")
+    match name:
+        case "pause" | "hold":
+            assert served == []
+            assert ids == tasks
+        case "purge":
+            # One that nobody had heard of is there for whoever looks.
+            assert ids == []
+        case "cancel":
+            assert served == tasks[1:]
+        case "create with a key":
+            assert served == ids
+            assert len(ids) == len(tasks) + 1
+        case "create unique":
+            assert served == ids
+            assert len(ids) == len(tasks) + 1
+        case "create many":
+            assert sorted(served) == ids
+            assert len(ids) == len(tasks) + 3
+        case _:
+            # In the order in which they were enqueued.
+            assert served == ids
+            assert len(ids) == len(tasks) + (name.startswith("create"))
+
+
+def clean_up(conn: Conn) -> None:
+    call(conn, "configure_group", "default", "bob", max_running=None)
+    call(conn, "resume_group", "default", "bob")
+    call(conn, "hold_group", "default", "bob", None)
+    for row in run(conn, "select worker_id, id, attempt from fairq.held"):
+        conn.execute(FINISH_ONE, row)
+    for group in ("bob", "new"):
+        call(conn, "purge_group", "default", group)
+    call(conn, "promote_overflow")
+    assert run(conn, "select id from fairq.tasks") == []
+    for table in ("idempotency_keys", "finished_tasks", "attempts", "cancellations"):
+        conn.execute(f"delete from fairq.{table}")  # noqa: S608
+
+
+def test_the_end_of_a_move_waits_for_transactions_that_began_before(database: Database) -> None:
+    conn, old = database.connect(autocommit=True), database.connect()
+    old.execute("set transaction isolation level repeatable read")
+    create_many(conn, "bob", 2)
+    worker = register(conn)
+    assert one(old, "select count(*) from fairq.tasks") == 2
+    begin(conn, 4)
+    for _ in range(10):
+        said = step(conn)
+    assert (said["state"], said["left"], said["transactions"]) == ("waiting", 0, 1)
+    # It knows nothing of the move.
+    late = create(old, "bob")
+    assert one(old, "select shard_no from fairq.tasks where id = %s", late) == 0
+    old.commit()
+    go_on(conn)
+    assert_moved(conn)
+    assert pop(conn, worker, 5) == [1, 2, late]
+
+
+def test_keys_of_before_and_after_the_move_wait_for_each_other(database: Database) -> None:
+    conn, old, new = database.connect(autocommit=True), database.connect(), database.connect(autocommit=True)
+    register(conn)
+    first = create(old, "bob", idempotency_key="k")
+    begin(conn, 4)
+    go = in_background(new, "select fairq.create_task('bob', '{}', p_idempotency_key => 'k')")
+    assert wait_until_blocked(conn, pid_of(new)) == [pid_of(old)]
+    for _ in range(5):
+        assert step(conn)["state"] != "done"
+    old.commit()
+    assert result(go) == [(first,)]
+    go_on(conn)
+    assert_moved(conn)
+    assert create(conn, "bob", idempotency_key="k") == first
+
+
+def test_a_crash_in_the_middle_of_a_group_leaves_it_where_it_was(database: Database) -> None:
+    conn, mover = database.connect(autocommit=True), database.connect()
+    worker = register(conn)
+    tasks = create_all(conn, *"abcdefgh" * 3)
+    promote(conn)
+    begin(conn, 4)
+    while step(mover)["left"] > 3:
+        mover.commit()
+    pid = pid_of(mover)
+    conn.execute("select pg_terminate_backend(%s)", [pid])
+    gone = "select not exists (select from pg_stat_activity where pid = %s)"
+    wait_until(lambda: bool(one(conn, gone, pid)), "it is gone")
+    assert one(conn, "select count(*) from fairq.moving") == 4
+    # Enqueued and popped in between, too.
+    tasks += create_all(conn, *"abcdefgh")
+    held = pop(conn, worker, 5)
+    finish(conn, worker, held)
+    go_on(conn)
+    assert_moved(conn)
+    served = [int(task) for task in held]
+    while held := pop(conn, worker, 10):
+        finish(conn, worker, held)
+        served += held
+    assert sorted(served) == tasks
