@@ -44,6 +44,8 @@ def partitioned(text: str) -> str:
     text = text.replace("select fairq._rotate_partitions();\n", "")
     text = re.sub(r"create table fairq\.(\w+) \(\n  shard_no(.*?)\n\);\n", rewrite, text, flags=re.DOTALL)
     text = re.sub(r"\b(finished_tasks|attempts)_default\b", r"\1", text)
+    # Which leads past indexes within a day.
+    text = text.replace("shard_no + 0 =", "shard_no =")
     return text.replace("force_generic_plan", "force_custom_plan")
 
 
@@ -271,14 +273,14 @@ def test_each_function_opens_the_shard_of_its_group_or_goes_through_all_one_by_o
     group = key_of(conn, shard)
     worker = register(conn)
     opened: dict[str, set[int]] = {}
-    at_once: set[str] = set()
+    at_once: dict[str, list[str]] = {}
 
     def call(function: str, arguments: str, *params: Any) -> None:
         notices.clear()
         shards = touched(conn, f"select f.* from fairq.{function}({arguments}) f", *params)  # noqa: S608
         opened[function] = opened.get(function, set()) | shards
         if notices:
-            at_once.add(function)
+            at_once[function] = list(notices)
 
     def held(but: int = 0) -> list[Any]:
         """The worker, and what it has, but for so many."""
@@ -325,8 +327,8 @@ def test_each_function_opens_the_shard_of_its_group_or_goes_through_all_one_by_o
         for function in ("pause_group", "resume_group", "reset_rate", "rate_usage", "budget_usage"):
             call(function, "'default', %s", group)
         call("plan_schedule", "'tick', %s, clock_timestamp(), '{}'", group)
-        assert set().union(*opened.values()) == {shard}
-        assert at_once == set()
+        assert {name: shards for name, shards in opened.items() if shards - {shard}} == {}
+        assert at_once == {}
         outcomes = set(column(conn, "select outcome from fairq.finished_tasks"))
         assert outcomes | set(column(conn, "select outcome from fairq.attempts")) == {
             "failed",
@@ -373,5 +375,6 @@ def test_each_function_opens_the_shard_of_its_group_or_goes_through_all_one_by_o
         call("move_groups", "")
     assert opened.keys() - {"_upkeep"} == set(public_names())
     assert {name for name, shards in opened.items() if shards - {shard}} == ALL_SHARDS
-    assert at_once == AT_ONCE
+    assert {name: said for name, said in at_once.items() if name not in AT_ONCE} == {}
+    assert at_once.keys() == AT_ONCE
     assert {name for name, shards in opened.items() if not shards} == NO_SHARD
