@@ -268,7 +268,9 @@ NO_SHARD = {"configure_kind", "drain_queue", "pause_queue", "resume_queue", "upk
 def test_each_function_opens_the_shard_of_its_group_or_goes_through_all_one_by_one(conn: Conn) -> None:
     """Each public function is called, for one shard where it may be."""
     if conn.info.server_version < 180000:
-        pytest.skip("SQL functions are planned without their arguments here, and lock the parts they do not open")
+        pytest.skip(
+            "SQL functions are planned without their arguments here, and lock the parts they do not open"
+        )
     shard = 1
     group = key_of(conn, shard)
     worker = register(conn)
