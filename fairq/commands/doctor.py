@@ -149,8 +149,15 @@ def _sum(found: list[Finding]) -> str:
 def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     """All checks, in the order in which their answers make sense."""
 
+    answers: dict[str, list[Row]] = {}  # two checks count what waits, and that reads every live task
+
+    def answer(conn: Connection, query: str) -> list[Row]:
+        if query not in answers:
+            answers[query] = rows(conn, query)
+        return answers[query]
+
     def asks(judge: Callable[..., Finding], *queries: str, **parameters: Any) -> Callable[..., Finding]:
-        return lambda conn: judge(*(rows(conn, query) for query in queries), **parameters)
+        return lambda conn: judge(*(answer(conn, query) for query in queries), **parameters)
 
     checks: dict[str, Callable[[Connection], Finding]] = {
         "connection": lambda conn: judge_connection(rows(conn, CONNECTION)[0], dsn, conn.info.backend_pid),

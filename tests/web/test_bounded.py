@@ -14,7 +14,7 @@ from tests.web.asking import client
 GROUPS = int(os.environ.get("FAIRQ_TEST_ROWS", "20000")) // 10
 BOUNDED = ("/queues", "/task?id=12", "/failures", "/workers")
 # The ledger looks at up to 5,000 lanes, and counts what a group has waiting up to a million.
-OF_THE_LEDGER = ("/", "/?behind=", "/group?queue=default&group=bob")
+OF_THE_LEDGER = ("/", "/?time=1+h", "/?behind=", "/group?queue=default&group=bob")
 LOOKS = 6
 
 
