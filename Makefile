@@ -15,6 +15,11 @@ PYTEST = -n $(JOBS) --dist worksteal $(ARGS)
 # The PostgreSQL programs of `make test-matrix`, as npm names them.
 POSTGRES ?= 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
 
+# What `make test-citus` runs beside its own: creating, asking and cancelling, rights, settings, the worker, the way back
+# from a dump. Each database is a cluster of one node there.
+ON_CITUS ?= $(addprefix tests/sql/test_,$(addsuffix .py,create_task create_tasks cancel_task retry_task explain_task finish_tasks pop_tasks \
+	rebuild configure_kind roles)) tests/policies/test_groups.py tests/policies/test_holds.py tests/policies/test_settings.py tests/worker/test_run.py
+
 # The versions of `make test-pythons`.
 PYTHONS ?= 3.11 3.12 3.13 3.14
 
@@ -59,7 +64,7 @@ test-standby: .venv/.dev ## Run failovers, pg_rewind, pg_upgrade and a move by l
 	@FAIRQ_TEST_SERVERS=1 .venv/bin/python -m pytest $(PYTEST) tests/chaos/test_failover.py tests/chaos/test_servers.py
 
 test-citus: .venv/.dev ## Run the tests of Citus on three nodes of a PostgreSQL that has it: CITUS_PG_BIN=/folder/of/its/bin
-	@.ci/citus "$(CITUS_PG_BIN)" -- $(PYTEST) tests/citus
+	@.ci/citus "$(CITUS_PG_BIN)" -- $(PYTEST) tests/citus $(ON_CITUS)
 
 test-django: .venv/.dev ## Run all tests of frameworks on each version of Django and name space of its tasks
 	@FAIRQ_TEST_DJANGO=1 .venv/bin/python -m pytest $(PYTEST) tests/contrib

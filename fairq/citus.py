@@ -185,4 +185,6 @@ def _copy_settings(source: psycopg.Connection[Any], target: psycopg.Connection[A
             target.execute(f"delete from {table}".encode())  # noqa: S608
             insert = f"insert into {table} select * from jsonb_populate_recordset(null::{table}, %s)"  # noqa: S608
             target.execute(insert.encode(), [Jsonb(rows or [])])
+        # Its own groups stand where they belong already, wherever others are still moving.
+        target.execute("update fairq.settings set moving_from = null")
         target.execute("select fairq._open_domain(s, q.queue) from fairq.queues q, fairq._shards(null) s")

@@ -7,19 +7,48 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fairq import embedded, install
-from tests.support.server import SETTINGS
 
 Conn = psycopg.Connection[Any]
 NAME = "fairq"
 CITUS: dict[str, embedded.Setting] = {
+    "max_connections": 200,
+    "max_prepared_transactions": 50,
+    "deadlock_timeout": "100ms",
     "shared_preload_libraries": "citus",
     "wal_level": "logical",
+    # Tests look into private functions, which leave it on.
+    "jit": False,
     "citus.enable_statistics_collection": False,
     "citus.shard_count": 8,
 }
+
+
+def say_where(server: embedded.Server) -> None:
+    """Where Citus finds the node itself: it does not listen on localhost."""
+    with psycopg.connect(server.dsn(), autocommit=True) as conn:
+        setting = sql.SQL("alter system set citus.local_hostname = {}")
+        conn.execute(setting.format(sql.Literal(str(server.socket_dir))))
+        conn.execute("select pg_reload_conf()")
+
+
+def alone(dsn: str) -> None:
+    """Make a database that has fairq a cluster of one node: its calls take the same way, to itself."""
+    place = conninfo_to_dict(dsn)
+    host, port = str(place["host"]), int(str(place["port"]))
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("create extension citus")
+        conn.execute("select citus_set_coordinator_host(%s, %s)", [host, port])
+        conn.execute("select citus_set_node_property(%s, %s, 'shouldhaveshards', true)", [host, port])
+    install.migrate(dsn)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        # The daemon of Citus: nobody can copy a database that somebody is connected to.
+        conn.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid()"
+        )
 
 
 @dataclass
@@ -32,13 +61,10 @@ class Cluster:
     def start(self, count: int = 1) -> None:
         """More servers, each with an empty database that has the extension."""
         for _ in range(count):
-            server = self.stack.enter_context(embedded.start(settings={**SETTINGS, **CITUS}))
+            server = self.stack.enter_context(embedded.start(settings=CITUS))
+            say_where(server)
             with psycopg.connect(server.dsn(), autocommit=True) as conn:
                 conn.execute(f"create database {NAME}".encode())
-                # Where Citus finds the node itself: it does not listen on localhost.
-                setting = sql.SQL("alter system set citus.local_hostname = {}")
-                conn.execute(setting.format(sql.Literal(str(server.socket_dir))))
-                conn.execute("select pg_reload_conf()")
             with psycopg.connect(server.dsn(NAME), autocommit=True) as conn:
                 conn.execute("create extension citus")
             self.servers.append(server)

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from fairq import embedded
+from tests.support import cluster
 from tests.support.schema import load_schema
 
 # A lost race shows at once, many connections fit, and two-phase commit can be tested.
@@ -29,6 +30,8 @@ SETTINGS: dict[str, embedded.Setting] = {
     "compute_query_id": "on",
     "log_lock_waits": True,
 }
+# `make test-citus`: each database of a test is a cluster of one node.
+ON_CITUS = "FAIRQ_TEST_CITUS" in os.environ
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 * 2**30
 BACKENDS = ("dsn", "docker", "embedded")
@@ -169,7 +172,9 @@ def _in_docker() -> Iterator[TestServer]:
 
 @contextlib.contextmanager
 def _embedded() -> Iterator[TestServer]:
-    with embedded.start(settings=SETTINGS) as server:
+    with embedded.start(settings=SETTINGS | (cluster.CITUS if ON_CITUS else {})) as server:
+        if ON_CITUS:
+            cluster.say_where(server)
         description = f"embedded from {server.binaries.source}, PostgreSQL {server.binaries.version}"
         yield TestServer(server.dsn(), description, _run_id(), log_file=str(server.log_file))
 
@@ -191,6 +196,8 @@ def _with_template(server: TestServer) -> Iterator[TestServer]:
     try:
         with psycopg.connect(server.dsn(name)) as conn:
             load_schema(conn)
+        if ON_CITUS:
+            cluster.alone(server.dsn(name))
     except psycopg.Error as exc:
         problem = f"Loading sql/ failed: {exc}"
     yield replace(server, template=name, template_error=problem)
