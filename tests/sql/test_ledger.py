@@ -217,7 +217,8 @@ def test_shares_read_each_row_of_the_ledger_a_few_times(conn: Conn) -> None:
     rows = run(
         conn,
         "insert into fairq.ledger select 0, 1, b, b + fairq._ledger_step(),"
-        " case when mod(g, 3) = 0 then b end, 1, 1, 1, 1, g, 1, 1, 1, 1, 2, mod(g, 3) = 0, 'default', 'g' || g, array_fill(1::bigint, array[21])"
+        " case when mod(g, 3) = 0 then b end, 1, 1, 1, 1, g, 1, 1, 1, 1, 2, mod(g, 3) = 0, 'default',"
+        " 'g' || g, array_fill(1::bigint, array[21])"
         " from generate_series(1, 40) n cross join generate_series(1, 100) g"
         " cross join lateral (select fairq._ledger_begin(clock_timestamp()) - n * fairq._ledger_step()) x(b)"
         " returning 1",
