@@ -3,7 +3,7 @@
 import time
 
 from benchmarks.cycles import BATCH, FAIRQ, FIFO, PAYLOAD, Conn, Queue, register
-from benchmarks.harness import Scale, Session, clear
+from benchmarks.harness import Scale, Session, clear, hear
 from benchmarks.measures import percentile
 
 BASELINES = ("fifo",)
@@ -29,7 +29,8 @@ def backlog(session: Session, conn: Conn, queue: Queue, waiting: int) -> None:
     fill(conn, queue, waiting)
     conn.execute("vacuum analyze")
     for _ in session.repetitions():
-        # The first pop hears of what was put back, and promotes.
+        # What was put back is heard of before; the first pop promotes.
+        hear(conn)
         served = len(take(conn, queue, worker))
         begun = time.perf_counter()
         times: list[float] = []

@@ -146,10 +146,13 @@ def leads(served: list[tuple[str, float]], weights: dict[str, float]) -> dict[tu
 @PROFILE
 @given(
     tenants=st.lists(
-        st.tuples(weights, st.lists(st.tuples(weights, st.lists(costs, min_size=2, max_size=9)), max_size=4)),
+        st.tuples(
+            weights,
+            st.lists(st.tuples(weights, st.lists(costs, min_size=2, max_size=9)), min_size=1, max_size=4),
+        ),
         min_size=2,
         max_size=3,
-    ).filter(lambda tenants: all(users for _, users in tenants)),
+    ),
     flat=st.lists(costs, min_size=1, max_size=15),
     target=ready,
     size=st.integers(1, 7),
