@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "describe", "outcome_of", "told"]
 
 OutcomeName = Literal[
-    "succeeded", "failed", "retry", "cancelled", "expired", "declined", "interrupted", "postponed"
+    "succeeded", "failed", "retry", "cancelled", "expired", "released", "declined", "interrupted", "postponed"
 ]
 
 

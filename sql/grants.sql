@@ -33,7 +33,7 @@ grant select on fairq.schema_version to fairq_enqueue, fairq_work, fairq_observe
 grant execute on function fairq.create_task, fairq.create_tasks, fairq.cancel_task, fairq.watch_task, fairq.task_result, fairq.task_progress
 to fairq_enqueue, fairq_work;
 
-grant execute on function fairq.register_worker, fairq.turn, fairq.pop_tasks, fairq.start_tasks, fairq.finish_tasks, fairq.release_tasks, fairq.held_tasks,
+grant execute on function fairq.register_worker, fairq.turn, fairq.pop_tasks, fairq.start_tasks, fairq.finish_tasks, fairq.held_tasks,
   fairq.heartbeat, fairq.report_progress, fairq.task_history, fairq.retire_worker, fairq.promote_overflow, fairq.maintain,
   fairq.fire_schedules, fairq.unplanned_schedules, fairq.plan_schedule
 to fairq_work;

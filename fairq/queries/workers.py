@@ -54,7 +54,6 @@ def cluster_cap() -> driver.Params:
 @dataclasses.dataclass(frozen=True, slots=True)
 class TurnRow:
     ended: list[int] | None
-    released: list[int] | None
     started: list[int] | None
     due_in: float | None
     id: int
@@ -75,7 +74,7 @@ class TurnRow:
 @driver.Statement[list[TurnRow]](
     "many",
     """-- name: Turn :many
-select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+select t.ended, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
   case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload,
   t.spared, t.losses, t.user_key
 from fairq.turn(
@@ -92,10 +91,8 @@ from fairq.turn(
   p_retry_delays => $11::interval[],
   p_costs => $12::double precision[],
   p_holds => $13::text[],
-  p_released_ids => $14::bigint[],
-  p_released_attempts => $15::integer[],
-  p_started_ids => $16::bigint[],
-  p_started_attempts => $17::integer[]
+  p_started_ids => $14::bigint[],
+  p_started_attempts => $15::integer[]
 ) t""",
     driver.row(TurnRow),
 )
@@ -114,12 +111,10 @@ def turn(
     retry_delays: Sequence[datetime.timedelta | None] | None = None,
     costs: Sequence[float | None] | None = None,
     holds: Sequence[str | None] | None = None,
-    released_ids: Sequence[int | None],
-    released_attempts: Sequence[int | None],
     started_ids: Sequence[int | None],
     started_attempts: Sequence[int | None],
 ) -> driver.Params:
-    """A whole turn: writes what ended, gives back, starts, and asks for the next tasks. The tasks, then a row of what was accepted."""
+    """A whole turn: writes what ended, starts, and asks for the next tasks. The tasks, then a row of what was accepted."""
     return (
         driver.Int8(worker_id),
         driver.Typed(queues, 1009),
@@ -134,8 +129,6 @@ def turn(
         driver.Typed(retry_delays, 1187),
         driver.Typed(costs, 1022),
         driver.Typed(holds, 1009),
-        driver.Typed(released_ids, 1016),
-        driver.Typed(released_attempts, 1007),
         driver.Typed(started_ids, 1016),
         driver.Typed(started_attempts, 1007),
     )
@@ -145,10 +138,11 @@ def turn(
     "many",
     """-- name: ReleaseTasks :many
 select r.id::bigint as id
-from fairq.release_tasks(
+from fairq.finish_tasks(
   p_worker_id => $1::bigint,
   p_ids => $2::bigint[],
-  p_attempts => $3::integer[]
+  p_attempts => $3::integer[],
+  p_outcomes => array_fill('released'::text, array[cardinality($2::bigint[])])
 ) as r(id)""",
     driver.scalar(),
 )

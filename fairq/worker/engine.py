@@ -311,7 +311,7 @@ class Engine:
         if held.unwritten:
             log.error(
                 "the database is away: %d ended tasks could not be written and will run again",
-                len(held.ends) + len(held.releases),
+                len(held.ends),
                 extra={"action": "unwritten"},
             )
         elif self.membership.worker_id is not None:

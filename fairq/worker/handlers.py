@@ -51,7 +51,7 @@ Kind = Task[Any, ..., Any]
 
 SUCCEEDED: Final = Outcome("succeeded")
 # Told apart by identity: the attempt is given back, not ended, for it never began.
-RELEASE: Final = Outcome("retry")
+RELEASE: Final = Outcome("released")
 INTERRUPTED: Final = Outcome("interrupted")
 # A message to PostgreSQL has its limits; a result is no place for files.
 LONGEST_RESULT: Final = 64 * 1024 * 1024

@@ -105,7 +105,6 @@ class Held:
         self.abandoned = 0
         # Ended and not written.
         self.ends: list[End] = []
-        self.releases: list[Entry] = []
         self.checks: list[Entry] = []
         self.later_checks: list[tuple[float, Entry]] = []
         self.reports: dict[int, Entry] = {}
@@ -149,13 +148,11 @@ class Held:
 
     @property
     def unwritten(self) -> bool:
-        return bool(self.ends or self.releases or self.checks) or any(
-            entry.checked == 1 for _, entry in self.later_checks
-        )
+        return bool(self.ends or self.checks) or any(entry.checked == 1 for _, entry in self.later_checks)
 
     def known(self) -> set[tuple[int, int]]:
         """Every attempt that this worker knows to be its own, by id and number."""
-        entries = (*self.by_id.values(), *self.doubles, *self.releases, *self.checks)
+        entries = (*self.by_id.values(), *self.doubles, *self.checks)
         known = {(entry.row.id, entry.row.attempt) for entry in entries}
         return known | {(end.id, end.attempt) for end in self.ends}
 
@@ -337,11 +334,8 @@ class Held:
         self._write_down(entry, outcome)
 
     def _write_down(self, entry: Entry, outcome: Outcome) -> None:
-        if outcome is RELEASE:
-            self.releases.append(entry)
-        else:
-            row = entry.row
-            self.ends.append(End(entry.worker_id, row.id, row.attempt, entry, outcome))
+        row = entry.row
+        self.ends.append(End(entry.worker_id, row.id, row.attempt, entry, outcome))
         self._wake()
 
     def _let_go(self, entry: Entry) -> None:
@@ -447,7 +441,7 @@ class Held:
             self._let_go(entry)
             if entry.timer is not None:
                 entry.timer.cancel()
-            self.releases.append(entry)
+            self._write_down(entry, RELEASE)
         self.claimed.clear()
 
     def release_running(self) -> None:

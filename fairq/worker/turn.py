@@ -55,14 +55,13 @@ class Turn:
     """What to send in one round trip."""
 
     ends: list[End] = field(default_factory=list)
-    releases: list[Entry] = field(default_factory=list)
     checks: list[Entry] = field(default_factory=list)
     reports: list[Entry] = field(default_factory=list)
     starts: list[Entry] = field(default_factory=list)
     pop: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.pop or self.ends or self.releases or self.starts or self.checks or self.reports)
+        return bool(self.pop or self.ends or self.starts or self.checks or self.reports)
 
 
 def cut(ends: list[End]) -> list[End]:
@@ -103,7 +102,6 @@ NOBODY = Steps((), (), 0)
 def turn_call(
     worker_id: int,
     ends: Sequence[End],
-    releases: Sequence[Entry],
     starts: Sequence[Entry],
     steps: Steps,
     claim_lease: timedelta | None,
@@ -111,7 +109,7 @@ def turn_call(
     outcomes = [end.outcome for end in ends]
     if all(outcome is SUCCEEDED for outcome in outcomes):
         outcomes = []
-    released, started = _names(releases), _names(starts)
+    started = _names(starts)
     return workers.turn.call(
         worker_id=worker_id,
         queues=steps.queues,
@@ -126,8 +124,6 @@ def turn_call(
         retry_delays=_unless_empty([timedelta_of(each.retry_delay) for each in outcomes]),
         holds=_unless_empty([each.hold for each in outcomes]),
         costs=_unless_empty([None if end.entry.ctx is None else end.entry.ctx.charged for end in ends]),
-        released_ids=released["ids"],
-        released_attempts=released["attempts"],
         started_ids=started["ids"],
         started_attempts=started["attempts"],
     )

@@ -24,7 +24,7 @@ from fairq.worker import shares as sharing
 from fairq.worker.config import Limits, Settings, limits
 from fairq.worker.connect import FAILURES, is_about_data, is_read_only, is_unknown_worker, is_worth_a_try
 from fairq.worker.database import Database
-from fairq.worker.handlers import Entry
+from fairq.worker.handlers import RELEASE, Entry
 from fairq.worker.held import Held, convicted
 from fairq.worker.membership import Membership
 from fairq.worker.turn import (
@@ -72,7 +72,6 @@ class Said(NamedTuple):
 
     worker_id: int
     ends: Sequence[End]
-    releases: Sequence[Entry]
     starts: Sequence[Entry]
     asked: Asked | None
 
@@ -106,7 +105,7 @@ class Turns:
         """What has ended and is not written."""
         held = self._held
         held.fetch_due_checks(time.monotonic())
-        return Turn(ends=cut(held.ends), releases=held.releases, checks=held.checks)
+        return Turn(ends=cut(held.ends), checks=held.checks)
 
     def next(self) -> Turn:
         now = time.monotonic()
@@ -122,7 +121,7 @@ class Turns:
         alone = held.solo.keeps_others_out(now)
         if alone:
             room = 0
-        if room and (lookout.hungry or now >= lookout.look_at or turn.ends or turn.releases):
+        if room and (lookout.hungry or now >= lookout.look_at or turn.ends):
             turn.pop = room
         if alone:
             suspect = held.to_start_alone()
@@ -163,7 +162,7 @@ class Turns:
         """From the keeper's thread, while the loop stands still: what has ended is written all the same."""
         blamed = self._held.blamed() if dead else []
         return [
-            turn_call(holder, ends, [], [], NOBODY, None)
+            turn_call(holder, ends, [], NOBODY, None)
             for some in (blamed, self._held.ends)
             for holder, (ends,) in by_worker(some).items()
         ]
@@ -174,7 +173,7 @@ class Turns:
         """Send a turn. What was taken out of our lists for it comes back when it fails."""
         held = self._held
         held.ends = held.ends[len(turn.ends) :]
-        held.releases, held.checks = [], []
+        held.checks = []
         for entry in turn.reports:
             held.reports.pop(entry.row.id, None)
         try:
@@ -182,7 +181,6 @@ class Turns:
                 await self._send(conn, turn)
         except BaseException as exc:
             held.ends = turn.ends + held.ends
-            held.releases = turn.releases + held.releases
             held.checks = turn.checks + held.checks
             if isinstance(exc, REFUSALS):
                 if is_worth_a_try(exc):
@@ -203,16 +201,16 @@ class Turns:
             calls.append((check_call(holder, checks), checks, self._held.checked))
         for holder, (reports,) in by_worker(turn.reports).items():
             calls.append((report_call(holder, reports), reports, _nothing))
-        groups = by_worker(turn.ends, turn.releases, turn.starts)
+        groups = by_worker(turn.ends, turn.starts)
         asked, ours = None, self._membership.worker_id
         if turn.pop and ours is not None:
-            groups.setdefault(ours, [[], [], []])
+            groups.setdefault(ours, [[], []])
             asked = self._ask(turn.pop)
         # What others of our numbers held is written before we ask for more.
-        for holder, (ends, releases, starts) in sorted(groups.items(), key=lambda each: each[0] == ours):
-            about = Said(holder, ends, releases, starts, asked if holder == ours else None)
+        for holder, (ends, starts) in sorted(groups.items(), key=lambda each: each[0] == ours):
+            about = Said(holder, ends, starts, asked if holder == ours else None)
             whom = about.asked.whom if about.asked is not None else NOBODY
-            call = turn_call(holder, ends, releases, starts, whom, self._claim_lease)
+            call = turn_call(holder, ends, starts, whom, self._claim_lease)
             calls.append((call, about, self._answered))
 
         if len(calls) == 1 and not self._database.sets_terms:
@@ -243,9 +241,6 @@ class Turns:
         *tasks, head = rows
         if said.ends:
             self._finished(said.ends, head.ended or [])
-        if said.releases:
-            count = len(head.released or [])
-            log.debug("gave back %d of %d tasks", count, len(said.releases), extra={"action": "released"})
         if said.starts:
             there = set(head.started or [])
             for entry in said.starts:
@@ -257,13 +252,14 @@ class Turns:
         if len(accepted) == len(ends):
             return
         there = set(accepted)
-        stale = [end.id for end in ends if end.id not in there]
-        log.warning(
-            "%d ended attempts were not accepted: written already, or no longer this worker's: %s",
-            len(stale),
-            stale[:20],
-            extra={"action": "stale", "task_ids": stale, "worker": ends[0].worker_id},
-        )
+        # What was to be given back, and others have by now, is where it was to go.
+        if stale := [end.id for end in ends if end.id not in there and end.outcome is not RELEASE]:
+            log.warning(
+                "%d ended attempts were not accepted: written already, or no longer this worker's: %s",
+                len(stale),
+                stale[:20],
+                extra={"action": "stale", "task_ids": stale, "worker": ends[0].worker_id},
+            )
 
     def _popped(
         self, worker_id: int, asked: Asked, rows: list[workers.TurnRow], due_in: float | None

@@ -1,6 +1,7 @@
 -- Ends attempts, as their holder saw them end, in batches. Outcomes: succeeded; failed (for good); retry (again after a back-off while
--- attempts are left, else failed); cancelled; expired; and three that burn no attempt: postponed (not before its retry delay is over), declined (this worker cannot run it: others may, after a pause that
--- doubles each time) and interrupted (it began, and the worker ends: back in line, but one that may be tried only once failed). Null arrays mean: all succeeded, no result, no error, the queue's back-off.
+-- attempts are left, else failed); cancelled; expired; and four that burn no attempt: released (back in line: the next attempt has the next number all the same,
+-- and the task may have one more), postponed (not before its retry delay is over), declined (this worker cannot run it: others may, after a pause that
+-- doubles each time) and interrupted (it began, and the worker ends: released, but one that may be tried only once failed). Null arrays mean: all succeeded, no result, no error, the queue's back-off.
 -- p_costs: what each attempt used in all, where groups share that (fairness = 'cost'); null: what it reported, else what was expected.
 -- Returns the ids that were accepted. A missing one was not this worker's any more, in this attempt: nothing of it was changed (I10).
 -- p_holds: 'group' or 'key', where nothing of the task's group, or with its key, is to start before its retry delay is over.
@@ -22,12 +23,12 @@ declare
 begin
   perform fairq._check_lengths(array[coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0), cardinality(p_outcomes), cardinality(p_results),
     cardinality(p_errors), cardinality(p_retry_delays), cardinality(p_costs), cardinality(p_holds)]);
-  if not p_outcomes <@ array['succeeded', 'failed', 'retry', 'cancelled', 'expired', 'declined', 'interrupted', 'postponed'] then
+  if not p_outcomes <@ array['succeeded', 'failed', 'retry', 'cancelled', 'expired', 'released', 'declined', 'interrupted', 'postponed'] then
     select o.outcome into v_unknown
     from unnest(p_outcomes) o(outcome)
-    where o.outcome is null or o.outcome not in ('succeeded', 'failed', 'retry', 'cancelled', 'expired', 'declined', 'interrupted', 'postponed');
+    where o.outcome is null or o.outcome not in ('succeeded', 'failed', 'retry', 'cancelled', 'expired', 'released', 'declined', 'interrupted', 'postponed');
     raise exception 'worker % finishes a task with the unknown outcome "%"', coalesce(p_worker_id::text, 'null'), coalesce(left(v_unknown, 60), 'null')
-      using errcode = 'QF012', hint = 'Use succeeded, failed, retry, cancelled, expired, declined, interrupted or postponed.';
+      using errcode = 'QF012', hint = 'Use succeeded, failed, retry, cancelled, expired, released, declined, interrupted or postponed.';
   end if;
   perform fairq._check_costs(p_worker_id, p_costs);
   perform fairq._check_holds(p_worker_id, p_outcomes, p_holds, p_retry_delays);

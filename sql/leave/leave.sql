@@ -137,7 +137,7 @@ end;
 $$;
 
 -- Tasks that a worker holds in the attempts named (null: in any), locked, with what they hold, and what becomes of them: p_outcome, where p_outcomes does
--- not say another one. The fencing of finish, release and start.
+-- not say another one. The fencing of finish and start.
 -- Each is looked up by its id, once, in the order of the ids: two calls with the same tasks wait for each other and do not deadlock.
 -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
 create function fairq._find_held(
@@ -166,7 +166,7 @@ begin
       from fairq.held k
       where k.shard_no = p_shard_no and k.id = i.id and k.worker_id = p_worker_id
         and (p_attempts is null or k.attempt = i.attempt)
-        and (k.started_at is not null or p_outcome <> 'succeeded' or i.outcome in ('cancelled', 'declined', 'interrupted'))
+        and (k.started_at is not null or p_outcome <> 'succeeded' or i.outcome in ('cancelled', 'released', 'declined', 'interrupted'))
       for update
       offset 0
     ) h

@@ -1,15 +1,15 @@
--- A worker's whole turn in one statement: what ended is written, what is given back goes back, what was claimed starts, and the next tasks of its queues
+-- A worker's whole turn in one statement: what ended is written, what was claimed starts, and the next tasks of its queues
 -- come with the answer; when there are fewer than asked for, also when to look again. Either all of it happens or nothing.
 -- p_queues and p_mosts say step by step whom to ask for how many; a queue may be asked again for what others left over, but not when it gave less
 -- than it was asked for: it has no more. p_limit is the most over all; 0: only write.
--- Returns the tasks, and after them one row with the ids that were accepted (see finish_tasks, release_tasks, start_tasks) and the seconds until something
+-- Returns the tasks, and after them one row with the ids that were accepted (see finish_tasks, start_tasks) and the seconds until something
 -- is due. Tasks with losses are only claimed, whatever p_claim_lease says, see pop_tasks. A turn that writes nothing and finds nothing leaves no trace, not even a transaction id.
--- Raises what pop_tasks, finish_tasks, release_tasks and start_tasks raise.
+-- Raises what pop_tasks, finish_tasks and start_tasks raise.
 -- Locks: as these do, in the order in which they are named.
 create function fairq.turn(
   p_worker_id bigint, p_queues text[], p_mosts integer[], p_limit integer, p_claim_lease interval default null, p_ended_ids bigint[] default '{}',
   p_ended_attempts integer[] default '{}', p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
-  p_retry_delays interval[] default null, p_costs double precision[] default null, p_holds text[] default null, p_released_ids bigint[] default '{}', p_released_attempts integer[] default '{}',
+  p_retry_delays interval[] default null, p_costs double precision[] default null, p_holds text[] default null,
   p_started_ids bigint[] default '{}', p_started_attempts integer[] default '{}'
 ) returns setof fairq.turned
 language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
@@ -42,9 +42,6 @@ begin
         p_costs, p_holds) f
     );
   end if;
-  if p_released_ids <> '{}' then
-    v_answer.released := array(select r.* from fairq.release_tasks(p_worker_id, p_released_ids, p_released_attempts) r);
-  end if;
   if p_started_ids <> '{}' then
     v_answer.started := array(select s.* from fairq.start_tasks(p_worker_id, p_started_ids, p_started_attempts) s);
   end if;
@@ -54,7 +51,7 @@ begin
     exit when v_left < 1;
     continue when p_queues[v_step] = any(v_empty);
     return query
-      select null::bigint[], null::bigint[], null::bigint[], null::double precision, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+      select null::bigint[], null::bigint[], null::double precision, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
         t.started_at, t.timeout, t.headers, t.payload, t.spared, t.losses, t.user_key
       from fairq.pop_tasks(p_queues[v_step], v_most, p_worker_id, p_claim_lease, p_isolate => true) t;
     get diagnostics v_popped = row_count;
@@ -82,4 +79,4 @@ begin
   return next v_answer;
 end;
 $$;
-comment on function fairq.turn is 'A worker''s whole turn: writes what ended, gives back, starts, and hands out the next tasks.';
+comment on function fairq.turn is 'A worker''s whole turn: writes what ended, starts, and hands out the next tasks.';

@@ -17,9 +17,9 @@ select s.max_running
 from fairq.settings s;
 
 -- name: Turn :many
--- A whole turn: writes what ended, gives back, starts, and asks for the next tasks. The tasks, then a row of what was accepted.
--- fairq: nullable ended, released, started, due_in, timeout, headers, spared, losses, user_key
-select t.ended, t.released, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
+-- A whole turn: writes what ended, starts, and asks for the next tasks. The tasks, then a row of what was accepted.
+-- fairq: nullable ended, started, due_in, timeout, headers, spared, losses, user_key
+select t.ended, t.started, t.due_in, t.id, t.attempt, t.max_attempts, t.queue, t.group_key, t.kind,
   case when t.timeout is not null then t.started_at end as started_at, t.timeout, t.headers::text as headers, t.payload::text as payload,
   t.spared, t.losses, t.user_key
 from fairq.turn(
@@ -36,8 +36,6 @@ from fairq.turn(
   p_retry_delays => sqlc.narg(retry_delays)::interval[],
   p_costs => sqlc.narg(costs)::double precision[],
   p_holds => sqlc.narg(holds)::text[],
-  p_released_ids => sqlc.arg(released_ids)::bigint[],
-  p_released_attempts => sqlc.arg(released_attempts)::integer[],
   p_started_ids => sqlc.arg(started_ids)::bigint[],
   p_started_attempts => sqlc.arg(started_attempts)::integer[]
 ) t;
@@ -45,10 +43,11 @@ from fairq.turn(
 -- name: ReleaseTasks :many
 -- Gives tasks back without burning an attempt; returns the ids accepted.
 select r.id::bigint as id
-from fairq.release_tasks(
+from fairq.finish_tasks(
   p_worker_id => sqlc.arg(worker_id)::bigint,
   p_ids => sqlc.arg(ids)::bigint[],
-  p_attempts => sqlc.arg(attempts)::integer[]
+  p_attempts => sqlc.arg(attempts)::integer[],
+  p_outcomes => array_fill('released'::text, array[cardinality(sqlc.arg(ids)::bigint[])])
 ) as r(id);
 
 -- name: HeldTasks :many

@@ -374,7 +374,7 @@ comment on type fairq.popped is 'A task as its worker gets it: the body, the att
 
 -- What a worker's turn answers: the tasks, a row each, and then what was accepted.
 create type fairq.turned as (
-  ended bigint[], released bigint[], started bigint[], due_in double precision, id bigint, attempt integer, max_attempts integer, queue text,
+  ended bigint[], started bigint[], due_in double precision, id bigint, attempt integer, max_attempts integer, queue text,
   group_key text, kind text, started_at timestamptz, timeout interval, headers jsonb, payload jsonb, spared integer, losses integer, user_key text
 );
 comment on type fairq.turned is 'The answer to fairq.turn(): the tasks, then one row of what was accepted.';

@@ -8,6 +8,7 @@ import pytest
 
 import fairq
 from tests.api.kinds import Opened
+from tests.support.calls import release
 from tests.support.database import Database
 from tests.support.sessions import in_background, pid_of, wait_until_blocked
 from tests.support.sessions import result as finished
@@ -113,7 +114,7 @@ def test_who_lost_the_task_cannot_end_it_and_is_made_to_roll_back(
     """I10: somebody else has it by now."""
     fairq.enqueue(taker.conn, group)
     ctx = taker.pop(group)
-    taker.conn.execute("select fairq.release_tasks(%s, array[%s::bigint], array[1])", [taker.id, ctx.id])
+    release(taker.conn, taker.id, [ctx.id], 1)
     with pytest.raises(fairq.NotHeld, match=f"task {ctx.id}"):
         opened.finish(ctx.finish_in(opened.conn))
     assert not ctx.finished_in
@@ -150,7 +151,7 @@ def test_under_a_snapshot_from_before_the_loss_it_is_a_conflict(
     handler = shared.connect()
     handler.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     handler.execute("select 1 from fairq.tasks limit 1")
-    taker.conn.execute("select fairq.release_tasks(%s, array[%s::bigint], array[1])", [taker.id, ctx.id])
+    release(taker.conn, taker.id, [ctx.id], 1)
     with pytest.raises((fairq.Conflict, fairq.NotHeld)):
         ctx.finish_in(handler)
     handler.rollback()

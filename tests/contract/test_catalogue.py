@@ -266,7 +266,6 @@ def test_functions_of_the_hot_path_pin_how_they_are_planned(db: Conn) -> None:
         "pop_tasks",
         "promote_overflow",
         "finish_tasks",
-        "release_tasks",
         "start_tasks",
         "heartbeat",
         "maintain",

@@ -144,7 +144,6 @@ def one_turn(conn: Conn) -> None:
     finish(conn, worker, pop(conn, worker, 10))
     conn.execute("reset fairq.now")
     conn.execute("select fairq.heartbeat(%s)", [worker])
-    conn.execute("select fairq.release_tasks(%s, '{}', '{}')", [worker])
     conn.execute("select fairq.retire_worker(%s)", [worker])
 
 
@@ -328,7 +327,7 @@ STEPS = [
         60,
     ),
     Step(
-        "release_tasks",
+        "finish_tasks, released",
         lambda s: s.run(RELEASE, *held_by(s.worker, s.held)),
         frozenset({"tasks_pkey"}),
         2 * BATCH + 5,  # locked, then changed

@@ -324,7 +324,8 @@ def test_each_function_opens_the_shard_of_its_group_or_goes_through_all_one_by_o
                 outcome,
                 shard,
             )
-            call("release_tasks", arrays + ", %s", *held(), shard)
+            released = ["released"] * len(held()[1])
+            call("finish_tasks", arrays + ", %s, p_shard_no => %s", *held(), released, shard)
             assert held()[1] == []
         for function in ("pause_group", "resume_group", "reset_rate", "rate_usage", "budget_usage"):
             call(function, "'default', %s", group)

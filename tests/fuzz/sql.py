@@ -163,8 +163,6 @@ class Arguments:
             # Of what a turn says, one half is about tasks that it also names elsewhere.
             "p_ended_ids": lambda: array(list(map(str, self.ids))),
             "p_ended_attempts": lambda: array(list(map(str, self.attempts))),
-            "p_released_ids": lambda: array(list(map(str, self.ids[:1]))),
-            "p_released_attempts": lambda: array(list(map(str, self.attempts[:1]))),
             "p_started_ids": lambda: array(list(map(str, self.ids[:2]))),
             "p_started_attempts": lambda: array(list(map(str, self.attempts[:2]))),
         }

@@ -23,7 +23,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.calls import Conn, call, one, run
+from tests.support.calls import RELEASE, Conn, call, one, run
+from tests.support.calls import START as START_TASKS
 from tests.support.database import Database
 from tests.support.invariants import hear_all, violations
 
@@ -437,7 +438,7 @@ class Policies(RuleBasedStateMachine):
     def say(self, task: Task, how: str) -> list[Any]:
         held = [task.worker, [task.id], [task.attempt]]
         if how in ("release", "start"):
-            return run(self.conn, f"select fairq.{how}_tasks(%s, %s, %s)", *held)
+            return run(self.conn, RELEASE if how == "release" else START_TASKS, *held)
         ended = run(
             self.conn,
             "select fairq.finish_tasks(%s, %s, %s, %s, p_retry_delays => array['3 s'::interval])",

@@ -15,6 +15,7 @@ from tests.support.calls import (
     pop,
     refused,
     register,
+    release,
     run,
     state,
     written,
@@ -63,7 +64,7 @@ def test_what_is_there_is_served_to_the_end(conn: Conn) -> None:
     assert ids[0] in held
     call(conn, "drain_queue", "default")
     finish(conn, bob, held[:1], "retry", delay="10 minutes")
-    call(conn, "release_tasks", bob, held[1:2], [1])
+    release(conn, bob, held[1:2], 1)
     finish(conn, bob, held[2:])
     for moment in ("12:00:01", "12:10:00", "12:30:00", "12:31:00"):
         at(conn, moment)

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.support.calls import (
+    RELEASE,
     Conn,
     Held,
     at,
@@ -311,7 +312,7 @@ def test_a_release_waits_for_settings_and_gives_the_place_back(conn: Conn, datab
     operator, observer = database.connect(), database.connect(autocommit=True)
     at(operator, "12:00:00")
     call(operator, "configure_group", "default", "bob", max_running=3)
-    releasing = in_background(conn, "select fairq.release_tasks(%s, %s, %s)", [bob, held, [1, 1, 1]])
+    releasing = in_background(conn, RELEASE, [bob, held, [1, 1, 1]])
     wait_until_blocked(observer, pid_of(conn))
     operator.commit()
     assert len(result(releasing)) == 3

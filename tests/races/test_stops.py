@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.calls import Conn, Held, create_each, finish, held_by, pop, register
+from tests.support.calls import RELEASE, Conn, Held, create_each, finish, held_by, pop, register
 from tests.support.database import Database
 from tests.support.invariants import assert_sound, violations
 from tests.support.sessions import call_in_background, is_blocked, pid_of, result, wait_until
@@ -110,7 +110,7 @@ class Scene:
             lambda conn: create_each(conn, "capped", "free", "new"),
             ends,
             lambda conn: conn.execute(
-                "select fairq.release_tasks(%s, %s::bigint[], %s::int[])",
+                RELEASE,
                 held_by(worker[0], held[2::3]),
             ),
             lambda conn: [conn.execute("select fairq.cancel_task(%s)", [one]) for one in waiting[::4]],

@@ -161,7 +161,7 @@ OF_A_WORKER = (
     "select fairq.turn({worker}, array['default'], array[1], 0, null, array[{running}], array[1])",
     "select fairq.start_tasks({worker}, array[{claimed}], array[1])",
     "select fairq.finish_tasks({worker}, array[{running}], array[1])",
-    "select fairq.release_tasks({worker}, array[{running}], array[1])",
+    "select fairq.finish_tasks({worker}, array[{running}], array[1], array['released'])",
     "select fairq.held_tasks({worker}, array[{running}], array[1])",
     "select fairq.report_progress({worker}, array[{running}], array[1], array[1])",
     "select fairq.retire_worker({worker})",

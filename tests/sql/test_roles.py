@@ -29,10 +29,6 @@ CALLS: dict[str, tuple[set[str], str]] = {
         {WORK, ADMIN},
         "select fairq.finish_tasks(%(worker)s, array[%(running)s]::bigint[], '{1}', '{retry}')",
     ),
-    "release_tasks": (
-        {WORK, ADMIN},
-        "select fairq.release_tasks(%(worker)s, array[%(running)s::bigint], '{1}')",
-    ),
     "held_tasks": ({WORK, ADMIN}, "select fairq.held_tasks(%(worker)s, array[%(running)s]::bigint[], '{1}')"),
     "report_progress": (
         {WORK, ADMIN},

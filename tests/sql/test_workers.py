@@ -1,4 +1,4 @@
-"""register_worker, heartbeat, retire_worker, release_tasks, start_tasks, and workers that are lost."""
+"""register_worker, heartbeat, retire_worker, start_tasks, releases, and workers that are lost."""
 
 from contextlib import suppress
 
@@ -371,7 +371,7 @@ def test_released_tasks_go_back_in_line_and_burn_no_attempt(db: Conn) -> None:
     ]
 
 
-@pytest.mark.parametrize("call", ["release_tasks", "start_tasks", "held_tasks"])
+@pytest.mark.parametrize("call", ["finish_tasks", "start_tasks", "held_tasks"])
 def test_ids_without_attempts_are_refused(db: Conn, call: str) -> None:
     worker = register(db)
     create(db)
@@ -425,7 +425,7 @@ def test_no_worker_holds_nothing(db: Conn) -> None:
     at(db, "12:00:00")
     assert finish(db, worker, [id_], "retry", delay="0") == [id_]
     before = contents(db)
-    for call in ("release_tasks", "start_tasks", "held_tasks"):
+    for call in ("finish_tasks", "start_tasks", "held_tasks"):
         assert run(db, f"select fairq.{call}(null, %s, %s)", [id_], [1]) == []
     assert run(db, "select fairq.report_progress(null, %s, %s, %s)", [id_], [1], [0.5]) == []
     assert contents(db) == before

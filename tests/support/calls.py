@@ -20,7 +20,11 @@ FINISH = "select f from fairq.finish_tasks(%s, %s, %s, %s::text[]) f order by 1"
 LOCK_DOMAIN = (
     "select from fairq.domains where queue = %s for update"  # what promotion and maintenance wait for
 )
-RELEASE = "select r from fairq.release_tasks(%s, %s, %s) r order by 1"
+RELEASE = (
+    "select f from (values (%s::bigint, %s::bigint[], %s::integer[])) a(worker, ids, attempts), "
+    "fairq.finish_tasks(a.worker, a.ids, a.attempts, "
+    "array_fill('released'::text, array[cardinality(a.ids)])) f order by 1"
+)
 
 
 class Held(int):

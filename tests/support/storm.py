@@ -138,17 +138,13 @@ class Consumer:
             if not ids or random.random() < 0.02:
                 continue  # Forgotten: held until its worker is gone.
             note("ends", ids=ids, outcome=outcome)
-            if outcome == "released":
-                query = "select f from fairq.release_tasks(%s, %s::bigint[], %s::int[]) f"
-                ended = conn.execute(query, [self.worker, ids, attempts]).fetchall()
-            else:
-                query = (
-                    "select f from fairq.finish_tasks(%s, %s::bigint[], %s::int[], %s::text[],"
-                    " p_retry_delays => %s::interval[]) f"
-                )
-                delays = [random.choice(["0 s", "20 ms"])] * len(ids)
-                outcomes = [outcome] * len(ids)
-                ended = conn.execute(query, [self.worker, ids, attempts, outcomes, delays]).fetchall()
+            query = (
+                "select f from fairq.finish_tasks(%s, %s::bigint[], %s::int[], %s::text[],"
+                " p_retry_delays => %s::interval[]) f"
+            )
+            delays = [random.choice(["0 s", "20 ms"])] * len(ids)
+            outcomes = [outcome] * len(ids)
+            ended = conn.execute(query, [self.worker, ids, attempts, outcomes, delays]).fetchall()
             note("ended", ids=[row[0] for row in ended], outcome=outcome)
             self.stale += [(row[0], row[1]) for row in part][:2]
         if random.random() < 0.01:
