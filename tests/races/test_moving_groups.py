@@ -1,9 +1,12 @@
 """Groups move while everybody goes on: a stop between any two statements of who moves, enqueues or pops."""
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
+import psycopg
 import pytest
 
 from tests.races.test_stops import Call, Scene, popping
@@ -307,3 +310,65 @@ def test_a_crash_in_the_middle_of_a_group_leaves_it_where_it_was(database: Datab
         finish(conn, worker, held)
         served += held
     assert sorted(served) == tasks
+
+
+# `make test` moves this many tasks; scaling.md says what a run of 100,000 showed.
+TASKS = int(os.environ.get("FAIRQ_TEST_MOVED_TASKS", "2000"))
+
+
+def test_from_one_shard_to_sixteen_and_back_while_workers_run(database: Database) -> None:
+    """Nothing is lost or runs twice; of each group two at once; equal keys give one id."""
+    conn = database.connect(autocommit=True)
+    conn.execute("""select fairq.configure_queue('default', '{"group_max_running": 2}')""")
+    groups = [f"g{n}" for n in range(max(20, TASKS // 100))]
+    create_all(conn, *groups * (TASKS // len(groups)))
+    stop, full = threading.Event(), threading.Event()
+    served: list[tuple[str, int]] = []
+    created: list[int] = []
+    most = "select group_key from fairq.live_tasks where worker_id is not null group by 1 having count(*) > 2"
+
+    def work() -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as mine:
+            worker = register(mine, slots=20)
+            while not full.is_set():
+                held = pop(mine, worker, 20)
+                served.extend((task.group_key, int(task)) for task in held)
+                assert finish(mine, worker, held) == sorted(held)
+                if stop.is_set() and not held and not one(mine, "select exists (select from fairq.tasks)"):
+                    full.set()
+                # Slow enough that there is something to move.
+                time.sleep(0 if stop.is_set() else 0.02)
+
+    def produce() -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as mine:
+            while not stop.is_set():
+                for group in groups[::7]:
+                    first = create(mine, group, idempotency_key=f"{len(created)}")
+                    assert create(mine, group, idempotency_key=f"{len(created)}") == first
+                    created.append(first)
+                time.sleep(0.01)
+
+    def look() -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as mine:
+            while not full.is_set():
+                assert run(mine, most) == []
+                time.sleep(0.05)
+
+    calls = [call_in_background(each) for each in (work, work, produce, look)]
+    took = {}
+    for shards in (16, 1):
+        seen = len(served) + TASKS // 20
+        wait_until(lambda seen=seen: len(served) > seen, "they work", 60)  # type: ignore[misc]
+        began = time.monotonic()
+        begin(conn, shards)
+        groups_to_move = one(conn, "select count(*) from fairq.moving")
+        go_on(conn, patience=600)
+        took[shards] = (round(time.monotonic() - began, 1), groups_to_move, len(served))
+        assert run(conn, "select * from fairq.moving") == []
+    stop.set()
+    for each in calls:
+        result(each)
+    print(took)
+    assert len(served) == len(set(served))
+    assert {task for _, task in served} == {*range(1, TASKS // len(groups) * len(groups) + 1), *created}
+    assert_moved(conn)
