@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from fairq.embedded import EmbeddedError
+from tests.support import calls
 from tests.support.database import PASSWORD, Database
 from tests.support.server import (
     Choice,
@@ -197,3 +198,9 @@ def _database(server: TestServer, template: str, logins: dict[str, str] | None =
     yield database
     database.close()
     drop_database(server, name)
+
+
+@pytest.fixture
+def by_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Producers and workers call as fairq_enqueue and fairq_work, whoever the session is."""
+    monkeypatch.setattr(calls, "by_roles", True)

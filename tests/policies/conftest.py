@@ -19,3 +19,8 @@ def conn(database: Database) -> Conn:
     conn = database.connect(autocommit=True)
     at(conn, "12:00:00")
     return conn
+
+
+@pytest.fixture(autouse=True)
+def _by_roles(by_roles: None) -> None:
+    """Whatever the test calls by tests.support.calls."""

@@ -1,11 +1,14 @@
 """The engine as tests call it: one name for each call, the same in every folder; and what is there to see."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
+from weakref import WeakSet
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 Conn = psycopg.Connection[Any]
@@ -40,7 +43,47 @@ class Held(int):
         return held
 
 
+# Who calls what, where a suite says that roles call: the fixture `by_roles`.
+ROLES = dict.fromkeys(
+    ("create_task", "create_tasks", "cancel_task", "watch_task", "task_result", "task_progress"),
+    "fairq_enqueue",
+) | dict.fromkeys(
+    (
+        *("register_worker", "retire_worker", "heartbeat", "report_progress", "maintain", "promote_overflow"),
+        *("turn", "pop_tasks", "start_tasks", "held_tasks", "finish_tasks", "release_tasks"),
+        *("fire_schedules", "unplanned_schedules", "plan_schedule"),
+    ),
+    "fairq_work",
+)
+by_roles = False
+_have_their_own: WeakSet[Conn] = WeakSet()
+
+
+@contextmanager
+def in_role(conn: Conn, query: str) -> Iterator[None]:
+    """In the role that calls the one function of the engine that the query names; else as the session is."""
+    if query.startswith("set role"):
+        _have_their_own.add(conn)
+    names = re.findall(r"fairq\.(\w+)", query)
+    role = ROLES.get(names[0]) if by_roles and len(names) == 1 and conn not in _have_their_own else None
+    if role is None:
+        yield
+        return
+    conn.execute(f"set role {role}".encode())
+    try:
+        yield
+    finally:
+        # With the statement that failed its role is undone.
+        if not conn.closed and conn.info.transaction_status != TransactionStatus.INERROR:
+            conn.execute("reset role")
+
+
 def run(conn: Conn, query: str, *params: Any) -> list[Row]:
+    with in_role(conn, query):
+        return _run(conn, query, *params)
+
+
+def _run(conn: Conn, query: str, *params: Any) -> list[Row]:
     cursor = conn.execute(query.encode(), params)
     # Rows without columns ("select from …") are rows, though such a result has no description.
     return cursor.fetchall() if cursor.rownumber is not None else []
