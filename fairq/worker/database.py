@@ -32,8 +32,9 @@ select current_setting('default_transaction_isolation') <> 'read committed'
 
 # A statement is prepared when it was sent so often.
 PREPARE_AFTER = 3
-# A worker that is to end waits for an answer for half of the time that it has, at least and at most so long.
+# A worker that is to end waits for an answer for a third of the time that it has, at least and at most so long.
 LAST_PATIENCE: Final = (1.0, 5.0)
+ONE_TRY: Final = 2 * LAST_PATIENCE[0]
 # A server that is there gets so long to stop what it does for us.
 CANCEL_SECONDS: Final = 1.0
 
@@ -116,11 +117,14 @@ class Database:
         if self._deadline is None:
             return self._usual_patience
         least, most = LAST_PATIENCE
-        return min(max((self._deadline - time.monotonic()) / 2, least), most)
+        return min(max((self._deadline - time.monotonic()) / 3, least), most)
 
     def has_time(self) -> bool:
         """Whether a try that begins now, to connect and to be answered, is over when the worker is to end."""
-        return self._deadline is None or self._deadline - time.monotonic() >= 2 * LAST_PATIENCE[0]
+        return self._has(ONE_TRY)
+
+    def _has(self, seconds: float) -> bool:
+        return self._deadline is None or self._deadline - time.monotonic() >= seconds
 
     def _arm(self, conn: psycopg.AsyncConnection[Any]) -> None:
         loop, seconds = asyncio.get_running_loop(), self._patience()
@@ -132,11 +136,11 @@ class Database:
 
     async def _break_off(self, conn: psycopg.AsyncConnection[Any], seconds: float) -> None:
         """A server that is there, waiting for a lock, is asked to stop: no turn may happen behind our back.
-        One that does not answer to that either is hung up on, and so is any when there is no time for that.
+        One that does not answer to that either is hung up on, and so is any when that would leave no time for
+        another try.
         """
         log.warning("no answer from the database for %.0f s", seconds, extra={"action": "no_answer"})
-        in_time = self._deadline is None or self._deadline - time.monotonic() > 2 * CANCEL_SECONDS
-        if in_time and psycopg.capabilities.has_cancel_safe():
+        if self._has(2 * CANCEL_SECONDS + ONE_TRY) and psycopg.capabilities.has_cancel_safe():
             with contextlib.suppress(*FAILURES):
                 await conn.cancel_safe(timeout=CANCEL_SECONDS)
                 await asyncio.sleep(CANCEL_SECONDS)
@@ -211,6 +215,8 @@ class Database:
         pause = plan.retry_delay(
             self._failures, settings.db_retry_initial_ms / 1000, settings.db_retry_max_ms / 1000
         )
+        if self._deadline is not None:  # rather another try than a long pause before none
+            pause = min(pause, max(self._deadline - now - ONE_TRY, 0) / 2)
         self._not_before = now + pause
         error = explain(exc)
         log.warning(

@@ -341,7 +341,7 @@ def test_a_worker_whose_database_hangs_can_be_ended(own_server: embedded.Server)
             worker.send(signal.SIGTERM)
             assert worker.wait() == 0, worker.output
             left = desk.rows("select state, max_attempts - attempt from fairq.live_tasks")
-            assert left == [("overflow", 5)]
+            assert left == [("overflow", 5)], worker.output
         finally:
             os.kill(backend[0], signal.SIGCONT)
 
