@@ -32,7 +32,7 @@ select current_setting('default_transaction_isolation') <> 'read committed'
 
 # A statement is prepared when it was sent so often.
 PREPARE_AFTER = 3
-# A worker that is to end waits for an answer for a third of the time that it has, at least and at most so long.
+# A worker that is to end waits for an answer for a third of the time it has, at least and at most so long.
 LAST_PATIENCE: Final = (1.0, 5.0)
 ONE_TRY: Final = 2 * LAST_PATIENCE[0]
 # A server that is there gets so long to stop what it does for us.
