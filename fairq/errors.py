@@ -34,7 +34,7 @@
     │   ├── ResultNotEncodable        result_invalid   the result cannot be stored
     │   ├── TaskTimeout               timeout          (a TimeoutError, too)
     │   ├── FinishLost                finish_lost      ctx.finish_in(conn), but that transaction rolled back
-    │   ├── Cancelled                 cancelled        somebody canceled it
+    │   ├── Cancelled                 cancelled        somebody cancelled it
     │   ├── Fail                      raise it in a handler: the task ends now, no further attempt
     │   ├── Retry                     raise it in a handler: another attempt, after `delay`
     │   └── RetryAfter                raise it in a handler: the same attempt again, not before a time
@@ -355,7 +355,7 @@ _HINTS: dict[type[DatabaseError], str] = {
 
 _HINTS_BY_SQLSTATE: dict[str, str] = {
     "25006": "A standby, or a role whose transactions are read only: fairq doctor says which.",
-    "57014": "Somebody canceled it, or a statement_timeout is too short: fairq doctor says which are.",
+    "57014": "Somebody cancelled it, or a statement_timeout is too short: fairq doctor says which are.",
     "53300": "Put a pooler in front, or raise max_connections.",
 }
 

@@ -263,7 +263,7 @@ def _cancel(ask: Ask) -> Plan:
     return Plan(
         f"Cancel task {id}",
         "Cancel it",
-        lambda: "Canceled." if client.cancel(ask.conn, id) else "It had ended already.",
+        lambda: "Cancelled." if client.cancel(ask.conn, id) else "It had ended already.",
         ("/task", {"id": id}),
         [
             "Its worker is told with the next heartbeat; its handler may stop at once, later, or too late."

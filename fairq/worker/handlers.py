@@ -181,7 +181,7 @@ def conclude(entry: Entry, exception: BaseException | None, result: Any) -> Outc
     if entry.stop == "timeout" and (heeded or isinstance(exception, TimeoutError)):
         exception = timed_out(entry)
     elif entry.stop == "cancelled":
-        exception = Cancelled("somebody canceled the task while it ran")
+        exception = Cancelled("somebody cancelled the task while it ran")
     elif isinstance(exception, asyncio.CancelledError):
         # Nobody told it to stop: something that it awaited was cancelled, and that is a failure like any
         # other.

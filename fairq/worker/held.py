@@ -270,7 +270,7 @@ class Held:
             task = entries[0].task
             assert task is not None
             add, most = (self.loopside if task.is_async else self.threads).add, task.batch or 1
-            # Who failed may have failed for a neighbor: now for himself.
+            # Who failed may have failed for a neighbour: now for himself.
             failed = [each.row.attempt - (each.row.spared or 0) > 1 for each in entries]
             fresh = [*compress(entries, map(not_, failed))]
             for each in compress(entries, failed):

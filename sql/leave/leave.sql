@@ -213,7 +213,7 @@ begin
     ) m
     cross join lateral (
       -- No attempt is left, or the next one would come after the deadline. An attempt that never started was not lost. A lost one is no failure of the task:
-      -- perhaps it was a neighbor's; but whoever loses three workers in a row is the culprit, and what may be tried only once was tried.
+      -- perhaps it was a neighbour's; but whoever loses three workers in a row is the culprit, and what may be tried only once was tried.
       select case
         when i.outcome = 'retry' and (h.attempt - b.spared >= m.attempts or r.run_at >= b.expires_at) then 'failed'
         when i.outcome = 'worker_lost' and h.started_at is null then 'lease_expired'

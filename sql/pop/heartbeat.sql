@@ -30,7 +30,7 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq.heartbeat is 'A worker''s sign of life. Returns those of its tasks that should be canceled.';
+comment on function fairq.heartbeat is 'A worker''s sign of life. Returns those of its tasks that should be cancelled.';
 
 -- Checks that a worker is known, and renews its heartbeat when a third of its lease is gone, or at once (p_beats): working is a sign of life. The newest
 -- is inserted, the one before it deleted; an older one is already gone, and dead rows are not walked again.
