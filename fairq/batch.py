@@ -3,7 +3,7 @@
 @app.task(batch=50)
 def index(pages: list[Page], ctx: fairq.Batch) -> list[Exception | None]: ...
 
-Each of them stays a task: popped, charged, timed, ended and tried again by itself.
+Each stays a task of its own: popped, charged, timed, ended and tried again by itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Batch:
             ctx.session = session
 
     def take_in(self, texts: Sequence[str], decode: Callable[[str], Any]) -> list[Any]:
-        """The payloads. What cannot be decoded concerns nobody else."""
+        """The payloads. One that cannot be decoded fails its own task only."""
         found, tasks = [], []
         for ctx, text in zip(self.tasks, texts, strict=True):
             try:
@@ -66,12 +66,12 @@ class Batch:
         return found
 
     def ends(self, answer: Any) -> list[End]:
-        """Of each task, from what the handler returned: an exception ends the task in whose place it is."""
+        """How each task ended, by what the handler returned: an exception in its place fails it."""
         answers = [None] * len(self.tasks) if answer is None else answer
         if not isinstance(answers, list | tuple) or len(answers) != len(self.tasks):
             raise TypeError(
-                f"the handler of {len(self.tasks)} tasks returned {answer!r:.60}:"
-                " nothing, or a list with a result or an exception for each, in their order"
+                f"the handler of {len(self.tasks)} tasks returned {answer!r:.60}, which is neither"
+                " None nor a list with a result or an exception for each, in their order"
             )
         return self.refused + [
             (ctx, each, None) if isinstance(each, BaseException) else (ctx, None, each)

@@ -15,12 +15,12 @@ from fairq.errors import FairqError
 
 OLDEST = 13
 PRESENT = "select extversion from pg_extension where extname = 'citus'"
-# Ids above their 48 lowest bits say which node gave them out.
+# The bits of an id above the 48 lowest say which node gave it out.
 NODE_BITS = 48
 
 
 class ClusterNotReady(FairqError):
-    """The set-up of Citus is not one that fairq can be installed into."""
+    """fairq cannot be installed into this set-up of Citus."""
 
     exit_code = 4
 
@@ -95,7 +95,7 @@ def nodes(conn: psycopg.Connection[Any]) -> list[Node]:
         raise ClusterNotReady(
             f"{asked} shards cannot be spread over {having} nodes",
             "Before fairq is installed, set citus.shard_count to several times the nodes you will ever have; "
-            "later, let fewer have some: "
+            "later, let fewer nodes have some: "
             "select citus_set_node_property('host', 5432, 'shouldhaveshards', false);",
         )
     return [Node(*row[:3]) for row in rows]
@@ -111,7 +111,7 @@ def join(
 ) -> None:
     """Let calls go from any node to any other; ``text`` is sql/citus.sql.
 
-    Each step looks whether it has been done, so that a call that was cut off can be repeated.
+    Each step looks whether it has been done, so a call that was cut off can be repeated.
     """
     coordinator.execute(text.encode())
     for node, conn in others.items():
@@ -161,7 +161,7 @@ def _connect(coordinator: psycopg.Connection[Any]) -> None:
             f"create or replace trigger answered after insert on {table} "
             "for each row execute function fairq_citus.answered()".encode()
         )
-    # A node that is new has no copy of the reference table yet.
+    # A new node has no copy of the reference table yet.
     coordinator.execute("select replicate_reference_tables('block_writes')")
     stay_local(coordinator)
 

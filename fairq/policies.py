@@ -108,7 +108,7 @@ class _OfUsers(TypedDict, Generic[Time], total=False):
 
 
 class GroupSettings(UserSettings[Time], _OfUsers[Time], Generic[Time], total=False):
-    """The settings of a group's own; None: its queue's hold. `user_…` are those of its users."""
+    """A group's own settings; None: its queue's hold. `user_…` are those of its users."""
 
     budget: Annotated[float | None, "The most that its tasks use per --budget-period, in what groups share."]
     budget_period: Annotated[Time | None, "The time that --budget counts in. Default: 1d."]
@@ -188,7 +188,7 @@ class KindSettings(TypedDict, Generic[Time], total=False):
     cost: Annotated[float | None, "Cost of a task that does not say which."]
     timeout: Annotated[Time | None, "Longest run of one attempt of a task that does not say how long."]
     owner: Annotated[
-        str | None, "The app it belongs to: no other one changes it. An empty one: an app without a name."
+        str | None, "The app it belongs to; no other app may change it. Empty: an app without a name."
     ]
 
 
@@ -201,7 +201,7 @@ class KeySettings(TypedDict, total=False):
 class ClusterSettings(TypedDict, total=False):
     """The settings of the installation."""
 
-    shard_count: Annotated[int | None, "Number of shards. Where there are tasks, groups move."]
+    shard_count: Annotated[int | None, "Number of shards. Where there are tasks, groups move to theirs."]
     payload_limit: Annotated[int | None, "Largest payload, in bytes of its text."]
     max_running: Annotated[int | None, "The most tasks in flight at once over all queues and workers."]
 

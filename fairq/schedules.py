@@ -70,7 +70,7 @@ class ScheduleSettings(TypedDict, Generic[Time], total=False):
     priority: Annotated[int | None, "Higher first, within the group. Default: its kind's, or 0."]
     concurrency_key: Annotated[str | None, "Tasks with equal keys do not run at the same time."]
     headers: Annotated[Mapping[str, Any] | None, "A JSON object that travels with each task."]
-    owner: Annotated[str | None, "The app it belongs to: no other one changes it."]
+    owner: Annotated[str | None, "The app it belongs to; no other app may change it."]
 
 
 class ScheduleState(ScheduleSettings[timedelta]):

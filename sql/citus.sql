@@ -1,11 +1,11 @@
--- Citus: how calls get from any node to the one that has the group. Not loaded elsewhere; fairq/citus.py loads it on each node, behind the engine.
+-- Citus: how calls get from any node to the one that has the group. fairq/citus.py loads this on each node, after the engine; nowhere else is it loaded.
 --
 -- Each node has an engine of its own, the same as on a single machine, for the groups whose slot it has. Citus carries the calls: a call is a row, and
--- a trigger on the row's node runs it, in the same distributed transaction. So a task is committed with what the application wrote on other nodes, or
+-- a trigger on the row's node runs it, in the same distributed transaction. So a task commits with what the application wrote on other nodes, or
 -- not at all. "calls" is distributed by shard_no, the slot of a group: one insert, answered by one node. "settings_calls" is a reference table: an insert
 -- reaches every node, or none.
--- Here are: the functions below; fairq_citus.create_task and others, which are the engine's own and run on the node itself; and in schema fairq the same
--- names and arguments pass the call on.
+-- The engine's own create_task and others go to schema fairq_citus, and run on the node itself. In schema fairq functions of the same names and arguments
+-- pass the call on.
 create schema if not exists fairq_citus;
 revoke all on schema fairq_citus from public;
 comment on schema fairq_citus is 'Calls of fairq from one node to another.';
@@ -30,8 +30,8 @@ begin
 end;
 $$;
 
--- A slot of the node that gave out this id: ids of different nodes differ above their 48 lowest bits.
--- Raises QF007: the node has none.
+-- A slot of the node that gave out this id, which the bits above the 48 lowest name.
+-- Raises QF007: that node has no slot.
 create or replace function fairq_citus.slot_of_task(p_id bigint) returns integer
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -54,7 +54,7 @@ begin
 end;
 $$;
 
--- Whoever asks about a task, or enqueues, is looked at here: on the other node the caller is the owner of fairq.
+-- Checks here who enqueues or asks about a task: on the other node the caller is the owner of fairq.
 create or replace function fairq_citus.check_caller(p_queue text) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
@@ -66,7 +66,7 @@ begin
 end;
 $$;
 
--- Runs a statement on the node of a slot, or on all of them; its answer is that of one of them.
+-- Runs a statement on the node of a slot, or on all nodes; returns the answer of one of them.
 create or replace function fairq_citus.pass_on(p_slot integer, p_statement text) returns jsonb
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -81,7 +81,7 @@ begin
 end;
 $$;
 
--- The triggers: they run the call, and take its row away again. Both where the row is, in the transaction of the caller.
+-- The triggers: they run the call and delete its row again, on the node of the row, in the transaction of the caller.
 create or replace function fairq_citus.answer() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp set jit = off as $$
 begin
@@ -100,7 +100,7 @@ begin
 end;
 $$;
 
--- NOTIFY and a commit in two phases exclude each other. So nobody announces tasks here: workers look for themselves.
+-- A transaction that notifies cannot commit in two phases. So nobody announces tasks here: workers look for themselves.
 -- Raises QF007.
 create or replace function fairq_citus.refuse_notify() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -110,7 +110,7 @@ begin
 end;
 $$;
 
--- The elements of an array at these places, in this order; of an array that is not that long none, which the engine refuses.
+-- The elements of an array at these places, in this order. Of an array of another length none: the engine refuses that.
 create or replace function fairq_citus.only(p_array anyarray, p_length integer, p_places bigint[]) returns anyarray
 language sql immutable set search_path = pg_catalog, pg_temp as $$
   select case
@@ -124,7 +124,7 @@ language sql immutable set search_path = pg_catalog, pg_temp as $$
   end
 $$;
 
--- Which nodes have these groups: for each node a slot of it, and the places of its groups in the array. In the order of the nodes, so that two batches never
+-- The nodes that have these groups: for each a slot of it, and the places of its groups in the array. In the order of the nodes, so that two batches never
 -- wait for each other in a circle.
 create or replace function fairq_citus.parts(p_group_keys text[]) returns table (slot integer, places bigint[])
 language sql stable set search_path = pg_catalog, pg_temp as $$
@@ -141,8 +141,8 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   order by h.node
 $$;
 
--- Puts functions that pass calls on in the place of those that are called for a group or a task, and of those whose answer is the same everywhere. Their
--- own text goes to schema fairq_citus. Can be run again: a migration may have brought some of them anew.
+-- Replaces the functions that are called for a group or a task, and those whose answer is the same everywhere, by ones that pass the call on. Their own text
+-- goes to schema fairq_citus. Can be run again: a migration may have brought some of them anew.
 create or replace function fairq_citus.enter() returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $enter$
 declare

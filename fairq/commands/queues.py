@@ -616,7 +616,7 @@ def _move_groups(conn: Connection) -> None:
                 time.sleep(0.02)
     except KeyboardInterrupt:
         console(stderr=True).print(
-            "Interrupted. What has moved stays; the rest goes on when the same command runs again."
+            "Interrupted. What has moved stays. Run the same command again for the rest."
         )
         raise
 

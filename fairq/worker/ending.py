@@ -19,9 +19,9 @@ log = logging.getLogger("fairq.worker")
 
 # After the grace time, handlers that are told to stop do so, and what has ended is written, all within this.
 AFTER_SECONDS: Final = 5.0
-# A loop that stands still so long after the grace time is given up by the keeper, who gives its tasks back.
+# The keeper gives up a loop that stands still so long after the grace time, and gives its tasks back.
 STILL_SECONDS: Final = 3.0
-# Whatever else holds up the end of a process of ours is not waited for any longer.
+# Nor does a process of ours wait any longer for whatever else holds up its end.
 LAST_RESORT_SECONDS: Final = 9.0
 
 

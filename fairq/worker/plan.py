@@ -78,7 +78,7 @@ def ticks_at_a_time(slots: int, late: float, stalls: int) -> int:
     """How many due schedules to fire before the next look: half of what runs at a time; the later the more,
     and twice as many each time those before did not begin.
 
-    A task of a group that had none stands before what its neighbours enqueue next. A tick that waits does not.
+    A task of a group that had none stands before what others enqueue next. A tick that waits does not.
     """
     return min((max(slots // 2, 4) * (1 + int(late / 10))) << min(stalls, 5), 100)
 

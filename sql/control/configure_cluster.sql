@@ -1,11 +1,11 @@
 -- Changes settings of the installation, which are columns of fairq.settings: an absent one stays as it is, a null takes one away, so that the default holds.
 -- max_running caps the tasks in flight over all queues and workers. It excludes claim leases (QF015 at pop).
--- Another number of shards is there at once while there is nothing. Where there is, groups have to move: move_groups does that, and until it has, a third
--- number is refused.
+-- In an empty installation another number of shards is there at once. Elsewhere groups have to move: move_groups does that, and until it has, a third number is
+-- refused.
 -- Returns the settings in force.
 -- Raises QF013 while groups move, QF007 bad number, QF014 an unknown setting.
--- Locks: settings (the whole table where the number of shards changes and there is nothing: waits for transactions that created tasks); where groups have to move,
--- all domains; the meter of the cluster and held tasks when the cap changes.
+-- Locks: settings (the whole table where the number of shards of an empty installation changes: waits for transactions that created tasks); where groups have to
+-- move, all domains; the meter of the cluster and held tasks when the cap changes.
 create function fairq.configure_cluster(p_settings jsonb default '{}') returns fairq.settings
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
@@ -22,7 +22,7 @@ begin
   v_new := jsonb_populate_record(v_old, v_changes);
   if v_new.shard_count <> v_old.shard_count and v_old.moving_from is not null then
     raise exception 'there cannot be % shards while groups move from % to %', v_new.shard_count, v_old.moving_from, v_old.shard_count
-      using errcode = 'QF013', hint = format('Let that move end, with: select fairq.move_groups(); which does the next step of it. Or: fairq cluster set --shard-count %s', v_old.shard_count);
+      using errcode = 'QF013', hint = format('Let that move end: fairq cluster set --shard-count %s, or select fairq.move_groups(); until it says done.', v_old.shard_count);
   elsif v_new.shard_count <> v_old.shard_count and fairq._is_used() then
     perform fairq._begin_move(v_old.shard_count, v_new.shard_count);
     select s.moving_from, s.moving_groups into v_new.moving_from, v_new.moving_groups from fairq.settings s;

@@ -1,6 +1,6 @@
 -- Declares what holds for the tasks of a kind in a queue, however they are created: columns of fairq.kinds; an absent one stays as it is, a null takes one
 -- away, so that the queue's or the task's own holds. A task may ask for fewer attempts, not for more. Tasks that are there keep what they have.
--- What belongs to an app, its owner, another one does not change; nor does one without a name: its owner is ''.
+-- A kind that belongs to an app, its owner, is not changed by another one, nor by an app without a name, whose owner is ''.
 -- Returns what is declared.
 -- Raises QF003 unknown queue, QF006 bad kind, QF007 bad number, QF009 bad timeout, QF014 an unknown setting, or a kind of another owner.
 -- Locks: settings; kinds, one row.
@@ -19,7 +19,7 @@ begin
   if v_kind.owner <> v_changes ->> 'owner' then
     if jsonb_populate_record(v_kind, v_changes - 'owner') is distinct from v_kind then
       raise exception 'kind "%" of queue "%" belongs to "%"', p_kind, p_queue, v_kind.owner
-        using errcode = 'QF014', hint = format('Declare the same, or name yours otherwise; or free it: select fairq.configure_kind(%L, %L, ''{"owner": null}'');', p_queue, p_kind);
+        using errcode = 'QF014', hint = format('Declare the same, or give yours another name; or free it: select fairq.configure_kind(%L, %L, ''{"owner": null}'');', p_queue, p_kind);
     end if;
     return v_kind;
   end if;

@@ -1,17 +1,16 @@
--- More shards, or fewer, while the queues run. configure_cluster lists the groups that are not in the shard of their key any more (fairq.moving); each call of
--- move_groups moves one of them: its tasks, lanes, settings and schedules, in one transaction. In between, and after a crash, everything stands as the last
--- call left it.
+-- More shards, or fewer, while the queues run. configure_cluster lists the groups that are no longer in the shard of their key (fairq.moving). Each call of
+-- move_groups moves one of them in one transaction: its tasks, lanes, settings and schedules. In between, and after a crash, all stands as the last call left it.
 --
--- A group is where fairq.moving says, else in the shard of its key. Promotion hears a group in its home only: what reaches another shard all the same, by a
--- transaction that looked before the group moved and commits after it, is sent home by whoever hears of it there (_send_home). So nobody who creates tasks waits.
+-- A group is where fairq.moving says, else in the shard of its key. Promotion hears a group in its home only. A transaction that looked before the group moved,
+-- and commits afterwards, leaves tasks in another shard: whoever hears of them there sends them home (_send_home). So nobody who creates tasks waits.
 --
--- What is in flight does not move. A group that has something in flight stops, as if it were paused, until that has ended; eight at a time, and those that
--- take longer than ten seconds beside them.
+-- What is in flight does not move. A group that has something in flight stops, as if it were paused, until that has ended: eight at a time, beside those that
+-- have taken longer than ten seconds.
 --
--- Idempotency keys are taken at both places of their group while anything moves, the old one first. So who knows only one of them, because his transaction is
--- older than the move or younger than its end, waits for those who know both; and the move ends only when no transaction is left that began before.
+-- While anything moves, idempotency keys are taken at both places of their group, the old one first. So a transaction that knows only one of them, because it is
+-- older than the move or younger than its end, waits for those that know both. The move ends only when no transaction is left that began before.
 
--- Moves the next group, and at last what belongs to none. To be called until it says done.
+-- Moves the next group, and at last what belongs to none. Call it until it says done.
 -- Returns {"state": "moving" | "ending" | "waiting" | "done", "from", "to": shards, "groups": how many the move is of, "left": of these, "leaving": those that wait for
 -- what is in flight, "transactions": how many it waits for, "moved": what this call did}. waiting: nothing can be done now, call again in a moment.
 -- Raises QF005 not READ COMMITTED.
@@ -97,7 +96,7 @@ begin
 end;
 $$;
 
--- Begins a move. The domains are held while the groups are listed of which a promotion knows, or somebody said something: what none has heard of yet is sent
+-- Begins a move. It holds the domains while it lists the groups that a promotion knows, or that have settings or schedules: what none has heard of yet is sent
 -- home when it is heard.
 -- Locks: the domains of the shards there are; the caller holds settings. Cost: all lanes, held and scheduled tasks.
 create function fairq._begin_move(p_from integer, p_to integer) returns void
@@ -172,8 +171,8 @@ begin
 end;
 $$;
 
--- Moves a group, unless something of it is in flight, or locked. Then it is left as it is, and leaves: nothing of it starts any more.
--- Whoever waits for one of these locks does so for 200 ms; what it did until then is undone.
+-- Moves a group, unless something of it is in flight, or locked. Then it stays as it is, and begins to leave: nothing of it starts any more.
+-- Waits for each of these locks for 200 ms, then undoes what it did.
 create function fairq._try_group(p_group_key text, p_from integer, p_to integer) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 begin
@@ -286,8 +285,8 @@ begin
 end;
 $$;
 
--- The lanes of a group and its users stand in the other shard as they stood in this one: with what their limits have used, what their tasks use, and as far before
--- the clock as they were. What they have waiting rings there, and numbers they get anew.
+-- The lanes of a group and its users stand in the other shard as they stood in this one: with what their limits have used, what their tasks use, and their
+-- distance to the clock. Their waiting tasks ring there, and they get new numbers.
 -- Locks: lanes; the caller holds both domains, and nothing of the group is ready or held.
 create function fairq._move_lanes(p_from integer, p_to integer, p_queue text, p_group_key text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -337,8 +336,8 @@ begin
 end;
 $$;
 
--- The tasks of groups that are at home elsewhere (p_homes: their shards) go there, as if they had just been created: they ring. So do wishes to cancel them. Of
--- strays those that are taken all the same stay: who holds them looks for them here.
+-- The tasks of groups that are at home elsewhere (p_homes: their shards) go there, as if they had just been created: they ring. So do wishes to cancel them.
+-- Strays that are held all the same stay: their holders look for them here.
 -- Locks: bodies in line, which the caller's domain protects. Cost: the tasks, each written once.
 create function fairq._send_tasks(p_shard_no integer, p_queue text, p_homes jsonb, p_strays boolean) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -395,8 +394,8 @@ begin
 end;
 $$;
 
--- What promotion hears of groups that are at home in another shard is passed on, with their tasks; so is a wish to cancel a task that has gone there. The caller is
--- left with the rest.
+-- Passes on what promotion hears of groups that are at home in another shard, with their tasks, and wishes to cancel a task that has gone there. Leaves the
+-- caller the rest.
 -- Locks: bodies in line; the caller holds the domain. In the other shards it only inserts.
 -- Cost: where nothing strays, a hash per group that rang.
 create function fairq._send_home(
@@ -464,7 +463,7 @@ begin
 end;
 $$;
 
--- Pauses that were said where the group is not any more hold where it is.
+-- Pauses that were written where the group no longer is hold where it is.
 create function fairq._send_settings(p_shard_no integer, p_homes jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin

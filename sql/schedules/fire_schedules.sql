@@ -1,5 +1,5 @@
 -- Creates the tasks of schedules that are due, at most p_limit, an equal part of each shard (at least one), one tick of each schedule. Any number of callers may do so, as often as they like.
--- Few at a time: each task of a group that had none stands before what its neighbours enqueue next. A tick that waits here stands before nobody. So a caller
+-- A few at a time: each task of a group that had none stands before what its neighbours enqueue next. A tick that waits here stands before nobody. So a caller
 -- may say which task was the last one of his call before (p_after): none is created while that has not begun.
 -- Returns {"fired": how many tasks, "last": the id of the last one, "due_in": seconds until a schedule is due, 0 or less: more are; null: none will be,
 -- "unplanned": a plan is to be renewed}.

@@ -166,7 +166,7 @@ comment on column fairq.kinds.max_attempts is 'The most attempts of such a task;
 comment on column fairq.kinds.priority is 'Priority of a task that does not say which.';
 comment on column fairq.kinds.cost is 'Cost of a task that does not say which.';
 comment on column fairq.kinds.timeout is 'Longest run of one attempt of a task that does not say how long.';
-comment on column fairq.kinds.owner is 'The app that declares it: no other one changes it.';
+comment on column fairq.kinds.owner is 'The app that declares it; no other app may change it.';
 
 create table fairq.groups (
   shard_no integer not null,
