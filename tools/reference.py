@@ -55,6 +55,10 @@ def about(name: str, command: click.Command) -> str:
             listed = ", ".join(
                 f"`{option}`" for each in named for option in (*each.opts, *each.secondary_opts)
             )
+            if len(named) > FEW and len(named) == len(settings):
+                shown = next(each for each in named if "_" in str(each.name))
+                listed = f"`{shown.opts[0]}` for `{shown.name}`, and so on"
+                listed += "".join(f"; `{each}`, too" for option in named for each in option.secondary_opts)
             parts.append(_filled(f"An option for each setting of [{page}](sql/{page}.md): {listed}."))
         lines = (
             f"- {_names(each)}{_default(each)}: {_cell(each.help)}" for each in options if each not in named
@@ -76,6 +80,8 @@ def _ends(epilog: str) -> str:
     return " ".join(f"{each}." for each in (own and f"Exit codes: {' · '.join(own)}", rights) if each)
 
 
+# Of more options their names are not listed: they are those of the settings.
+FEW = 12
 # Commands whose options are the settings of a function, which has the page that explains them.
 _SETTINGS = {
     f"fairq {command}": (f"configure_{name}", frozenset(options_of(settings)))
