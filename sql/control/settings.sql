@@ -151,7 +151,7 @@ begin
 end;
 $$;
 
--- Raises QF014: the settings are no object, or name one that is not known. Meant is perhaps the one that shares most pairs of letters with it.
+-- Raises QF014: the settings are no object, or name one that is not known. The hint names the known one that shares most pairs of letters with it.
 create function fairq._check_names(p_of text, p_settings jsonb, p_known text[]) returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare

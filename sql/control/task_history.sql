@@ -1,5 +1,5 @@
--- What is known of a task, and of its attempts: for who shows that of a task which Django's users get as its result. Payloads and headers are among it: so
--- not all who enqueue may ask, but those to whom this function is granted.
+-- What is known of a task and of its attempts: Django's results are read by it. It shows payloads and headers, so not all who enqueue may ask, but those to
+-- whom it is granted.
 -- Returns a row of the task, with its last attempt, or the one that runs, and a row of each attempt before, whose kind is null; none for an unknown id and
 -- for a task of a queue for other roles. One statement: a task that ends meanwhile is in one of its tables.
 -- Cost: per shard one step in tasks_pkey, and one in each day of the history and of the attempts.

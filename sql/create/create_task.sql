@@ -68,7 +68,7 @@ $$;
 comment on function fairq.create_task is
   'Creates a task in the caller''s transaction, without waiting for anyone. Returns its id.';
 
--- What holds for a task that is created. What its creator does not say its kind declares, and at last its queue; of max_attempts a kind declares the most.
+-- What holds for a new task: what its creator says, else what its kind declares, else its queue. The max_attempts of a kind is also the most.
 -- No row: there is no such queue. Without "set search_path": inlined into the statement that asks.
 create function fairq._options(p_queue text, p_kind text, p_max_attempts integer, p_priority integer, p_cost double precision, p_timeout interval)
 returns table (

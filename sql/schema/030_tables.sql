@@ -23,7 +23,7 @@
 -- be deleted any more. Unlike a key it costs nothing, unless wal_level is logical; then a deleted row is logged as it was.
 --
 -- shard_no is the first column of every key and every index, and every hot statement names it: no call touches two shards.
--- settings, queues, kinds and moving are the same everywhere (reference tables, should the shards ever live on several machines).
+-- settings, queues, kinds and moving are of all shards.
 
 create sequence fairq.task_ids;
 comment on sequence fairq.task_ids is 'Ids of tasks, and the order in which tasks of a group became runnable.';
