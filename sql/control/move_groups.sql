@@ -110,7 +110,10 @@ begin
   insert into fairq.moving (group_key, shard_no)
   select k.group_key, min(k.shard_no)
   from (
-    select l.shard_no, l.group_key from fairq.lanes l where l.queue not like '#%'
+    -- A user may have used more than his group, which then has no lane any more; nor has one whose tasks all wait for keys.
+    select l.shard_no, l.group_key from fairq.lanes l where l.queue not like '#%' or l.queue like '#users %'
+    union
+    select k.shard_no, k.group_key from fairq.parked k
     union
     select t.shard_no, t.group_key from fairq.held h join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
     union
@@ -122,9 +125,10 @@ begin
   ) k
   where k.shard_no <> fairq._shard_of(k.group_key, p_to)
   group by k.group_key;
-  -- Of shards that were there before: workers who were known in them.
+  -- Of shards that were there before: workers who were known in them, and keys that somebody took while they went.
   delete from fairq.workers w where w.shard_no >= p_from;
   delete from fairq.heartbeats h where h.shard_no >= p_from;
+  delete from fairq.idempotency_keys k where k.shard_no >= p_from;
   perform fairq._open_shards(p_from, p_to);
   update fairq.settings s
   set shard_count = p_to, moving_from = p_from, moving_groups = (select count(*) from fairq.moving), moving_after = null;
@@ -132,7 +136,8 @@ begin
 end;
 $$;
 
--- Makes what a shard needs: domains, its row for upkeep, the settings of keys, which hold in every shard.
+-- Makes what a shard needs: domains, its row for upkeep, the settings of keys and until when they are held, which is so in every shard.
+-- Locks: none; the caller holds #keys of shard 0.
 create function fairq._open_shards(p_from integer, p_to integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -147,6 +152,12 @@ begin
   cross join generate_series(p_from, p_to - 1) s(shard_no)
   where g.shard_no = 0 and g.queue = '#keys'
   on conflict do nothing;
+  perform fairq._open_keys(0, fairq._now());
+  insert into fairq.rings (shard_no, queue, group_key, configured, hold_until, held_by)
+  select s.shard_no, '#keys', l.group_key, true, (l.gate).held_until, (l.gate).held_by
+  from fairq.lanes l
+  cross join generate_series(p_from, p_to - 1) s(shard_no)
+  where l.shard_no = 0 and l.queue = '#keys' and (l.gate).held_until is not null;
 end;
 $$;
 
@@ -260,7 +271,9 @@ begin
     select q.queue
     from fairq.queues q
     where not q.internal
-      and (exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = q.queue and l.group_key = p_group_key)
+      and (exists (
+          select from fairq.lanes l where l.shard_no = p_shard_no and l.queue in (q.queue, fairq._users_of(q.queue)) and l.group_key = p_group_key
+        )
         or exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.queue = q.queue and t.group_key = p_group_key and not t.scheduled))
     order by q.queue
   );
@@ -321,8 +334,8 @@ begin
         v_lane.pace.reserved := 0;
       end if;
       v_lane.policy := fairq._policy_of(p_to, p_queue, p_group_key);
-      v_there.users := v_there.users or v_lane.inside is distinct from null;
     end if;
+    v_there.users := v_there.users or v_lane.inside is distinct from null or v_lane.queue <> p_queue;
     v_lane.position := fairq._lane_position(v_lane.lane_no);
     v_lane.cursors := '{}';
     v_lane.admissible := false;
@@ -553,7 +566,9 @@ begin
     return v_moved;
   end if;
 
-  -- Their age begins anew: of a task that has ended the history is still in the other shard, and the sweep of this one does not see it.
+  -- Most of them, taken while groups moved, are at the new place already. Where that names another task, the old place is right: who knew only that one took
+  -- it last. What is at neither is left from another move. Their age begins anew: of a task that has ended the history is still in the other shard, and the
+  -- sweep of this one does not see it.
   with stray as materialized (
     select k.shard_no, k.queue, k.group_key, k.idempotency_key, k as row from fairq.idempotency_keys k where k.shard_no <> fairq._shard_of(k.group_key, v_to) limit 5000 for update skip locked
   ),
@@ -563,11 +578,17 @@ begin
     where k.shard_no = s.shard_no and k.queue = s.queue and k.group_key = s.group_key and k.idempotency_key = s.idempotency_key
   ),
   back as (
-    insert into fairq.idempotency_keys
-    select (jsonb_populate_record(s.row, jsonb_build_object('shard_no', fairq._shard_of(s.group_key, v_to), 'created_at', fairq._now()))).* from stray s
-    on conflict do nothing
+    insert into fairq.idempotency_keys as k
+    select (jsonb_populate_record(s.row, jsonb_build_object('shard_no', fairq._shard_of(s.group_key, v_to), 'created_at', fairq._now()))).*
+    from stray s
+    where s.shard_no = fairq._shard_of(s.group_key, p_settings.moving_from)
+    on conflict (shard_no, queue, group_key, idempotency_key) do update
+    set task_id = excluded.task_id, fingerprint = excluded.fingerprint, created_at = excluded.created_at
+    where k.task_id <> excluded.task_id
+    returning k.task_id
   )
-  select count(*)::integer into v_moved from stray s;
+  -- Those that come all the while, at both places, keep no move from ending.
+  select (case when count(*) = 5000 then 5000 else (select count(*) from back) end)::integer into v_moved from stray s;
   -- What nobody has heard of yet goes home.
   perform fairq._promote(d.shard_no, d.queue, 1, false)
   from fairq.domains d
@@ -609,6 +630,20 @@ declare
   v_to integer := p_settings.shard_count;
   v_table text;
 begin
+  -- One that somebody is just taking from its task, and may not.
+  if exists (
+    select
+    from fairq.idempotency_keys k
+    where k.shard_no <> fairq._shard_of(k.group_key, v_to)
+      and not exists (
+        select
+        from fairq.idempotency_keys n
+        where n.shard_no = fairq._shard_of(k.group_key, v_to) and n.queue = k.queue and n.group_key = k.group_key and n.idempotency_key = k.idempotency_key
+          and n.task_id = k.task_id
+      )
+  ) then
+    return false;
+  end if;
   if p_settings.moving_from > v_to then
     if (select count(*) from fairq.domains d where d.shard_no >= v_to) <> (select count(*) from (select from fairq.domains d where d.shard_no >= v_to for update skip locked) d)
       or exists (select from fairq.domains d cross join lateral fairq._tick(d.shard_no, d.queue) k where d.shard_no >= v_to and fairq._has_news(k))
@@ -620,14 +655,16 @@ begin
       return false;
     end if;
     perform fairq._add_ledger(s.shard_no) from generate_series(v_to, p_settings.moving_from - 1) s(shard_no);
-    -- Workers stay: a pop under way may ask for them. The next move deletes them.
+    -- Workers stay: a pop under way may ask for them. So do keys that somebody is taking right now, for whom nobody waits here. The next move deletes them.
     foreach v_table in array array['domains', 'maintenance', 'ticks', 'lanes', 'rings', 'sweeps', 'upkeep_failures', 'ready', 'parked', 'cancellations', 'watches',
-      'progress', 'limit_changes', 'ledger', 'ledger_queues', 'ledger_marks', 'totals', 'groups', 'idempotency_keys']
+      'progress', 'limit_changes', 'ledger', 'ledger_queues', 'ledger_marks', 'totals', 'groups']
     loop
       execute format('delete from fairq.%I n where n.shard_no >= $1', v_table) using v_to;
     end loop;
     update fairq.queues q set spread = false where v_to = 1 and q.spread;
   end if;
+  -- Deadlines may have passed while their tasks moved: upkeep looks at all of them once more.
+  delete from fairq.sweeps w where w.shard_no < v_to and w.what = 'expiry';
   update fairq.settings s set moving_from = null, moving_groups = null, moving_after = null;
   return true;
 end;

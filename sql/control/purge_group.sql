@@ -8,6 +8,7 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set plan
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer := fairq._group_shard(p_queue, p_group_key, p_user_key);
+  v_other integer;
   v_ready bigint[];
   v_ended integer;
 begin
@@ -27,6 +28,16 @@ begin
     where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key)
       and t.id <> all(v_ready)
   ), 'cancelled', v_now));
+  -- While groups move, scheduled ones stay where the group was until they are due.
+  for v_other in
+    select s.shard_no from fairq.settings f cross join fairq._shards(null) s(shard_no) where f.moving_from is not null and s.shard_no <> v_shard_no
+  loop
+    v_ended := v_ended + cardinality(fairq._end_waiting(v_other, array(
+      select t.id
+      from fairq.tasks t
+      where t.shard_no = v_other and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key) and t.scheduled
+    ), 'cancelled', v_now));
+  end loop;
   insert into fairq.cancellations (shard_no, task_id, requested_at)
   select v_shard_no, r.id, v_now
   from unnest(v_ready) r(id);

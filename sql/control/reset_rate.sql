@@ -13,6 +13,7 @@ begin
   if p_group_key is null then
     perform fairq._hold_meter(v_scope.group_key);
   else
+    v_scope.shard_no := fairq._lock_group(p_queue, p_group_key);
     perform fairq._promote(v_scope.shard_no, v_scope.queue, 1, true);
   end if;
   v_lane := fairq._lane(v_scope.shard_no, v_scope.queue, v_scope.group_key);

@@ -292,8 +292,8 @@ end;
 $$;
 
 -- A key is held: what is ready with a place of it goes back in line with its group, and who was given a place and is not placed yet stands in line again.
--- Who takes places holds the lock of the keys, and so has committed what it made ready.
--- Locks: parked; the caller holds #keys. Cost: the ready set of the shard, and those that were given any key.
+-- So does a long one that waits for a slot with a place of the key. Who takes places holds the lock of the keys, and so has committed what it made ready.
+-- Locks: parked; the caller holds #keys. Cost: the ready set of the shard, those that were given any key, and long ones that wait.
 create function fairq._empty_key(p_shard_no integer, p_concurrency_key text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -305,10 +305,18 @@ begin
   cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
   where r.shard_no = p_shard_no and r.keyed_at is not null and b.concurrency_key = p_concurrency_key;
   with back as (
-    delete from fairq.parked k where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.granted returning k
+    delete from fairq.parked k
+    where k.shard_no = p_shard_no
+      and k.ctid = any(array(
+        select g.ctid from fairq.parked g where g.shard_no = p_shard_no and g.granted and fairq._key_of(g) = p_concurrency_key
+        union all
+        select l.ctid from fairq.parked l where l.shard_no = p_shard_no and l.concurrency_key = '' and not l.granted and fairq._key_of(l) = p_concurrency_key
+      ))
+    returning k
   )
   select array_agg(b.k) into v_back from back b;
   if v_back is not null then
+    perform fairq._next_turn(g) from unnest(v_back) g where g.turn is not null;
     perform fairq._unpark(p_shard_no, v_back);
   end if;
 end;

@@ -14,17 +14,25 @@ declare
   v_old fairq.schedules;
   v_new fairq.schedules;
   v_shard_no integer := fairq._group_shard('default', p_group_key);
+  v_is_new boolean;
 begin
   perform fairq._check_name('the name of the schedule', p_name, 200, 'QF006', 'For example daily-report');
   perform fairq._check_names(v_of, p_settings, array['owner', 'cron', 'time_zone', 'every', 'spread', 'missed', 'queue', 'kind', 'priority', 'concurrency_key',
     'headers', 'payload']);
 
-  insert into fairq.schedules (shard_no, name, group_key, created_at, done_until) values (v_shard_no, p_name, p_group_key, v_now, v_now)
-  on conflict do nothing;
-  select s.* into v_old
-  from fairq.schedules s
-  where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key
-  for update;
+  -- While this waits for the row, the group may move.
+  loop
+    insert into fairq.schedules (shard_no, name, group_key, created_at, done_until) values (v_shard_no, p_name, p_group_key, v_now, v_now)
+    on conflict do nothing;
+    v_is_new := found;
+    select s.* into v_old
+    from fairq.schedules s
+    where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key
+    for update;
+    exit when v_shard_no = fairq._home(p_group_key);
+    delete from fairq.schedules s where v_is_new and s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key;
+    v_shard_no := fairq._home(p_group_key);
+  end loop;
 
   begin
     v_new := jsonb_populate_record(v_old, p_settings);

@@ -82,7 +82,11 @@ select s.name, s.group_key, s.owner, s.cron, s.time_zone, s.every, s.spread, s.m
   s.last_tick, s.last_task_id, coalesce(f.outcome, l.state) as last_state, s.problem
 from fairq.schedules s
 left join lateral (
-  select f.outcome from fairq.finished_tasks f where f.shard_no = s.shard_no and f.id = s.last_task_id offset 0
+  -- Before its group moved it may have ended in another shard.
+  select f.outcome
+  from fairq.finished_tasks f
+  where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))) and f.id = s.last_task_id
+  offset 0
 ) f on true
 left join lateral (
   select l.state from fairq.live_tasks l where l.shard_no = s.shard_no and l.id = s.last_task_id offset 0

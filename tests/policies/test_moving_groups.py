@@ -14,11 +14,13 @@ from tests.support.calls import (
     column,
     create,
     create_all,
+    create_each,
     create_many,
     create_of,
     explain,
     finish,
     held_by,
+    maintain,
     one,
     pop,
     promote,
@@ -28,6 +30,7 @@ from tests.support.calls import (
     run,
     states,
 )
+from tests.support.database import Database
 from tests.support.moves import assert_moved, begin, go_on, move, step
 
 GROUPS = [f"g{n}" for n in range(20)]
@@ -326,3 +329,89 @@ def test_the_number_of_groups_left_only_falls(conn: Conn) -> None:
     go_on(conn, meanwhile=lambda: left.append(one(conn, "select count(*) from fairq.moving")))
     assert left[0] > 5
     assert all(a >= b for a, b in pairwise(left))
+
+
+def test_tasks_that_all_wait_for_a_key_go_along(conn: Conn) -> None:
+    """Upkeep forgets the lane of such a group, which has nothing in line."""
+    worker = register(conn, slots=50)
+    create(conn, "alice", concurrency_key="k")
+    held = pop(conn, worker, 1)
+    tasks = create_many(conn, "bob", 3, concurrency_keys=["k"] * 3)
+    assert pop(conn, worker, 5) == []
+    maintain(conn)
+    assert column(conn, "select id from fairq.parked order by id") == tasks
+    assert run(conn, "select group_key from fairq.lanes where queue = 'default' and group_key = 'bob'") == []
+    begin(conn, 16)
+    finish(conn, worker, held)
+    go_on(conn)
+    assert_moved(conn)
+    assert [task for _, task in served(conn, worker)] == tasks
+
+
+def test_what_a_user_has_used_goes_along_though_the_group_has_nothing_left(conn: Conn) -> None:
+    call(conn, "configure_queue", "default", user_rate_limit=1, user_rate_period="1 hour")
+    worker = register(conn)
+    create_of(conn, "bob", "u1")
+    finish(conn, worker, pop(conn, worker, 1))
+    promote(conn)
+    maintain(conn)
+    assert run(conn, "select queue from fairq.lanes where group_key = 'bob'") == [("#users default",)]
+    move(conn, 16)
+    create_of(conn, "bob", "u1", "u2")
+    assert [task.user_key for task in pop(conn, worker, 5)] == ["u2"]
+
+
+def test_a_key_that_is_held_is_so_in_the_new_shards(conn: Conn) -> None:
+    worker = register(conn)
+    call(conn, "hold_key", "k", one(conn, "select fairq._now() + interval '1 hour'"))
+    tasks = create_each(conn, *GROUPS, concurrency_key="k")
+    move(conn, 16)
+    assert pop(conn, worker, 50) == []
+    call(conn, "hold_key", "k", None)
+    assert sorted(task for _, task in served(conn, worker)) == tasks
+
+
+def test_a_purge_finds_what_is_scheduled_where_the_group_was(conn: Conn) -> None:
+    register(conn)
+    later = one(conn, "select fairq._now() + interval '1 hour'")
+    tasks = [*create_many(conn, "bob", 2), create(conn, "bob", run_at=later)]
+    begin(conn, 16)
+    assert step(conn)["left"] == 0
+    assert call(conn, "purge_group", "default", "bob") == [(3,)]
+    assert states(conn) == dict.fromkeys(tasks, "cancelled")
+    go_on(conn)
+    assert_moved(conn)
+
+
+def test_one_whose_deadline_passes_on_the_way_is_ended_by_upkeep(conn: Conn, database: Database) -> None:
+    other = database.connect()
+    call(conn, "pause_group", "default", "bob")
+    task = create(conn, "bob", expires_at="2030-01-01 12:00:05+00")
+    begin(conn, 16)
+    at(conn, "12:00:10")
+    # Somebody promotes where it is: there upkeep does not get to it. Where it goes, it has been.
+    run(other, "select from fairq.domains where queue = 'default' and shard_no = 0 for update")
+    assert "expired" not in maintain(conn)
+    other.rollback()
+    go_on(conn)
+    assert_moved(conn)
+    maintain(conn)
+    assert states(conn) == {task: "expired"}
+
+
+def test_keys_that_come_all_the_while_do_not_keep_a_move_from_ending(conn: Conn) -> None:
+    keys = (f"k{n}" for n in range(1000))
+    create(conn, "bob")
+    for shards in (16, 1):
+        begin(conn, shards)
+        go_on(conn, meanwhile=lambda: create(conn, "bob", idempotency_key=next(keys)), patience=10)
+        assert_moved(conn)
+
+
+def test_how_the_last_task_of_a_schedule_ended_is_known_afterwards(conn: Conn) -> None:
+    worker = register(conn)
+    call(conn, "configure_schedule", "nightly", "bob", every="1 day")
+    call(conn, "run_schedule", "nightly")
+    finish(conn, worker, pop(conn, worker, 1))
+    move(conn, 16)
+    assert column(conn, "select last_state from fairq.schedule_stats") == ["succeeded"]

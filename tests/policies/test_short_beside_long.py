@@ -306,6 +306,22 @@ def test_a_long_one_that_is_cancelled_passes_its_turn_and_its_key_on(
     assert_sound(conn)
 
 
+def test_a_long_one_that_waits_with_a_place_of_its_key_does_not_run_while_that_is_held(conn: Conn) -> None:
+    keep(conn, 7)
+    worker = register(conn, slots=8)
+    long_ones(conn, "alice", 1)
+    running = pop(conn, worker, 8)
+    waiting = long_ones(conn, "bob", 2, concurrency_keys=["k", "k"])
+    assert pop(conn, worker, 8) == []
+    call(conn, "hold_key", "k", one(conn, "select fairq._now() + interval '1 hour'"))
+    finish(conn, worker, running)
+    assert pop(conn, worker, 8) == []
+    assert_sound(conn)
+    call(conn, "hold_key", "k", None)
+    assert pop(conn, worker, 8) == waiting[:1]
+    assert_sound(conn)
+
+
 def test_a_group_that_cannot_go_on_gives_its_turn_to_others(conn: Conn) -> None:
     keep(conn, 7)
     worker = register(conn, slots=8)

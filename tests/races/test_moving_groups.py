@@ -136,6 +136,9 @@ def test_between_any_two_statements_of_a_move_everybody_may_do_anything(
             raise
 
 
+# To so many the group "bob" moves; to four it would not.
+MORE = 5
+
 # What producers do, and how often their key may be there in the end.
 PRODUCERS: dict[str, Callable[[Conn], object]] = {
     "create": lambda conn: create(conn, "bob"),
@@ -152,15 +155,15 @@ PRODUCERS: dict[str, Callable[[Conn], object]] = {
 }
 
 
-@pytest.mark.parametrize("shards", [4, 1], ids=["more", "fewer"])
+@pytest.mark.parametrize("shards", [MORE, 1], ids=["more", "fewer"])
 @pytest.mark.parametrize("name", PRODUCERS)
 def test_whatever_is_said_to_a_group_while_it_moves_reaches_it(
     database: Database, name: str, shards: int
 ) -> None:
     """The caller stands between any two of its statements, and the whole group moves meanwhile."""
-    conn, caller, other = (database.connect(autocommit=True) for _ in range(3))
+    conn, caller, other, gate = (database.connect(autocommit=True) for _ in range(4))
     if shards == 1:
-        begin(conn, 4)
+        begin(conn, MORE)
     install_stops(conn)
     worker = register(conn)
     run(conn, "set lock_timeout = '5s'")
@@ -169,7 +172,7 @@ def test_whatever_is_said_to_a_group_while_it_moves_reaches_it(
         PRODUCERS[name](caller)
     clean_up(conn)
     for point in points[:: max(1, EVERY // 4)]:
-        begin(conn, 1 if shards == 4 else 4)
+        begin(conn, 1 if shards == MORE else MORE)
         go_on(conn)
         conn.execute("select setval('fairq.task_ids', 1, false)")
         # All of them before the move, one known only to its body.
@@ -180,19 +183,20 @@ def test_whatever_is_said_to_a_group_while_it_moves_reaches_it(
             PRODUCERS["hold"](conn)
         promote(conn)
         tasks += create_many(conn, "bob", 1)
-        conn.execute("select pg_advisory_lock(%s)", [GATE])
+        # Not held by who moves: he waits for the caller a moment only, and a circle would be seen before.
+        gate.execute("select pg_advisory_lock(%s)", [GATE])
         caller.execute("select set_config('stops.at', %s, false)", [point])
         begin(conn, shards)
         under_way = call_in_background(partial(PRODUCERS[name], caller))
         wait_until(lambda call=under_way: call.done() or is_blocked(conn, pid_of(caller)), "it stands")  # type: ignore[misc]
         try:
-            for _ in range(20):
+            for _ in range(3):
                 if step(conn)["left"] == 0:
                     break
             if name in ("create with a key", "create unique"):
                 again = call_in_background(partial(PRODUCERS[name], other))
                 wait_until(lambda call=again: call.done() or is_blocked(conn, pid_of(other)), "it waits")  # type: ignore[misc]
-            conn.execute("select pg_advisory_unlock(%s)", [GATE])
+            gate.execute("select pg_advisory_unlock(%s)", [GATE])
             said = result(under_way)
             if name == "create with a key":
                 assert result(again) == said
@@ -200,6 +204,9 @@ def test_whatever_is_said_to_a_group_while_it_moves_reaches_it(
                 result(again)
             go_on(conn)
             assert_moved(conn)
+            if name == "create unique":
+                # Whoever has the key now, it is the only one that waits.
+                PRODUCERS[name](conn)
             check(conn, name, worker, tasks)
             assert_sound(conn)
         except BaseException as exc:
@@ -257,7 +264,7 @@ def test_the_end_of_a_move_waits_for_transactions_that_began_before(database: Da
     create_many(conn, "bob", 2)
     worker = register(conn)
     assert one(old, "select count(*) from fairq.tasks") == 2
-    begin(conn, 4)
+    begin(conn, MORE)
     for _ in range(10):
         said = step(conn)
     assert (said["state"], said["left"], said["transactions"]) == ("waiting", 0, 1)
@@ -274,7 +281,7 @@ def test_keys_of_before_and_after_the_move_wait_for_each_other(database: Databas
     conn, old, new = database.connect(autocommit=True), database.connect(), database.connect(autocommit=True)
     register(conn)
     first = create(old, "bob", idempotency_key="k")
-    begin(conn, 4)
+    begin(conn, MORE)
     go = in_background(new, "select fairq.create_task('bob', '{}', p_idempotency_key => 'k')")
     assert wait_until_blocked(conn, pid_of(new)) == [pid_of(old)]
     for _ in range(5):
@@ -291,7 +298,7 @@ def test_a_crash_in_the_middle_of_a_group_leaves_it_where_it_was(database: Datab
     worker = register(conn)
     tasks = create_all(conn, *"abcdefgh" * 3)
     promote(conn)
-    begin(conn, 4)
+    begin(conn, MORE)
     while step(mover)["left"] > 3:
         mover.commit()
     pid = pid_of(mover)
@@ -372,3 +379,62 @@ def test_from_one_shard_to_sixteen_and_back_while_workers_run(database: Database
     assert len(served) == len(set(served))
     assert {task for _, task in served} == {*range(1, TASKS // len(groups) * len(groups) + 1), *created}
     assert_moved(conn)
+
+
+@pytest.mark.parametrize("shards", [MORE, 1], ids=["more", "fewer"])
+def test_a_key_that_somebody_fails_to_take_at_the_end_stays_its_tasks(
+    database: Database, shards: int
+) -> None:
+    conn, taker = database.connect(autocommit=True), database.connect()
+    if shards == 1:
+        begin(conn, MORE)
+    register(conn)
+    first = create(conn, "bob", idempotency_key="k")
+    begin(conn, shards)
+    while (said := step(conn))["state"] != "waiting":
+        assert said["state"] != "done"
+    # Who begins now is not waited for.
+    create(taker, "bob", idempotency_key="k", unique="waiting")
+    for _ in range(5):
+        step(conn)
+    taker.rollback()
+    go_on(conn)
+    assert_moved(conn)
+    assert create(conn, "bob", idempotency_key="k") == first
+
+
+def test_a_schedule_that_is_configured_while_its_group_moves_is_one(database: Database) -> None:
+    conn, mover, caller = database.connect(autocommit=True), database.connect(), database.connect()
+    create(conn, "bob")
+    call(conn, "configure_schedule", "nightly", "bob", every="1 day", kind="a")
+    begin(conn, MORE)
+    assert step(mover)["left"] == 0
+    configured = in_background(
+        caller, """select fairq.configure_schedule('nightly', 'bob', '{"kind": "b"}')"""
+    )
+    wait_until_blocked(conn, pid_of(caller))
+    mover.commit()
+    result(configured)
+    caller.commit()
+    found = "select kind, every = interval '1 day', shard_no = fairq._shard_of('bob', 5) from fairq.schedules"
+    assert run(conn, found) == [("b", True, True)]
+    go_on(conn)
+    assert_moved(conn)
+
+
+def test_a_rate_that_is_forgotten_while_its_group_moves_is_so(database: Database) -> None:
+    conn, mover, caller = database.connect(autocommit=True), database.connect(), database.connect()
+    call(conn, "configure_group", "default", "bob", rate_limit=1, rate_period="1 hour")
+    worker = register(conn)
+    create_many(conn, "bob", 2)
+    finish(conn, worker, pop(conn, worker, 2))
+    begin(conn, MORE)
+    assert step(mover)["left"] == 0
+    forgotten = in_background(caller, "select fairq.reset_rate('default', 'bob')")
+    wait_until_blocked(conn, pid_of(caller))
+    mover.commit()
+    result(forgotten)
+    caller.commit()
+    go_on(conn)
+    assert_moved(conn)
+    assert len(pop(conn, worker, 2)) == 1
