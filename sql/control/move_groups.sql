@@ -107,24 +107,24 @@ begin
   where d.queue = '#keys' or d.queue not like '#%'
   order by d.shard_no, d.queue = '#keys', d.queue
   for update;
+  -- By the key alone: what the last move may have left elsewhere, such as an idle lane, does not say where the group is.
   insert into fairq.moving (group_key, shard_no)
-  select k.group_key, min(k.shard_no)
+  select k.group_key, fairq._shard_of(k.group_key, p_from)
   from (
     -- A user may have used more than his group, which then has no lane any more; nor has one whose tasks all wait for keys.
-    select l.shard_no, l.group_key from fairq.lanes l where l.queue not like '#%' or l.queue like '#users %'
+    select l.group_key from fairq.lanes l where l.queue not like '#%' or l.queue like '#users %'
     union
-    select k.shard_no, k.group_key from fairq.parked k
+    select k.group_key from fairq.parked k
     union
-    select t.shard_no, t.group_key from fairq.held h join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+    select t.group_key from fairq.held h join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
     union
-    select t.shard_no, t.group_key from fairq.tasks t where t.scheduled
+    select t.group_key from fairq.tasks t where t.scheduled
     union
-    select g.shard_no, g.group_key from fairq.groups g where g.queue not like '#%'
+    select g.group_key from fairq.groups g where g.queue not like '#%'
     union
-    select c.shard_no, c.group_key from fairq.schedules c
+    select c.group_key from fairq.schedules c
   ) k
-  where k.shard_no <> fairq._shard_of(k.group_key, p_to)
-  group by k.group_key;
+  where fairq._shard_of(k.group_key, p_from) <> fairq._shard_of(k.group_key, p_to);
   -- Of shards that were there before: workers who were known in them, and keys that somebody took while they went.
   delete from fairq.workers w where w.shard_no >= p_from;
   delete from fairq.heartbeats h where h.shard_no >= p_from;

@@ -415,3 +415,25 @@ def test_how_the_last_task_of_a_schedule_ended_is_known_afterwards(conn: Conn) -
     finish(conn, worker, pop(conn, worker, 1))
     move(conn, 16)
     assert column(conn, "select last_state from fairq.schedule_stats") == ["succeeded"]
+
+
+def test_what_an_earlier_move_left_does_not_say_where_a_group_is(conn: Conn) -> None:
+    """A lane in another shard than its group's: taken for its place, the settings there were lost."""
+    move(conn, 4)
+    group = next(one for one in GROUPS if 0 < shard_of(one, 4) != shard_of(one, 3))
+    call(conn, "configure_group", "default", group, max_running=3)
+    create(conn, group)
+    promote(conn)
+    run(
+        conn,
+        "insert into fairq.lanes select (jsonb_populate_record(l, '{\"shard_no\": 0}')).* from fairq.lanes l"
+        " where l.queue = 'default' and l.group_key = %s",
+        group,
+    )
+    begin(conn, 3)
+    assert column(conn, "select shard_no from fairq.moving where group_key = %s", group) == [
+        shard_of(group, 4)
+    ]
+    run(conn, "delete from fairq.lanes where shard_no = 0 and group_key = %s", group)
+    go_on(conn)
+    assert column(conn, "select max_running from fairq.groups where group_key = %s", group) == [3]
