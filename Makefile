@@ -70,7 +70,7 @@ test-django: .venv/.dev ## Run all tests of frameworks on each version of Django
 	@FAIRQ_TEST_DJANGO=1 .venv/bin/python -m pytest $(PYTEST) tests/contrib
 
 storm: .venv/.dev ## Run a storm of processes for a minute, and stop calls between any two statements
-	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_stops.py
+	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_moving_storm.py tests/races/test_stops.py
 
 fuzz: .venv/.dev ## Call every function and command with odd arguments, 100,000 times (ten minutes)
 	@FAIRQ_TEST_FUZZ=100000 FAIRQ_TEST_PASSES=100000 .venv/bin/python -m pytest $(PYTEST) tests/fuzz tests/web/test_signing.py

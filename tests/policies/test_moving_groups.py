@@ -420,7 +420,7 @@ def test_how_the_last_task_of_a_schedule_ended_is_known_afterwards(conn: Conn) -
 def test_what_an_earlier_move_left_does_not_say_where_a_group_is(conn: Conn) -> None:
     """A lane in another shard than its group's: taken for its place, the settings there were lost."""
     move(conn, 4)
-    group = next(one for one in GROUPS if 0 < shard_of(one, 4) != shard_of(one, 3))
+    group = next(one for one in GROUPS if 0 < shard_of(one, 4) != shard_of(one, 3) > 0)
     call(conn, "configure_group", "default", group, max_running=3)
     create(conn, group)
     promote(conn)

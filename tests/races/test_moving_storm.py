@@ -1,18 +1,22 @@
 """The storm, while its groups move from one number of shards to the next all the time."""
 
+import os
 import threading
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.races import test_storm
-from tests.races.test_storm import QUEUES, SETTINGS, drain, judge, rage
+from tests.races.test_storm import drain, judge, rage
 from tests.support.calls import Conn
 from tests.support.database import Database
 from tests.support.moves import assert_moved, begin, step
+from tests.support.storm import MOST, QUEUES, SETTINGS
 
-pytestmark = pytest.mark.usefixtures("one_shard")
+pytestmark = [
+    pytest.mark.usefixtures("one_shard"),
+    pytest.mark.skipif("FAIRQ_TEST_STORM" not in os.environ, reason="make storm runs it"),
+]
 
 
 def end_move(conn: Conn, stop: threading.Event) -> None:
@@ -25,8 +29,8 @@ def test_a_storm_over_shards_that_come_and_go_is_accounted_for(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A key counts in each shard by itself, and groups of different shards may be pops apart.
-    groups = {what: most for what, most in test_storm.MOST.items() if not what.startswith("key ")}
-    monkeypatch.setattr(test_storm, "MOST", groups)
+    groups = {what: most for what, most in MOST.items() if not what.startswith("key ")}
+    monkeypatch.setattr("tests.races.test_storm.MOST", groups)
     monkeypatch.setenv("FAIRQ_TEST_SHARDS", "4")
     observer, mover = database.connect(autocommit=True), database.connect(autocommit=True)
     observer.execute(f"grant pg_signal_backend to {database.logins['fairq_admin']}".encode())
