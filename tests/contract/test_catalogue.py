@@ -179,7 +179,7 @@ def test_every_use_of_a_sharded_table_names_the_shard(name: str, db: Conn) -> No
             continue
         if not alias or not re.search(rf"\b{alias}\.shard_no\b", text):
             missing.append(match[0])
-    # All shards: the check that there is nothing left, and the lists of groups that are to move, and of shards.
+    # All shards: the check that there is nothing left, the list of groups that move, and that of shards.
     allowed = {"configure_cluster", "_begin_move", "_rotate_partitions"}
     everywhere = {"fairq.maintenance", "fairq.finished_tasks_default", "fairq.attempts_default"}
     missing = [use for use in missing if name not in allowed and not any(one in use for one in everywhere)]
