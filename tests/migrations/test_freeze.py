@@ -78,7 +78,7 @@ def test_files_are_loaded_in_order(unreleased: Path) -> None:
 
 
 def test_no_file_of_the_engine_is_left_out() -> None:
-    """A room that install does not know would not be loaded. Citus has a file that every migration loads anew."""
+    """A room that install does not know would not be loaded. Only on Citus is its file, anew each time."""
     root = install.sql_dir()
     there = {file.relative_to(root) for file in root.rglob("*.sql")} - {Path("citus.sql")}
     assert {file for file in there if file.parts[0] != "queries"} == {
