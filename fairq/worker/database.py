@@ -119,11 +119,8 @@ class Database:
         least, most = LAST_PATIENCE
         return min(max((self._deadline - time.monotonic()) / 3, least), most)
 
-    def has_time(self) -> bool:
+    def has_time(self, seconds: float = ONE_TRY) -> bool:
         """Whether a try that begins now, to connect and to be answered, is over when the worker is to end."""
-        return self._has(ONE_TRY)
-
-    def _has(self, seconds: float) -> bool:
         return self._deadline is None or self._deadline - time.monotonic() >= seconds
 
     def _arm(self, conn: psycopg.AsyncConnection[Any]) -> None:
@@ -140,7 +137,7 @@ class Database:
         another try.
         """
         log.warning("no answer from the database for %.0f s", seconds, extra={"action": "no_answer"})
-        if self._has(2 * CANCEL_SECONDS + ONE_TRY) and psycopg.capabilities.has_cancel_safe():
+        if self.has_time(2 * CANCEL_SECONDS + ONE_TRY) and psycopg.capabilities.has_cancel_safe():
             with contextlib.suppress(*FAILURES):
                 await conn.cancel_safe(timeout=CANCEL_SECONDS)
                 await asyncio.sleep(CANCEL_SECONDS)
