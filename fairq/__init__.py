@@ -16,105 +16,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fairq.app import App
-    from fairq.backoff import Backoff
-    from fairq.batch import Batch
-    from fairq.client import (
-        Explanation,
-        Item,
-        TaskInfo,
-        cancel,
-        cancel_many,
-        enqueue,
-        enqueue_many,
-        explain,
-        get,
-        retry,
-        retry_many,
-    )
-    from fairq.context import Cancellation, Context
-    from fairq.errors import (
-        Cancelled,
-        ConfigurationError,
-        Conflict,
-        DatabaseError,
-        Fail,
-        FairqError,
-        IdempotencyConflict,
-        InTransaction,
-        InvalidCost,
-        InvalidGroupKey,
-        InvalidName,
-        InvalidPayload,
-        InvalidSchedule,
-        InvalidTime,
-        NoSuchTask,
-        NotAllowed,
-        NotEncodable,
-        NotHeld,
-        NotInstalled,
-        OutOfRange,
-        QueueDraining,
-        Refused,
-        ResultTimeout,
-        Retry,
-        RetryAfter,
-        TaskError,
-        TaskFailed,
-        TaskTimeout,
-        TransactionAborted,
-        Unavailable,
-        UnknownQueue,
-        UnknownSchedule,
-        UnsupportedConnection,
-        is_retryable,
-    )
-    from fairq.ledger import Fairness, Share, fairness, shares
-    from fairq.policies import (
-        BudgetUsage,
-        ClusterSettings,
-        GroupSettings,
-        GroupState,
-        KeySettings,
-        KindSettings,
-        KindState,
-        QueueSettings,
-        QueueState,
-        RateUsage,
-        UserSettings,
-        UserState,
-        budget_usage,
-        configure_cluster,
-        configure_group,
-        configure_key,
-        configure_kind,
-        configure_queue,
-        configure_user,
-        drain_queue,
-        hold_group,
-        hold_key,
-        pause_group,
-        pause_queue,
-        purge_group,
-        rate_usage,
-        reset_rate,
-        resume_group,
-        resume_queue,
-    )
-    from fairq.results import Progress, TaskResult, progress, result
-    from fairq.schedules import (
-        Schedule,
-        ScheduleSettings,
-        ScheduleState,
-        configure_schedule,
-        pause_schedule,
-        preview_schedule,
-        remove_schedule,
-        resume_schedule,
-        run_schedule,
-    )
-    from fairq.task import Task
-    from fairq.worker import Worker
+    from fairq.app import *
+    from fairq.backoff import *
+    from fairq.batch import *
+    from fairq.client import *
+    from fairq.context import *
+    from fairq.errors import *
+    from fairq.ledger import *
+    from fairq.policies import *
+    from fairq.results import *
+    from fairq.schedules import *
+    from fairq.task import *
+    from fairq.worker import *
 
 __all__ = [
     "App",
@@ -244,7 +157,7 @@ if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
                     if "no pq wrapper" not in str(exc):
                         raise
                     raise ImportError("psycopg finds no libpq here: pip install 'fairq[binary]'") from exc
-                if name in found.__all__:
+                if name in getattr(found, "__all__", vars(found)):
                     value = globals()[name] = getattr(found, name)
                     return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

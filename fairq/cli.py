@@ -22,19 +22,6 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = [
-    "COMMANDS",
-    "Command",
-    "Exit",
-    "Failure",
-    "command",
-    "failure_of",
-    "group",
-    "main",
-    "named_dsn",
-    "wants_json",
-]
-
 
 class Exit(IntEnum):
     """What a command's exit code means. Documented in docs/reference/exit-codes.md."""

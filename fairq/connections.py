@@ -45,20 +45,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
-__all__ = [
-    "AsyncConnection",
-    "AsyncpgConnection",
-    "DjangoConnection",
-    "Step",
-    "Steps",
-    "SyncConnection",
-    "is_async",
-    "is_session",
-    "is_session_async",
-    "on_connection",
-    "run",
-]
-
 
 class DjangoConnection(Protocol):
     """What we use of `django.db.connection`."""

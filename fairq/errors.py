@@ -475,10 +475,3 @@ def _hint(exc: BaseException) -> str | None:
     diag = getattr(exc, "diag", None)
     found = getattr(diag, "message_hint", None) or getattr(exc, "hint", None)
     return found if isinstance(found, str) else None
-
-
-# Every exception, and what tells them apart.
-__all__ = [
-    name for name, each in globals().items() if isinstance(each, type) and issubclass(each, FairqError)
-]
-__all__ += ["BY_SQLSTATE", "is_retryable", "sqlstate_of", "translate", "translating"]

@@ -39,17 +39,6 @@ from fairq.errors import (
     is_within,
 )
 
-__all__ = [
-    "BatchOptions",
-    "Declared",
-    "EnqueueManyOptions",
-    "EnqueueOptions",
-    "GroupKey",
-    "Item",
-    "Seconds",
-    "TaskOptions",
-]
-
 Seconds = float | timedelta
 GroupKey: TypeAlias = str | int | UUID
 T = TypeVar("T")

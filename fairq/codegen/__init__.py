@@ -14,6 +14,3 @@ def generate(request: Request) -> dict[str, str]:
     else:
         from fairq.codegen.sqlalchemy import generate
     return generate(request)
-
-
-__all__ = ["generate"]

@@ -13,8 +13,6 @@ import click
 
 from fairq.cli import Exit, Failure, command
 
-__all__ = ["bench"]
-
 
 class Benchmarks(click.Group):
     """The commands of the clone's `benchmarks`, when there is a clone."""

@@ -29,29 +29,9 @@ from rich.text import Text
 from fairq import install
 from fairq.cli import named_dsn, wants_json
 from fairq.commands.words import refusal
-from fairq.dsn import clean, resolve
+from fairq.dsn import clean as clean
+from fairq.dsn import resolve
 from fairq.errors import NotAllowed, Refused, translating
-
-__all__ = [
-    "Connection",
-    "clean",
-    "connect",
-    "console",
-    "count",
-    "duration",
-    "emit",
-    "ident",
-    "number",
-    "plain",
-    "rows",
-    "server_time",
-    "session",
-    "show",
-    "span",
-    "table",
-    "task_ids",
-    "when",
-]
 
 Connection = psycopg.Connection[Any]
 

@@ -11,8 +11,6 @@ import click
 from fairq.commands.common import duration, when
 from fairq.options import DEFAULTS, EnqueueOptions, Option, options_of
 
-__all__ = ["named", "settings_options", "task_options"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

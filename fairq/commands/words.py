@@ -11,8 +11,6 @@ from fairq.cli import Failure
 from fairq.dsn import mask
 from fairq.errors import FairqError, NotAllowed, QueueDraining, Refused, UnknownQueue
 
-__all__ = ["in_options", "refusal"]
-
 _HINTS: dict[type[FairqError], str] = {
     UnknownQueue: "fairq queues lists them; fairq queues create NAME makes one.",
     QueueDraining: "Until it takes new tasks again: fairq resume QUEUE",

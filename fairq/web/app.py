@@ -46,8 +46,6 @@ from fairq.web.guard import CSRF_COOKIE, Guard, Rule, asks, form_of, headers_aro
 from fairq.web.signing import check_secret, read_pass
 from fairq.web.site import Ask, Page, Site, version_of
 
-__all__ = ["asgi"]
-
 STREAM_SECONDS = 600.0  # then the browser asks again
 STREAMS = 50  # at once of operators, and as many of tenants
 STREAMS_OF_TENANT = 5

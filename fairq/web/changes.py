@@ -22,8 +22,6 @@ from fairq.queries import client as client_queries
 from fairq.queries import web as queries
 from fairq.web.site import Ask
 
-__all__ = ["OF_GROUP", "OF_QUEUE", "TARGET", "Plan", "fields", "make_plan", "stored_schedule"]
-
 OF_GROUP = (
     "weight",
     "max_running",

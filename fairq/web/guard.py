@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fairq.errors import ConfigurationError
 
-__all__ = ["Guard", "Rule", "form_of", "from_here", "headers_around", "new_csrf", "wears_csrf"]
-
 Rule = Callable[[Request], bool | Awaitable[bool]]
 
 SHORTEST_TOKEN = 16

@@ -27,24 +27,6 @@ from fairq.web import changes, timeline
 from fairq.web.site import Ask, Page
 from fairq.web.standing import standing
 
-__all__ = [
-    "change",
-    "doctor",
-    "failures",
-    "group",
-    "mine",
-    "preview",
-    "queue",
-    "queues",
-    "schedule",
-    "schedules",
-    "shares",
-    "task",
-    "trouble",
-    "upkeep",
-    "workers",
-]
-
 GROUPS = 40  # of a page
 FEW, MANY = 1_001, 100_001  # what is counted of each group of a page, and of the few that have more
 TASKS = 25

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-__all__ = ["PORT", "bound", "in_background", "server"]
-
 PORT = 8377
 GRACE_SECONDS = 1  # of streams that are open when it ends: a browser asks again
 

@@ -17,8 +17,6 @@ from urllib.parse import urlencode
 
 from fairq.errors import ConfigurationError
 
-__all__ = ["Pass", "check_secret", "link", "read_pass", "sign_pass"]
-
 SHORTEST_SECRET = 16
 LONGEST_PASS = 8192  # a key has at most some hundred bytes; nobody decodes megabytes for us
 

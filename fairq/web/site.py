@@ -25,8 +25,6 @@ from fairq.errors import translating
 from fairq.queries import web as queries
 from fairq.web.timeline import Looks
 
-__all__ = ["Ask", "Page", "Site", "url"]
-
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=5)  # of a statement: a page must not become the load

@@ -10,8 +10,6 @@ from fairq.connections import Steps, on_connection
 from fairq.options import check_text, group_text
 from fairq.queries import web as queries
 
-__all__ = ["Standing", "standing"]
-
 MOST = 10_001
 GROUPS = 100  # whose backlogs count for when somebody is through
 SECONDS = 600.0

@@ -10,8 +10,6 @@ from datetime import datetime, timedelta
 from itertools import groupby, pairwise
 from math import ceil
 
-__all__ = ["Look", "Looks", "Picture", "Stretch", "draw", "minutes", "stretches", "totals"]
-
 LENGTH = timedelta(minutes=2)  # of what was seen
 HOUR = timedelta(hours=1)  # of the ledger
 LONGEST_GAP = timedelta(seconds=5)  # of a longer one nothing is known: it stays empty

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-__all__ = ["Breaker", "State", "failed", "may_pass", "succeeded", "wait"]
-
 State = Literal["closed", "open", "half_open"]
 # A cool-down is shorter by up to so much, so that not all workers come back at once.
 JITTER: Final = 0.25

@@ -12,8 +12,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["Limits", "Mode", "Settings", "banner", "limits", "problems", "queues_of"]
-
 Mode = Literal["forever", "drain", "once"]
 
 

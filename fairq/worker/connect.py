@@ -12,19 +12,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fairq.errors import Unavailable, UnknownWorker, is_retryable, sqlstate_of, translate
 
-__all__ = [
-    "FAILURES",
-    "HUNG_UP",
-    "conninfo",
-    "explain",
-    "hang_up",
-    "is_about_data",
-    "is_down",
-    "is_read_only",
-    "is_unknown_worker",
-    "is_worth_a_try",
-]
-
 # What a database, or the way to it, can raise.
 FAILURES = (psycopg.Error, OSError)
 HUNG_UP = "the database did not answer; the connection was broken off"

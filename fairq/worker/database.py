@@ -21,8 +21,6 @@ from fairq.worker import plan
 from fairq.worker.config import Settings, limits
 from fairq.worker.connect import FAILURES, HUNG_UP, conninfo, explain, hang_up, is_down
 
-__all__ = ["Database"]
-
 log = logging.getLogger("fairq.worker")
 
 # Whether a role, or a database, has defaults that do not suit a turn.

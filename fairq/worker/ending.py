@@ -13,8 +13,6 @@ from typing import Final, NoReturn
 from fairq.errors import FairqError
 from fairq.worker.handlers import whereabouts
 
-__all__ = ["Ending", "LifespanFailed", "Stuck"]
-
 log = logging.getLogger("fairq.worker")
 
 # After the grace time, handlers that are told to stop do so, and what has ended is written, all within this.

@@ -29,8 +29,6 @@ from fairq.worker.turn import Turn
 from fairq.worker.turns import Turns
 from fairq.worker.waking import Waking
 
-__all__ = ["UNWIND_SECONDS", "Announce", "Engine"]
-
 log = logging.getLogger("fairq.worker")
 
 # What a worker tells about itself; the command line prints it.

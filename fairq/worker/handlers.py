@@ -31,19 +31,6 @@ from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, outcome_of
 from fairq.task import Task, checked
 
-__all__ = [
-    "INTERRUPTED",
-    "RELEASE",
-    "RUNNING",
-    "SUCCEEDED",
-    "Entry",
-    "Loopside",
-    "Threads",
-    "Together",
-    "conclude",
-    "whereabouts",
-]
-
 log = logging.getLogger("fairq.worker")
 
 Stop = Literal["cancelled", "timeout", "shutdown"]

@@ -42,8 +42,6 @@ from fairq.worker.handlers import (
 from fairq.worker.solo import Solo
 from fairq.worker.turn import End, timedelta_of
 
-__all__ = ["Held", "convicted", "tell_to_stop"]
-
 log = logging.getLogger("fairq.worker")
 
 # When to look again whether a handler's own transaction ended its task.

@@ -30,8 +30,6 @@ from fairq.queries import workers
 from fairq.worker import plan
 from fairq.worker.connect import FAILURES, HUNG_UP, explain, hang_up, is_unknown_worker
 
-__all__ = ["Keeper", "KeeperPlan"]
-
 log = logging.getLogger("fairq.worker")
 
 # The loop is said to stand still after so long without a pulse.

@@ -21,8 +21,6 @@ from fairq.dsn import describe
 from fairq.worker import plan
 from fairq.worker.connect import FAILURES, explain, hang_up
 
-__all__ = ["CHANNEL", "TEST_SECONDS", "Listener"]
-
 log = logging.getLogger("fairq.worker")
 
 CHANNEL: Final = "fairq"

@@ -9,8 +9,6 @@ import sys
 from fairq.app import App
 from fairq.errors import ConfigurationError
 
-__all__ = ["load_app"]
-
 
 def load_app(name: str) -> App:
     """The app called `module:attribute`, or the only one in `module`. The current folder is looked in,

@@ -18,8 +18,6 @@ from fairq.queries import workers
 from fairq.worker.config import Settings
 from fairq.worker.held import Held
 
-__all__ = ["Membership"]
-
 log = logging.getLogger("fairq.worker")
 
 # When to look again whether a connection that broke left tasks behind that we were given and never got.

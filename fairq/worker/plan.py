@@ -8,20 +8,6 @@ from typing import Final, TypeVar
 
 from fairq.worker.config import Limits
 
-__all__ = [
-    "MOST_BYTES",
-    "MOST_ENDS",
-    "batch_size",
-    "halves",
-    "ought_to_gather",
-    "poll_delay",
-    "pop_limit",
-    "retry_delay",
-    "standstill",
-    "ticks_at_a_time",
-    "to_start",
-]
-
 T = TypeVar("T")
 Draw = Callable[[], float]
 

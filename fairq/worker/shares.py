@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 
-__all__ = ["Shares", "quotas", "served", "shares_of", "steps"]
-
 # Sums of fractions are off by a little; a task is no fraction.
 NEARLY = 1e-9
 

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from fairq.errors import ConfigurationError
 
-__all__ = ["handled"]
-
 NUMBERS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _before: dict[signal.Signals, Any] = {}
 _masks = threading.local()

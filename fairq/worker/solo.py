@@ -17,8 +17,6 @@ from typing import Final
 
 from fairq.worker.handlers import Entry
 
-__all__ = ["FIRST_PATIENCE", "Solo"]
-
 FIRST_PATIENCE: Final = 5.0
 # A phase may go on for so long after the others are through, or as long as they were waited for.
 SHORTEST_SECONDS: Final = 1.0

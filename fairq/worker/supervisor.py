@@ -22,8 +22,6 @@ from typing import Final
 
 from fairq.worker import plan
 
-__all__ = ["LIFELINE", "Child", "restart_pause", "supervise", "watch_supervisor"]
-
 log = logging.getLogger("fairq.worker")
 
 # Names the descriptor of the pipe in a child's environment.

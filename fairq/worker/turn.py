@@ -18,20 +18,6 @@ from fairq.worker import plan
 from fairq.worker.connect import FAILURES
 from fairq.worker.handlers import SUCCEEDED, Entry
 
-__all__ = [
-    "NOBODY",
-    "End",
-    "Steps",
-    "Turn",
-    "by_worker",
-    "check_call",
-    "cut",
-    "one_transaction",
-    "report_call",
-    "timedelta_of",
-    "turn_call",
-]
-
 
 @dataclass(slots=True)  # frozen ones take four times as long to make, and there is one for each task
 class End:

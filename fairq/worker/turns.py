@@ -41,8 +41,6 @@ from fairq.worker.turn import (
 )
 from fairq.worker.waking import Waking
 
-__all__ = ["Turns"]
-
 log = logging.getLogger("fairq.worker")
 
 # Reports of progress are written at most this often.

@@ -15,8 +15,6 @@ from fairq.worker.connect import conninfo
 from fairq.worker.database import Database
 from fairq.worker.listen import TEST_SECONDS, Listener
 
-__all__ = ["Lookout", "Waking"]
-
 log = logging.getLogger("fairq.worker")
 
 

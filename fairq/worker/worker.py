@@ -24,8 +24,6 @@ from fairq.worker.engine import UNWIND_SECONDS, Announce, Engine
 from fairq.worker.handlers import whereabouts
 from fairq.worker.signals import handled
 
-__all__ = ["Worker"]
-
 log = logging.getLogger("fairq.worker")
 
 
