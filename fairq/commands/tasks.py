@@ -86,9 +86,9 @@ def enqueue(
     GROUP is the tenant whose turn the task takes; any text, it needs no registration. PAYLOAD is JSON, {} by
     default, - for stdin. The id is printed.
 
-    A file has one JSON object per line: "group_key", "payload", and as you like "queue", "kind", "priority",
-    "run_at", "expires_at", "max_attempts", "cost", "timeout", "idempotency_key", "concurrency_key",
-    "headers". The file is one transaction: when a line is wrong, none of them is created.
+    A file has one JSON object per line: "group_key", "payload", and as you like what the options below say of
+    all: "queue", "run_at", "idempotency_key". The file is one transaction: when a line is wrong, none of them
+    is created.
 
     \b
     fairq enqueue bob '{"file": "a.pdf"}'

@@ -9,10 +9,11 @@ import click
 
 from fairq.cli import Failure
 from fairq.dsn import mask
-from fairq.errors import FairqError, NotAllowed, QueueDraining, Refused, UnknownQueue
+from fairq.errors import FairqError, NotAllowed, QueueDraining, Refused, UnknownQueue, UnknownSchedule
 
 _HINTS: dict[type[FairqError], str] = {
     UnknownQueue: "fairq queues lists them; fairq queues create NAME makes one.",
+    UnknownSchedule: "fairq schedules lists them; fairq schedules create NAME makes one.",
     QueueDraining: "Until it takes new tasks again: fairq resume QUEUE",
 }
 # From what is said to people who write SQL or Python.

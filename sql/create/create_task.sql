@@ -179,8 +179,9 @@ declare
   v_shard_no integer;
 begin
   if p_unique <> 'waiting' or p_idempotency_key is null then
-    raise exception 'a task of group "%" is to be unique: "%", with the key %', p_group_key, left(p_unique, 40), coalesce('"' || left(p_idempotency_key, 40) || '"', 'null')
-      using errcode = 'QF006', hint = 'Pass p_unique => ''waiting'' and an idempotency key: while a task with that key waits, a new one takes its place.';
+    raise exception 'a task of group "%" is to be unique: "%"%', p_group_key, left(p_unique, 40),
+      case when p_idempotency_key is null then ', without an idempotency key' else '' end
+      using errcode = 'QF006', hint = '"waiting" is the only way, and goes with an idempotency key: while a task with that key waits, a new one takes its place.';
   end if;
   <<places>>
   foreach v_shard_no in array p_shard_nos loop
