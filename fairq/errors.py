@@ -1,51 +1,5 @@
 """Every exception of fairq, the one table from SQLSTATE to exception, and which errors are worth another try.
 
-    FairqError
-    ├── Refused                       the engine, or fairq before asking it, says no; nothing changed
-    │   ├── InvalidGroupKey           QF001  the group key is null, empty or too long
-    │   ├── InvalidPayload            QF002  the payload is null or too large
-    │   │   └── NotEncodable                 … or holds something that JSON does not; `path` says where
-    │   ├── UnknownQueue              QF003
-    │   ├── UnknownWorker             QF004  retired, or counted as lost
-    │   ├── WrongIsolationLevel       QF005  promotion needs READ COMMITTED
-    │   ├── InvalidName               QF006  a kind, key, queue or worker name is empty or too long
-    │   ├── OutOfRange                QF007  a priority, limit or count
-    │   ├── InvalidCost               QF008
-    │   ├── InvalidTime               QF009  a time or an interval
-    │   ├── IdempotencyConflict       QF010  the key belongs to a task with another kind or payload
-    │   ├── LengthMismatch            QF011  arrays of one call differ in length
-    │   ├── UnknownOutcome            QF012
-    │   ├── ShardsInUse               QF013  groups are moving to another number of shards
-    │   ├── UnknownSetting            QF014  no setting of that name to reset
-    │   ├── PrefetchRefused           QF015  claim leases and a cap of the cluster exclude each other
-    │   ├── QueueDraining             QF016  the queue takes no new tasks
-    │   ├── InvalidSchedule           QF017  a rule that says no time, or a schedule of another owner
-    │   ├── UnknownSchedule           QF018
-    │   └── TasksWouldBeLost          QF090  a downgrade would throw tasks away
-    ├── DatabaseError                 whatever else the database answers
-    │   ├── NotInstalled              no schema fairq, or not this version of it
-    │   ├── NotAllowed                the role lacks a right
-    │   ├── TransactionAborted        an earlier error broke the transaction; roll back first
-    │   ├── Conflict                  serialization failure or deadlock: run the transaction again
-    │   └── Unavailable               connection lost, server starting, stopping or out of room
-    ├── TaskError                     how an attempt ends; `code` is what is stored
-    │   ├── UnknownTask               unknown_task     no handler of this kind
-    │   ├── NotDecodable              payload_invalid  the payload does not fit the handler; `path` says where
-    │   ├── ResultNotEncodable        result_invalid   the result cannot be stored
-    │   ├── TaskTimeout               timeout          (a TimeoutError, too)
-    │   ├── FinishLost                finish_lost      ctx.finish_in(conn), but that transaction rolled back
-    │   ├── Cancelled                 cancelled        somebody cancelled it
-    │   ├── Fail                      raise it in a handler: the task ends now, no further attempt
-    │   ├── Retry                     raise it in a handler: another attempt, after `delay`
-    │   └── RetryAfter                raise it in a handler: the same attempt again, not before a time
-    ├── NotHeld                       the attempt is no longer this worker's
-    ├── NoSuchTask                    no task has that id
-    ├── TaskFailed                    the task whose result was asked for did not succeed
-    ├── ResultTimeout                 it did not end in time (a TimeoutError, too)
-    ├── InTransaction                 a wait that could never end: the transaction it is in has to end first
-    ├── UnsupportedConnection         not a connection that fairq knows (a TypeError, too)
-    └── ConfigurationError            a task or an app is declared wrongly
-
 The database's own exception is always the `__cause__`.
 """
 
@@ -91,10 +45,10 @@ class Refused(FairqError):
         cls.sqlstate = sqlstate or cls.sqlstate
 
 
-class InvalidGroupKey(Refused, sqlstate="QF001"): ...
+class InvalidGroupKey(Refused, sqlstate="QF001"): ...  # the group key is null, empty or too long
 
 
-class InvalidPayload(Refused, sqlstate="QF002"): ...
+class InvalidPayload(Refused, sqlstate="QF002"): ...  # the payload is null or too large
 
 
 class NotEncodable(InvalidPayload):
@@ -109,53 +63,53 @@ class NotEncodable(InvalidPayload):
 class UnknownQueue(Refused, sqlstate="QF003"): ...
 
 
-class UnknownWorker(Refused, sqlstate="QF004"): ...
+class UnknownWorker(Refused, sqlstate="QF004"): ...  # retired, or counted as lost
 
 
-class WrongIsolationLevel(Refused, sqlstate="QF005"): ...
+class WrongIsolationLevel(Refused, sqlstate="QF005"): ...  # promotion needs READ COMMITTED
 
 
-class InvalidName(Refused, sqlstate="QF006"): ...
+class InvalidName(Refused, sqlstate="QF006"): ...  # a kind, key, queue or worker name is empty or too long
 
 
-class OutOfRange(Refused, sqlstate="QF007"): ...
+class OutOfRange(Refused, sqlstate="QF007"): ...  # a priority, limit or count
 
 
 class InvalidCost(Refused, sqlstate="QF008"): ...
 
 
-class InvalidTime(Refused, sqlstate="QF009"): ...
+class InvalidTime(Refused, sqlstate="QF009"): ...  # a time or an interval
 
 
-class IdempotencyConflict(Refused, sqlstate="QF010"): ...
+class IdempotencyConflict(Refused, sqlstate="QF010"): ...  # the key is of a task with another kind or payload
 
 
-class LengthMismatch(Refused, sqlstate="QF011"): ...
+class LengthMismatch(Refused, sqlstate="QF011"): ...  # arrays of one call differ in length
 
 
 class UnknownOutcome(Refused, sqlstate="QF012"): ...
 
 
-class ShardsInUse(Refused, sqlstate="QF013"): ...
+class ShardsInUse(Refused, sqlstate="QF013"): ...  # groups are moving to another number of shards
 
 
-class UnknownSetting(Refused, sqlstate="QF014"): ...
+class UnknownSetting(Refused, sqlstate="QF014"): ...  # no setting of that name to reset
 
 
-class PrefetchRefused(Refused, sqlstate="QF015"): ...
+class PrefetchRefused(Refused, sqlstate="QF015"): ...  # claim leases exclude a cap of the cluster
 
 
 class QueueDraining(Refused, sqlstate="QF016"):
     """The queue is to run empty: somebody drains it, or forgot to resume it."""
 
 
-class InvalidSchedule(Refused, sqlstate="QF017"): ...
+class InvalidSchedule(Refused, sqlstate="QF017"): ...  # its rule says no time, or it has another owner
 
 
 class UnknownSchedule(Refused, sqlstate="QF018"): ...
 
 
-class TasksWouldBeLost(Refused, sqlstate="QF090", code="would_lose_data"): ...
+class TasksWouldBeLost(Refused, sqlstate="QF090", code="would_lose_data"): ...  # by a downgrade
 
 
 # --- What else the database answers ----------------------------------------------------------------
@@ -173,19 +127,19 @@ class DatabaseError(FairqError, code="database"):
         self.sqlstate = sqlstate
 
 
-class NotInstalled(DatabaseError): ...
+class NotInstalled(DatabaseError): ...  # no schema fairq, or not this version of it
 
 
-class NotAllowed(DatabaseError): ...
+class NotAllowed(DatabaseError): ...  # the role lacks a right
 
 
-class TransactionAborted(DatabaseError): ...
+class TransactionAborted(DatabaseError): ...  # an earlier error broke the transaction; roll back first
 
 
-class Conflict(DatabaseError): ...
+class Conflict(DatabaseError): ...  # serialization failure or deadlock: run the transaction again
 
 
-class Unavailable(DatabaseError): ...
+class Unavailable(DatabaseError): ...  # connection lost, server starting, stopping or out of room
 
 
 # --- How an attempt ends ---------------------------------------------------------------------------
@@ -200,7 +154,7 @@ class TaskError(FairqError):
     """Ends an attempt. `code` is stored with it."""
 
 
-class UnknownTask(TaskError): ...
+class UnknownTask(TaskError): ...  # no handler of this kind
 
 
 class NotDecodable(TaskError, code="payload_invalid"):
@@ -212,16 +166,16 @@ class NotDecodable(TaskError, code="payload_invalid"):
         self.reason = reason
 
 
-class ResultNotEncodable(TaskError, code="result_invalid"): ...
+class ResultNotEncodable(TaskError, code="result_invalid"): ...  # the result cannot be stored
 
 
 class TaskTimeout(TaskError, TimeoutError, code="timeout"): ...
 
 
-class FinishLost(TaskError): ...
+class FinishLost(TaskError): ...  # ctx.finish_in(conn), but that transaction rolled back
 
 
-class Cancelled(TaskError): ...
+class Cancelled(TaskError): ...  # somebody cancelled it
 
 
 def is_within(value: object, least: float, most: float) -> bool:
@@ -294,10 +248,10 @@ class RetryAfter(TaskError):
 # --- The rest --------------------------------------------------------------------------------------
 
 
-class NotHeld(FairqError): ...
+class NotHeld(FairqError): ...  # the attempt is no longer this worker's
 
 
-class NoSuchTask(FairqError): ...
+class NoSuchTask(FairqError): ...  # no task has that id
 
 
 class TaskFailed(FairqError):
@@ -309,13 +263,13 @@ class TaskFailed(FairqError):
         self.error = error
 
 
-class ResultTimeout(FairqError, TimeoutError): ...
+class ResultTimeout(FairqError, TimeoutError): ...  # it did not end in time
 
 
-class InTransaction(FairqError): ...
+class InTransaction(FairqError): ...  # a wait that could never end: the transaction it is in has to end first
 
 
-class UnsupportedConnection(FairqError, TypeError): ...
+class UnsupportedConnection(FairqError, TypeError): ...  # not one that fairq knows
 
 
 class ConfigurationError(FairqError):

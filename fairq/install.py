@@ -3,18 +3,6 @@
 Words: a *revision* is one step of the schema, called ``fairq_0001``. *base* is a database without fairq,
 *head* the newest revision this code knows. A new database loads ``sql/``, which is the engine at head; an
 older one runs the deltas in ``migrations/``. Why: docs/decisions/0010 and 0011.
-
-Errors::
-
-    InstallError
-    ├── PackageBroken       the SQL files are not where they should be
-    ├── UnknownRevision     no revision has that name
-    ├── SchemaMissing       fairq is not installed in this database
-    ├── SchemaTooOld        the database is behind the code
-    ├── SchemaTooNew        the database is ahead of the code
-    ├── SchemaForeign       schema fairq holds objects, but no version that we know
-    ├── SchemaBusy          somebody held a lock for too long
-    └── WouldLoseData       a downgrade would throw tasks away
 """
 
 from __future__ import annotations
@@ -90,31 +78,31 @@ class InstallError(FairqError, code="install"):
     """Something about the installed schema, with a hint at what to do."""
 
 
-class PackageBroken(InstallError):
+class PackageBroken(InstallError):  # the SQL files are not where they should be
     exit_code = 70
 
 
-class UnknownRevision(InstallError):
+class UnknownRevision(InstallError):  # no revision has that name
     exit_code = 2
 
 
-class SchemaMissing(InstallError):
+class SchemaMissing(InstallError):  # fairq is not installed in this database
     exit_code = 1
 
 
-class SchemaTooOld(InstallError):
+class SchemaTooOld(InstallError):  # the database is behind the code
     exit_code = 1
 
 
-class SchemaTooNew(InstallError):
+class SchemaTooNew(InstallError):  # the database is ahead of the code
     exit_code = 4
 
 
-class SchemaForeign(InstallError):
+class SchemaForeign(InstallError):  # schema fairq holds objects, but no version that we know
     exit_code = 4
 
 
-class SchemaBusy(InstallError):
+class SchemaBusy(InstallError):  # somebody held a lock for too long
     exit_code = 5
 
 
