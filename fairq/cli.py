@@ -275,6 +275,16 @@ def group(**attributes: Any) -> Callable[[Callable[..., Any]], Any]:
     return command(cls=click.Group, invoke_without_command=True, **attributes)
 
 
+def amount(
+    names: str, default: float, help: str, *, least: float = 1, most: float | None = 100_000
+) -> Callable[[Callable[..., Any]], Any]:
+    """An option that takes a number: how many, or, where the default is no integer, how many seconds."""
+    kind: Any
+    kind, shown = (click.IntRange, "N") if isinstance(default, int) else (click.FloatRange, "SECONDS")
+    option: dict[str, Any] = {"type": kind(least, most), "default": default, "metavar": shown}
+    return click.option(*names.split(), **option, show_default=True, help=help)
+
+
 @click.group(
     cls=Commands,
     commands=dict.fromkeys(COMMANDS),  # for its suggestions

@@ -10,8 +10,8 @@ import threading
 import typing
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, overload
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
 from fairq.codec import encode, simplify
 from fairq.connections import AsyncConnection, SyncConnection, run
@@ -30,9 +30,10 @@ from fairq.queries import client as queries
 from fairq.results import Progress
 
 if TYPE_CHECKING:
+    from fairq.queries.workers import TurnRow
     from fairq.task import Task
 
-__all__ = ["Cancellation", "Context", "PoppedTask", "finish_call", "is_last_attempt"]
+__all__ = ["Cancellation", "Context", "finish_call"]
 
 
 T = TypeVar("T")
@@ -97,35 +98,6 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class PoppedTask(Protocol):
-    """A row of `fairq.pop_tasks`, as far as a context needs it."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def max_attempts(self) -> int: ...
-    @property
-    def queue(self) -> str: ...
-    @property
-    def group_key(self) -> str: ...
-    @property
-    def user_key(self) -> str | None: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def started_at(self) -> datetime | None: ...
-    @property
-    def timeout(self) -> timedelta | None: ...
-    @property
-    def headers(self) -> Any: ...
-
-
-def is_last_attempt(task: PoppedTask | Context) -> bool:
-    return task.attempt >= task.max_attempts
-
-
 @dataclass(eq=False, slots=True)
 class Context:
     """What a handler may know about its attempt, and say about it."""
@@ -160,15 +132,13 @@ class Context:
     @classmethod
     def of(
         cls,
-        row: PoppedTask,
+        row: TurnRow,
         worker_id: int,
         on_progress: Callable[[Context], None] | None = None,
         state: Any = None,
     ) -> Context:
-        """The context of a task just popped. `headers` may be parsed, or JSON text."""
-        headers = row.headers
-        if isinstance(headers, str | bytes):
-            headers = json.loads(headers)
+        """The context of a task just popped."""
+        headers = json.loads(row.headers or "null")
         deadline = None
         if row.timeout is not None:
             deadline = (row.started_at or datetime.now(UTC)) + row.timeout
@@ -189,7 +159,7 @@ class Context:
 
     @property
     def is_last_attempt(self) -> bool:
-        return is_last_attempt(self)
+        return self.attempt >= self.max_attempts
 
     @property
     def scheduled_for(self) -> datetime | None:

@@ -79,7 +79,6 @@ T2 = TypeVar("T2")
 T3 = TypeVar("T3")
 P = ParamSpec("P")
 _Item = TypeVar("_Item")
-_Row = TypeVar("_Row")
 _AnyCursor: TypeAlias = "psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]"
 
 # ---------------------------------------------------------------------- types
@@ -97,40 +96,21 @@ _types = AdaptersMap(_adapters)
 _numbers = itertools.count(4_200_000_000, 4)
 
 
-class _Cursor(psycopg.RawCursor[_Row]):
-    @property
-    def adapters(self) -> AdaptersMap:
-        return _adapters
+_Cursor = TypeVar("_Cursor", bound="psycopg.RawCursor[Any] | psycopg.AsyncRawCursor[Any]")
 
 
-class _AsyncCursor(psycopg.AsyncRawCursor[_Row]):
-    @property
-    def adapters(self) -> AdaptersMap:
-        return _adapters
+def _cursor(base: type[_Cursor], adapters: AdaptersMap) -> type[_Cursor]:
+    """Such cursors with adapters of their own, whatever their connection was told."""
+    return type(base.__name__, (base,), {"adapters": property(lambda self: adapters)})
 
 
-class _RawJsonCursor(_Cursor[_Row]):
-    @property
-    def adapters(self) -> AdaptersMap:
-        return _raw_adapters
-
-
-class _AsyncRawJsonCursor(_AsyncCursor[_Row]):
-    @property
-    def adapters(self) -> AdaptersMap:
-        return _raw_adapters
-
-
-class _CopyCursor(psycopg.RawCursor[Any]):
-    @property
-    def adapters(self) -> AdaptersMap:
-        return _types
-
-
-class _AsyncCopyCursor(psycopg.AsyncRawCursor[Any]):
-    @property
-    def adapters(self) -> AdaptersMap:
-        return _types
+# Of statements, sync and async; with raw JSON, and without.
+_cursors = {
+    raw: (_cursor(psycopg.RawCursor, adapters), _cursor(psycopg.AsyncRawCursor, adapters))
+    for raw, adapters in ((False, _adapters), (True, _raw_adapters))
+}
+_CopyCursor = _cursor(psycopg.RawCursor, _types)
+_AsyncCopyCursor = _cursor(psycopg.AsyncRawCursor, _types)
 
 
 class _Context:
@@ -333,8 +313,7 @@ class Statement(Generic[T]):
         self.sql = sql
         self.row = row
         self.binary = binary
-        self.cursor = _RawJsonCursor[Any] if raw_json else _Cursor[Any]
-        self.async_cursor = _AsyncRawJsonCursor[Any] if raw_json else _AsyncCursor[Any]
+        self.cursor, self.async_cursor = _cursors[raw_json]
 
     def __call__(self, params: Callable[P, Params]) -> Query[P, T]:
         return Query(self, params)

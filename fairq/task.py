@@ -145,10 +145,6 @@ class Task(Generic[T, P, R_co]):
         """The payload, from JSON text, as the handler's annotation says. Raises NotDecodable."""
         return self._decoder(payload)  # type: ignore[no-any-return]
 
-    def decode_plain(self, payload: Any) -> T:
-        """The same of JSON that is parsed already."""
-        return self._decoder.plain(payload)  # type: ignore[no-any-return]
-
     def check(self) -> None:
         """Raise ConfigurationError when the payload's annotation cannot be decoded."""
         _ = self._decoder

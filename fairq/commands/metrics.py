@@ -5,18 +5,17 @@ from __future__ import annotations
 import click
 
 from fairq import metrics as exporter
-from fairq.cli import command, wants_json
+from fairq.cli import amount, command, wants_json
 from fairq.commands.common import session, show
 
 
 @command(rights="fairq_observe")
-@click.option(
+@amount(
     "--groups",
-    type=click.IntRange(0, 1000),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="How many groups have series of their own, over all queues: those most behind, or waiting longest.",
+    20,
+    "How many groups have series of their own, over all queues: those most behind, or waiting longest.",
+    least=0,
+    most=1000,
 )
 def metrics(groups: int) -> None:
     """Print metrics for Prometheus.

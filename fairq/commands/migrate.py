@@ -10,7 +10,7 @@ import click
 import psycopg
 
 from fairq import install
-from fairq.cli import Exit, command, named_dsn, wants_json
+from fairq.cli import Exit, amount, command, named_dsn, wants_json
 from fairq.commands.common import console, show
 from fairq.dsn import describe, resolve
 from fairq.worker.loading import load_app
@@ -42,22 +42,14 @@ from fairq.worker.loading import load_app
 @click.option(
     "--sql", "as_sql", is_flag=True, help="Print the SQL from base instead of running it; needs no database."
 )
-@click.option(
+@amount(
     "--lock-timeout",
-    type=click.FloatRange(min=0.01),
-    default=3.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for a lock at a time; statements of your application wait behind us.",
+    3.0,
+    "How long to wait for a lock at a time; statements of your application wait behind us.",
+    least=0.01,
+    most=None,
 )
-@click.option(
-    "--patience",
-    type=click.FloatRange(min=0),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to keep trying while somebody holds a lock.",
-)
+@amount("--patience", 300.0, "How long to keep trying while somebody holds a lock.", least=0, most=None)
 def migrate(
     to: str, app: str | None, check: bool, as_sql: bool, lock_timeout: float, patience: float
 ) -> None:

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fairq import policies
-from fairq.cli import Failure, command, group, wants_json
+from fairq.cli import Failure, amount, command, group, wants_json
 from fairq.commands.common import (
     Connection,
     clean,
@@ -246,14 +246,7 @@ only_user = click.option("--user", metavar="USER", help="Only this user of the g
 
 @group(codes={1: "no such queue"}, rights="fairq_observe to look, fairq_admin to change")
 @click.option("--queue", default="default", show_default=True, metavar="NAME", help="The queue.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="How many groups, busiest first.",
-)
+@amount("--limit", 20, "How many groups, busiest first.")
 @click.pass_context
 def groups(ctx: click.Context, queue: str, limit: int) -> None:
     """List the busiest groups; change their settings.

@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from fairq import schedules as api
-from fairq.cli import Failure, command, group
+from fairq.cli import Failure, amount, command, group
 from fairq.commands.common import (
     Connection,
     clean,
@@ -50,14 +50,7 @@ of_group = click.option("--group", "group_key", metavar="GROUP", help="Only the 
 
 @group(codes={1: "refused, or there is none"}, rights="fairq_observe to look, fairq_admin to change")
 @of_group
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="How many, the next to fire first.",
-)
+@amount("--limit", 20, "How many, the next to fire first.")
 @click.pass_context
 def schedules(ctx: click.Context, group_key: str | None, limit: int) -> None:
     """List tasks that recur; change them.
@@ -113,9 +106,7 @@ def _when(row: Mapping[str, Any], now: datetime) -> str:
 @of_group
 @click.option("--cron", metavar="TEXT", help="Instead of a schedule: what this expression says.")
 @click.option("--time-zone", default="UTC", show_default=True, metavar="TEXT", help="With --cron.")
-@click.option(
-    "--count", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N", help="How many."
-)
+@amount("--count", 5, "How many.", most=1000)
 def preview_schedule(
     name: str | None, group_key: str | None, cron: str | None, time_zone: str, count: int
 ) -> None:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fairq import ledger
-from fairq.cli import command
+from fairq.cli import amount, command
 from fairq.commands.common import clean, count, duration, number, server_time, session, show, span, table
 from fairq.ledger import Fairness, Share
 
@@ -19,14 +19,7 @@ from fairq.ledger import Fairness, Share
 @click.option(
     "--since", type=duration, default="10m", show_default=True, metavar="TIME", help="How far back to look."
 )
-@click.option(
-    "--groups",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="How many groups, those first that are most behind or received most.",
-)
+@amount("--groups", 20, "How many groups, those first that are most behind or received most.")
 def shares(queue: str, since: timedelta, groups: int) -> None:
     """Show who gets what.
 

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fairq import ledger
-from fairq.cli import command
+from fairq.cli import amount, command
 from fairq.commands.common import Connection, count, number, plain, server_time, session, show, span, table
 from fairq.commands.shares import debt, percent
 from fairq.errors import UnknownQueue
@@ -36,15 +36,7 @@ class Snapshot:
 
 @command(codes={1: "no such queue"}, rights="fairq_observe")
 @click.option("--queue", metavar="NAME", help="Only this queue. Default: all.")
-@click.option(
-    "--groups",
-    "max_groups",
-    type=click.IntRange(0, 100_000),
-    default=GROUPS,
-    show_default=True,
-    metavar="N",
-    help="How many groups of each queue, busiest first.",
-)
+@amount("--groups max_groups", GROUPS, "How many groups of each queue, busiest first.", least=0)
 def stats(queue: str | None, max_groups: int) -> None:
     """Show how queues, groups and workers stand.
 

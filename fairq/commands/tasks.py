@@ -16,7 +16,7 @@ import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fairq import client, driver, results
-from fairq.cli import Exit, Failure, command, wants_json
+from fairq.cli import Exit, Failure, amount, command, wants_json
 from fairq.commands.common import (
     Connection,
     clean,
@@ -57,14 +57,7 @@ BATCH = 5000
     is_flag=True,
     help="With --from: commit every batch. Default: the whole file is one transaction, all or nothing.",
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(1, 100_000),
-    default=BATCH,
-    show_default=True,
-    metavar="N",
-    help="With --from: lines per call.",
-)
+@amount("--batch", BATCH, "With --from: lines per call.")
 @click.option(
     "--skip",
     type=click.IntRange(min=0),

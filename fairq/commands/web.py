@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import click
 
-from fairq.cli import Failure, command, named_dsn
+from fairq.cli import Failure, amount, command, named_dsn
 from fairq.web import asgi
 from fairq.web.guard import from_here
 from fairq.web.serve import PORT, bound, server
@@ -20,9 +20,7 @@ from fairq.web.serve import PORT, bound, server
     json=False,
 )
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, metavar="N", help="0: any."
-)
+@amount("--port", PORT, "0: any.", least=0, most=65535)
 @click.option(
     "--token",
     envvar="FAIRQ_WEB_TOKEN",

@@ -22,7 +22,7 @@ from starlette.requests import Request
 
 from fairq import dsn as dsns
 from fairq import embedded, install
-from fairq.cli import Exit, Failure, command
+from fairq.cli import Exit, Failure, amount, command
 from fairq.demo import engines, view
 from fairq.demo.engines import Record
 from fairq.demo.run import Standings, run
@@ -46,30 +46,9 @@ PICTURE = Path("demo-output") / "fairness.png"
     dsn=False,
     json=False,
 )
-@click.option(
-    "--tasks",
-    type=click.IntRange(10, 1_000_000),
-    default=10_000,
-    show_default=True,
-    metavar="N",
-    help="Bob's tasks.",
-)
-@click.option(
-    "--tenants",
-    type=click.IntRange(2, 1000),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Bob and the others.",
-)
-@click.option(
-    "--slots",
-    type=click.IntRange(1, 1000),
-    default=32,
-    show_default=True,
-    metavar="N",
-    help="Worker slots of each queue.",
-)
+@amount("--tasks", 10_000, "Bob's tasks.", least=10, most=1_000_000)
+@amount("--tenants", 10, "Bob and the others.", least=2, most=1000)
+@amount("--slots", 32, "Worker slots of each queue.", most=1000)
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),

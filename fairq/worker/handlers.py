@@ -25,10 +25,10 @@ from typing import Any, Final, Literal
 
 from fairq.around import Runner
 from fairq.batch import Batch
-from fairq.context import PoppedTask
 from fairq.dsn import clean
 from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, outcome_of
+from fairq.queries.workers import TurnRow
 from fairq.task import Task, checked
 
 log = logging.getLogger("fairq.worker")
@@ -68,7 +68,7 @@ class Entry:
         "worker_id",
     )
 
-    def __init__(self, row: PoppedTask, worker_id: int, task: Kind | None) -> None:
+    def __init__(self, row: TurnRow, worker_id: int, task: Kind | None) -> None:
         self.row: Any = row
         self.worker_id = worker_id
         self.task = task

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from fairq.app import App
 from fairq.around import Runner, around, runner
-from fairq.context import Context, is_last_attempt
+from fairq.context import Context
 from fairq.errors import Fail, FairqError, FinishLost, NotDecodable, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, describe, outcome_of, told
 from fairq.queries.workers import TurnRow
@@ -479,7 +479,7 @@ def _log_end(entry: Entry, exception: BaseException | None, outcome: Outcome) ->
         level, action, text = logging.DEBUG, "task_released", "was given back"
     elif (
         name == "failed"
-        or (name == "retry" and is_last_attempt(row))
+        or (name == "retry" and row.attempt >= row.max_attempts)
         or (name == "interrupted" and tried_only_once)
     ):
         level, action, text = logging.ERROR, "task_failed", "failed for good"

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +54,7 @@ class KeeperPlan:
     slots: int = 1
 
 
+@dataclass(eq=False)
 class Keeper:
     """`worker_ids`, `held`, `circuit` (whether it is open, how often it has opened), `pulse` and `give_up_at`
     are read, the others called, from its thread.
@@ -62,37 +63,25 @@ class Keeper:
     relied on any more, `give_up` ends the process if it is ours; both are told whether the loop is dead.
     """
 
-    def __init__(
-        self,
-        plan: KeeperPlan,
-        *,
-        worker_ids: Callable[[], list[int]],
-        held: Callable[[], list[int]],
-        circuit: Callable[[], tuple[bool, int]],
-        pulse: Callable[[], float],
-        cancel: Callable[[list[int]], None],
-        lost: Callable[[int], None],
-        answered: Callable[[bool], None],
-        give_up_at: Callable[[], float | None],
-        last_words: Callable[[bool], list[driver.Call[Any]]],
-        give_up: Callable[[bool], None],
-    ) -> None:
-        self._plan = plan
-        self._worker_ids = worker_ids
-        self._held = held
-        self._circuit = circuit
-        self._pulse = pulse
-        self._cancel = cancel
-        self._lost = lost
-        self._answered = answered
-        self._give_up_at = give_up_at
-        self._last_words = last_words
-        self._give_up = give_up
+    plan: KeeperPlan
+    _: KW_ONLY
+    worker_ids: Callable[[], list[int]]
+    held: Callable[[], list[int]]
+    circuit: Callable[[], tuple[bool, int]]
+    pulse: Callable[[], float]
+    cancel: Callable[[list[int]], None]
+    lost: Callable[[int], None]
+    answered: Callable[[bool], None]
+    give_up_at: Callable[[], float | None]
+    last_words: Callable[[bool], list[driver.Call[Any]]]
+    give_up: Callable[[bool], None]
+
+    def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._conn: psycopg.Connection[Any] | None = None
         self._failures = 0
         self._beat_at = time.monotonic()
-        self._maintain_at = self._beat_at + plan.first_maintain
+        self._maintain_at = self._beat_at + self.plan.first_maintain
         self._last_pulse = 0.0
         self._fired: tuple[int | None, float] = (None, 0.0)
         self._late = 0.0
@@ -116,19 +105,19 @@ class Keeper:
     def _run(self) -> None:
         pause = 0.0
         while not self._stop.wait(pause):
-            pause = self._plan.heartbeat
+            pause = self.plan.heartbeat
             try:
                 self._watch_the_loop()
                 if not self._disowned:
                     self._beat()
-                self._answered(self._failures > 0)
+                self.answered(self._failures > 0)
                 self._failures = 0
-                if self._plan.maintain_every and not self._disowned:
+                if self.plan.maintain_every and not self._disowned:
                     pause = self._tend_schedules(pause)
             except FAILURES as exc:
                 self._drop()
                 self._failures += 1
-                pause = plan.retry_delay(self._failures, self._plan.first_pause, self._plan.heartbeat)
+                pause = plan.retry_delay(self._failures, self.plan.first_pause, self.plan.heartbeat)
                 log.warning(
                     "the sign of life failed%s: %s",
                     f" {self._failures} times in a row" if self._failures > 1 else "",
@@ -139,18 +128,18 @@ class Keeper:
                 # Whatever it is: a worker without a keeper would count as lost.
                 log.exception("the keeper stumbled", extra={"action": "keeper_error"})
                 self._drop()
-            if self._plan.health and not self._warned:
-                self._tell_probes(Path(self._plan.health))
-        if self._plan.health:
+            if self.plan.health and not self._warned:
+                self._tell_probes(Path(self.plan.health))
+        if self.plan.health:
             with contextlib.suppress(OSError):
-                Path(self._plan.health).unlink()
+                Path(self.plan.health).unlink()
         self._drop()
 
     def _tell_probes(self, file: Path) -> None:
         """The loop moves. Who reads finds the old content or the new."""
-        is_open, _ = self._circuit()
+        is_open, _ = self.circuit()
         state = {
-            "tasks": len(self._held()),
+            "tasks": len(self.held()),
             "circuit": "open" if is_open else "closed",
             "database": self._failures == 0,
         }
@@ -163,7 +152,7 @@ class Keeper:
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._conn is None:
-            self._conn = psycopg.connect(self._plan.conninfo, autocommit=True, prepare_threshold=None)
+            self._conn = psycopg.connect(self.plan.conninfo, autocommit=True, prepare_threshold=None)
         return self._conn
 
     @contextlib.contextmanager
@@ -191,43 +180,43 @@ class Keeper:
             timer.cancel()
 
     def _beat(self) -> None:
-        for worker_id in self._worker_ids():
+        for worker_id in self.worker_ids():
             try:
                 # With the ids it is a look-up of each; without, all wishes to cancel would be read that
                 # anybody has, 100,000 of them in 130 ms.
-                is_open, trips = self._circuit()
-                with self._limited(self._plan.patience) as conn:
+                is_open, trips = self.circuit()
+                with self._limited(self.plan.patience) as conn:
                     cancelled = workers.heartbeat(
                         conn,
                         worker_id=worker_id,
-                        ids=self._held(),
+                        ids=self.held(),
                         circuit_open=is_open,
                         circuit_trips=trips,
                     )
             except psycopg.Error as exc:
                 if not is_unknown_worker(exc):
                     raise
-                self._lost(worker_id)
+                self.lost(worker_id)
                 continue
             if cancelled:
-                self._cancel(cancelled)
+                self.cancel(cancelled)
         now = time.monotonic()
-        if now - self._beat_at > self._plan.lease / 2:
+        if now - self._beat_at > self.plan.lease / 2:
             # After a long outage the others get the time to give a sign of life before they are judged by it.
             # After a short one not: where connections keep breaking, nobody would ever judge.
-            self._maintain_at = now + self._plan.lease
+            self._maintain_at = now + self.plan.lease
         self._beat_at = now
-        if self._plan.maintain_every and now >= self._maintain_at:
-            self._maintain_at = now + self._plan.maintain_every * random.uniform(0.75, 1.25)
+        if self.plan.maintain_every and now >= self._maintain_at:
+            self._maintain_at = now + self.plan.maintain_every * random.uniform(0.75, 1.25)
             self._maintain()
 
     def _maintain(self) -> None:
         """Part by part, each in a transaction of its own; short, or not at all: the next sign of life must
         not be late.
         """
-        longest = timedelta(seconds=self._plan.patience)
+        longest = timedelta(seconds=self.plan.patience)
         until = time.monotonic() + longest.total_seconds()
-        with self._limited(self._plan.patience) as conn:
+        with self._limited(self.plan.patience) as conn:
             parts = workers.upkeep_parts(conn)
         for part in parts:
             if part == "schedules":  # as they come due, and few at a time
@@ -236,7 +225,7 @@ class Keeper:
                 return
             try:
                 # A server that is there ends the part by itself.
-                with self._limited(self._plan.patience + 2.0) as conn, conn.transaction():
+                with self._limited(self.plan.patience + 2.0) as conn, conn.transaction():
                     # Local to the transaction, so it works behind a pooler too.
                     conn.execute("set transaction isolation level read committed")
                     conn.execute(
@@ -281,9 +270,9 @@ class Keeper:
         if last is not None and time.monotonic() - at > FIRE_PATIENCE:
             last = None
             self._stalls += 1
-        most = plan.ticks_at_a_time(self._plan.slots, self._late, self._stalls)
+        most = plan.ticks_at_a_time(self.plan.slots, self._late, self._stalls)
         try:
-            with self._limited(self._plan.patience) as conn:
+            with self._limited(self.plan.patience) as conn:
                 said = json.loads(workers.fire_schedules(conn, most=most, after_id=last))
                 if said["unplanned"]:
                     schedules.plan_due(conn)
@@ -305,7 +294,7 @@ class Keeper:
     # --- The loop ---
 
     def _watch_the_loop(self) -> None:
-        now, pulse, lease = time.monotonic(), self._pulse(), self._plan.lease
+        now, pulse, lease = time.monotonic(), self.pulse(), self.plan.lease
         if pulse != self._last_pulse:
             self._still, self._warned, self._disowned = 0.0, False, False
         else:
@@ -321,7 +310,7 @@ class Keeper:
                 where,
                 extra={"action": "loop_blocked"},
             )
-        deadline = self._give_up_at()
+        deadline = self.give_up_at()
         if self._still >= lease and not self._disowned:
             self._disown(dead=True)
         elif self._warned and deadline is not None and now > deadline:
@@ -332,18 +321,18 @@ class Keeper:
         back without burning one. The loop learns of it when it moves again.
         """
         try:
-            with self._limited(self._plan.patience) as conn:
-                for call in self._last_words(dead):
+            with self._limited(self.plan.patience) as conn:
+                for call in self.last_words(dead):
                     with contextlib.suppress(psycopg.DataError):  # a result that the database refuses
                         driver.run(conn, call)
-                for worker_id in self._worker_ids():
+                for worker_id in self.worker_ids():
                     workers.retire_worker(conn, worker_id=worker_id)
-                    self._lost(worker_id)
+                    self.lost(worker_id)
             self._disowned = True
         except FAILURES:
             if dead:  # tried again, but for a sign of life
                 raise
-        self._give_up(dead)
+        self.give_up(dead)
 
     def _drop(self) -> None:
         conn, self._conn = self._conn, None

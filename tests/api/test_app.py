@@ -285,7 +285,6 @@ def test_all_problems_of_an_app_are_told_at_once() -> None:
 
 def test_a_payload_is_decoded_to_the_annotation() -> None:
     assert parse.decode('{"file": "a"}') == Parse("a")
-    assert parse.decode_plain({"file": "a", "pages": 2}) == Parse("a", 2)
 
 
 def test_what_the_handler_could_not_decode_is_refused_when_it_is_enqueued() -> None:
@@ -306,7 +305,7 @@ def test_what_the_handler_could_not_decode_is_refused_when_it_is_enqueued() -> N
 
 
 def test_a_context_is_made_of_a_popped_row() -> None:
-    row = SimpleNamespace(
+    row: Any = SimpleNamespace(
         id=5,
         attempt=2,
         max_attempts=3,
