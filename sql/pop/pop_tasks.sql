@@ -176,7 +176,8 @@ begin
       v_taken := v_taken || v_popped;
       v_left := p_limit - cardinality(v_taken);
     end if;
-    exit when v_left = 0;
+    -- There was nothing to begin with: who looks in vain looks once.
+    exit when v_left = 0 or (v_promoted is null and v_popped = '{}' and v_late is null and v_tick.horizon is null and not v_has_news);
 
     select k.* into v_tick from fairq._tick(p_shard_no, p_queue.queue) k;
     v_has_news := v_tick.tick is null or fairq._has_news(v_tick) or fairq._lets_long(v_tick, p_now);

@@ -24,7 +24,7 @@ declare
   v_scope text;
 begin
   -- In the order of locks: who asks the meters does so before he holds a domain, or the keys, for a queue without.
-  if p_limit > 0 then
+  if p_limit > 0 and exists (select from fairq.queues q where q.queue = any(p_queues) and q.metered) then
     for v_scope in
       select distinct m.scope
       from fairq.queues q
