@@ -72,7 +72,7 @@ begin
       from (
         select l as lane, l.ctid as replaces
         from fairq.lanes l
-        where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
+        where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.user_key = '' and l.admissible
           and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
         order by l.finish, l.position
         limit 1 + case when p_refill then p_budget else 0 end

@@ -395,7 +395,7 @@ declare
     from (
       select l.group_key, l.inside is distinct from null as has_users
       from fairq.lanes l
-      where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
+      where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.user_key = '' and l.admissible
         and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
       order by l.finish, l.position
       limit 500
@@ -413,7 +413,7 @@ begin
   insert into fairq.rings (shard_no, queue, group_key)
   select p_tick.shard_no, p_tick.queue, l.group_key
   from fairq.lanes l
-  where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.admissible
+  where l.shard_no = p_tick.shard_no and l.queue = p_tick.queue and l.user_key = '' and l.admissible
     and l.policy is distinct from null
     and (l.finish, l.position) >= (p_tick.horizon, p_tick.horizon_position)
     and (fairq._allowance(l.policy, l.gate, p_now, (l.pace).reserved)).tasks < 1

@@ -222,7 +222,12 @@ create function fairq._merge_users(p_shares fairq.share[], p_drawn fairq.drawn[]
 language plpgsql immutable set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 begin
   return (
-    with line as materialized (
+    with tenant as materialized (
+      select (s.lane).group_key, (s.lane).weight, (s.lane).finish, (s.lane).position, fairq._lane_position((s.lane).lane_no) as usual_position, s.quota, s.room,
+        fairq._counts((s.lane).policy) as counted
+      from unnest(p_shares) s
+    ),
+    line as materialized (
       select (d.lane).group_key, (d.lane).lane_no, d.tasks, d.expired, d.timed and d.tasks is not null as timed,
         case
           when (d.next).sequence is not null and d.yields is not true and ((d.lane).policy is not distinct from null
@@ -237,31 +242,27 @@ begin
       select l.group_key, min(l.next) as next, bool_or(l.timed) as timed from line l group by l.group_key
     ),
     taken as (
-      select t.task, s.lane, t.step, sum(t.step) over in_order - t.step as start, row_number() over in_order as nth
-      from (
-        select l.group_key, l.lane_no, k as task, fairq._step(k.cost, (s.lane).weight) as step
-        from line l
-        join unnest(p_shares) s on (s.lane).group_key = l.group_key
-        join fence f on f.group_key = l.group_key
-        cross join lateral unnest(l.tasks) k
-        where f.next is null
-          or array[k.block, k.position, l.lane_no] < f.next
-      ) t
-      join unnest(p_shares) s on (s.lane).group_key = t.group_key
-      window in_order as (partition by t.group_key order by (t.task).block, (t.task).position, t.lane_no rows unbounded preceding)
+      select t.*, k as task, k.step, sum(k.step) over in_order - k.step as start, row_number() over in_order as nth
+      from line l
+      join tenant t on t.group_key = l.group_key
+      join fence f on f.group_key = l.group_key
+      cross join lateral (select u.*, fairq._step(u.cost, t.weight) as step from unnest(l.tasks) u) k
+      where f.next is null
+        or array[k.block, k.position, l.lane_no] < f.next
+      window in_order as (partition by t.group_key order by k.block, k.position, l.lane_no rows unbounded preceding)
     )
     select array_agg((s.lane, s.replaces, s.quota, k.tasks, e.expired, null, coalesce(k.served, 0), null, null, false, coalesce(f.timed, false))::fairq.drawn)
     from unnest(p_shares) s
     left join fence f on f.group_key = (s.lane).group_key
     left join (
-      select (t.lane).group_key, max(t.start + t.step)::bigint as served,
-        array_agg(((t.task).id, (t.lane).finish + t.start, case when t.start = 0 then (t.lane).position else fairq._lane_position((t.lane).lane_no) end,
-          (t.task).charge, fairq._counts((t.lane).policy), (t.task).keyed, (t.task).priority, (t.task).sequence, (t.task).group_key, (t.task).attempt,
-          (t.task).expires_at, null, (t.task).long, (t.task).user_key, (t.task).block, (t.task).counted, (t.task).cost)::fairq.placed order by t.nth) as tasks
+      select t.group_key, max(t.start + t.step)::bigint as served,
+        array_agg(((t.task).id, t.finish + t.start, case when t.start = 0 then t.position else t.usual_position end, (t.task).charge, t.counted,
+          (t.task).keyed, (t.task).priority, (t.task).sequence, t.group_key, (t.task).attempt, (t.task).expires_at, null, (t.task).long,
+          (t.task).user_key, (t.task).block, (t.task).counted, (t.task).cost)::fairq.placed order by t.nth) as tasks
       from taken t
-      join unnest(p_shares) q on (q.lane).group_key = (t.lane).group_key and t.nth <= q.quota
-        and (t.lane).finish + t.start < q.room
-      group by (t.lane).group_key
+      where t.nth <= t.quota
+        and t.finish + t.start < t.room
+      group by t.group_key
     ) k on k.group_key = (s.lane).group_key
     left join (
       select l.group_key, array_agg(x.id) as expired from line l cross join lateral unnest(l.expired) x(id) group by l.group_key
@@ -278,37 +279,41 @@ create function fairq._write_users(
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
-  v_users fairq.drawn[];
+  v_users fairq.drawn[] := p_users;
   v_granted fairq.placed[];
   v_written fairq.ticks;
 begin
-  with line as materialized (
-    select d, coalesce(cardinality(d.tasks), 0) as given, coalesce(k.kept, 0)::integer as kept
-    from unnest(p_users) d
-    left join (
-      select t.group_key, t.user_key, count(*) as kept
-      from unnest(p_drawn) o
-      cross join lateral unnest(o.tasks) t
-      where (o.lane).inside is distinct from null
-      group by t.group_key, t.user_key
-    ) k on k.group_key = (d.lane).group_key and k.user_key = (d.lane).user_key
-  )
-  select array_agg(case
-      when l.kept = l.given then l.d
-      else ((l.d).lane, (l.d).replaces, (l.d).quota, (l.d).tasks[1:l.kept], (l.d).expired,
-        coalesce((
-          select (t.priority, t.sequence, null, false)::fairq.cursor
-          from unnest((l.d).tasks[l.kept + 1:]) t
-          where not t.keyed and t.long is not true
-          order by t.block
-          limit 1
-        ), (l.d).next),
-        ((l.d).tasks[l.kept + 1]).block - ((l.d).lane).finish, (l.d).touched, (l.d).keyed, false, (l.d).timed)::fairq.drawn
-    end),
-    (select array_agg(t) from line b cross join lateral unnest((b.d).tasks[b.kept + 1:]) t where b.kept < b.given and (t.keyed or t.long))
-  into v_users, v_granted
-  from line l;
-
+  -- Nearly always the groups took all that their users gave.
+  if (select sum(cardinality(u.tasks)) from unnest(p_users) u)
+    <> (select coalesce(sum(cardinality(d.tasks)), 0) from unnest(p_drawn) d where (d.lane).inside is distinct from null)
+  then
+    with line as materialized (
+      select d, coalesce(cardinality(d.tasks), 0) as given, coalesce(k.kept, 0)::integer as kept
+      from unnest(p_users) d
+      left join (
+        select t.group_key, t.user_key, count(*) as kept
+        from unnest(p_drawn) o
+        cross join lateral unnest(o.tasks) t
+        where (o.lane).inside is distinct from null
+        group by t.group_key, t.user_key
+      ) k on k.group_key = (d.lane).group_key and k.user_key = (d.lane).user_key
+    )
+    select array_agg(case
+        when l.kept = l.given then l.d
+        else ((l.d).lane, (l.d).replaces, (l.d).quota, (l.d).tasks[1:l.kept], (l.d).expired,
+          coalesce((
+            select (t.priority, t.sequence, null, false)::fairq.cursor
+            from unnest((l.d).tasks[l.kept + 1:]) t
+            where not t.keyed and t.long is not true
+            order by t.block
+            limit 1
+          ), (l.d).next),
+          ((l.d).tasks[l.kept + 1]).block - ((l.d).lane).finish, (l.d).touched, (l.d).keyed, false, (l.d).timed)::fairq.drawn
+      end),
+      (select array_agg(t) from line b cross join lateral unnest((b.d).tasks[b.kept + 1:]) t where b.kept < b.given and (t.keyed or t.long))
+    into v_users, v_granted
+    from line l;
+  end if;
   if v_granted is not null then
     insert into fairq.parked (shard_no, id, queue, group_key, user_key, concurrency_key, priority, sequence, granted)
     select p_tick.shard_no, g.id, p_tick.queue, g.group_key, g.user_key, case when g.long then '' else t.concurrency_key end, g.priority,

@@ -36,8 +36,8 @@ create index rings_xid_idx on fairq.rings (shard_no, queue, xid, ring_id);
 -- create_task: whether a NOTIFY is on its way, or not yet heeded; promotion: whether settings have changed that it has not heard of.
 create index rings_notable_idx on fairq.rings (shard_no, queue, xid) where announced or configured;
 
--- promotion: lanes with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
-create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position);
+-- promotion: lanes of groups with admissible overflow in order of their next task; maintain: idle lanes behind the clock.
+create index lanes_order_idx on fairq.lanes (shard_no, queue, admissible, finish, position) where user_key = '';
 
 -- promotion: the same of the users of a group, in their own virtual time.
 create index lanes_users_idx on fairq.lanes (shard_no, queue, group_key, admissible, finish, position)

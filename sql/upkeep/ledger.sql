@@ -213,7 +213,7 @@ begin
       from (
         select k.weight, k.group_key
         from fairq._tick(p_shard_no, p_queue.queue) i
-        join fairq.lanes k on k.shard_no = p_shard_no and k.queue = p_queue.queue and k.admissible and k.finish >= i.clock
+        join fairq.lanes k on k.shard_no = p_shard_no and k.queue = p_queue.queue and k.user_key = '' and k.admissible and k.finish >= i.clock
         order by k.finish, k.position
         limit 5000
       ) l
@@ -316,7 +316,7 @@ begin
       union
       (select k.group_key
        from fairq.lanes k
-       where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.admissible and k.finish >= v_tick.clock
+       where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.user_key = '' and k.admissible and k.finish >= v_tick.clock
        order by k.finish, k.position
        limit 200)
       union

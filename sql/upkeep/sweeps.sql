@@ -64,7 +64,7 @@ begin
           and u.version >= v_tick.first_version and (u.cursors <> '{}' or (u.gate).in_flight > 0)
       ) as is_paid
     from fairq.lanes l
-    where l.shard_no = p_shard_no and l.queue = p_queue and not l.admissible
+    where l.shard_no = p_shard_no and l.queue = p_queue and l.user_key = '' and not l.admissible
       -- A meter is asked without looking at the settings: its lane is never missing.
       and l.queue not like '#%'
       and l.finish >= v_floor
@@ -119,7 +119,7 @@ begin
   return v_swept + fairq._remove(p_shard_no, 'lanes', array(
     select l.ctid
     from fairq.lanes l
-    where l.shard_no = p_shard_no and l.queue = p_queue and l.admissible and l.finish >= v_floor and l.finish < v_tick.clock
+    where l.shard_no = p_shard_no and l.queue = p_queue and l.user_key = '' and l.admissible and l.finish >= v_floor and l.finish < v_tick.clock
       and l.version < v_tick.first_version and coalesce((l.gate).spent, 0) = 0
     order by l.finish
     limit p_limit
