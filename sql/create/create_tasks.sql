@@ -14,7 +14,6 @@ declare
   v_now timestamptz := fairq._now();
   v_settings record;
   v_count integer := coalesce(cardinality(p_group_keys), 0);
-  v_wrong record;
   v_announce boolean;
 begin
   select o.* into v_settings from fairq._options(p_queue, p_kind, p_max_attempts, p_priority, p_cost, p_timeout) o;
@@ -37,30 +36,6 @@ begin
     select not a.is_announced into v_announce from fairq._announced(0, p_queue) a;
   end if;
 
-  -- The first task is always looked at, for what holds for all; the others only when one scan finds something odd about them.
-  for v_wrong in
-    select i.*
-    from unnest(p_group_keys, p_payloads, p_idempotency_keys, p_concurrency_keys, p_priorities, p_costs, p_user_keys)
-      with ordinality i(group_key, payload, idempotency_key, concurrency_key, priority, cost, user_key, ordinal)
-    where i.ordinal = 1
-      or i.group_key is null
-      or i.group_key = ''
-      or octet_length(i.group_key) > 500
-      or i.payload is null
-      or fairq._is_large(i.payload, v_settings.payload_limit)
-      or i.idempotency_key = ''
-      or octet_length(i.idempotency_key) > 500
-      or i.concurrency_key = ''
-      or octet_length(i.concurrency_key) > 500
-      or i.user_key = ''
-      or octet_length(i.user_key) > 500
-      or coalesce(i.priority, v_settings.priority) not between -1000000 and 1000000
-      or coalesce(i.cost, v_settings.cost) not between 0.001 and 1000000
-  loop
-    perform fairq._check_task(v_wrong.group_key, v_wrong.payload, v_settings.payload_limit, p_kind, coalesce(v_wrong.priority, v_settings.priority),
-      p_run_at, p_expires_at, p_max_attempts, coalesce(v_wrong.cost, v_settings.cost), p_timeout, v_wrong.idempotency_key, v_wrong.concurrency_key, p_headers, v_wrong.user_key);
-  end loop;
-
   -- Keys are taken one by one in a fixed order, so two calls with the same keys wait for each other and do not deadlock.
   if p_idempotency_keys is not null then
     return query
@@ -78,7 +53,15 @@ begin
   else
     return query
       with input as materialized (
-        select i.*, coalesce(i.priority, v_settings.priority) as task_priority, nextval('fairq.task_ids') as id,
+        select
+          -- The first task is always looked at, for what holds for all; the others only where there is something odd about them.
+          case
+            when i.ordinal = 1 or fairq._is_odd(i.group_key, i.payload, v_settings.payload_limit, coalesce(i.priority, v_settings.priority),
+              coalesce(i.cost, v_settings.cost), null, i.concurrency_key, i.user_key)
+              then fairq._check_task(i.group_key, i.payload, v_settings.payload_limit, p_kind, coalesce(i.priority, v_settings.priority), p_run_at, p_expires_at,
+                p_max_attempts, coalesce(i.cost, v_settings.cost), p_timeout, null, i.concurrency_key, p_headers, i.user_key)
+          end as checked,
+          i.*, coalesce(i.priority, v_settings.priority) as task_priority, nextval('fairq.task_ids') as id,
           case when v_settings.moving_from is null then fairq._shard_of(i.group_key, v_settings.shard_count) else fairq._home(i.group_key) end as shard_no
         from unnest(p_group_keys, p_payloads, p_concurrency_keys, p_priorities, p_costs, p_user_keys)
           with ordinality i(group_key, payload, concurrency_key, priority, cost, user_key, ordinal)
