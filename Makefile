@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long test-django storm fuzz chaos alarms nightly test-matrix test-pythons test-shards test-standby test-citus test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long test-django storm fuzz chaos alarms nightly test-matrix test-pythons test-shards test-standby test-managed test-citus test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -63,6 +63,11 @@ test-shards: .venv/.dev ## Run all tests with 16 shards instead of one
 test-standby: .venv/.dev ## Run failovers, pg_rewind, pg_upgrade and a move by logical replication
 	@FAIRQ_TEST_SERVERS=1 .venv/bin/python -m pytest $(PYTEST) tests/chaos/test_failover.py tests/chaos/test_servers.py
 
+test-managed: .venv/.dev ## Run the suites of the engine as an ordinary role behind PgBouncer, as on a managed service
+	@PATH=$$PATH:/usr/sbin:/usr/local/sbin; command -v pgbouncer >/dev/null || \
+	{ echo "test-managed: skipped, PgBouncer is not installed; on Debian: apt-get install pgbouncer"; exit 0; }; \
+	FAIRQ_TEST_MANAGED=1 .venv/bin/python -m pytest $(PYTEST) tests/sql tests/policies tests/races tests/worker tests/api
+
 test-citus: .venv/.dev ## Run the tests of Citus on three nodes of a PostgreSQL that has it: CITUS_PG_BIN=/folder/of/its/bin
 	@.ci/citus "$(CITUS_PG_BIN)" -- $(PYTEST) tests/citus $(ON_CITUS)
 
@@ -82,8 +87,8 @@ chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; p
 alarms: .venv/.dev ## Ask the doctor about fairness during an hour of mixed load
 	@FAIRQ_TEST_ALARMS=$(or $(FAIRQ_TEST_ALARMS),3600) .venv/bin/python -m pytest -s $(ARGS) tests/worker/test_alarms.py
 
-nightly: ## Run what takes too long for every change: storm, fuzz, chaos, alarms, test-long, test-django, test-matrix, test-pythons, test-shards, test-standby
-	@status=0; for each in storm fuzz chaos alarms test-long test-django test-matrix test-pythons test-shards test-standby; do $(MAKE) $$each || status=1; done; exit $$status
+nightly: ## Run what takes too long for every change: storm, fuzz, chaos, alarms, test-long, test-django, test-matrix, test-pythons, test-shards, test-standby, test-managed
+	@status=0; for each in storm fuzz chaos alarms test-long test-django test-matrix test-pythons test-shards test-standby test-managed; do $(MAKE) $$each || status=1; done; exit $$status
 
 model: .venv/.dev ## Explore the models of tests/model in larger worlds (two minutes)
 	@FAIRQ_TEST_MODEL=1 .venv/bin/python -m pytest $(PYTEST) tests/model

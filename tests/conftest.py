@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 
 from fairq.embedded import EmbeddedError
-from tests.support import calls
-from tests.support.database import PASSWORD, Database
+from tests.support import calls, managed
+from tests.support.database import MANAGED, PASSWORD, ROLES, Database, session
 from tests.support.server import (
     Choice,
     TestServer,
@@ -75,6 +75,11 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["fairq_server"] = node.config.stash[SERVER].as_dict()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if MANAGED:
+        managed.choose(items)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash.get(CLOSING, contextlib.ExitStack()).close()
 
@@ -89,7 +94,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"server: {server.description}")
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures connect
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    managed.begin(item)
     server = item.config.stash.get(SERVER, None)
     if server and server.log_file and Path(server.log_file).exists():
         item.stash[LOG_START] = Path(server.log_file).stat().st_size
@@ -144,7 +151,7 @@ def logins(server: TestServer, template: str, worker: str) -> Iterator[dict[str,
     names = {
         f"{which}fairq_{part}": f"fairq_test_{server.run_id}_{worker}_{number}_{part}"
         for number, which in enumerate(("", "another "))
-        for part in ("enqueue", "work", "observe", "admin")
+        for part in ROLES
     }
     with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
         for role, name in names.items():
@@ -158,7 +165,7 @@ def logins(server: TestServer, template: str, worker: str) -> Iterator[dict[str,
 @pytest.fixture(scope="module")
 def _module_connection(_worker_database: str) -> Iterator[psycopg.Connection[Any]]:
     """A session compiles each function once, which takes longer than most tests."""
-    with contextlib.closing(psycopg.connect(_worker_database, application_name="db")) as conn:
+    with contextlib.closing(session(_worker_database, application_name="db")) as conn:
         yield conn
 
 

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fairq import driver
 from fairq.connections import run
+from tests.support.database import MANAGED
 
 T = TypeVar("T")
 
@@ -162,23 +163,28 @@ def alchemy_url(dsn: str, driver: str) -> sqlalchemy.URL:
     )
 
 
+# Behind PgBouncer before 1.21 an application tells its engine to prepare nothing.
+_OPTIONS: dict[str, Any] = {"poolclass": sqlalchemy.NullPool}
+_PSYCOPG = {**_OPTIONS, "connect_args": {"prepare_threshold": None}} if MANAGED else _OPTIONS
+
+
 @contextlib.contextmanager
 def _alchemy_connection(dsn: str) -> Iterator[Opened]:
-    engine = sqlalchemy.create_engine(alchemy_url(dsn, "psycopg"), poolclass=sqlalchemy.NullPool)
+    engine = sqlalchemy.create_engine(alchemy_url(dsn, "psycopg"), **_PSYCOPG)
     with engine.connect() as conn:
         yield Opened(conn, _as_is)
 
 
 @contextlib.contextmanager
 def _alchemy_session(dsn: str) -> Iterator[Opened]:
-    engine = sqlalchemy.create_engine(alchemy_url(dsn, "psycopg"), poolclass=sqlalchemy.NullPool)
+    engine = sqlalchemy.create_engine(alchemy_url(dsn, "psycopg"), **_PSYCOPG)
     with Session(engine) as session:
         yield Opened(session, _as_is)
 
 
 @contextlib.contextmanager
 def _alchemy_scoped_session(dsn: str) -> Iterator[Opened]:
-    engine = sqlalchemy.create_engine(alchemy_url(dsn, "psycopg"), poolclass=sqlalchemy.NullPool)
+    engine = sqlalchemy.create_engine(alchemy_url(dsn, "psycopg"), **_PSYCOPG)
     session = scoped_session(sessionmaker(engine))
     yield Opened(session, _as_is)
     session.remove()
@@ -187,7 +193,9 @@ def _alchemy_scoped_session(dsn: str) -> Iterator[Opened]:
 def _alchemy_async(driver: str, make: str) -> Opener:
     @contextlib.asynccontextmanager
     async def open_(dsn: str) -> AsyncIterator[tuple[Any, Any]]:
-        engine = create_async_engine(alchemy_url(dsn, driver), poolclass=sqlalchemy.NullPool)
+        engine = create_async_engine(
+            alchemy_url(dsn, driver), **_PSYCOPG if driver == "psycopg" else _OPTIONS
+        )
         try:
             if make == "connection":
                 async with engine.connect() as conn:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -10,6 +10,8 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
+
+from tests.support.database import MANAGED
 
 Conn = psycopg.Connection[Any]
 Row = tuple[Any, ...]
@@ -69,13 +71,14 @@ def in_role(conn: Conn, query: str) -> Iterator[None]:
     if role is None:
         yield
         return
-    conn.execute(f"set role {role}".encode())
-    try:
-        yield
-    finally:
-        # With the statement that failed its role is undone.
-        if not conn.closed and conn.info.transaction_status != TransactionStatus.INERROR:
-            conn.execute("reset role")
+    with conn.transaction() if MANAGED and conn.autocommit else nullcontext():
+        conn.execute(f"set role {role}".encode())
+        try:
+            yield
+        finally:
+            # With the statement that failed its role is undone.
+            if not conn.closed and conn.info.transaction_status != TransactionStatus.INERROR:
+                conn.execute("reset role")
 
 
 def run(conn: Conn, query: str, *params: Any) -> list[Row]:

@@ -1,12 +1,27 @@
 """A database for one test, and the connections that test opens to it."""
 
+import itertools
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+# `make test-managed`; see tests/support/managed.py.
+MANAGED = "FAIRQ_TEST_MANAGED" in os.environ
 PASSWORD = "fairq"
+ROLES = ("enqueue", "work", "observe", "admin")
+
+_numbers = itertools.count(1)
+
+
+def session(dsn: str, **kwargs: Any) -> psycopg.Connection[Any]:
+    """A test's own connection. Through PgBouncer it prepares nothing, and has a name to be known by."""
+    if MANAGED:
+        name = f"session {os.getpid()}.{next(_numbers)}"
+        kwargs = {"prepare_threshold": None, "application_name": name, **kwargs}
+    return psycopg.connect(dsn, **kwargs)
 
 
 @dataclass
@@ -19,7 +34,7 @@ class Database:
     connections: list[psycopg.Connection[Any]] = field(default_factory=list)
 
     def connect(self, **kwargs: Any) -> psycopg.Connection[Any]:
-        conn = psycopg.connect(self.dsn, **kwargs)
+        conn = session(self.dsn, **kwargs)
         self.connections.append(conn)
         return conn
 
@@ -28,7 +43,7 @@ class Database:
         return make_conninfo(self.dsn, user=self.logins[role], password=PASSWORD)
 
     def connect_as(self, role: str, **kwargs: Any) -> psycopg.Connection[Any]:
-        conn = psycopg.connect(self.dsn_as(role), **kwargs)
+        conn = session(self.dsn_as(role), **kwargs)
         self.connections.append(conn)
         return conn
 

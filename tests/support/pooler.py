@@ -6,13 +6,14 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from tests.support.database import PASSWORD
 from tests.support.sessions import wait_until
 
 CONFIG = """
@@ -23,10 +24,10 @@ CONFIG = """
 listen_addr = 127.0.0.1
 listen_port = {port}
 unix_socket_dir =
-auth_type = any
+{who}
 pool_mode = transaction
 default_pool_size = {connections}
-max_client_conn = 100
+max_client_conn = 1000
 server_login_retry = 1
 """
 
@@ -37,19 +38,28 @@ def pgbouncer() -> str | None:
 
 
 @contextlib.contextmanager
-def pooler(dsn: str, *, connections: int = 5) -> Iterator[str]:
-    """The DSN of the same database through PgBouncer, which has so many connections to the server."""
+def pooler(dsn: str, *, connections: int = 5, users: Sequence[str] = ()) -> Iterator[str]:
+    """The DSN of the same database through PgBouncer, which has so many connections to the server.
+
+    Everybody is the DSN's user there, or who they say, if that is one of these.
+    """
     program = pgbouncer()
     if program is None:
         pytest.skip("PgBouncer is not installed; on Debian: apt-get install pgbouncer")
     parts = {key: value for key, value in conninfo_to_dict(dsn).items() if value}
     database = parts.pop("dbname")
-    server = " ".join(f"{key}='{parts[key]}'" for key in ("host", "port", "user", "password") if key in parts)
+    kept = ("host", "port") if users else ("host", "port", "user", "password")
+    server = " ".join(f"{key}='{parts[key]}'" for key in kept if key in parts)
     with tempfile.TemporaryDirectory(prefix="fairq-pooler-") as folder:
         os.chmod(folder, 0o755)
         file = Path(folder) / "pgbouncer.ini"
         port = _free_port()
-        file.write_text(CONFIG.format(server=server, port=port, connections=connections))
+        who = "auth_type = any"
+        if users:
+            names = Path(folder) / "users"
+            names.write_text("".join(f'"{name}" "{PASSWORD}"\n' for name in users))
+            who = f"auth_type = trust\nauth_file = {names}\nignore_startup_parameters = options"
+        file.write_text(CONFIG.format(server=server, port=port, connections=connections, who=who))
         # It refuses to run as root.
         user = "nobody" if os.getuid() == 0 else None
         process = subprocess.Popen(

@@ -18,7 +18,8 @@ import psycopg
 from psycopg import sql
 
 from fairq import embedded
-from tests.support import cluster
+from tests.support import cluster, managed
+from tests.support.database import MANAGED
 from tests.support.schema import load_schema
 
 # A lost race shows at once, many connections fit, and two-phase commit can be tested.
@@ -60,9 +61,13 @@ class TestServer:
     # What went wrong while the template was loaded: shown by each test that needs it, and by no other.
     template_error: str = ""
     log_file: str = ""
+    # `make test-managed`: who owns the databases, and two ways to them.
+    owner: str = ""
+    given: str = ""
+    pooled: str = ""
 
     def dsn(self, dbname: str) -> str:
-        return with_database(self.admin_dsn, dbname)
+        return with_database((self.given if managed.direct else self.pooled) or self.admin_dsn, dbname)
 
     def as_dict(self) -> dict[str, str]:
         return asdict(self)
@@ -147,8 +152,12 @@ def _accepts(path: str) -> bool:
 def running_server(choice: Choice) -> Iterator[TestServer]:
     """Start (or find) the server, make the template database, and remove both at the end."""
     start = {"dsn": _given, "docker": _in_docker, "embedded": _embedded}[choice.backend]
-    with start() as server, _with_template(server) as ready:
-        yield ready
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(start())
+        if MANAGED:
+            fields = stack.enter_context(managed.service(server.admin_dsn, server.run_id))
+            server = replace(server, **fields, description=f"{server.description}, behind PgBouncer")
+        yield stack.enter_context(_with_template(server))
 
 
 @contextlib.contextmanager
@@ -194,7 +203,7 @@ def _with_template(server: TestServer) -> Iterator[TestServer]:
     create_database(server, name)
     problem = ""
     try:
-        with psycopg.connect(server.dsn(name)) as conn:
+        with psycopg.connect(with_database(server.given or server.admin_dsn, name)) as conn:
             load_schema(conn)
         if ON_CITUS:
             cluster.alone(server.dsn(name))
@@ -207,8 +216,9 @@ def _with_template(server: TestServer) -> Iterator[TestServer]:
 def create_database(server: TestServer, name: str, template: str = "template1") -> None:
     with psycopg.connect(server.admin_dsn, autocommit=True) as conn:
         # Copying files takes 10 ms; writing each page to the log as well, 8 to 190 ms.
-        statement = sql.SQL("create database {} template {} strategy file_copy")
-        conn.execute(statement.format(sql.Identifier(name), sql.Identifier(template)))
+        statement = sql.SQL("create database {} owner {} template {} strategy file_copy")
+        owner = sql.Identifier(server.owner) if server.owner else sql.SQL("default")
+        conn.execute(statement.format(sql.Identifier(name), owner, sql.Identifier(template)))
 
 
 def drop_database(server: TestServer, name: str) -> None:

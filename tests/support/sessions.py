@@ -7,6 +7,7 @@ first.commit()
 second.result()
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import Params, QueryNoTemplate
+
+from tests.support.database import MANAGED
 
 # Only ever reached when a test is about to fail.
 PATIENCE_SECONDS = 20.0
@@ -26,7 +29,20 @@ Rows = list[tuple[Any, ...]]
 
 def pid_of(conn: psycopg.Connection[Any]) -> int:
     """The session's process id, as pg_stat_activity shows it."""
-    return conn.info.backend_pid
+    if not MANAGED:
+        return conn.info.backend_pid
+    # PgBouncer's client has none; its transaction has one, as long as it is open.
+    name = conn.info.get_parameters()["application_name"]
+    found: Rows = []
+    with psycopg.connect(os.environ["FAIRQ_TEST_ADMIN"], autocommit=True) as admin:
+        query = "select pid from pg_stat_activity where application_name = %s and state <> 'idle'"
+
+        def has_one() -> bool:
+            found[:] = admin.execute(query, [name]).fetchall()
+            return bool(found)
+
+        wait_until(has_one, f"{name} has a session")
+    return int(found[0][0])
 
 
 def call_in_background(call: Callable[[], T]) -> "Future[T]":

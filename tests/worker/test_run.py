@@ -1114,6 +1114,35 @@ def test_statements_are_prepared_where_a_connection_is_known_to_be_a_session(
     assert set(desk.outcomes()) == {"succeeded"}
 
 
+@pytest.mark.parametrize("options", [{}, {"listen": False}])
+@pytest.mark.parametrize("slots", [1, 200])
+def test_a_worker_has_three_connections_whatever_it_runs(
+    desk: Desk, slots: int, options: dict[str, Any]
+) -> None:
+    """Two, where it does not listen."""
+    own, free = fairq.App(), threading.Event()
+    seen = (
+        "select application_name from pg_stat_activity"
+        " where datname = current_database() and application_name like 'fairq %%' order by 1"
+    )
+
+    @own.task
+    def wait(payload: Any) -> None:
+        free.wait(40)
+
+    announced = threading.Event()
+    with worker_thread(own, desk.dsn, concurrency=slots, announce=lambda _: announced.set(), **options):
+        assert announced.wait(20)
+        desk.enqueue_many("wait", slots)
+        desk.wait_until(lambda: desk.running == slots, "all run")
+        names = [name for (name,) in desk.rows(seen)]
+        free.set()
+        desk.wait_until(lambda: desk.live == 0, "all ran")
+        expected = ["fairq keeper", *["fairq listen"] * ("listen" not in options), "fairq worker"]
+        assert names == expected
+        assert [name for (name,) in desk.rows(seen)] == expected
+
+
 def test_an_unknown_queue_is_refused_at_the_start(desk: Desk) -> None:
     with pytest.raises(UnknownQueue):
         Worker(app, desk.dsn, queues=["nowhere"]).run()

@@ -1,0 +1,57 @@
+"""What promotion reaches with one, four and sixteen shards: two sessions promote all that waits."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from benchmarks.bench_worker import cpu, scalar
+from benchmarks.cycles import FAIRQ, PAYLOAD, Conn
+from benchmarks.harness import Scale, Session, clear
+
+BASELINES: tuple[str, ...] = ()
+SHARDS = (1, 4, 16)
+SESSIONS = 2
+GROUPS = 1_000
+LIMIT = 1_000
+
+
+def estimate(scale: Scale) -> float:
+    return 2 + scale.repetitions * len(SHARDS) * min(scale.tasks, 200_000) * 60e-6
+
+
+def run(session: Session) -> None:
+    tasks = min(session.scale.tasks, 200_000)
+    with ExitStack() as stack, session.connect() as conn:
+        others = [stack.enter_context(session.connect()) for _ in range(SESSIONS)]
+        for _ in session.repetitions():
+            for shards in SHARDS:
+                session.say(f"{shards} shards")
+                clear(conn)
+                conn.execute(
+                    "select fairq.configure_cluster(jsonb_build_object('shard_count', %s::int))", (shards,)
+                )
+                for start in range(0, tasks, 10_000):
+                    number = min(10_000, tasks - start)
+                    conn.execute(
+                        FAIRQ.create.encode(), {"groups": GROUPS, "tasks": number, "payload": PAYLOAD}
+                    )
+                pids = [other.info.backend_pid for other in others]
+                busy = cpu(pids)
+                with ThreadPoolExecutor(SESSIONS) as pool:
+                    begun = time.perf_counter()
+                    list(pool.map(promote, others, range(SESSIONS), [shards] * SESSIONS))
+                    seconds = time.perf_counter() - begun
+                if (ready := scalar(conn, "select count(*) from fairq.ready")) != tasks:
+                    raise RuntimeError(f"{ready} of {tasks} tasks were promoted")
+                used = (cpu(pids) - busy) / tasks * 1e6
+                subject = f"{shards} shards" if shards > 1 else "1 shard"
+                session.record(subject, "promotion", tasks / seconds, "tasks/s", sessions=SESSIONS)
+                session.record(subject, "processor time of promotion", used, "µs/task", sessions=SESSIONS)
+
+
+def promote(conn: Conn, number: int, shards: int) -> None:
+    """Every so-manyth shard, until all that waits there is ready. Of one shard the sessions take turns."""
+    mine = range(number % shards, shards, SESSIONS) if shards > 1 else range(1)
+    for shard in mine:
+        while scalar(conn, f"select fairq.promote_overflow('default', {LIMIT}, {shard})"):
+            pass

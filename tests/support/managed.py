@@ -1,0 +1,94 @@
+"""`make test-managed`: as an ordinary role that owns one database, behind PgBouncer in transaction mode.
+
+What RDS, Aurora, Neon or Supabase give: no superuser and no createrole, so an administrator has made fairq's
+roles; sessions that belong to nobody; a LISTEN that hears nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from tests.support.database import MANAGED, PASSWORD, ROLES
+from tests.support.pooler import pooler
+
+# What cannot run, by the beginning of its name, and why.
+LEFT_OUT = {
+    "tests/sql/test_publications.py::test_every_table_may_be_published": "only superusers may publish so",
+    "tests/sql/test_roles.py::test_nothing_is_granted_to_public": "makes a role",
+    "tests/sql/test_roles.py::test_new_partitions_are_not_for_public_either": "makes a role",
+    "tests/sql/test_schedules.py::test_a_schedule_has_the_rights_of_who_made_it": "makes a role",
+    "tests/api/test_examples.py": "makes databases",
+    "tests/api/test_pooler.py": "has a PgBouncer of its own",
+    "tests/worker/test_pooler.py": "has a PgBouncer of its own",
+    "tests/worker/test_outages.py": "has a server of its own, or stops others' sessions",
+}
+# What is about sessions: as the same role, on connections of its own.
+DIRECT = {
+    "tests/api/test_finish_in.py::test_two_who_end": "looks at who waits for whom",
+    "tests/api/test_results.py": "listens",
+    "tests/races/test_finish_tasks.py::test_one_maintenance": "looks at who waits for whom",
+    "tests/races/test_moving_groups.py": "stops a session between two statements",
+    "tests/races/test_stops.py": "stops a session between two statements",
+    "tests/sql/test_announcements.py": "listens",
+    "tests/sql/test_ledger.py::test_what_commits_late": "a clock for each session",
+    "tests/sql/test_retry_task.py::test_an_open_transaction_that_retries": "a clock for each session",
+}
+PATIENCE_SECONDS = 120
+
+# Whether the test that runs now is one of DIRECT.
+direct = False
+
+
+def choose(items: list[pytest.Item]) -> None:
+    """Skip what cannot run."""
+    for item in items:
+        for name, why in LEFT_OUT.items():
+            if item.nodeid.startswith(name):
+                item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _impatient(*_: object) -> None:
+    raise TimeoutError("the test takes too long")
+
+
+def begin(item: pytest.Item) -> None:
+    global direct
+    direct = item.nodeid.startswith(tuple(DIRECT))
+    if MANAGED:  # rather than wait for a session that somebody else has
+        signal.signal(signal.SIGALRM, _impatient)
+        signal.alarm(PATIENCE_SECONDS)
+
+
+@contextlib.contextmanager
+def service(admin_dsn: str, run_id: str) -> Iterator[dict[str, str]]:
+    """What a provider gives, as fields of TestServer: a role, its own way in, and that through PgBouncer."""
+    owner = f"fairq_test_{run_id}_owner"
+    name = sql.Identifier(owner)
+    workers = ["main", *(f"gw{number}" for number in range(16))]
+    logins = [
+        f"fairq_test_{run_id}_{worker}_{n}_{part}" for worker in workers for n in (0, 1) for part in ROLES
+    ]
+    with psycopg.connect(admin_dsn, autocommit=True) as admin:
+        for part in ROLES:
+            with contextlib.suppress(psycopg.errors.DuplicateObject):
+                admin.execute(f"create role fairq_{part} nologin".encode())
+        admin.execute(sql.SQL("create role {} login password {}").format(name, PASSWORD))
+        roles = ", ".join(f"fairq_{part}" for part in ROLES)
+        admin.execute(sql.SQL(f"grant {roles} to {{}}").format(name))
+        # Tests of races set it, so that they end.
+        admin.execute(sql.SQL("grant set on parameter deadlock_timeout to {}").format(name))
+    given = make_conninfo(admin_dsn, user=owner, password=PASSWORD)
+    os.environ["FAIRQ_TEST_ADMIN"] = admin_dsn
+    with pooler(given, connections=30, users=[owner, *logins]) as pooled:
+        yield {"owner": owner, "given": given, "pooled": pooled}
+    with psycopg.connect(admin_dsn, autocommit=True) as admin:
+        admin.execute(sql.SQL("drop owned by {}").format(name))
+        admin.execute(sql.SQL("drop role {}").format(name))
