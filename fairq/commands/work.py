@@ -18,48 +18,18 @@ from click.core import ParameterSource
 from fairq.cli import Exit, Failure, command, failure_of, named_dsn, wants_json
 from fairq.dsn import VARIABLES, clean, mask
 from fairq.errors import ConfigurationError, FairqError, Refused, UnknownQueue
-from fairq.worker.config import Settings, queues_of
+from fairq.worker.config import TOLD, Settings, queues_of
 from fairq.worker.handlers import RUNNING
 
 LISTEN_DSN = "FAIRQ_LISTEN_DSN"
 LEVELS = ("debug", "info", "warning", "error")
 
-
-# Settings that are told as they are: how a value is shown, what it means. The default is the setting's own.
-_TOLD = {
-    "concurrency": ("N", "Slots: tasks at once, in each process. 0: one for each core that it may use."),
-    "prefetch": ("N", "Claim this many tasks beyond the slots. Needs --claim-lease; excludes a cluster cap."),
-    "claim_lease": ("SECONDS", "With --prefetch only: how long a claim keeps a task from others."),
-    "max_claim_batch": (
-        "N",
-        "The most tasks taken from a queue at a time; with weights, from all. 0: slots plus prefetch.",
-    ),
-    "max_claim_per_worker": ("N", "The most tasks held that have not begun. 0: as for --max-claim-batch."),
-    "grace": ("SECONDS", "How long handlers have to end after TERM or INT."),
-    "lease": (
-        "SECONDS",
-        "After this long without a sign of life the worker counts as lost, and others get its tasks.",
-    ),
-    "db_retry_initial_ms": (
-        "MS",
-        "First pause after a failure of the database, 100 to 60000. Doubled each time, give or take 25 %.",
-    ),
-    "db_retry_max_ms": ("MS", "Longest of these pauses, 500 to 300000."),
-    "db_retry_max_attempts": ("N", "Failures in a row after which to give up, up to 10000. 0: never."),
-    "breaker_threshold": ("N", "Failures in a row after which the database is left alone. 0: never."),
-    "breaker_cooldown_ms": (
-        "MS",
-        "For how long, or up to a quarter less. Default: 5000, at most a third of the lease.",
-    ),
-    "health": ("FILE", "Write this file anew every few seconds while the worker lives, for probes."),
-    "name": ("TEXT", "Name in the statistics. Default: host and process id."),
-}
 _SHORT = {"concurrency": ["-c"]}
 
 
 def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
-    for name, (shown, text) in reversed(_TOLD.items()):
+    for name, (shown, text) in reversed(TOLD.items()):
         default: Any = defaults[name]
         command = click.option(
             f"--{name.replace('_', '-')}",

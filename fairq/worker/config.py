@@ -26,29 +26,16 @@ class Settings:
     share. Empty: those of the app's tasks, with equal shares.
     """
     concurrency: Annotated[int, 0, 100_000] = 0
-    """Slots: how many tasks run at once. 0: as many as the process may use cores."""
     prefetch: Annotated[int, 0, 100_000] = 0
-    """How many tasks to claim beyond the slots, so that the next one is here when a slot comes free."""
     claim_lease: Annotated[float | None, 0.1, 86_400] = None
-    """With prefetch, and only then: how long a claim holds before others may take the task."""
     max_claim_batch: Annotated[int, 0, 100_000] = 0
-    """The most tasks taken from a queue at a time, from all together if they have weights. 0: the slots, with
-    prefetch the slots and the prefetch.
-    """
     max_claim_per_worker: Annotated[int, 0, 100_000] = 0
-    """The most tasks held that have not begun. 0: as for max_claim_batch."""
     lease: Annotated[float, 1, 86_400] = 60.0
-    """Without a sign of life for so long, the worker counts as lost and others get its tasks."""
     grace: Annotated[float, 0, 86_400] = 20.0
-    """How long handlers may go on after the first TERM or INT. Kubernetes kills after 30 s: before
-    that, their tasks are given back.
-    """
     mode: Mode = "forever"
     """once: end after one look at the queues; drain: end when there is nothing left to run."""
     name: str = ""
-    """Shown in fairq.worker_stats. Empty: host and process id."""
     health: str = ""
-    """A file that is written anew with every sign of life, for probes. Stale: the loop stands still."""
     listen: bool = True
     listen_dsn: str | None = field(default=None, repr=False)
     """Where to LISTEN, when `dsn` leads through a pooler that hands out connections by transaction."""
@@ -65,11 +52,39 @@ class Settings:
     db_retry_initial_ms: Annotated[int, 100, 60_000] = 500
     db_retry_max_ms: Annotated[int, 500, 300_000] = 5_000
     db_retry_max_attempts: Annotated[int, 0, 10_000] = 0
-    """Failures in a row after which the worker gives up. 0: never."""
     breaker_threshold: Annotated[int, 0, 10_000] = 5
-    """Failures in a row after which the database is left alone. 0: never."""
     breaker_cooldown_ms: Annotated[int | None, 100, 3_600_000] = None
-    """For how long, give or take. None: 5000, at most a third of the lease."""
+
+
+# What most of them are for, as the command line has it: how a value is shown, and its help.
+TOLD = {
+    "concurrency": ("N", "Slots: tasks at once, in each process. 0: one for each core that it may use."),
+    "prefetch": ("N", "Claim this many tasks beyond the slots. Needs --claim-lease; excludes a cluster cap."),
+    "claim_lease": ("SECONDS", "With --prefetch only: how long a claim keeps a task from others."),
+    "max_claim_batch": (
+        "N",
+        "The most tasks taken from a queue at a time; with weights, from all. 0: slots plus prefetch.",
+    ),
+    "max_claim_per_worker": ("N", "The most tasks held that have not begun. 0: as for --max-claim-batch."),
+    "grace": ("SECONDS", "How long handlers have to end after TERM or INT."),
+    "lease": (
+        "SECONDS",
+        "After this long without a sign of life the worker counts as lost, and others get its tasks.",
+    ),
+    "db_retry_initial_ms": (
+        "MS",
+        "First pause after a failure of the database, 100 to 60000. Doubled each time, give or take 25 %.",
+    ),
+    "db_retry_max_ms": ("MS", "Longest of these pauses, 500 to 300000."),
+    "db_retry_max_attempts": ("N", "Failures in a row after which to give up, up to 10000. 0: never."),
+    "breaker_threshold": ("N", "Failures in a row after which the database is left alone. 0: never."),
+    "breaker_cooldown_ms": (
+        "MS",
+        "For how long, or up to a quarter less. Default: 5000, at most a third of the lease.",
+    ),
+    "health": ("FILE", "Write this file anew every few seconds while the worker lives, for probes."),
+    "name": ("TEXT", "Name in the statistics. Default: host and process id."),
+}
 
 
 @dataclass(frozen=True, slots=True)

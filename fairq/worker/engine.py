@@ -23,7 +23,7 @@ from fairq.worker.connect import FAILURES, conninfo, is_worth_a_try
 from fairq.worker.database import Database
 from fairq.worker.ending import AFTER_SECONDS, Ending, LifespanFailed, Stuck
 from fairq.worker.held import Held, tell_to_stop
-from fairq.worker.keeper import Keeper, KeeperPlan
+from fairq.worker.keeper import Keeper
 from fairq.worker.membership import Membership
 from fairq.worker.turn import Turn
 from fairq.worker.turns import Turns
@@ -201,20 +201,11 @@ class Engine:
         return True
 
     def _start_keeper(self) -> None:
-        settings = self.settings
         self.keeper = Keeper(
-            KeeperPlan(
-                # Notices a dead peer, and is back on another connection, while the lease still holds.
-                conninfo=conninfo(self.dsn, "fairq keeper", min(60.0, settings.lease / 3)),
-                heartbeat=self.turns.limits.heartbeat,
-                patience=self.turns.limits.patience,
-                lease=settings.lease,
-                maintain_every=settings.maintain_interval_ms / 1000,
-                first_maintain=settings.maintain_interval_ms / 1000 if settings.mode == "forever" else 0.0,
-                first_pause=settings.db_retry_initial_ms / 1000,
-                health=settings.health,
-                slots=self.turns.limits.slots,
-            ),
+            # Notices a dead peer, and is back on another connection, while the lease still holds.
+            conninfo(self.dsn, "fairq keeper", min(60.0, self.settings.lease / 3)),
+            self.settings,
+            self.turns.limits,
             worker_ids=self._worker_ids,
             held=lambda: list(self.held.by_id),
             circuit=lambda: (self.database.state != "closed", self.database.trips),

@@ -28,6 +28,7 @@ import psycopg
 from fairq import driver, schedules
 from fairq.queries import workers
 from fairq.worker import plan
+from fairq.worker.config import Limits, Settings
 from fairq.worker.connect import FAILURES, HUNG_UP, explain, hang_up, is_unknown_worker
 
 log = logging.getLogger("fairq.worker")
@@ -41,19 +42,6 @@ FIRE_PAUSE: Final = (0.005, 0.015)
 FIRE_PATIENCE: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperPlan:
-    conninfo: str = field(repr=False)
-    heartbeat: float
-    patience: float
-    lease: float
-    maintain_every: float
-    first_maintain: float
-    first_pause: float
-    health: str = ""
-    slots: int = 1
-
-
 @dataclass(eq=False)
 class Keeper:
     """`worker_ids`, `held`, `circuit` (whether it is open, how often it has opened), `pulse` and `give_up_at`
@@ -63,7 +51,9 @@ class Keeper:
     relied on any more, `give_up` ends the process if it is ours; both are told whether the loop is dead.
     """
 
-    plan: KeeperPlan
+    conninfo: str = field(repr=False)
+    settings: Settings
+    limits: Limits
     _: KW_ONLY
     worker_ids: Callable[[], list[int]]
     held: Callable[[], list[int]]
@@ -81,7 +71,9 @@ class Keeper:
         self._conn: psycopg.Connection[Any] | None = None
         self._failures = 0
         self._beat_at = time.monotonic()
-        self._maintain_at = self._beat_at + self.plan.first_maintain
+        self._maintain_every = self.settings.maintain_interval_ms / 1000
+        # Who runs until nothing is left begins with what others left lying.
+        self._maintain_at = self._beat_at + self._maintain_every * (self.settings.mode == "forever")
         self._last_pulse = 0.0
         self._fired: tuple[int | None, float] = (None, 0.0)
         self._late = 0.0
@@ -105,19 +97,21 @@ class Keeper:
     def _run(self) -> None:
         pause = 0.0
         while not self._stop.wait(pause):
-            pause = self.plan.heartbeat
+            pause = self.limits.heartbeat
             try:
                 self._watch_the_loop()
                 if not self._disowned:
                     self._beat()
                 self.answered(self._failures > 0)
                 self._failures = 0
-                if self.plan.maintain_every and not self._disowned:
+                if self._maintain_every and not self._disowned:
                     pause = self._tend_schedules(pause)
             except FAILURES as exc:
                 self._drop()
                 self._failures += 1
-                pause = plan.retry_delay(self._failures, self.plan.first_pause, self.plan.heartbeat)
+                pause = plan.retry_delay(
+                    self._failures, self.settings.db_retry_initial_ms / 1000, self.limits.heartbeat
+                )
                 log.warning(
                     "the sign of life failed%s: %s",
                     f" {self._failures} times in a row" if self._failures > 1 else "",
@@ -128,11 +122,11 @@ class Keeper:
                 # Whatever it is: a worker without a keeper would count as lost.
                 log.exception("the keeper stumbled", extra={"action": "keeper_error"})
                 self._drop()
-            if self.plan.health and not self._warned:
-                self._tell_probes(Path(self.plan.health))
-        if self.plan.health:
+            if self.settings.health and not self._warned:
+                self._tell_probes(Path(self.settings.health))
+        if self.settings.health:
             with contextlib.suppress(OSError):
-                Path(self.plan.health).unlink()
+                Path(self.settings.health).unlink()
         self._drop()
 
     def _tell_probes(self, file: Path) -> None:
@@ -152,7 +146,7 @@ class Keeper:
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._conn is None:
-            self._conn = psycopg.connect(self.plan.conninfo, autocommit=True, prepare_threshold=None)
+            self._conn = psycopg.connect(self.conninfo, autocommit=True, prepare_threshold=None)
         return self._conn
 
     @contextlib.contextmanager
@@ -185,7 +179,7 @@ class Keeper:
                 # With the ids it is a look-up of each; without, all wishes to cancel would be read that
                 # anybody has, 100,000 of them in 130 ms.
                 is_open, trips = self.circuit()
-                with self._limited(self.plan.patience) as conn:
+                with self._limited(self.limits.patience) as conn:
                     cancelled = workers.heartbeat(
                         conn,
                         worker_id=worker_id,
@@ -201,22 +195,22 @@ class Keeper:
             if cancelled:
                 self.cancel(cancelled)
         now = time.monotonic()
-        if now - self._beat_at > self.plan.lease / 2:
+        if now - self._beat_at > self.settings.lease / 2:
             # After a long outage the others get the time to give a sign of life before they are judged by it.
             # After a short one not: where connections keep breaking, nobody would ever judge.
-            self._maintain_at = now + self.plan.lease
+            self._maintain_at = now + self.settings.lease
         self._beat_at = now
-        if self.plan.maintain_every and now >= self._maintain_at:
-            self._maintain_at = now + self.plan.maintain_every * random.uniform(0.75, 1.25)
+        if self._maintain_every and now >= self._maintain_at:
+            self._maintain_at = now + self._maintain_every * random.uniform(0.75, 1.25)
             self._maintain()
 
     def _maintain(self) -> None:
         """Part by part, each in a transaction of its own; short, or not at all: the next sign of life must
         not be late.
         """
-        longest = timedelta(seconds=self.plan.patience)
+        longest = timedelta(seconds=self.limits.patience)
         until = time.monotonic() + longest.total_seconds()
-        with self._limited(self.plan.patience) as conn:
+        with self._limited(self.limits.patience) as conn:
             parts = workers.upkeep_parts(conn)
         for part in parts:
             if part == "schedules":  # as they come due, and few at a time
@@ -225,7 +219,7 @@ class Keeper:
                 return
             try:
                 # A server that is there ends the part by itself.
-                with self._limited(self.plan.patience + 2.0) as conn, conn.transaction():
+                with self._limited(self.limits.patience + 2.0) as conn, conn.transaction():
                     # Local to the transaction, so it works behind a pooler too.
                     conn.execute("set transaction isolation level read committed")
                     conn.execute(
@@ -270,9 +264,9 @@ class Keeper:
         if last is not None and time.monotonic() - at > FIRE_PATIENCE:
             last = None
             self._stalls += 1
-        most = plan.ticks_at_a_time(self.plan.slots, self._late, self._stalls)
+        most = plan.ticks_at_a_time(self.limits.slots, self._late, self._stalls)
         try:
-            with self._limited(self.plan.patience) as conn:
+            with self._limited(self.limits.patience) as conn:
                 said = json.loads(workers.fire_schedules(conn, most=most, after_id=last))
                 if said["unplanned"]:
                     schedules.plan_due(conn)
@@ -294,7 +288,7 @@ class Keeper:
     # --- The loop ---
 
     def _watch_the_loop(self) -> None:
-        now, pulse, lease = time.monotonic(), self.pulse(), self.plan.lease
+        now, pulse, lease = time.monotonic(), self.pulse(), self.settings.lease
         if pulse != self._last_pulse:
             self._still, self._warned, self._disowned = 0.0, False, False
         else:
@@ -321,7 +315,7 @@ class Keeper:
         back without burning one. The loop learns of it when it moves again.
         """
         try:
-            with self._limited(self.plan.patience) as conn:
+            with self._limited(self.limits.patience) as conn:
                 for call in self.last_words(dead):
                     with contextlib.suppress(psycopg.DataError):  # a result that the database refuses
                         driver.run(conn, call)

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Any, Self
 
 from fairq import schedules
-from fairq.worker.keeper import Keeper, KeeperPlan
+from fairq.worker.config import Settings, limits
+from fairq.worker.keeper import Keeper
 
 dsn, shift = sys.argv[1], float(sys.argv[2])
 
@@ -22,8 +23,13 @@ time.time = lambda: real_time() + shift
 module: Any = schedules
 module.datetime = Wrong
 
+settings = Settings(
+    concurrency=1, lease=15, heartbeat_ms=1000, maintain_interval_ms=1000, db_retry_initial_ms=100
+)
 keeper = Keeper(
-    KeeperPlan(dsn, heartbeat=1, patience=5, lease=60, maintain_every=1, first_maintain=0.5, first_pause=0.1),
+    dsn,
+    settings,
+    limits(settings),
     worker_ids=list,
     held=list,
     pulse=time.monotonic,
