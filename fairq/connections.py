@@ -74,6 +74,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Row = tuple[Any, ...]
+Send: TypeAlias = Callable[[Any, Call[Any]], Any]
 
 
 # --- From a call to a connection -------------------------------------------------------------------
@@ -128,31 +129,27 @@ def run(
 
     `name` is what Python calls the coroutine when nobody awaits it.
     """
-    kind = _kind(conn)
-    if kind in _ASYNC:
+    send = _sender(conn)
+    if send in _ASYNC:
         coroutine: Any = (
-            _send_async(_ASYNC[kind], conn, work)
-            if isinstance(work, Call)
-            else _drive_async(_ASYNC[kind], conn, work)
+            _send_async(send, conn, work) if isinstance(work, Call) else _drive_async(send, conn, work)
         )
         coroutine.__qualname__ = name
         return coroutine  # type: ignore[no-any-return]
-    return _send(_SYNC[kind], conn, work) if isinstance(work, Call) else _drive(_SYNC[kind], conn, work)
+    return _send(send, conn, work) if isinstance(work, Call) else _drive(send, conn, work)
 
 
-def _send(send: Callable[[Any, Call[Any]], Any], conn: Any, call: Call[T]) -> T:
+def _send(send: Send, conn: Any, call: Call[T]) -> T:
     with translating():
         return send(conn, call)  # type: ignore[no-any-return]
 
 
-async def _send_async(
-    send: Callable[[Any, Call[Any]], Coroutine[Any, Any, Any]], conn: Any, call: Call[T]
-) -> T:
+async def _send_async(send: Send, conn: Any, call: Call[T]) -> T:
     with translating():
         return await send(conn, call)  # type: ignore[no-any-return]
 
 
-def _drive(send: Callable[[Any, Call[Any]], Any], conn: Any, steps: Steps[T]) -> T:
+def _drive(send: Send, conn: Any, steps: Steps[T]) -> T:
     answer, error = None, None
     while True:
         try:
@@ -166,9 +163,7 @@ def _drive(send: Callable[[Any, Call[Any]], Any], conn: Any, steps: Steps[T]) ->
             error = exc
 
 
-async def _drive_async(
-    send: Callable[[Any, Call[Any]], Coroutine[Any, Any, Any]], conn: Any, steps: Steps[T]
-) -> T:
+async def _drive_async(send: Send, conn: Any, steps: Steps[T]) -> T:
     answer, error = None, None
     while True:
         try:
@@ -187,56 +182,7 @@ async def _drive_async(
 
 def is_async(conn: object) -> bool:
     """Whether calls on this connection are awaited. Raises UnsupportedConnection for anything unknown."""
-    return _kind(conn) in _ASYNC
-
-
-# --- Which kind ------------------------------------------------------------------------------------
-
-_CLASSES = (
-    ("psycopg", "Connection", "psycopg"),
-    ("psycopg", "AsyncConnection", "psycopg_async"),
-    ("sqlalchemy.engine", "Connection", "alchemy"),
-    ("sqlalchemy.orm", "Session", "alchemy_session"),
-    ("sqlalchemy.orm", "scoped_session", "alchemy_session"),
-    ("sqlalchemy.ext.asyncio", "AsyncConnection", "alchemy_async"),
-    ("sqlalchemy.ext.asyncio", "AsyncSession", "alchemy_async_session"),
-    ("sqlalchemy.ext.asyncio", "async_scoped_session", "alchemy_async_session"),
-    ("django.utils.connection", "ConnectionProxy", "django"),
-    ("django.db.backends.base.base", "BaseDatabaseWrapper", "django"),
-    ("asyncpg.connection", "Connection", "asyncpg"),
-    ("asyncpg.pool", "PoolConnectionProxy", "asyncpg"),
-    ("asyncpg.pool", "Pool", "asyncpg"),
-)
-
-
-def _kind(conn: object) -> str:
-    kind = _kind_of_class(type(conn))
-    if kind is None:
-        raise UnsupportedConnection(
-            f"{type(conn).__module__}.{type(conn).__qualname__} is not a connection that fairq knows",
-            "Pass a connection of psycopg 3, asyncpg or Django, or a Connection or Session of SQLAlchemy, "
-            "sync or async. Of a pool of psycopg, take a connection first.",
-        )
-    if kind == "django" and cast(DjangoConnection, conn).vendor != "postgresql":
-        raise UnsupportedConnection(
-            f"Django's connection {cast(DjangoConnection, conn).alias!r} is not one to PostgreSQL"
-        )
-    return kind
-
-
-# A class never changes its kind, but a library may be imported later: only what was found is kept.
-_kinds: dict[type, str] = {}
-
-
-def _kind_of_class(cls: type) -> str | None:
-    found = _kinds.get(cls)
-    if found is None:
-        for module, name, kind in _CLASSES:
-            known = getattr(sys.modules.get(module), name, None)
-            if isinstance(known, type) and issubclass(cls, known):
-                found = _kinds[cls] = kind
-                break
-    return found
+    return _sender(conn) in _ASYNC
 
 
 # --- psycopg ---------------------------------------------------------------------------------------
@@ -392,15 +338,51 @@ async def _asyncpg(conn: AsyncpgConnection, query: Call[Any]) -> Any:
     return _answer(query, [tuple(row) for row in rows])
 
 
-_SYNC: dict[str, Callable[[Any, Call[Any]], Any]] = {
-    "psycopg": _psycopg,
-    "alchemy": _alchemy,
-    "alchemy_session": _alchemy_session,
-    "django": _django,
-}
-_ASYNC: dict[str, Callable[[Any, Call[Any]], Coroutine[Any, Any, Any]]] = {
-    "psycopg_async": _psycopg_async,
-    "alchemy_async": _alchemy_async,
-    "alchemy_async_session": _alchemy_async_session,
-    "asyncpg": _asyncpg,
-}
+# --- Which way ------------------------------------------------------------------------------------
+
+_WAYS: tuple[tuple[str, str, Send], ...] = (
+    ("psycopg", "Connection", _psycopg),
+    ("psycopg", "AsyncConnection", _psycopg_async),
+    ("sqlalchemy.engine", "Connection", _alchemy),
+    ("sqlalchemy.orm", "Session", _alchemy_session),
+    ("sqlalchemy.orm", "scoped_session", _alchemy_session),
+    ("sqlalchemy.ext.asyncio", "AsyncConnection", _alchemy_async),
+    ("sqlalchemy.ext.asyncio", "AsyncSession", _alchemy_async_session),
+    ("sqlalchemy.ext.asyncio", "async_scoped_session", _alchemy_async_session),
+    ("django.utils.connection", "ConnectionProxy", _django),
+    ("django.db.backends.base.base", "BaseDatabaseWrapper", _django),
+    ("asyncpg.connection", "Connection", _asyncpg),
+    ("asyncpg.pool", "PoolConnectionProxy", _asyncpg),
+    ("asyncpg.pool", "Pool", _asyncpg),
+)
+_ASYNC = frozenset(send for *_, send in _WAYS if inspect.iscoroutinefunction(send))
+
+
+def _sender(conn: object) -> Send:
+    send = _sender_of_class(type(conn))
+    if send is None:
+        raise UnsupportedConnection(
+            f"{type(conn).__module__}.{type(conn).__qualname__} is not a connection that fairq knows",
+            "Pass a connection of psycopg 3, asyncpg or Django, or a Connection or Session of SQLAlchemy, "
+            "sync or async. Of a pool of psycopg, take a connection first.",
+        )
+    if send is _django and cast(DjangoConnection, conn).vendor != "postgresql":
+        raise UnsupportedConnection(
+            f"Django's connection {cast(DjangoConnection, conn).alias!r} is not one to PostgreSQL"
+        )
+    return send
+
+
+# A class never changes its kind, but a library may be imported later: only what was found is kept.
+_senders: dict[type, Send] = {}
+
+
+def _sender_of_class(cls: type) -> Send | None:
+    found = _senders.get(cls)
+    if found is None:
+        for module, name, send in _WAYS:
+            known = getattr(sys.modules.get(module), name, None)
+            if isinstance(known, type) and issubclass(cls, known):
+                found = _senders[cls] = send
+                break
+    return found

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 import psycopg
@@ -34,36 +35,26 @@ UNLISTEN_TRIES: Final = 20
 Conn = psycopg.AsyncConnection[tuple[object, ...]]
 
 
+@dataclass(eq=False)
 class Listener:
     """On the loop, `rung` is called for each notice about one of our queues, and, as `answered`, after each
     new connection; `proven` once, when a notice from `bell` arrived: both lead to sessions.
     """
 
-    def __init__(
-        self,
-        conninfo: str,
-        bell: str,
-        queues: Collection[str],
-        rung: Callable[[], None],
-        *,
-        answered: Callable[[], None],
-        proven: Callable[[], None],
-        first_pause: float,
-        longest_pause: float,
-        patience: float,
-    ) -> None:
-        self.connected = asyncio.Event()
-        self.settled = asyncio.Event()
-        """Whether it is known if notices arrive."""
-        self._conninfo = conninfo
-        self._bell = bell
-        self._queues = frozenset(queues)
-        self._rung = rung
-        self._answered = answered
-        self._proven = proven
-        self._pauses = (first_pause, longest_pause)
-        self._patience = patience
-        self._task: asyncio.Task[None] | None = None
+    conninfo: str = field(repr=False)
+    bell: str = field(repr=False)
+    queues: Collection[str]
+    rung: Callable[[], None]
+    _: KW_ONLY
+    answered: Callable[[], None]
+    proven: Callable[[], None]
+    pauses: tuple[float, float]
+    """The first one after a failure, and the longest."""
+    patience: float
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whether it is known if notices arrive."""
+    _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="fairq-listen")
@@ -82,26 +73,26 @@ class Listener:
         failures, proven = 0, False
         while True:
             try:
-                async with await _connect(self._conninfo) as conn:
+                async with await _connect(self.conninfo) as conn:
                     if not proven:
                         with self._limited(conn, 2 * TEST_SECONDS):
                             proven = await self._hears(conn)
                         if not proven:
                             self.settled.set()
                             return
-                        self._proven()
+                        self.proven()
                     with self._limited(conn):
                         await conn.execute(sql.SQL("listen {}").format(sql.Identifier(CHANNEL)))
                     failures = 0
                     self.connected.set()
                     self.settled.set()
-                    self._answered()
+                    self.answered()
                     # What was announced while nobody listened is found by looking.
-                    self._rung()
+                    self.rung()
                     while True:
                         async for notice in conn.notifies(timeout=ASK_SECONDS):
-                            if notice.payload in self._queues:
-                                self._rung()
+                            if notice.payload in self.queues:
+                                self.rung()
                         # A server that hangs is as silent as an idle queue.
                         with self._limited(conn):
                             await conn.execute("select")
@@ -114,12 +105,12 @@ class Listener:
                 )
             finally:
                 self.connected.clear()
-            await asyncio.sleep(plan.retry_delay(failures, *self._pauses))
+            await asyncio.sleep(plan.retry_delay(failures, *self.pauses))
 
     @contextlib.contextmanager
     def _limited(self, conn: Conn, more: float = 0.0) -> Iterator[None]:
         """Within, who waits in vain for an answer gets an error."""
-        timer = asyncio.get_running_loop().call_later(self._patience + more, hang_up, conn)
+        timer = asyncio.get_running_loop().call_later(self.patience + more, hang_up, conn)
         try:
             yield
         finally:
@@ -133,7 +124,7 @@ class Listener:
         async with conn.transaction():
             await conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
             session = await _session(conn)
-        async with await _connect(self._bell) as bell:
+        async with await _connect(self.bell) as bell:
             await bell.execute("select pg_catalog.pg_notify(%s, '')", [channel])
         if [notice async for notice in conn.notifies(timeout=TEST_SECONDS, stop_after=1)]:
             await conn.execute("unlisten *")
@@ -142,7 +133,7 @@ class Listener:
             "LISTEN on %s is accepted but hears nothing, as behind a pooler that hands out connections by"
             " transaction; the worker polls."
             " Name a way around the pooler with --listen-dsn, or say --no-listen",
-            describe(self._conninfo),
+            describe(self.conninfo),
             extra={"action": "listen_silent"},
         )
         for _ in range(UNLISTEN_TRIES):

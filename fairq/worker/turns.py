@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -74,23 +74,18 @@ class Said(NamedTuple):
     asked: Asked | None
 
 
+@dataclass(eq=False)
 class Turns:
-    def __init__(
-        self,
-        settings: Settings,
-        queues: tuple[str, ...],
-        database: Database,
-        held: Held,
-        membership: Membership,
-        waking: Waking,
-    ) -> None:
+    settings: Settings
+    queues: tuple[str, ...]
+    database: Database
+    held: Held
+    membership: Membership
+    waking: Waking
+
+    def __post_init__(self) -> None:
+        settings = self.settings
         self.limits: Limits = limits(settings)
-        self._settings = settings
-        self._queues = queues
-        self._database = database
-        self._held = held
-        self._membership = membership
-        self._waking = waking
         self._shares = sharing.shares_of(settings.queues) if isinstance(settings.queues, Mapping) else None
         self._claim_lease = None if settings.claim_lease is None else timedelta(seconds=settings.claim_lease)
         self._report_at = 0.0
@@ -101,19 +96,19 @@ class Turns:
 
     def to_write(self) -> Turn:
         """What has ended and is not written."""
-        held = self._held
+        held = self.held
         held.fetch_due_checks(time.monotonic())
         return Turn(ends=cut(held.ends), checks=held.checks)
 
     def next(self) -> Turn:
         now = time.monotonic()
-        held, lookout = self._held, self._waking.lookout
+        held, lookout = self.held, self.waking.lookout
         held.give_suspects_back()
         turn = self.to_write()
         room = 0
         if not (self._apart and turn):
             room = plan.pop_limit(self.limits, held=held.taken, waiting=held.waiting)
-        if self._settings.mode == "once" and lookout.looked:
+        if self.settings.mode == "once" and lookout.looked:
             room = 0
             held.solo.nobody_else_comes(now)
         alone = held.solo.keeps_others_out(now)
@@ -135,7 +130,7 @@ class Turns:
         return turn
 
     def _startable(self, now: float) -> list[Entry]:
-        held = self._held
+        held = self.held
         held.drop_late_claims(now)
         count = plan.to_start(self.limits, running=held.taken - len(held.claimed), claimed=len(held.claimed))
         return [held.claimed[place] for place in range(count)]
@@ -143,11 +138,11 @@ class Turns:
     def until_next(self) -> float:
         """Seconds until one is due, if nothing happens before."""
         now = time.monotonic()
-        held = self._held
-        times = [self._waking.lookout.look_at]
+        held = self.held
+        times = [self.waking.lookout.look_at]
         if held.reports:
             times.append(self._report_at)
-        times += self._membership.reconcile_at[:1]
+        times += self.membership.reconcile_at[:1]
         if held.later_checks:
             times.append(held.later_checks[0][0])
         gives_up_at = held.solo.gives_up_at
@@ -158,10 +153,10 @@ class Turns:
 
     def last_words(self, dead: bool) -> list[driver.Call[Any]]:
         """From the keeper's thread, while the loop stands still: what has ended is written all the same."""
-        blamed = self._held.blamed() if dead else []
+        blamed = self.held.blamed() if dead else []
         return [
             turn_call(holder, ends, [], NOBODY, None)
-            for some in (blamed, self._held.ends)
+            for some in (blamed, self.held.ends)
             for holder, (ends,) in by_worker(some).items()
         ]
 
@@ -169,13 +164,13 @@ class Turns:
 
     async def take(self, turn: Turn) -> None:
         """Send a turn. What was taken out of our lists for it comes back when it fails."""
-        held = self._held
+        held = self.held
         held.ends = held.ends[len(turn.ends) :]
         held.checks = []
         for entry in turn.reports:
             held.reports.pop(entry.row.id, None)
         try:
-            async with self._database.answering() as conn:
+            async with self.database.answering() as conn:
                 await self._send(conn, turn)
         except BaseException as exc:
             held.ends = turn.ends + held.ends
@@ -186,9 +181,9 @@ class Turns:
                 await self.failed(exc, turn)
                 return
             # Cancelled, perhaps with half of a turn on its way: what ends the worker gets a new connection.
-            await self._database.disconnect()
+            await self.database.disconnect()
             raise
-        self._database.succeeded()
+        self.database.succeeded()
         if self._apart and not turn.ends and turn.pop:
             self._apart = False
 
@@ -196,11 +191,11 @@ class Turns:
         """One round trip, one transaction. Nothing here changes but by an answer."""
         calls: list[tuple[driver.Call[Any], Any, Callable[[Any, Any], None]]] = []
         for holder, (checks,) in by_worker(turn.checks).items():
-            calls.append((check_call(holder, checks), checks, self._held.checked))
+            calls.append((check_call(holder, checks), checks, self.held.checked))
         for holder, (reports,) in by_worker(turn.reports).items():
             calls.append((report_call(holder, reports), reports, _nothing))
         groups = by_worker(turn.ends, turn.starts)
-        asked, ours = None, self._membership.worker_id
+        asked, ours = None, self.membership.worker_id
         if turn.pop and ours is not None:
             groups.setdefault(ours, [[], []])
             asked = self._ask(turn.pop)
@@ -211,19 +206,19 @@ class Turns:
             call = turn_call(holder, ends, starts, whom, self._claim_lease)
             calls.append((call, about, self._answered))
 
-        if len(calls) == 1 and not self._database.sets_terms:
+        if len(calls) == 1 and not self.database.sets_terms:
             answers = [await driver.send_async(conn, calls[0][0])]  # a statement is a transaction by itself
         else:
-            async with one_transaction(conn, self._database.sets_terms):
+            async with one_transaction(conn, self.database.sets_terms):
                 answers = [await driver.send_async(conn, call) for call, _, _ in calls]
         if turn.reports:
             self._report_at = time.monotonic() + REPORT_SECONDS
         for (_, about, read), answer in zip(calls, answers, strict=True):
             read(about, answer.result())
-        self._held.go()
+        self.held.go()
 
     def _ask(self, room: int) -> Asked:
-        queues, rings = self._queues, self._waking.lookout.rings
+        queues, rings = self.queues, self.waking.lookout.rings
         batch = min(room, self.limits.claim_batch)
         if len(queues) == 1:
             return Asked(room, batch, [], rings, Steps(queues, (batch,), batch))
@@ -242,7 +237,7 @@ class Turns:
         if said.starts:
             there = set(head.started or [])
             for entry in said.starts:
-                self._held.started(entry, ours=entry.row.id in there)
+                self.held.started(entry, ours=entry.row.id in there)
         if said.asked is not None:
             self._popped(said.worker_id, said.asked, tasks, head.due_in)
 
@@ -264,37 +259,37 @@ class Turns:
     ) -> None:
         if self._shares is not None and asked.places:
             counts = Counter(row.queue for row in rows)
-            by_place = [counts[queue] for queue in self._queues]
+            by_place = [counts[queue] for queue in self.queues]
             self._shares = sharing.served(self._shares, asked.places, by_place, asked.room)
-        held, lease = self._held, self._claim_lease
+        held, lease = self.held, self._claim_lease
         # Of several queues, one that gave a whole batch may have more.
         full = len(rows) >= asked.batch
-        self._waking.looked(len(rows), full=full, rings=asked.rings, holds=held.may_end, due_in=due_in)
+        self.waking.looked(len(rows), full=full, rings=asked.rings, holds=held.may_end, due_in=due_in)
         held.take_in(rows, worker_id, None if lease is None else time.monotonic() + lease.total_seconds())
 
     # --- A turn that failed ---
 
     def lost(self, worker_id: int) -> None:
         """Go on under a new number."""
-        if self._membership.lost(worker_id):
-            self._waking.rung()
+        if self.membership.lost(worker_id):
+            self.waking.rung()
 
     async def failed(self, exc: BaseException, turn: Turn) -> None:
-        if is_unknown_worker(exc) and self._membership.worker_id is not None:
-            self._database.succeeded()  # it answers; this may have been the breaker's probe
-            self.lost(self._membership.worker_id)
+        if is_unknown_worker(exc) and self.membership.worker_id is not None:
+            self.database.succeeded()  # it answers; this may have been the breaker's probe
+            self.lost(self.membership.worker_id)
             return
-        broken = self._database.is_broken
+        broken = self.database.is_broken
         if broken and (turn.pop or turn.starts):
-            self._membership.broke_off()
+            self.membership.broke_off()
         if self._claim_lease is not None and sqlstate_of(exc) == "QF015":
             log.warning(
                 "a cluster cap was set: the worker goes on without prefetch",
                 extra={"action": "prefetch_off"},
             )
-            self._database.succeeded()
+            self.database.succeeded()
             self._claim_lease = None
-            self.limits = limits(replace(self._settings, prefetch=0, claim_lease=None))
+            self.limits = limits(replace(self.settings, prefetch=0, claim_lease=None))
             return
         if turn.ends and is_about_data(exc):
             await self._write_with_care(turn.ends)
@@ -302,21 +297,21 @@ class Turns:
         if not is_worth_a_try(exc):
             self._apart = True
         if broken or is_read_only(exc) or not is_worth_a_try(exc):
-            await self._database.disconnect()
-        self._database.failed(exc, "to take a turn")
+            await self.database.disconnect()
+        self.database.failed(exc, "to take a turn")
 
     async def _write_with_care(self, ends: list[End]) -> None:
         """The database refuses a value among these. Find whose, let that attempt fail for it, write the
         others.
         """
-        held = self._held
+        held = self.held
         held.ends = held.ends[len(ends) :]
         pending: list[Sequence[End]] = [ends]
         try:
             while pending:
                 batch = pending[-1]
                 try:
-                    async with self._database.answering() as conn:
+                    async with self.database.answering() as conn:
                         await self._send(conn, Turn(ends=list(batch)))
                     pending.pop()
                 except REFUSALS as exc:
@@ -333,10 +328,10 @@ class Turns:
                         first, second = plan.halves(batch)
                         pending += [second, first]
         except REFUSALS as exc:
-            self._database.failed(exc, "to write how tasks ended")
-            if self._database.conn is not None and self._database.is_broken:
-                await self._database.disconnect()
+            self.database.failed(exc, "to write how tasks ended")
+            if self.database.conn is not None and self.database.is_broken:
+                await self.database.disconnect()
         else:
-            self._database.succeeded()
+            self.database.succeeded()
         finally:
             held.ends = [end for batch in pending for end in batch] + held.ends

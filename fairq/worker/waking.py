@@ -121,8 +121,7 @@ class Waking:
             answered=self.answered,
             # A DSN that leads to sessions, not to a pooler by transaction, is good for prepared statements.
             proven=lambda: None if settings.listen_dsn else self._database.prepare_statements(),
-            first_pause=settings.db_retry_initial_ms / 1000,
-            longest_pause=settings.db_retry_max_ms / 1000,
+            pauses=(settings.db_retry_initial_ms / 1000, settings.db_retry_max_ms / 1000),
             patience=limits(settings).patience,
         )
         listener.start()

@@ -42,18 +42,6 @@ class Bounded(Paginator):
         return int(self.object_list.order_by()[:MOST].count())
 
 
-class OfQueue(admin.SimpleListFilter):
-    title = "queue"
-    parameter_name = "queue"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        names = Queue.objects.filter(internal=False).order_by("queue").values_list("queue", flat=True)
-        return [(name, name) for name in names]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        return queryset.filter(queue=self.value()) if self.value() else queryset
-
-
 class Choice(admin.SimpleListFilter):
     choices_of: tuple[str, ...] = ()
 
@@ -62,6 +50,14 @@ class Choice(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
+
+
+class OfQueue(Choice):
+    title = parameter_name = "queue"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        names = Queue.objects.filter(internal=False).order_by("queue").values_list("queue", flat=True)
+        return [(name, name) for name in names]
 
 
 class InState(Choice):
