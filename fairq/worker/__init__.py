@@ -12,6 +12,7 @@ waking      notices, and when to look for work
 database    the connection for the turns, and pauses when it fails
 keeper      a thread of its own: signs of life, cancellations, maintenance, a watch on the loop
 listen      LISTEN, which shortens the wait
+log         what it says, and what programs read of that
 signals     TERM, INT and QUIT
 supervisor  several processes
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -17,11 +16,9 @@ import psycopg
 
 from fairq.errors import Unavailable
 from fairq.worker import breaker as circuit
-from fairq.worker import plan
+from fairq.worker import log, plan
 from fairq.worker.config import Settings, limits
 from fairq.worker.connect import FAILURES, HUNG_UP, conninfo, explain, hang_up, is_down
-
-log = logging.getLogger("fairq.worker")
 
 # Whether a role, or a database, has defaults that do not suit a turn.
 _ODD: Final = """
@@ -134,7 +131,7 @@ class Database:
         One that does not answer to that either is hung up on, and so is any when that would leave no time for
         another try.
         """
-        log.warning("no answer from the database for %.0f s", seconds, extra={"action": "no_answer"})
+        log.warning("no_answer", "no answer from the database for %.0f s", seconds)
         if self.has_time(2 * CANCEL_SECONDS + ONE_TRY) and psycopg.capabilities.has_cancel_safe():
             with contextlib.suppress(*FAILURES):
                 await conn.cancel_safe(timeout=CANCEL_SECONDS)
@@ -183,7 +180,7 @@ class Database:
 
     def succeeded(self) -> None:
         if self._failures:
-            log.info("the database is back", extra={"action": "database_back"})
+            log.info("database_back", "the database is back")
         self._failures = 0
         self.answered()
 
@@ -191,7 +188,7 @@ class Database:
         """To somebody: there is no reason to wait any longer."""
         self._not_before = 0.0
         if self._breaker.state != "closed":
-            log.info("[circuit closed] the database answers", extra={"action": "circuit_closed"})
+            log.info("circuit_closed", "[circuit closed] the database answers")
         self._breaker = circuit.succeeded(self._breaker)
 
     def failed(self, exc: BaseException, what: str, most: int = 0) -> None:
@@ -215,18 +212,18 @@ class Database:
         self._not_before = now + pause
         error = explain(exc)
         log.warning(
+            "database_failed",
             "failed %s%s: %s",
             what,
             f", {self._failures} times in a row" if self._failures > 1 else "",
             error,
-            extra={"action": "database_failed"},
         )
         if self._breaker.state == "open" and before != "open":
             self.trips += 1
             log.warning(
+                "circuit_open",
                 "[circuit open] the database is left alone for %.1f s",
                 circuit.wait(self._breaker, now),
-                extra={"action": "circuit_open"},
             )
         if most and self._failures >= most:
             raise Unavailable(

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from fairq.errors import FairqError
+from fairq.worker import log
 from fairq.worker.handlers import whereabouts
-
-log = logging.getLogger("fairq.worker")
 
 # After the grace time, handlers that are told to stop do so, and what has ended is written, all within this.
 AFTER_SECONDS: Final = 5.0
@@ -95,9 +94,9 @@ class Ending:
             why = "a handler blocks the loop past the grace time"
         if self._owns_process:
             self._exit(why)
-        log.error("%s", why, extra={"action": "gave_up"})
+        log.error("gave_up", "%s", why)
 
     def _exit(self, why: str) -> NoReturn:
-        log.error("%s; the process ends now", why, extra={"action": "gave_up"})
+        log.error("gave_up", "%s; the process ends now", why)
         logging.shutdown()
         os._exit(Stuck.exit_code)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -18,6 +17,7 @@ from fairq import install
 from fairq.app import App
 from fairq.around import living, name_of
 from fairq.errors import translate
+from fairq.worker import log
 from fairq.worker.config import Settings, banner, limits
 from fairq.worker.connect import FAILURES, conninfo, is_worth_a_try
 from fairq.worker.database import Database
@@ -28,8 +28,6 @@ from fairq.worker.membership import Membership
 from fairq.worker.turn import Turn
 from fairq.worker.turns import Turns
 from fairq.worker.waking import Waking
-
-log = logging.getLogger("fairq.worker")
 
 # What a worker tells about itself; the command line prints it.
 Announce = Callable[[str], None]
@@ -144,7 +142,7 @@ class Engine:
         except Exception as exc:
             how = " within the grace time" if limit.expired() else f": {type(exc).__name__}: {exc}"
             error = LifespanFailed(f"the lifespan {name_of(self._lifespan)} did not {what}{how}")
-            log.error("%s", error, exc_info=exc, extra={"action": "lifespan_failed"})
+            log.error("lifespan_failed", "%s", error, exc_info=exc)
             raise error from exc
         finally:
             self._limit = None
@@ -279,10 +277,10 @@ class Engine:
         self._hurry()
         if self.ending.level == 1 and held.taken:
             log.info(
+                "ending",
                 "ending: no new tasks, %d handlers have %g s; a second signal gives them back now",
                 held.taken,
                 self.settings.grace,
-                extra={"action": "ending"},
             )
         held.release_waiting()
         while held.taken and not self.ending.is_past_grace:
@@ -299,9 +297,9 @@ class Engine:
             await self._flush_some()
         if held.unwritten:
             log.error(
+                "unwritten",
                 "the database is away: %d ended tasks could not be written and will run again",
                 len(held.ends),
-                extra={"action": "unwritten"},
             )
         elif self.membership.worker_id is not None:
             with contextlib.suppress(*FAILURES):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import queue
 import sys
 import threading
@@ -30,8 +29,7 @@ from fairq.errors import Cancelled, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, outcome_of
 from fairq.queries.workers import TurnRow
 from fairq.task import Task, checked
-
-log = logging.getLogger("fairq.worker")
+from fairq.worker import log
 
 Stop = Literal["cancelled", "timeout", "shutdown"]
 Kind = Task[Any, ..., Any]
@@ -91,12 +89,11 @@ class Entry:
         names = clean(f"{row.group_key}, queue {row.queue}, kind {row.kind}")
         return f"task {row.id} of {names} (attempt {row.attempt} of {row.max_attempts})"
 
-    def facts(self, action: str | None = None) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What a line of the log about it has beside its text."""
         row = self.row
         ran = None if self.begun_at is None else round(time.perf_counter() - self.begun_at, 3)
         return {
-            "action": action,
             "queue": row.queue,
             "group": row.group_key,
             "user": row.user_key,
@@ -128,8 +125,8 @@ class Together(Entry):
             for each in self.entries:
                 setattr(each, name, value)
 
-    def facts(self, action: str | None = None) -> dict[str, Any]:
-        return {**super().facts(action), "group": None, "user": None, "task_id": None, "attempt": None}
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "group": None, "user": None, "task_id": None, "attempt": None}
 
 
 def whereabouts(thread: threading.Thread | None) -> str:
@@ -292,7 +289,7 @@ class Threads:
             except RuntimeError:  # the system gives no more threads: those that are there do it, one by one
                 if not self._made:
                     raise
-                log.warning("no more threads than %d", self._made, extra={"action": "no_threads"})
+                log.warning("no_threads", "no more threads than %d", self._made)
             else:
                 self._made += 1
 
@@ -334,7 +331,7 @@ class Threads:
             try:
                 self._loop.call_soon_threadsafe(self._collect)
             except RuntimeError:  # the loop is closed; the worker ended without us
-                log.debug("%r ended after its worker", entry, extra=entry.facts("ended_late"))
+                log.debug("ended_late", "%r ended after its worker", entry, **entry.facts())
 
     def _collect(self) -> None:
         self._signalled = False

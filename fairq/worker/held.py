@@ -24,6 +24,7 @@ from fairq.context import Context
 from fairq.errors import Fail, FairqError, FinishLost, NotDecodable, ResultNotEncodable, TaskTimeout
 from fairq.outcome import Outcome, describe, outcome_of, told
 from fairq.queries.workers import TurnRow
+from fairq.worker import log
 from fairq.worker.connect import explain
 from fairq.worker.handlers import (
     INTERRUPTED,
@@ -41,8 +42,6 @@ from fairq.worker.handlers import (
 )
 from fairq.worker.solo import Solo
 from fairq.worker.turn import End, timedelta_of
-
-log = logging.getLogger("fairq.worker")
 
 # When to look again whether a handler's own transaction ended its task.
 CHECK_AGAIN_AFTER: Final = (0.2, 10.0)
@@ -205,22 +204,20 @@ class Held:
         if entry in self.claimed:
             self.claimed.remove(entry)
         elif ours:
-            log.info("%r was lost with its worker before: it runs alone", entry, extra=entry.facts("alone"))
+            log.info("alone", "%r was lost with its worker before: it runs alone", entry, **entry.facts())
             self.solo.begin(entry)
         if ours:
             self.begin(entry)
         else:
             log.info(
-                "%r was not started: its claim or its deadline is over",
-                entry,
-                extra=entry.facts("not_started"),
+                "not_started", "%r was not started: its claim or its deadline is over", entry, **entry.facts()
             )
             self._let_go(entry)
 
     def begin(self, entry: Entry) -> None:
         """Its handler runs, or at least is in line for the processor."""
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("%r starts", entry, extra=entry.facts("task_started"))
+        if log.logger.isEnabledFor(logging.DEBUG):
+            log.debug("task_started", "%r starts", entry, **entry.facts())
         task = entry.task
         if task is None:
             try:
@@ -229,7 +226,7 @@ class Held:
                 if entry.row.kind not in self._strangers:
                     self._strangers.add(entry.row.kind)
                     text = "%s; its tasks are given back, and the pauses grow (said once)"
-                    log.warning(text, exc, extra=entry.facts("unknown_kind"))
+                    log.warning("unknown_kind", text, exc, **entry.facts())
                 self._ended(entry, exc, None)
                 return
             entry.task = task  # declared after the worker started
@@ -399,12 +396,13 @@ class Held:
         entry.overdue = True
         self.overdue += 1
         log.error(
+            "hanging",
             "%r ignores that its time is over and keeps its slot, %d of %d; %s",
             entry,
             self.overdue,
             self._slots,
             whereabouts(entry.thread),
-            extra=entry.facts("hanging"),
+            **entry.facts(),
         )
         if self.overdue >= self._slots:
             self._stuck()
@@ -449,7 +447,7 @@ class Held:
             entry.abandoned = True
             self.abandoned += 1
             log.warning(
-                "%r is left behind; %s", entry, whereabouts(entry.thread), extra=entry.facts("left_behind")
+                "left_behind", "%r is left behind; %s", entry, whereabouts(entry.thread), **entry.facts()
             )
             if entry.overdue:
                 self.ends.append(self._out_of_time(entry, timed_out(entry)))
@@ -471,7 +469,7 @@ def _account(judge: Callable[[], Outcome]) -> Outcome:
 def _log_end(entry: Entry, exception: BaseException | None, outcome: Outcome) -> None:
     """Failed for good: an error, with its traceback. Tried again: a warning that says when."""
     name, what_next = outcome.outcome, ""
-    if name == "succeeded" and not log.isEnabledFor(logging.DEBUG):
+    if name == "succeeded" and not log.logger.isEnabledFor(logging.DEBUG):
         return
     row = entry.row
     tried_only_once = row.max_attempts - (row.spared or 0) == 1
@@ -490,15 +488,17 @@ def _log_end(entry: Entry, exception: BaseException | None, outcome: Outcome) ->
     else:
         level = logging.INFO if name == "cancelled" else logging.DEBUG
         action, text = f"task_{name}", name
-    facts = entry.facts(action)
+    facts = entry.facts()
     if facts["duration"] is not None:
         text = f"{text} after {facts['duration']:.3f} s"
     text += what_next
-    shows_why = level == logging.ERROR or (level == logging.WARNING and log.isEnabledFor(logging.DEBUG))
+    shows_why = level == logging.ERROR or (
+        level == logging.WARNING and log.logger.isEnabledFor(logging.DEBUG)
+    )
     if level >= logging.WARNING and outcome.error:
         why = told(json.loads(outcome.error))[:500]
         if isinstance(exception, NotDecodable):
             # Its message quotes what does not fit, and a payload has no place in a log.
             why, shows_why = f"{exception.code}: {exception.path} does not fit; fairq explain {row.id}", False
         text = f"{text}: {why}"
-    log.log(level, "%r %s", entry, text, extra=facts, exc_info=exception if shows_why else None)
+    log.at(level, action, "%r %s", entry, text, exc_info=exception if shows_why else None, **facts)

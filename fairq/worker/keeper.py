@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import os
 import random
@@ -27,11 +26,9 @@ import psycopg
 
 from fairq import driver, schedules
 from fairq.queries import workers
-from fairq.worker import plan
+from fairq.worker import log, plan
 from fairq.worker.config import Limits, Settings
 from fairq.worker.connect import FAILURES, HUNG_UP, explain, hang_up, is_unknown_worker
-
-log = logging.getLogger("fairq.worker")
 
 # The loop is said to stand still after so long without a pulse.
 STANDSTILL_SECONDS: Final = 5.0
@@ -113,14 +110,14 @@ class Keeper:
                     self._failures, self.settings.db_retry_initial_ms / 1000, self.limits.heartbeat
                 )
                 log.warning(
+                    "heartbeat_failed",
                     "the sign of life failed%s: %s",
                     f" {self._failures} times in a row" if self._failures > 1 else "",
                     explain(exc),
-                    extra={"action": "heartbeat_failed"},
                 )
             except Exception:
                 # Whatever it is: a worker without a keeper would count as lost.
-                log.exception("the keeper stumbled", extra={"action": "keeper_error"})
+                log.error("keeper_error", "the keeper stumbled", exc_info=True)
                 self._drop()
             if self.settings.health and not self._warned:
                 self._tell_probes(Path(self.settings.health))
@@ -142,7 +139,7 @@ class Keeper:
             new.write_text(json.dumps(state) + "\n")
             new.replace(file)
         except OSError as exc:
-            log.warning("cannot write %s: %s", file, exc.strerror, extra={"action": "health_failed"})
+            log.warning("health_failed", "cannot write %s: %s", file, exc.strerror)
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._conn is None:
@@ -156,7 +153,7 @@ class Keeper:
         hung_up = threading.Event()
 
         def impatient() -> None:
-            log.warning("no answer to the keeper for %.0f s", seconds, extra={"action": "no_answer"})
+            log.warning("no_answer", "no answer to the keeper for %.0f s", seconds)
             hung_up.set()
             hang_up(conn)
 
@@ -228,25 +225,19 @@ class Keeper:
                     )
                     done = json.loads(workers.maintain(conn, part=part))
             except psycopg.errors.QueryCanceled:
-                log.warning(
-                    "upkeep: %s was stopped after %s",
-                    part,
-                    longest,
-                    extra={"action": "maintain_slow", "part": part},
-                )
+                log.warning("maintain_slow", "upkeep: %s was stopped after %s", part, longest, part=part)
                 continue
             if done:
-                log.debug("upkeep: %s: %s", part, done, extra={"action": "maintained", "part": part})
+                log.debug("maintained", "upkeep: %s: %s", part, done, part=part)
             if done.get("failed"):
                 log.warning(
+                    "maintain_failed",
                     "upkeep: %s failed, see fairq.upkeep_failures or: fairq doctor",
                     part,
-                    extra={"action": "maintain_failed", "part": part},
+                    part=part,
                 )
             if done.get("recovered"):
-                log.warning(
-                    "took %d tasks from lost workers", done["recovered"], extra={"action": "recovered"}
-                )
+                log.warning("recovered", "took %d tasks from lost workers", done["recovered"])
 
     # --- Schedules ---
 
@@ -274,14 +265,14 @@ class Keeper:
             if self._conn is None or self._conn.closed:
                 raise
             # The sign of life goes on.
-            log.warning("schedules were not fired: %s", explain(exc), extra={"action": "fire_failed"})
+            log.warning("fire_failed", "schedules were not fired: %s", explain(exc))
             return math.inf
         self._late = max(0.0, -(said["due_in"] or 0.0))
         if self._late == 0 or (last is not None and said["fired"]):
             self._stalls = 0
         if said["fired"]:
             self._fired = said["last"], time.monotonic()
-            log.debug("schedules: %d tasks", said["fired"], extra={"action": "fired"})
+            log.debug("fired", "schedules: %d tasks", said["fired"])
         due_in = 0.0 if said["unplanned"] else said["due_in"]
         return math.inf if due_in is None else max(due_in + 0.001, random.uniform(*FIRE_PAUSE))
 
@@ -299,10 +290,10 @@ class Keeper:
             frame = sys._current_frames().get(self._loop_thread)
             where = "".join(traceback.format_stack(frame, 12)) if frame else ""
             log.warning(
+                "loop_blocked",
                 "the loop stands still for %.0f s; a handler should wait with await, or be a plain def:\n%s",
                 self._still,
                 where,
-                extra={"action": "loop_blocked"},
             )
         deadline = self.give_up_at()
         if self._still >= lease and not self._disowned:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import KW_ONLY, dataclass, field
@@ -19,10 +18,8 @@ import psycopg
 from psycopg import sql
 
 from fairq.dsn import describe
-from fairq.worker import plan
+from fairq.worker import log, plan
 from fairq.worker.connect import FAILURES, explain, hang_up
-
-log = logging.getLogger("fairq.worker")
 
 CHANNEL: Final = "fairq"
 # Who has heard nothing for so long asks whether anybody is there.
@@ -98,11 +95,7 @@ class Listener:
                             await conn.execute("select")
             except FAILURES as exc:
                 failures += 1
-                log.warning(
-                    "LISTEN is interrupted, polling meanwhile: %s",
-                    explain(exc),
-                    extra={"action": "listener_lost"},
-                )
+                log.warning("listener_lost", "LISTEN is interrupted, polling meanwhile: %s", explain(exc))
             finally:
                 self.connected.clear()
             await asyncio.sleep(plan.retry_delay(failures, *self.pauses))
@@ -130,11 +123,11 @@ class Listener:
             await conn.execute("unlisten *")
             return True
         log.warning(
+            "listen_silent",
             "LISTEN on %s is accepted but hears nothing, as behind a pooler that hands out connections by"
             " transaction; the worker polls."
             " Name a way around the pooler with --listen-dsn, or say --no-listen",
             describe(self.conninfo),
-            extra={"action": "listen_silent"},
         )
         for _ in range(UNLISTEN_TRIES):
             async with conn.transaction():

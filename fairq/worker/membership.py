@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import time
@@ -15,10 +14,9 @@ import psycopg
 from fairq.app import App
 from fairq.errors import ConfigurationError
 from fairq.queries import workers
+from fairq.worker import log
 from fairq.worker.config import Settings
 from fairq.worker.held import Held
-
-log = logging.getLogger("fairq.worker")
 
 # When to look again whether a connection that broke left tasks behind that we were given and never got.
 RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
@@ -60,11 +58,7 @@ class Membership:
                 lease=timedelta(seconds=settings.lease),
                 kinds=json.dumps({task.kind: task.options.get("max_attempts") for task in self._app}),
             )
-            log.debug(
-                "registered as worker %d",
-                self.worker_id,
-                extra={"action": "registered", "worker": self.worker_id},
-            )
+            log.debug("registered", "registered as worker %d", self.worker_id, worker=self.worker_id)
 
     async def retire(self, conn: psycopg.AsyncConnection[Any]) -> None:
         if self.worker_id is not None:
@@ -75,9 +69,10 @@ class Membership:
         if worker_id != self.worker_id:
             return False
         log.warning(
+            "worker_lost",
             "worker %d counts as lost; registering anew. What it ran is with others now",
             worker_id,
-            extra={"action": "worker_lost", "worker": worker_id},
+            worker=worker_id,
         )
         self.worker_id = None
         self._held.drop_claims()
@@ -107,9 +102,9 @@ class Membership:
         strange = [(row.id, row.attempt) for row in rows if (row.id, row.attempt) not in known]
         if strange:
             log.warning(
+                "reconciled",
                 "giving back %d tasks that were handed out while the connection broke",
                 len(strange),
-                extra={"action": "reconciled"},
             )
             ids, attempts = zip(*strange, strict=True)
             await workers.release_tasks(conn, worker_id=self.worker_id, ids=ids, attempts=attempts)

@@ -8,7 +8,6 @@ when that is gone, however it went, the child ends gracefully.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -20,9 +19,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
 
-from fairq.worker import plan
-
-log = logging.getLogger("fairq.worker")
+from fairq.worker import log, plan
 
 # Names the descriptor of the pipe in a child's environment.
 LIFELINE: Final = "FAIRQ_SUPERVISOR_FD"
@@ -65,7 +62,7 @@ def watch_supervisor(stop: Callable[[], None]) -> None:
         with contextlib.suppress(OSError):
             while os.read(descriptor, 64):
                 pass
-        log.warning("the supervisor is gone; the worker ends", extra={"action": "orphaned"})
+        log.warning("orphaned", "the supervisor is gone; the worker ends")
         stop()
 
     threading.Thread(target=watch, name="fairq-lifeline", daemon=True).start()
@@ -150,7 +147,7 @@ def _tend(state: _State, argv: Sequence[str], env: Mapping[str, str], lifeline: 
     if state.stop_level > state.told_level:
         state.told_level = state.stop_level
         what = "ending, a second signal ends them now" if state.stop_level == 1 else "ending now"
-        log.info("processes are told: %s", what, extra={"action": "ending"})
+        log.info("ending", "processes are told: %s", what)
     for child in state.children:
         if child.process is not None and child.process.poll() is not None:
             _bury(state, child, now)
@@ -159,7 +156,7 @@ def _tend(state: _State, argv: Sequence[str], env: Mapping[str, str], lifeline: 
     alive = [child for child in state.children if child.process is not None]
     if state.kill_at is not None and now > state.kill_at:
         for child in alive:
-            log.error("process %d does not end; killing it", child.number, extra={"action": "killed"})
+            log.error("killed", "process %d does not end; killing it", child.number)
             if child.process is not None:
                 child.process.kill()
     waiting = not state.stop_level and any(not child.done for child in state.children)
@@ -196,7 +193,7 @@ def _bury(state: _State, child: Child, now: float) -> None:
         state.exit_code = state.exit_code or code
         return
     if code in HOPELESS:
-        log.error("process %d cannot start (exit code %d)", child.number, code)
+        log.logger.error("process %d cannot start (exit code %d)", child.number, code)
         state.exit_code = code
         state.stop_level = 1
         state.kill_at = now + PATIENCE_SECONDS
@@ -216,9 +213,5 @@ def _start_later(child: Child, now: float, what: str, code: int | None = None) -
     pause = restart_pause(child.crashes)
     child.start_at = now + pause
     log.warning(
-        "process %d %s; starting it again in %.1f s",
-        child.number,
-        what,
-        pause,
-        extra={"action": "restart", "exit_code": code},
+        "restart", "process %d %s; starting it again in %.1f s", child.number, what, pause, exit_code=code
     )

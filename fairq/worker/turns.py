@@ -6,7 +6,6 @@ made again, and what ended stays with `Held` until it is written.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ import psycopg
 from fairq import driver
 from fairq.errors import sqlstate_of
 from fairq.queries import workers
-from fairq.worker import plan
+from fairq.worker import log, plan
 from fairq.worker import shares as sharing
 from fairq.worker.config import Limits, Settings, limits
 from fairq.worker.connect import FAILURES, is_about_data, is_read_only, is_unknown_worker, is_worth_a_try
@@ -40,8 +39,6 @@ from fairq.worker.turn import (
     turn_call,
 )
 from fairq.worker.waking import Waking
-
-log = logging.getLogger("fairq.worker")
 
 # Reports of progress are written at most this often.
 REPORT_SECONDS: Final = 1.0
@@ -248,10 +245,12 @@ class Turns:
         # What was to be given back, and others have by now, is where it was to go.
         if stale := [end.id for end in ends if end.id not in there and end.outcome is not RELEASE]:
             log.warning(
+                "stale",
                 "%d ended attempts were not accepted: written already, or no longer this worker's: %s",
                 len(stale),
                 stale[:20],
-                extra={"action": "stale", "task_ids": stale, "worker": ends[0].worker_id},
+                task_ids=stale,
+                worker=ends[0].worker_id,
             )
 
     def _popped(
@@ -283,10 +282,7 @@ class Turns:
         if broken and (turn.pop or turn.starts):
             self.membership.broke_off()
         if self._claim_lease is not None and sqlstate_of(exc) == "QF015":
-            log.warning(
-                "a cluster cap was set: the worker goes on without prefetch",
-                extra={"action": "prefetch_off"},
-            )
+            log.warning("prefetch_off", "a cluster cap was set: the worker goes on without prefetch")
             self.database.succeeded()
             self._claim_lease = None
             self.limits = limits(replace(self.settings, prefetch=0, claim_lease=None))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from dataclasses import dataclass
 
 from fairq.dsn import resolve
-from fairq.worker import plan
+from fairq.worker import log, plan
 from fairq.worker.config import Settings, limits, poll_interval
 from fairq.worker.connect import conninfo
 from fairq.worker.database import Database
 from fairq.worker.listen import TEST_SECONDS, Listener
-
-log = logging.getLogger("fairq.worker")
 
 
 @dataclass(slots=True)
@@ -53,7 +50,7 @@ class Lookout:
         # Three times in a row: what somebody else promoted meanwhile is there for the next look.
         self.nothing_left = self.empties >= 3 and not holds and not soon
         if self.empties == 3 and soon:
-            log.debug("busy: somebody else has the queue, or what is due; looking again")
+            log.logger.debug("busy: somebody else has the queue, or what is due; looking again")
 
     def due_at(self, at: float) -> None:
         """Something is due then."""

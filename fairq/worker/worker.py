@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import sys
 import threading
@@ -18,13 +17,12 @@ from typing import Any
 from fairq.app import App
 from fairq.dsn import mask, resolve
 from fairq.errors import ConfigurationError, FairqError
+from fairq.worker import log
 from fairq.worker.breaker import State
 from fairq.worker.config import Settings, problems
 from fairq.worker.engine import UNWIND_SECONDS, Announce, Engine
 from fairq.worker.handlers import whereabouts
 from fairq.worker.signals import handled
-
-log = logging.getLogger("fairq.worker")
 
 
 class Worker:
@@ -68,7 +66,7 @@ class Worker:
                 "this worker cannot start:\n" + "\n".join(f"  - {mask(each)}" for each in found),
                 "Every option is explained by: fairq work --help",
             )
-        self._announce = announce or (lambda line: log.info("%s", line))
+        self._announce = announce or (lambda line: log.logger.info("%s", line))
         self._engine: Engine | None = None
         self._stop_level = 0
         self._owns_process = False
@@ -151,7 +149,7 @@ class Worker:
                     if isinstance(exc, KeyboardInterrupt):
                         self.stop(now=self._stop_level > 0)
                     else:
-                        log.error("a task of a handler called sys.exit(%s); it is ignored", exc.code)
+                        log.logger.error("a task of a handler called sys.exit(%s); it is ignored", exc.code)
         finally:
             _tidy(loop)
 
@@ -179,7 +177,7 @@ def _still_busy(threads: Sequence[threading.Thread]) -> int:
     while (busy := [each for each in threads if _holds_up(each)]) and time.monotonic() < until:
         busy[0].join(0.02)
     for thread in busy:
-        log.warning("left behind: %s", whereabouts(thread), extra={"action": "left_behind"})
+        log.warning("left_behind", "left behind: %s", whereabouts(thread))
     return len(busy)
 
 
