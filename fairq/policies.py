@@ -358,12 +358,14 @@ def resume_group(queue: str, group_key: GroupKey, user: str | None = None) -> Ca
 
 
 @on_connection
-def purge_group(queue: str, group_key: GroupKey, user: str | None = None) -> Call[int]:
+def purge_group(
+    queue: str, group_key: GroupKey, user: str | None = None, *, until: datetime | None = None
+) -> Call[int]:
     """Cancel everything a group, or one of its users, has waiting, and return how many tasks that were.
 
-    Running ones are left.
+    `until`: only what was created up to then. Running ones are left.
     """
-    return queries.purge_group.call(**_group(queue, group_key), user_key=_user(user))
+    return queries.purge_group.call(**_group(queue, group_key), user_key=_user(user), until=_until(until))
 
 
 @on_connection

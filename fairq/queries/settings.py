@@ -216,7 +216,8 @@ def resume_group(
 @driver.Statement[int](
     "the",
     """-- name: PurgeGroup :one
-select fairq.purge_group(p_queue => $1::text, p_group_key => $2::text, p_user_key => $3::text)::integer as ended""",
+select fairq.purge_group(p_queue => $1::text, p_group_key => $2::text, p_user_key => $3::text,
+  p_until => $4::text::timestamptz)::integer as ended""",
     driver.scalar(),
 )
 def purge_group(
@@ -224,12 +225,14 @@ def purge_group(
     queue: str,
     group_key: str,
     user_key: str | None = None,
+    until: str | None = None,
 ) -> driver.Params:
-    """Cancels everything a group, or one of its users, has waiting; returns how many tasks that were."""
+    """Cancels everything a group, or one of its users, has waiting, of what was created up to a time, a text; returns how many tasks that were."""
     return (
         queue,
         group_key,
         user_key,
+        until,
     )
 
 

@@ -239,19 +239,29 @@ def _purge(ask: Ask) -> Plan:
     queue, group_key = ask.params["queue"], ask.params["group"]
     _queue(ask, queue)
     held, waiting, _ = _stands(ask, queue, group_key)
+    until = _shown_until(ask)
     tasks = queries.group_tasks(ask.conn, queue=queue, group_key=group_key, max_tasks=held + SHOWN)
     return Plan(
         f"Cancel all that {group_key} has waiting in {queue}",
         "Cancel them",
-        lambda: f"{count(policies.purge_group(ask.conn, queue, group_key), 'task')} cancelled.",
+        lambda: f"{count(policies.purge_group(ask.conn, queue, group_key, until=until), 'task')} cancelled.",
         _back(queue, group_key),
         [
             f"{waiting} waiting tasks end as cancelled; {held:,} running ones go on.",
-            "Each can be retried afterwards.",
+            "Those that come from now on stay. Each can be retried afterwards.",
         ],
         tasks=[(each.id, each.kind, each.state) for each in tasks if each.worker_id is None][:SHOWN],
+        keeps={"until": until.isoformat()},
         is_empty=waiting == "0",
     )
+
+
+def _shown_until(ask: Ask) -> datetime:
+    """When the preview was made: what came or failed later was not in it."""
+    until = datetime.fromisoformat(ask.params["until"]) if ask.params.get("until") else ask.now
+    if until.utcoffset() is None:
+        raise InvalidTime("until has no time zone")
+    return until
 
 
 def _cancel(ask: Ask) -> Plan:
@@ -268,6 +278,8 @@ def _cancel(ask: Ask) -> Plan:
             if runs
             else "It never runs."
         ],
+        # One that has begun since is another matter.
+        [("state", "running" if runs else "waiting", "cancelled")],
         tasks=[(id, found["kind"], found["state"])],
         is_empty=found.get("finished_at") is not None,
     )
@@ -296,10 +308,7 @@ def _retry(ask: Ask) -> Plan:
 
 def _retry_all(ask: Ask) -> Plan:
     given = {name: ask.params.get(name) or None for name in ("queue", "group", "kind")}
-    # What fails after the preview was not in it.
-    until = datetime.fromisoformat(ask.params["until"]) if ask.params.get("until") else ask.now
-    if until.utcoffset() is None:
-        raise InvalidTime("until has no time zone")
+    until = _shown_until(ask)
     found = [
         each
         for each in queries.ended(

@@ -1,13 +1,15 @@
--- Cancels everything a group, or with p_user_key one of its users, has waiting: in line, ready, scheduled and parked tasks. Claimed and running ones are left; cancel_task is for those.
+-- Cancels everything a group, or with p_user_key one of its users, has waiting: in line, ready, scheduled and parked tasks; of these those created up to p_until, so
+-- that nothing goes that nobody has seen. Claimed and running ones are left; cancel_task is for those.
 -- Ready ones are cancelled by promotion, which gives the group its addresses back: it owes nothing for tasks it did not run.
 -- Returns how many tasks it ended.
 -- Raises QF001 group key, QF003 unknown queue, QF006 user key, QF005 not READ COMMITTED.
 -- Locks: the domain and #keys, waits for them; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
-create function fairq.purge_group(p_queue text, p_group_key text, p_user_key text default null) returns integer
+create function fairq.purge_group(p_queue text, p_group_key text, p_user_key text default null, p_until timestamptz default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer := fairq._group_shard(p_queue, p_group_key, p_user_key);
+  v_until timestamptz := coalesce(p_until, 'infinity');
   v_other integer;
   v_ready bigint[];
   v_ended integer;
@@ -20,13 +22,14 @@ begin
     from fairq.ready r
     where r.shard_no = v_shard_no and r.queue = p_queue and r.position >= 0 and r.group_key = p_group_key
       and r.user_key = coalesce(p_user_key, r.user_key)
+      and (p_until is null or (select t.created_at from fairq.tasks t where t.shard_no = v_shard_no and t.id = r.id) <= v_until)
     for update skip locked
   );
   v_ended := cardinality(v_ready) + cardinality(fairq._end_waiting(v_shard_no, array(
     select t.id
     from fairq.tasks t
     where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key)
-      and t.id <> all(v_ready)
+      and t.created_at <= v_until and t.id <> all(v_ready)
   ), 'cancelled', v_now));
   -- While groups move, scheduled ones stay where the group was until they are due.
   for v_other in
@@ -36,6 +39,7 @@ begin
       select t.id
       from fairq.tasks t
       where t.shard_no = v_other and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key) and t.scheduled
+        and t.created_at <= v_until
     ), 'cancelled', v_now));
   end loop;
   insert into fairq.cancellations (shard_no, task_id, requested_at)

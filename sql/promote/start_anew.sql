@@ -183,6 +183,8 @@ begin
     where l.shard_no = p_shard_no and l.queue in (p_queue, fairq._users_of(p_queue));
     v_tick.touched := (select s.last_value from fairq.task_ids s);
     v_tick.announce_from := (select min(t.id) from fairq.tasks t where t.shard_no = p_shard_no);
+    -- Service before and after is not compared: the interval of everybody begins anew.
+    insert into fairq.limit_changes (shard_no, queue, group_key, until) values (p_shard_no, p_queue, '', fairq._now());
   end if;
   return fairq._write_tick(v_tick);
 end;

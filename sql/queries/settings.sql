@@ -50,8 +50,9 @@ select fairq.pause_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.a
 select fairq.resume_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text)::text as done;
 
 -- name: PurgeGroup :one
--- Cancels everything a group, or one of its users, has waiting; returns how many tasks that were.
-select fairq.purge_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text)::integer as ended;
+-- Cancels everything a group, or one of its users, has waiting, of what was created up to a time, a text; returns how many tasks that were.
+select fairq.purge_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text,
+  p_until => sqlc.narg(until)::text::timestamptz)::integer as ended;
 
 -- name: HoldGroup :one
 -- Starts nothing of a group before a time, a text; null ends a hold.

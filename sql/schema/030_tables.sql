@@ -816,6 +816,7 @@ create table fairq.ledger_queues (
   ended bigint not null,
   seconds double precision not null,
   ran double precision not null,
+  clock double precision not null,
   judged boolean not null,
   queue text collate "C" not null,
   waits bigint[] not null,
@@ -824,6 +825,7 @@ create table fairq.ledger_queues (
 );
 comment on table fairq.ledger_queues is 'The ledger of whole queues: a row per half minute and queue that had work. Append-only.';
 comment on column fairq.ledger_queues.workers is 'Workers of the queue.';
+comment on column fairq.ledger_queues.clock is 'How far the order had come when this was written, in rounds.';
 comment on column fairq.ledger_queues.newcomers is 'Like waits, of the first tasks of groups that had nothing to do before.';
 
 create table fairq.totals (
@@ -879,9 +881,10 @@ create type fairq.account as (
 comment on type fairq.account is 'What the ledger of some time says about a group; pace: what it was entitled to in a second in which it waited.';
 
 create type fairq.waiter as (
-  group_key text, since timestamptz, cost double precision, weight double precision, is_free boolean, most integer, ready integer, ahead double precision
+  group_key text, since timestamptz, cost double precision, weight double precision, is_free boolean, most integer, ready integer, ahead double precision,
+  before double precision
 );
-comment on type fairq.waiter is 'A group, since when its next task waits, what that is expected to cost; whether it waited all the time, with nothing but its turn before it; and what it has still to pay for.';
+comment on type fairq.waiter is 'A group, since when its next task waits, what that is expected to cost; whether it waited all the time, with nothing but its turn before it; what it has still to pay for, and what would be left of what it had half a minute ago.';
 
 create table fairq.maintenance (
   shard_no integer primary key

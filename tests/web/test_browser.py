@@ -12,6 +12,7 @@ from fairq.web.guard import from_here
 from fairq.web.serve import in_background
 from tests.support.calls import create, one, run
 from tests.support.database import Database
+from tests.support.server import with_database
 from tests.web import chromium
 from tests.web.chromium import Tab
 
@@ -54,6 +55,25 @@ def test_a_page_fits_its_window_and_follows_what_happens(
     tab.until("[...document.querySelectorAll('td.key')].some(each => each.textContent.trim() === 'dave')")
     assert tab.value("document.querySelectorAll('b').length") == 0
     assert tab.said == []
+
+
+def test_an_open_page_outlives_its_database(
+    conn: psycopg.Connection[object], database: Database, address: str, tab: Tab
+) -> None:
+    """It says so, keeps what it showed, and goes on by itself."""
+    tab.go(address)
+    tab.until("document.getElementById('state').dataset.state === 'live'")
+    name = psycopg.sql.Identifier(conn.info.dbname)
+    with psycopg.connect(with_database(database.dsn, "postgres"), autocommit=True) as admin:
+        try:
+            admin.execute(psycopg.sql.SQL("alter database {} allow_connections false").format(name))
+            tab.until("document.getElementById('state').dataset.state === 'broken'")
+            assert "bob" in tab.value("document.querySelector('main').textContent")
+        finally:
+            admin.execute(psycopg.sql.SQL("alter database {} allow_connections true").format(name))
+    create(conn, "dave")
+    tab.until("[...document.querySelectorAll('td.key')].some(each => each.textContent.trim() === 'dave')")
+    assert tab.value("document.getElementById('state').dataset.state") == "live"
 
 
 NAMES = (

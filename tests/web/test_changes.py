@@ -1,5 +1,8 @@
 """What the page changes: shown first, then done; by those who may, and by forms of its own only."""
 
+import os
+import random
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -7,6 +10,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from fairq.web.changes import _VERBS as VERBS
+from fairq.web.changes import OF_GROUP, OF_QUEUE, TARGET
 from tests.cli.running import as_role
 from tests.support.calls import create, one, run
 from tests.support.database import Database
@@ -164,6 +169,79 @@ def test_all_that_a_tenant_has_waiting_is_cancelled(conn: Conn, browser: Browser
     assert f"/task?id={running}" not in seen.links
     assert "14 tasks cancelled" in confirm(browser, seen).text
     assert [row[0] for row in run(conn, "select id from fairq.tasks order by id")] == [running, other]
+
+
+def test_what_comes_after_the_preview_is_not_cancelled_with_the_rest(conn: Conn, browser: Browser) -> None:
+    """In line, ready and scheduled, before and after."""
+
+    def some() -> set[int]:
+        run(conn, "select fairq.configure_queue('default', '{\"ready_target\": 2}')")
+        ids = {create(conn, "bob") for _ in range(4)}
+        return {*ids, create(conn, "bob", run_at=datetime.now(UTC) + timedelta(hours=1))}
+
+    before = some()
+    run(conn, "select fairq.promote_overflow('default', 10)")
+    seen = preview(browser, verb="purge", queue="default", group="bob")
+    after = some()
+    run(conn, "select fairq.promote_overflow('default', 10)")
+    assert "5 tasks cancelled" in confirm(browser, seen).text
+    assert {id for (id,) in run(conn, "select id from fairq.tasks")} == after
+    assert {id for (id,) in run(conn, "select id from fairq.finished_tasks")} == before
+
+
+def test_what_began_after_the_preview_is_shown_again(conn: Conn, browser: Browser) -> None:
+    task = create(conn, "bob")
+    seen = preview(browser, verb="cancel", id=str(task))
+    assert "It never runs" in seen.text
+    worker = one(conn, "select fairq.register_worker('w', array['default'], 1)")
+    run(conn, "select fairq.pop_tasks('default', 1, %s)", worker)
+    again = confirm(browser, seen, 409)
+    assert "Its worker is told" in again.text
+    assert run(conn, "select from fairq.cancellations") == []
+    confirm(browser, again)
+    assert run(conn, "select task_id from fairq.cancellations") == [(task,)]
+
+
+ODD = (
+    *("", " ", "0", "-1", "1.5", "nan", "inf", "-inf", "1e400", "9" * 30, "9" * 5000, "null", "None", "true"),
+    *("'; drop table fairq.tasks; --", "<script>", "\u05e9\u05dc\u05d5\u05dd", "\u202e", "x" * 10_000),
+    *(
+        "0s",
+        "1s",
+        "-5m",
+        "9999999999d",
+        "9999-12-31T23:59:59-23:59",
+        "0001-01-01T00:00:00+23:59",
+        "{}",
+        "\ud800",
+    ),
+)
+
+
+def test_whatever_is_typed_or_tampered_with_is_answered(conn: Conn, database: Database) -> None:
+    """With a page, or what is wrong with it: never with an error of the page, nor of the database."""
+    chance = random.Random(3)
+    ids = failed(conn, "bob")
+    run(conn, "select fairq.configure_schedule('report', 'bob', '{\"every\": \"1 hour\"}')")
+    names = (*TARGET, *OF_GROUP, *OF_QUEUE, "until", "was", "behind", "time", "behind_name", "behind_group")
+    good = {
+        **dict.fromkeys(("group", "behind", "behind_group"), "bob"),
+        **{"queue": "default", "name": "report", "kind": "parse", "id": str(ids[0]), "time": "1 h"},
+    }
+    paths = ("/", "/group", "/task", "/queue", "/failures", "/schedules", "/schedule", "/mine")
+    browser = client(database, allow_changes=True, secret="a secret of thirty-two bytes or so")
+    csrf = form_of(preview(browser, verb="pause", queue="default"))[1]["csrf"]
+    for _ in range(int(os.environ.get("FAIRQ_TEST_PASSES", "400")) // 2):
+        verb = chance.choice([*VERBS, "drop", ""])
+        asked = {**good, "verb": verb} | {chance.choice(names): chance.choice(ODD) for _ in range(2)}
+        dropped = {name: asked[name] for name in asked if chance.random() < 0.9}
+        query = urlencode(dropped, errors="surrogatepass")
+        statuses = {
+            browser.get(f"{chance.choice(paths)}?{query}").status_code,
+            browser.get(f"/preview?{query}").status_code,
+            browser.post(f"/change?{query}", {"csrf": csrf}).status_code,
+        }
+        assert statuses <= {200, 400, 404, 409}, (query, statuses)
 
 
 def test_a_task_is_cancelled_and_retried(conn: Conn, browser: Browser) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 import psycopg
 import pytest
@@ -45,8 +46,6 @@ def finish(conn: psycopg.Connection[Any], worker_id: int, id: int, outcome: str,
 
 
 def every_page(group: str, ids: list[int]) -> list[str]:
-    from urllib.parse import urlencode
-
     own = urlencode({"queue": "default", "group": group})
     return [
         "/",
@@ -161,7 +160,20 @@ def test_what_a_tenant_writes_stays_text(conn: psycopg.Connection[Any], database
 
 
 @pytest.mark.parametrize(
-    "key", ["../..", "a/b?c=d&e#f", " ", "%00", "a\nb", "ä€𝄞", "x" * 500, "<b>", "+", "javascript:alert(1)"]
+    "key",
+    [
+        *("../..", "a/b?c=d&e#f", " ", "%00", "a\nb", "ä€𝄞", "x" * 500, "<b>", "+", "javascript:alert(1)"),
+        *(
+            "null",
+            "None",
+            "undefined",
+            "0",
+            "'; drop table fairq.tasks; --",
+            "{{ 7*7 }}",
+            "\u05e9\u05dc\u05d5\u05dd",
+            "\u202eevil",
+        ),
+    ],
 )
 def test_any_key_has_its_page(conn: psycopg.Connection[Any], database: Database, key: str) -> None:
     """F7."""
@@ -170,6 +182,16 @@ def test_any_key_has_its_page(conn: psycopg.Connection[Any], database: Database,
     (link,) = [each for each in page(browser, "/").links if "group=" in each]
     task = one(conn, "select id from fairq.tasks")
     assert f"/task?id={task}" in page(browser, link).links
+
+
+def test_a_key_that_no_tenant_can_have_is_refused(conn: psycopg.Connection[Any], database: Database) -> None:
+    """The engine refuses 10 kB, and so does the page, whatever is in it."""
+    browser = client(database, allow_changes=True)
+    for key in ("<b>" * 3500, "\u05e9" * 5000):
+        for path in ("/group?", "/preview?verb=purge&", "/preview?verb=pause&"):
+            seen = page(browser, f"{path}{urlencode({'queue': 'default', 'group': key})}", 400)
+            assert len(seen.html) < 3000
+            assert "b" not in {tag for tag, _ in seen.elements}
 
 
 def test_a_role_that_may_observe_sees_all_but_payloads_and_errors(

@@ -38,7 +38,7 @@ def write(conn: Conn, begins_at: datetime, used: dict[str, float], slots: int) -
         )
     run(
         conn,
-        "insert into fairq.ledger_queues select 0, 1, %s, %s, %s, null, 1, 1, 0, 0, false, 'default',"
+        "insert into fairq.ledger_queues select 0, 1, %s, %s, %s, null, 1, 1, 0, 0, 0, false, 'default',"
         " array_fill(0::bigint, array[21]), array_fill(0::bigint, array[21])",
         slots,
         begins_at,
