@@ -15,15 +15,16 @@ language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
+  v_queue fairq.queues := fairq._queue(p_queue);
 begin
   perform fairq._check_length('the time', p_since, interval '366 days');
-  return query select * from fairq._fairness(fairq._queue(p_queue), fairq._ledger_rows(p_queue, v_now - p_since, v_now), v_now - p_since);
+  return query select * from fairq._fairness(v_queue, v_now - p_since, fairq._ledger_live(v_queue, v_now));
 end;
 $$;
 comment on function fairq.fairness is 'How fair a queue is: shortfall, Jain''s index, the largest debt as a part of its bound, slots that idle while tasks wait, newcomers'' waits.';
 
--- The same of these rows of the ledger.
-create function fairq._fairness(p_queue fairq.queues, p_rows fairq.ledger[], p_from timestamptz)
+-- The same of the ledger since p_from, and a part that is not written.
+create function fairq._fairness(p_queue fairq.queues, p_from timestamptz, p_live fairq.ledger[])
 returns table (
   groups integer, tasks bigint, seconds double precision, shortfall double precision, jain double precision, worst_debt double precision, worst_group text,
   idle_slots double precision, newcomer_p99 double precision, wait_p50 double precision, wait_p95 double precision, ledger_until timestamptz
@@ -32,7 +33,7 @@ language plpgsql stable rows 1 set search_path = pg_catalog, pg_temp as $$
 begin
   return query
     with account as materialized (
-      select a.* from unnest(fairq._accounts(p_queue, p_rows)) a
+      select a.* from fairq._accounts(p_queue, p_from, p_live) a
     ),
     part as materialized (
       select l.begins_at, l.until, max(l.slots) filter (where l.queue = p_queue.queue) as slots, sum(l.seconds) as seconds,

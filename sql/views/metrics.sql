@@ -161,7 +161,7 @@ begin
     cross join slot s
     union all
     select f.name, v_labels, f.value
-    from fairq._fairness(p_queue, fairq._ledger_rows(p_queue.queue, v_from, null), v_from) a
+    from fairq._fairness(p_queue, v_from, null) a
     cross join lateral (
       values ('fairq_fairness_error', a.shortfall), ('fairq_fairness_jain', a.jain), ('fairq_worst_debt_ratio', coalesce(a.worst_debt, 0)),
         ('fairq_idle_slots', coalesce(a.idle_slots, 0)), ('fairq_newcomer_p99_seconds', a.newcomer_p99)

@@ -19,17 +19,17 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
 declare
   v_now timestamptz := fairq._now();
   v_queue fairq.queues := fairq._queue(p_queue);
-  v_rows fairq.ledger[];
+  v_live fairq.ledger[];
 begin
   perform fairq._check_length('the time', p_since, interval '366 days');
   perform fairq._check_limit(p_limit);
-  v_rows := fairq._ledger_rows(p_queue, v_now - p_since, v_now);
+  v_live := fairq._ledger_live(v_queue, v_now);
   return query
     with account as materialized (
       select r.*, r.group_key <> '' and (r.group_key is not distinct from p_group_key or r.nth <= p_limit) as shown
       from (
         select a.*, row_number() over (order by a.group_key = '', a.debt / a.bound desc nulls last, a.received desc, a.group_key) as nth
-        from unnest(fairq._accounts(v_queue, v_rows)) a
+        from fairq._accounts(v_queue, v_now - p_since, v_live) a
       ) r
     ),
     mean as materialized (
@@ -71,7 +71,7 @@ begin
       window by_rounds as (order by b.asks / b.weight)
     ),
     told as materialized (
-      select b.* from fairq._waits(v_rows, array(select a.group_key from account a where a.shown)) b
+      select b.* from fairq._waits(p_queue, v_now - p_since, v_live, array(select a.group_key from account a where a.shown)) b
     )
     (select a.group_key, a.groups, a.weight, a.tasks, a.seconds, a.cost, a.received, a.entitled, a.debt, a.bound, fairq._quantile(f.waits, 0.5),
       fairq._quantile(f.waits, 0.95), a.waiting_since, a.waiting, a.takes,
@@ -91,50 +91,68 @@ $$;
 comment on function fairq.shares is
   'Who gets what: a row per group with what it received and was entitled to, its debt and the bound of that, its waits, its backlog, and what it waits for.';
 
--- The ledger of a queue since p_from, and, with p_now, what has happened since its last part as a part of its own.
-create function fairq._ledger_rows(p_queue text, p_from timestamptz, p_now timestamptz) returns fairq.ledger[]
+-- What has happened in a queue since the last part of its ledger, as a part of its own.
+create function fairq._ledger_live(p_queue fairq.queues, p_now timestamptz) returns fairq.ledger[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-  v_queue fairq.queues := fairq._queue(p_queue);
 begin
   return array(
     select l
     from fairq._shards(null) s(shard_no)
-    join fairq.ledger l on l.shard_no = s.shard_no and l.queue = p_queue and l.begins_at > p_from - fairq._ledger_step()
-    union all
-    select l
-    from fairq._shards(null) s(shard_no)
     cross join lateral (select coalesce(fairq._ledger_until(s.shard_no), fairq._ledger_begin(p_now)) offset 0) u(until)
-    cross join lateral fairq._ledger_part(s.shard_no, v_queue, fairq._tally(s.shard_no, u.until, p_now), u.until, p_now, p_now) l
+    cross join lateral fairq._ledger_part(s.shard_no, p_queue, fairq._tally(s.shard_no, u.until, p_now), u.until, p_now, p_now) l
     where p_now > u.until
   );
 end;
 $$;
 
+-- The ledger of a queue since p_from, and a part that is not written. A set, and without settings: so it is inlined, and columns that nobody wants are not read.
+create function fairq._ledger_since(p_queue text, p_from timestamptz, p_live fairq.ledger[]) returns setof fairq.ledger
+language sql stable rows 1000 as $$
+  select l.*
+  from fairq.ledger l
+  where l.shard_no = any(array(select s from fairq._shards(null) s)) and l.queue = p_queue and l.begins_at > p_from - fairq._ledger_step()
+  union all
+  select u.* from unnest(p_live) u
+$$;
+
 -- The rows of a ledger taken together by group, with what each is behind. Of a group that was judged in every part up to the last one, each stretch up to
 -- now is compared with the group that is furthest ahead in it; the stretch that comes nearest to the bound counts.
 -- Pops that overlap may begin and commit in another order than that in which they took tasks: with several workers one more task of each for each of them.
-create function fairq._accounts(p_queue fairq.queues, p_rows fairq.ledger[]) returns fairq.account[]
-language plpgsql stable set search_path = pg_catalog, pg_temp set enable_nestloop = off set enable_mergejoin = off as $$
+create function fairq._accounts(p_queue fairq.queues, p_from timestamptz, p_live fairq.ledger[]) returns setof fairq.account
+language plpgsql stable set search_path = pg_catalog, pg_temp set enable_nestloop = off set enable_mergejoin = off set work_mem = '64MB' as $$
 begin
-  return (
-    with part as materialized (
-      select n.*, case when lag(n.part_no) over of_group = n.part_no + 1 then lag(n.slack) over of_group end as slack_before
+  return query
+    with entry as materialized (
+      select r.shard_no, r.groups, r.begins_at, r.until, r.waiting_since, r.weight, r.tasks, r.ended, r.cost, r.seconds, r.ran, r.service, r.entitled,
+        r.largest, r.slack, r.judged, r.group_key
+      from fairq._ledger_since(p_queue.queue, p_from, p_live) r
+    ),
+    step as materialized (
+      select t.shard_no, t.begins_at, row_number() over (partition by t.shard_no order by t.begins_at desc) as part_no
+      from (select distinct r.shard_no, r.begins_at from entry r) t
+    ),
+    -- Of groups that were judged in the last part those before it, as long as they were judged in each.
+    judged as materialized (
+      select j.*
       from (
-        -- All but the waits: they are most of a row, and it is sorted several times.
-        select r.shard_no, r.groups, r.begins_at, r.until, r.waiting_since, r.weight, r.tasks, r.ended, r.cost, r.seconds, r.ran, r.service, r.entitled,
-          r.largest, r.slack, r.judged, r.group_key, dense_rank() over (partition by r.shard_no order by r.begins_at desc) as part_no
-        from unnest(p_rows) r
-      ) n
-      window of_group as (partition by n.shard_no, n.group_key order by n.begins_at)
+        select r.*, t.part_no, row_number() over (partition by r.shard_no, r.group_key order by t.part_no) as nth
+        from (
+          select k.shard_no, k.group_key
+          from entry k
+          join step i on i.shard_no = k.shard_no and i.begins_at = k.begins_at and i.part_no = 1
+          where k.judged
+        ) g
+        join entry r on r.shard_no = g.shard_no and r.group_key = g.group_key and r.judged
+        join step t on t.shard_no = r.shard_no and t.begins_at = r.begins_at
+      ) j
+      where j.nth = j.part_no
     ),
     stretch as materialized (
       select j.shard_no, j.group_key, j.part_no, j.weight, sum(j.service) over back / j.weight as served, max(j.largest) over back / j.weight as largest,
-        2 * max(greatest(j.slack, j.slack_before)) over back / j.weight as slack
-      from (
-        select p.*, row_number() over (partition by p.shard_no, p.group_key order by p.part_no) as nth from part p where p.judged
-      ) j
-      where j.nth = j.part_no
+        2 * max(greatest(j.slack, b.slack)) over back / j.weight as slack
+      from judged j
+      left join step t on t.shard_no = j.shard_no and t.part_no = j.part_no + 1
+      left join entry b on b.shard_no = t.shard_no and b.begins_at = t.begins_at and b.group_key = j.group_key
       window back as (partition by j.shard_no, j.group_key order by j.part_no)
     ),
     ahead as materialized (
@@ -155,52 +173,53 @@ begin
         cross join worker w
       ) d
       order by d.shard_no, d.group_key, d.debt / nullif(d.bound, 0) desc nulls last
+    ),
+    whole as materialized (
+      select r.shard_no, r.group_key, max(r.groups) as groups, max(r.begins_at) as last_at, sum(r.tasks)::bigint as tasks, sum(r.ended)::bigint as ended,
+        sum(r.seconds) as seconds, sum(r.cost) as cost, sum(r.ran) as ran, sum(r.service) as received, sum(r.entitled) as entitled,
+        coalesce(sum(r.entitled) filter (where r.waiting_since is not null)
+          / nullif(sum(tstzrange_subdiff(r.until, r.begins_at)) filter (where r.waiting_since is not null), 0),
+          sum(r.entitled) / nullif(sum(tstzrange_subdiff(r.until, r.begins_at)), 0)) as pace
+      from entry r
+      group by r.shard_no, r.group_key
     )
-    select array_agg((g.shard_no, g.group_key, g.groups, g.weight, g.tasks, g.ended, g.seconds, g.cost, g.ran, g.received, g.entitled, d.debt, d.bound,
-      g.pace, g.waiting_since)::fairq.account)
-    from (
-      select p.shard_no, p.group_key, max(p.groups) as groups, (array_agg(p.weight order by p.part_no))[1] as weight, sum(p.tasks)::bigint as tasks,
-        sum(p.ended)::bigint as ended, sum(p.seconds) as seconds, sum(p.cost) as cost, sum(p.ran) as ran, sum(p.service) as received,
-        sum(p.entitled) as entitled, min(p.waiting_since) filter (where p.part_no = 1) as waiting_since,
-        coalesce(sum(p.entitled) filter (where p.waiting_since is not null)
-          / nullif(sum(date_part('epoch', p.until - p.begins_at)) filter (where p.waiting_since is not null), 0),
-          sum(p.entitled) / nullif(sum(date_part('epoch', p.until - p.begins_at)), 0)) as pace
-      from part p
-      group by p.shard_no, p.group_key
-    ) g
-    left join debt d on d.shard_no = g.shard_no and d.group_key = g.group_key
-  );
+    select g.shard_no, g.group_key, g.groups, l.weight, g.tasks, g.ended, g.seconds, g.cost, g.ran, g.received, g.entitled, d.debt, d.bound,
+      g.pace, case when t.part_no = 1 then l.waiting_since end
+    from whole g
+    join entry l on l.shard_no = g.shard_no and l.group_key = g.group_key and l.begins_at = g.last_at
+    join step t on t.shard_no = g.shard_no and t.begins_at = g.last_at
+    left join debt d on d.shard_no = g.shard_no and d.group_key = g.group_key;
 end;
 $$;
 
 -- How long tasks of these groups waited, and behind whom: the three that had most while they waited. Of each part the ten that had most count.
 -- Hashes, whatever the planner thinks of arrays: a row of one with each row of the other is minutes for an hour of 200 groups.
-create function fairq._waits(p_rows fairq.ledger[], p_groups text[]) returns table (shard_no integer, group_key text, waits bigint[], behind jsonb)
+create function fairq._waits(p_queue text, p_from timestamptz, p_live fairq.ledger[], p_groups text[])
+returns table (shard_no integer, group_key text, waits bigint[], behind jsonb)
 language sql stable set search_path = pg_catalog, pg_temp set enable_nestloop = off set enable_mergejoin = off as $$
   with line as materialized (
-    select r.shard_no, r.begins_at, r.group_key, r.seconds, r.waiting_since, r.waits,
+    select r.shard_no, r.begins_at, r.group_key, r.seconds, r.waiting_since is not null as waits,
       row_number() over (partition by r.shard_no, r.begins_at order by r.seconds desc, r.group_key) as nth
-    from unnest(p_rows) r
+    from fairq._ledger_since(p_queue, p_from, p_live) r
     where r.group_key <> ''
   ),
-  own as materialized (
-    select g.* from unnest(p_groups) n(group_key) join line g on g.group_key = n.group_key
-  ),
   hist as materialized (
-    select h.shard_no, h.group_key, array_agg(h.number order by h.step) as waits
-    from (
-      select g.shard_no, g.group_key, u.step, sum(u.number)::bigint as number
-      from own g
-      cross join lateral unnest(g.waits) with ordinality u(number, step)
-      group by g.shard_no, g.group_key, u.step
-    ) h
-    group by h.shard_no, h.group_key
+    -- Each step by itself: to take the arrays apart and put them together again costs ten times as much.
+    select r.shard_no, r.group_key, array[
+      sum(r.waits[1]), sum(r.waits[2]), sum(r.waits[3]), sum(r.waits[4]), sum(r.waits[5]), sum(r.waits[6]), sum(r.waits[7]), sum(r.waits[8]),
+      sum(r.waits[9]), sum(r.waits[10]), sum(r.waits[11]), sum(r.waits[12]), sum(r.waits[13]), sum(r.waits[14]), sum(r.waits[15]), sum(r.waits[16]),
+      sum(r.waits[17]), sum(r.waits[18]), sum(r.waits[19]), sum(r.waits[20]), sum(r.waits[21])
+    ]::bigint[] as waits
+    from unnest(p_groups) n(group_key)
+    join fairq._ledger_since(p_queue, p_from, p_live) r on r.group_key = n.group_key
+    group by r.shard_no, r.group_key
   ),
   pair as materialized (
     select g.shard_no, g.group_key, o.group_key as ahead, sum(o.seconds) as seconds
-    from own g
+    from unnest(p_groups) n(group_key)
+    join line g on g.group_key = n.group_key and g.waits
     join line o on o.shard_no = g.shard_no and o.begins_at = g.begins_at
-    where g.waiting_since is not null and o.nth <= 10 and o.group_key <> g.group_key and o.seconds > 0
+    where o.nth <= 10 and o.group_key <> g.group_key and o.seconds > 0
     group by g.shard_no, g.group_key, o.group_key
   )
   select h.shard_no, h.group_key, h.waits, b.behind

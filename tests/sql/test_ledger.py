@@ -177,7 +177,7 @@ INJECTED = {
 # Where what tasks use is shared, each end of a task settles the second fault.
 @pytest.mark.parametrize(
     ("fairness", "how"),
-    [("count", how) for how in INJECTED] + [(each, [*INJECTED][0]) for each in ("time", "cost")],
+    [("count", how) for how in INJECTED] + [(each, next(iter(INJECTED))) for each in ("time", "cost")],
 )
 def test_unfairness_is_seen_within_a_minute(conn: Conn, fairness: str, how: str) -> None:
     """Also where a lane far ahead could be one that has to pay for what its tasks used."""
