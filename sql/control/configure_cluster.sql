@@ -5,7 +5,7 @@
 -- Returns the settings in force.
 -- Raises QF013 while groups move, QF007 bad number, QF014 an unknown setting.
 -- Locks: settings (the whole table where the number of shards of an empty installation changes: waits for transactions that created tasks); where groups have to
--- move, all domains; the meter of the cluster and held tasks when the cap changes.
+-- move, all domains, or none until they are to be had; the meter of the cluster and held tasks when the cap changes.
 create function fairq.configure_cluster(p_settings jsonb default '{}') returns fairq.settings
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

@@ -81,6 +81,14 @@ begin
 end;
 $$;
 
+-- Where a task may be when the caller commits: where it is, and while groups move, where its group goes. Inlined.
+create function fairq._whereabouts(p_shard_no integer, p_group_key text) returns setof integer
+language sql stable rows 1 as $$
+  select p_shard_no
+  union
+  select fairq._shard_of(p_group_key, s.shard_count) from fairq.settings s where s.moving_from is not null
+$$;
+
 -- Where the idempotency keys of a group are taken, in this order.
 create function fairq._key_homes(p_group_key text) returns integer[]
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -103,10 +111,9 @@ create function fairq._begin_move(p_from integer, p_to integer) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   perform fairq._check_isolation('moving');
-  perform from fairq.domains d
-  where d.queue = '#keys' or d.queue not like '#%'
-  order by d.shard_no, d.queue = '#keys', d.queue
-  for update;
+  while not fairq._hold_domains() loop
+    perform pg_sleep(0.5);
+  end loop;
   -- By the key alone: what the last move may have left elsewhere, such as an idle lane, does not say where the group is.
   insert into fairq.moving (group_key, shard_no)
   select k.group_key, fairq._shard_of(k.group_key, p_from)
@@ -133,6 +140,20 @@ begin
   update fairq.settings s
   set shard_count = p_to, moving_from = p_from, moving_groups = (select count(*) from fairq.moving), moving_after = null;
   update fairq.queues q set spread = true where not q.spread;
+end;
+$$;
+
+-- Takes all domains, or none: one that promoted and stays open must not keep every other queue waiting.
+create function fairq._hold_domains() returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+begin
+  perform from fairq.domains d
+  where d.queue = '#keys' or d.queue not like '#%'
+  order by d.shard_no, d.queue = '#keys', d.queue
+  for update;
+  return true;
+exception when lock_not_available or deadlock_detected then
+  return false;
 end;
 $$;
 
@@ -238,6 +259,10 @@ begin
     return false;
   end if;
 
+  -- What strays there comes back before it is at home there: the lanes that go there know nothing of it.
+  foreach v_queue in array v_queues loop
+    perform fairq._promote(p_to, v_queue, 1, true, null, 0, (select s.o_floor from fairq._standings(v_queue) s));
+  end loop;
   delete from fairq.moving m where m.group_key = p_group_key;
   -- Of an earlier time nothing stands there: the group has been here.
   delete from fairq.groups g where g.shard_no = p_to and g.group_key = p_group_key and g.queue not like '#%';
@@ -309,7 +334,6 @@ declare
   v_lane fairq.lanes;
   v_last bigint;
 begin
-  perform fairq._promote(p_to, p_queue, 1, true, null, 0, (select s.o_floor from fairq._standings(p_queue) s));
   select k.* into v_here from fairq._tick(p_from, p_queue) k;
   select k.* into v_there from fairq._tick(p_to, p_queue) k;
   delete from fairq.lanes l
@@ -590,10 +614,19 @@ begin
   -- Those that come all the while, at both places, keep no move from ending.
   select (case when count(*) = 5000 then 5000 else (select count(*) from back) end)::integer into v_moved from stray s;
   -- What nobody has heard of yet goes home.
-  perform fairq._promote(d.shard_no, d.queue, 1, false)
-  from fairq.domains d
-  where d.shard_no < p_settings.moving_from and d.queue not like '#%'
-    and not exists (select from fairq._tick(d.shard_no, d.queue) k where not fairq._has_news(k));
+  for v_gone in
+    select d.shard_no, d.queue
+    from fairq.domains d
+    where d.shard_no < p_settings.moving_from and (d.queue = '#keys' or d.queue not like '#%')
+      and not exists (select from fairq._tick(d.shard_no, d.queue) k where not fairq._has_news(k))
+    order by d.shard_no, d.queue = '#keys'
+  loop
+    if v_gone.queue <> '#keys' then
+      perform fairq._promote(v_gone.shard_no, v_gone.queue, 1, false);
+    elsif fairq._lock_domain(v_gone.shard_no, '#keys', false) then
+      perform fairq._open_keys(v_gone.shard_no, fairq._now());
+    end if;
+  end loop;
   if v_moved > 0 or p_settings.moving_from <= v_to then
     return v_moved;
   end if;

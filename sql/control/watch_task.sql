@@ -13,15 +13,16 @@ declare
 begin
   perform fairq._check_length('the time to watch a task', coalesce(p_for, interval '0'), interval '1 hour');
   v_until := fairq._now() + p_for;
-  select k.shard_no, k.queue into v_task
+  select k.shard_no, k.queue, k.group_key into v_task
   from fairq._shards(null) s(shard_no)
-  cross join lateral (select t.shard_no, t.queue from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_id offset 0) k;
+  cross join lateral (select t.shard_no, t.queue, t.group_key from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_id offset 0) k;
   if not found or not fairq._may_ask(v_task.queue) then
     return false;
   end if;
   -- One that hardly extends another is none: nobody can fill the table by asking again and again.
   insert into fairq.watches (shard_no, task_id, until)
-  select v_task.shard_no, p_id, v_until
+  select a.shard_no, p_id, v_until
+  from fairq._whereabouts(v_task.shard_no, v_task.group_key) a(shard_no)
   where not exists (
     select from fairq.watches w where w.shard_no = v_task.shard_no and w.task_id = p_id and w.until > v_until - interval '1 second' offset 0);
   return true;

@@ -22,8 +22,10 @@ begin
   then
     return true;
   end if;
-  insert into fairq.cancellations (shard_no, task_id, requested_at) values (v_task.shard_no, p_id, v_now);
-  insert into fairq.rings (shard_no, queue, group_key, cancelled_id) values (v_task.shard_no, v_task.queue, v_task.group_key, p_id);
+  insert into fairq.cancellations (shard_no, task_id, requested_at)
+  select w.shard_no, p_id, v_now from fairq._whereabouts(v_task.shard_no, v_task.group_key) w(shard_no);
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+  select w.shard_no, v_task.queue, v_task.group_key, p_id from fairq._whereabouts(v_task.shard_no, v_task.group_key) w(shard_no);
   return true;
 end;
 $$;

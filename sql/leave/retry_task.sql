@@ -14,7 +14,14 @@ declare
   v_other_id bigint;
   v_task record;
 begin
-  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+  -- Twice while groups move: it may go to a shard that was looked at before.
+  for v_shard_no in
+    select s.shard_no
+    from fairq.settings f
+    cross join generate_series(1, case when f.moving_from is null then 1 else 2 end) round
+    cross join fairq._shards(null) s(shard_no)
+    order by round, s.shard_no
+  loop
     -- The key comes first: who takes it from this task now waits, and then finds the task in line.
     select f.queue, f.group_key, f.idempotency_key, f.kind, f.payload into v_ended
     from fairq.finished_tasks f

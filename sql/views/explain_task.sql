@@ -149,6 +149,13 @@ begin
     nth := v_scope.column1;
     look_at := v_allowance.look_at;
     reason := format('%s: %s', v_scope.column5, v_allowance.reason);
+    if nth = 2 and exists (
+      select
+      from fairq.groups g
+      where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = '' and g.paused_at is null and g.leaving_at is not null)
+    then
+      reason := format('%s moves to another shard, and what it has in flight ends first', v_scope.column5);
+    end if;
     if v_scope.column3 = '#keys' then
       select string_agg(h.id::text, ', ' order by h.id) into v_holders
       from (

@@ -277,6 +277,27 @@ def test_the_end_of_a_move_waits_for_transactions_that_began_before(database: Da
     assert pop(conn, worker, 5) == [1, 2, late]
 
 
+def test_what_came_late_to_the_shard_that_a_group_moves_to_is_served_with_the_rest(
+    database: Database,
+) -> None:
+    """Nobody promoted there, so it was not sent home before."""
+    conn, old = database.connect(autocommit=True), database.connect()
+    old.execute("set transaction isolation level repeatable read")
+    assert one(old, "select count(*) from fairq.tasks") == 0
+    # Nothing is there yet that would have to move, so this one waits for nobody.
+    begin(conn, MORE)
+    tasks = create_many(old, "bob", 3)
+    assert one(old, "select max(shard_no) from fairq.tasks") == 0
+    old.commit()
+    worker = register(conn)
+    tasks += create_many(conn, "bob", 2)
+    run(conn, "select fairq.promote_overflow('default', 1, fairq._shard_of('bob', %s))", MORE)
+    begin(conn, 1)
+    go_on(conn)
+    assert_moved(conn)
+    assert pop(conn, worker, 5) == tasks
+
+
 def test_keys_of_before_and_after_the_move_wait_for_each_other(database: Database) -> None:
     conn, old, new = database.connect(autocommit=True), database.connect(), database.connect(autocommit=True)
     register(conn)
@@ -438,3 +459,132 @@ def test_a_rate_that_is_forgotten_while_its_group_moves_is_so(database: Database
     go_on(conn)
     assert_moved(conn)
     assert len(pop(conn, worker, 2)) == 1
+
+
+def test_a_move_that_waits_for_who_promotes_keeps_no_other_queue_waiting(database: Database) -> None:
+    conn, promoter, mover = database.connect(autocommit=True), database.connect(), database.connect()
+    call(conn, "configure_queue", "other")
+    worker = register(conn)
+    tasks = create_many(conn, "bob", 2)
+    promote(promoter, "other")
+    # Who moves takes "default" before "other", which is not to be had.
+    waiting = in_background(mover, """select fairq.configure_cluster('{"shard_count": 5}')""")
+    wait_until_blocked(conn, pid_of(mover))
+    wait_until(lambda: pop(conn, worker, 2) == tasks, "they are served")
+    promoter.commit()
+    result(waiting)
+    mover.commit()
+
+
+def moved_but_for_the_end(conn: Conn, shards: int) -> None:
+    """From here on nobody is waited for who begins now."""
+    begin(conn, shards)
+    while (said := step(conn))["state"] != "waiting" or said["left"]:
+        assert said["state"] != "done"
+
+
+def test_a_wish_to_cancel_follows_a_task_to_the_shard_it_came_from_late(database: Database) -> None:
+    conn, old, caller = database.connect(autocommit=True), database.connect(), database.connect()
+    begin(conn, MORE)
+    register(conn)
+    create(old, "bob", run_at="2100-01-01")
+    moved_but_for_the_end(conn, 1)
+    old.commit()
+    assert one(caller, "select fairq.cancel_task(1)") is True
+    go_on(conn)
+    caller.commit()
+    promote(conn)
+    assert run(conn, "select id, outcome from fairq.finished_tasks") == [(1, "cancelled")]
+
+
+def test_who_watches_a_task_while_its_group_moves_hears_of_its_end(database: Database) -> None:
+    conn, mover, caller = database.connect(autocommit=True), database.connect(), database.connect()
+    worker = register(conn)
+    create(conn, "bob")
+    promote(conn)
+    run(conn, "listen fairq_done")
+    begin(conn, MORE)
+    assert one(caller, "select fairq.watch_task(1)") is True
+    assert step(mover)["moved"] == 1
+    mover.commit()
+    caller.commit()
+    go_on(conn)
+    finish(conn, worker, pop(conn, worker, 1))
+    assert [notice.payload for notice in conn.notifies(timeout=5, stop_after=1)] == ["1"]
+
+
+@pytest.mark.parametrize("name", ["scheduled", "ended"])
+def test_a_task_is_tried_again_that_moves_from_one_look_to_the_next(database: Database, name: str) -> None:
+    conn, mover, caller = database.connect(autocommit=True), database.connect(), database.connect()
+    begin(conn, MORE)
+    worker = register(conn)
+    create(conn, "bob", run_at="2100-01-01" if name == "scheduled" else None)
+    if name == "ended":
+        finish(conn, worker, pop(conn, worker, 1), "failed")
+        # The ledger has counted it.
+        run(conn, "update fairq.finished_tasks set finished_at = finished_at - interval '2 minutes'")
+        run(conn, "select fairq.maintain()")
+    begin(conn, 1)
+    table = "tasks" if name == "scheduled" else "finished_tasks"
+    while one(mover, f"select max(shard_no) from fairq.{table}"):  # noqa: S608
+        mover.commit()
+        step(mover)
+    again = in_background(caller, "select fairq.retry_task(1)")
+    wait_until_blocked(conn, pid_of(caller))
+    mover.commit()
+    assert result(again) == [(True,)]
+    caller.commit()
+    go_on(conn)
+    assert len(pop(conn, worker, 1)) == 1
+
+
+def test_keys_that_nobody_heard_of_do_not_keep_a_move_from_ending(database: Database) -> None:
+    conn = database.connect(autocommit=True)
+    begin(conn, MORE)
+    worker = register(conn)
+    create(conn, "bob", concurrency_key="k")
+    held = pop(conn, worker, 1)
+    # Nobody waits for a key: its queue does not look for keys any more.
+    run(conn, "select fairq.maintain()")
+    finish(conn, worker, held)
+    begin(conn, 1)
+    go_on(conn)
+
+
+def test_settings_of_a_snapshot_from_before_the_move_are_pauses_at_most(database: Database) -> None:
+    """All others are refused there, so that nothing else has to be brought along."""
+    conn, old = database.connect(autocommit=True), database.connect()
+    create(conn, "bob")
+    old.execute("set transaction isolation level repeatable read")
+    for change in (
+        """configure_group('default', 'bob', '{"weight": 2}')""",
+        """configure_user('default', 'bob', 'jane', '{"weight": 2}')""",
+    ):
+        with pytest.raises(psycopg.Error) as refused, old.transaction():
+            old.execute(f"select fairq.{change}".encode())
+        assert refused.value.sqlstate == "QF005"
+
+
+def test_the_ledger_counts_an_attempt_whose_task_has_moved_since(database: Database) -> None:
+    conn = database.connect(autocommit=True)
+    worker = register(conn)
+    create(conn, "bob")
+    run(conn, "select fairq.maintain()")
+    finish(conn, worker, pop(conn, worker, 1), "retry", delay="1 hour")
+    begin(conn, MORE)
+    go_on(conn)
+    tally = (
+        "select t.group_key, t.attempts from unnest(fairq._tally(0, now() - interval '1 minute', now())) t"
+    )
+    assert run(conn, tally) == [("bob", 1)]
+
+
+def test_who_asks_about_a_group_that_is_to_move_learns_of_it(database: Database) -> None:
+    conn = database.connect(autocommit=True)
+    worker = register(conn)
+    create_many(conn, "bob", 2)
+    pop(conn, worker, 1)
+    begin(conn, MORE)
+    assert step(conn)["leaving"] == 1
+    (reason,) = run(conn, "select reason from fairq.explain_task(2)")[0]
+    assert reason == 'group "bob" moves to another shard, and what it has in flight ends first'

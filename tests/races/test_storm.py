@@ -132,16 +132,18 @@ def judge(observer: Conn, folder: Path, served: dict[str, list[tuple[Any, ...]]]
     )
     assert max(succeeded.values()) == 1, "a task succeeded twice"
 
-    # I7: a rate lets its burst go, and then one after the other; a start may come a moment after its charge.
-    starts: dict[str, list[float]] = defaultdict(list)
+    # I7: a rate lets its burst go, and then one after the other. Each was charged while its pop ran.
+    pops: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for note in said["popped"]:
-        starts[note["queue"]] += [task[4] for task in note["tasks"] if task[2] == "rated" and task[4]]
-    for times in starts.values():
-        times.sort()
-        for first in range(len(times)):
-            for last in range(first, min(len(times), first + 50)):
-                allowed = RATE_BURST + 2 + (times[last] - times[first]) / RATE_SECONDS
-                assert last - first + 1 <= allowed + 1, (times[first], times[last], last - first + 1)
+        pops[note["queue"]] += [
+            (task[5], task[4]) for task in note["tasks"] if task[2] == "rated" and task[4]
+        ]
+    for spans in pops.values():
+        spans.sort()
+        for _, since in spans:
+            within = [until for until, began in spans if began >= since][:50]
+            for nth, until in enumerate(within, 1):
+                assert nth <= RATE_BURST + 2 + (until - since) / RATE_SECONDS + 1, (since, until, nth)
 
     # I10: nothing was ended by who had ended it, or lost it, before.
     assert not [note for note in said["stale"] if note["ids"]]

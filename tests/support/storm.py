@@ -110,7 +110,8 @@ class Consumer:
         queue = random.choice(QUEUES)
         lease = random.choice([None, None, "300 milliseconds"])
         held = conn.execute(
-            "select t.id, t.attempt, t.group_key, t.concurrency_key, extract(epoch from t.started_at)::float8"
+            "select t.id, t.attempt, t.group_key, t.concurrency_key,"
+            " extract(epoch from t.started_at)::float8, extract(epoch from clock_timestamp())::float8"
             " from fairq.pop_tasks(%s, %s, %s, %s::interval) t",
             [queue, random.randint(1, 6), self.worker, lease],
         ).fetchall()
