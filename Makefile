@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 export PYTHON
+# Tests start hundreds of processes, and each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # How many processes run tests (one more than there are processors, for some wait), and what else to tell
 # pytest: make test ARGS="-k overflow -x"
