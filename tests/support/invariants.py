@@ -88,8 +88,7 @@ QUERIES = {
         where p.turn < (fairq._lane(p.shard_no, '#keys', p.concurrency_key)).finish""",
 }
 
-# These read what LANES names.
-OF_LANES = {
+OF_LANES = {  # these read what LANES names
     "lanes that count other places than rows hold (queue, lane, by the lane, by the rows)": """
         select coalesce(l.queue, p.queue), coalesce(l.group_key, p.group_key),
           coalesce(l.user_key, p.user_key), (l.gate).in_flight, p.places
@@ -180,6 +179,11 @@ OF_LANES = {
           )).tasks > 0""",
 }
 
+VIOLATIONS = LANES + " union all ".join(
+    f"select '{what}', x::text from ({query}) x\n"  # noqa: S608
+    for what, query in {**QUERIES, **OF_LANES}.items()
+)
+
 # What is in flight of a group, or a user of it, in one queue, and of a key, in all of them.
 IN_FLIGHT = """
 select t.queue, t.group_key as what, count(*)
@@ -205,11 +209,12 @@ def exceeded(conn: psycopg.Connection[Any], most: Mapping[str, int]) -> list[tup
     return [row for row in found if row[2] > most[row[1]]]
 
 
-def violations(conn: psycopg.Connection[Any]) -> dict[str, list[Any]]:
-    """What is wrong, by name; empty when all is well."""
-    queries = {**QUERIES, **{what: LANES + query for what, query in OF_LANES.items()}}
-    found = {what: conn.execute(query.encode()).fetchall() for what, query in queries.items()}
-    return {what: rows for what, rows in found.items() if rows}
+def violations(conn: psycopg.Connection[Any]) -> dict[str, list[str]]:
+    """What is wrong, by name; empty when all is well. One statement: one snapshot, and planned once."""
+    found: dict[str, list[str]] = {}
+    for what, row in conn.execute(VIOLATIONS.encode()).fetchall():
+        found.setdefault(what, []).append(row)
+    return found
 
 
 def hear_all(conn: psycopg.Connection[Any]) -> None:

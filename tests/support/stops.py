@@ -1,7 +1,8 @@
 """Stop a session between any two statements of the engine's functions, and see what others do meanwhile.
 
 The engine knows nothing of it: the functions of one test database are replaced by themselves, with a look at
-a session setting after each statement. `if … then null; end if;` leaves FOUND and ROW_COUNT alone.
+a session setting after each statement: the stop to stand at, or `none`, to be told of each one passed.
+`if … then null; end if;` leaves FOUND and ROW_COUNT alone.
 """
 
 import re
@@ -19,10 +20,9 @@ SETUP = f"""
 create schema stops;
 create function stops.pass(p_point text) returns boolean language plpgsql set lock_timeout = 0 as $$
 begin
-  if current_setting('stops.record', true) = 'on' then
+  if current_setting('stops.at') = 'none' then
     raise notice 'stop %', p_point;
-  end if;
-  if current_setting('stops.at', true) = p_point then
+  else
     perform set_config('stops.at', '', false);
     perform pg_advisory_lock({GATE});
     perform pg_advisory_unlock({GATE});
@@ -32,8 +32,12 @@ end;
 $$;
 """
 
+STOP = " if stops.pass('{0}') then null; end if;"
+# Almost every time nobody stops there; then it is no call.
+SELDOM = STOP.replace("if", "if coalesce(current_setting('stops.at', true), '') in ('none', '{0}') and", 1)
 
-def with_stops(name: str, body: str) -> str:
+
+def with_stops(name: str, body: str, stop: str = STOP) -> str:
     """The body of a PL/pgSQL function with a stop after each of its statements."""
     start = re.search(r"(?m)^begin$", body)
     end = body.rfind("\nend;")
@@ -45,9 +49,9 @@ def with_stops(name: str, body: str) -> str:
         depth += {"(": 1, ")": -1}.get(token[0], 0)
         if token[0] == ";" and depth == 0:
             number += 1
-            stop = start.end() + token.end()
-            out += [body[at:stop], f" if stops.pass('{name}:{number}') then null; end if;"]
-            at = stop
+            end_of_it = start.end() + token.end()
+            out += [body[at:end_of_it], stop.format(f"{name}:{number}")]
+            at = end_of_it
     return "".join([*out, body[at:]])
 
 
@@ -55,7 +59,7 @@ def install_stops(conn: Conn) -> None:
     """Give every function that writes, of this database, its stops."""
     conn.execute(SETUP)
     for name, definition, body in plpgsql_functions(conn, "v"):
-        conn.execute(definition.replace(body, with_stops(name, body)).encode())
+        conn.execute(definition.replace(body, with_stops(name, body, SELDOM)).encode())
 
 
 def plpgsql_functions(conn: Conn, volatility: str = "vs") -> list[tuple[str, str, str]]:
@@ -82,7 +86,7 @@ def recorded(conn: Conn) -> Iterator[list[str]]:
             points.append(point)
 
     conn.add_notice_handler(note)
-    conn.execute("set stops.record = on")
+    conn.execute("set stops.at = 'none'")
     yield points
-    conn.execute("set stops.record = off")
+    conn.execute("set stops.at = ''")
     conn.remove_notice_handler(note)
