@@ -52,6 +52,7 @@ CROWD = """
 import os
 import sys
 from pathlib import Path
+import fairq.commands.migrate
 from fairq import install
 from fairq.cli import main
 folder = Path(sys.argv[1])

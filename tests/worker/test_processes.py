@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from fairq.commands.work import hide_dsns
 from fairq.worker import supervisor
 from tests.support.processes import is_alive
+from tests.support.sessions import wait_until
 from tests.worker.running import Desk, children_of, lines_of, work_process
 
 SHORT = ("--lease", "1.5", "--maintain-interval", "0.3")
@@ -242,12 +244,16 @@ def test_a_dead_loop_costs_the_culprit_its_attempt_and_its_neighbors_nothing(des
 
 
 def test_twenty_workers_do_every_task_exactly_once(desk: Desk) -> None:
-    """HR31, I1, H29: processes under one supervisor, four slots each; the effect and the end commit
-    together.
+    """HR31, I1, H29: processes under one supervisor, two slots each; the effect and the end commit together.
+    None of them ends a task before all have begun two.
     """
     desk.enqueue_many("once", 400)
-    with work_process(desk.dsn, "-p", "20", "-c", "2", "--no-listen", "--drain") as supervisor:
-        assert supervisor.wait(120) == 0, supervisor.output
+    with psycopg.connect(desk.owner_dsn) as gate:
+        gate.execute("lock table effects in share mode")
+        with work_process(desk.dsn, "-p", "20", "-c", "2", "--no-listen", "--drain") as supervisor:
+            wait_until(lambda: desk.running == 40, "all are at work", 120)
+            gate.commit()
+            assert supervisor.wait(120) == 0, supervisor.output
     assert desk.outcomes() == {"succeeded": 400}
     assert desk.rows("select count(*), count(distinct task_id), max(attempt) from effects") == [(400, 400, 1)]
     assert (desk.live, desk.workers) == (0, 0)

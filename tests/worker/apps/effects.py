@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -37,10 +38,25 @@ def count(payload: Any, ctx: fairq.Context) -> None:
     note("ran", ctx)
 
 
+def connection() -> psycopg.Connection[Any]:
+    """This thread's, or a new one where it does not answer."""
+    conn: psycopg.Connection[Any] | None = getattr(kept, "conn", None)
+    with contextlib.suppress(psycopg.Error):
+        if conn is not None:
+            conn.execute("select")
+            return conn
+    kept.conn = psycopg.connect(DSN, autocommit=True, prepare_threshold=None)
+    return kept.conn
+
+
+kept = threading.local()
+
+
 @app.task
 def once(payload: Any, ctx: fairq.Context) -> None:
     """Its effect and its end are one transaction."""
-    with psycopg.connect(DSN) as conn:
+    conn = connection()
+    with conn.transaction():
         conn.execute(
             "insert into effects (what, task_id, attempt, pid, worker_id) values ('once', %s, %s, %s, %s)",
             (ctx.id, ctx.attempt, os.getpid(), ctx.worker_id),
