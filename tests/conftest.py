@@ -19,6 +19,7 @@ from tests.support.server import (
     Choice,
     TestServer,
     choose,
+    close_admins,
     create_database,
     docker_answers,
     drop_database,
@@ -82,6 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash.get(CLOSING, contextlib.ExitStack()).close()
+    close_admins()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

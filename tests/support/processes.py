@@ -23,6 +23,8 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         pass
+    with suppress(OSError):  # on Linux; ps reads the same, but is a process each time
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return not state.stdout.strip().startswith("Z") if state.returncode == 0 else False
 

@@ -80,11 +80,13 @@ def result(future: "Future[T]") -> T:
 
 def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIENCE_SECONDS) -> None:
     """Poll until `condition` holds. `what` completes "waited in vain until …"."""
-    deadline = time.monotonic() + patience
+    start = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - start
+        if waited > patience:
             raise TimeoutError(f"waited in vain until {what}")
-        time.sleep(POLL_SECONDS)
+        # Looking takes time from those who are waited for: the longer it lasts, the less often.
+        time.sleep(min(max(POLL_SECONDS, waited / 10), 10 * POLL_SECONDS))
 
 
 def is_blocked(observer: psycopg.Connection[Any], pid: int) -> bool:
