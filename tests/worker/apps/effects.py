@@ -45,8 +45,8 @@ def connection() -> psycopg.Connection[Any]:
         if conn is not None:
             conn.execute("select")
             return conn
-    kept.conn = psycopg.connect(DSN, autocommit=True, prepare_threshold=None)
-    return kept.conn
+    kept.conn = conn = psycopg.connect(DSN, autocommit=True, prepare_threshold=None)
+    return conn
 
 
 kept = threading.local()
