@@ -98,7 +98,7 @@ begin
     expires_at := v_task.expires_at;
     is_expired := coalesce(expires_at <= p_now, false);
     keyed := v_task.concurrency_key is not null and not is_expired;
-    charge := case when p_lane.pace is distinct from null then fairq._expected(p_lane.pace, v_task.kind, v_task.cost, p_lane.weight) end;
+    charge := case when (p_lane.pace).unit <> 'count' then fairq._expected(p_lane.pace, v_task.kind, v_task.cost, p_lane.weight) end;
     cost := coalesce(charge, v_task.cost);
     step := case when is_expired then 0 else fairq._step(cost, p_lane.weight) end;
     stops := yields or v_found >= p_quota or p_lane.finish >= p_room

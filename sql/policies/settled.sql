@@ -44,7 +44,7 @@ $$;
 -- next correction; without it a group whose tasks differ would lose a little each time. Credit is worth sixty-four tasks at most, about what is in flight and ready, and is lost when the group
 -- has nothing waiting, or a group whose estimate was far too high would come with a flood. A lane goes at most 2^60 ahead of the clock: all that was
 -- settled since it was served last is not bounded by what one step is.
--- What is known in another unit means nothing.
+-- What is known in another unit means nothing; what was charged in it is given back all the same, also where groups have come to share by count.
 create function fairq._correct(
   p_finish bigint, p_pace fairq.pace, p_unit text, p_correction double precision, p_charged double precision, p_ran fairq.estimate[], p_weight double precision,
   p_clock bigint, p_was_idle boolean
@@ -58,6 +58,10 @@ begin
   if p_pace.unit <> p_unit then
     p_pace.estimates := null;
     p_pace.credit := null;
+  end if;
+  if p_unit = 'count' then
+    p_correction := null;
+    p_ran := null;
   end if;
   v_due := least(p_clock + 1152921504606846976, coalesce(p_finish, p_clock) - coalesce(p_pace.credit, 0)
     + sign(coalesce(p_correction, 0))::bigint * ceil(least(1152921504606846976, fairq._round() * abs(coalesce(p_correction, 0)) / p_weight))::bigint);

@@ -332,7 +332,7 @@ language sql stable as $$
   from unnest(p_cursors) c
   cross join lateral (
     select t.id, t.priority, t.sequence, t.cost, t.attempt + 1 as attempt, t.expires_at, t.expires_at is not null and t.expires_at <= p_now as is_expired,
-      case when p_pace is distinct from null then fairq._expected(p_pace, t.kind, t.cost, p_weight) end as charge,
+      case when (p_pace).unit <> 'count' then fairq._expected(p_pace, t.kind, t.cost, p_weight) end as charge,
       t.concurrency_key is not null as meets_key
     from fairq.tasks t
     where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key = p_user_key and not t.scheduled

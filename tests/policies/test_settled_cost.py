@@ -283,3 +283,21 @@ def test_another_unit_begins_anew(conn: Conn) -> None:
     finish(conn, worker_id, pop(conn, worker_id, 1), costs=[400])
     assert estimate(conn) == (400, 1, 1)
     assert_sound(conn)
+
+
+def test_what_is_in_flight_stays_reserved_while_the_queue_counts_for_a_while(conn: Conn) -> None:
+    """I13: a charge is given back by its task, whatever was shared in between."""
+    share_cost(conn)
+    worker = register(conn)
+    create_many(conn, "bob", 3)
+    held = pop(conn, worker, 2)
+    call(conn, "configure_queue", "default", fairness="count")
+    create(conn, "bob")
+    promote(conn)
+    assert_sound(conn)
+    share_cost(conn)
+    create(conn, "bob")
+    promote(conn)
+    assert_sound(conn)
+    finish(conn, worker, held)
+    assert_sound(conn)
