@@ -76,8 +76,8 @@ def test_every_function_answers_or_refuses_whatever_it_is_sent(database: Databas
     for outcomes in world.outcomes.values():
         totals.update(outcomes)
     print(dict(totals), *sorted(world.outcomes.items()), sep="\n")
-    assert not world.found, "\n\n".join(world.found.values())
     wrong = violations(conn)
+    assert not world.found, "\n\n".join([*world.found.values(), str(wrong)])
     assert not wrong, wrong
     make_plain(conn)
     hear_all(conn)
