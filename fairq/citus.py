@@ -101,6 +101,20 @@ def nodes(conn: psycopg.Connection[Any]) -> list[Node]:
     return [Node(*row[:3]) for row in rows]
 
 
+def places(dsn: str) -> list[str]:
+    """The DSN of each node, whichever of them this one leads to."""
+    with psycopg.connect(dsn) as conn:
+        if not conn.execute(PRESENT).fetchone():
+            raise ClusterNotReady(
+                "the database has no Citus, and so no nodes", "Leave --every-node out, and it is served."
+            )
+        rows = conn.execute(
+            "select groupid, nodename, nodeport from pg_dist_node "
+            "where noderole = 'primary' and isactive order by groupid"
+        ).fetchall()
+    return [Node(*row).dsn(dsn) for row in rows] or [dsn]
+
+
 def stay_local(conn: psycopg.Connection[Any]) -> None:
     """What this session creates is this node's own: each gets the engine as a single machine does."""
     conn.execute("set citus.enable_ddl_propagation = off")

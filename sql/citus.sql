@@ -48,7 +48,7 @@ begin
   end if;
   if v_slot is null then
     raise exception 'no group lives on the node of task %', p_id
-      using errcode = 'QF007', hint = 'Connect to that node and ask there, or give it groups: select citus_rebalance_start();';
+      using errcode = 'QF007', hint = 'Connect to that node and ask there, or give it groups: select rebalance_table_shards(''fairq_citus.calls'');';
   end if;
   return v_slot;
 end;

@@ -15,6 +15,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from fairq import citus
 from fairq.cli import Exit, Failure, command, failure_of, named_dsn, wants_json
 from fairq.dsn import VARIABLES, clean, mask
 from fairq.errors import ConfigurationError, FairqError, Refused, UnknownQueue
@@ -70,6 +71,11 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="N",
     help="Worker processes; more than one get a supervisor, which restarts them when they crash.",
 )
+@click.option(
+    "--every-node",
+    is_flag=True,
+    help="On Citus: --processes for each node, whichever of them the DSN leads to.",
+)
 @click.option("--once", is_flag=True, help="Look for work once, run what was found, end.")
 @click.option("--drain", is_flag=True, help="Run until there is nothing left that may run now, end.")
 @settings_of_a_worker
@@ -105,6 +111,7 @@ def work(
     app: str,
     queues: tuple[str, ...],
     processes: int,
+    every_node: bool,
     once: bool,
     drain: bool,
     poll_interval: float | None,
@@ -160,13 +167,16 @@ def work(
     code: int = Exit.OK
     try:
         with handled(lambda *_: worker.stop(), for_good=True):
-            if processes > 1 and LIFELINE not in os.environ:
+            if (processes > 1 or every_node) and LIFELINE not in os.environ:
                 # As this one was started: `fairq`, `python -m fairq`, `manage.py fairq`.
                 args, secrets = hide_dsns(sys.orig_argv[1:])
                 argv = [sys.executable, *args]
                 # Who is to end anyway does not begin anew where the database cannot be had.
                 final = (Exit.OK, Exit.DATABASE) if once or drain else (Exit.OK,)
-                sys.exit(supervise(argv, processes, settings.grace, secrets, final))
+                envs = [secrets]
+                if every_node:
+                    envs = [{**secrets, VARIABLES[0]: place} for place in citus.places(worker.dsn)]
+                sys.exit(supervise(argv, envs * processes, settings.grace, final))
             watch_supervisor(worker.stop)
             worker.run(handle_signals=True)
     except Exception as exc:

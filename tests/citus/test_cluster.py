@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 from collections.abc import Iterator
 
 import psycopg
@@ -271,10 +272,14 @@ def test_producers_pass_calls_on_and_nothing_else(cluster: Cluster, conns: list[
     run(conns[0], "select fairq.configure_queue('secret', '{\"enqueue_role\": null}')")
 
 
+@pytest.mark.parametrize("commands", [{1: (), 2: ()}, {0: ("--every-node",)}])
 def test_workers_serve_their_node_and_one_that_is_lost_stops_no_other(
-    cluster: Cluster, conns: list[Conn]
+    cluster: Cluster, conns: list[Conn], commands: dict[int, tuple[str, ...]]
 ) -> None:
-    """A node crashes: the groups of the other go on, and its own when it is back."""
+    """A node crashes: the groups of the other go on, and its own when it is back.
+
+    A command for each node, or one for all of them.
+    """
     cluster.everywhere(EFFECTS)
     first, second = (group_of(conns[0], node) for node in (1, 2))
 
@@ -282,9 +287,13 @@ def test_workers_serve_their_node_and_one_that_is_lost_stops_no_other(
         with psycopg.connect(cluster.dsn(node)) as conn:
             return int(one(conn, "select count(distinct task_id) from effects"))
 
-    with work_process(cluster.dsn(1), "-c", "2") as near, work_process(cluster.dsn(2), "-c", "2") as far:
-        near.wait_for("slot")
-        far.wait_for("slot")
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(work_process(cluster.dsn(node), "-c", "2", *args))
+            for node, args in commands.items()
+        ]
+        there = "select count(*) from fairq.workers"
+        wait_until(lambda: [one(conn, there) for conn in conns[1:]] == [1, 1], "each node has a worker")
         fairq.enqueue_many(conns[0], [(group, None) for group in (first, second) * 5], kind="count")
         wait_until(lambda: (effects(1), effects(2)) == (5, 5), "both nodes have done their tasks")
         cluster.servers[2].stop("immediate")
@@ -304,6 +313,9 @@ def test_workers_serve_their_node_and_one_that_is_lost_stops_no_other(
 
         wait_until(accepted, "the node is back")
         wait_until(lambda: effects(2) == 6, "its worker, too")
+        for worker in workers:
+            worker.send(signal.SIGTERM)
+        assert [worker.wait() for worker in workers] == [0] * len(workers)
     conns[2] = cluster.connect(2)
     cluster.everywhere("drop table effects; delete from fairq.workers")
 
@@ -422,6 +434,12 @@ def test_a_set_up_by_half_is_refused_with_what_to_do(cluster: Cluster, conns: li
         install.upgrade(conns[0])
     with pytest.raises(install.UnknownRevision):
         install.migrate(cluster.dsn(0), to="base")
+
+
+def test_a_database_without_citus_has_no_nodes_to_serve(conns: list[Conn], cluster: Cluster) -> None:
+    assert len(citus.places(cluster.dsn(2))) == len(NODES)
+    with pytest.raises(citus.ClusterNotReady, match="no Citus"):
+        citus.places(cluster.servers[0].dsn())
 
 
 def test_a_node_with_tasks_of_its_own_is_refused() -> None:

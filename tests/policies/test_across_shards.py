@@ -46,6 +46,15 @@ def test_a_group_in_an_empty_shard_has_the_share_of_one_in_a_full_shard(conn: Co
     assert max(served.values()) - min(served.values()) <= 2 * slots + 1, served
 
 
+def test_in_the_long_run_no_group_has_a_tenth_more_than_another(conn: Conn) -> None:
+    """Where pops took blocks from the shards in turn, the one that is alone would have five times as much."""
+    call(conn, "configure_cluster", shard_count=2)
+    groups = [*keys_of(conn, 0, 2, 1), *keys_of(conn, 1, 2, 5)]
+    create_all(conn, *groups * 300)
+    served = shared_out(conn, groups, 150, 8)
+    assert max(served.values()) <= 1.1 * min(served.values()), served
+
+
 @pytest.mark.parametrize("slots", [1, 7, 40])
 def test_the_bound_holds_between_groups_of_any_weights_in_any_shards(conn: Conn, slots: int) -> None:
     """The fairness bound (I4) with the term for several shards: two pops, over the smaller weight."""

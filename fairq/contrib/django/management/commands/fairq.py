@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from fairq.contrib.django import database
 from fairq.dsn import VARIABLES
+from fairq.worker.supervisor import LIFELINE
 
 APP = "fairq.contrib.django.worker:app"
 
@@ -74,7 +75,8 @@ def _without_django(words: list[str]) -> Iterator[str]:
 @contextlib.contextmanager
 def _environment(using: str | None) -> Iterator[None]:
     """The database and the app for those who do not name another."""
-    chosen = {VARIABLES[0]: database.dsn(using), "FAIRQ_APP": APP}
+    # Processes under a supervisor are told by it.
+    chosen = {} if LIFELINE in os.environ else {VARIABLES[0]: database.dsn(using), "FAIRQ_APP": APP}
     before = {name: os.environ.get(name) for name in chosen}
     os.environ.update(chosen)
     try:
