@@ -8,28 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from mypy import api
 
-from tests.support.processes import ROOT
+from tests.support.mypy import said_of
 
 SAMPLES = Path(__file__).parent / "typing_samples"
 
 
 def errors_in(sample: Path) -> list[str]:
-    """mypy's errors for a sample, without the settings of this repository."""
-    out, err, _ = api.run(
-        [
-            "--strict",
-            "--config-file=",
-            "--explicit-package-bases",
-            "--no-error-summary",
-            "--no-pretty",
-            f"--cache-dir={ROOT / '.mypy_cache' / 'samples'}",
-            str(sample),
-        ]
-    )
-    assert not err
-    return [line for line in out.splitlines() if ": error:" in line]
+    return [line for line in said_of(sample) if ": error:" in line]
 
 
 def test_the_samples_of_right_use_are_right() -> None:
