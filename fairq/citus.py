@@ -19,10 +19,8 @@ PRESENT = "select extversion from pg_extension where extname = 'citus'"
 NODE_BITS = 48
 
 
-class ClusterNotReady(FairqError):
+class ClusterNotReady(FairqError, exit_code=4):
     """fairq cannot be installed into this set-up of Citus."""
-
-    exit_code = 4
 
 
 @dataclass(frozen=True)

@@ -602,11 +602,7 @@ def row(make: Callable[..., Any], *types: int) -> Callable[[Any], RowMaker[Any]]
 
 def scalar(type: int = 0) -> Callable[[Any], RowMaker[Any]]:
     """A row factory for rows of one column: its value."""
-    return row(_only, type) if type else lambda cursor: _first
+    return row(lambda value: value, type) if type else lambda cursor: _first
 
 
 _first = operator.itemgetter(0)
-
-
-def _only(value: T) -> T:
-    return value

@@ -18,11 +18,8 @@ _URL_PASSWORD = re.compile(r"(://[^:/@\s]*):\S+@")
 _WORD_PASSWORD = re.compile(r"(?i)\b((?:ssl)?password\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&'\"]+)")
 
 
-class DsnError(FairqError):
+class DsnError(FairqError, code="dsn", exit_code=2):
     """No connection string was given, or it cannot be read. The message holds no secret."""
-
-    code = "dsn"
-    exit_code = 2
 
 
 def find(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str | None:

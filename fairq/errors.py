@@ -18,9 +18,11 @@ class FairqError(Exception):
     code: str = "error"
     exit_code: int = 1
 
-    def __init_subclass__(cls, code: str = "") -> None:
+    def __init_subclass__(cls, code: str = "", exit_code: int | None = None) -> None:
         if code or "code" not in cls.__dict__:
             cls.code = code or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        if exit_code is not None:
+            cls.exit_code = exit_code
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -40,8 +42,8 @@ class Refused(FairqError):
     sqlstate: ClassVar[str] = ""
     about: str | None = None
 
-    def __init_subclass__(cls, code: str = "", sqlstate: str = "") -> None:
-        super().__init_subclass__(code)
+    def __init_subclass__(cls, sqlstate: str = "", **named: Any) -> None:
+        super().__init_subclass__(**named)
         cls.sqlstate = sqlstate or cls.sqlstate
 
 
@@ -115,12 +117,10 @@ class TasksWouldBeLost(Refused, sqlstate="QF090", code="would_lose_data"): ...  
 # --- What else the database answers ----------------------------------------------------------------
 
 
-class DatabaseError(FairqError, code="database"):
+class DatabaseError(FairqError, code="database", exit_code=3):
     """The database answered with an error of its own. `sqlstate` is its code, None when there was no
     answer.
     """
-
-    exit_code = 3
 
     def __init__(self, message: str, hint: str | None = None, sqlstate: str | None = None) -> None:
         super().__init__(message, hint)
@@ -272,9 +272,7 @@ class InTransaction(FairqError): ...  # a wait that could never end: the transac
 class UnsupportedConnection(FairqError, TypeError): ...  # not one that fairq knows
 
 
-class ConfigurationError(FairqError):
-    code = "configuration"
-    exit_code = 2
+class ConfigurationError(FairqError, code="configuration", exit_code=2): ...
 
 
 # --- From SQLSTATE to exception --------------------------------------------------------------------

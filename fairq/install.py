@@ -78,37 +78,28 @@ class InstallError(FairqError, code="install"):
     """Something about the installed schema, with a hint at what to do."""
 
 
-class PackageBroken(InstallError):  # the SQL files are not where they should be
-    exit_code = 70
+class PackageBroken(InstallError, exit_code=70): ...  # the SQL files are not where they should be
 
 
-class UnknownRevision(InstallError):  # no revision has that name
-    exit_code = 2
+class UnknownRevision(InstallError, exit_code=2): ...  # no revision has that name
 
 
-class SchemaMissing(InstallError):  # fairq is not installed in this database
-    exit_code = 1
+class SchemaMissing(InstallError): ...  # fairq is not installed in this database
 
 
-class SchemaTooOld(InstallError):  # the database is behind the code
-    exit_code = 1
+class SchemaTooOld(InstallError): ...  # the database is behind the code
 
 
-class SchemaTooNew(InstallError):  # the database is ahead of the code
-    exit_code = 4
+class SchemaTooNew(InstallError, exit_code=4): ...  # the database is ahead of the code
 
 
-class SchemaForeign(InstallError):  # schema fairq holds objects, but no version that we know
-    exit_code = 4
+class SchemaForeign(InstallError, exit_code=4): ...  # schema fairq holds objects, but no version that we know
 
 
-class SchemaBusy(InstallError):  # somebody held a lock for too long
-    exit_code = 5
+class SchemaBusy(InstallError, exit_code=5): ...  # somebody held a lock for too long
 
 
-class WouldLoseData(InstallError, TasksWouldBeLost):
-    code = "would_lose_data"
-    exit_code = 6
+class WouldLoseData(InstallError, TasksWouldBeLost, code="would_lose_data", exit_code=6): ...
 
 
 @dataclass(frozen=True)

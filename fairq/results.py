@@ -99,11 +99,9 @@ class Progress:
 @on_connection
 def progress(id: int) -> Call[Progress | None]:
     """What a running task reported last with `ctx.progress(…)`; None: nothing, or it is not live any more."""
-    return queries.latest_progress.call(id=check_id(id)).then(_progress)
-
-
-def _progress(row: queries.LatestProgressRow | None) -> Progress | None:
-    return None if row is None else Progress(row.done or 0.0, row.total, _parsed(row.note))
+    return queries.latest_progress.call(id=check_id(id)).then(
+        lambda row: None if row is None else Progress(row.done or 0.0, row.total, _parsed(row.note))
+    )
 
 
 @dataclass(frozen=True, slots=True)

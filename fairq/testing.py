@@ -102,12 +102,8 @@ async def call_async(task: Task[T, ..., Any], payload: T, ctx: Context | None = 
     return _checked_result(task, await invoked if task.is_async else invoked, whole)
 
 
-def _through_json(task: Task[T, ..., Any], payload: T) -> T:
-    return task.decode(task.encode_payload(payload))
-
-
 def _invoked(task: Task[T, ..., Any], payload: T, ctx: Context | None) -> tuple[Any, Any]:
-    payload = _through_json(task, payload)
+    payload = task.decode(task.encode_payload(payload))
     whole: Any = ctx or context(kind=task.kind, queue=task.queue)
     if task.batch is None:
         return task.invoke(payload, whole), whole

@@ -292,16 +292,10 @@ def _create(conn: Connection, found: list[Task]) -> list[int]:
 
 def _check(task: Task) -> None:
     """Everything that can be known without the database. Raises BadLine."""
-    with _at_line(task.line):
-        client.create_many_call([task.item], task.options)
-
-
-@contextlib.contextmanager
-def _at_line(number: int) -> Iterator[None]:
     try:
-        yield
+        client.create_many_call([task.item], task.options)
     except FairqError as exc:
-        raise BadLine(number, str(exc).replace("items[0].", ""), exc.hint) from None
+        raise BadLine(task.line, str(exc).replace("items[0].", ""), exc.hint) from None
 
 
 def _stopped(exc: Exception, chunk: list[Line], done: int | None) -> Failure:

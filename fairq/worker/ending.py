@@ -25,9 +25,6 @@ LAST_RESORT_SECONDS: Final = 9.0
 class Stuck(FairqError):
     """As many handlers hang as there are slots. A fresh process can work, this one cannot."""
 
-    code = "stuck"
-    exit_code = 1
-
 
 class LifespanFailed(FairqError):
     """What the app puts around the worker did not start, or not end, as it should: see `__cause__`."""

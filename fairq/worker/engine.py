@@ -204,7 +204,7 @@ class Engine:
             conninfo(self.dsn, "fairq keeper", min(60.0, self.settings.lease / 3)),
             self.settings,
             self.turns.limits,
-            worker_ids=self._worker_ids,
+            worker_ids=lambda: [id for id in (self.membership.worker_id,) if id is not None],
             held=lambda: list(self.held.by_id),
             circuit=lambda: (self.database.state != "closed", self.database.trips),
             answered=self._answered,
@@ -221,9 +221,6 @@ class Engine:
         """From the keeper's thread: its sign of life got through."""
         if after_failures or self.database.state != "closed":
             self._call(self.waking.answered)
-
-    def _worker_ids(self) -> list[int]:
-        return [] if self.membership.worker_id is None else [self.membership.worker_id]
 
     async def _pause_over(self) -> bool:
         """Whether the database may be tried now; else wait, until that is over or we are told to stop."""

@@ -132,7 +132,9 @@ def report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[in
         attempts=[attempt for _, attempt, _, _ in told],
         done=[None if each is None else each.done for each in progress],
         totals=_unless_empty([None if each is None else each.total for each in progress]),
-        notes=_unless_empty([None if each is None else driver.maybe(_note, each.note) for each in progress]),
+        notes=_unless_empty(
+            [None if each is None or each.note is None else encode(each.note, "note") for each in progress]
+        ),
         costs=_unless_empty([charged for _, _, _, charged in told]),
     )
 
@@ -146,10 +148,6 @@ def _names(entries: Sequence[Entry]) -> dict[str, list[int]]:
         "ids": [entry.row.id for entry in entries],
         "attempts": [entry.row.attempt for entry in entries],
     }
-
-
-def _note(note: Any) -> str:
-    return encode(note, "note")
 
 
 def _unless_empty(values: list[Any]) -> list[Any] | None:

@@ -46,10 +46,6 @@ REPORT_SECONDS: Final = 1.0
 REFUSALS: Final = (*FAILURES, UnicodeError)
 
 
-def _nothing(about: Any, answer: Any) -> None:
-    pass
-
-
 class Asked(NamedTuple):
     """What a pop was for, to be compared with its answer."""
 
@@ -190,7 +186,7 @@ class Turns:
         for holder, (checks,) in by_worker(turn.checks).items():
             calls.append((check_call(holder, checks), checks, self.held.checked))
         for holder, (reports,) in by_worker(turn.reports).items():
-            calls.append((report_call(holder, reports), reports, _nothing))
+            calls.append((report_call(holder, reports), reports, lambda about, answer: None))
         groups = by_worker(turn.ends, turn.starts)
         asked, ours = None, self.membership.worker_id
         if turn.pop and ours is not None:
