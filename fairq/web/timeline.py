@@ -130,7 +130,8 @@ def draw(found: Sequence[Stretch], limits: Sequence[Limit], now: datetime, lengt
     named = sorted((each for each in had.items() if each[0]), key=lambda each: (-each[1], each[0]))
     shown = sorted(key for key, _ in named[:COLORS])
     color_of = {key: number for number, key in enumerate(shown)}
-    top = ceil(max([1, *(slots for *_, slots in limits), *(sum(each.slots.values()) for each in found)]))
+    # Sums of parts of a minute end a hair above the slots there are.
+    top = ceil(max([1, *(slots for *_, slots in limits), *(sum(each.slots.values()) for each in found)]) - 0.01)
 
     def x(at: datetime) -> float:
         return min(max(WIDTH * (1 - (now - at) / length), 0), WIDTH)

@@ -1,11 +1,14 @@
 """`fairq shares`, what `top` shows of it, `metrics`, and what `doctor` makes of it."""
 
+import re
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
 import fairq
+from fairq.cli import main
 from tests.cli.running import answer, ok
 from tests.support.calls import Conn, call, create_many, run
 from tests.support.database import Database
@@ -88,3 +91,12 @@ def test_doctor_finds_a_broken_order_within_a_minute(database: Database, conn: C
     found = fairness(then(database, simulation))
     assert found["verdict"] == "wrong"
     assert 'group "alice" is behind' in found["text"]
+    # In top she comes first, her debt in red, in a picture that fits.
+    env = {"FORCE_COLOR": "1", "COLUMNS": "80", "LINES": "24", "TERM": "xterm-256color"}
+    done = CliRunner().invoke(main, ["top", "--count", "1", "--dsn", then(database, simulation)], env=env)
+    lines = done.output.splitlines()
+    (alice,) = (nth for nth, line in enumerate(lines) if "alice" in line)
+    assert "\x1b[1;31m" in lines[alice]
+    assert not any("bob" in line or "carol" in line for line in lines[:alice])
+    assert len(lines) <= 24
+    assert all(len(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line)) <= 80 for line in lines)
