@@ -131,7 +131,9 @@ def draw(found: Sequence[Stretch], limits: Sequence[Limit], now: datetime, lengt
     shown = sorted(key for key, _ in named[:COLORS])
     color_of = {key: number for number, key in enumerate(shown)}
     # Sums of parts of a minute end a hair above the slots there are.
-    top = ceil(max([1, *(slots for *_, slots in limits), *(sum(each.slots.values()) for each in found)]) - 0.01)
+    top = ceil(
+        max([1, *(slots for *_, slots in limits), *(sum(each.slots.values()) for each in found)]) - 0.01
+    )
 
     def x(at: datetime) -> float:
         return min(max(WIDTH * (1 - (now - at) / length), 0), WIDTH)
