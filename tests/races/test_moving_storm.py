@@ -1,6 +1,5 @@
 """The storm, while its groups move from one number of shards to the next all the time."""
 
-import os
 import threading
 from pathlib import Path
 from random import Random
@@ -13,10 +12,7 @@ from tests.support.database import Database
 from tests.support.moves import assert_moved, begin, step
 from tests.support.storm import MOST, QUEUES, SETTINGS
 
-pytestmark = [
-    pytest.mark.usefixtures("one_shard"),
-    pytest.mark.skipif("FAIRQ_TEST_STORM" not in os.environ, reason="make storm runs it"),
-]
+pytestmark = pytest.mark.usefixtures("one_shard")
 
 
 def end_move(conn: Conn, stop: threading.Event) -> None:

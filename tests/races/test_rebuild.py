@@ -9,8 +9,10 @@ Interleavings (P: promotion that rebuilds, W: a worker, A: an application, B: wh
     the same with a concurrency key, whose places are counted in a domain of their own
     the same with A: create, schedule and cancel, commit
     W: begin; pop             P: promote (waits for the ready task W took)          W: commit, or rollback
+    the same in the second shard, and W waits for the first, which P has: for a moment
 """
 
+import psycopg
 import pytest
 
 from tests.support.calls import (
@@ -21,9 +23,11 @@ from tests.support.calls import (
     finish,
     in_flight,
     maintain,
+    one,
     pop,
     promote,
     register,
+    run,
     states,
 )
 from tests.support.database import Database
@@ -156,3 +160,34 @@ def test_a_pop_that_a_rebuild_waits_for_is_counted_when_it_commits(
     assert_consistent(observer)
     assert len(pop(observer, worker, 10)) == (0 if commits else 2)
     assert_consistent(observer)
+
+
+@pytest.mark.usefixtures("one_shard")
+def test_a_pop_of_two_shards_that_meets_a_rebuild_in_both_does_not_end_it(database: Database) -> None:
+    conn, popper, promoter, rebuilder = (database.connect(autocommit=n == 0) for n in range(4))
+    call(conn, "configure_cluster", shard_count=5)
+    worker = register(conn)
+    tasks = create_each(conn, "bob", "bob", "bob")
+    shard = one(conn, "select max(shard_no) from fairq.tasks")
+    assert shard > 0
+    pop(conn, worker, 1)
+    # It has a task of one shard in hand.
+    assert len(pop(popper, worker, 1)) == 1
+    run(promoter, "select from fairq.domains where shard_no = %s and queue = 'default' for update", shard)
+    rebuilt = in_background(rebuilder, "select fairq.rebuild('default')")
+    wait_until_blocked(conn, pid_of(rebuilder))
+    # As a pop would, for a moment: who rebuilds has shard 0, and is the one who sees the circle.
+    run(popper, "set deadlock_timeout = '1min'")
+    run(popper, "set lock_timeout = '2s'")
+    waiting = in_background(
+        popper, "select from fairq.domains where shard_no = 0 and queue = 'default' for update"
+    )
+    wait_until_blocked(conn, pid_of(popper))
+    promoter.rollback()
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        result(waiting)
+    popper.rollback()
+    result(rebuilt)
+    rebuilder.commit()
+    assert_consistent(conn)
+    assert pop(conn, worker, 5) == tasks[1:]
