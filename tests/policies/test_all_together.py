@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.calls import RELEASE, Conn, call, one, run
+from tests.support.calls import RELEASE, Conn, call, empty, one, run
 from tests.support.calls import START as START_TASKS
 from tests.support.database import Database
 from tests.support.invariants import hear_all, violations
@@ -123,7 +123,7 @@ class Policies(RuleBasedStateMachine):
         self.failures: Counter[str] = Counter()
         self.open_until = dict.fromkeys(QUEUES, START)
         self.tell_time()
-        run(conn, "truncate " + ", ".join(f"fairq.{table}" for table in TABLES.split()))
+        empty(conn, *TABLES.split())
         for queue in QUEUES:
             call(conn, "configure_queue", queue)
         run(

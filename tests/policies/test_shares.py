@@ -7,7 +7,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.policies.test_all_together import TABLES, THOROUGH
-from tests.support.calls import Conn, at, call, create, finish, groups_of, one, pop, promote, register, run
+from tests.support.calls import (
+    Conn,
+    at,
+    call,
+    create,
+    empty,
+    finish,
+    groups_of,
+    one,
+    pop,
+    promote,
+    register,
+    run,
+)
 from tests.support.invariants import assert_sound
 
 pytestmark = pytest.mark.usefixtures("one_shard")
@@ -76,7 +89,7 @@ def test_the_bound_on_service_holds_beside_groups_that_are_held_back(
     changes: list[str],
 ) -> None:
     """I4, I8, D28, F31: |Wf/wf - Wg/wg| <= cf/wf + cg/wg while both wait; no pop gives less than it could."""
-    run(conn, "truncate " + ", ".join(f"fairq.{table}" for table in TABLES.split()))
+    empty(conn, *TABLES.split())
     at(conn, "12:00:00")
     run(conn, "update fairq.queues set ready_target = %s where not internal", target)
     bob, hanging = register(conn, slots=size), register(conn, slots=1)

@@ -16,6 +16,7 @@ from tests.support.calls import (
     call,
     create,
     create_many,
+    empty,
     finish,
     maintain,
     one,
@@ -124,7 +125,7 @@ def test_weights_are_shares_of_the_time(conn: Conn) -> None:
 @example(lengths=[[10.0], [0.125, 0.25, 9.0]])
 def test_nobody_is_apart_by_more_than_the_bound(conn: Conn, lengths: list[list[float]]) -> None:
     """I4 in seconds: whatever the tasks of each group take, in whatever pattern."""
-    run(conn, "truncate fairq.tasks, fairq.rings, fairq.lanes, fairq.ticks, fairq.workers")
+    empty(conn, "tasks", "rings", "lanes", "ticks", "workers")
     share_time(conn, ready_target=8)
     groups = [f"g{n}" for n in range(len(lengths))]
     for group in groups:

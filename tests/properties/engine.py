@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.support.calls import Conn, Held, Row, create_all, create_each, pop, promote, register, run
+from tests.support.calls import Conn, Held, Row, create_all, create_each, empty, pop, promote, register, run
 from tests.support.database import Database
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -50,9 +50,9 @@ class Engine:
             # The shard that a pop begins with, and each back-off, are the same whenever an example runs.
             session.execute("select setseed(0)")
         for sequence in ("task_ids", "worker_ids", "ring_ids"):
-            self.main.execute(f"alter sequence fairq.{sequence} restart")
+            self.main.execute("select setval(%s, 1, false)", [f"fairq.{sequence}"])
         self.now = START
-        self.main.execute(f"truncate {', '.join(f'fairq.{t}' for t in TABLES)}")
+        empty(self.main, *TABLES)
         self.main.execute("update fairq.queues set ready_target = null")
         # The first promotion of a domain rebuilds it; what follows is what is meant to be looked at.
         self.promote()

@@ -111,6 +111,11 @@ def call(conn: Conn, function: str, *args: Any, **named: Any) -> list[Row]:
     return run(conn, f"select * from fairq.{function}({', '.join(parts)})", *args, *named.values())  # noqa: S608
 
 
+def empty(conn: Conn, *tables: str) -> None:
+    """All rows away, between two examples. To truncate costs new files, and every plan of every session."""
+    conn.execute(";".join(f"delete from fairq.{table}" for table in tables).encode())  # noqa: S608
+
+
 def at(conn: Conn, time: str) -> None:
     """The session's clock, such as 12:00:30."""
     run(conn, "select set_config('fairq.now', %s, false)", f"2030-01-01 {time}+00")

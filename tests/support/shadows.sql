@@ -19,7 +19,9 @@ begin
     select p.oid, p.proname, pg_get_function_identity_arguments(p.oid) as arguments, pg_get_function_result(p.oid) as result
     from pg_catalog.pg_proc p
     where p.pronamespace = 'pg_catalog'::regnamespace and p.prokind = 'f'
-      and exists (select from pg_catalog.pg_proc f where f.pronamespace = 'fairq'::regnamespace and strpos(f.prosrc, p.proname || '(') > 0)
+      and p.proname in (
+        select called[1] from pg_catalog.pg_proc f, regexp_matches(f.prosrc, '(\w+)\(', 'g') called
+        where f.pronamespace = 'fairq'::regnamespace)
   loop
     begin
       execute format('create function mine.%I(%s) returns %s language plpgsql as $f$ begin perform mine.hijack(); return null; end $f$',
