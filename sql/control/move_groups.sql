@@ -436,7 +436,7 @@ $$;
 -- Locks: bodies in line; the caller holds the domain. In the other shards it only inserts.
 -- Cost: where nothing strays, a hash per group that rang.
 create function fairq._send_home(
-  p_tick fairq.ticks, p_news fairq.news[], p_cancelled bigint[], out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[]
+  p_tick fairq.ticks, p_news fairq.news[], p_cancelled bigint[], out o_news fairq.news[], out o_cancelled bigint[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -452,7 +452,6 @@ declare
   );
   v_gone bigint[];
 begin
-  o_tick := p_tick;
   o_news := p_news;
   o_cancelled := p_cancelled;
   v_gone := array(

@@ -78,19 +78,6 @@ begin
   end if;
   v_tick := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
 
-  -- The clock: the first task still ready, one that is being popped counts, too. With the horizon it says what is being served.
-  select r.block, r.position into v_first
-  from fairq.ready r
-  where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0
-    and (r.block, r.position) >= (v_tick.clock, v_tick.clock_position)
-  order by r.block, r.position
-  limit 1;
-  v_tick := fairq._move_clock(v_tick, v_first.block, v_first.position, p_floor);
-  if v_tick.clock > 2305843009213693952 then
-    v_first.block := v_first.block - 1152921504606846976;
-    v_tick := fairq._rebase(v_tick, 1152921504606846976);
-  end if;
-
   -- Hearing writes nothing: it may be done again, and who cannot have the keys that he hears of now leaves it at that.
   v_heard := fairq._hear(v_tick, 5000);
   if (v_heard.o_tick).next_due_at <= v_now then
@@ -105,20 +92,35 @@ begin
     end if;
     perform fairq._open_keys(p_shard_no, v_now);
   end if;
+  v_tick := v_heard.o_tick;
+
+  -- The clock: the first task still ready, one that is being popped counts, too. With the horizon it says what is being served. Nobody gives up any more
+  -- from here on: addresses that are taken back and the tick that says so are written together.
+  select r.block, r.position into v_first
+  from fairq.ready r
+  where r.shard_no = p_shard_no and r.queue = p_queue and r.position >= 0
+    and (r.block, r.position) >= (v_tick.clock, v_tick.clock_position)
+  order by r.block, r.position
+  limit 1;
+  v_tick := fairq._move_clock(v_tick, v_first.block, v_first.position, p_floor);
+  if v_tick.clock > 2305843009213693952 then
+    v_first.block := v_first.block - 1152921504606846976;
+    v_tick := fairq._rebase(v_tick, 1152921504606846976);
+  end if;
 
   -- Settings are read once their rings are heard: a change that commits in between is heard of by the next pass, but never heard and not seen.
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
   if v_queue.spread then
-    select h.* into v_heard from fairq._send_home(v_heard.o_tick, v_heard.o_news, v_heard.o_cancelled) h;
+    select h.* into v_heard from fairq._send_home(v_tick, v_heard.o_news, v_heard.o_cancelled) h;
   end if;
   v_is_idle := p_take > 0 and v_first.block is null and v_tick.horizon is null;
   if v_is_idle then
-    select s.* into v_served from fairq._serve_at_once(v_heard.o_tick, v_queue, v_heard.o_news, v_heard.o_cancelled, p_take, v_now) s;
+    select s.* into v_served from fairq._serve_at_once(v_tick, v_queue, v_heard.o_news, v_heard.o_cancelled, p_take, v_now) s;
     v_is_idle := v_served.o_promoted is not null;
   end if;
   if not v_is_idle then
     select s.* into v_served
-    from fairq._serve(v_heard.o_tick, v_queue, v_heard.o_news, v_heard.o_cancelled, v_first.block, v_first.position, p_limit,
+    from fairq._serve(v_tick, v_queue, v_heard.o_news, v_heard.o_cancelled, v_first.block, v_first.position, p_limit,
       coalesce(p_used_up = v_read.tick, false), p_take, v_now) s;
   end if;
   v_tick := v_served.o_tick;

@@ -6,7 +6,20 @@ from random import Random
 
 import pytest
 
-from tests.support.calls import Conn, call, create_all, create_many, finish, pop, register, run
+from tests.support.calls import (
+    Conn,
+    call,
+    create,
+    create_all,
+    create_many,
+    finish,
+    pop,
+    promote,
+    register,
+    run,
+)
+from tests.support.database import Database
+from tests.support.invariants import assert_sound
 
 
 def keys_of(conn: Conn, shard: int, shards: int, count: int) -> list[str]:
@@ -127,3 +140,17 @@ def test_clocks_of_shards_are_compared_also_after_one_was_taken_back(conn: Conn)
         assert max(counts) - min(counts) <= 3, served
     found = run(conn, "select distinct on (shard_no) clock from fairq.ticks order by shard_no, tick desc")
     assert all(2**60 < clock < 2**61 for (clock,) in found)
+
+
+def test_addresses_stay_where_a_pass_gives_up(conn: Conn, database: Database) -> None:
+    """A pass that hears of the first key, and finds the keys in other hands, must not have moved anything."""
+    create_all(conn, *"abc" * 3)
+    assert promote(conn) == 9
+    run(conn, FAR.replace("- 2 ^ 25", "+ 2 ^ 25"))
+    create(conn, "a", concurrency_key="k")
+    other = database.connect()
+    run(other, "select fairq._lock_domain(0, '#keys', true)")
+    call(conn, "configure_group", "default", "b", weight=2)
+    other.rollback()
+    assert_sound(conn)
+    assert len(pop(conn, register(conn), 20)) == 10
