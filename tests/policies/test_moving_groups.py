@@ -100,7 +100,7 @@ def test_a_group_with_something_in_flight_stops_and_moves_when_that_has_ended(co
     mine = "select fairq.held_tasks(%s, %s::bigint[], %s::int[])"
     assert column(conn, mine, *held_by(worker, [held])) == [held]
     assert pop(conn, worker, 3) == others[:3]
-    assert "paused" in explain(conn, tasks[1])
+    assert "moves to another shard" in explain(conn, tasks[1])
     finish(conn, worker, [held])
     finish(conn, worker, others[:3])
     go_on(conn)
