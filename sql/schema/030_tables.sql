@@ -867,11 +867,11 @@ comment on table fairq.limit_changes is 'Groups whose limits changed, or that ar
 comment on column fairq.limit_changes.until is 'When that was, or the end of the hold.';
 
 create type fairq.tally as (
-  queue text, group_key text, kind text, outcome text, began boolean, ended boolean, claimed boolean, wait_class integer, run_class integer, attempts bigint,
+  group_key text, kind text, outcome text, began boolean, ended boolean, claimed boolean, wait_class integer, run_class integer, attempts bigint,
   cost double precision, seconds double precision, ran double precision, waited double precision, largest double precision, longest double precision,
   used double precision, most_used double precision, first_at timestamptz, first_start timestamptz
 );
-comment on type fairq.tally is 'Attempts of a group that are alike, in a part of the ledger.';
+comment on type fairq.tally is 'Attempts of a group in a queue that are alike, in a part of the ledger.';
 
 create type fairq.account as (
   shard_no integer, group_key text, groups integer, weight double precision, tasks bigint, ended bigint, seconds double precision, cost double precision,

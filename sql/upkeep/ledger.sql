@@ -74,14 +74,24 @@ $$;
 create function fairq._write_ledger(p_shard_no integer, p_from timestamptz, p_until timestamptz, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_tallies fairq.tally[] := fairq._tally(p_shard_no, p_from, p_until);
+  v_own record;
   v_queue fairq.queues;
   v_parts fairq.ledger[];
 begin
-  for v_queue in select q.* from fairq.queues q where not q.internal order by q.queue loop
-    v_parts := array(select p from fairq._ledger_part(p_shard_no, v_queue, v_tallies, p_from, p_until, p_now) p);
+  for v_own in
+    select q as queue, t.tallies
+    from fairq.queues q
+    left join fairq._tally(p_shard_no, p_from, p_until) t on t.queue = q.queue
+    where not q.internal
+    order by q.queue
+  loop
+    v_queue := v_own.queue;
+    v_parts := array(select p from fairq._ledger_part(p_shard_no, v_queue, v_own.tallies, p_from, p_until, p_now) p);
     continue when v_parts = '{}';
     insert into fairq.ledger select p.* from unnest(v_parts) p;
+    with tally as materialized (
+      select t.group_key, t.began, t.wait_class, t.attempts, t.first_at, t.first_start from unnest(v_own.tallies) t
+    )
     insert into fairq.ledger_queues (shard_no, workers, slots, begins_at, until, waiting_since, tasks, ended, seconds, ran, clock, judged, queue, waits, newcomers)
     select p_shard_no, w.workers, w.slots, p_from, p_until, p.waiting_since, p.tasks, p.ended, p.seconds, p.ran,
       coalesce((select fairq._rounds(t.clock) from fairq._tick(p_shard_no, v_queue.queue) t), 0), p.judged, v_queue.queue, c.waits, n.newcomers
@@ -97,35 +107,34 @@ begin
     ) w
     cross join (
       select fairq._histogram(array_agg(t.wait_class), array_agg(t.attempts)) as waits
-      from unnest(v_tallies) t
-      where t.queue = v_queue.queue and t.began and t.wait_class is not null
+      from tally t
+      where t.began and t.wait_class is not null
     ) c
     cross join (
       -- Groups of which nothing was there before: the first task of each.
       select fairq._histogram(array_agg(width_bucket(date_part('epoch', g.first_start - g.first_at), fairq._ledger_steps())), array_agg(1::bigint)) as newcomers
       from (
         select min(t.first_at) as first_at, min(t.first_start) as first_start
-        from unnest(v_tallies) t
-        where t.queue = v_queue.queue
+        from tally t
         group by t.group_key
         having bool_and(t.began) and min(t.first_at) >= p_from
       ) g
     ) n;
+    perform fairq._add_totals(p_shard_no, v_queue.queue, v_own.tallies);
   end loop;
-  perform fairq._add_totals(p_shard_no, v_tallies);
   -- Ranges of the history that are full are told apart by time from now on. Behind a vacuum it is left for the next time.
   perform fairq._summarize_history();
 end;
 $$;
 
--- All attempts of a time, those that are alike taken together: with began, that they began in it; with ended, that they ended in it. What makes them alike is
+-- All attempts of a time by queue, those that are alike taken together: with began, that they began in it; with ended, that they ended in it. What makes them alike is
 -- one number while they are counted, and lengths are doubles: three times as quick as a column for each, and as intervals.
 -- "+ 0" leads past the other indexes of the history, which begin with the shard and would be read whole.
 -- Cost: history since p_from, found by its block ranges, a third of a microsecond a task; and everything held.
-create function fairq._tally(p_shard_no integer, p_from timestamptz, p_until timestamptz) returns fairq.tally[]
+create function fairq._tally(p_shard_no integer, p_from timestamptz, p_until timestamptz) returns table (queue text, tallies fairq.tally[])
 language sql stable set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = on set enable_sort = off set work_mem = '32MB' as $$
-  select array_agg((c.queue, c.group_key, c.kind, c.outcome, c.alike & 1024 <> 0, c.alike & 2048 <> 0, c.alike & 4096 <> 0, nullif(c.alike & 31, 31),
+  select c.queue, array_agg((c.group_key, c.kind, c.outcome, c.alike & 1024 <> 0, c.alike & 2048 <> 0, c.alike & 4096 <> 0, nullif(c.alike & 31, 31),
     nullif(c.alike >> 5 & 31, 31), c.attempts, c.cost, c.seconds, c.ran, c.waited, c.largest, c.longest, c.used, c.most_used, c.first_at, c.first_start)::fairq.tally)
   from (
     select a.queue, a.group_key, a.kind, a.outcome,
@@ -187,6 +196,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
     ) a
     group by a.queue, a.group_key, a.kind, a.outcome, alike
   ) c
+  group by c.queue
 $$;
 
 -- The rows of a queue: the hundred groups that used most, the hundred that waited longest, and all others in one.
@@ -199,7 +209,7 @@ language plpgsql stable rows 100 set search_path = pg_catalog, pg_temp as $$
 begin
   return query
     with tally as materialized (
-      select t.* from unnest(p_tallies) t where t.queue = p_queue.queue
+      select t.* from unnest(p_tallies) t
     ),
     received as materialized (
       select t.group_key, coalesce(sum(t.attempts) filter (where t.began), 0)::bigint as tasks,
@@ -450,30 +460,36 @@ language sql stable as $$
   from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint) n(next)
 $$;
 
--- Adds the tasks that ended to the totals. Of a queue a hundred kinds are told apart.
-create function fairq._add_totals(p_shard_no integer, p_tallies fairq.tally[]) returns void
+-- Adds the tasks of a queue that ended to the totals. A hundred kinds are told apart.
+create function fairq._add_totals(p_shard_no integer, p_queue text, p_tallies fairq.tally[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  insert into fairq.totals as o (shard_no, tasks, seconds, waited, queue, kind, outcome, runs, waits)
-  select p_shard_no, sum(t.attempts), coalesce(sum(t.ran), 0), coalesce(sum(t.waited), 0), t.queue, k.name, t.outcome,
-    fairq._histogram(array_agg(t.run_class) filter (where t.run_class is not null), array_agg(t.attempts) filter (where t.run_class is not null)),
-    fairq._histogram(array_agg(t.wait_class) filter (where t.wait_class is not null), array_agg(t.attempts) filter (where t.wait_class is not null))
-  from unnest(p_tallies) t
-  join (
-    select a.queue, a.kind, case when row_number() over (partition by a.queue order by a.is_known desc, a.kind) <= 100 then a.kind else 'other' end as name
+  with ended as materialized (
+    select t.kind, t.outcome, t.run_class, t.wait_class, sum(t.attempts)::bigint as attempts, sum(t.ran) as ran, sum(t.waited) as waited
+    from unnest(p_tallies) t
+    where t.ended
+      and t.outcome in ('succeeded', 'failed', 'cancelled', 'expired')
+    group by t.kind, t.outcome, t.run_class, t.wait_class
+  ),
+  named as materialized (
+    select a.kind, case when row_number() over (order by a.is_known desc, a.kind) <= 100 then a.kind else 'other' end as name
     from (
-      select x.queue, x.kind, bool_or(x.is_known) as is_known
+      select x.kind, bool_or(x.is_known) as is_known
       from (
-        select u.queue, u.kind, false as is_known from unnest(p_tallies) u
-        union
-        select o.queue, o.kind, true from fairq.totals o where o.shard_no = p_shard_no
+        select e.kind, false as is_known from ended e
+        union all
+        select o.kind, true from fairq.totals o where o.shard_no = p_shard_no and o.queue = p_queue
       ) x
-      group by x.queue, x.kind
+      group by x.kind
     ) a
-  ) k on k.queue = t.queue and k.kind = t.kind
-  where t.ended
-    and t.outcome in ('succeeded', 'failed', 'cancelled', 'expired')
-  group by t.queue, k.name, t.outcome
+  )
+  insert into fairq.totals as o (shard_no, tasks, seconds, waited, queue, kind, outcome, runs, waits)
+  select p_shard_no, sum(e.attempts), coalesce(sum(e.ran), 0), coalesce(sum(e.waited), 0), p_queue, n.name, e.outcome,
+    fairq._histogram(array_agg(e.run_class) filter (where e.run_class is not null), array_agg(e.attempts) filter (where e.run_class is not null)),
+    fairq._histogram(array_agg(e.wait_class) filter (where e.wait_class is not null), array_agg(e.attempts) filter (where e.wait_class is not null))
+  from ended e
+  join named n on n.kind = e.kind
+  group by n.name, e.outcome
   on conflict (shard_no, queue, kind, outcome) do update
   set tasks = o.tasks + excluded.tasks,
     seconds = o.seconds + excluded.seconds,

@@ -99,7 +99,8 @@ begin
     select l
     from fairq._shards(null) s(shard_no)
     cross join lateral (select coalesce(fairq._ledger_until(s.shard_no), fairq._ledger_begin(p_now)) offset 0) u(until)
-    cross join lateral fairq._ledger_part(s.shard_no, p_queue, fairq._tally(s.shard_no, u.until, p_now), u.until, p_now, p_now) l
+    left join lateral (select t.tallies from fairq._tally(s.shard_no, u.until, p_now) t where t.queue = p_queue.queue offset 0) t on true
+    cross join lateral fairq._ledger_part(s.shard_no, p_queue, t.tallies, u.until, p_now, p_now) l
     where p_now > u.until
   );
 end;

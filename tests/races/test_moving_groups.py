@@ -576,7 +576,8 @@ def test_the_ledger_counts_an_attempt_whose_task_has_moved_since(database: Datab
     begin(conn, MORE)
     go_on(conn)
     tally = (
-        "select t.group_key, t.attempts from unnest(fairq._tally(0, now() - interval '1 minute', now())) t"
+        "select t.group_key, t.attempts from fairq._tally(0, now() - interval '1 minute', now()) q"
+        " cross join unnest(q.tallies) t"
     )
     assert run(conn, tally) == [("bob", 1)]
 
