@@ -31,26 +31,29 @@ LEFT_OUT = {
     "tests/api/test_results.py::test_who_may_not_watch_polls": "makes a role",
     "tests/api/test_rights.py::test_a_role_without_rights": "has a role that not everybody has",
     "tests/worker/test_pooler.py": "has a PgBouncer of its own",
+    "tests/worker/test_run.py::test_statements_are_prepared": "ends others' sessions",
     "tests/worker/test_outages.py": "has a server of its own, or stops others' sessions",
 }
 # What is about sessions: as the same role, on connections of its own.
 DIRECT = {
     "tests/api/test_results.py": "listens",
     "tests/policies/test_cost.py": "counts what its session calls",
+    "tests/policies/test_found.py::test_a_key_under_a_held_snapshot": "counts what its session reads",
     "tests/policies/test_found.py::test_settings_that_come_between": "stops a session between two statements",
     "tests/policies/test_races.py": "a clock for each session",
     "tests/policies/test_users.py::test_a_group_without_users_runs": "counts what its session calls",
     "tests/races/test_finish_tasks.py::test_one_maintenance": "looks at who waits for whom",
     "tests/races/test_moving_groups.py": "stops a session between two statements",
     "tests/races/test_stops.py": "stops a session between two statements",
+    "tests/races/test_transactions.py": "prepares statements",
     "tests/sql/test_announcements.py": "listens",
     "tests/sql/test_ledger.py::test_what_commits_late": "a clock for each session",
     "tests/sql/test_retry_task.py::test_an_open_transaction_that_retries": "a clock for each session",
     "tests/worker/test_processes.py::test_it_says_its_limits": "listens",
     "tests/worker/test_processes.py::test_no_password_is": "listens",
+    "tests/worker/test_run.py::test_arun_cancelled_twice": "looks at who waits for whom",
     "tests/worker/test_run.py::test_a_burst_of_notices": "listens",
     "tests/worker/test_run.py::test_a_worker_has_three": "counts sessions",
-    "tests/worker/test_run.py::test_statements_are_prepared": "prepares statements",
 }
 PATIENCE_SECONDS = 120
 
@@ -98,7 +101,7 @@ def service(admin_dsn: str, run_id: str) -> Iterator[dict[str, str]]:
         admin.execute(sql.SQL("grant set on parameter deadlock_timeout, track_functions to {}").format(name))
     given = make_conninfo(admin_dsn, user=owner, password=PASSWORD)
     os.environ["FAIRQ_TEST_ADMIN"] = admin_dsn
-    with pooler(given, connections=30, users=[owner, *logins]) as pooled:
+    with pooler(given, connections=60, users=[owner, *logins]) as pooled:
         yield {"owner": owner, "given": given, "pooled": pooled}
     with psycopg.connect(admin_dsn, autocommit=True) as admin:
         admin.execute(sql.SQL("drop owned by {}").format(name))

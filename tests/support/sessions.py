@@ -29,9 +29,9 @@ Rows = list[tuple[Any, ...]]
 
 def pid_of(conn: psycopg.Connection[Any]) -> int:
     """The session's process id, as pg_stat_activity shows it."""
-    if not MANAGED:
+    if not MANAGED or conn.info.host.startswith("/"):
         return conn.info.backend_pid
-    # PgBouncer's client has none; its transaction has one, as long as it is open.
+    # PgBouncer's client, by TCP, has none; its transaction has one, as long as it is open.
     name = conn.info.get_parameters()["application_name"]
     found: Rows = []
     with psycopg.connect(os.environ["FAIRQ_TEST_ADMIN"], autocommit=True) as admin:
