@@ -34,6 +34,7 @@ def keys_of(conn: Conn, shard: int, shards: int, count: int) -> list[str]:
 
 def shared_out(conn: Conn, groups: list[str], turns: int, slots: int) -> Counter[str]:
     """How many tasks each group got in so many turns of a worker."""
+    run(conn, "set role fairq_work")  # once, not for each call
     worker = register(conn, slots=slots)
     served: Counter[str] = Counter()
     for _ in range(turns):
