@@ -19,7 +19,8 @@ begin
   end if;
 
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
-    v_promoted := v_promoted + (fairq._promote(v_shard_no, p_queue, coalesce(p_limit, fairq._ready_target(v_shard_no, v_queue)), true)).o_promoted;
+    -- Null: the shard has gone meanwhile.
+    v_promoted := v_promoted + coalesce((fairq._promote(v_shard_no, p_queue, coalesce(p_limit, fairq._ready_target(v_shard_no, v_queue)), true)).o_promoted, 0);
   end loop;
   return v_promoted;
 end;

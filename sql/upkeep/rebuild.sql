@@ -28,9 +28,11 @@ comment on function fairq.rebuild is 'Rebuilds what promotion knows of a queue f
 create function fairq._rebuild_shard(p_shard_no integer, p_queue text) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  perform fairq._lock_domain(p_shard_no, p_queue, true);
-  perform fairq._start_anew(p_shard_no, p_queue);
-  perform fairq._start_anew(p_shard_no, '#keys');
+  -- A shard may go meanwhile.
+  if fairq._lock_domain(p_shard_no, p_queue, true) then
+    perform fairq._start_anew(p_shard_no, p_queue);
+    perform fairq._start_anew(p_shard_no, '#keys');
+  end if;
   return true;
 exception when deadlock_detected then
   return false;

@@ -591,3 +591,22 @@ def test_who_asks_about_a_group_that_is_to_move_learns_of_it(database: Database)
     assert step(conn)["leaving"] == 1
     (reason,) = run(conn, "select reason from fairq.explain_task(2)")[0]
     assert reason == 'group "bob" moves to another shard, and what it has in flight ends first'
+
+
+@pytest.mark.parametrize("name", ["rebuild", "promote_overflow"])
+def test_a_shard_that_goes_while_somebody_is_about_to_enter_it_is_passed_over(
+    database: Database, name: str
+) -> None:
+    conn, mover, caller = database.connect(autocommit=True), database.connect(), database.connect()
+    begin(conn, MORE)
+    worker = register(conn)
+    tasks = create_many(conn, "bob", 2)
+    moved_but_for_the_end(conn, 1)
+    while step(mover)["state"] != "done":
+        mover.commit()
+    entering = in_background(caller, f"select fairq.{name}('default') is not null")
+    wait_until_blocked(conn, pid_of(caller))
+    mover.commit()
+    assert result(entering) == [(True,)]
+    caller.commit()
+    assert pop(conn, worker, 5) == tasks
