@@ -31,12 +31,14 @@ LEFT_OUT = {
     "tests/api/test_results.py::test_who_may_not_watch_polls": "makes a role",
     "tests/api/test_rights.py::test_a_role_without_rights": "has a role that not everybody has",
     "tests/worker/test_pooler.py": "has a PgBouncer of its own",
+    "tests/worker/test_run.py::test_arun_cancelled_twice": "looks at what others' sessions wait for",
     "tests/worker/test_run.py::test_statements_are_prepared": "ends others' sessions",
     "tests/worker/test_outages.py": "has a server of its own, or stops others' sessions",
 }
 # What is about sessions: as the same role, on connections of its own.
 DIRECT = {
     "tests/api/test_results.py": "listens",
+    "tests/policies/test_adversaries.py::test_a_storm": "prepares statements",
     "tests/policies/test_cost.py": "counts what its session calls",
     "tests/policies/test_found.py::test_a_key_under_a_held_snapshot": "counts what its session reads",
     "tests/policies/test_found.py::test_settings_that_come_between": "stops a session between two statements",
@@ -51,7 +53,6 @@ DIRECT = {
     "tests/sql/test_retry_task.py::test_an_open_transaction_that_retries": "a clock for each session",
     "tests/worker/test_processes.py::test_it_says_its_limits": "listens",
     "tests/worker/test_processes.py::test_no_password_is": "listens",
-    "tests/worker/test_run.py::test_arun_cancelled_twice": "looks at who waits for whom",
     "tests/worker/test_run.py::test_a_burst_of_notices": "listens",
     "tests/worker/test_run.py::test_a_worker_has_three": "counts sessions",
 }
