@@ -63,6 +63,8 @@ begin
     left join unnest(p_news) n on n.group_key = t.group_key and n.user_key is null
     where n.first_sequence is not null
       or n.correction is not null
+      -- It stepped back in the last pass, see _take_keys: that ring has no sequence.
+      or n.keyed
       or (t.is_new and t.cursors <> '{}')
   ),
   line as materialized (

@@ -457,3 +457,17 @@ def test_a_user_belongs_to_a_group_and_has_no_users(conn: Conn) -> None:
         call(conn, "configure_user", "default", "bob", "jane", budget=100)
     with refused(conn, "QF011"):
         run(conn, "select fairq.create_tasks('{bob}', '{1}', p_user_keys => '{jane,joe}')")
+
+
+def test_tasks_of_nobody_go_on_behind_a_crowd_that_waits_for_a_key(conn: Conn) -> None:
+    """I13: who parked as many as fit into a pass goes on in the next one, also where nobody is named."""
+    worker = register(conn)
+    create(conn, "bob", user_key="jane")
+    create(conn, "bob", concurrency_key="k")
+    assert len(pop(conn, worker)) == 2
+    create_many(conn, "bob", 2500, concurrency_keys=["k"] * 2500)
+    last = create(conn, "bob")
+    for _ in range(10):
+        promote(conn)
+        assert_sound(conn)
+    assert pop(conn, worker) == [last]
