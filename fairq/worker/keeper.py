@@ -311,7 +311,9 @@ class Keeper:
                     with contextlib.suppress(psycopg.DataError):  # a result that the database refuses
                         driver.run(conn, call)
                 for worker_id in self.worker_ids():
-                    workers.retire_worker(conn, worker_id=worker_id)
+                    with conn.transaction():
+                        conn.execute("set transaction isolation level read committed")
+                        workers.retire_worker(conn, worker_id=worker_id)
                     self.lost(worker_id)
             self._disowned = True
         except FAILURES:

@@ -15,7 +15,7 @@ create function fairq._check_isolation(p_queue text) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception 'queue "%" is promoted and popped in READ COMMITTED, this transaction is %', coalesce(left(p_queue, 200), 'null'), upper(current_setting('transaction_isolation'))
+    raise exception '"%" needs READ COMMITTED, this transaction is %', coalesce(left(p_queue, 200), 'null'), upper(current_setting('transaction_isolation'))
       using errcode = 'QF005',
         hint = 'Call it in a READ COMMITTED transaction of its own. Creating and cancelling tasks work in every isolation level.';
   end if;

@@ -1,5 +1,6 @@
 -- A worker leaves in good order: what it still holds goes back in line without burning an attempt, but for what may be tried only once, and perhaps began.
 -- Unknown workers are ignored: retiring twice does no harm.
+-- Raises QF005 not READ COMMITTED: an older snapshot would leave behind what the worker has popped since, and nobody would know its holder.
 -- Locks: the worker's row, waits for a pop of its to end; held, waits for a finish to end.
 create function fairq.retire_worker(p_worker_id bigint) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -7,6 +8,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
 declare
   v_shard_no integer;
 begin
+  perform fairq._check_isolation('retiring a worker');
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._check_worker(v_shard_no, p_worker_id);
     -- What it holds first, as a turn of its that ends tasks and pops; then nobody pops for it any more, and the rest is what it popped meanwhile.

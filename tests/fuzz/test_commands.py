@@ -109,6 +109,9 @@ def complaint(command: click.Command, said: list[str], given: Any, dsn: str) -> 
     done = CliRunner().invoke(main, called, input=given, prog_name="fairq")
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         return f"{type(done.exception).__name__}: {done.exception}"
+    if "what is in flight to end" in done.output:
+        # More shards: it waits for tasks that nobody here ends, as it should.
+        return None
     if done.exit_code not in listed(command):
         return f"exit code {done.exit_code}: {done.output[-500:]}"
     if "Traceback" in done.output or "\x1b" in done.output:

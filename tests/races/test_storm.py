@@ -101,7 +101,15 @@ def drain(observer: Conn) -> tuple[dict[str, list[tuple[Any, ...]]], set[int]]:
         return row == (0,)
 
     # A rate lets twenty a second go, and a long storm brings more.
-    wait_until(nothing_is_left, "all is served", 60 + 3 * SECONDS)
+    try:
+        wait_until(nothing_is_left, "all is served", 60 + 3 * SECONDS)
+    except TimeoutError:
+        query = """
+            select l.queue, l.group_key, l.user_key, l.state, count(*),
+              (select (e.state, e.reason) from fairq.explain_task(min(l.id)) e)::text
+            from fairq.live_tasks l group by 1, 2, 3, 4"""
+        left = observer.execute(query).fetchall()
+        raise AssertionError((left, violations(observer))) from None
     assert_sound(observer)
     return served, ready
 

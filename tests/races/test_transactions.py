@@ -150,3 +150,20 @@ def test_pop_and_finish_in_one_transaction_against_each_other(database: Database
         rest += finish(observer, worker, held)
     assert sorted(rest) == sorted(set(created) - {*second})
     assert_consistent(observer)
+
+
+def test_a_worker_is_not_retired_by_a_transaction_that_cannot_see_what_it_holds(database: Database) -> None:
+    """I1: with its row gone, nobody would ever take from it what it popped since."""
+    conn, old = database.connect(autocommit=True), database.connect()
+    worker = register(conn)
+    create_each(conn, "a", "b")
+    old.execute("set transaction isolation level repeatable read")
+    old.execute("select from fairq.workers")
+    assert len(pop(conn, worker)) == 2
+    with pytest.raises(psycopg.Error) as caught:
+        old.execute("select fairq.retire_worker(%s)", [worker])
+    assert caught.value.sqlstate == "QF005"
+    old.rollback()
+    conn.execute("select fairq.retire_worker(%s)", [worker])
+    assert len(pop(conn, register(conn))) == 2
+    assert_consistent(conn)

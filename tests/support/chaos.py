@@ -265,7 +265,7 @@ class World:
         """the disk is full; the server may not survive that"""
         assert self.disk is not None
         ballast = self.disk / "ballast"
-        with open(ballast, "wb") as file, contextlib.suppress(OSError):
+        with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(b"\0" * 2**16)
         yield self.pause

@@ -69,6 +69,10 @@ QUERIES = {
           where (t.shard_no, t.id, t.queue, t.group_key, t.user_key, t.priority, t.sequence)
             = (p.shard_no, p.id, p.queue, p.group_key, p.user_key, p.priority, p.sequence) and not t.scheduled
             and p.concurrency_key in (t.concurrency_key, ''))""",
+    "held tasks whose worker nobody knows": """
+        select h.id, h.worker_id from fairq.held h
+        where not exists (
+          select from fairq.workers w where w.shard_no = h.shard_no and w.worker_id = h.worker_id)""",
     "tasks both live and ended": """
         select t.id from fairq.tasks t where exists (select from fairq.finished_tasks f where f.id = t.id)""",
     "counts below zero": """
