@@ -10,9 +10,14 @@ import psycopg
 LANES = """
 with domain as materialized (
   select d.shard_no, d.queue, k.tick, k.clock, k.clock_position, k.horizon, k.horizon_position,
-    k.first_version, k.next_due_at, k.tick is not null and not fairq._has_news(k) as is_heard
-  from fairq.domains d
+    k.first_version, k.next_due_at,
+    -- While groups move, what came free is told where they were, and told again where they are.
+    case when s.moving_from is null then h.is_heard else bool_and(h.is_heard) over (partition by d.queue) end
+      as is_heard
+  from fairq.settings s
+  cross join fairq.domains d
   left join lateral fairq._tick(d.shard_no, d.queue) k on true
+  cross join lateral (select k.tick is not null and not fairq._has_news(k) as is_heard offset 0) h
 ),
 lane as materialized (
   select distinct on (l.shard_no, l.queue, l.group_key, l.user_key) l.*, d.queue as of_queue,
