@@ -25,7 +25,7 @@ from fairq.worker.ending import AFTER_SECONDS, Ending, LifespanFailed, Stuck
 from fairq.worker.held import Held, tell_to_stop
 from fairq.worker.keeper import Keeper
 from fairq.worker.membership import Membership
-from fairq.worker.turn import Turn
+from fairq.worker.turn import Turn, one_transaction
 from fairq.worker.turns import Turns
 from fairq.worker.waking import Waking
 
@@ -300,7 +300,10 @@ class Engine:
             )
         elif self.membership.worker_id is not None:
             with contextlib.suppress(*FAILURES):
-                async with self.database.answering() as conn:
+                async with (
+                    self.database.answering() as conn,
+                    one_transaction(conn, self.database.sets_terms),
+                ):
                     await self.membership.retire(conn)
 
     async def _flush_some(self) -> None:

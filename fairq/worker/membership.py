@@ -62,9 +62,7 @@ class Membership:
 
     async def retire(self, conn: psycopg.AsyncConnection[Any]) -> None:
         if self.worker_id is not None:
-            async with conn.transaction():
-                await conn.execute("set transaction isolation level read committed")
-                await workers.retire_worker(conn, worker_id=self.worker_id)
+            await workers.retire_worker(conn, worker_id=self.worker_id)
 
     def lost(self, worker_id: int) -> bool:
         """The database does not know that number any more: what it held is with others. Was it ours?"""
