@@ -11,11 +11,11 @@ $$;
 
 -- Promotion and pop have to see what others committed a moment ago.
 -- Raises QF005 in REPEATABLE READ and SERIALIZABLE.
-create function fairq._check_isolation(p_queue text) returns void
+create function fairq._check_isolation(p_what text) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
-    raise exception '"%" needs READ COMMITTED, this transaction is %', coalesce(left(p_queue, 200), 'null'), upper(current_setting('transaction_isolation'))
+    raise exception '"%" needs READ COMMITTED, this transaction is %', coalesce(left(p_what, 200), 'null'), upper(current_setting('transaction_isolation'))
       using errcode = 'QF005',
         hint = 'Call it in a READ COMMITTED transaction of its own. Creating and cancelling tasks work in every isolation level.';
   end if;

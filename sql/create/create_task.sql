@@ -255,10 +255,7 @@ begin
   from fairq._shards(null) s(shard_no)
   cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
   if found then
-    insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held)
-    select w.shard_no, p_id, fairq._now(), true from fairq._whereabouts(v_task.shard_no, v_task.group_key) w(shard_no);
-    insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
-    select w.shard_no, v_task.queue, v_task.group_key, p_id from fairq._whereabouts(v_task.shard_no, v_task.group_key) w(shard_no);
+    perform fairq._wish_to_cancel(v_task.shard_no, v_task.queue, v_task.group_key, p_id, true);
   end if;
 end;
 $$;

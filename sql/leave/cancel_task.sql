@@ -22,11 +22,22 @@ begin
   then
     return true;
   end if;
-  insert into fairq.cancellations (shard_no, task_id, requested_at)
-  select w.shard_no, p_id, v_now from fairq._whereabouts(v_task.shard_no, v_task.group_key) w(shard_no);
-  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
-  select w.shard_no, v_task.queue, v_task.group_key, p_id from fairq._whereabouts(v_task.shard_no, v_task.group_key) w(shard_no);
+  perform fairq._wish_to_cancel(v_task.shard_no, v_task.queue, v_task.group_key, p_id, false);
   return true;
 end;
 $$;
 comment on function fairq.cancel_task is 'Cancels a task when the transaction commits. False: it is not live.';
+
+-- The wish to cancel a task, with its ring, wherever the task may be when the caller commits.
+create function fairq._wish_to_cancel(p_shard_no integer, p_queue text, p_group_key text, p_id bigint, p_unless_held boolean) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  with wish as (
+    insert into fairq.cancellations (shard_no, task_id, requested_at, unless_held)
+    select w.shard_no, p_id, fairq._now(), p_unless_held from fairq._whereabouts(p_shard_no, p_group_key) w(shard_no)
+    returning shard_no
+  )
+  insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
+  select w.shard_no, p_queue, p_group_key, p_id from wish w;
+end;
+$$;
