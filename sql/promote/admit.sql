@@ -358,11 +358,12 @@ $$;
 -- The cursors of a lane of several levels once its tasks before p_next are taken, up to the sequence p_taken.
 create function fairq._advance_cursors(p_cursors fairq.cursor[], p_next fairq.cursor, p_taken bigint) returns fairq.cursor[]
 language sql immutable as $$
+  -- What was given a place may be taken before its turn, from any level, see _take_keys: so all of them know of it.
   select array_agg(
     case
-      when u.is_open and u.priority >= p_next.priority then (p_next.priority, p_next.sequence, greatest(u.touched, p_taken), true)::fairq.cursor
-      when u.priority = p_next.priority then (u.priority, p_next.sequence, greatest(u.touched, p_taken), u.is_open)::fairq.cursor
-      else u
+      when u.priority = p_next.priority or (u.is_open and u.priority > p_next.priority)
+        then (p_next.priority, p_next.sequence, greatest(u.touched, p_taken), u.is_open)::fairq.cursor
+      else (u.priority, u.sequence, greatest(u.touched, p_taken), u.is_open)::fairq.cursor
     end order by u.priority desc)
   from unnest(p_cursors) u
   where u.is_open

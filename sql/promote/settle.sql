@@ -25,7 +25,7 @@ begin
       case
         when n.heard is null then coalesce(l.cursors, '{}')
         when cardinality(n.heard) = 1 and coalesce(l.cursors, '{}') = '{}'
-          then array[((n.heard[1]).priority, (n.heard[1]).sequence, p_tick.touched, false)::fairq.cursor]
+          then array[((n.heard[1]).priority, (n.heard[1]).sequence, p_tick.touched, (n.heard[1]).is_open)::fairq.cursor]
         when cardinality(n.heard) = 1 and cardinality(l.cursors) = 1 and (l.cursors[1]).priority = (n.heard[1]).priority
           then array[((l.cursors[1]).priority, least((l.cursors[1]).sequence, (n.heard[1]).sequence), (l.cursors[1]).touched,
             (l.cursors[1]).is_open)::fairq.cursor]

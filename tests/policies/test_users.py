@@ -471,3 +471,16 @@ def test_tasks_of_nobody_go_on_behind_a_crowd_that_waits_for_a_key(conn: Conn) -
         promote(conn)
         assert_sound(conn)
     assert pop(conn, worker) == [last]
+
+
+def test_many_priorities_are_there_when_the_first_user_comes(conn: Conn) -> None:
+    """I1: beyond eight levels one cursor stands for all below; it does so for whoever names nobody, too."""
+    call(conn, "configure_queue", "default", ready_target=1)
+    worker = register(conn)
+    tasks = [create(conn, "bob", priority=priority) for priority in range(12, 0, -1)]
+    for each in tasks[:9]:
+        assert pop(conn, worker, 1) == [each]
+    tasks.append(create(conn, "bob", user_key="jane"))
+    promote(conn)
+    assert_sound(conn)
+    assert sorted(pop_all(conn, worker)) == tasks[9:]
