@@ -6,7 +6,8 @@
 |                                                       | factory or pipeline is left alone             |
 | SQLAlchemy Connection, Session, scoped_session,       | text() on the connection, so that SQLAlchemy  |
 | and their async twins; psycopg, psycopg2, asyncpg     | knows of the transaction                      |
-| Django connection (also `connections["…"]`)           | its cursor                                    |
+| Django connection (also `connections["…"]`),          | its cursor                                    |
+| psycopg2 connection                                   |                                               |
 | asyncpg Connection, Pool                              | fetch()                                       |
 
 `on_connection` is the way of every public function from its arguments to a connection.
@@ -29,7 +30,7 @@ import sys
 import weakref
 from collections.abc import Callable, Coroutine, Generator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, LiteralString, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, LiteralString, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 import psycopg
 from psycopg.pq import PipelineStatus
@@ -56,6 +57,13 @@ class DjangoConnection(Protocol):
     def cursor(self) -> Any: ...
 
 
+class Psycopg2Connection(Protocol):
+    """What we use of a connection of psycopg2."""
+
+    def get_dsn_parameters(self) -> Any: ...
+    def cursor(self) -> Any: ...
+
+
 class AsyncpgConnection(Protocol):
     """What we use of a connection of asyncpg, or of a pool: there, each call is a transaction of its own."""
 
@@ -64,6 +72,7 @@ class AsyncpgConnection(Protocol):
 
 SyncConnection: TypeAlias = (
     "psycopg.Connection[Any] | AlchemyConnection | Session | scoped_session[Any] | DjangoConnection"
+    " | Psycopg2Connection"
 )
 AsyncConnection: TypeAlias = (
     "psycopg.AsyncConnection[Any] | AlchemyAsyncConnection | AsyncSession | async_scoped_session[Any]"
@@ -311,23 +320,29 @@ async def _alchemy_async_session(session: AsyncSession, query: Call[Any]) -> Any
     return await _alchemy_async(await session.connection(), query)
 
 
-# --- Django ----------------------------------------------------------------------------------------
+# --- Django and psycopg2 ---------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
-def _django_text(sql: LiteralString) -> tuple[str, tuple[int, ...]]:
+def _formatted_text(sql: LiteralString) -> tuple[str, tuple[int, ...]]:
     """The statement with %s, and which parameter stands at each: one that is named twice is passed twice."""
     sql = _COMMENT.sub("", sql)
     order = tuple(int(number) - 1 for number in _NUMBERED.findall(sql))
     return _NUMBERED.sub("%s", sql.replace("%", "%%")), order
 
 
-def _django(conn: DjangoConnection, query: Call[Any]) -> Any:
-    sql, order = _django_text(query.statement.sql)
+def _psycopg2(conn: DjangoConnection | Psycopg2Connection, query: Call[Any]) -> Any:
+    sql, order = _formatted_text(query.statement.sql)
     with conn.cursor() as cursor:
         cursor.execute(sql, [_plain(query.params[position]) for position in order])
         rows = [] if query.statement.command == "exec" else [tuple(row) for row in cursor.fetchall()]
     return _answer(query, rows)
+
+
+def _django(conn: DjangoConnection, query: Call[Any]) -> Any:
+    if conn.vendor != "postgresql":
+        raise UnsupportedConnection(f"Django's connection {conn.alias!r} is not one to PostgreSQL")
+    return _psycopg2(conn, query)
 
 
 # --- asyncpg ---------------------------------------------------------------------------------------
@@ -351,6 +366,7 @@ _WAYS: tuple[tuple[str, str, Send], ...] = (
     ("sqlalchemy.ext.asyncio", "async_scoped_session", _alchemy_async_session),
     ("django.utils.connection", "ConnectionProxy", _django),
     ("django.db.backends.base.base", "BaseDatabaseWrapper", _django),
+    ("psycopg2.extensions", "connection", _psycopg2),
     ("asyncpg.connection", "Connection", _asyncpg),
     ("asyncpg.pool", "PoolConnectionProxy", _asyncpg),
     ("asyncpg.pool", "Pool", _asyncpg),
@@ -363,12 +379,8 @@ def _sender(conn: object) -> Send:
     if send is None:
         raise UnsupportedConnection(
             f"{type(conn).__module__}.{type(conn).__qualname__} is not a connection that fairq knows",
-            "Pass a connection of psycopg 3, asyncpg or Django, or a Connection or Session of SQLAlchemy, "
+            "Pass a connection of psycopg, asyncpg or Django, or a Connection or Session of SQLAlchemy, "
             "sync or async. Of a pool of psycopg, take a connection first.",
-        )
-    if send is _django and cast(DjangoConnection, conn).vendor != "postgresql":
-        raise UnsupportedConnection(
-            f"Django's connection {cast(DjangoConnection, conn).alias!r} is not one to PostgreSQL"
         )
     return send
 

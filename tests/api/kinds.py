@@ -12,6 +12,7 @@ from typing import Any, LiteralString, TypeVar
 
 import asyncpg
 import psycopg
+import psycopg2
 import psycopg_pool
 import sqlalchemy
 from psycopg.conninfo import conninfo_to_dict
@@ -75,6 +76,12 @@ def _psycopg(**options: Any) -> Opener:
             yield Opened(conn, _as_is)
 
     return opened
+
+
+@contextlib.contextmanager
+def _psycopg2(dsn: str) -> Iterator[Opened]:
+    with contextlib.closing(psycopg2.connect(dsn)) as conn:
+        yield Opened(conn, _as_is)
 
 
 @contextlib.contextmanager
@@ -168,11 +175,14 @@ _OPTIONS: dict[str, Any] = {"poolclass": sqlalchemy.NullPool}
 _PSYCOPG = {**_OPTIONS, "connect_args": {"prepare_threshold": None}} if MANAGED else _OPTIONS
 
 
-@contextlib.contextmanager
-def _alchemy_connection(dsn: str) -> Iterator[Opened]:
-    engine = sqlalchemy.create_engine(alchemy_url(dsn, "psycopg"), **_PSYCOPG)
-    with engine.connect() as conn:
-        yield Opened(conn, _as_is)
+def _alchemy_connection(driver: str, options: dict[str, Any]) -> Opener:
+    @contextlib.contextmanager
+    def opened(dsn: str) -> Iterator[Opened]:
+        engine = sqlalchemy.create_engine(alchemy_url(dsn, driver), **options)
+        with engine.connect() as conn:
+            yield Opened(conn, _as_is)
+
+    return opened
 
 
 @contextlib.contextmanager
@@ -313,7 +323,9 @@ KINDS: dict[str, Opener] = {
     "psycopg-async": _async(_psycopg_async),
     "psycopg-async-pool": _async(_psycopg_async_pool),
     "psycopg-async-pipeline": _async(_psycopg_async_pipeline),
-    "sqlalchemy-connection": _alchemy_connection,
+    "psycopg2": _psycopg2,
+    "sqlalchemy-connection": _alchemy_connection("psycopg", _PSYCOPG),
+    "sqlalchemy-connection-psycopg2": _alchemy_connection("psycopg2", _OPTIONS),
     "sqlalchemy-session": _alchemy_session,
     "sqlalchemy-scoped-session": _alchemy_scoped_session,
     "sqlalchemy-async-connection-psycopg": _alchemy_async("psycopg", "connection"),
