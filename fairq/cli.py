@@ -72,6 +72,7 @@ COMMANDS = {
     ),
     "resume": Command("fairq.commands.queues", "Serve a paused queue, group or user again.", "Queues"),
     "drain": Command("fairq.commands.queues", "Let a queue run empty.", "Queues"),
+    "rebuild": Command("fairq.commands.queues", "Make the order of a queue anew.", "Queues"),
     "maintain": Command("fairq.commands.maintain", "Run one round of maintenance.", "Queues"),
     "bench": Command("fairq.commands.bench", "Measure fairq on this machine, from a clone.", "Develop"),
     "gen": Command("fairq.codegen.command", "Write typed Python for your SQL.", "Develop", "codegen"),

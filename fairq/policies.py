@@ -118,7 +118,8 @@ class _OfGroups(TypedDict, Generic[Time], total=False):
     """What a queue says of its tasks, and of groups that have no settings of their own."""
 
     ready_target: Annotated[
-        int | None, "How many tasks are kept ready. Default: four per worker slot, at least 1000."
+        int | None,
+        "How many tasks a pass makes ready beside those it hands over. Default: what other workers need.",
     ]
     max_attempts: Annotated[int | None, "Attempts of a task that does not say how many."]
     retry_base: Annotated[Time | None, "Back-off before the second attempt; doubled for every further one."]

@@ -535,7 +535,7 @@ def judge_fairness(found: list[Row]) -> Finding:
     )
     remedy = (
         f"This is a fault of fairq: please report it, with fairq shares --queue {worst['queue']} --json. "
-        "select fairq.rebuild(queue) makes the order anew; no task is lost."
+        f"fairq rebuild {worst['queue']} makes the order anew; no task is lost."
     )
     return wrong(text, remedy)
 

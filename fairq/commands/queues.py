@@ -1,4 +1,6 @@
-"""What there is and its settings: `fairq queues`, `groups`, `keys`, `cluster`, `pause`, `resume`, `drain`."""
+"""What there is and its settings: `fairq queues`, `groups`, `keys`, `cluster`, `pause`, `resume`, `drain`,
+`rebuild`.
+"""
 
 from __future__ import annotations
 
@@ -623,7 +625,7 @@ def _how_far(said: dict[str, Any]) -> str:
     return f"{moved}."
 
 
-# --- pause, resume, drain --------------------------------------------------------------------------
+# --- pause, resume, drain, rebuild -----------------------------------------------------------------
 
 
 def _refuse_user_alone(group_key: str | None, user: str | None) -> None:
@@ -722,6 +724,22 @@ def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
     show(
         {"queue": queue, "done": "draining", "left": left}, f"Queue {clean(queue)} takes no new tasks. {rest}"
     )
+
+
+@command(codes={1: "no such queue"}, rights="fairq_admin")
+@click.argument("queue")
+def rebuild(queue: str) -> None:
+    """Make the order of a queue anew.
+
+    For a queue that seems wrong: the order is made from the tasks that wait. None of them is lost, none runs
+    twice, and running tasks go on. Groups take their turns from the beginning.
+
+    \b
+    fairq rebuild docs
+    """
+    with session() as conn, conn.transaction():
+        queries.rebuild(conn, queue=queue)
+    _tell(queue, None, "rebuilt", "has a new order, which promotion fills.")
 
 
 DRAIN_PAUSE = 0.5  # seconds; each look counts the live tasks

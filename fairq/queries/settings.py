@@ -175,6 +175,20 @@ def drain_queue(
 
 @driver.Statement[str](
     "the",
+    """-- name: Rebuild :one
+select fairq.rebuild(p_queue => $1::text)::text as done""",
+    driver.scalar(),
+)
+def rebuild(
+    *,
+    queue: str,
+) -> driver.Params:
+    """Makes the order of a queue anew, from its tasks and their holders."""
+    return (queue,)
+
+
+@driver.Statement[str](
+    "the",
     """-- name: PauseGroup :one
 select fairq.pause_group(p_queue => $1::text, p_group_key => $2::text, p_user_key => $3::text)::text as done""",
     driver.scalar(),

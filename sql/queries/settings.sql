@@ -41,6 +41,10 @@ select fairq.resume_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 -- Refuses new tasks of a queue until it is resumed, and serves those that are there.
 select fairq.drain_queue(p_queue => sqlc.arg(queue)::text)::text as done;
 
+-- name: Rebuild :one
+-- Makes the order of a queue anew, from its tasks and their holders.
+select fairq.rebuild(p_queue => sqlc.arg(queue)::text)::text as done;
+
 -- name: PauseGroup :one
 -- Stops serving a group, or one of its users, until it is resumed.
 select fairq.pause_group(p_queue => sqlc.arg(queue)::text, p_group_key => sqlc.arg(group_key)::text, p_user_key => sqlc.narg(user_key)::text)::text as done;

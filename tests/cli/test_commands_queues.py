@@ -18,7 +18,7 @@ from fairq import policies
 from fairq.cli import COMMANDS, DSN, Exit, main
 from fairq.options import options_of
 from tests.cli.running import answer, as_role, fairq, ok, process, terminal
-from tests.support.calls import column, create_all, one, promote
+from tests.support.calls import column, create_all, one, pop, promote, register
 from tests.support.database import Database
 from tests.support.moves import assert_moved, begin, step
 from tools.reference import commands
@@ -456,6 +456,20 @@ def test_drain_refuses_new_tasks_until_the_queue_is_resumed(database: Database) 
     assert fairq(database, "drain", "--timeout", "1s").exit_code == Exit.USAGE
 
 
+def test_rebuild_makes_the_order_anew_and_loses_nothing(database: Database) -> None:
+    conn = database.connect(autocommit=True)
+    ok(database, "enqueue", "bob")
+    worker = register(conn)
+    assert len(pop(conn, worker, 1)) == 1
+    ok(database, "enqueue", "bob")
+    before = one(conn, "select max(tick) from fairq.ticks where queue = 'default'")
+    assert answer(database, "rebuild", "default")["done"] == "rebuilt"
+    assert one(conn, "select max(tick) from fairq.ticks where queue = 'default'") > before
+    assert len(pop(conn, worker, 5)) == 1
+    assert answer(database, "rebuild", "nope", exit_code=1)["error"]["code"] == "unknown_queue"
+    assert fairq(database, "rebuild").exit_code == Exit.USAGE
+
+
 def test_drain_waits_until_the_queue_is_empty_or_time_is_up(database: Database) -> None:
     conn = database.connect(autocommit=True)
     task_id = int(ok(database, "enqueue", "bob"))
@@ -642,6 +656,7 @@ def test_tab_completes_commands_and_options(words: str, completions: set[str]) -
 # Arguments that a command needs, where it is not "1" for each that is required.
 NEEDS: dict[str, list[str]] = {
     "cancel": ["1"],
+    "rebuild": ["default"],
     "retry": ["1"],
     "enqueue": ["bob"],
     "enqueue --from": ["--from", "-"],
