@@ -37,13 +37,10 @@ comment on sequence fairq.ring_ids is 'Order of the rings of one transaction; co
 -- Settings are columns: of fairq.settings, fairq.queues and fairq.groups. Their ranges are in fairq._check_settings, which alone leads into them.
 create table fairq.settings (
   singleton boolean primary key default true,
-  shard_count integer not null default 1,
-  payload_limit integer not null default 1048576,
+  shard_count integer not null default 1, payload_limit integer not null default 1048576,
   max_running integer,
   test_clock boolean not null default false,
-  moving_from integer,
-  moving_groups integer,
-  moving_after text[],
+  moving_from integer, moving_groups integer, moving_after text[],
   constraint settings_has_one_row check (singleton)
 );
 comment on table fairq.settings is 'Settings of the whole installation, one row. Change them with fairq.configure_cluster().';
@@ -57,45 +54,25 @@ comment on column fairq.settings.max_running is 'The most tasks in flight at onc
 
 create table fairq.queues (
   queue text collate "C" primary key,
-  ready_target integer,
-  max_attempts integer not null default 5,
-  retry_base interval not null default '1 second',
-  retry_cap interval not null default '10 minutes',
-  retention interval not null default '7 days',
-  notify boolean not null default true,
-  weight double precision not null default 1,
-  fairness text collate "C" not null default 'count',
+  ready_target integer, max_attempts integer not null default 5,
+  retry_base interval not null default '1 second', retry_cap interval not null default '10 minutes',
+  retention interval not null default '7 days', notify boolean not null default true,
+  weight double precision not null default 1, fairness text collate "C" not null default 'count',
   group_max_running integer,
-  group_rate_limit integer,
-  group_rate_period interval,
-  group_rate_burst integer,
-  group_breaker_threshold integer,
-  group_breaker_cooldown interval,
-  group_budget double precision,
+  group_rate_limit integer, group_rate_period interval, group_rate_burst integer,
+  group_breaker_threshold integer, group_breaker_cooldown interval, group_budget double precision,
   group_budget_period interval,
-  user_weight double precision not null default 1,
-  user_max_running integer,
-  user_rate_limit integer,
-  user_rate_period interval,
-  user_rate_burst integer,
-  user_breaker_threshold integer,
-  user_breaker_cooldown interval,
+  user_weight double precision not null default 1, user_max_running integer,
+  user_rate_limit integer, user_rate_period interval, user_rate_burst integer,
+  user_breaker_threshold integer, user_breaker_cooldown interval,
   max_running integer,
-  rate_limit integer,
-  rate_period interval,
-  rate_burst integer,
-  breaker_threshold integer,
-  breaker_cooldown interval,
-  short_slots integer,
-  short_under double precision,
-  short_idle interval,
-  enqueue_role text collate "C",
-  work_role text collate "C",
-  metered boolean not null default false,
-  spread boolean not null default false,
+  rate_limit integer, rate_period interval, rate_burst integer,
+  breaker_threshold integer, breaker_cooldown interval,
+  short_slots integer, short_under double precision, short_idle interval,
+  enqueue_role text collate "C", work_role text collate "C",
+  metered boolean not null default false, spread boolean not null default false,
   internal boolean not null default false,
-  paused_at timestamptz,
-  draining_at timestamptz,
+  paused_at timestamptz, draining_at timestamptz,
   constraint queue_name_in_range check (octet_length(queue) between 1 and 200)
 );
 comment on table fairq.queues is 'Queues and their settings. Change them with fairq.configure_queue().';
@@ -106,8 +83,7 @@ comment on column fairq.queues.retry_cap is 'The longest back-off.';
 comment on column fairq.queues.retention is 'How long ended tasks and attempts are kept.';
 comment on column fairq.queues.notify is 'Whether new work is announced by NOTIFY. NOTIFY takes a database-wide lock at commit; polling works without.';
 comment on column fairq.queues.weight is 'Weight of groups that have none of their own.';
-comment on column fairq.queues.fairness is
-  'What groups share: count (as many tasks for each, by cost), time (as many worker seconds) or cost (as much of what handlers charge).';
+comment on column fairq.queues.fairness is 'What groups share: count (as many tasks for each, by cost), time (as many worker seconds) or cost (as much of what handlers charge).';
 comment on column fairq.queues.group_max_running is 'The most tasks in flight at once for each group that has no cap of its own; null: no cap.';
 comment on column fairq.queues.group_rate_limit is 'With group_rate_period: rate of each group that has none of its own; null: no limit.';
 comment on column fairq.queues.group_rate_period is 'The period of group_rate_limit.';
@@ -142,9 +118,7 @@ comment on column fairq.queues.draining_at is 'Since when the queue refuses new 
 
 create table fairq.moving (
   group_key text collate "C" primary key,
-  shard_no integer not null,
-  tried_at timestamptz,
-  leaving_at timestamptz
+  shard_no integer not null, tried_at timestamptz, leaving_at timestamptz
 );
 comment on table fairq.moving is 'Groups that have not moved yet to the shard of their key, see fairq.move_groups().';
 comment on column fairq.moving.shard_no is 'Where the group is.';
@@ -152,12 +126,8 @@ comment on column fairq.moving.tried_at is 'When it was last tried.';
 comment on column fairq.moving.leaving_at is 'Since when nothing of it starts: it moves when what is in flight has ended.';
 
 create table fairq.kinds (
-  queue text collate "C" not null,
-  kind text collate "C" not null,
-  max_attempts integer,
-  priority integer,
-  cost double precision,
-  timeout interval,
+  queue text collate "C" not null, kind text collate "C" not null,
+  max_attempts integer, priority integer, cost double precision, timeout interval,
   owner text,
   primary key (queue, kind)
 );
@@ -169,32 +139,19 @@ comment on column fairq.kinds.timeout is 'Longest run of one attempt of a task t
 comment on column fairq.kinds.owner is 'The app that declares it; no other app may change it.';
 
 create table fairq.groups (
-  shard_no integer not null,
-  queue text collate "C" not null,
-  group_key text collate "C" not null,
+  shard_no integer not null, queue text collate "C" not null, group_key text collate "C" not null,
   user_key text collate "C" not null default '',
-  weight double precision,
-  max_running integer,
-  rate_limit integer,
-  rate_period interval,
-  rate_burst integer,
-  breaker_threshold integer,
-  breaker_cooldown interval,
-  user_weight double precision,
-  user_max_running integer,
-  user_rate_limit integer,
-  user_rate_period interval,
-  user_rate_burst integer,
-  user_breaker_threshold integer,
-  user_breaker_cooldown interval,
-  budget double precision,
-  budget_period interval,
-  paused_at timestamptz,
-  leaving_at timestamptz,
+  weight double precision, max_running integer,
+  rate_limit integer, rate_period interval, rate_burst integer,
+  breaker_threshold integer, breaker_cooldown interval,
+  user_weight double precision, user_max_running integer,
+  user_rate_limit integer, user_rate_period interval, user_rate_burst integer,
+  user_breaker_threshold integer, user_breaker_cooldown interval,
+  budget double precision, budget_period interval,
+  paused_at timestamptz, leaving_at timestamptz,
   primary key (shard_no, queue, group_key, user_key)
 );
-comment on table fairq.groups is
-  'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue. Concurrency keys have theirs here, too, as groups of #keys.';
+comment on table fairq.groups is 'Groups with settings of their own. Groups need no row here: unknown ones have the settings of their queue. Concurrency keys have theirs here, too, as groups of #keys.';
 comment on column fairq.groups.user_key is 'The user of the group whose settings these are; empty: they are the group''s own.';
 comment on column fairq.groups.user_weight is 'Weight of those users of the group who have none of their own; null: as the queue says.';
 comment on column fairq.groups.user_max_running is 'Of each of those users the most tasks in flight at once.';
@@ -241,34 +198,22 @@ create table fairq.domains (
   queue text collate "C" not null,
   primary key (shard_no, queue)
 );
-comment on table fairq.domains is
-  'One row per shard and queue, never updated: its row lock makes promotion one at a time. Unlike an advisory lock it is held on the node where the data is.';
+comment on table fairq.domains is 'One row per shard and queue, never updated: its row lock makes promotion one at a time. Unlike an advisory lock it is held on the node where the data is.';
 
 -- The tables of the hot path have no check constraints: PostgreSQL parses each of them anew for every statement that writes, which was a third of
 -- create_task. Nothing but the functions of this schema writes here, and the tests add the checks (tests/support/checks.sql).
 create table fairq.tasks (
-  shard_no integer not null,
-  priority integer not null,
-  id bigint not null,
-  sequence bigint not null,
-  created_at timestamptz not null,
-  run_at timestamptz not null,
-  expires_at timestamptz,
+  shard_no integer not null, priority integer not null, id bigint not null, sequence bigint not null,
+  created_at timestamptz not null, run_at timestamptz not null, expires_at timestamptz,
   cost double precision not null,
-  attempt integer not null default 0,
-  max_attempts integer not null,
-  spared integer,
-  losses integer,
+  attempt integer not null default 0, max_attempts integer not null,
+  spared integer, losses integer,
   scheduled boolean not null default false,
-  queue text collate "C" not null,
-  group_key text collate "C" not null,
+  queue text collate "C" not null, group_key text collate "C" not null,
   user_key text collate "C" not null default '',
-  kind text collate "C" not null,
-  timeout interval,
-  idempotency_key text collate "C",
-  concurrency_key text collate "C",
-  headers jsonb,
-  payload jsonb not null,
+  kind text collate "C" not null, timeout interval,
+  idempotency_key text collate "C", concurrency_key text collate "C",
+  headers jsonb, payload jsonb not null,
   constraint tasks_pkey primary key (shard_no, id)
 );
 comment on table fairq.tasks is 'Bodies of live tasks: what the application asked for. The truth; with fairq.held everything else can be rebuilt from it.';
@@ -284,22 +229,11 @@ comment on column fairq.tasks.losses is 'How often it was lost with its worker s
 comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';
 
 create table fairq.ready (
-  shard_no integer not null,
-  priority integer not null,
-  id bigint not null,
-  sequence bigint not null,
-  block bigint not null,
-  position bigint not null,
-  charge double precision,
-  expires_at timestamptz,
-  keyed_at timestamptz,
-  attempt integer not null,
-  counted boolean not null,
-  long boolean,
-  user_counted boolean not null,
-  queue text collate "C" not null,
-  group_key text collate "C" not null,
-  user_key text collate "C" not null,
+  shard_no integer not null, priority integer not null, id bigint not null, sequence bigint not null,
+  block bigint not null, position bigint not null,
+  charge double precision, expires_at timestamptz, keyed_at timestamptz,
+  attempt integer not null, counted boolean not null, long boolean, user_counted boolean not null,
+  queue text collate "C" not null, group_key text collate "C" not null, user_key text collate "C" not null,
   user_block bigint,
   constraint ready_pkey primary key (shard_no, id)
 );
@@ -316,16 +250,9 @@ comment on column fairq.ready.user_block is 'Its address among the users of its 
 comment on column fairq.ready.keyed_at is 'Since when the task is ready with a place of its concurrency key; null: it has none.';
 
 create table fairq.held (
-  shard_no integer not null,
-  attempt integer not null,
-  id bigint not null,
-  worker_id bigint not null,
-  started_at timestamptz,
-  lease_expires_at timestamptz,
-  charge double precision,
-  meters integer not null,
-  counted boolean not null,
-  user_counted boolean not null,
+  shard_no integer not null, attempt integer not null, id bigint not null, worker_id bigint not null,
+  started_at timestamptz, lease_expires_at timestamptz,
+  charge double precision, meters integer not null, counted boolean not null, user_counted boolean not null,
   keyed boolean not null,
   constraint held_pkey primary key (shard_no, id)
 );
@@ -340,20 +267,13 @@ comment on column fairq.held.user_counted is 'The task holds one of its user''s 
 comment on column fairq.held.keyed is 'The task has a place of its concurrency key.';
 
 create table fairq.parked (
-  shard_no integer not null,
-  priority integer not null,
-  id bigint not null,
-  sequence bigint not null,
-  turn bigint,
-  granted boolean not null default false,
-  queue text collate "C" not null,
-  group_key text collate "C" not null,
-  user_key text collate "C" not null,
+  shard_no integer not null, priority integer not null, id bigint not null, sequence bigint not null,
+  turn bigint, granted boolean not null default false,
+  queue text collate "C" not null, group_key text collate "C" not null, user_key text collate "C" not null,
   concurrency_key text collate "C" not null,
   constraint parked_pkey primary key (shard_no, id)
 );
-comment on table fairq.parked is
-  'Tasks whose concurrency key had no place when their turn came, and long ones for which no slot was free. They leave the line until they are given one. Derived.';
+comment on table fairq.parked is 'Tasks whose concurrency key had no place when their turn came, and long ones for which no slot was free. They leave the line until they are given one. Derived.';
 comment on column fairq.parked.concurrency_key is 'The key it waits for; empty: a long task that waits for a slot, and has the place of its key.';
 comment on column fairq.parked.turn is 'When the group is next at this key, in virtual time of the key (of the queue, for long tasks); of each group the first task has it.';
 comment on column fairq.parked.granted is 'The task was given a place of its key, or a slot, and has it until it leaves.';
@@ -388,31 +308,17 @@ create type fairq.leaving as (
 comment on type fairq.leaving is 'A task that leaves flight, see _leave.';
 
 create table fairq.finished_tasks (
-  shard_no integer not null,
-  priority integer not null,
-  id bigint not null,
-  worker_id bigint,
-  created_at timestamptz not null,
-  run_at timestamptz not null,
-  expires_at timestamptz,
-  started_at timestamptz,
-  finished_at timestamptz not null,
-  cost double precision not null,
-  used double precision,
-  attempt integer not null,
-  max_attempts integer not null,
-  queue text collate "C" not null,
-  outcome text collate "C" not null,
-  group_key text collate "C" not null,
+  shard_no integer not null, priority integer not null, id bigint not null, worker_id bigint,
+  created_at timestamptz not null, run_at timestamptz not null, expires_at timestamptz,
+  started_at timestamptz, finished_at timestamptz not null,
+  cost double precision not null, used double precision,
+  attempt integer not null, max_attempts integer not null,
+  queue text collate "C" not null, outcome text collate "C" not null, group_key text collate "C" not null,
   user_key text collate "C",
-  kind text collate "C" not null,
-  timeout interval,
-  idempotency_key text collate "C",
-  concurrency_key text collate "C",
-  headers jsonb,
-  payload jsonb not null,
-  result jsonb,
-  error jsonb
+  kind text collate "C" not null, timeout interval,
+  idempotency_key text collate "C", concurrency_key text collate "C",
+  headers jsonb, payload jsonb not null,
+  result jsonb, error jsonb
 ) partition by range (finished_at);
 comment on table fairq.finished_tasks is 'Ended tasks, partitioned by day; days beyond the retention are dropped by fairq.maintain().';
 create table fairq.finished_tasks_default partition of fairq.finished_tasks default;
@@ -420,15 +326,9 @@ alter table fairq.finished_tasks_default replica identity full;
 comment on table fairq.finished_tasks_default is 'Rows of days that have no partition yet.';
 
 create table fairq.attempts (
-  shard_no integer not null,
-  task_id bigint not null,
-  worker_id bigint,
-  started_at timestamptz,
-  ended_at timestamptz not null,
-  used double precision,
-  attempt integer not null,
-  outcome text collate "C" not null,
-  error jsonb
+  shard_no integer not null, task_id bigint not null, worker_id bigint,
+  started_at timestamptz, ended_at timestamptz not null,
+  used double precision, attempt integer not null, outcome text collate "C" not null, error jsonb
 ) partition by range (ended_at);
 comment on column fairq.finished_tasks.used is 'What it used, where groups share that: seconds, or what its handler charged; null: it did not say.';
 comment on table fairq.attempts is 'Attempts that did not end their task: append-only, partitioned by day.';
@@ -437,31 +337,18 @@ alter table fairq.attempts_default replica identity full;
 comment on table fairq.attempts_default is 'Rows of days that have no partition yet.';
 
 create table fairq.rings (
-  shard_no integer not null,
-  freed integer not null default 0,
-  xid xid8 not null default pg_current_xact_id(),
-  ring_id bigint not null default nextval('fairq.ring_ids'),
-  sequence bigint,
-  due_at timestamptz,
-  cancelled_id bigint,
-  priority integer,
-  failures integer not null default 0,
-  succeeded boolean not null default false,
+  shard_no integer not null, freed integer not null default 0,
+  xid xid8 not null default pg_current_xact_id(), ring_id bigint not null default nextval('fairq.ring_ids'),
+  sequence bigint, due_at timestamptz, cancelled_id bigint, priority integer,
+  failures integer not null default 0, succeeded boolean not null default false,
   keyed boolean not null default false,
-  configured boolean not null default false,
-  announced boolean not null default false,
-  queue text collate "C" not null,
-  group_key text collate "C" not null,
-  user_key text collate "C",
-  used double precision,
-  charged double precision,
-  hold_until timestamptz,
-  held_by bigint,
-  ran fairq.estimate
+  configured boolean not null default false, announced boolean not null default false,
+  queue text collate "C" not null, group_key text collate "C" not null, user_key text collate "C",
+  used double precision, charged double precision,
+  hold_until timestamptz, held_by bigint, ran fairq.estimate
 );
 alter table fairq.rings replica identity full;
-comment on table fairq.rings is
-  'Doorbells: "look at this group". Append-only; promotion consumes each exactly once, by transaction id, without touching it; fairq.maintain() sweeps them.';
+comment on table fairq.rings is 'Doorbells: "look at this group". Append-only; promotion consumes each exactly once, by transaction id, without touching it; fairq.maintain() sweeps them.';
 comment on column fairq.rings.user_key is 'What it says is about this user of the group; empty: about the tasks that name nobody; null: about the group itself, or tasks that name nobody.';
 comment on column fairq.rings.xid is 'The transaction that rings: visible to a promotion''s snapshot or still pending.';
 comment on column fairq.rings.ring_id is 'Tells apart what a transaction rang before and after a promotion of its own.';
@@ -481,8 +368,7 @@ comment on column fairq.rings.configured is 'The limits of the group changed: wh
 comment on column fairq.rings.cancelled_id is 'The task to cancel, while it is waiting.';
 
 create type fairq.cursor as (priority integer, sequence bigint, touched bigint, is_open boolean);
-comment on type fairq.cursor is
-  'A priority level of a lane: no task of this priority waits before the sequence; after touched all of them wait, up to it a look-up decides. An open one stands for all lower levels, too.';
+comment on type fairq.cursor is 'A priority level of a lane: no task of this priority waits before the sequence; after touched all of them wait, up to it a look-up decides. An open one stands for all lower levels, too.';
 
 -- What the rings of a group said, taken together.
 create type fairq.news as (
@@ -496,33 +382,20 @@ create type fairq.heard as (xid xid8, ring_id bigint);
 comment on type fairq.heard is 'A transaction, and up to which of its rings they were heard.';
 
 create type fairq.inside as (clock bigint, position bigint, top bigint);
-comment on type fairq.inside is
-  'The order inside a group that has users, in a virtual time of its own: the address of their next task, where newcomers among them start; and the highest finish tag.';
+comment on type fairq.inside is 'The order inside a group that has users, in a virtual time of its own: the address of their next task, where newcomers among them start; and the highest finish tag.';
 
 create table fairq.lanes (
   shard_no integer not null,
-  last_priority integer not null default 0,
-  last_sequence bigint not null default 0,
-  lane_no bigint not null,
-  version bigint not null,
-  finish bigint not null,
-  position bigint not null,
-  weight double precision not null,
-  look_at timestamptz,
-  admissible boolean not null,
-  keyed boolean not null default false,
-  queue text collate "C" not null,
-  group_key text collate "C" not null,
+  last_priority integer not null default 0, last_sequence bigint not null default 0,
+  lane_no bigint not null, version bigint not null, finish bigint not null, position bigint not null,
+  weight double precision not null, look_at timestamptz,
+  admissible boolean not null, keyed boolean not null default false,
+  queue text collate "C" not null, group_key text collate "C" not null,
   user_key text collate "C" not null default '',
-  cursors fairq.cursor[] not null,
-  policy fairq.policy,
-  gate fairq.gate,
-  pace fairq.pace,
-  inside fairq.inside,
+  cursors fairq.cursor[] not null, policy fairq.policy, gate fairq.gate, pace fairq.pace, inside fairq.inside,
   constraint lanes_pkey primary key (shard_no, queue, group_key, user_key, version)
 );
-comment on table fairq.lanes is
-  'A group''s state in the engine. Replaced (insert version n+1, delete version n), never updated: the newest version is one index step away however many dead ones lie behind it.';
+comment on table fairq.lanes is 'A group''s state in the engine. Replaced (insert version n+1, delete version n), never updated: the newest version is one index step away however many dead ones lie behind it.';
 comment on column fairq.lanes.user_key is 'Of which user of the group it is: then the queue is that of the users, see _users_of.';
 comment on column fairq.lanes.inside is 'Of a group that has users: where their order has come. Their lanes have the cursors; its own only say that one of them may go on.';
 comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: it gives the position in every block.';
@@ -548,41 +421,24 @@ create type fairq.drawn as (
 comment on type fairq.drawn is 'What a lane gave: its tasks, those that had expired, where it goes on, and how far in virtual time it has come.';
 
 create table fairq.ticks (
-  shard_no integer not null,
-  written_by xid not null default pg_current_xact_id()::xid,
-  tick bigint not null,
-  clock bigint not null,
-  clock_position bigint not null,
-  newcomer_position bigint not null,
+  shard_no integer not null, written_by xid not null default pg_current_xact_id()::xid, tick bigint not null,
+  clock bigint not null, clock_position bigint not null, newcomer_position bigint not null,
   top bigint not null,
-  horizon bigint,
-  horizon_position bigint,
-  refill_block bigint,
-  refill_position bigint,
-  next_xid xid8 not null,
-  heard_xid xid8 not null,
-  heard_ring bigint not null,
+  horizon bigint, horizon_position bigint,
+  refill_block bigint, refill_position bigint,
+  next_xid xid8 not null, heard_xid xid8 not null, heard_ring bigint not null,
   next_due_at timestamptz,
-  lane_count bigint not null,
-  touched bigint not null,
-  first_version bigint not null,
-  announce_from bigint,
-  filled integer not null,
-  keyed boolean not null default false,
-  long_since timestamptz,
-  long_turn bigint,
-  long_top bigint,
+  lane_count bigint not null, touched bigint not null, first_version bigint not null,
+  announce_from bigint, filled integer not null,
+  keyed boolean not null default false, long_since timestamptz, long_turn bigint, long_top bigint,
   users boolean not null default false,
-  queue text collate "C" not null,
-  pending fairq.heard[] not null,
+  queue text collate "C" not null, pending fairq.heard[] not null,
   constraint ticks_pkey primary key (shard_no, queue, tick),
   constraint horizon_is_whole check ((horizon is null) = (horizon_position is null))
 );
 comment on table fairq.ticks is 'What promotion has seen and decided, append-only, read newest first.';
-comment on column fairq.ticks.written_by is
-  'Transaction that wrote this row. After a dump is restored it differs from the row''s xmin: the horizon below means nothing then, and the engine rebuilds its state.';
-comment on column fairq.ticks.clock is
-  'The block being served; with clock_position the address before which nothing is ever ready again: the lower bound of every scan of the ready index.';
+comment on column fairq.ticks.written_by is 'Transaction that wrote this row. After a dump is restored it differs from the row''s xmin: the horizon below means nothing then, and the engine rebuilds its state.';
+comment on column fairq.ticks.clock is 'The block being served; with clock_position the address before which nothing is ever ready again: the lower bound of every scan of the ready index.';
 comment on column fairq.ticks.top is 'The highest finish tag ever given, where the clock goes when nothing is left.';
 comment on column fairq.ticks.horizon is 'Address of the first task not yet promoted; null: all are. Tasks beyond it are not popped, so no group is overtaken.';
 comment on column fairq.ticks.horizon_position is 'Position of that address.';
@@ -607,11 +463,8 @@ comment on column fairq.ticks.users is 'Some groups of the domain have users.';
 comment on column fairq.ticks.lane_count is 'Lane numbers given out.';
 
 create table fairq.idempotency_keys (
-  shard_no integer not null,
-  task_id bigint not null,
-  created_at timestamptz not null,
-  queue text collate "C" not null,
-  group_key text collate "C" not null,
+  shard_no integer not null, task_id bigint not null, created_at timestamptz not null,
+  queue text collate "C" not null, group_key text collate "C" not null,
   idempotency_key text collate "C" not null,
   fingerprint text not null,
   primary key (shard_no, queue, group_key, idempotency_key)
@@ -620,9 +473,7 @@ comment on table fairq.idempotency_keys is 'Keys in use, per group: a second cre
 comment on column fairq.idempotency_keys.fingerprint is 'md5 of kind and payload: the same key with another task is an error.';
 
 create table fairq.cancellations (
-  shard_no integer not null,
-  task_id bigint not null,
-  requested_at timestamptz not null,
+  shard_no integer not null, task_id bigint not null, requested_at timestamptz not null,
   unless_held boolean not null default false
 );
 alter table fairq.cancellations replica identity full;
@@ -630,25 +481,17 @@ comment on table fairq.cancellations is 'Wishes to cancel, append-only: promotio
 comment on column fairq.cancellations.unless_held is 'Another task takes its place: one that has begun is left alone, until it is to be tried again.';
 
 create table fairq.watches (
-  shard_no integer not null,
-  task_id bigint not null,
-  until timestamptz not null
+  shard_no integer not null, task_id bigint not null, until timestamptz not null
 );
 alter table fairq.watches replica identity full;
 comment on table fairq.watches is 'Tasks whose end somebody waits for, append-only: only these are announced when they end.';
 comment on column fairq.watches.until is 'When the watch runs out unless it is renewed, because whoever waits may be gone.';
 
 create table fairq.workers (
-  shard_no integer not null,
-  slots integer not null,
-  worker_id bigint not null,
-  registered_at timestamptz not null,
-  lease interval not null,
-  lost_at timestamptz,
-  name text not null,
-  registered_by text not null,
-  queues text[] not null,
-  kinds jsonb,
+  shard_no integer not null, slots integer not null, worker_id bigint not null,
+  registered_at timestamptz not null, lease interval not null, lost_at timestamptz,
+  name text not null, registered_by text not null,
+  queues text[] not null, kinds jsonb,
   primary key (shard_no, worker_id),
   constraint slots_positive check (slots >= 1),
   constraint lease_positive check (lease > interval '0')
@@ -660,11 +503,8 @@ comment on column fairq.workers.lost_at is 'When it was given up as lost: from t
 comment on column fairq.workers.lease is 'A worker without a heartbeat for this long is lost; its tasks go to others.';
 
 create table fairq.heartbeats (
-  shard_no integer not null,
-  worker_id bigint not null,
-  beat_at timestamptz not null,
-  circuit_open boolean not null default false,
-  circuit_trips integer not null default 0,
+  shard_no integer not null, worker_id bigint not null, beat_at timestamptz not null,
+  circuit_open boolean not null default false, circuit_trips integer not null default 0,
   primary key (shard_no, worker_id, beat_at)
 );
 comment on table fairq.heartbeats is 'Signs of life. Replaced, never updated; the newest is read.';
@@ -672,13 +512,9 @@ comment on column fairq.heartbeats.circuit_open is 'The worker''s circuit breake
 comment on column fairq.heartbeats.circuit_trips is 'How often that breaker has opened since the worker started.';
 
 create table fairq.progress (
-  shard_no integer not null,
-  task_id bigint not null,
-  reported_at timestamptz not null,
-  attempt integer not null,
-  done double precision,
-  total double precision,
-  used double precision,
+  shard_no integer not null, task_id bigint not null,
+  reported_at timestamptz not null, attempt integer not null,
+  done double precision, total double precision, used double precision,
   note jsonb,
   primary key (shard_no, task_id, reported_at)
 );
@@ -691,31 +527,19 @@ comment on column fairq.progress.note is 'Anything else the handler says.';
 -- Not of the hot path: a row is updated once per tick.
 create table fairq.schedules (
   shard_no integer not null,
-  priority integer,
-  created_at timestamptz not null,
+  priority integer, created_at timestamptz not null,
   done_until timestamptz not null,
-  next_tick timestamptz,
-  fire_at timestamptz,
-  plan_at timestamptz,
+  next_tick timestamptz, fire_at timestamptz, plan_at timestamptz,
   paused_at timestamptz,
-  last_tick timestamptz,
-  last_task_id bigint,
-  every interval,
-  spread interval,
-  delay interval not null default '0',
-  name text collate "C" not null,
-  group_key text collate "C" not null,
-  owner text collate "C",
-  cron text collate "C",
-  time_zone text collate "C" not null default 'UTC',
+  last_tick timestamptz, last_task_id bigint,
+  every interval, spread interval, delay interval not null default '0',
+  name text collate "C" not null, group_key text collate "C" not null, owner text collate "C",
+  cron text collate "C", time_zone text collate "C" not null default 'UTC',
   missed text collate "C" not null default 'last',
-  queue text collate "C" not null default 'default',
-  kind text collate "C" not null default 'default',
+  queue text collate "C" not null default 'default', kind text collate "C" not null default 'default',
   concurrency_key text collate "C",
-  problem text,
-  ticks timestamptz[] not null default '{}',
-  headers jsonb,
-  payload jsonb not null default 'null',
+  problem text, ticks timestamptz[] not null default '{}',
+  headers jsonb, payload jsonb not null default 'null',
   primary key (shard_no, name, group_key)
 );
 comment on table fairq.schedules is 'What recurs: a task per tick, of one group. Change them with fairq.configure_schedule().';
@@ -741,22 +565,16 @@ create type fairq.unplanned as (name text, group_key text, cron text, time_zone 
 comment on type fairq.unplanned is 'A schedule to be planned: its ticks after done_until; and what time it is.';
 
 create table fairq.sweeps (
-  shard_no integer not null,
-  floor bigint not null,
-  what text collate "C" not null,
+  shard_no integer not null, floor bigint not null, what text collate "C" not null,
   primary key (shard_no, what, floor)
 );
-comment on table fairq.sweeps is
-  'How far fairq.maintain() has come, per kind of sweep: the next one starts there, not at the dead rows of the past. Replaced, never updated.';
+comment on table fairq.sweeps is 'How far fairq.maintain() has come, per kind of sweep: the next one starts there, not at the dead rows of the past. Replaced, never updated.';
 comment on column fairq.sweeps.what is 'The kind of sweep, with the queue where there is one per queue.';
 comment on column fairq.sweeps.floor is 'Everything before it has been swept: a transaction id, a tick, a block or a time in microseconds.';
 
 create table fairq.upkeep_failures (
-  shard_no integer not null,
-  part text collate "C" not null,
-  failed_since timestamptz not null,
-  failed_at timestamptz not null,
-  message text not null,
+  shard_no integer not null, part text collate "C" not null,
+  failed_since timestamptz not null, failed_at timestamptz not null, message text not null,
   primary key (shard_no, part)
 );
 comment on table fairq.upkeep_failures is 'Parts of fairq.maintain() that failed when they were last run, and since when.';
@@ -766,29 +584,18 @@ comment on column fairq.upkeep_failures.failed_at is 'When it last failed.';
 comment on column fairq.upkeep_failures.message is 'The error.';
 
 create table fairq.ledger (
-  shard_no integer not null,
-  groups integer not null,
-  begins_at timestamptz not null,
-  until timestamptz not null,
-  waiting_since timestamptz,
-  weight double precision not null,
-  tasks bigint not null,
-  ended bigint not null,
-  cost double precision not null,
-  seconds double precision not null,
-  ran double precision not null,
-  service double precision not null,
-  entitled double precision not null,
-  largest double precision not null,
+  shard_no integer not null, groups integer not null,
+  begins_at timestamptz not null, until timestamptz not null, waiting_since timestamptz,
+  weight double precision not null, tasks bigint not null, ended bigint not null,
+  cost double precision not null, seconds double precision not null, ran double precision not null,
+  service double precision not null, entitled double precision not null, largest double precision not null,
   slack double precision not null,
   judged boolean not null,
-  queue text collate "C" not null,
-  group_key text collate "C" not null,
+  queue text collate "C" not null, group_key text collate "C" not null,
   waits bigint[] not null,
   constraint ledger_pkey primary key (shard_no, begins_at, queue, group_key)
 );
-comment on table fairq.ledger is
-  'Who got what: a row per half minute and group that had work, for the 200 that got or waited most; the group '''' stands for all others together. Append-only.';
+comment on table fairq.ledger is 'Who got what: a row per half minute and group that had work, for the 200 that got or waited most; the group '''' stands for all others together. Append-only.';
 comment on column fairq.ledger.groups is '1; of the others: how many they are, of those that only wait 5,000 at most.';
 comment on column fairq.ledger.begins_at is 'The half minute begins.';
 comment on column fairq.ledger.until is 'It ends.';
@@ -806,21 +613,12 @@ comment on column fairq.ledger.judged is 'It had work waiting all the time, and 
 comment on column fairq.ledger.waits is 'How many of those that began had waited less than 5 ms, 10 ms, 20 ms and so on; the last: longer.';
 
 create table fairq.ledger_queues (
-  shard_no integer not null,
-  workers integer not null,
-  slots integer not null,
-  begins_at timestamptz not null,
-  until timestamptz not null,
-  waiting_since timestamptz,
-  tasks bigint not null,
-  ended bigint not null,
-  seconds double precision not null,
-  ran double precision not null,
-  clock double precision not null,
-  judged boolean not null,
+  shard_no integer not null, workers integer not null, slots integer not null,
+  begins_at timestamptz not null, until timestamptz not null, waiting_since timestamptz,
+  tasks bigint not null, ended bigint not null, seconds double precision not null,
+  ran double precision not null, clock double precision not null, judged boolean not null,
   queue text collate "C" not null,
-  waits bigint[] not null,
-  newcomers bigint[] not null,
+  waits bigint[] not null, newcomers bigint[] not null,
   constraint ledger_queues_pkey primary key (shard_no, begins_at, queue)
 );
 comment on table fairq.ledger_queues is 'The ledger of whole queues: a row per half minute and queue that had work. Append-only.';
@@ -830,14 +628,9 @@ comment on column fairq.ledger_queues.newcomers is 'Like waits, of the first tas
 
 create table fairq.totals (
   shard_no integer not null,
-  tasks bigint not null,
-  seconds double precision not null,
-  waited double precision not null,
-  queue text collate "C" not null,
-  kind text collate "C" not null,
-  outcome text collate "C" not null,
-  runs bigint[] not null,
-  waits bigint[] not null,
+  tasks bigint not null, seconds double precision not null, waited double precision not null,
+  queue text collate "C" not null, kind text collate "C" not null, outcome text collate "C" not null,
+  runs bigint[] not null, waits bigint[] not null,
   constraint totals_pkey primary key (shard_no, queue, kind, outcome)
 );
 comment on table fairq.totals is 'Tasks that ended, ever, counted with the ledger: they never go down, whatever becomes of the history.';
@@ -846,21 +639,16 @@ comment on column fairq.totals.waited is 'How long they had waited, in seconds.'
 comment on column fairq.totals.runs is 'How many ran less than 5 ms, 10 ms, 20 ms and so on; the last: longer.';
 
 create table fairq.ledger_marks (
-  shard_no integer not null,
-  marked_at timestamptz not null,
-  snapshot pg_snapshot not null,
+  shard_no integer not null, marked_at timestamptz not null, snapshot pg_snapshot not null,
   constraint ledger_marks_pkey primary key (shard_no, marked_at)
 );
-comment on table fairq.ledger_marks is
-  'What had committed at a time, of the last minutes: so one knows which tasks waited then, and when all that ended before can be counted.';
+comment on table fairq.ledger_marks is 'What had committed at a time, of the last minutes: so one knows which tasks waited then, and when all that ended before can be counted.';
 comment on column fairq.ledger_marks.marked_at is 'When that was.';
 comment on column fairq.ledger_marks.snapshot is 'Which transactions had committed.';
 
 create table fairq.limit_changes (
-  shard_no integer not null,
-  until timestamptz not null,
-  queue text collate "C" not null,
-  group_key text collate "C" not null
+  shard_no integer not null, until timestamptz not null,
+  queue text collate "C" not null, group_key text collate "C" not null
 );
 alter table fairq.limit_changes replica identity full;
 comment on table fairq.limit_changes is 'Groups whose limits changed, or that are held, in the last minutes: for so long the ledger does not judge them. Append-only.';
