@@ -46,8 +46,7 @@ begin
     delete from fairq.sweeps w where w.shard_no >= v_new.shard_count;
     perform fairq._open_domain(s.shard_no, q.queue) from generate_series(0, v_new.shard_count - 1) s(shard_no) cross join fairq.queues q;
     insert into fairq.maintenance (shard_no)
-    select s.shard_no from generate_series(0, v_new.shard_count - 1) s(shard_no)
-    on conflict do nothing;
+    select s.shard_no from generate_series(0, v_new.shard_count - 1) s(shard_no) on conflict do nothing;
     update fairq.queues q set spread = v_new.shard_count > 1;
   end if;
 

@@ -43,11 +43,9 @@ begin
     ), 'cancelled', v_now));
   end loop;
   insert into fairq.cancellations (shard_no, task_id, requested_at)
-  select v_shard_no, r.id, v_now
-  from unnest(v_ready) r(id);
+  select v_shard_no, r.id, v_now from unnest(v_ready) r(id);
   insert into fairq.rings (shard_no, queue, group_key, cancelled_id)
-  select v_shard_no, p_queue, p_group_key, r.id
-  from unnest(v_ready) r(id);
+  select v_shard_no, p_queue, p_group_key, r.id from unnest(v_ready) r(id);
   -- One pass hears five thousand rings; others may wait before these. What is still ready then, a later pass will end.
   for v_round in 1 .. 10 loop
     perform fairq._promote(v_shard_no, p_queue, 1, true);

@@ -1,8 +1,7 @@
 -- Who calls. Public functions run with the rights of the owner, so current_user does not say it: it is the role that the session has SET, or else its login.
 -- Stable, without "set search_path": inlined into the statement that asks.
 create function fairq._caller() returns text
-language sql stable
-as $$ select coalesce(nullif(current_setting('role'), 'none'), session_user) $$;
+language sql stable as $$ select coalesce(nullif(current_setting('role'), 'none'), session_user) $$;
 
 -- Whether the caller has the rights of a role. A role that is gone has no members but operators, who have the rights of all.
 create function fairq._has_role(p_role text) returns boolean

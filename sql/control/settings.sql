@@ -15,9 +15,7 @@ begin
   p_known := array(
     select a.attname::text
     from pg_catalog.pg_attribute a
-    where a.attrelid = p_table
-      and a.attnum > 0
-      and not a.attisdropped
+    where a.attrelid = p_table and a.attnum > 0 and not a.attisdropped
       and a.attname <> all(array['singleton', 'shard_no', 'queue', 'kind', 'group_key', 'user_key', 'metered', 'internal', 'spread', 'test_clock', 'paused_at', 'draining_at', 'leaving_at',
         'moving_from', 'moving_groups', 'moving_after'])
       and (p_known is null or a.attname = any(p_known))
@@ -222,8 +220,7 @@ begin
   perform fairq._settle_meter(p_scope, fairq._now());
   update fairq.queues q
   set metered = not q.metered
-  where not q.internal
-    and q.metered <> exists (select from fairq._meters(q.queue));
+  where not q.internal and q.metered <> exists (select from fairq._meters(q.queue));
 end;
 $$;
 

@@ -8,7 +8,6 @@ language sql stable rows 1 security definer set search_path = pg_catalog, pg_tem
   where g.done is not null and g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no)))
     and g.task_id = p_id
     and fairq._may_ask((select t.queue from fairq.tasks t where t.shard_no = g.shard_no and t.id = p_id))
-  order by g.reported_at desc
-  limit 1
+  order by g.reported_at desc limit 1
 $$;
 comment on function fairq.task_progress is 'What the handler of a running task reported last.';

@@ -11,8 +11,7 @@ language sql stable rows 1 security definer set search_path = pg_catalog, pg_tem
     select k.outcome, k.finished_at, k.result, k.error
     from fairq.finished_tasks k
     where k.shard_no = any(s.shard_nos) and k.id = p_id and fairq._may_ask(k.queue)
-    order by k.finished_at desc
-    limit 1
+    order by k.finished_at desc limit 1
   ) f on true
 $$;
 comment on function fairq.task_result is 'How a task ended, or whether it is live still.';

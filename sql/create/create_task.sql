@@ -70,8 +70,7 @@ begin
   return v_id;
 end;
 $$;
-comment on function fairq.create_task is
-  'Creates a task in the caller''s transaction, without waiting for anyone. Returns its id.';
+comment on function fairq.create_task is 'Creates a task in the caller''s transaction, without waiting for anyone. Returns its id.';
 
 -- What holds for a new task: what its creator says, else what its kind declares, else its queue. The max_attempts of a kind is also the most.
 -- No row: there is no such queue. Without "set search_path": inlined into the statement that asks.
@@ -86,8 +85,7 @@ language sql stable rows 1 as $$
   from fairq.settings s
   cross join fairq.queues q
   left join fairq.kinds k on k.queue = q.queue and k.kind = p_kind
-  where q.queue = p_queue
-    and not q.internal
+  where q.queue = p_queue and not q.internal
 $$;
 
 -- Whether what each task says for itself is worth a closer look. Without "set search_path": inlined, so that the many that are as they ought to be cost no
@@ -169,8 +167,7 @@ $$;
 -- at most 22 MB of text, and not the gigabyte of which every pop would fail. "#>" unpacks what a table had compressed.
 -- Stable, as pg_column_size is, without "set search_path": so it is inlined into the statement that asks, which saves 4 us a task.
 create function fairq._is_large(p_json jsonb, p_most integer) returns boolean
-language sql stable
-as $$ select pg_column_size(p_json #> '{}') > least(2048, p_most / 4) $$;
+language sql stable as $$ select pg_column_size(p_json #> '{}') > least(2048, p_most / 4) $$;
 
 -- Whether JSON has more than so many bytes of text; also when it has more than the server can make.
 create function fairq._is_longer(p_json jsonb, p_most integer) returns boolean
@@ -315,16 +312,13 @@ language sql stable rows 1 as $$
         select t.next_xid, t.heard_xid
         from fairq.ticks t
         where t.shard_no = p_shard_no and t.queue = p_queue
-        order by t.tick desc
-        limit 1
+        order by t.tick desc limit 1
       ) k on true
       cross join lateral (
         select
         from fairq.rings r
-        where r.shard_no = p_shard_no and r.queue = p_queue
-          and r.announced
-          and r.xid >= coalesce(k.next_xid, '0')
-          and r.xid <> coalesce(k.heard_xid, '0')
+        where r.shard_no = p_shard_no and r.queue = p_queue and r.announced
+          and r.xid >= coalesce(k.next_xid, '0') and r.xid <> coalesce(k.heard_xid, '0')
         limit 1
       ) r
     )

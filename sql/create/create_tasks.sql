@@ -97,5 +97,4 @@ begin
   end if;
 end;
 $$;
-comment on function fairq.create_tasks is
-  'Creates many tasks with one call. Returns their ids in the order of the input.';
+comment on function fairq.create_tasks is 'Creates many tasks with one call. Returns their ids in the order of the input.';

@@ -44,8 +44,7 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq.finish_tasks is
-  'Ends attempts of a worker''s tasks. Returns the ids accepted; stale ones are missing.';
+comment on function fairq.finish_tasks is 'Ends attempts of a worker''s tasks. Returns the ids accepted; stale ones are missing.';
 
 -- Raises QF012 for a hold of something else, QF009 where it, or a task that is postponed, has no delay, or one that is longer than a year.
 create function fairq._check_holds(p_worker_id bigint, p_outcomes text[], p_holds text[], p_delays interval[]) returns void

@@ -32,9 +32,7 @@ begin
       with ended as (
         delete from fairq.tasks b
         using unnest(p_tasks) t
-        where b.shard_no = p_shard_no
-          and b.ctid = t.body
-          and t.ends
+        where b.shard_no = p_shard_no and b.ctid = t.body and t.ends
         returning b.*, t.outcome, t.worker_id, t.started_at, t.used, t.result, t.error, coalesce(t.attempt, b.attempt) as last_attempt
       )
       insert into fairq.finished_tasks as f (shard_no, id, queue, group_key, user_key, kind, priority, outcome, worker_id, created_at, run_at, expires_at,
@@ -105,9 +103,7 @@ begin
       -- One that ended an attempt by itself is suspected no more.
       losses = case t.outcome when 'worker_lost' then coalesce(b.losses, 0) + 1 when 'retry' then null when 'postponed' then null else b.losses end
     from unnest(p_tasks) t
-    where b.shard_no = p_shard_no
-      and b.ctid = t.body
-      and not t.ends
+    where b.shard_no = p_shard_no and b.ctid = t.body and not t.ends
     returning b.id, b.queue, b.group_key, b.user_key, b.priority, b.sequence, b.scheduled, b.run_at, b.concurrency_key, t.outcome, t.error, t.attempt, t.worker_id,
       t.started_at, t.used
   ),
@@ -125,10 +121,7 @@ begin
   ),
   due as (
     insert into fairq.rings (shard_no, queue, group_key, due_at)
-    select p_shard_no, b.queue, min(b.group_key), min(b.run_at)
-    from back b
-    where b.scheduled
-    group by b.queue
+    select p_shard_no, b.queue, min(b.group_key), min(b.run_at) from back b where b.scheduled group by b.queue
   )
   select array_agg(b.id) into v_ids from back b;
   perform fairq._ring_wishes(p_shard_no, v_ids);
@@ -158,8 +151,7 @@ begin
         u.retry_delay, u.cost, u.hold
       from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays, p_costs, p_holds)
         as u(id, attempt, outcome, result, error, retry_delay, cost, hold)
-      order by u.id, u.attempt
-      offset 0
+      order by u.id, u.attempt offset 0
     ) i
     cross join lateral (
       select k.ctid, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed, k.user_counted
@@ -167,8 +159,7 @@ begin
       where k.shard_no = p_shard_no and k.id = i.id and k.worker_id = p_worker_id
         and (p_attempts is null or k.attempt = i.attempt)
         and (k.started_at is not null or p_outcome <> 'succeeded' or i.outcome in ('cancelled', 'released', 'declined', 'interrupted'))
-      for update
-      offset 0
+      for update offset 0
     ) h
     cross join lateral (
       select t.id, t.ctid, t.queue, t.kind, t.max_attempts, coalesce(t.spared, 0) as spared, t.losses, t.expires_at, t.concurrency_key
@@ -246,22 +237,19 @@ begin
     select t.id, t.ctid
     from fairq.tasks t
     where t.shard_no = p_shard_no and t.id = i.id
-    for update skip locked
-    offset 0
+    for update skip locked offset 0
   ) b
   left join lateral (
     select y.ctid, y.charge, y.counted, y.user_counted, y.keyed_at
     from fairq.ready y
     where y.shard_no = p_shard_no and y.id = i.id
-    for update skip locked
-    offset 0
+    for update skip locked offset 0
   ) r on true
   left join lateral (
     select p.ctid, p.granted, p.concurrency_key
     from fairq.parked p
     where p.shard_no = p_shard_no and p.id = i.id
-    for update skip locked
-    offset 0
+    for update skip locked offset 0
   ) k on true
   where not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = i.id offset 0)
     and (r.ctid is not null or not exists (select from fairq.ready y where y.shard_no = p_shard_no and y.id = i.id offset 0))

@@ -39,8 +39,7 @@ begin
 
     with ended as (
       delete from fairq.finished_tasks f
-      where f.shard_no = v_shard_no and f.id = p_id
-        and f.outcome <> 'succeeded'
+      where f.shard_no = v_shard_no and f.id = p_id and f.outcome <> 'succeeded'
       returning f.*
     )
     insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, user_key, kind, priority, created_at, run_at, cost, attempt, max_attempts,

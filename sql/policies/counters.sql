@@ -42,8 +42,7 @@ begin
       from fairq.lanes l
       where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at >= least(v_due_at, p_now + interval '1 microsecond') and (l.gate).held_until is not null
         and l.group_key <> all(array(select k.group_key from unnest(v_lanes) k))
-      order by l.look_at
-      limit 1
+      order by l.look_at limit 1
     ));
   perform fairq._write_tick(v_tick);
   return v_lanes;

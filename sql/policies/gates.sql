@@ -262,8 +262,7 @@ begin
   where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.user_key = p_user_key
     and (p_queue like '#%' and p_queue not like '#users %'
       or l.version >= (select k.first_version from fairq._tick(p_shard_no, case when p_queue like '#%' then substr(p_queue, 8) else p_queue end) k))
-  order by l.version desc
-  limit 1;
+  order by l.version desc limit 1;
   return v_lane;
 end;
 $$;

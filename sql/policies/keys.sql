@@ -34,8 +34,7 @@ declare
       select b.id, b.priority, b.sequence, b.kind, b.cost, b.attempt, b.expires_at, b.concurrency_key
       from fairq.tasks b
       where b.shard_no = p_tick.shard_no and b.queue = p_tick.queue and b.group_key = p_lane.group_key and b.user_key = p_lane.user_key
-        and not b.scheduled
-        and (-b.priority, b.sequence) >= (-c.priority, c.sequence)
+        and not b.scheduled and (-b.priority, b.sequence) >= (-c.priority, c.sequence)
         and -b.priority <= case when c.is_open then 2147483647 else -c.priority end
       order by -b.priority, b.sequence
     ) t;
@@ -161,8 +160,7 @@ begin
       from fairq.parked g
       where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = p_user_key and g.granted
         and g.concurrency_key = p_concurrency_key
-      order by g.priority, g.sequence desc
-      limit 1
+      order by g.priority, g.sequence desc limit 1
     )
   returning k.id, k.priority, k.sequence into v_last;
   if not found then
@@ -208,15 +206,13 @@ begin
   select k.id, k.priority, k.sequence, k.turn into v_first
   from fairq.parked k
   where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
-  order by -k.priority, k.sequence
-  limit 1;
+  order by -k.priority, k.sequence limit 1;
   -- Who comes new to a key starts at its clock, and not before those who wait there.
   v_turn := coalesce(v_first.turn, p_turn, greatest((fairq._lane(p_shard_no, '#keys', p_concurrency_key)).finish, (
     select k.turn
     from fairq.parked k
     where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.turn is not null
-    order by k.turn
-    limit 1
+    order by k.turn limit 1
   ), 0));
   if (-v_first.priority, v_first.sequence) < (-p_priority, p_sequence) then
     update fairq.parked k set turn = v_turn where k.shard_no = p_shard_no and k.id = v_first.id and k.turn is null;
@@ -253,9 +249,7 @@ begin
       select k.* into v_first
       from fairq.parked k
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
-      order by k.turn, k.id
-      limit 1
-      for update skip locked;
+      order by k.turn, k.id limit 1 for update skip locked;
       -- Those that are locked are leaving, and more than fit into one pass wait for the next.
       if not found or v_round > 1000 then
         insert into fairq.rings (shard_no, queue, group_key)
@@ -271,8 +265,7 @@ begin
       select k.turn into v_key.finish
       from fairq.parked k
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
-      order by k.turn
-      limit 1;
+      order by k.turn limit 1;
       v_goes_on := fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, v_first.user_key, p_now);
       if v_goes_on then
         update fairq.parked k set granted = true, turn = null where k.shard_no = p_shard_no and k.id = v_first.id;
@@ -357,8 +350,7 @@ begin
       where k.shard_no = p_gone.shard_no and k.concurrency_key = p_gone.concurrency_key and k.queue = p_gone.queue
         and k.group_key = p_gone.group_key and (-k.priority, k.sequence) > (-p_gone.priority, p_gone.sequence)
         and not k.granted
-      order by -k.priority, k.sequence
-      limit 1
+      order by -k.priority, k.sequence limit 1
     );
 end;
 $$;

@@ -8,8 +8,7 @@ language sql stable rows 1 as $$
   union all
   select 'queue ' || q.queue, 1
   from fairq.queues q
-  where q.queue = p_queue
-    and coalesce(q.max_running, q.rate_limit, q.breaker_threshold) is not null
+  where q.queue = p_queue and coalesce(q.max_running, q.rate_limit, q.breaker_threshold) is not null
 $$;
 
 -- How many tasks the meters of a queue let pass. They hear first what left since, so what they say is exact.
@@ -67,8 +66,7 @@ begin
       from fairq._meters(p_queue) m
       cross join lateral fairq._tick(0, '#' || m.scope) k
       cross join lateral fairq._lane(0, '#' || m.scope, m.scope) l
-      where l.policy is distinct from null
-        and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
+      where l.policy is distinct from null and (fairq._allowance(l.policy, l.gate, p_now)).tasks < 1
         and not fairq._has_news(k)
     );
 end;

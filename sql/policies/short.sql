@@ -43,8 +43,7 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
     select
     from fairq.held h
     cross join lateral (select t.queue from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id offset 0) t
-    where h.shard_no = s.shard_no and h.meters >= 4
-      and t.queue = p_queue
+    where h.shard_no = s.shard_no and h.meters >= 4 and t.queue = p_queue
     union all
     select from fairq.ready r where r.shard_no = s.shard_no and r.queue = p_queue and r.position >= 0 and r.long
     union all
@@ -54,8 +53,7 @@ $$;
 
 -- Whether a pop should promote for the sake of long tasks that wait. Nobody rings when one of them ends. Inlined.
 create function fairq._lets_long(p_tick fairq.ticks, p_now timestamptz) returns boolean
-language sql stable
-as $$ select p_tick.long_since is not null and fairq._long_room(p_tick, p_now) > 0 $$;
+language sql stable as $$ select p_tick.long_since is not null and fairq._long_room(p_tick, p_now) > 0 $$;
 
 -- Gives slots to long tasks, as many as this pop asks for and there is room; their lanes ring, and place them next. A group whose tag has moved on since its
 -- task was parked waits until the others have come as far: what short ones cost it, or what its attempts took beyond what was expected, counts here, too.
@@ -76,8 +74,7 @@ begin
     select k.* into v_first
     from fairq.parked k
     where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key = '' and k.turn >= coalesce(p_tick.long_turn, 0)
-    order by k.turn
-    limit 1;
+    order by k.turn limit 1;
     exit when not found;
     p_tick.long_turn := v_first.turn;
     v_lane := fairq._lane(p_tick.shard_no, p_tick.queue, v_first.group_key);

@@ -51,13 +51,11 @@ begin
       select h.beat_at
       from fairq.heartbeats h
       where h.shard_no = p_shard_no and h.worker_id = p_worker_id
-      order by h.beat_at desc
-      limit 1
+      order by h.beat_at desc limit 1
     )
   into v_lease, v_role, v_previous
   from fairq.workers w
-  where w.shard_no = p_shard_no and w.worker_id = p_worker_id
-    and w.lost_at is null;
+  where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null;
   if not found then
     perform fairq._refuse_worker(p_worker_id);
   end if;

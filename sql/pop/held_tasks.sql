@@ -22,11 +22,9 @@ begin
         select t.id
         from fairq.held t
         where t.shard_no = v_shard_no and t.id = i.id and t.attempt = i.attempt and t.worker_id = p_worker_id
-        for update skip locked
-        offset 0
+        for update skip locked offset 0
       ) h;
   end loop;
 end;
 $$;
-comment on function fairq.held_tasks is
-  'Which of these tasks a worker still holds, without those that an open transaction is finishing.';
+comment on function fairq.held_tasks is 'Which of these tasks a worker still holds, without those that an open transaction is finishing.';

@@ -92,8 +92,7 @@ begin
       select y.block
       from fairq.ready y
       where y.shard_no = s.shard_no and y.queue = p_queue and y.position >= 0 and (y.block, y.position) >= (k.clock, k.clock_position)
-      order by y.block, y.position
-      limit 1
+      order by y.block, y.position limit 1
     ) r on true
   ),
   placed as (
@@ -225,10 +224,8 @@ begin
     (
       select least(2 * coalesce(sum(w.slots), 0), 4000)
       from fairq.workers w
-      where w.shard_no = p_shard_no
-        and w.lost_at is null
-        and w.worker_id is distinct from p_worker_id
-        and p_queue.queue = any(w.queues)
+      where w.shard_no = p_shard_no and w.lost_at is null
+        and w.worker_id is distinct from p_worker_id and p_queue.queue = any(w.queues)
     )
   ))::integer;
 end;

@@ -38,8 +38,7 @@ begin
   select s.shard_no, v_worker_id, p_name, fairq._caller(), p_queues, p_kinds, p_slots, p_lease, v_now
   from fairq._shards(null) s(shard_no);
   insert into fairq.heartbeats (shard_no, worker_id, beat_at)
-  select s.shard_no, v_worker_id, v_now
-  from fairq._shards(null) s(shard_no);
+  select s.shard_no, v_worker_id, v_now from fairq._shards(null) s(shard_no);
   if p_kinds is not null then
     perform fairq._wake_declined(s.shard_no, q.queue, p_kinds, v_now)
     from fairq._shards(null) s(shard_no)
@@ -62,11 +61,9 @@ declare
       select w.id, w.kind, w.attempt, w.spared
       from fairq.tasks w
       where w.shard_no = p_shard_no and w.queue = p_queue and w.scheduled and w.run_at > p_now and w.run_at <= p_now + interval '375 seconds'
-      order by w.run_at
-      limit 10000
+      order by w.run_at limit 10000
     ) t
-    where t.spared > 0
-      and p_kinds ? t.kind
+    where t.spared > 0 and p_kinds ? t.kind
       and exists (
         select from fairq.attempts a where a.shard_no = p_shard_no and a.task_id = t.id and a.attempt = t.attempt and a.outcome = 'declined' offset 0
       )
@@ -82,9 +79,7 @@ begin
     returning t.group_key
   )
   insert into fairq.rings (shard_no, queue, group_key, due_at)
-  select p_shard_no, p_queue, min(d.group_key), p_now
-  from due d
-  having count(*) > 0;
+  select p_shard_no, p_queue, min(d.group_key), p_now from due d having count(*) > 0;
   perform fairq._ring_wishes(p_shard_no, v_ids);
 end;
 $$;

@@ -34,8 +34,7 @@ begin
           select g.reported_at
           from fairq.progress g
           where g.shard_no = v_shard_no and g.task_id = t.id
-          order by g.reported_at desc
-          limit 1
+          order by g.reported_at desc limit 1
         ) l on true
       ),
       reported as (
@@ -47,13 +46,11 @@ begin
       replaced as (
         delete from fairq.progress g
         using held h
-        where g.shard_no = v_shard_no and g.task_id = h.id
-          and g.reported_at = h.previous
+        where g.shard_no = v_shard_no and g.task_id = h.id and g.reported_at = h.previous
           and h.previous < v_now
       )
       select h.id from held h;
   end loop;
 end;
 $$;
-comment on function fairq.report_progress is
-  'Reports the progress of running tasks. Returns the ids accepted.';
+comment on function fairq.report_progress is 'Reports the progress of running tasks. Returns the ids accepted.';

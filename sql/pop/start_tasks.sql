@@ -24,8 +24,7 @@ begin
       from fairq.held k
       where k.shard_no = v_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
         and k.started_at is null
-      for update
-      offset 0
+      for update offset 0
     ) h
     cross join lateral (
       select coalesce(t.expires_at <= v_now, false) as is_expired
@@ -40,8 +39,7 @@ begin
   end loop;
 end;
 $$;
-comment on function fairq.start_tasks is
-  'Starts claimed tasks of a worker that prefetches. Returns the ids that it still holds.';
+comment on function fairq.start_tasks is 'Starts claimed tasks of a worker that prefetches. Returns the ids that it still holds.';
 
 -- By ctid and no other way, see _leave.
 create function fairq._start(p_shard_no integer, p_ctids tid[], p_now timestamptz) returns setof bigint
@@ -50,8 +48,7 @@ begin
   return query
     update fairq.held k
     set started_at = p_now, lease_expires_at = null
-    where k.shard_no = p_shard_no
-      and k.ctid = any(p_ctids)
+    where k.shard_no = p_shard_no and k.ctid = any(p_ctids)
     returning k.id;
 end;
 $$;

@@ -29,8 +29,7 @@ begin
       select distinct m.scope
       from fairq.queues q
       cross join lateral fairq._meters(q.queue) m
-      where q.queue = any(p_queues) and q.metered
-        and fairq._is_worth_asking(q.queue, fairq._now())
+      where q.queue = any(p_queues) and q.metered and fairq._is_worth_asking(q.queue, fairq._now())
       order by m.scope
     loop
       perform fairq._lock_counters(0, '#' || v_scope, false);

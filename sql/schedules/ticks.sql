@@ -37,9 +37,7 @@ begin
       select s.*
       from fairq.schedules s
       where s.shard_no = p_shard_no and s.fire_at <= p_now
-      order by s.fire_at
-      limit p_limit
-      for update skip locked
+      order by s.fire_at limit p_limit for update skip locked
     ) d
     -- The last one whose time has come.
     cross join lateral (
@@ -99,8 +97,7 @@ begin
     select s.*
     from fairq.schedules s
     where s.shard_no = any(array(select fairq._shards(null))) and s.name = p_name and (p_group_key is null or s.group_key = p_group_key)
-    order by s.shard_no, s.group_key
-    for update;
+    order by s.shard_no, s.group_key for update;
   if not found then
     raise exception 'there is no schedule %', coalesce('"' || left(p_name, 200) || '"', 'null') || coalesce(' of group "' || left(p_group_key, 200) || '"', '')
       using errcode = 'QF018', hint = 'See: select name, group_key from fairq.schedule_stats;';

@@ -14,8 +14,7 @@ begin
       select s.name, s.group_key, s.cron, s.time_zone, s.done_until, v_now
       from fairq.schedules s
       where s.shard_no = v_shard_no and s.plan_at <= v_now
-      order by s.plan_at
-      limit p_limit;
+      order by s.plan_at limit p_limit;
   end loop;
 end;
 $$;

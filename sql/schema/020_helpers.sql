@@ -2,13 +2,11 @@
 
 -- Length of one round of the round robin in units of the virtual time: a task of cost 1 in a group of weight 1 moves its group by this much.
 create function fairq._round() returns bigint
-language sql immutable parallel safe
-as $$ select 1048576::bigint $$;
+language sql immutable parallel safe as $$ select 1048576::bigint $$;
 
 -- A distance in virtual time as a number of rounds.
 create function fairq._rounds(p_distance bigint) returns double precision
-language sql immutable parallel safe
-as $$ select p_distance::double precision / fairq._round() $$;
+language sql immutable parallel safe as $$ select p_distance::double precision / fairq._round() $$;
 
 -- How far a task moves its group in virtual time. At least one unit, so two tasks of a group never share an address; at most 2^20 rounds, so that a
 -- million tasks ahead fit in a bigint.
@@ -18,13 +16,11 @@ as $$ select least(1099511627776, greatest(1, ceil(fairq._round() * p_cost / p_w
 
 -- Position of a lane in its blocks. Between two lanes there is room for 2^20 newcomers, who are served as soon as they come.
 create function fairq._lane_position(p_lane_no bigint) returns bigint
-language sql immutable parallel safe
-as $$ select p_lane_no << 20 $$;
+language sql immutable parallel safe as $$ select p_lane_no << 20 $$;
 
 -- The queue under which the lanes of a queue's users stand.
 create function fairq._users_of(p_queue text) returns text
-language sql immutable parallel safe
-as $$ select '#users ' || p_queue $$;
+language sql immutable parallel safe as $$ select '#users ' || p_queue $$;
 
 -- The shard of a group: the first 60 bits of the md5 of its key, modulo the number of shards. Frozen: stored tasks depend on it.
 create function fairq._shard_of(p_group_key text, p_shard_count integer) returns integer

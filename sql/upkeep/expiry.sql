@@ -21,12 +21,9 @@ begin
     from (
       select t.id, t.queue, t.expires_at
       from fairq.tasks t
-      where t.shard_no = p_shard_no
-        and t.expires_at >= v_floor
-        and t.expires_at <= p_now
+      where t.shard_no = p_shard_no and t.expires_at >= v_floor and t.expires_at <= p_now
         and not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = t.id offset 0)
-      order by t.expires_at
-      limit p_limit
+      order by t.expires_at limit p_limit
     ) e
     group by e.queue
     order by e.queue

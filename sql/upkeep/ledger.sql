@@ -38,8 +38,7 @@ $$;
 
 -- The length of a part.
 create function fairq._ledger_step() returns interval
-language sql immutable parallel safe
-as $$ select interval '30 seconds' $$;
+language sql immutable parallel safe as $$ select interval '30 seconds' $$;
 
 -- The part that a time is in.
 create function fairq._ledger_begin(p_at timestamptz) returns timestamptz
@@ -48,8 +47,7 @@ as $$ select date_bin(fairq._ledger_step(), p_at, timestamptz '2000-01-01 00:00:
 
 -- Up to when the ledger is written; null: it has not begun.
 create function fairq._ledger_until(p_shard_no integer) returns timestamptz
-language sql stable
-as $$ select to_timestamp(fairq._sweep_floor(p_shard_no, 'ledger') / 1000000.0) $$;
+language sql stable as $$ select to_timestamp(fairq._sweep_floor(p_shard_no, 'ledger') / 1000000.0) $$;
 
 -- Where the steps of a histogram end, in seconds: 5 ms, doubled each time, up to 44 minutes. What is longer is in a last step.
 create function fairq._ledger_steps() returns double precision[]
@@ -189,8 +187,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
           where t.shard_no = p_shard_no and t.id = h.id
           offset 0
         ) b
-        where h.shard_no = p_shard_no
-          and coalesce(h.started_at, '-infinity') < p_until
+        where h.shard_no = p_shard_no and coalesce(h.started_at, '-infinity') < p_until
       ) x
       offset 0
     ) a
@@ -208,9 +205,7 @@ create function fairq._ledger_part(
 language plpgsql stable rows 100 set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-    with tally as materialized (
-      select t.* from unnest(p_tallies) t
-    ),
+    with tally as materialized (select t.* from unnest(p_tallies) t),
     received as materialized (
       select t.group_key, coalesce(sum(t.attempts) filter (where t.began), 0)::bigint as tasks,
         coalesce(sum(t.attempts) filter (where t.ended and t.run_class is not null), 0)::bigint as ended,
@@ -233,8 +228,7 @@ begin
         select k.weight, k.group_key
         from fairq._tick(p_shard_no, p_queue.queue) i
         join fairq.lanes k on k.shard_no = p_shard_no and k.queue = p_queue.queue and k.user_key = '' and k.admissible and k.finish >= i.clock
-        order by k.finish, k.position
-        limit 5000
+        order by k.finish, k.position limit 5000
       ) l
       where l.group_key not in (select w.group_key from waiter w where w.since is not null)
     ),
@@ -304,8 +298,7 @@ begin
       select case when m.shown then m.group_key else '' end as group_key, array_agg(t.wait_class) as classes, array_agg(t.attempts) as numbers
       from tally t
       join member m on m.group_key = t.group_key
-      where t.began
-        and t.wait_class is not null
+      where t.began and t.wait_class is not null
       group by case when m.shown then m.group_key else '' end
     ) h on h.group_key = p.group_key;
 end;
@@ -340,14 +333,12 @@ begin
       (select l.group_key
        from fairq.ledger l
        where l.shard_no = p_shard_no and l.begins_at = v_before and l.queue = p_queue.queue and l.waiting_since is not null and l.group_key <> ''
-       order by l.waiting_since, l.group_key
-       limit 200)
+       order by l.waiting_since, l.group_key limit 200)
       union
       (select k.group_key
        from fairq.lanes k
        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.user_key = '' and k.admissible and k.finish >= v_tick.clock
-       order by k.finish, k.position
-       limit 200)
+       order by k.finish, k.position limit 200)
       union
       (select r.group_key from ready r order by r.id limit 200)
     )
@@ -395,8 +386,7 @@ begin
       from fairq.lanes k
       where l.inside is distinct from null
         and k.shard_no = p_shard_no and k.queue = fairq._users_of(p_queue.queue) and k.queue like '#users %' and k.group_key = c.group_key and k.admissible
-      order by k.finish, k.position
-      limit 1
+      order by k.finish, k.position limit 1
     ) u on true
     left join lateral (
       select t.id
@@ -405,8 +395,7 @@ begin
         from fairq.tasks k
         where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = coalesce(u.user_key, '') and not k.scheduled
           and (-k.priority, k.sequence) >= (-(coalesce(u.next, l.cursors[1])).priority, (coalesce(u.next, l.cursors[1])).sequence)
-        order by -k.priority, k.sequence
-        limit 100
+        order by -k.priority, k.sequence limit 100
       ) t
       where not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = t.id offset 0)
         and not exists (select from fairq.parked k where k.shard_no = p_shard_no and k.id = t.id offset 0)
@@ -467,8 +456,7 @@ begin
   with ended as materialized (
     select t.kind, t.outcome, t.run_class, t.wait_class, sum(t.attempts)::bigint as attempts, sum(t.ran) as ran, sum(t.waited) as waited
     from unnest(p_tallies) t
-    where t.ended
-      and t.outcome in ('succeeded', 'failed', 'cancelled', 'expired')
+    where t.ended and t.outcome in ('succeeded', 'failed', 'cancelled', 'expired')
     group by t.kind, t.outcome, t.run_class, t.wait_class
   ),
   named as materialized (

@@ -131,8 +131,7 @@ begin
   from fairq._tick(p_shard_no, p_queue.queue) k
   join fairq.ready r on r.shard_no = p_shard_no and r.queue = p_queue.queue and r.position >= 0 and (r.block, r.position) >= (k.clock, k.clock_position)
   cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
-  where k.keyed
-    and r.keyed_at is not null
+  where k.keyed and r.keyed_at is not null
     and (p_queue.paused_at is not null or r.keyed_at <= p_now - interval '10 seconds' and exists (
       select
       from fairq.parked w

@@ -44,8 +44,7 @@ begin
       select c.relname::text
       from pg_catalog.pg_inherits i
       join pg_catalog.pg_class c on c.oid = i.inhrelid
-      where i.inhparent = format('fairq.%I', v_parent)::regclass
-        and c.relname ~ '_[0-9]{8}$'
+      where i.inhparent = format('fairq.%I', v_parent)::regclass and c.relname ~ '_[0-9]{8}$'
         and to_date(right(c.relname, 8), 'YYYYMMDD') < v_keep_from
     loop
       begin

@@ -40,8 +40,7 @@ begin
           select h.beat_at
           from fairq.heartbeats h
           where h.shard_no = p_shard_no and h.worker_id = w.worker_id
-          order by h.beat_at desc
-          limit 1
+          order by h.beat_at desc limit 1
         )))
     order by w.worker_id;
 end;
@@ -68,9 +67,7 @@ begin
       select k.id, k.worker_id
       from fairq.held k
       where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor and k.lease_expires_at <= p_now
-      order by k.lease_expires_at
-      limit p_limit
-      for update skip locked
+      order by k.lease_expires_at limit p_limit for update skip locked
     ) h
     group by h.worker_id
   loop

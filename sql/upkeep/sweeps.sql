@@ -27,8 +27,7 @@ begin
     where r.shard_no = p_shard_no and r.queue = p_queue and r.xid >= v_floor::text::xid8
       and r.xid < least(v_tick.next_xid, (select min(p.xid::text::bigint)::text::xid8 from unnest(v_tick.pending) p where p.ring_id > 0))
       and r.xid <> all(v_unheard)
-    order by r.xid
-    limit p_limit
+    order by r.xid limit p_limit
   )
   select array_agg(h.ctid) as ctids, max(h.xid::text::bigint) as last into v_found from heard h;
   v_swept := v_swept + fairq._remove(p_shard_no, 'rings', v_found.ctids) + fairq._sweep_late_rings(p_shard_no, p_queue, v_tick, v_unheard, v_found.last);
@@ -39,8 +38,7 @@ begin
     select k.ctid, k.tick
     from fairq.ticks k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.tick >= v_floor and k.tick < v_tick.tick
-    order by k.tick
-    limit p_limit
+    order by k.tick limit p_limit
   )
   select array_agg(o.ctid) as ctids, max(o.tick) as last into v_found from old o;
   v_swept := v_swept + fairq._remove(p_shard_no, 'ticks', v_found.ctids);
@@ -66,14 +64,11 @@ begin
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and l.user_key = '' and not l.admissible
       -- A meter is asked without looking at the settings: its lane is never missing.
-      and l.queue not like '#%'
-      and l.finish >= v_floor
-      and l.finish <= v_tick.clock
+      and l.queue not like '#%' and l.finish >= v_floor and l.finish <= v_tick.clock
       and (l.cursors = '{}' or l.version < v_tick.first_version)
       and (l.version < v_tick.first_version or l.gate is null or (l.gate).in_flight = 0 and (l.gate).open_until is null and coalesce((l.gate).failures, 0) = 0)
       and (l.version < v_tick.first_version or coalesce((l.pace).reserved, 0) = 0)
-    order by l.finish
-    limit p_limit
+    order by l.finish limit p_limit
   )
   select array_agg(i.ctid) filter (where i.is_paid) as ctids, coalesce(min(i.finish) filter (where not i.is_paid), max(i.finish)) as last into v_found
   from idle i;
@@ -94,8 +89,7 @@ begin
       from fairq.lanes l
       where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at >= to_timestamp(v_floor / 1000000.0)
         and l.look_at <= fairq._now() - interval '1 minute'
-      order by l.look_at
-      limit p_limit
+      order by l.look_at limit p_limit
     )
     select array_agg(i.ctid) as ctids, max(i.look_at) as last into v_found from idle i;
     v_swept := v_swept + fairq._remove(p_shard_no, 'lanes', v_found.ctids);
@@ -121,8 +115,7 @@ begin
     from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and l.user_key = '' and l.admissible and l.finish >= v_floor and l.finish < v_tick.clock
       and l.version < v_tick.first_version and coalesce((l.gate).spent, 0) = 0
-    order by l.finish
-    limit p_limit
+    order by l.finish limit p_limit
   ));
 end;
 $$;
@@ -184,11 +177,9 @@ begin
   v_done := array(
     select w.floor
     from fairq.sweeps w
-    where w.shard_no = p_shard_no and w.what = v_what
-      and w.floor < p_tick.next_xid::text::bigint
+    where w.shard_no = p_shard_no and w.what = v_what and w.floor < p_tick.next_xid::text::bigint
       and w.floor::text::xid8 <> all(p_unheard)
-    order by w.floor
-    limit 1000
+    order by w.floor limit 1000
   );
   delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = v_what and w.floor = any(v_done);
   return fairq._remove(p_shard_no, 'rings', array(
@@ -247,24 +238,18 @@ begin
     select n.ctid
     from fairq.idempotency_keys n
     join fairq.queues q on q.queue = n.queue
-    where n.shard_no = p_shard_no
-      and n.created_at >= v_floor
-      and n.created_at < p_now - q.retention
+    where n.shard_no = p_shard_no and n.created_at >= v_floor and n.created_at < p_now - q.retention
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
       and not exists (select from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = n.task_id and f.finished_at >= p_now - q.retention)
       -- While groups move, a task may be in another shard than its key.
       and not exists (select from fairq.settings s where s.moving_from is not null)
-    order by n.created_at
-    limit p_limit
-    for update of n skip locked
+    order by n.created_at limit p_limit for update of n skip locked
   ));
   -- The next sweep starts at the oldest key left.
   select n.created_at into v_floor
   from fairq.idempotency_keys n
-  where n.shard_no = p_shard_no
-    and n.created_at >= v_floor
-  order by n.created_at
-  limit 1;
+  where n.shard_no = p_shard_no and n.created_at >= v_floor
+  order by n.created_at limit 1;
   perform fairq._set_sweep_floor(p_shard_no, 'keys', (extract(epoch from v_floor) * 1000000)::bigint);
   return v_swept;
 end;

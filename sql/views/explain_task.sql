@@ -47,8 +47,7 @@ begin
     select count(*) into ahead_in_group
     from fairq.tasks t
     where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key and t.user_key = v_task.user_key
-      and not t.scheduled
-      and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence)
+      and not t.scheduled and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence)
       and not exists (select from fairq.held h where h.shard_no = v_task.shard_no and h.id = t.id)
       and not exists (
         select from fairq.parked k
@@ -71,8 +70,7 @@ begin
     select w.reason, w.look_at into reason, next_look_at
     from fairq._obstacles(v_task.shard_no, v_task.queue, v_task.group_key, v_task.user_key, case when not v_is_long then v_task.concurrency_key end,
       v_task.state, v_now) w
-    order by w.nth
-    limit 1;
+    order by w.nth limit 1;
   end if;
   if v_is_long and reason is null then
     select format('is expected to be long: %s such tasks have all slots but those kept for short ones', fairq._long_in_flight(v_task.queue)),
@@ -126,8 +124,7 @@ begin
   nth := 1;
   select format('queue "%s" is paused since %s', q.queue, q.paused_at) into reason
   from fairq.queues q
-  where q.queue = p_queue
-    and q.paused_at is not null;
+  where q.queue = p_queue and q.paused_at is not null;
   if found then
     return next;
   end if;

@@ -32,9 +32,7 @@ returns table (
 language plpgsql stable rows 1 set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-    with account as materialized (
-      select a.* from fairq._accounts(p_queue, p_from, p_live) a
-    ),
+    with account as materialized (select a.* from fairq._accounts(p_queue, p_from, p_live) a),
     part as materialized (
       select l.begins_at, l.until, max(l.slots) filter (where l.queue = p_queue.queue) as slots, sum(l.seconds) as seconds,
         sum(l.tasks) filter (where l.queue = p_queue.queue) as tasks, bool_or(l.judged) filter (where l.queue = p_queue.queue) as judged
@@ -68,8 +66,7 @@ begin
       select a.debt / nullif(a.bound, 0) as ratio, a.group_key
       from account a
       where a.debt is not null
-      order by ratio desc nulls last, a.group_key
-      limit 1
+      order by ratio desc nulls last, a.group_key limit 1
     ) w on true;
 end;
 $$;

@@ -32,9 +32,7 @@ begin
         from fairq._accounts(v_queue, v_now - p_since, v_live) a
       ) r
     ),
-    mean as materialized (
-      select sum(a.ran) / nullif(sum(a.ended), 0) as seconds from account a
-    ),
+    mean as materialized (select sum(a.ran) / nullif(sum(a.ended), 0) as seconds from account a),
     held as materialized (
       select b.group_key, count(*) as tasks
       from fairq._shards(null) s(shard_no)
@@ -243,8 +241,6 @@ language sql immutable parallel safe as $$
     select u.nth - 1 as step, u.number, sum(u.number) over (order by u.nth) - u.number as before, p_part * sum(u.number) over () as wanted
     from unnest(p_histogram) with ordinality u(number, nth)
   ) c
-  where c.number > 0
-    and c.before + c.number >= c.wanted
-  order by c.step
-  limit 1
+  where c.number > 0 and c.before + c.number >= c.wanted
+  order by c.step limit 1
 $$;

@@ -63,11 +63,9 @@ left join lateral (
   select h.beat_at, h.circuit_open, h.circuit_trips
   from fairq.heartbeats h
   where h.shard_no = w.shard_no and h.worker_id = w.worker_id
-  order by h.beat_at desc
-  limit 1
+  order by h.beat_at desc limit 1
 ) b on true
-where w.shard_no = 0
-  and w.lost_at is null;
+where w.shard_no = 0 and w.lost_at is null;
 comment on view fairq.worker_stats is 'Workers, their last sign of life and how many tasks they hold.';
 
 create view fairq.estimates as
