@@ -13,9 +13,7 @@ declare
 begin
   perform fairq._check_length('the time to watch a task', coalesce(p_for, interval '0'), interval '1 hour');
   v_until := fairq._now() + p_for;
-  select k.shard_no, k.queue, k.group_key into v_task
-  from fairq._shards(null) s(shard_no)
-  cross join lateral (select t.shard_no, t.queue, t.group_key from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_id offset 0) k;
+  select t.* into v_task from fairq._find_task(p_id) t;
   if not found or not fairq._may_ask(v_task.queue) then
     return false;
   end if;

@@ -39,7 +39,7 @@ begin
   v_shard_no := case when v_settings.moving_from is null then fairq._shard_of(p_group_key, v_settings.shard_count) else fairq._home(p_group_key) end;
   v_id := nextval('fairq.task_ids');
   if p_unique is not null or p_idempotency_key is not null then
-    v_known_id := fairq._claim_idempotency_key(
+    v_known_id := fairq._take_idempotency_key(
       case when v_settings.moving_from is null then array[v_shard_no] else fairq._key_homes(p_group_key) end, p_queue, p_group_key, p_idempotency_key, p_unique, p_kind, p_payload, v_id);
     if v_known_id is not null then
       return v_known_id;
@@ -179,19 +179,21 @@ exception when program_limit_exceeded or out_of_memory then
 end;
 $$;
 
--- Takes an idempotency key for a new task. Equal keys wait for each other here, and only here, until the first one's transaction ends.
+-- Takes an idempotency key for a task, unless another one has it. Equal keys wait for each other here, and only here, until the first one's transaction ends.
 -- With p_unique it is taken from the task that has it, which ends as cancelled unless it has begun: at the next promotion, or when it comes back.
 -- Returns the id of the task that has the key already; null: the key is ours.
--- Raises QF010 when that task has another payload or kind, QF006 when p_unique is not 'waiting', or has no key; in REPEATABLE READ and above, the usual
--- 40001 when the other task came after the snapshot.
+-- Raises QF010 when that task has another payload or kind (unless p_any: whatever it is), QF006 when p_unique is not 'waiting', or has no key; in REPEATABLE
+-- READ and above, the usual 40001 when the other task came after the snapshot.
 -- p_shard_nos: where the key is taken, one after the other; while groups move that is the old and the new place of its group, see _key_homes.
 -- Locks: idempotency_keys, one row in each.
-create function fairq._claim_idempotency_key(
-  p_shard_nos integer[], p_queue text, p_group_key text, p_idempotency_key text, p_unique text, p_kind text, p_payload jsonb, p_id bigint
+create function fairq._take_idempotency_key(
+  p_shard_nos integer[], p_queue text, p_group_key text, p_idempotency_key text, p_unique text, p_kind text, p_payload jsonb, p_id bigint,
+  p_any boolean default false
 ) returns bigint
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_fingerprint text := fairq._fingerprint(p_kind, p_payload);
+  -- What the task does.
+  v_fingerprint text := md5(p_kind || ' ' || p_payload::text);
   v_known_id bigint;
   v_known_fingerprint text;
   v_shard_no integer;
@@ -209,6 +211,11 @@ begin
       values (v_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, v_fingerprint, fairq._now())
       on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
       exit when found;
+      -- One that ended may have it still, and keeps it: who would take it from there waits.
+      perform from fairq.idempotency_keys k
+      where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key and k.task_id = p_id
+      for update;
+      exit when found;
 
       if p_unique is null then
         select k.task_id, k.fingerprint into v_known_id, v_known_fingerprint
@@ -220,9 +227,7 @@ begin
       delete from fairq.idempotency_keys k
       where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
       returning k.task_id into v_known_id;
-      if found then
-        perform fairq._cancel_unless_held(v_known_id);
-      end if;
+      perform fairq._wish_to_cancel(t.shard_no, t.queue, t.group_key, v_known_id, true) from fairq._find_task(v_known_id) t;
     end loop;
   end loop places;
   if v_known_id is null or p_unique is not null then
@@ -234,65 +239,13 @@ begin
     where k.shard_no = any(p_shard_nos) and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key and k.task_id = p_id;
   end if;
 
-  if v_known_fingerprint <> v_fingerprint then
+  if v_known_fingerprint <> v_fingerprint and not p_any then
     raise exception 'the idempotency key "%" of group "%" belongs to task %, which has another kind or payload', p_idempotency_key, p_group_key, v_known_id
       using errcode = 'QF010', hint = 'Use a new key for a new task, or send exactly what was sent first.';
   end if;
   return v_known_id;
 end;
 $$;
-
--- Wishes to cancel a task that makes room for another one. By its id, for its group may be moving.
-create function fairq._cancel_unless_held(p_id bigint) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  v_task record;
-begin
-  select t.* into v_task
-  from fairq._shards(null) s(shard_no)
-  cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
-  if found then
-    perform fairq._wish_to_cancel(v_task.shard_no, v_task.queue, v_task.group_key, p_id, true);
-  end if;
-end;
-$$;
-
--- The idempotency key of a task that ended is its own again, unless another one has it. Who creates a task with an equal key waits.
--- Returns the id of that other task; null: the key is ours.
--- Locks: idempotency_keys, one row in each of p_shard_nos, see _key_homes.
-create function fairq._retake_idempotency_key(
-  p_shard_nos integer[], p_queue text, p_group_key text, p_idempotency_key text, p_kind text, p_payload jsonb, p_id bigint
-) returns bigint
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  v_shard_no integer;
-  v_task_id bigint;
-begin
-  foreach v_shard_no in array p_shard_nos loop
-    loop
-      select k.task_id into v_task_id
-      from fairq.idempotency_keys k
-      where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key
-      for update;
-      exit when found;
-      insert into fairq.idempotency_keys as k (shard_no, queue, group_key, idempotency_key, task_id, fingerprint, created_at)
-      values (v_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, fairq._fingerprint(p_kind, p_payload), fairq._now())
-      on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
-      exit when found;
-    end loop;
-    if v_task_id <> p_id then
-      delete from fairq.idempotency_keys k
-      where k.shard_no = any(p_shard_nos) and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key and k.task_id = p_id;
-      return v_task_id;
-    end if;
-  end loop;
-  return null;
-end;
-$$;
-
--- What a task does, for the comparison with another of the same idempotency key.
-create function fairq._fingerprint(p_kind text, p_payload jsonb) returns text
-language sql immutable as $$ select md5(p_kind || ' ' || p_payload::text) $$;
 
 -- Whether workers have been told by NOTIFY of something in this domain that no promotion has heard yet. Another NOTIFY would tell them nothing, and it is dear: it
 -- takes a database-wide lock that is held until the commit is on disk, so all who notify commit one after the other.

@@ -8,9 +8,7 @@ declare
   v_now timestamptz := fairq._now();
   v_task record;
 begin
-  select t.shard_no, t.queue, t.group_key into v_task
-  from fairq._shards(null) s(shard_no)
-  cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t;
+  select t.* into v_task from fairq._find_task(p_id) t;
   if not found or not fairq._may_ask(v_task.queue) then
     return false;
   end if;
@@ -27,6 +25,14 @@ begin
 end;
 $$;
 comment on function fairq.cancel_task is 'Cancels a task when the transaction commits. False: it is not live.';
+
+-- A live task, by its id, in whatever shard it is. Without "set search_path": inlined into the statement that asks.
+create function fairq._find_task(p_id bigint) returns table (shard_no integer, queue text, group_key text)
+language sql stable rows 1 as $$
+  select t.*
+  from fairq._shards(null) s(shard_no)
+  cross join lateral (select k.shard_no, k.queue, k.group_key from fairq.tasks k where k.shard_no = s.shard_no and k.id = p_id offset 0) t
+$$;
 
 -- The wish to cancel a task, with its ring, wherever the task may be when the caller commits.
 create function fairq._wish_to_cancel(p_shard_no integer, p_queue text, p_group_key text, p_id bigint, p_unless_held boolean) returns void

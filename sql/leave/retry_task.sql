@@ -27,7 +27,8 @@ begin
     from fairq.finished_tasks f
     where f.shard_no = v_shard_no and f.id = p_id and f.outcome <> 'succeeded';
     if v_ended.idempotency_key is not null then
-      v_other_id := fairq._retake_idempotency_key(fairq._key_homes(v_ended.group_key), v_ended.queue, v_ended.group_key, v_ended.idempotency_key, v_ended.kind, v_ended.payload, p_id);
+      v_other_id := fairq._take_idempotency_key(fairq._key_homes(v_ended.group_key), v_ended.queue, v_ended.group_key, v_ended.idempotency_key, null,
+        v_ended.kind, v_ended.payload, p_id, p_any => true);
       if v_other_id is not null and p_strict then
         raise exception 'the idempotency key "%" of task % belongs to task % now', v_ended.idempotency_key, p_id, v_other_id
           using errcode = 'QF010', hint = 'That task does this work. If this one is to run nevertheless, create it anew with another key.';
