@@ -7,19 +7,15 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp set jit 
 declare
   v_shard_no integer := fairq._group_shard(p_queue, p_group_key);
 begin
+  perform fairq._check_until(format('group "%s"', p_group_key), p_until);
   if p_until is null then
     -- The lane first hears all there is to hear; from here on nobody else writes it.
     v_shard_no := fairq._lock_group(p_queue, p_group_key);
     perform fairq._promote(v_shard_no, p_queue, 1, true);
     perform fairq._end_hold(v_shard_no, p_queue, p_group_key);
-    perform fairq._ring_group(v_shard_no, p_queue, p_group_key);
-    perform fairq._promote(v_shard_no, p_queue, 1, true);
-    return;
   end if;
-  perform fairq._check_until(format('group "%s"', p_group_key), p_until);
-  insert into fairq.rings (shard_no, queue, group_key, configured, hold_until) values (v_shard_no, p_queue, p_group_key, true, p_until);
-  insert into fairq.limit_changes (shard_no, queue, group_key, until) values (v_shard_no, p_queue, p_group_key, p_until);
-  perform fairq._promote(v_shard_no, p_queue, 1, false);
+  perform fairq._ring_group(v_shard_no, p_queue, p_group_key, p_hold_until => p_until);
+  perform fairq._promote(v_shard_no, p_queue, 1, p_until is null);
 end;
 $$;
 comment on function fairq.hold_group is 'Starts nothing of a group before a time; null ends a hold.';

@@ -16,12 +16,16 @@ end;
 $$;
 comment on function fairq.pause_group is 'Stops serving a group, or one of its users, until it is resumed.';
 
--- "Look at this group", or at this user of it: its settings changed. Workers that sleep are woken.
-create function fairq._ring_group(p_shard_no integer, p_queue text, p_group_key text, p_user_key text default null) returns void
+-- "Look at this group", or at this user of it: its settings changed, or nothing of it starts before p_hold_until. Workers that sleep are woken.
+create function fairq._ring_group(
+  p_shard_no integer, p_queue text, p_group_key text, p_user_key text default null, p_hold_until timestamptz default null
+) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-  insert into fairq.rings (shard_no, queue, group_key, user_key, configured) values (p_shard_no, p_queue, p_group_key, p_user_key, true);
-  insert into fairq.limit_changes (shard_no, queue, group_key, until) values (p_shard_no, p_queue, p_group_key, fairq._now());
-  perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
+  insert into fairq.rings (shard_no, queue, group_key, user_key, configured, hold_until)
+  values (p_shard_no, p_queue, p_group_key, p_user_key, true, p_hold_until);
+  insert into fairq.limit_changes (shard_no, queue, group_key, until)
+  values (p_shard_no, p_queue, p_group_key, coalesce(p_hold_until, fairq._now()));
+  perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify and p_hold_until is null;
 end;
 $$;

@@ -76,12 +76,8 @@ $$;
 -- Locks: none of its own; the caller holds the domain of the meter.
 create function fairq._settle_meter(p_scope text, p_now timestamptz) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  v_meter fairq.lanes;
 begin
-  foreach v_meter in array fairq._hear_counters(0, '#' || p_scope, p_now) loop
-    perform fairq._write_lane(v_meter);
-  end loop;
+  perform fairq._write_lane(m) from unnest(fairq._hear_counters(0, '#' || p_scope, p_now)) m;
 end;
 $$;
 

@@ -16,25 +16,21 @@ begin
     perform fairq._start_anew(0, '#' || v_scope);
   end loop;
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
-    while not fairq._rebuild_shard(v_shard_no, p_queue) loop
+    loop
+      begin
+        -- A shard may go meanwhile.
+        if fairq._lock_domain(v_shard_no, p_queue, true) then
+          perform fairq._start_anew(v_shard_no, p_queue);
+          perform fairq._start_anew(v_shard_no, '#keys');
+        end if;
+        exit;
+      exception when deadlock_detected then
+        -- A pop that has tasks of this shard in hand waits for another one, which this transaction has. It does so for a moment only.
+        null;
+      end;
     end loop;
   end loop;
   perform pg_notify('fairq', q.queue) from fairq.queues q where q.queue = p_queue and q.notify;
 end;
 $$;
 comment on function fairq.rebuild is 'Rebuilds what promotion knows of a queue from its tasks and their holders.';
-
--- False: a pop that has tasks of this shard in hand waits for another one, which this transaction has. It does so for a moment only.
-create function fairq._rebuild_shard(p_shard_no integer, p_queue text) returns boolean
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-  -- A shard may go meanwhile.
-  if fairq._lock_domain(p_shard_no, p_queue, true) then
-    perform fairq._start_anew(p_shard_no, p_queue);
-    perform fairq._start_anew(p_shard_no, '#keys');
-  end if;
-  return true;
-exception when deadlock_detected then
-  return false;
-end;
-$$;
