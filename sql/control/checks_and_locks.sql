@@ -1,10 +1,11 @@
--- Raises QF007 when a limit is not 1 to 100000.
-create function fairq._check_limit(p_limit integer) returns void
+-- Raises QF007 when a number is not p_least to p_most.
+create function fairq._check_limit(p_limit integer, p_of text default 'the limit', p_least integer default 1, p_most integer default 100000)
+returns void
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
-  if p_limit is null or p_limit < 1 or p_limit > 100000 then
-    raise exception 'the limit % is out of range', coalesce(p_limit::text, 'null')
-      using errcode = 'QF007', hint = 'Ask for 1 to 100000 tasks.';
+  if p_limit is null or p_limit < p_least or p_limit > p_most then
+    raise exception '% of % is out of range', p_of, coalesce(p_limit::text, 'null')
+      using errcode = 'QF007', hint = format('A number from %s to %s.', p_least, p_most);
   end if;
 end;
 $$;

@@ -89,17 +89,17 @@ begin
       raise exception 'setting % of % cannot be %', v_setting.name, p_of, left(v_value::text, 60)
         using errcode = case v_setting.type when 'interval' then 'QF009' when 'integer' then 'QF007' when 'double precision' then 'QF007' else 'QF014' end,
           hint = case v_setting.type
-            when 'integer' then format('A whole number, %s to %s; null takes the setting away.', v_setting.least, v_setting.most)
-            when 'double precision' then format('A number, %s to %s; null takes the setting away.', v_setting.least, v_setting.most)
-            when 'interval' then format('A text such as "5 minutes", or a number of seconds: %s, at most %s days; null takes the setting away.',
+            when 'integer' then format('A whole number, %s to %s', v_setting.least, v_setting.most)
+            when 'double precision' then format('A number, %s to %s', v_setting.least, v_setting.most)
+            when 'interval' then format('A text such as "5 minutes", or a number of seconds: %s, at most %s days',
               case v_setting.least when 0 then 'zero or more' when 1 then 'at least a second' else 'more than zero' end, trunc(v_setting.most / 86400))
-            when 'boolean' then 'true or false; null takes the setting away.'
+            when 'boolean' then 'true or false'
             else case v_setting.name
-              when 'fairness' then 'count (as many tasks for each), time (as many worker seconds) or cost (as much of what handlers charge); null takes the setting away.'
-              when 'owner' then 'The name of an app, up to 200 bytes; null takes the setting away.'
-              else 'The name of a role that exists; null takes the setting away.'
+              when 'fairness' then 'count (as many tasks for each), time (as many worker seconds) or cost (as much of what handlers charge)'
+              when 'owner' then 'The name of an app, up to 200 bytes'
+              else 'The name of a role that exists'
             end
-          end,
+          end || '; null takes the setting away.',
           column = v_setting.name;
     end if;
     if v_setting.type = 'interval' then

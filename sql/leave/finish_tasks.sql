@@ -17,18 +17,16 @@ language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_now timestamptz := fairq._now();
-  v_unknown text;
+  v_outcomes constant text[] := array['succeeded', 'failed', 'retry', 'cancelled', 'expired', 'released', 'declined', 'interrupted', 'postponed'];
   v_shard_no integer;
   v_tasks fairq.leaving[];
 begin
   perform fairq._check_lengths(array[coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0), cardinality(p_outcomes), cardinality(p_results),
     cardinality(p_errors), cardinality(p_retry_delays), cardinality(p_costs), cardinality(p_holds)]);
-  if not p_outcomes <@ array['succeeded', 'failed', 'retry', 'cancelled', 'expired', 'released', 'declined', 'interrupted', 'postponed'] then
-    select o.outcome into v_unknown
-    from unnest(p_outcomes) o(outcome)
-    where o.outcome is null or o.outcome not in ('succeeded', 'failed', 'retry', 'cancelled', 'expired', 'released', 'declined', 'interrupted', 'postponed');
-    raise exception 'worker % finishes a task with the unknown outcome "%"', coalesce(p_worker_id::text, 'null'), coalesce(left(v_unknown, 60), 'null')
-      using errcode = 'QF012', hint = 'Use succeeded, failed, retry, cancelled, expired, released, declined, interrupted or postponed.';
+  if not p_outcomes <@ v_outcomes then
+    raise exception 'worker % finishes a task with the unknown outcome "%"', coalesce(p_worker_id::text, 'null'),
+      (select coalesce(left(o.outcome, 60), 'null') from unnest(p_outcomes) o(outcome) where (o.outcome = any(v_outcomes)) is not true limit 1)
+      using errcode = 'QF012', hint = format('Use %s.', array_to_string(v_outcomes, ', '));
   end if;
   perform fairq._check_costs(p_worker_id, p_costs);
   perform fairq._check_holds(p_worker_id, p_outcomes, p_holds, p_retry_delays);

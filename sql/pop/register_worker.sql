@@ -11,10 +11,7 @@ declare
   v_queue fairq.queues;
 begin
   perform fairq._check_name('the name of the worker', p_name, 200, 'QF006', 'For example the host name and the process id');
-  if p_slots is null or p_slots not between 1 and 100000 then
-    raise exception 'worker "%" has % slots', p_name, coalesce(p_slots::text, 'null')
-      using errcode = 'QF007', hint = 'Slots are how many tasks it runs at once, 1 to 100000.';
-  end if;
+  perform fairq._check_limit(p_slots, format('the number of slots of worker "%s"', p_name));
   -- One lease that cannot be added to a time would fail every later maintain(), for all workers.
   perform fairq._check_length(format('the lease of worker "%s"', p_name), coalesce(p_lease, interval '0'), interval '366 days');
   if coalesce(cardinality(p_queues), 0) = 0 then

@@ -14,9 +14,7 @@ declare
   v_now timestamptz := fairq._now();
   v_queue fairq.queues;
 begin
-  if p_groups is null or p_groups < 0 or p_groups > 1000 then
-    raise exception '% groups is out of range', coalesce(p_groups::text, 'null') using errcode = 'QF007', hint = 'Ask for 0 to 1000 groups.';
-  end if;
+  perform fairq._check_limit(p_groups, 'the number of groups', 0, 1000);
   return query
     select 'fairq_upkeep_failures', '{}'::jsonb, (select count(*) from fairq._shards(null) s(shard_no) join fairq.upkeep_failures f on f.shard_no = s.shard_no)::double precision
     union all
