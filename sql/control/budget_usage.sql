@@ -12,23 +12,16 @@ language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp s
 declare
   v_now timestamptz := fairq._now();
   v_shard_no integer := fairq._group_shard(p_queue, p_group_key);
-  v_policy fairq.policy;
-  v_lane fairq.lanes;
 begin
-  v_policy := fairq._policy_of(v_shard_no, p_queue, p_group_key);
-  if v_policy.budget is null then
-    return;
-  end if;
-  v_lane := fairq._lane(v_shard_no, p_queue, p_group_key);
-  queue := p_queue;
-  group_key := p_group_key;
-  budget := v_policy.budget;
-  budget_period := justify_hours(make_interval(secs => v_policy.budget_seconds));
-  spent := case when (v_lane.gate).spent_until > v_now then (v_lane.gate).spent else 0 end;
-  reserved := coalesce((v_lane.pace).reserved, 0);
-  available := greatest(0, budget - spent - reserved);
-  renews_at := fairq._renews_at(v_policy, v_now);
-  return next;
+  return query
+    select p_queue, p_group_key, p.budget, justify_hours(make_interval(secs => p.budget_seconds)), u.spent, u.reserved,
+      greatest(0, p.budget - u.spent - u.reserved), fairq._renews_at(p, v_now)
+    from fairq._policy_of(v_shard_no, p_queue, p_group_key) p
+    cross join lateral (
+      select case when (l.gate).spent_until > v_now then (l.gate).spent else 0 end as spent, coalesce((l.pace).reserved, 0) as reserved
+      from fairq._lane(v_shard_no, p_queue, p_group_key) l
+    ) u
+    where p.budget is not null;
 end;
 $$;
 comment on function fairq.budget_usage is 'How much of a group''s budget is used, and when it renews.';

@@ -162,18 +162,14 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
         select b.queue, b.group_key, b.kind, a.outcome, b.cost, coalesce(a.used, b.cost), a.started_at, coalesce(a.started_at, a.ended_at), a.ended_at, null
         from fairq.attempts a
         cross join lateral (
-          (select t.queue, t.group_key, t.kind, t.cost from fairq.tasks t where t.shard_no = p_shard_no and t.id = a.task_id offset 0)
-          union all
-          (select f.queue, f.group_key, f.kind, f.cost from fairq.finished_tasks f where f.shard_no = p_shard_no and f.id = a.task_id offset 0)
-          union all
-          -- Its group has moved since.
-          (select m.*
-          from fairq._shards(null) s(shard_no)
+          select m.*
+          -- Its group may have moved since.
+          from (select p_shard_no union all select n.shard_no from fairq._shards(null) n(shard_no)) s(shard_no)
           cross join lateral (
             (select t.queue, t.group_key, t.kind, t.cost from fairq.tasks t where t.shard_no = s.shard_no and t.id = a.task_id offset 0)
             union all
             (select f.queue, f.group_key, f.kind, f.cost from fairq.finished_tasks f where f.shard_no = s.shard_no and f.id = a.task_id offset 0)
-          ) m)
+          ) m
           limit 1
         ) b
         where a.shard_no + 0 = p_shard_no and a.ended_at >= p_from
