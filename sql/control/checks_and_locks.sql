@@ -45,9 +45,7 @@ begin
   else
     perform from fairq.domains d where d.shard_no = p_shard_no and d.queue = p_queue for update skip locked;
   end if;
-  if found then
-    return true;
-  end if;
+  if found then return true; end if;
 
   if not exists (select from fairq.domains d where d.shard_no = p_shard_no and d.queue = p_queue) then
     perform fairq._queue(p_queue);
@@ -153,9 +151,7 @@ language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_cost double precision;
 begin
-  if p_costs is null then
-    return;
-  end if;
+  if p_costs is null then return; end if;
   -- NaN is more than anything.
   select c.cost into v_cost from unnest(p_costs) c(cost) where not c.cost between 0 and 1000000000 limit 1;
   if found then

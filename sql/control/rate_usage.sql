@@ -27,9 +27,7 @@ begin
   where g.shard_no = v_lane.shard_no and g.queue = v_lane.queue and g.group_key = v_lane.group_key and g.user_key = '';
   -- The settings as they are now, of which the lane may not have heard yet.
   v_policy := fairq._policy_of(v_lane.shard_no, v_lane.queue, v_lane.group_key);
-  if v_policy.rate_seconds is null then
-    return;
-  end if;
+  if v_policy.rate_seconds is null then return; end if;
 
   v_lane := fairq._lane(v_lane.shard_no, v_lane.queue, v_lane.group_key);
   v_gate.rate_at := (fairq._settle(v_policy, v_lane.gate, 0, 0, false, v_now)).rate_at;

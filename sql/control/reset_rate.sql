@@ -17,9 +17,7 @@ begin
     perform fairq._promote(v_scope.shard_no, v_scope.queue, 1, true);
   end if;
   v_lane := fairq._lane(v_scope.shard_no, v_scope.queue, v_scope.group_key);
-  if (v_lane.gate).rate_at is null then
-    return;
-  end if;
+  if (v_lane.gate).rate_at is null then return; end if;
 
   v_lane.gate.rate_at := null;
   perform fairq._write_lane(v_lane);

@@ -14,9 +14,7 @@ begin
   perform fairq._check_length('the time to watch a task', coalesce(p_for, interval '0'), interval '1 hour');
   v_until := fairq._now() + p_for;
   select t.* into v_task from fairq._find_task(p_id) t;
-  if not found or not fairq._may_ask(v_task.queue) then
-    return false;
-  end if;
+  if not found or not fairq._may_ask(v_task.queue) then return false; end if;
   -- One that hardly extends another is none: nobody can fill the table by asking again and again.
   insert into fairq.watches (shard_no, task_id, until)
   select a.shard_no, p_id, v_until

@@ -22,9 +22,7 @@ declare
   v_announce boolean := false;
 begin
   select o.* into v_settings from fairq._options(p_queue, p_kind, p_max_attempts, p_priority, p_cost, p_timeout) o;
-  if not found then
-    perform fairq._queue(p_queue);
-  end if;
+  if not found then perform fairq._queue(p_queue); end if;
   if v_settings.enqueue_role is not null then
     perform fairq._check_role(p_queue, v_settings.enqueue_role);
   end if;
@@ -41,13 +39,9 @@ begin
   if p_unique is not null or p_idempotency_key is not null then
     v_known_id := fairq._take_idempotency_key(
       case when v_settings.moving_from is null then array[v_shard_no] else fairq._key_homes(p_group_key) end, p_queue, p_group_key, p_idempotency_key, p_unique, p_kind, p_payload, v_id);
-    if v_known_id is not null then
-      return v_known_id;
-    end if;
+    if v_known_id is not null then return v_known_id; end if;
   end if;
-  if v_settings.draining_at is not null then
-    perform fairq._refuse_draining(p_queue);
-  end if;
+  if v_settings.draining_at is not null then perform fairq._refuse_draining(p_queue); end if;
 
   if v_settings.notify then
     select not a.is_announced into v_announce from fairq._announced(v_shard_no, p_queue) a;
@@ -230,9 +224,7 @@ begin
       perform fairq._wish_to_cancel(t.shard_no, t.queue, t.group_key, v_known_id, true) from fairq._find_task(v_known_id) t;
     end loop;
   end loop places;
-  if v_known_id is null or p_unique is not null then
-    return null;
-  end if;
+  if v_known_id is null or p_unique is not null then return null; end if;
   -- It was found at the new place only: what was taken at the old one is given back.
   if cardinality(p_shard_nos) > 1 then
     delete from fairq.idempotency_keys k

@@ -17,9 +17,7 @@ declare
   v_announce boolean;
 begin
   select o.* into v_settings from fairq._options(p_queue, p_kind, p_max_attempts, p_priority, p_cost, p_timeout) o;
-  if not found then
-    perform fairq._queue(p_queue);
-  end if;
+  if not found then perform fairq._queue(p_queue); end if;
   if v_settings.enqueue_role is not null then
     perform fairq._check_role(p_queue, v_settings.enqueue_role);
   end if;

@@ -9,9 +9,7 @@ declare
   v_task record;
 begin
   select t.* into v_task from fairq._find_task(p_id) t;
-  if not found or not fairq._may_ask(v_task.queue) then
-    return false;
-  end if;
+  if not found or not fairq._may_ask(v_task.queue) then return false; end if;
   -- The same wish within a second adds nothing, and promotion would hear each of a thousand.
   if exists (
     select from fairq.cancellations c

@@ -50,17 +50,13 @@ language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_wrong record;
 begin
-  if p_holds is null and not 'postponed' = any(p_outcomes) is true then
-    return;
-  end if;
+  if p_holds is null and not 'postponed' = any(p_outcomes) is true then return; end if;
   select h.hold, h.delay into v_wrong
   from unnest(p_outcomes, p_holds, p_delays) as h(outcome, hold, delay)
   where h.hold not in ('group', 'key')
     or (h.hold is not null or h.outcome = 'postponed') and not coalesce(h.delay > interval '0' and fairq._is_span(h.delay, interval '366 days'), false)
   limit 1;
-  if not found then
-    return;
-  end if;
+  if not found then return; end if;
   if v_wrong.hold not in ('group', 'key') then
     raise exception 'worker % holds "%"', coalesce(p_worker_id::text, 'null'), left(v_wrong.hold, 60)
       using errcode = 'QF012', hint = 'Hold the group or the key of a task; null: only the task itself waits.';

@@ -321,9 +321,7 @@ declare
   );
   v_held bigint[];
 begin
-  if v_wished = '{}' then
-    return;
-  end if;
+  if v_wished = '{}' then return; end if;
   begin
     v_held := array(select h.id from fairq.held h where h.shard_no = p_shard_no and h.id = any(v_wished) for key share skip locked);
     raise sqlstate 'UNDO0';

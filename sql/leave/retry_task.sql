@@ -33,9 +33,7 @@ begin
         raise exception 'the idempotency key "%" of task % belongs to task % now', v_ended.idempotency_key, p_id, v_other_id
           using errcode = 'QF010', hint = 'That task does this work. If this one is to run nevertheless, create it anew with another key.';
       end if;
-      if v_other_id is not null then
-        return false;
-      end if;
+      if v_other_id is not null then return false; end if;
     end if;
 
     with ended as (
@@ -64,9 +62,7 @@ begin
     returning t.shard_no, t.queue, t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key into v_task;
     exit when found;
   end loop;
-  if v_task.shard_no is null then
-    return false;
-  end if;
+  if v_task.shard_no is null then return false; end if;
 
   insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
   values (v_task.shard_no, v_task.queue, v_task.group_key, nullif(v_task.user_key, ''), v_task.priority, v_task.sequence, v_task.concurrency_key is not null);

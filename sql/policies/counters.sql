@@ -18,9 +18,7 @@ begin
   if v_tick.tick is null then
     v_tick := fairq._start_anew(p_shard_no, p_queue);
   end if;
-  if not fairq._has_news(v_tick) then
-    return v_lanes;
-  end if;
+  if not fairq._has_news(v_tick) then return v_lanes; end if;
   -- Those whose hold has ended ring.
   v_due_at := v_tick.next_due_at;
   v_tick := fairq._wake_due(v_tick, p_now, 1000);

@@ -177,9 +177,7 @@ as $$ select to_timestamp((floor(extract(epoch from p_now)::double precision / p
 create function fairq._charge(p_policy fairq.policy, p_gate fairq.gate, p_taken integer, p_now timestamptz) returns fairq.gate
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
-  if p_taken = 0 then
-    return p_gate;
-  end if;
+  if p_taken = 0 then return p_gate; end if;
   if fairq._counts(p_policy) then
     p_gate.in_flight := coalesce(p_gate.in_flight, 0) + p_taken;
   end if;

@@ -163,9 +163,7 @@ begin
       order by g.priority, g.sequence desc limit 1
     )
   returning k.id, k.priority, k.sequence into v_last;
-  if not found then
-    return false;
-  end if;
+  if not found then return false; end if;
   perform fairq._park(p_shard_no, p_queue, p_group_key, p_user_key, p_concurrency_key, v_last.id, v_last.priority, v_last.sequence);
   return true;
 end;
@@ -180,12 +178,8 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_lane fairq.lanes := fairq._counter(p_shard_no, p_queue, p_group_key);
 begin
-  if v_lane.policy is null then
-    return true;
-  end if;
-  if (fairq._allowance(v_lane.policy, v_lane.gate, p_now)).tasks < p_places then
-    return false;
-  end if;
+  if v_lane.policy is null then return true; end if;
+  if (fairq._allowance(v_lane.policy, v_lane.gate, p_now)).tasks < p_places then return false; end if;
   v_lane.gate := fairq._charge(v_lane.policy, v_lane.gate, p_places, p_now);
   perform fairq._write_lane(v_lane);
   return true;

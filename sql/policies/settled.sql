@@ -27,9 +27,7 @@ begin
   if (select q.fairness from fairq.queues q where q.queue = p_queue) <> 'cost' then
     return least(3600, greatest(0, coalesce(extract(epoch from p_now - p_started_at)::double precision, 0)));
   end if;
-  if p_said is not null then
-    return p_said;
-  end if;
+  if p_said is not null then return p_said; end if;
   select n.used into v_reported
   from fairq.progress n
   where n.shard_no = p_shard_no and n.task_id = p_id and n.attempt = p_attempt

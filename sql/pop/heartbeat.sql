@@ -56,20 +56,12 @@ begin
   into v_lease, v_role, v_previous
   from fairq.workers w
   where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null;
-  if not found then
-    perform fairq._refuse_worker(p_worker_id);
-  end if;
-  if v_role <> fairq._caller() then
-    perform fairq._check_worker(p_shard_no, p_worker_id);
-  end if;
-  if v_previous >= p_now - (case when p_beats then interval '0' else v_lease / 3 end) then
-    return;
-  end if;
+  if not found then perform fairq._refuse_worker(p_worker_id); end if;
+  if v_role <> fairq._caller() then perform fairq._check_worker(p_shard_no, p_worker_id); end if;
+  if v_previous >= p_now - (case when p_beats then interval '0' else v_lease / 3 end) then return; end if;
   -- First the worker, as who retires it or gives it up: the pop that follows would wait for them, and they for its heartbeat.
   perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
-  if not found then
-    perform fairq._refuse_worker(p_worker_id);
-  end if;
+  if not found then perform fairq._refuse_worker(p_worker_id); end if;
   insert into fairq.heartbeats (shard_no, worker_id, beat_at, circuit_open, circuit_trips)
   select p_shard_no, p_worker_id, p_now, coalesce(p_circuit_open, b.circuit_open, false), coalesce(p_circuit_trips, b.circuit_trips, 0)
   from (values (v_previous)) p(beat_at)

@@ -30,9 +30,7 @@ begin
   perform fairq._check_isolation(p_queue);
   perform fairq._check_length('the claim lease', p_claim_lease, interval '366 days');
   v_queue := fairq._queue(p_queue);
-  if v_queue.work_role is not null then
-    perform fairq._check_role(p_queue, v_queue.work_role);
-  end if;
+  if v_queue.work_role is not null then perform fairq._check_role(p_queue, v_queue.work_role); end if;
   if p_shard_no is null and (select greatest(s.shard_count, s.moving_from) > 1 from fairq.settings s) then
     select s.o_shards, s.o_floor, s.o_may_wait into v_shards, v_floor, v_may_wait from fairq._standings(p_queue) s;
   end if;
@@ -152,9 +150,7 @@ begin
       if v_taken = '{}' then
         -- Until the transaction ends nobody gives this worker up: between a pop and its commit, that would leave the tasks with nobody.
         perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
-        if not found then
-          perform fairq._refuse_worker(p_worker_id);
-        end if;
+        if not found then perform fairq._refuse_worker(p_worker_id); end if;
       end if;
       -- A deadline may pass while a task is ready. And nearly all have their first attempt: only the others may have been lost before.
       select array_agg(p.id) filter (where p.expires_at <= p_now), array_agg(p.id) filter (where p.attempt > 1) into v_late, v_again

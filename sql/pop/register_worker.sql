@@ -26,9 +26,7 @@ begin
       using errcode = 'QF014', hint = 'Names, each with the most attempts or null: {"parse": 3, "mail": null}.';
   end if;
   for v_queue in select q.* from unnest(p_queues) n(name) cross join lateral fairq._queue(n.name) q loop
-    if v_queue.work_role is not null then
-      perform fairq._check_role(v_queue.queue, v_queue.work_role);
-    end if;
+    if v_queue.work_role is not null then perform fairq._check_role(v_queue.queue, v_queue.work_role); end if;
   end loop;
 
   insert into fairq.workers (shard_no, worker_id, name, registered_by, queues, kinds, slots, lease, registered_at)
@@ -66,9 +64,7 @@ declare
       )
   );
 begin
-  if v_ids = '{}' then
-    return;
-  end if;
+  if v_ids = '{}' then return; end if;
   with due as (
     update fairq.tasks t
     set run_at = p_now

@@ -15,9 +15,7 @@ declare
 begin
   perform fairq._check_lengths(array[coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0)]);
   perform fairq._check_costs(p_worker_id, p_costs);
-  if p_worker_id is null then
-    return;
-  end if;
+  if p_worker_id is null then return; end if;
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     perform fairq._check_worker(v_shard_no, p_worker_id);
     return query

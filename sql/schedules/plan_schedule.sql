@@ -28,9 +28,7 @@ begin
   from fairq.schedules s
   where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key and s.cron is not null and s.done_until = p_done_until
   for update;
-  if not found then
-    return false;
-  end if;
+  if not found then return false; end if;
 
   v_schedule.problem := coalesce(left(p_problem, 500), case when coalesce(cardinality(p_ticks), 0) = 0 then 'no time is ever meant by it' end);
   if v_schedule.problem is null then

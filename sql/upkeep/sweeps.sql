@@ -13,9 +13,7 @@ declare
   v_swept integer := 0;
 begin
   select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
-  if not found then
-    return 0;
-  end if;
+  if not found then return 0; end if;
 
   -- Rings of transactions that were open when a sweep passed them are named in fairq.sweeps, and removed once they are heard: the floor
   -- does not wait for the longest transaction. But it does not pass one of which only a part was heard: its rings may be many, and will be heard soon.
@@ -267,9 +265,7 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_previous bigint := fairq._sweep_floor(p_shard_no, p_what);
 begin
-  if p_floor is null or p_floor <= v_previous then
-    return;
-  end if;
+  if p_floor is null or p_floor <= v_previous then return; end if;
   insert into fairq.sweeps (shard_no, what, floor) values (p_shard_no, p_what, p_floor);
   delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what and w.floor = v_previous;
 end;

@@ -125,9 +125,7 @@ begin
   select format('queue "%s" is paused since %s', q.queue, q.paused_at) into reason
   from fairq.queues q
   where q.queue = p_queue and q.paused_at is not null;
-  if found then
-    return next;
-  end if;
+  if found then return next; end if;
 
   for v_scope in
     values
