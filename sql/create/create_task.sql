@@ -106,53 +106,44 @@ create function fairq._check_task(
   p_user_key text default null
 ) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  -- The code, what of it, is what, and what to do. Times are in every time zone. Workers keep a length of time in types that end somewhere: one task
+  -- that none of them can read would stop them all.
+  v_wrong text[] := case
+    when p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500
+      then array['QF001']
+    when p_payload is null
+      then array['QF002', 'the payload', 'is null', 'Pass ''{}'' or ''null''::jsonb for a task without data.']
+    when fairq._is_large(p_payload, p_payload_limit) and fairq._is_longer(p_payload, p_payload_limit)
+      then array['QF002', 'the payload', format('has more than %s bytes', p_payload_limit),
+        'Store the data elsewhere and pass a reference, or raise the limit: select fairq.configure_cluster(''{"payload_limit": ...}'');']
+    when fairq._is_large(p_headers, p_payload_limit) and fairq._is_longer(p_headers, p_payload_limit)
+      then array['QF002', 'the headers', format('have more than %s bytes', p_payload_limit),
+        'Headers say how to treat a task; data belongs in the payload or elsewhere.']
+    when p_kind is null or p_kind = '' or octet_length(p_kind) > 200
+      then array['QF006', 'the kind', 'is null, empty or too long', 'Name the handler: a text of 1 to 200 bytes.']
+    when p_user_key = '' or octet_length(p_user_key) > 500
+      then array['QF006', 'the user key', 'is empty or too long', 'Name one of the users of the group: a text of 1 to 500 bytes; null names nobody.']
+    when p_idempotency_key = '' or octet_length(p_idempotency_key) > 500 or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500
+      then array['QF006', 'the idempotency or concurrency key', 'is empty or too long', 'Keys have 1 to 500 bytes; null means none.']
+    when p_priority is null or p_priority not between -1000000 and 1000000
+      then array['QF007', 'the priority ' || coalesce(p_priority::text, 'null'), 'is out of range',
+        'Higher runs first; the range is -1000000 to 1000000, the default 0.']
+    when p_max_attempts not between 1 and 1000000
+      then array['QF007', 'max_attempts ' || p_max_attempts, 'is out of range', 'At least 1; null uses the queue''s default.']
+    when p_cost is null or p_cost not between 0.001 and 1000000
+      then array['QF008', 'the cost ' || coalesce(p_cost::text, 'null'), 'is out of range',
+        'The cost is relative to an ordinary task of cost 1: 0.001 to 1000000.']
+    when p_run_at not between '0001-01-02 00:00+00' and '9999-12-31 00:00+00' or p_expires_at not between '0001-01-02 00:00+00' and '9999-12-31 00:00+00'
+      then array['QF009', 'run_at or expires_at', 'is out of range', 'A time in the years 1 to 9999; leave it null for none.']
+    when p_timeout <= interval '0' or not fairq._is_span(p_timeout, interval '1000000000 seconds')
+      then array['QF009', 'the timeout ' || p_timeout, 'is out of range', 'More than 0, at most 1000000000 seconds; null for no limit.']
+  end;
 begin
-  if p_group_key is null or p_group_key = '' or octet_length(p_group_key) > 500 then
+  if v_wrong[1] = 'QF001' then
     perform fairq._check_name('the group key', p_group_key, 500, 'QF001', 'Name the tenant the task belongs to');
-  end if;
-  if p_payload is null then
-    raise exception 'the payload of a task of group "%" is null', p_group_key
-      using errcode = 'QF002', hint = 'Pass ''{}'' or ''null''::jsonb for a task without data.';
-  end if;
-  if fairq._is_large(p_payload, p_payload_limit) and fairq._is_longer(p_payload, p_payload_limit) then
-    raise exception 'the payload of a task of group "%" has more than % bytes', p_group_key, p_payload_limit
-      using errcode = 'QF002', hint = 'Store the data elsewhere and pass a reference, or raise the limit: select fairq.configure_cluster(''{"payload_limit": ...}'');';
-  end if;
-  if fairq._is_large(p_headers, p_payload_limit) and fairq._is_longer(p_headers, p_payload_limit) then
-    raise exception 'the headers of a task of group "%" have more than % bytes', p_group_key, p_payload_limit
-      using errcode = 'QF002', hint = 'Headers say how to treat a task; data belongs in the payload or elsewhere.';
-  end if;
-  if p_kind is null or p_kind = '' or octet_length(p_kind) > 200 then
-    perform fairq._check_name(format('the kind of a task of group "%s"', p_group_key), p_kind, 200, 'QF006', 'Name the handler');
-  end if;
-  if p_user_key = '' or octet_length(p_user_key) > 500 then
-    perform fairq._check_name(format('the user key of group "%s"', p_group_key), p_user_key, 500, 'QF006', 'Name one of the users of the group');
-  end if;
-  if p_idempotency_key = '' or octet_length(p_idempotency_key) > 500 or p_concurrency_key = '' or octet_length(p_concurrency_key) > 500 then
-    raise exception 'the idempotency or concurrency key of a task of group "%" is empty or too long', p_group_key
-      using errcode = 'QF006', hint = 'Keys have 1 to 500 bytes; null means none.';
-  end if;
-  if p_priority is null or p_priority not between -1000000 and 1000000 then
-    raise exception 'the priority % of a task of group "%" is out of range', coalesce(p_priority::text, 'null'), p_group_key
-      using errcode = 'QF007', hint = 'Higher runs first; the range is -1000000 to 1000000, the default 0.';
-  end if;
-  if p_max_attempts is not null and p_max_attempts not between 1 and 1000000 then
-    raise exception 'max_attempts % of a task of group "%" is out of range', p_max_attempts, p_group_key
-      using errcode = 'QF007', hint = 'At least 1; null uses the queue''s default.';
-  end if;
-  if p_cost is null or not (p_cost >= 0.001 and p_cost <= 1000000) or p_cost = 'NaN' then
-    raise exception 'the cost % of a task of group "%" is out of range', coalesce(p_cost::text, 'null'), p_group_key
-      using errcode = 'QF008', hint = 'The cost is relative to an ordinary task of cost 1: 0.001 to 1000000.';
-  end if;
-  -- In every time zone.
-  if p_run_at not between '0001-01-02 00:00+00' and '9999-12-31 00:00+00' or p_expires_at not between '0001-01-02 00:00+00' and '9999-12-31 00:00+00' then
-    raise exception 'run_at or expires_at of a task of group "%" is out of range', p_group_key
-      using errcode = 'QF009', hint = 'A time in the years 1 to 9999; leave it null for none.';
-  end if;
-  -- Workers keep a length of time in types that end somewhere: one task that none of them can read would stop them all.
-  if p_timeout is not null and (p_timeout <= interval '0' or not fairq._is_span(p_timeout, interval '1000000000 seconds')) then
-    raise exception 'the timeout % of a task of group "%" is out of range', p_timeout, p_group_key
-      using errcode = 'QF009', hint = 'More than 0, at most 1000000000 seconds; null for no limit.';
+  elsif v_wrong is not null then
+    raise exception '% of a task of group "%" %', v_wrong[2], p_group_key, v_wrong[3] using errcode = v_wrong[1], hint = v_wrong[4];
   end if;
 end;
 $$;
