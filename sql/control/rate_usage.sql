@@ -12,37 +12,27 @@ returns table (
 language plpgsql security definer rows 1 set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
   v_now timestamptz := fairq._now();
-  v_lane fairq.lanes;
-  v_queue fairq.queues;
-  v_group fairq.groups;
+  v_scope record;
   v_policy fairq.policy;
   v_rate fairq.policy;
   v_gate fairq.gate;
 begin
-  select s.shard_no, s.queue, s.group_key into v_lane.shard_no, v_lane.queue, v_lane.group_key
-  from fairq._rate_scope(p_queue, p_group_key) s;
-  select q.* into v_queue from fairq.queues q where q.queue = p_queue;
-  select g.* into v_group
-  from fairq.groups g
-  where g.shard_no = v_lane.shard_no and g.queue = v_lane.queue and g.group_key = v_lane.group_key and g.user_key = '';
+  select s.shard_no, s.queue, s.group_key into v_scope from fairq._rate_scope(p_queue, p_group_key) s;
   -- The settings as they are now, of which the lane may not have heard yet.
-  v_policy := fairq._policy_of(v_lane.shard_no, v_lane.queue, v_lane.group_key);
+  v_policy := fairq._policy_of(v_scope.shard_no, v_scope.queue, v_scope.group_key);
   if v_policy.rate_seconds is null then return; end if;
-
-  v_lane := fairq._lane(v_lane.shard_no, v_lane.queue, v_lane.group_key);
-  v_gate.rate_at := (fairq._settle(v_policy, v_lane.gate, 0, 0, false, v_now)).rate_at;
+  -- What else keeps the group waiting is not asked here.
+  v_gate.rate_at := (fairq._settle(v_policy, (fairq._lane(v_scope.shard_no, v_scope.queue, v_scope.group_key)).gate, 0, 0, false, v_now)).rate_at;
   v_rate.rate_seconds := v_policy.rate_seconds;
   v_rate.rate_burst := v_policy.rate_burst;
-  queue := p_queue;
-  group_key := p_group_key;
-  rate_limit := case when p_group_key is null then v_queue.rate_limit else coalesce(v_group.rate_limit, v_queue.group_rate_limit) end;
-  rate_period := case when p_group_key is null then v_queue.rate_period else coalesce(v_group.rate_period, v_queue.group_rate_period) end;
-  rate_burst := v_policy.rate_burst;
-  -- What else keeps the group waiting is not asked here.
-  select a.tasks, a.look_at into available, next_at from fairq._allowance(v_rate, v_gate, v_now) a;
-  used := rate_burst - available;
-  full_at := case when v_gate.rate_at > v_now then v_gate.rate_at end;
-  return next;
+  return query
+    select p_queue, p_group_key, case when p_group_key is null then q.rate_limit else coalesce(g.rate_limit, q.group_rate_limit) end,
+      case when p_group_key is null then q.rate_period else coalesce(g.rate_period, q.group_rate_period) end,
+      v_policy.rate_burst, v_policy.rate_burst - a.tasks, a.tasks, a.look_at, case when v_gate.rate_at > v_now then v_gate.rate_at end
+    from fairq.queues q
+    left join fairq.groups g on g.shard_no = v_scope.shard_no and g.queue = q.queue and g.group_key = p_group_key and g.user_key = ''
+    cross join fairq._allowance(v_rate, v_gate, v_now) a
+    where q.queue = p_queue;
 end;
 $$;
 comment on function fairq.rate_usage is 'How much of a rate is used, of a group or of a whole queue, and when the next task may start.';
