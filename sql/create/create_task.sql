@@ -196,17 +196,16 @@ begin
       values (v_shard_no, p_queue, p_group_key, p_idempotency_key, p_id, v_fingerprint, fairq._now())
       on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
       exit when found;
-      -- One that ended may have it still, and keeps it: who would take it from there waits.
-      perform from fairq.idempotency_keys k
-      where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key and k.task_id = p_id
-      for update;
-      exit when found;
-
       if p_unique is null then
         select k.task_id, k.fingerprint into v_known_id, v_known_fingerprint
         from fairq.idempotency_keys k
         where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
-        exit places when found;
+        exit places when v_known_id <> p_id;
+        -- Of one that ended it may still be its own, and it keeps it: who would take it from there waits.
+        perform from fairq.idempotency_keys k
+        where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key and k.task_id = p_id
+        for update;
+        exit when found;
         continue;
       end if;
       delete from fairq.idempotency_keys k
@@ -215,7 +214,7 @@ begin
       perform fairq._wish_to_cancel(t.shard_no, t.queue, t.group_key, v_known_id, true) from fairq._find_task(v_known_id) t;
     end loop;
   end loop places;
-  if v_known_id is null or p_unique is not null then return null; end if;
+  if p_unique is not null or coalesce(v_known_id, p_id) = p_id then return null; end if;
   -- It was found at the new place only: what was taken at the old one is given back.
   if cardinality(p_shard_nos) > 1 then
     delete from fairq.idempotency_keys k
