@@ -1,7 +1,7 @@
 # Everything runs in a virtual environment, .venv, that is made on first use. See CONTRIBUTING.md.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-long test-django storm fuzz chaos alarms nightly test-matrix test-pythons test-shards test-standby test-managed test-citus test-ground bench bench-quick ci clean
+.PHONY: help demo test check format test-long test-django storm walks fuzz chaos alarms nightly test-matrix test-pythons test-shards test-standby test-managed test-citus test-ground bench bench-quick ci clean
 
 PYTHON ?= python3
 export PYTHON
@@ -79,6 +79,9 @@ test-django: .venv/.dev ## Run all tests of frameworks on each version of Django
 storm: .venv/.dev ## Run a storm of processes for a minute, and stop calls between any two statements
 	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_moving_storm.py tests/races/test_stops.py
 
+walks: .venv/.dev ## Do anything in a random order, a hundred times over, and look after each step (ten minutes)
+	@FAIRQ_TEST_WALKS=$(or $(FAIRQ_TEST_WALKS),100) .venv/bin/python -m pytest $(PYTEST) tests/policies/test_walk.py
+
 fuzz: .venv/.dev ## Call every function and command with odd arguments, 100,000 times (ten minutes)
 	@FAIRQ_TEST_FUZZ=100000 FAIRQ_TEST_PASSES=100000 .venv/bin/python -m pytest $(PYTEST) tests/fuzz tests/web/test_signing.py
 
@@ -89,8 +92,8 @@ chaos: .venv/.dev ## Ten minutes of everything that goes wrong around a queue; p
 alarms: .venv/.dev ## Ask the doctor about fairness during an hour of mixed load
 	@FAIRQ_TEST_ALARMS=$(or $(FAIRQ_TEST_ALARMS),3600) .venv/bin/python -m pytest -s $(ARGS) tests/worker/test_alarms.py
 
-nightly: ## Run what takes too long for every change: storm, fuzz, chaos, alarms, test-long, test-django, test-matrix, test-pythons, test-shards, test-standby, test-managed
-	@status=0; for each in storm fuzz chaos alarms test-long test-django test-matrix test-pythons test-shards test-standby test-managed; do $(MAKE) $$each || status=1; done; exit $$status
+nightly: ## Run what takes too long for every change: storm, walks, fuzz, chaos, alarms, test-long, test-django, test-matrix, test-pythons, test-shards, test-standby, test-managed
+	@status=0; for each in storm walks fuzz chaos alarms test-long test-django test-matrix test-pythons test-shards test-standby test-managed; do $(MAKE) $$each || status=1; done; exit $$status
 
 model: .venv/.dev ## Explore the models of tests/model in larger worlds (two minutes)
 	@FAIRQ_TEST_MODEL=1 .venv/bin/python -m pytest $(PYTEST) tests/model
