@@ -33,6 +33,8 @@ def run(session: Session) -> None:
                 conn.execute(
                     "select fairq.configure_cluster(jsonb_build_object('shard_count', %s::int))", (shards,)
                 )
+                while scalar(conn, "select fairq.move_groups() ->> 'state' <> 'done'"):
+                    pass
                 for start in range(0, tasks, 10_000):
                     number = min(10_000, tasks - start)
                     conn.execute(

@@ -202,7 +202,7 @@ class KeySettings(TypedDict, total=False):
 class ClusterSettings(TypedDict, total=False):
     """The settings of the installation."""
 
-    shard_count: Annotated[int | None, "Number of shards. Where there are tasks, groups move to theirs."]
+    shard_count: Annotated[int | None, "Number of shards. Groups move to theirs."]
     payload_limit: Annotated[int | None, "Largest payload, in bytes of its text."]
     max_running: Annotated[int | None, "The most tasks in flight at once over all queues and workers."]
 

@@ -15,6 +15,7 @@ from hypothesis import settings
 from fairq.embedded import EmbeddedError
 from tests.support import calls, managed
 from tests.support.database import MANAGED, PASSWORD, ROLES, Database, session
+from tests.support.moves import set_shards
 from tests.support.server import (
     Choice,
     TestServer,
@@ -188,7 +189,7 @@ def database(server: TestServer, template: str, logins: dict[str, str]) -> Itera
 def one_shard(database: Database) -> None:
     """For what holds within a shard: the order of groups, and their keys. `make test-shards` has many."""
     with psycopg.connect(database.dsn) as conn:
-        conn.execute("""select fairq.configure_cluster('{"shard_count": 1}')""")
+        set_shards(conn, 1)
 
 
 @pytest.fixture

@@ -653,9 +653,11 @@ from pg_catalog.pg_stat_activity a
 where a.backend_xmin is not null and a.pid <> pg_backend_pid() and a.backend_type <> 'autovacuum worker'
   and (a.datname is null or a.datname = current_database())
 union all
-select 'prepared', format('prepared transaction %s of %s', p.gid, p.owner), quote_literal(p.gid),
+select case when c.node is null then 'prepared' else 'citus' end,
+  format('prepared transaction %s of %s', p.gid, p.owner), coalesce(c.node, quote_literal(p.gid)),
   clock_timestamp() - p.prepared, age(p.transaction)
 from pg_catalog.pg_prepared_xacts p
+cross join lateral (select substring(p.gid from '^citus_([0-9]+)_') as node) c
 where p.database = current_database()
 union all
 select case when s.active then 'slot' else 'idle slot' end, format('replication slot %s', s.slot_name),
@@ -680,10 +682,13 @@ def judge_horizon(rows: list[Row]) -> Finding:
     remedy = {
         "session": f"Let it end, or: select pg_terminate_backend({handle});",
         "prepared": f"Decide it: commit prepared {handle}; or: rollback prepared {handle};",
+        # By hand it might end otherwise than on the other nodes.
+        "citus": f"Leave it to Citus. Is the node of group {handle} in pg_dist_node back? Then, there: "
+        "select recover_prepared_transactions();",
         "slot": "Is that replica slow, or does it run a long report with hot_standby_feedback on?",
         "idle slot": f"Nobody reads it. If it is not needed: select pg_drop_replication_slot({handle});",
     }[worst["kind"]]
-    forgotten = worst["kind"] in ("prepared", "idle slot")
+    forgotten = worst["kind"] in ("prepared", "citus", "idle slot")
     return Finding("wrong" if forgotten else "look", text, remedy)
 
 

@@ -281,7 +281,9 @@ begin
     select array_agg(g.k) into v_parked from gone g;
     perform fairq._unpark(p_from, v_parked);
     perform fairq._move_lanes(p_from, p_to, v_queue, p_group_key);
-    perform fairq._send_tasks(p_from, v_queue, jsonb_build_object(p_group_key, p_to), false);
+    perform fairq._send_tasks(p_from, v_queue, jsonb_build_object(p_group_key, p_to), array(
+      select t.ctid from fairq.tasks t where t.shard_no = p_from and t.queue = v_queue and t.group_key = p_group_key and not t.scheduled
+    ));
     perform fairq._ring_group(p_to, v_queue, p_group_key);
   end loop;
   return true;
@@ -373,19 +375,18 @@ begin
 end;
 $$;
 
--- The tasks of groups that are at home elsewhere (p_homes: their shards) go there, as if they had just been created: they ring. So do wishes to cancel them.
--- Strays that are held all the same stay: their holders look for them here.
+-- Tasks of groups that are at home elsewhere (p_homes: their shards) go there, as if they had just been created: they ring. So do wishes to cancel them.
+-- By ctid and no other way, see _leave.
 -- Locks: bodies in line, which the caller's domain protects. Cost: the tasks, each written once.
-create function fairq._send_tasks(p_shard_no integer, p_queue text, p_homes jsonb, p_strays boolean) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+create function fairq._send_tasks(p_shard_no integer, p_queue text, p_homes jsonb, p_tasks tid[]) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
   v_gone record;
 begin
   with gone as (
     update fairq.tasks t
     set shard_no = (p_homes ->> t.group_key)::integer
-    where t.shard_no = p_shard_no and t.queue = p_queue and t.group_key = any(array(select jsonb_object_keys(p_homes))) and not t.scheduled
-      and not (p_strays and exists (select from fairq._taken(p_shard_no, t.id)))
+    where t.shard_no = p_shard_no and t.ctid = any(p_tasks)
     returning t.shard_no, t.id, t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key
   ),
   rung as (
@@ -401,7 +402,7 @@ $$;
 
 -- What is kept of tasks beside their bodies follows them: wishes to cancel them, who watches them, how far they had come.
 create function fairq._send_notes(p_shard_no integer, p_ids bigint[], p_shard_nos integer[]) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_indexscan = on as $$
 begin
   if exists (select from fairq.cancellations c where c.shard_no = p_shard_no) then
     with wish as (
@@ -432,7 +433,8 @@ end;
 $$;
 
 -- Passes on what promotion hears of groups that are at home in another shard, with their tasks, and wishes to cancel a task that has gone there. Leaves the
--- caller the rest.
+-- caller the rest. Of tasks five thousand, in the order of their lines: for those behind it rings here again, and the next pass goes on with them.
+-- Strays that are held all the same stay: their holders look for them here.
 -- Locks: bodies in line; the caller holds the domain. In the other shards it only inserts.
 -- Cost: where nothing strays, a hash per group that rang.
 create function fairq._send_home(
@@ -451,6 +453,7 @@ declare
     where h.shard_no <> p_tick.shard_no
   );
   v_gone bigint[];
+  v_strays tid[];
 begin
   o_news := p_news;
   o_cancelled := p_cancelled;
@@ -481,7 +484,42 @@ begin
     return;
   end if;
 
-  perform fairq._send_tasks(p_tick.shard_no, p_tick.queue, v_homes, true);
+  with line as materialized (
+    select l.*, row_number() over (order by l.group_key, l.user_key, l.priority desc) as nth
+    from (
+      select n.group_key, coalesce(n.user_key, '') as user_key, c.priority, min(c.sequence) as sequence, bool_or(n.keyed) as keyed
+      from unnest(p_news) n
+      cross join unnest(n.heard) c
+      where v_homes ? n.group_key
+      group by n.group_key, coalesce(n.user_key, ''), c.priority
+    ) l
+    order by nth
+  ),
+  stray as materialized (
+    select l.nth, t.ctid, t.sequence
+    from line l
+    cross join lateral (
+      select b.ctid, b.sequence
+      from fairq.tasks b
+      where b.shard_no = p_tick.shard_no and b.queue = p_tick.queue and b.group_key = l.group_key and b.user_key = l.user_key
+        and not b.scheduled and -b.priority = -l.priority and b.sequence >= l.sequence
+        and not exists (select from fairq._taken(p_tick.shard_no, b.id))
+      order by b.sequence
+      limit 5001
+    ) t
+    limit 5001
+  ),
+  rest as (
+    select s.nth, s.sequence from stray s order by s.nth, s.sequence offset 5000
+  ),
+  rung as (
+    insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, keyed)
+    select p_tick.shard_no, p_tick.queue, l.group_key, nullif(l.user_key, ''), l.priority, case l.nth when r.nth then r.sequence else l.sequence end, l.keyed
+    from rest r
+    join line l on l.nth >= r.nth
+  )
+  select array_agg(s.ctid order by s.nth, s.sequence) into v_strays from stray s;
+  perform fairq._send_tasks(p_tick.shard_no, p_tick.queue, v_homes, v_strays[:5000]);
   insert into fairq.rings (shard_no, queue, group_key, user_key, freed, failures, succeeded, configured, used, charged, hold_until, held_by, ran)
   select (v_homes ->> n.group_key)::integer, p_tick.queue, n.group_key, n.user_key, n.freed, n.failures, n.succeeded, n.configured, n.used, n.charged,
     to_timestamp(n.hold[1] / 1000000.0), n.hold[2], n.ran[1]
@@ -662,6 +700,8 @@ declare
   v_to integer := p_settings.shard_count;
   v_table text;
 begin
+  -- One that registered at the last moment.
+  perform fairq._greet_workers(p_settings);
   -- One that somebody is just taking from its task, and may not.
   if exists (
     select

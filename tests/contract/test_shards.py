@@ -17,6 +17,7 @@ from fairq import install
 from tests.contract.test_catalogue import public_names
 from tests.support.calls import column, one, register, run
 from tests.support.database import Database
+from tests.support.moves import set_shards
 from tests.support.stops import plpgsql_functions, with_stops
 
 Conn = psycopg.Connection[Any]
@@ -58,7 +59,7 @@ def conn(empty_database: Database) -> Conn:
             conn.execute(partitioned(file.read_text("utf-8")).encode())
     conn.execute("reset check_function_bodies")
     conn.execute("set plan_cache_mode = force_custom_plan")
-    conn.execute("select fairq.configure_cluster(jsonb_build_object('shard_count', %s::int))", [SHARDS])
+    set_shards(conn, SHARDS)
     conn.execute("""select fairq.configure_queue('default', '{"notify": false}')""")
     return conn
 

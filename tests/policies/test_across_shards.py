@@ -20,6 +20,7 @@ from tests.support.calls import (
 )
 from tests.support.database import Database
 from tests.support.invariants import assert_sound
+from tests.support.moves import set_shards
 
 
 def keys_of(conn: Conn, shard: int, shards: int, count: int) -> list[str]:
@@ -47,7 +48,7 @@ def shared_out(conn: Conn, groups: list[str], turns: int, slots: int) -> Counter
 
 @pytest.mark.parametrize("slots", [1, 8, 50])
 def test_a_group_in_an_empty_shard_has_the_share_of_one_in_a_full_shard(conn: Conn, slots: int) -> None:
-    call(conn, "configure_cluster", shard_count=4)
+    set_shards(conn, 4)
     alone, crowd = (
         keys_of(conn, 0, 4, 1),
         [key for shard in (1, 2, 3) for key in keys_of(conn, shard, 4, 10 * shard)],
@@ -62,7 +63,7 @@ def test_a_group_in_an_empty_shard_has_the_share_of_one_in_a_full_shard(conn: Co
 
 def test_in_the_long_run_no_group_has_a_tenth_more_than_another(conn: Conn) -> None:
     """Where pops took blocks from the shards in turn, the one that is alone would have five times as much."""
-    call(conn, "configure_cluster", shard_count=2)
+    set_shards(conn, 2)
     groups = [*keys_of(conn, 0, 2, 1), *keys_of(conn, 1, 2, 5)]
     create_all(conn, *groups * 300)
     served = shared_out(conn, groups, 150, 8)
@@ -72,7 +73,7 @@ def test_in_the_long_run_no_group_has_a_tenth_more_than_another(conn: Conn) -> N
 @pytest.mark.parametrize("slots", [1, 7, 40])
 def test_the_bound_holds_between_groups_of_any_weights_in_any_shards(conn: Conn, slots: int) -> None:
     """The fairness bound (I4) with the term for several shards: two pops, over the smaller weight."""
-    call(conn, "configure_cluster", shard_count=5)
+    set_shards(conn, 5)
     random = Random(slots)
     weights = {f"g{n}": random.choice([0.5, 1, 2, 3]) for n in range(17)}
     for group, weight in weights.items():
@@ -93,7 +94,7 @@ def test_the_bound_holds_between_groups_of_any_weights_in_any_shards(conn: Conn,
 
 def test_a_shard_where_nothing_was_left_gains_nothing_and_comes_at_once(conn: Conn) -> None:
     """It has the others' time when it comes back, neither credit for its rest nor a debt."""
-    call(conn, "configure_cluster", shard_count=2)
+    set_shards(conn, 2)
     busy, resting = keys_of(conn, 0, 2, 2), keys_of(conn, 1, 2, 2)
     create_all(conn, *busy * 300)
     worker = register(conn, slots=1)
@@ -126,7 +127,7 @@ update fairq.lanes l set finish = l.finish + far from t
 
 def test_clocks_of_shards_are_compared_also_after_one_was_taken_back(conn: Conn) -> None:
     """Long before a bigint is full a domain's addresses move by 2^60, and each shard's when it gets there."""
-    call(conn, "configure_cluster", shard_count=2)
+    set_shards(conn, 2)
     groups = [*keys_of(conn, 0, 2, 1), *keys_of(conn, 1, 2, 3)]
     create_all(conn, *groups * 100)
     worker = register(conn, slots=1)

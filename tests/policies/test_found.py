@@ -27,6 +27,7 @@ from tests.support.calls import (
 )
 from tests.support.database import Database
 from tests.support.invariants import assert_sound
+from tests.support.moves import set_shards
 from tests.support.plans import explain, shared_buffers
 from tests.support.sessions import in_background, pid_of, result, wait_until, wait_until_blocked
 from tests.support.stops import GATE, install_stops
@@ -267,7 +268,7 @@ def test_settings_go_with_their_groups_to_other_shards(conn: Conn) -> None:
         call(conn, "configure_group", "default", group, max_running=1)
     call(conn, "configure_key", "k", max_running=3)
     for shards in (4, 1, 4):
-        call(conn, "configure_cluster", shard_count=shards)
+        set_shards(conn, shards)
         rows = run(conn, "select shard_no from fairq.groups where queue = '#keys' order by 1")
         assert [row[0] for row in rows] == list(range(shards))
         assert one(

@@ -31,7 +31,7 @@ from tests.support.calls import (
     states,
 )
 from tests.support.database import Database
-from tests.support.moves import assert_moved, begin, go_on, move, step
+from tests.support.moves import assert_moved, begin, go_on, move, set_shards, step
 
 GROUPS = [f"g{n}" for n in range(20)]
 
@@ -42,7 +42,7 @@ def shards_of(conn: Conn, table: str) -> Counter[int]:
 
 @pytest.fixture(autouse=True)
 def _from_one_shard(conn: Conn) -> None:
-    call(conn, "configure_cluster", shard_count=1)
+    set_shards(conn, 1)
 
 
 def served(conn: Conn, worker: int, at_once: int = 7) -> Iterator[tuple[str, int]]:
@@ -295,6 +295,54 @@ def test_a_wish_to_cancel_follows_its_task(conn: Conn) -> None:
         tasks[2]: "cancelled",
         tasks[3]: "queued",
     }
+
+
+def strays(database: Database, *batches: tuple[str, int, int]) -> dict[str, list[int]]:
+    """Of each group and priority so many tasks that a move to five left in shard 0, unheard of."""
+    conn, old, other = database.connect(autocommit=True), database.connect(), database.connect()
+    old.execute("set transaction isolation level repeatable read")
+    run(old, "select 1")
+    begin(conn, 5)
+    while step(conn)["state"] != "waiting":
+        pass
+    tasks: dict[str, list[int]] = {}
+    for group, priority, count in batches:
+        assert shard_of(group, 5) > 0
+        tasks.setdefault(group, []).extend(create_many(old, group, count, priority=priority))
+    # Who begins now is not waited for.
+    run(other, "select from fairq.domains where shard_no = 0 for update")
+    old.commit()
+    go_on(conn)
+    other.commit()
+    return tasks
+
+
+PASSES = [("alice", 0, 3000), ("bob", 5, 3000), ("bob", 0, 5000)]
+
+
+def test_many_strays_go_home_a_portion_with_each_pass(database: Database, conn: Conn) -> None:
+    """In the order of their lines, so that none is served before one that is before it."""
+    tasks = strays(database, *PASSES)
+    for left in (6000, 1000, 0):
+        call(conn, "promote_overflow", "default", 1, 0)
+        assert shards_of(conn, "tasks")[0] == left
+    worker = register(conn, slots=1000)
+    found = list(served(conn, worker, 1000))
+    for group, ids in tasks.items():
+        assert [task for of, task in found if of == group] == ids
+    assert_moved(conn)
+
+
+def test_strays_whose_group_comes_to_where_they_are_stay_there(database: Database, conn: Conn) -> None:
+    tasks = strays(database, *PASSES)
+    for shard in (0, shard_of("bob", 5)):
+        call(conn, "promote_overflow", "default", 1, shard)
+    begin(conn, 1)
+    go_on(conn)
+    assert_moved(conn)
+    found = list(served(conn, register(conn, slots=1000), 1000))
+    for group, ids in tasks.items():
+        assert [task for of, task in found if of == group] == ids
 
 
 def test_counts_that_cannot_be_are_refused(conn: Conn) -> None:

@@ -26,7 +26,7 @@ from tests.support.calls import (
 )
 from tests.support.database import Database
 from tests.support.invariants import assert_sound, violations
-from tests.support.moves import assert_moved, begin, go_on, step
+from tests.support.moves import assert_moved, begin, go_on, set_shards, step
 from tests.support.sessions import (
     call_in_background,
     in_background,
@@ -163,7 +163,7 @@ def test_whatever_is_said_to_a_group_while_it_moves_reaches_it(
     """The caller stands between any two of its statements, and the whole group moves meanwhile."""
     conn, caller, other, gate = (database.connect(autocommit=True) for _ in range(4))
     if shards == 1:
-        begin(conn, MORE)
+        set_shards(conn, MORE)
     install_stops(conn)
     worker = register(conn)
     run(conn, "set lock_timeout = '5s'")
@@ -281,14 +281,16 @@ def test_what_came_late_to_the_shard_that_a_group_moves_to_is_served_with_the_re
     database: Database,
 ) -> None:
     """Nobody promoted there, so it was not sent home before."""
-    conn, old = database.connect(autocommit=True), database.connect()
+    conn, old, other = database.connect(autocommit=True), database.connect(), database.connect()
     old.execute("set transaction isolation level repeatable read")
     assert one(old, "select count(*) from fairq.tasks") == 0
-    # Nothing is there yet that would have to move, so this one waits for nobody.
-    begin(conn, MORE)
+    moved_but_for_the_end(conn, MORE)
     tasks = create_many(old, "bob", 3)
     assert one(old, "select max(shard_no) from fairq.tasks") == 0
+    run(other, "select from fairq.domains where shard_no = 0 for update")
     old.commit()
+    go_on(conn)
+    other.commit()
     worker = register(conn)
     tasks += create_many(conn, "bob", 2)
     run(conn, "select fairq.promote_overflow('default', 1, fairq._shard_of('bob', %s))", MORE)
@@ -296,6 +298,29 @@ def test_what_came_late_to_the_shard_that_a_group_moves_to_is_served_with_the_re
     go_on(conn)
     assert_moved(conn)
     assert pop(conn, worker, 5) == tasks
+
+
+def test_a_snapshot_from_before_fewer_shards_leaves_nothing_in_one_that_went(database: Database) -> None:
+    """Also where nothing was stored yet: tasks, schedules and settings."""
+    conn, old = database.connect(autocommit=True), database.connect()
+    set_shards(conn, MORE)
+    old.execute("set transaction isolation level repeatable read")
+    run(old, "select 1")
+    begin(conn, 1)
+    for _ in range(5):
+        assert step(conn)["state"] != "done"
+    late = [create(old, "bob"), *create_all(old, "bob", "bob"), create(old, "bob", run_at="2001-01-01")]
+    scheduled = create(old, "bob", run_at="2100-01-01")
+    call(old, "configure_schedule", "nightly", "bob", every="1 day")
+    call(old, "pause_group", "default", "ann")
+    assert one(old, "select min(shard_no) from fairq.tasks") > 0
+    old.commit()
+    go_on(conn)
+    assert_moved(conn)
+    assert pop(conn, register(conn), 9) == late
+    assert call(conn, "cancel_task", scheduled)
+    assert call(conn, "remove_schedule", "nightly", "bob") == [(1,)]
+    assert column(conn, "select group_key from fairq.groups where paused_at is not null") == ["ann"]
 
 
 def test_keys_of_before_and_after_the_move_wait_for_each_other(database: Database) -> None:
@@ -410,7 +435,7 @@ def test_a_key_that_somebody_fails_to_take_at_the_end_stays_its_tasks(
 ) -> None:
     conn, taker = database.connect(autocommit=True), database.connect()
     if shards == 1:
-        begin(conn, MORE)
+        set_shards(conn, MORE)
     register(conn)
     first = create(conn, "bob", idempotency_key="k")
     begin(conn, shards)
@@ -487,7 +512,7 @@ def moved_but_for_the_end(conn: Conn, shards: int) -> None:
 
 def test_a_wish_to_cancel_follows_a_task_to_the_shard_it_came_from_late(database: Database) -> None:
     conn, old, caller = database.connect(autocommit=True), database.connect(), database.connect()
-    begin(conn, MORE)
+    set_shards(conn, MORE)
     register(conn)
     create(old, "bob", run_at="2100-01-01")
     moved_but_for_the_end(conn, 1)
@@ -518,7 +543,7 @@ def test_who_watches_a_task_while_its_group_moves_hears_of_its_end(database: Dat
 @pytest.mark.parametrize("name", ["scheduled", "ended"])
 def test_a_task_is_tried_again_that_moves_from_one_look_to_the_next(database: Database, name: str) -> None:
     conn, mover, caller = database.connect(autocommit=True), database.connect(), database.connect()
-    begin(conn, MORE)
+    set_shards(conn, MORE)
     worker = register(conn)
     create(conn, "bob", run_at="2100-01-01" if name == "scheduled" else None)
     if name == "ended":
@@ -542,7 +567,7 @@ def test_a_task_is_tried_again_that_moves_from_one_look_to_the_next(database: Da
 
 def test_keys_that_nobody_heard_of_do_not_keep_a_move_from_ending(database: Database) -> None:
     conn = database.connect(autocommit=True)
-    begin(conn, MORE)
+    set_shards(conn, MORE)
     worker = register(conn)
     create(conn, "bob", concurrency_key="k")
     held = pop(conn, worker, 1)
@@ -598,7 +623,7 @@ def test_a_shard_that_goes_while_somebody_is_about_to_enter_it_is_passed_over(
     database: Database, name: str
 ) -> None:
     conn, mover, caller = database.connect(autocommit=True), database.connect(), database.connect()
-    begin(conn, MORE)
+    set_shards(conn, MORE)
     worker = register(conn)
     tasks = create_many(conn, "bob", 2)
     moved_but_for_the_end(conn, 1)

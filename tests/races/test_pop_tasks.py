@@ -45,6 +45,7 @@ from tests.support.calls import (
 )
 from tests.support.database import Database
 from tests.support.invariants import assert_consistent
+from tests.support.moves import set_shards
 from tests.support.sessions import (
     call_in_background,
     in_background,
@@ -177,7 +178,7 @@ def test_a_popper_does_not_wait_for_whoever_holds_the_domain(database: Database)
 def test_a_pop_waits_for_no_shard_with_another_in_hand(database: Database) -> None:
     """I8: who promotes all shards has the next one already, and waits for the one in hand."""
     observer = database.connect(autocommit=True)
-    observer.execute("""select fairq.configure_cluster('{"shard_count": 2}')""")
+    set_shards(observer, 2)
     # Were it to wait, it would wait for ever.
     observer.execute("alter function fairq._await_domain set lock_timeout = 0")
     promote(observer)

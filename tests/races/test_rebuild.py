@@ -32,6 +32,7 @@ from tests.support.calls import (
 )
 from tests.support.database import Database
 from tests.support.invariants import assert_consistent
+from tests.support.moves import set_shards
 from tests.support.sessions import in_background, pid_of, result, wait_until_blocked
 
 # Whatever of it is there; one row of each is enough to hold a rebuild up.
@@ -165,7 +166,7 @@ def test_a_pop_that_a_rebuild_waits_for_is_counted_when_it_commits(
 @pytest.mark.usefixtures("one_shard")
 def test_a_pop_of_two_shards_that_meets_a_rebuild_in_both_does_not_end_it(database: Database) -> None:
     conn, popper, promoter, rebuilder = (database.connect(autocommit=n == 0) for n in range(4))
-    call(conn, "configure_cluster", shard_count=5)
+    set_shards(conn, 5)
     worker = register(conn)
     tasks = create_each(conn, "bob", "bob", "bob")
     shard = one(conn, "select max(shard_no) from fairq.tasks")

@@ -23,6 +23,7 @@ from tests.support.calls import (
     state,
 )
 from tests.support.database import Database
+from tests.support.moves import set_shards
 from tests.support.server import private_server
 
 
@@ -186,7 +187,7 @@ def test_a_dump_taken_between_the_end_of_a_task_and_the_next_promotion_keeps_wha
     pg_dump, psql = program("pg_dump"), program("psql")
     with private_server() as server:
         with psycopg.connect(server.dsn("fairq"), autocommit=True) as conn:
-            run(conn, "select fairq.configure_cluster('{\"shard_count\": 1}')")
+            set_shards(conn, 1)
             worker = register(conn, lease="1 day")
             first, held = create(conn, concurrency_key="free"), create(conn, concurrency_key="held")
             assert pop(conn, worker, 10) == [first, held]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.calls import Conn, at, call, column, create, one, pop, refused, register, run, start
 from tests.support.database import Database
+from tests.support.moves import set_shards
 
 NAME = "report"
 
@@ -54,7 +55,7 @@ def noon(db: Conn) -> None:
 @pytest.fixture
 def unsharded(db: Conn) -> None:
     """Each shard is asked for its part of the limit."""
-    call(db, "configure_cluster", shard_count=1)
+    set_shards(db, 1)
 
 
 # --- Ticks ----------------------------------------------------------------------------------------
@@ -424,7 +425,7 @@ def test_schedules_move_with_the_shards(db: Conn) -> None:
     for group in ("bob", "alice", "carol"):
         schedule(db, group, every=1)
     count = one(db, "select shard_count from fairq.settings")
-    call(db, "configure_cluster", shard_count=4 if count == 1 else 1)
+    set_shards(db, 4 if count == 1 else 1)
     at(db, "12:00:04")
     assert fire(db)["fired"] == 3
     assert one(db, "select count(distinct group_key) from fairq.tasks") == 3

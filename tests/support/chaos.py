@@ -25,6 +25,7 @@ from psycopg.conninfo import make_conninfo
 
 import fairq
 from fairq import embedded
+from tests.support.moves import set_shards
 from tests.support.proxy import Network, proxy
 from tests.support.server import private_server
 from tests.worker.running import Running, work_process
@@ -325,7 +326,7 @@ def world(folder: Path, pause: float) -> Iterator[World]:
                 conn.execute(f"create role chaos_{role} login in role {group}".encode())
             conn.execute(WITNESSES.encode())
             # A key holds within a shard.
-            conn.execute("""select fairq.configure_cluster('{"shard_count": 1}')""")
+            set_shards(conn, 1)
             conn.execute("""select fairq.configure_group('default', 'capped', '{"max_running": 3}')""")
         yield World(server, folder, pause, disk, stack)
 

@@ -50,9 +50,13 @@ def go_on(conn: Conn, patience: float = 60, meanwhile: Callable[[], object] = la
     return said
 
 
-def move(conn: Conn, shards: int) -> None:
+def set_shards(conn: Conn, shards: int) -> None:
     begin(conn, shards)
     go_on(conn)
+
+
+def move(conn: Conn, shards: int) -> None:
+    set_shards(conn, shards)
     assert_moved(conn)
 
 

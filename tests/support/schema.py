@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from fairq.install import load_sql
+from tests.support.moves import set_shards
 
 
 def load_schema(conn: psycopg.Connection[Any]) -> None:
@@ -15,7 +16,5 @@ def load_schema(conn: psycopg.Connection[Any]) -> None:
     conn.execute((Path(__file__).parent / "checks.sql").read_text())
     shards = os.environ.get("FAIRQ_TEST_SHARDS")
     if shards:
-        conn.execute(
-            "select fairq.configure_cluster(jsonb_build_object('shard_count', %s::int))", [int(shards)]
-        )
+        set_shards(conn, int(shards))
     conn.commit()
