@@ -14,7 +14,7 @@ from fairq import citus, errors, install
 from tests.support.calls import column, create, one, register, run
 from tests.support.cluster import Cluster, Conn, running_cluster
 from tests.support.invariants import assert_sound
-from tests.support.sessions import wait_until
+from tests.support.sessions import call_in_background, result, wait_until
 from tests.worker.running import EFFECTS, work_process
 
 pytestmark = pytest.mark.skipif("FAIRQ_TEST_CITUS" not in os.environ, reason="make test-citus runs it")
@@ -318,6 +318,78 @@ def test_workers_serve_their_node_and_one_that_is_lost_stops_no_other(
         assert [worker.wait() for worker in workers] == [0] * len(workers)
     conns[2] = cluster.connect(2)
     cluster.everywhere("drop table effects; delete from fairq.workers")
+
+
+def test_a_node_that_is_away_when_workers_start_is_served_when_it_is_back(
+    cluster: Cluster, conns: list[Conn]
+) -> None:
+    cluster.everywhere(EFFECTS)
+    first, second = (group_of(conns[0], node) for node in (1, 2))
+    fairq.enqueue_many(conns[0], [(first, None), (second, None)], kind="count")
+    cluster.servers[2].stop("fast")
+    conns[2].close()
+    with work_process(cluster.dsn(0), "-c", "2", "--every-node") as worker:
+        wait_until(lambda: one(conns[1], "select count(*) from effects") == 1, "the other node is served")
+        cluster.servers[2].start()
+        conns[2] = cluster.connect(2)
+        wait_until(lambda: one(conns[2], "select count(*) from effects") == 1, "this one, too")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    cluster.everywhere("drop table effects; delete from fairq.workers")
+
+
+@pytest.mark.parametrize("commits", [False, True], ids=["before its commit", "behind it"])
+def test_what_a_crash_left_between_the_two_phases_ends_the_same_way_everywhere(
+    cluster: Cluster, conns: list[Conn], commits: bool
+) -> None:
+    """The coordinator crashes when nodes have prepared. Citus ends that, and then workers see what it was."""
+    prepared = "select count(*) from pg_prepared_xacts"
+    workers = [register(conn) for conn in conns[1:]]
+    pop = "select id from fairq.pop_tasks('default', 9, %s)"
+    with psycopg.connect(cluster.dsn(0)) as conn:
+        tasks = [create(conn, group_of(conns[0], node)) for node in (1, 2)]
+        (last,) = column(
+            conns[2],
+            "select pid from pg_stat_activity where application_name like 'citus_internal%%' "
+            "and state = 'idle in transaction'",
+        )
+        if commits:
+            # Its own commit waits for a standby that is not there.
+            conns[0].execute("alter system set synchronous_standby_names = 'nobody'")
+            conns[0].execute("select pg_reload_conf()")
+            sync = "select current_setting('synchronous_standby_names') <> ''"
+            wait_until(lambda: one(conn, sync), "it has read that")
+        else:
+            os.kill(last, signal.SIGSTOP)
+        call = call_in_background(conn.commit)
+        wait_until(lambda: one(conns[1], prepared) == 1, "one node has prepared")
+        if commits:
+            waits = "select exists (select from pg_stat_activity where wait_event = 'SyncRep')"
+            wait_until(lambda: one(conns[0], waits), "the coordinator commits")
+        cluster.servers[0].stop("immediate")
+        with pytest.raises(psycopg.Error):
+            result(call)
+    if not commits:
+        os.kill(last, signal.SIGCONT)
+    # Others go on meanwhile.
+    other = create(conns[1], group_of(conns[1], 1))
+    assert column(conns[1], pop, workers[0]) == [other]
+    cluster.servers[0].start()
+    conns[0].close()
+    conns[0] = cluster.connect(0)
+    conns[0].execute("alter system reset synchronous_standby_names")
+    conns[0].execute("select pg_reload_conf()")
+
+    def recovered() -> bool:
+        # As its daemon does each minute.
+        run(conns[0], "select recover_prepared_transactions()")
+        return [one(conn, prepared) for conn in conns] == [0, 0, 0]
+
+    wait_until(recovered, "Citus has ended them")
+    found = [column(conn, pop, worker) for conn, worker in zip(conns[1:], workers, strict=True)]
+    assert found == ([tasks[:1], tasks[1:]] if commits else [[], []])
+    for conn in conns[1:]:
+        assert_sound(conn)
 
 
 def test_groups_move_to_a_new_node_and_their_old_tasks_end_where_they_are(
