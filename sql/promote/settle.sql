@@ -86,8 +86,9 @@ begin
     ) g
     left join lateral (
       select x.finish, x.pace
-      -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing, once all has ended that was charged before.
-      from (select where p_queue.fairness <> 'count' or (l.pace).reserved > 0 offset 0) gate
+      -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing, once all has ended that was charged before. That
+      -- a rebuild says in negative numbers.
+      from (select where p_queue.fairness <> 'count' or (l.pace).reserved > 0 or n.charged < 0 offset 0) gate
       cross join lateral fairq._correct(l.finish, coalesce(l.pace, n.pace), p_queue.fairness, n.correction, n.charged, n.ran,
         coalesce((g.settings).weight, (o.queue).weight, p_queue.weight), p_tick.clock, coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
     ) c on true

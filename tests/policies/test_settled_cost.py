@@ -285,13 +285,18 @@ def test_another_unit_begins_anew(conn: Conn) -> None:
     assert_sound(conn)
 
 
-def test_what_is_in_flight_stays_reserved_while_the_queue_counts_for_a_while(conn: Conn) -> None:
+@pytest.mark.parametrize("rebuilt", [False, True], ids=["", "rebuilt"])
+def test_what_is_in_flight_stays_reserved_while_the_queue_counts_for_a_while(
+    conn: Conn, rebuilt: bool
+) -> None:
     """I13: a charge is given back by its task, whatever was shared in between."""
     share_cost(conn)
     worker = register(conn)
     create_many(conn, "bob", 3)
     held = pop(conn, worker, 2)
     call(conn, "configure_queue", "default", fairness="count")
+    if rebuilt:
+        run(conn, "select fairq.rebuild('default')")
     create(conn, "bob")
     promote(conn)
     assert_sound(conn)
