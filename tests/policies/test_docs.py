@@ -21,6 +21,7 @@ HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
         ("pause-and-resume", 6),
         ("serve-in-order-of-arrival", 2),
         ("uneven-arrivals", 1),
+        ("short-tasks-beside-long-ones", 3),
         ("when-a-queue-is-wrong", 2),
     ],
 )
