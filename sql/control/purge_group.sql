@@ -18,16 +18,14 @@ begin
   -- Whoever takes tasks from those that wait for a key holds the keys.
   perform fairq._lock_counters(v_shard_no, '#keys', true);
   v_ready := array(
-    select r.id
-    from fairq.ready r
+    select r.id from fairq.ready r
     where r.shard_no = v_shard_no and r.queue = p_queue and r.position >= 0 and r.group_key = p_group_key
       and r.user_key = coalesce(p_user_key, r.user_key)
       and (p_until is null or (select t.created_at from fairq.tasks t where t.shard_no = v_shard_no and t.id = r.id) <= v_until)
     for update skip locked
   );
   v_ended := cardinality(v_ready) + cardinality(fairq._end_waiting(v_shard_no, array(
-    select t.id
-    from fairq.tasks t
+    select t.id from fairq.tasks t
     where t.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key)
       and t.created_at <= v_until and t.id <> all(v_ready)
   ), 'cancelled', v_now));
@@ -36,8 +34,7 @@ begin
     select s.shard_no from fairq.settings f cross join fairq._shards(null) s(shard_no) where f.moving_from is not null and s.shard_no <> v_shard_no
   loop
     v_ended := v_ended + cardinality(fairq._end_waiting(v_other, array(
-      select t.id
-      from fairq.tasks t
+      select t.id from fairq.tasks t
       where t.shard_no = v_other and t.queue = p_queue and t.group_key = p_group_key and t.user_key = coalesce(p_user_key, t.user_key) and t.scheduled
         and t.created_at <= v_until
     ), 'cancelled', v_now));

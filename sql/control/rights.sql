@@ -7,8 +7,7 @@ language sql stable as $$ select coalesce(nullif(current_setting('role'), 'none'
 create function fairq._has_role(p_role text) returns boolean
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select exists (
-    select
-    from pg_catalog.pg_roles r
+    select from pg_catalog.pg_roles r
     where r.rolname in (p_role, 'fairq_admin')
       and pg_has_role(fairq._caller(), r.oid, 'usage'))
 $$;

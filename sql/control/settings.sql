@@ -13,8 +13,7 @@ declare
   v_fits boolean;
 begin
   p_known := array(
-    select a.attname::text
-    from pg_catalog.pg_attribute a
+    select a.attname::text from pg_catalog.pg_attribute a
     where a.attrelid = p_table and a.attnum > 0 and not a.attisdropped
       and a.attname <> all(array['singleton', 'shard_no', 'queue', 'kind', 'group_key', 'user_key', 'metered', 'internal', 'spread', 'test_clock', 'paused_at', 'draining_at', 'leaving_at',
         'moving_from', 'moving_groups', 'moving_after'])
@@ -163,8 +162,7 @@ begin
   if found then
     raise exception '% has no setting "%"', p_of, left(v_strange, 60)
       using errcode = 'QF014', hint = format('Did you mean %s? Known settings: %s.', (
-        select k.name
-        from unnest(p_known) with ordinality k(name, nth)
+        select k.name from unnest(p_known) with ordinality k(name, nth)
         order by (select count(*) from generate_series(1, length(k.name) - 1) i where strpos(v_strange, substr(k.name, i, 2)) > 0)
           / (length(k.name) + length(v_strange))::double precision desc, k.nth
         limit 1
@@ -191,8 +189,7 @@ declare
   v_changes jsonb;
 begin
   insert into fairq.groups (shard_no, queue, group_key, user_key) values (p_shard_no, p_queue, p_group_key, coalesce(p_user_key, '')) on conflict do nothing;
-  select g.* into v_group
-  from fairq.groups g
+  select g.* into v_group from fairq.groups g
   where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = coalesce(p_user_key, '')
   for update;
 

@@ -3,8 +3,7 @@
 -- Cost: one step in progress_pkey per shard.
 create function fairq.task_progress(p_id bigint) returns table (attempt integer, done double precision, total double precision, note jsonb)
 language sql stable rows 1 security definer set search_path = pg_catalog, pg_temp as $$
-  select g.attempt, g.done, g.total, g.note
-  from fairq.progress g
+  select g.attempt, g.done, g.total, g.note from fairq.progress g
   where g.done is not null and g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no)))
     and g.task_id = p_id
     and fairq._may_ask((select t.queue from fairq.tasks t where t.shard_no = g.shard_no and t.id = p_id))

@@ -8,8 +8,7 @@ language sql stable rows 1 security definer set search_path = pg_catalog, pg_tem
     exists (select from fairq.tasks t where t.shard_no = any(s.shard_nos) and t.id = p_id and fairq._may_ask(t.queue))
   from (select array(select n.shard_no from fairq._shards(null) n(shard_no))) s(shard_nos)
   left join lateral (
-    select k.outcome, k.finished_at, k.result, k.error
-    from fairq.finished_tasks k
+    select k.outcome, k.finished_at, k.result, k.error from fairq.finished_tasks k
     where k.shard_no = any(s.shard_nos) and k.id = p_id and fairq._may_ask(k.queue)
     order by k.finished_at desc limit 1
   ) f on true

@@ -17,8 +17,7 @@ begin
   if not found or not fairq._may_ask(v_task.queue) then return false; end if;
   -- One that hardly extends another is none: nobody can fill the table by asking again and again.
   insert into fairq.watches (shard_no, task_id, until)
-  select a.shard_no, p_id, v_until
-  from fairq._whereabouts(v_task.shard_no, v_task.group_key) a(shard_no)
+  select a.shard_no, p_id, v_until from fairq._whereabouts(v_task.shard_no, v_task.group_key) a(shard_no)
   where not exists (
     select from fairq.watches w where w.shard_no = v_task.shard_no and w.task_id = p_id and w.until > v_until - interval '1 second' offset 0);
   return true;

@@ -197,8 +197,7 @@ begin
       on conflict (shard_no, queue, group_key, idempotency_key) do nothing;
       exit when found;
       if p_unique is null then
-        select k.task_id, k.fingerprint into v_known_id, v_known_fingerprint
-        from fairq.idempotency_keys k
+        select k.task_id, k.fingerprint into v_known_id, v_known_fingerprint from fairq.idempotency_keys k
         where k.shard_no = v_shard_no and k.queue = p_queue and k.group_key = p_group_key and k.idempotency_key = p_idempotency_key;
         exit places when v_known_id <> p_id;
         -- Of one that ended it may still be its own, and it keeps it: who would take it from there waits.
@@ -244,14 +243,12 @@ language sql stable rows 1 as $$
       select
       from (values (1)) one
       left join lateral (
-        select t.next_xid, t.heard_xid
-        from fairq.ticks t
+        select t.next_xid, t.heard_xid from fairq.ticks t
         where t.shard_no = p_shard_no and t.queue = p_queue
         order by t.tick desc limit 1
       ) k on true
       cross join lateral (
-        select
-        from fairq.rings r
+        select from fairq.rings r
         where r.shard_no = p_shard_no and r.queue = p_queue and r.announced
           and r.xid >= coalesce(k.next_xid, '0') and r.xid <> coalesce(k.heard_xid, '0')
         limit 1

@@ -51,8 +51,7 @@ declare
   v_wrong record;
 begin
   if p_holds is null and not 'postponed' = any(p_outcomes) is true then return; end if;
-  select h.hold, h.delay into v_wrong
-  from unnest(p_outcomes, p_holds, p_delays) as h(outcome, hold, delay)
+  select h.hold, h.delay into v_wrong from unnest(p_outcomes, p_holds, p_delays) as h(outcome, hold, delay)
   where h.hold not in ('group', 'key')
     or (h.hold is not null or h.outcome = 'postponed') and not coalesce(h.delay > interval '0' and fairq._is_span(h.delay, interval '366 days'), false)
   limit 1;

@@ -175,8 +175,7 @@ begin
       select case
         when i.outcome = 'declined' then p_now + least(power(2, least(b.spared, 30)), case
           when b.losses is null and exists (
-            select
-            from fairq.workers w
+            select from fairq.workers w
             where w.shard_no = p_shard_no and b.queue = any(w.queues) and w.kinds ? b.kind and w.lost_at is null
           ) then 2
           else 300
@@ -234,20 +233,17 @@ begin
   into v_tasks
   from unnest(p_ids) i(id)
   cross join lateral (
-    select t.id, t.ctid
-    from fairq.tasks t
+    select t.id, t.ctid from fairq.tasks t
     where t.shard_no = p_shard_no and t.id = i.id
     for update skip locked offset 0
   ) b
   left join lateral (
-    select y.ctid, y.charge, y.counted, y.user_counted, y.keyed_at
-    from fairq.ready y
+    select y.ctid, y.charge, y.counted, y.user_counted, y.keyed_at from fairq.ready y
     where y.shard_no = p_shard_no and y.id = i.id
     for update skip locked offset 0
   ) r on true
   left join lateral (
-    select p.ctid, p.granted, p.concurrency_key
-    from fairq.parked p
+    select p.ctid, p.granted, p.concurrency_key from fairq.parked p
     where p.shard_no = p_shard_no and p.id = i.id
     for update skip locked offset 0
   ) k on true
@@ -297,8 +293,7 @@ begin
   if not exists (select from fairq.watches w where w.shard_no = p_shard_no and w.until > p_now) then
     return;
   end if;
-  select array_agg(t.id) into v_watched
-  from unnest(p_tasks) t
+  select array_agg(t.id) into v_watched from unnest(p_tasks) t
   where t.ends
     and exists (select from fairq.watches w where w.shard_no = p_shard_no and w.task_id = t.id and w.until > p_now offset 0);
   if v_watched is not null then
@@ -333,8 +328,7 @@ begin
   select p_shard_no, t.queue, t.group_key, t.id
   from unnest(v_wished) i(id)
   cross join lateral (
-    select k.id, k.queue, k.group_key
-    from fairq.tasks k
+    select k.id, k.queue, k.group_key from fairq.tasks k
     where k.shard_no = p_shard_no and k.id = i.id and k.id <> all(v_held)
     offset 0
   ) t;

@@ -23,8 +23,7 @@ begin
     order by round, s.shard_no
   loop
     -- The key comes first: who takes it from this task now waits, and then finds the task in line.
-    select f.queue, f.group_key, f.idempotency_key, f.kind, f.payload into v_ended
-    from fairq.finished_tasks f
+    select f.queue, f.group_key, f.idempotency_key, f.kind, f.payload into v_ended from fairq.finished_tasks f
     where f.shard_no = v_shard_no and f.id = p_id and f.outcome <> 'succeeded';
     if v_ended.idempotency_key is not null then
       v_other_id := fairq._take_idempotency_key(fairq._key_homes(v_ended.group_key), v_ended.queue, v_ended.group_key, v_ended.idempotency_key, null,

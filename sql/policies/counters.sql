@@ -36,8 +36,7 @@ begin
     (select min((k.gate).held_until) from unnest(v_lanes) k),
     (
       -- One whose hold has ended, too: a pass wakes a thousand. Without one only what lies ahead: keys that are not used note there since when.
-      select l.look_at
-      from fairq.lanes l
+      select l.look_at from fairq.lanes l
       where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at >= least(v_due_at, p_now + interval '1 microsecond') and (l.gate).held_until is not null
         and l.group_key <> all(array(select k.group_key from unnest(v_lanes) k))
       order by l.look_at limit 1

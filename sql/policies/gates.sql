@@ -51,17 +51,14 @@ declare
 begin
   if p_queue like '#users %' then
     select q.* into v_queue from fairq.queues q where q.queue = substr(p_queue, 8);
-    select g.* into v_limits
-    from fairq.groups g
+    select g.* into v_limits from fairq.groups g
     where g.shard_no = p_shard_no and g.queue = v_queue.queue and g.group_key = p_group_key and g.user_key = '';
-    select g.* into v_user
-    from fairq.groups g
+    select g.* into v_user from fairq.groups g
     where g.shard_no = p_shard_no and g.queue = v_queue.queue and g.group_key = p_group_key and g.user_key = p_user_key and p_user_key <> '';
     return fairq._policy(fairq._for_users(v_queue, v_limits), v_user);
   elsif p_queue = '#keys' or p_queue not like '#%' then
     select q.* into v_queue from fairq.queues q where q.queue = p_queue;
-    select g.* into v_limits
-    from fairq.groups g
+    select g.* into v_limits from fairq.groups g
     where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = '';
   elsif p_group_key = 'cluster' then
     select s.max_running into v_limits.max_running from fairq.settings s;
@@ -255,8 +252,7 @@ language plpgsql stable set search_path = pg_catalog, pg_temp set enable_sort = 
 declare
   v_lane fairq.lanes;
 begin
-  select l.* into v_lane
-  from fairq.lanes l
+  select l.* into v_lane from fairq.lanes l
   where l.shard_no = p_shard_no and l.queue = p_queue and l.group_key = p_group_key and l.user_key = p_user_key
     and (p_queue like '#%' and p_queue not like '#users %'
       or l.version >= (select k.first_version from fairq._tick(p_shard_no, case when p_queue like '#%' then substr(p_queue, 8) else p_queue end) k))

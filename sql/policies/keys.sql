@@ -78,8 +78,7 @@ begin
       if v_task.sequence <= v_task.touched or v_task.concurrency_key is not null or p_short_under < 'infinity' then
         -- One that was taken before may be held, and its holder may end it, or put it off, between the loop's snapshot and this look: body and holder are
         -- looked at together, once more, and its attempt is the one of now.
-        select b.attempt into v_task.attempt
-        from fairq.tasks b
+        select b.attempt into v_task.attempt from fairq.tasks b
         where b.shard_no = p_tick.shard_no and b.id = v_task.id and not b.scheduled
           and not exists (select from fairq._taken(p_tick.shard_no, b.id));
         if not found then
@@ -156,8 +155,7 @@ begin
   delete from fairq.parked k
   where k.shard_no = p_shard_no
     and k.id = (
-      select g.id
-      from fairq.parked g
+      select g.id from fairq.parked g
       where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = p_user_key and g.granted
         and g.concurrency_key = p_concurrency_key
       order by g.priority, g.sequence desc limit 1
@@ -197,14 +195,12 @@ declare
   v_first record;
   v_turn bigint;
 begin
-  select k.id, k.priority, k.sequence, k.turn into v_first
-  from fairq.parked k
+  select k.id, k.priority, k.sequence, k.turn into v_first from fairq.parked k
   where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.queue = p_queue and k.group_key = p_group_key and not k.granted
   order by -k.priority, k.sequence limit 1;
   -- Who comes new to a key starts at its clock, and not before those who wait there.
   v_turn := coalesce(v_first.turn, p_turn, greatest((fairq._lane(p_shard_no, '#keys', p_concurrency_key)).finish, (
-    select k.turn
-    from fairq.parked k
+    select k.turn from fairq.parked k
     where k.shard_no = p_shard_no and k.concurrency_key = p_concurrency_key and k.turn is not null
     order by k.turn limit 1
   ), 0));
@@ -240,8 +236,7 @@ begin
     end if;
     for v_round in 1 .. 1001 loop
       exit when (fairq._allowance(v_key.policy, v_key.gate, p_now)).tasks <= v_granted;
-      select k.* into v_first
-      from fairq.parked k
+      select k.* into v_first from fairq.parked k
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn, k.id limit 1 for update skip locked;
       -- Those that are locked are leaving, and more than fit into one pass wait for the next.
@@ -249,15 +244,13 @@ begin
         insert into fairq.rings (shard_no, queue, group_key)
         select p_shard_no, '#keys', v_key.group_key
         where exists (
-          select
-          from fairq.parked k
+          select from fairq.parked k
           where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
         );
         exit;
       end if;
       -- The clock of the key: not past one that is locked, which may stay.
-      select k.turn into v_key.finish
-      from fairq.parked k
+      select k.turn into v_key.finish from fairq.parked k
       where k.shard_no = p_shard_no and k.concurrency_key = v_key.group_key and k.turn >= v_key.finish
       order by k.turn limit 1;
       v_goes_on := fairq._may_go_on(p_shard_no, v_first.queue, v_first.group_key, v_first.user_key, p_now);
@@ -339,8 +332,7 @@ begin
   )) end
   where n.shard_no = p_gone.shard_no
     and n.id = (
-      select k.id
-      from fairq.parked k
+      select k.id from fairq.parked k
       where k.shard_no = p_gone.shard_no and k.concurrency_key = p_gone.concurrency_key and k.queue = p_gone.queue
         and k.group_key = p_gone.group_key and (-k.priority, k.sequence) > (-p_gone.priority, p_gone.sequence)
         and not k.granted

@@ -6,8 +6,7 @@ create function fairq._meters(p_queue text) returns table (scope text, place int
 language sql stable rows 1 as $$
   select 'cluster', 2 from fairq.settings s where s.max_running is not null
   union all
-  select 'queue ' || q.queue, 1
-  from fairq.queues q
+  select 'queue ' || q.queue, 1 from fairq.queues q
   where q.queue = p_queue and coalesce(q.max_running, q.rate_limit, q.breaker_threshold) is not null
 $$;
 

@@ -28,8 +28,7 @@ begin
     return least(3600, greatest(0, coalesce(extract(epoch from p_now - p_started_at)::double precision, 0)));
   end if;
   if p_said is not null then return p_said; end if;
-  select n.used into v_reported
-  from fairq.progress n
+  select n.used into v_reported from fairq.progress n
   where n.shard_no = p_shard_no and n.task_id = p_id and n.attempt = p_attempt
   order by n.reported_at desc limit 1;
   return coalesce(v_reported, case when p_started_at is null or p_outcome in ('released', 'declined', 'postponed', 'lease_expired') then 0 end);

@@ -27,8 +27,7 @@ begin
   if v_queue.short_slots is null or (p_lends and p_tick.long_since <= p_now - v_queue.short_idle) then
     return 1000000;
   end if;
-  select least(sum(w.slots), v_queue.max_running)::integer into v_slots
-  from fairq.workers w
+  select least(sum(w.slots), v_queue.max_running)::integer into v_slots from fairq.workers w
   where w.shard_no = p_tick.shard_no and w.lost_at is null and p_tick.queue = any(w.queues);
   return greatest(1, v_slots - v_queue.short_slots) - fairq._long_in_flight(p_tick.queue);
 end;
@@ -71,8 +70,7 @@ declare
 begin
   for v_round in 1 .. 1000 loop
     exit when v_room < 1;
-    select k.* into v_first
-    from fairq.parked k
+    select k.* into v_first from fairq.parked k
     where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key = '' and k.turn >= coalesce(p_tick.long_turn, 0)
     order by k.turn limit 1;
     exit when not found;
@@ -107,8 +105,7 @@ language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 begin
   p_tick.long_since := case
     when exists (
-      select
-      from fairq.parked k
+      select from fairq.parked k
       where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.concurrency_key = ''
         and (k.granted or k.turn >= coalesce(p_tick.long_turn, 0))
     ) then coalesce(p_tick.long_since, p_now)

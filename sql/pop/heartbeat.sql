@@ -21,8 +21,7 @@ begin
       select t.id
       from unnest(coalesce(p_ids, array(select distinct c.task_id from fairq.cancellations c where c.shard_no = v_shard_no and not c.unless_held))) i(id)
       cross join lateral (
-        select h.id
-        from fairq.held h
+        select h.id from fairq.held h
         where h.shard_no = v_shard_no and h.id = i.id and h.worker_id = p_worker_id
           and exists (select from fairq.cancellations c where c.shard_no = v_shard_no and c.task_id = i.id and not c.unless_held offset 0)
         offset 0
@@ -48,8 +47,7 @@ declare
   v_previous timestamptz;
 begin
   select w.lease, w.registered_by, (
-      select h.beat_at
-      from fairq.heartbeats h
+      select h.beat_at from fairq.heartbeats h
       where h.shard_no = p_shard_no and h.worker_id = p_worker_id
       order by h.beat_at desc limit 1
     )

@@ -17,8 +17,7 @@ begin
       select h.id
       from unnest(p_ids, p_attempts) as i(id, attempt)
       cross join lateral (
-        select t.id
-        from fairq.held t
+        select t.id from fairq.held t
         where t.shard_no = v_shard_no and t.id = i.id and t.attempt = i.attempt and t.worker_id = p_worker_id
         for update skip locked offset 0
       ) h;

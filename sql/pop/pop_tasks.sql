@@ -87,8 +87,7 @@ begin
     from fairq._shards(null) s(shard_no)
     left join lateral fairq._tick(s.shard_no, p_queue) k on true
     left join lateral (
-      select y.block
-      from fairq.ready y
+      select y.block from fairq.ready y
       where y.shard_no = s.shard_no and y.queue = p_queue and y.position >= 0 and (y.block, y.position) >= (k.clock, k.clock_position)
       order by y.block, y.position limit 1
     ) r on true
@@ -218,8 +217,7 @@ begin
   return coalesce(p_queue.ready_target, greatest(
     case when p_queue.fairness <> 'count' then 50 when p_worker_id is null then 1000 else 200 end - p_take,
     (
-      select least(2 * coalesce(sum(w.slots), 0), 4000)
-      from fairq.workers w
+      select least(2 * coalesce(sum(w.slots), 0), 4000) from fairq.workers w
       where w.shard_no = p_shard_no and w.lost_at is null
         and w.worker_id is distinct from p_worker_id and p_queue.queue = any(w.queues)
     )

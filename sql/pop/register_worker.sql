@@ -53,8 +53,7 @@ declare
   v_ids bigint[] := array(
     select t.id
     from (
-      select w.id, w.kind, w.attempt, w.spared
-      from fairq.tasks w
+      select w.id, w.kind, w.attempt, w.spared from fairq.tasks w
       where w.shard_no = p_shard_no and w.queue = p_queue and w.scheduled and w.run_at > p_now and w.run_at <= p_now + interval '375 seconds'
       order by w.run_at limit 10000
     ) t

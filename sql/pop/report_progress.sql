@@ -23,22 +23,19 @@ begin
         select t.id, i.attempt, i.done, i.total, i.note, i.cost, l.reported_at as previous
         from unnest(p_ids, p_attempts, p_done, p_totals, p_notes, p_costs) as i(id, attempt, done, total, note, cost)
         cross join lateral (
-          select k.id
-          from fairq.held k
+          select k.id from fairq.held k
           where k.shard_no = v_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
           offset 0
         ) t
         left join lateral (
-          select g.reported_at
-          from fairq.progress g
+          select g.reported_at from fairq.progress g
           where g.shard_no = v_shard_no and g.task_id = t.id
           order by g.reported_at desc limit 1
         ) l on true
       ),
       reported as (
         insert into fairq.progress (shard_no, task_id, reported_at, attempt, done, total, note, used)
-        select v_shard_no, h.id, v_now, h.attempt, h.done, h.total, h.note, h.cost
-        from held h
+        select v_shard_no, h.id, v_now, h.attempt, h.done, h.total, h.note, h.cost from held h
         on conflict do nothing
       ),
       replaced as (

@@ -20,15 +20,13 @@ begin
     into v_ctids, v_expired
     from (select u.id, u.attempt from unnest(p_ids, p_attempts) as u(id, attempt) order by u.id offset 0) i
     cross join lateral (
-      select k.ctid, k.id, k.lease_expires_at
-      from fairq.held k
+      select k.ctid, k.id, k.lease_expires_at from fairq.held k
       where k.shard_no = v_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
         and k.started_at is null
       for update offset 0
     ) h
     cross join lateral (
-      select coalesce(t.expires_at <= v_now, false) as is_expired
-      from fairq.tasks t
+      select coalesce(t.expires_at <= v_now, false) as is_expired from fairq.tasks t
       where t.shard_no = v_shard_no and t.id = i.id
       offset 0
     ) b;

@@ -25,8 +25,7 @@ begin
     insert into fairq.schedules (shard_no, name, group_key, created_at, done_until) values (v_shard_no, p_name, p_group_key, v_now, v_now)
     on conflict do nothing;
     v_is_new := found;
-    select s.* into v_old
-    from fairq.schedules s
+    select s.* into v_old from fairq.schedules s
     where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key
     for update;
     exit when v_shard_no = fairq._home(p_group_key);

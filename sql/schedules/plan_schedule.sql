@@ -16,16 +16,14 @@ begin
     raise exception 'schedule "%" is planned with % ticks', coalesce(left(p_name, 60), 'null'), cardinality(p_ticks) using errcode = 'QF007', hint = 'At most 1000.';
   end if;
   if exists (
-    select
-    from unnest(p_ticks) with ordinality t(tick, nth)
+    select from unnest(p_ticks) with ordinality t(tick, nth)
     where (t.tick > coalesce(p_ticks[t.nth - 1], p_done_until)) is not true or t.tick > '9999-01-01'
   ) then
     raise exception 'the ticks of schedule "%" do not ascend from %', coalesce(left(p_name, 60), 'null'), coalesce(p_done_until::text, 'null')
       using errcode = 'QF009', hint = 'Those after done_until, as unplanned_schedules said it, each once.';
   end if;
   v_shard_no := fairq._home(p_group_key);
-  select s.* into v_schedule
-  from fairq.schedules s
+  select s.* into v_schedule from fairq.schedules s
   where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key and s.cron is not null and s.done_until = p_done_until
   for update;
   if not found then return false; end if;

@@ -34,8 +34,7 @@ begin
     select d.*, f.tick, case when d.every is null then (select min(t.tick) from unnest(d.ticks) t(tick) where t.tick > f.tick) else f.tick + d.every end as following,
       d.missed <> 'skip' or p_now <= f.tick + d.delay + interval '1 minute' as fires
     from (
-      select s.*
-      from fairq.schedules s
+      select s.* from fairq.schedules s
       where s.shard_no = p_shard_no and s.fire_at <= p_now
       order by s.fire_at limit p_limit for update skip locked
     ) d
@@ -94,8 +93,7 @@ create function fairq._schedules(p_name text, p_group_key text) returns setof fa
 language plpgsql rows 10 set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-    select s.*
-    from fairq.schedules s
+    select s.* from fairq.schedules s
     where s.shard_no = any(array(select fairq._shards(null))) and s.name = p_name and (p_group_key is null or s.group_key = p_group_key)
     order by s.shard_no, s.group_key for update;
   if not found then

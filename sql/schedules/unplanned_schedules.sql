@@ -11,8 +11,7 @@ begin
   perform fairq._check_limit(p_limit);
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     return query
-      select s.name, s.group_key, s.cron, s.time_zone, s.done_until, v_now
-      from fairq.schedules s
+      select s.name, s.group_key, s.cron, s.time_zone, s.done_until, v_now from fairq.schedules s
       where s.shard_no = v_shard_no and s.plan_at <= v_now
       order by s.plan_at limit p_limit;
   end loop;

@@ -19,8 +19,7 @@ begin
   for v_late in
     select e.queue, array_agg(e.id) as ids, max(e.expires_at) as last, count(*)::integer as tasks
     from (
-      select t.id, t.queue, t.expires_at
-      from fairq.tasks t
+      select t.id, t.queue, t.expires_at from fairq.tasks t
       where t.shard_no = p_shard_no and t.expires_at >= v_floor and t.expires_at <= p_now
         and not exists (select from fairq.held h where h.shard_no = p_shard_no and h.id = t.id offset 0)
       order by t.expires_at limit p_limit

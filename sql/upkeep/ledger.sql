@@ -22,8 +22,7 @@ begin
     else greatest(v_from, fairq._ledger_begin(p_now - interval '1 hour'))
   end;
 
-  select max(m.marked_at) into v_final
-  from fairq.ledger_marks m
+  select max(m.marked_at) into v_final from fairq.ledger_marks m
   where m.shard_no = p_shard_no
     and (pg_snapshot_xmax(m.snapshot) <= pg_snapshot_xmin(v_snapshot) or m.marked_at <= p_now - interval '10 seconds');
   while v_from + fairq._ledger_step() <= v_final and v_written < 4 loop
@@ -99,21 +98,18 @@ begin
       from unnest(v_parts) k
     ) p
     cross join (
-      select coalesce(sum(a.slots), 0)::integer as slots, count(*)::integer as workers
-      from fairq.workers a
+      select coalesce(sum(a.slots), 0)::integer as slots, count(*)::integer as workers from fairq.workers a
       where a.shard_no = p_shard_no and a.lost_at is null and v_queue.queue = any(a.queues)
     ) w
     cross join (
-      select fairq._histogram(array_agg(t.wait_class), array_agg(t.attempts)) as waits
-      from tally t
+      select fairq._histogram(array_agg(t.wait_class), array_agg(t.attempts)) as waits from tally t
       where t.began and t.wait_class is not null
     ) c
     cross join (
       -- Groups of which nothing was there before: the first task of each.
       select fairq._histogram(array_agg(width_bucket(date_part('epoch', g.first_start - g.first_at), fairq._ledger_steps())), array_agg(1::bigint)) as newcomers
       from (
-        select min(t.first_at) as first_at, min(t.first_start) as first_start
-        from tally t
+        select min(t.first_at) as first_at, min(t.first_start) as first_start from tally t
         group by t.group_key
         having bool_and(t.began) and min(t.first_at) >= p_from
       ) g
@@ -326,13 +322,11 @@ begin
     candidate as materialized (
       select u.group_key from unnest(p_received) u(group_key)
       union
-      (select l.group_key
-       from fairq.ledger l
+      (select l.group_key from fairq.ledger l
        where l.shard_no = p_shard_no and l.begins_at = v_before and l.queue = p_queue.queue and l.waiting_since is not null and l.group_key <> ''
        order by l.waiting_since, l.group_key limit 200)
       union
-      (select k.group_key
-       from fairq.lanes k
+      (select k.group_key from fairq.lanes k
        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.user_key = '' and k.admissible and k.finish >= v_tick.clock
        order by k.finish, k.position limit 200)
       union
@@ -345,8 +339,7 @@ begin
         -- Limits of its users hold a group back, too.
         and (l.inside is not distinct from null or coalesce(p_queue.user_max_running, p_queue.user_rate_limit, p_queue.user_breaker_threshold) is null
           and not exists (
-            select
-            from fairq.groups k
+            select from fairq.groups k
             where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key
               and (k.user_key <> '' or coalesce(k.user_max_running, k.user_rate_limit, k.user_breaker_threshold) is not null)
           ))
@@ -365,8 +358,7 @@ begin
     cross join lateral (
       select coalesce((s.settings).weight, p_queue.weight) as weight, fairq._policy(p_queue, s.settings) as policy,
         exists (
-          select
-          from fairq.limit_changes k
+          select from fairq.limit_changes k
           where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key in (c.group_key, '')
             and (k.until > p_from or not coalesce(fairq._is_committed(k.xmin, v_seen), false))
         ) as has_changed
@@ -378,8 +370,7 @@ begin
     ) g
     -- Of a group that has users, the one who is next.
     left join lateral (
-      select k.user_key, k.cursors[1] as next
-      from fairq.lanes k
+      select k.user_key, k.cursors[1] as next from fairq.lanes k
       where l.inside is distinct from null
         and k.shard_no = p_shard_no and k.queue = fairq._users_of(p_queue.queue) and k.queue like '#users %' and k.group_key = c.group_key and k.admissible
       order by k.finish, k.position limit 1
@@ -387,8 +378,7 @@ begin
     left join lateral (
       select t.id
       from (
-        select k.id
-        from fairq.tasks k
+        select k.id from fairq.tasks k
         where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = coalesce(u.user_key, '') and not k.scheduled
           and (-k.priority, k.sequence) >= (-(coalesce(u.next, l.cursors[1])).priority, (coalesce(u.next, l.cursors[1])).sequence)
         order by -k.priority, k.sequence limit 100
@@ -421,8 +411,7 @@ set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = 
   cross join lateral (
     select sum(coalesce(e.used, fairq._expected(l.pace, e.kind, e.cost, p_weight))) as used
     from (
-      select f.kind, f.cost, f.used
-      from fairq.finished_tasks f
+      select f.kind, f.cost, f.used from fairq.finished_tasks f
       where f.shard_no + 0 = p_shard_no and f.finished_at >= p_from and f.queue = p_queue and f.group_key = p_group_key
       union all
       select b.kind, b.cost, a.used

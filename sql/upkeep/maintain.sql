@@ -133,8 +133,7 @@ begin
   cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
   where k.keyed and r.keyed_at is not null
     and (p_queue.paused_at is not null or r.keyed_at <= p_now - interval '10 seconds' and exists (
-      select
-      from fairq.parked w
+      select from fairq.parked w
       where w.shard_no = p_shard_no and w.concurrency_key = b.concurrency_key and w.turn is not null
         and (w.queue, w.group_key) <> (r.queue, r.group_key)
     ));

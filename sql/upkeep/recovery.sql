@@ -32,13 +32,11 @@ create function fairq._silent_workers(p_shard_no integer, p_now timestamptz) ret
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return query
-    select w.worker_id
-    from fairq.workers w
+    select w.worker_id from fairq.workers w
     where w.shard_no = p_shard_no
       and (w.lost_at is not null
         or p_now > greatest(pg_postmaster_start_time() + least(w.lease, interval '20 seconds'), w.registered_at + w.lease, w.lease + (
-          select h.beat_at
-          from fairq.heartbeats h
+          select h.beat_at from fairq.heartbeats h
           where h.shard_no = p_shard_no and h.worker_id = w.worker_id
           order by h.beat_at desc limit 1
         )))
@@ -64,8 +62,7 @@ begin
   for v_claims in
     select h.worker_id, array_agg(h.id) as ids
     from (
-      select k.id, k.worker_id
-      from fairq.held k
+      select k.id, k.worker_id from fairq.held k
       where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor and k.lease_expires_at <= p_now
       order by k.lease_expires_at limit p_limit for update skip locked
     ) h
@@ -81,8 +78,7 @@ begin
     v_next_xid := null;
   end if;
   if v_next_xid is null or (pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= v_next_xid and not exists (
-      select
-      from fairq.held k
+      select from fairq.held k
       where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor
         and k.lease_expires_at <= p_now))
   then

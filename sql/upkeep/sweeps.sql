@@ -20,8 +20,7 @@ begin
   v_unheard := array(select p.xid from unnest(v_tick.pending) p) || v_tick.heard_xid;
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'rings ' || p_queue), 0);
   with heard as materialized (
-    select r.ctid, r.xid
-    from fairq.rings r
+    select r.ctid, r.xid from fairq.rings r
     where r.shard_no = p_shard_no and r.queue = p_queue and r.xid >= v_floor::text::xid8
       and r.xid < least(v_tick.next_xid, (select min(p.xid::text::bigint)::text::xid8 from unnest(v_tick.pending) p where p.ring_id > 0))
       and r.xid <> all(v_unheard)
@@ -33,8 +32,7 @@ begin
 
   v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'ticks ' || p_queue), 0);
   with old as materialized (
-    select k.ctid, k.tick
-    from fairq.ticks k
+    select k.ctid, k.tick from fairq.ticks k
     where k.shard_no = p_shard_no and k.queue = p_queue and k.tick >= v_floor and k.tick < v_tick.tick
     order by k.tick limit p_limit
   )
@@ -49,13 +47,11 @@ begin
   with idle as materialized (
     select l.ctid, l.finish, coalesce(greatest((l.gate).rate_at, case when (l.gate).spent > 0 then (l.gate).spent_until end, (l.gate).held_until), '-infinity') <= fairq._now()
       and not exists (
-        select
-        from fairq.parked k
+        select from fairq.parked k
         where k.shard_no = p_shard_no and k.concurrency_key = '' and k.queue = l.queue and k.group_key = l.group_key and not k.granted
       )
       and not exists (
-        select
-        from fairq.lanes u
+        select from fairq.lanes u
         where l.inside is distinct from null and u.shard_no = p_shard_no and u.queue = fairq._users_of(l.queue) and u.group_key = l.group_key
           and u.version >= v_tick.first_version and (u.cursors <> '{}' or (u.gate).in_flight > 0)
       ) as is_paid
@@ -83,8 +79,7 @@ begin
   if p_queue = '#keys' then
     v_floor := coalesce(fairq._sweep_floor(p_shard_no, 'idle keys'), 0);
     with idle as materialized (
-      select l.ctid, l.look_at
-      from fairq.lanes l
+      select l.ctid, l.look_at from fairq.lanes l
       where l.shard_no = p_shard_no and l.queue = p_queue and l.look_at >= to_timestamp(v_floor / 1000000.0)
         and l.look_at <= fairq._now() - interval '1 minute'
       order by l.look_at limit p_limit
@@ -109,8 +104,7 @@ begin
 
   -- Lanes of before a rebuild lie behind the clock, whatever they say.
   return v_swept + fairq._remove(p_shard_no, 'lanes', array(
-    select l.ctid
-    from fairq.lanes l
+    select l.ctid from fairq.lanes l
     where l.shard_no = p_shard_no and l.queue = p_queue and l.user_key = '' and l.admissible and l.finish >= v_floor and l.finish < v_tick.clock
       and l.version < v_tick.first_version and coalesce((l.gate).spent, 0) = 0
     order by l.finish limit p_limit
@@ -167,14 +161,12 @@ declare
   v_done bigint[];
 begin
   insert into fairq.sweeps (shard_no, what, floor)
-  select p_shard_no, v_what, u.xid::text::bigint
-  from unnest(p_unheard) u(xid)
+  select p_shard_no, v_what, u.xid::text::bigint from unnest(p_unheard) u(xid)
   where u.xid::text::bigint <= p_passed
   on conflict do nothing;
 
   v_done := array(
-    select w.floor
-    from fairq.sweeps w
+    select w.floor from fairq.sweeps w
     where w.shard_no = p_shard_no and w.what = v_what and w.floor < p_tick.next_xid::text::bigint
       and w.floor::text::xid8 <> all(p_unheard)
     order by w.floor limit 1000
@@ -184,8 +176,7 @@ begin
     select r.ctid
     from unnest(v_done) d(xid)
     cross join lateral (
-      select k.ctid
-      from fairq.rings k
+      select k.ctid from fairq.rings k
       where k.shard_no = p_shard_no and k.queue = p_queue and k.xid = d.xid::text::xid8
       offset 0
     ) r
@@ -204,15 +195,13 @@ declare
   v_swept integer;
 begin
   v_swept := fairq._remove(p_shard_no, 'cancellations', array(
-    select n.ctid
-    from fairq.cancellations n
+    select n.ctid from fairq.cancellations n
     where n.shard_no = p_shard_no
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
     limit p_limit
   ))
   + fairq._remove(p_shard_no, 'progress', array(
-    select n.ctid
-    from fairq.progress n
+    select n.ctid from fairq.progress n
     where n.shard_no = p_shard_no
       and not exists (select from fairq.tasks t where t.shard_no = p_shard_no and t.id = n.task_id offset 0)
     limit p_limit
@@ -244,8 +233,7 @@ begin
     order by n.created_at limit p_limit for update of n skip locked
   ));
   -- The next sweep starts at the oldest key left.
-  select n.created_at into v_floor
-  from fairq.idempotency_keys n
+  select n.created_at into v_floor from fairq.idempotency_keys n
   where n.shard_no = p_shard_no and n.created_at >= v_floor
   order by n.created_at limit 1;
   perform fairq._set_sweep_floor(p_shard_no, 'keys', (extract(epoch from v_floor) * 1000000)::bigint);

@@ -44,8 +44,7 @@ begin
 
   if v_task.state in ('overflow', 'queued') then
     -- Not from live_tasks: only who says "not scheduled" finds the index of a group's line.
-    select count(*) into ahead_in_group
-    from fairq.tasks t
+    select count(*) into ahead_in_group from fairq.tasks t
     where t.shard_no = v_task.shard_no and t.queue = v_task.queue and t.group_key = v_task.group_key and t.user_key = v_task.user_key
       and not t.scheduled and (-t.priority, t.sequence) < (-v_task.priority, v_task.sequence)
       and not exists (select from fairq.held h where h.shard_no = v_task.shard_no and h.id = t.id)
@@ -56,8 +55,7 @@ begin
       );
   end if;
   if v_task.state = 'queued' then
-    select count(*) into ahead
-    from fairq.ready r
+    select count(*) into ahead from fairq.ready r
     where r.shard_no = v_task.shard_no and r.queue = v_task.queue and r.position >= 0
       and (r.block, r.position) < (v_task.block, v_task.position)
       and not exists (select from fairq.held h where h.shard_no = v_task.shard_no and h.id = r.id);
@@ -122,8 +120,7 @@ declare
   v_holders text;
 begin
   nth := 1;
-  select format('queue "%s" is paused since %s', q.queue, q.paused_at) into reason
-  from fairq.queues q
+  select format('queue "%s" is paused since %s', q.queue, q.paused_at) into reason from fairq.queues q
   where q.queue = p_queue and q.paused_at is not null;
   if found then return next; end if;
 
@@ -145,8 +142,7 @@ begin
     look_at := v_allowance.look_at;
     reason := format('%s: %s', v_scope.column5, v_allowance.reason);
     if nth = 2 and exists (
-      select
-      from fairq.groups g
+      select from fairq.groups g
       where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = '' and g.paused_at is null and g.leaving_at is not null)
     then
       reason := format('%s moves to another shard, and what it has in flight ends first', v_scope.column5);
@@ -154,8 +150,7 @@ begin
     if v_scope.column3 = '#keys' then
       select string_agg(h.id::text, ', ' order by h.id) into v_holders
       from (
-        select t.id
-        from fairq.live_tasks t
+        select t.id from fairq.live_tasks t
         where t.shard_no = p_shard_no and t.concurrency_key = p_concurrency_key and t.keyed
         limit 5
       ) h;

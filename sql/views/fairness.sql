@@ -63,8 +63,7 @@ begin
     ) g
     cross join hist h
     left join lateral (
-      select a.debt / nullif(a.bound, 0) as ratio, a.group_key
-      from account a
+      select a.debt / nullif(a.bound, 0) as ratio, a.group_key from account a
       where a.debt is not null
       order by ratio desc nulls last, a.group_key limit 1
     ) w on true;

@@ -28,8 +28,7 @@ begin
     union all
     -- The oldest transaction that can be seen from here. The sessions of others are seen by a superuser, or pg_monitor.
     select 'fairq_horizon_age_seconds', '{}', greatest(0,
-      (select max(date_part('epoch', clock_timestamp() - a.xact_start))
-       from pg_catalog.pg_stat_activity a
+      (select max(date_part('epoch', clock_timestamp() - a.xact_start)) from pg_catalog.pg_stat_activity a
        where a.pid <> pg_backend_pid() and coalesce(a.backend_xid, a.backend_xmin) is not null and (a.datname is null or a.datname = current_database())),
       (select max(date_part('epoch', v_now - m.marked_at))
        from fairq._shards(null) s(shard_no)

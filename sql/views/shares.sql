@@ -107,8 +107,7 @@ $$;
 -- The ledger of a queue since p_from, and a part that is not written. A set, and without settings: so it is inlined, and columns that nobody wants are not read.
 create function fairq._ledger_since(p_queue text, p_from timestamptz, p_live fairq.ledger[]) returns setof fairq.ledger
 language sql stable rows 1000 as $$
-  select l.*
-  from fairq.ledger l
+  select l.* from fairq.ledger l
   where l.shard_no = any(array(select s from fairq._shards(null) s)) and l.queue = p_queue and l.begins_at > p_from - fairq._ledger_step()
   union all
   select u.* from unnest(p_live) u
@@ -155,8 +154,7 @@ begin
       window back as (partition by j.shard_no, j.group_key order by j.part_no)
     ),
     ahead as materialized (
-      select distinct on (s.shard_no, s.part_no) s.*
-      from stretch s
+      select distinct on (s.shard_no, s.part_no) s.* from stretch s
       order by s.shard_no, s.part_no, s.served - s.largest - s.slack desc, s.group_key
     ),
     worker as materialized (

@@ -60,8 +60,7 @@ select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease,
   (select count(*) from fairq.held t where t.worker_id = w.worker_id) as held
 from fairq.workers w
 left join lateral (
-  select h.beat_at, h.circuit_open, h.circuit_trips
-  from fairq.heartbeats h
+  select h.beat_at, h.circuit_open, h.circuit_trips from fairq.heartbeats h
   where h.shard_no = w.shard_no and h.worker_id = w.worker_id
   order by h.beat_at desc limit 1
 ) b on true
@@ -81,8 +80,7 @@ select s.name, s.group_key, s.owner, s.cron, s.time_zone, s.every, s.spread, s.m
 from fairq.schedules s
 left join lateral (
   -- Before its group moved it may have ended in another shard.
-  select f.outcome
-  from fairq.finished_tasks f
+  select f.outcome from fairq.finished_tasks f
   where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))) and f.id = s.last_task_id
   offset 0
 ) f on true
