@@ -45,21 +45,19 @@ $$;
 create function fairq._policy_of(p_shard_no integer, p_queue text, p_group_key text, p_user_key text default '') returns fairq.policy
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
+  v_of_users boolean := p_queue like '#users %';
   v_queue fairq.queues;
   v_limits fairq.groups;
-  v_user fairq.groups;
 begin
-  if p_queue like '#users %' then
-    select q.* into v_queue from fairq.queues q where q.queue = substr(p_queue, 8);
+  if v_of_users or p_queue = '#keys' or p_queue not like '#%' then
+    select q.* into v_queue from fairq.queues q where q.queue = case when v_of_users then substr(p_queue, 8) else p_queue end;
     select g.* into v_limits from fairq.groups g
     where g.shard_no = p_shard_no and g.queue = v_queue.queue and g.group_key = p_group_key and g.user_key = '';
-    select g.* into v_user from fairq.groups g
-    where g.shard_no = p_shard_no and g.queue = v_queue.queue and g.group_key = p_group_key and g.user_key = p_user_key and p_user_key <> '';
-    return fairq._policy(fairq._for_users(v_queue, v_limits), v_user);
-  elsif p_queue = '#keys' or p_queue not like '#%' then
-    select q.* into v_queue from fairq.queues q where q.queue = p_queue;
-    select g.* into v_limits from fairq.groups g
-    where g.shard_no = p_shard_no and g.queue = p_queue and g.group_key = p_group_key and g.user_key = '';
+    if v_of_users then
+      v_queue := fairq._for_users(v_queue, v_limits);
+      select g.* into v_limits from fairq.groups g
+      where g.shard_no = p_shard_no and g.queue = v_queue.queue and g.group_key = p_group_key and g.user_key = p_user_key and p_user_key <> '';
+    end if;
   elsif p_group_key = 'cluster' then
     select s.max_running into v_limits.max_running from fairq.settings s;
   else
@@ -221,19 +219,12 @@ begin
     p_gate.spent := case when p_gate.spent_until > p_now then p_gate.spent else 0 end + coalesce(p_used, 0);
     p_gate.spent_until := fairq._renews_at(p_policy, p_now);
   end if;
-  if p_policy.breaker_threshold is null then
-    p_gate.failures := 0;
-    p_gate.open_until := null;
-    p_gate.probe_until := null;
-    return p_gate;
-  end if;
-
-  if p_succeeded then
+  if p_policy.breaker_threshold is null or p_succeeded then
     p_gate.failures := 0;
     p_gate.open_until := null;
     p_gate.probe_until := null;
   end if;
-  if p_failures > 0 then
+  if p_failures > 0 and p_policy.breaker_threshold is not null then
     p_gate.failures := coalesce(p_gate.failures, 0) + p_failures;
     -- A failure while it is open is one of the tasks that were in flight when it opened: it prolongs nothing. One while it is half open is the probe.
     if p_gate.failures >= p_policy.breaker_threshold and (p_gate.open_until is null or p_gate.open_until <= p_now) then

@@ -46,19 +46,8 @@ comment on function fairq.maintain is
 -- The parts of upkeep, in the order in which they matter.
 create function fairq.upkeep_parts() returns setof text
 language sql stable security definer set search_path = pg_catalog, pg_temp as $$
-  select 'recovery'
-  union all
-  select 'expiry'
-  union all
-  select 'schedules'
-  union all
-  (select 'queue ' || q.queue from fairq.queues q order by q.queue)
-  union all
-  select 'notes'
-  union all
-  select 'partitions'
-  union all
-  select 'ledger'
+  select unnest(array['recovery', 'expiry', 'schedules'] || array(select 'queue ' || q.queue from fairq.queues q order by q.queue)
+    || array['notes', 'partitions', 'ledger'])
 $$;
 comment on function fairq.upkeep_parts is 'The parts of fairq.maintain(), in order.';
 

@@ -117,22 +117,13 @@ begin
           cross join lateral (
             select t.id from fairq.tasks t where t.shard_no = h.shard_no and t.id = h.id and t.queue = p_queue.queue offset 0
           ) b
-        ) as busy, (
-          -- Those held are in line, too.
-          select coalesce(sum(l.tasks), 0)
-          from fairq._shards(null) s(shard_no)
-          cross join lateral (
-            select count(*) as tasks
-            from (select from fairq.tasks t where t.shard_no = s.shard_no and t.queue = p_queue.queue and not t.scheduled limit 1000000) t
-          ) l
-        ) as in_line, (
-          select coalesce(sum(l.tasks), 0)
-          from fairq._shards(null) s(shard_no)
-          cross join lateral (
-            select count(*) as tasks
-            from (select from fairq.tasks t where t.shard_no = s.shard_no and t.queue = p_queue.queue and t.scheduled limit 1000000) t
-          ) l
-        ) as scheduled
+        ) as busy,
+        -- Those held are in line, too.
+        sum((select count(*) from (select from fairq.tasks t where t.shard_no = s.shard_no and t.queue = p_queue.queue and not t.scheduled limit 1000000) t))
+          as in_line,
+        sum((select count(*) from (select from fairq.tasks t where t.shard_no = s.shard_no and t.queue = p_queue.queue and t.scheduled limit 1000000) t))
+          as scheduled
+      from fairq._shards(null) s(shard_no)
     ),
     pace as materialized (
       select (select sum(p.ran) / nullif(sum(p.ended), 0) from part p) as mean, greatest(0, s.in_line - s.busy) as waiting,
