@@ -34,8 +34,7 @@ $$;
 -- Returns false when another session holds it and p_wait is false.
 -- The snapshot of the caller's next statement is taken after the lock, so it sees all that the previous promotion wrote:
 -- this is why promotion insists on READ COMMITTED.
--- Raises QF005 in another isolation level, QF003 when the queue is unknown.
--- Locks: domains, one row.
+-- Raises QF005 in another isolation level, QF003 when the queue is unknown. Locks: domains, one row.
 create function fairq._lock_domain(p_shard_no integer, p_queue text, p_wait boolean) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -56,8 +55,7 @@ $$;
 
 -- Waits for the lock of a domain, and takes it, but not for longer than somebody who promotes would hold it: a transaction that promoted and stays open must
 -- not keep every pop waiting.
--- Returns whether it got the lock.
--- Locks: the domain, until the transaction ends.
+-- Returns whether it got the lock. Locks: the domain, until the transaction ends.
 create function fairq._await_domain(p_shard_no integer, p_queue text) returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
 begin

@@ -1,7 +1,6 @@
 -- Lets a queue run empty: new tasks are refused (QF016) until it is resumed, what is there is served to the end, retries and schedules included. Costs the
 -- same however much that is. Whether it is empty fairq.queue_stats tells. A transaction that created tasks before this one committed is let through.
--- Raises QF003 unknown queue.
--- Locks: queues, one row.
+-- Raises QF003 unknown queue. Locks: queues, one row.
 create function fairq.drain_queue(p_queue text) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 begin

@@ -1,7 +1,6 @@
 -- Pauses a group, or, with p_user_key, one of its users: none of its tasks is promoted, those already ready go back in line with the next promotion; running ones go on. Costs the same however
 -- much it has waiting.
--- Raises QF001 group key, QF003 unknown queue, QF006 user key.
--- Locks: groups, one row.
+-- Raises QF001 group key, QF003 unknown queue, QF006 user key. Locks: groups, one row.
 create function fairq.pause_group(p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

@@ -1,6 +1,5 @@
 -- Serves a paused group, or user of it, again. It starts at the clock: what it missed is not made up for.
--- Raises QF001 group key, QF003 unknown queue, QF006 user key.
--- Locks: groups, one row.
+-- Raises QF001 group key, QF003 unknown queue, QF006 user key. Locks: groups, one row.
 create function fairq.resume_group(p_queue text, p_group_key text, p_user_key text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

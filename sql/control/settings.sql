@@ -177,9 +177,7 @@ language sql immutable set search_path = pg_catalog, pg_temp
 as $$ select string_agg(format('%1$I = ($1).%1$I', c.name), ', ') from jsonb_object_keys(p_changes) c(name) $$;
 
 -- Writes the settings of a group, of one of its users, or of a concurrency key (queue #keys). Its lane is rung and looks its policy up again.
--- Returns the settings in force.
--- Raises QF007, QF009, QF014 (see _check_settings).
--- Locks: groups, one row.
+-- Returns the settings in force. Raises QF007, QF009, QF014 (see _check_settings). Locks: groups, one row.
 create function fairq._set_limits(
   p_shard_no integer, p_queue text, p_group_key text, p_of text, p_settings jsonb, p_known text[] default null, p_user_key text default null
 ) returns fairq.groups

@@ -2,8 +2,7 @@
 -- live still: between a look and a watch it might end unheard. Whoever waits for longer than p_for calls it again in time.
 -- It holds from the commit of this transaction on; call it in one of its own, and wait outside of any.
 -- Returns true when the task was live, and not of a queue for other roles.
--- Raises QF009 a time that is not positive, or longer than an hour.
--- Locks: none; one insert.
+-- Raises QF009 a time that is not positive, or longer than an hour. Locks: none; one insert.
 create function fairq.watch_task(p_id bigint, p_for interval default '1 minute') returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$

@@ -82,8 +82,7 @@ language sql stable rows 1 as $$
   where q.queue = p_queue and not q.internal
 $$;
 
--- Whether what each task says for itself is worth a closer look. Without "set search_path": inlined, so that the many that are as they ought to be cost no
--- call.
+-- Whether what each task says for itself is worth a closer look. Without "set search_path": inlined, so that the many that are as they ought to be cost no call.
 create function fairq._is_odd(
   p_group_key text, p_payload jsonb, p_payload_limit integer, p_priority integer, p_cost double precision, p_idempotency_key text, p_concurrency_key text,
   p_user_key text

@@ -3,8 +3,7 @@
 -- What a task gives back is what its own row said that it holds, and the caller has read under the row's lock; nothing else.
 -- By ctid and no other way: every other scan is switched off. Where statistics are missing or old, the planner finds a walk through all tasks of the
 -- shard cheaper than a hundred fetches by ctid, and it keeps such a plan for the whole session. The functions below are planned under these settings.
--- Returns the ids.
--- Locks: the rows named, which the caller has locked. No row that others share.
+-- Returns the ids. Locks: the rows named, which the caller has locked. No row that others share.
 create function fairq._leave(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
 language plpgsql rows 100 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
@@ -220,8 +219,7 @@ $$;
 
 -- Ends waiting tasks among p_ids: in line, scheduled, ready or parked; those that are being popped are locked, and left out. The caller holds the domain;
 -- where some of them may wait for a key, #keys as well: turns are passed on under that lock only.
--- Returns the ids.
--- Locks: bodies, ready and parked rows, all "skip locked".
+-- Returns the ids. Locks: bodies, ready and parked rows, all "skip locked".
 create function fairq._end_waiting(p_shard_no integer, p_ids bigint[], p_outcome text, p_now timestamptz) returns bigint[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -305,8 +303,7 @@ $$;
 
 -- Those of these tasks that somebody wished to cancel ring once more, unless they are held for certain: a holder learns of it by its heartbeat. One whose row
 -- in held is locked may be coming back at this moment.
--- Locks: none that stay. To look whether a row is locked one has to lock it, and its holder would wait for this transaction; so what was locked is given
--- back at once.
+-- Locks: none that stay. To look whether a row is locked one has to lock it, and its holder would wait for this transaction; so what was locked is given back at once.
 create function fairq._ring_wishes(p_shard_no integer, p_ids bigint[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = on as $$
 declare
@@ -337,8 +334,7 @@ $$;
 
 -- Deletes rows that nobody needs any more, of the tables named here. By ctid and no other way, see _leave. Not on the hot path but for ready and lanes,
 -- which have a statement of their own: one that is put together is four times as slow.
--- Returns how many rows it deleted.
--- Locks: the rows named; the caller holds what protects them.
+-- Returns how many rows it deleted. Locks: the rows named; the caller holds what protects them.
 create function fairq._remove(p_shard_no integer, p_table text, p_ctids tid[]) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare

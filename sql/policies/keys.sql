@@ -168,8 +168,7 @@ end;
 $$;
 
 -- Takes places of a concurrency key, or of a meter, if there are as many. A key nobody used yet has no lane: its policy is looked up then.
--- Returns false when there are not.
--- Locks: lanes, one row replaced; the caller holds the domain of p_queue.
+-- Returns false when there are not. Locks: lanes, one row replaced; the caller holds the domain of p_queue.
 create function fairq._take_place(p_shard_no integer, p_queue text, p_group_key text, p_now timestamptz, p_places integer default 1)
 returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp as $$

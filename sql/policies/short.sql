@@ -57,8 +57,7 @@ language sql stable as $$ select p_tick.long_since is not null and fairq._long_r
 -- Gives slots to long tasks, as many as this pop asks for and there is room; their lanes ring, and place them next. A group whose tag has moved on since its
 -- task was parked waits until the others have come as far: what short ones cost it, or what its attempts took beyond what was expected, counts here, too.
 -- One whose group cannot go on stands in line again instead, see _open_keys.
--- Returns the tick, with the turn it has come to.
--- Locks: parked, rings; the caller holds the domain, and #keys.
+-- Returns the tick, with the turn it has come to. Locks: parked, rings; the caller holds the domain, and #keys.
 -- Cost: parked_long_idx from that turn, a step per task and per group that is passed over, a thousand at most.
 create function fairq._let_long(p_tick fairq.ticks, p_take integer, p_now timestamptz) returns fairq.ticks
 language plpgsql set search_path = pg_catalog, pg_temp as $$

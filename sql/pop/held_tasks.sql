@@ -1,7 +1,6 @@
 -- Which of these tasks the worker still holds, in these attempts. For a handler that ended its task in a transaction of its own: the task is gone when
 -- that committed, still held when it rolled back, and locked, so not in the answer, while it is open.
--- Raises QF011 arrays of different length.
--- Locks: held, the rows it returns, "skip locked".
+-- Raises QF011 arrays of different length. Locks: held, the rows it returns, "skip locked".
 create function fairq.held_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint
 language plpgsql security definer rows 100 set search_path = pg_catalog, pg_temp

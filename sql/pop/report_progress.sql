@@ -1,7 +1,6 @@
 -- How far running tasks are, as their handlers say, and what they have used so far; the newest report of a task replaces the one before.
 -- Returns the ids that were accepted; a stale one is missing.
--- Raises QF011 arrays of different length, QF008 bad cost.
--- Locks: progress, the tasks' own rows.
+-- Raises QF011 arrays of different length, QF008 bad cost. Locks: progress, the tasks' own rows.
 -- Cost: one step in held_pkey and one in progress_pkey per task.
 create function fairq.report_progress(
   p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_done double precision[], p_totals double precision[] default null,

@@ -1,7 +1,6 @@
 -- Claimed tasks begin to run: prefetched ones, and those that are to run alone. Ownership, lease and deadline are looked at once more, before any user code runs: a task whose
 -- claim ran out or was taken over is missing in the answer, one whose deadline passed in the buffer ends as expired and is missing too.
--- Returns the ids to run.
--- Raises QF011 arrays of different length.
+-- Returns the ids to run. Raises QF011 arrays of different length.
 -- Locks: held, the rows named, in the order of their ids.
 create function fairq.start_tasks(p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_shard_no integer default null)
 returns setof bigint

@@ -3,8 +3,7 @@
 -- may say which task was the last one of his call before (p_after): none is created while that has not begun.
 -- Returns {"fired": how many tasks, "last": the id of the last one, "due_in": seconds until a schedule is due, 0 or less: more are; null: none will be,
 -- "unplanned": a plan is to be renewed}.
--- Raises QF007 bad limit.
--- Locks: schedules, "skip locked".
+-- Raises QF007 bad limit. Locks: schedules, "skip locked".
 -- Cost: when nothing is due, one step in schedules_fire_at_idx and one in schedules_plan_at_idx; with p_after two look-ups of its id.
 create function fairq.fire_schedules(p_limit integer default 100, p_after bigint default null) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp

@@ -1,7 +1,5 @@
 -- Pauses a schedule, or those of all groups that have the name: no ticks until it is resumed. Tasks that are there go on.
--- Returns how many schedules that is.
--- Raises QF018: there is none.
--- Locks: the schedules.
+-- Returns how many schedules that is. Raises QF018: there is none. Locks: the schedules.
 create function fairq.pause_schedule(p_name text, p_group_key text default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

@@ -2,8 +2,7 @@
 -- are past, and within a day or so in any case: time zones change. With p_problem none could be told: that is noted, and tried again in an hour.
 -- Nothing happens when the schedule has moved on meanwhile, or has been changed: then it was planned for nothing.
 -- Returns whether they were stored.
--- Raises QF009 when the ticks do not ascend from p_done_until; QF007 more than 1000.
--- Locks: the schedule.
+-- Raises QF009 when the ticks do not ascend from p_done_until; QF007 more than 1000. Locks: the schedule.
 create function fairq.plan_schedule(p_name text, p_group_key text, p_done_until timestamptz, p_ticks timestamptz[], p_problem text default null)
 returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$

@@ -1,7 +1,5 @@
 -- Removes a schedule, or those of all groups that have the name. Tasks that it created stay.
--- Returns how many schedules that were.
--- Raises QF018: there is none.
--- Locks: the schedules.
+-- Returns how many schedules that were. Raises QF018: there is none. Locks: the schedules.
 create function fairq.remove_schedule(p_name text, p_group_key text default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

@@ -1,7 +1,5 @@
 -- Resumes a paused schedule, or those of all groups that have the name. Ticks that passed during the pause are not made up for.
--- Returns how many schedules have the name.
--- Raises QF018: there is none.
--- Locks: the schedules.
+-- Returns how many schedules have the name. Raises QF018: there is none. Locks: the schedules.
 create function fairq.resume_schedule(p_name text, p_group_key text default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

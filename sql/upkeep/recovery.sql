@@ -47,9 +47,7 @@ $$;
 -- Claims whose lease ran out go back in line, at most p_limit; no attempt is burned, for none began. The sweep starts where the last one ended, not at
 -- the dead entries of all claims ever made; it does not pass one that is locked, being started or finished right now.
 -- A claim may commit long after its lease ended. So the sweep remembers a time with the transactions that ran then, and goes past it when they have ended.
--- Returns how many it gave up.
--- Locks: held, "skip locked".
--- Cost: held_claim_lease_idx from the floor to now.
+-- Returns how many it gave up. Locks: held, "skip locked". Cost: held_claim_lease_idx from the floor to now.
 create function fairq._give_up_claims(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare

@@ -113,8 +113,7 @@ end;
 $$;
 
 -- Lanes of users who are idle and whose turn is used up, or whose group has no lane any more.
--- Returns how many rows it removed.
--- Cost: the lanes of users who have nothing that may be promoted.
+-- Returns how many rows it removed. Cost: the lanes of users who have nothing that may be promoted.
 create function fairq._sweep_users(p_tick fairq.ticks, p_limit integer) returns integer
 language sql set search_path = pg_catalog, pg_temp as $$
   select fairq._remove(p_tick.shard_no, 'lanes', array(

@@ -3,9 +3,7 @@
 -- was entitled to, 1 when all are alike. Both blur where a group's turn comes less than once in the time asked for. worst_debt does not: it is the largest debt
 -- as a part of its bound, and above 1 the order is broken.
 -- idle_slots: slots that ran nothing, on average, while a group waited all the time with nothing but its turn before it; a task may cost its slot a second.
--- Raises QF003 unknown queue, QF009 time.
--- Locks: none.
--- Cost: the ledger of the time, and history since its last part.
+-- Raises QF003 unknown queue, QF009 time. Cost: the ledger of the time, and history since its last part.
 create function fairq.fairness(p_queue text default 'default', p_since interval default '10 minutes')
 returns table (
   groups integer, tasks bigint, seconds double precision, shortfall double precision, jain double precision, worst_debt double precision, worst_group text,

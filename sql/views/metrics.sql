@@ -4,7 +4,6 @@
 -- an hour; so a group stays for a while. The others of a queue are the group 'other'.
 -- fairq_desired_slots is for what scales workers: slots that would do in five minutes what came in the last five and what waits longer. What began only after
 -- a longer wait is not counted again, or to work off a backlog would look like new work.
--- Locks: none.
 -- Cost: the ledger of the last quarter of an hour, at most 6,000 rows a queue; the totals; everything held; an index entry for each task that waits or is
 -- scheduled, up to a million of each queue and shard.
 create function fairq.metrics(p_groups integer default 20) returns table (name text, labels jsonb, value double precision)

@@ -6,7 +6,6 @@
 -- Returns a row for each of the p_limit groups that are most behind, or received most, and for p_group_key, and one, of the group '', for all others
 -- together; none before anything was done or waited.
 -- Raises QF003 unknown queue, QF007 limit, QF009 time.
--- Locks: none.
 -- Cost: the ledger of the time, history since its last part, and the tasks that wait of the groups returned.
 create function fairq.shares(p_queue text default 'default', p_since interval default '10 minutes', p_limit integer default 100, p_group_key text default null)
 returns table (
