@@ -15,17 +15,14 @@ declare
   v_fired bigint[] := array[]::bigint[];
   v_fire_at timestamptz;
   v_plan_at timestamptz;
-  v_waits boolean := false;
+  v_waits boolean;
 begin
   perform fairq._check_limit(p_limit);
-  if p_after is not null then
-    for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
-      v_waits := v_waits or (
-        exists (select from fairq.tasks t where t.shard_no = v_shard_no and t.id = p_after and t.attempt = 0)
-        and not exists (select from fairq.held h where h.shard_no = v_shard_no and h.id = p_after and h.started_at is not null)
-      );
-    end loop;
-  end if;
+  v_waits := exists (
+    select from fairq._shards(null) s(shard_no)
+    cross join lateral (select from fairq.tasks t where t.shard_no = s.shard_no and t.id = p_after and t.attempt = 0 offset 0) t
+    where not exists (select from fairq.held h where h.shard_no = s.shard_no and h.id = p_after and h.started_at is not null offset 0)
+  );
   for v_shard_no, v_most in select s.shard_no, greatest(1, p_limit / count(*) over ())::integer from fairq._shards(null) s(shard_no) loop
     if not v_waits then
       v_fired := v_fired || fairq._fire_due(v_shard_no, v_most, v_now);

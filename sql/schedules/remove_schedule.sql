@@ -3,14 +3,12 @@
 create function fairq.remove_schedule(p_name text, p_group_key text default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
-  v_schedule fairq.schedules;
-  v_count integer := 0;
+  v_count integer;
 begin
-  for v_schedule in select n.* from fairq._schedules(p_name, p_group_key) n loop
-    delete from fairq.schedules s
-    where s.shard_no = v_schedule.shard_no and s.name = v_schedule.name and s.group_key = v_schedule.group_key;
-    v_count := v_count + 1;
-  end loop;
+  perform fairq._schedules(p_name, p_group_key);
+  delete from fairq.schedules s
+  where s.shard_no = any(array(select fairq._shards(null))) and s.name = p_name and s.group_key = coalesce(p_group_key, s.group_key);
+  get diagnostics v_count = row_count;
   return v_count;
 end;
 $$;

@@ -41,15 +41,9 @@ begin
     join fairq.totals t on t.shard_no = s.shard_no
     group by t.queue, t.kind, t.outcome
     union all
-    select h.* from fairq._histograms('fairq_wait_seconds', array(
-      select (t.shard_no, t.tasks, t.waited, null, t.queue, null, null, t.waits, null)::fairq.totals
-      from fairq._shards(null) s(shard_no)
-      join fairq.totals t on t.shard_no = s.shard_no)) h
+    select h.* from fairq._histograms('fairq_wait_seconds', false) h
     union all
-    select h.* from fairq._histograms('fairq_run_seconds', array(
-      select (t.shard_no, t.tasks, t.seconds, null, t.queue, t.kind, null, t.runs, null)::fairq.totals
-      from fairq._shards(null) s(shard_no)
-      join fairq.totals t on t.shard_no = s.shard_no)) h;
+    select h.* from fairq._histograms('fairq_run_seconds', true) h;
 
   for v_queue in select q.* from fairq.queues q where not q.internal order by q.queue loop
     return query select m.* from fairq._queue_metrics(v_queue, v_now) m;
@@ -61,18 +55,21 @@ end;
 $$;
 comment on function fairq.metrics is 'What a monitoring system wants to know, a row per sample: names as Prometheus has them, labels, value.';
 
--- Histograms as Prometheus has them, by every second step: of rows with a queue, perhaps a kind, how many (runs), and their sum (seconds).
-create function fairq._histograms(p_name text, p_rows fairq.totals[]) returns table (name text, labels jsonb, value double precision)
-language plpgsql immutable rows 100 set search_path = pg_catalog, pg_temp as $$
+-- Histograms of the totals as Prometheus has them, by every second step: how long tasks waited, by queue, or ran, by queue and kind.
+create function fairq._histograms(p_name text, p_ran boolean) returns table (name text, labels jsonb, value double precision)
+language plpgsql stable rows 100 set search_path = pg_catalog, pg_temp as $$
 begin
   return query
     with entry as materialized (
-      select jsonb_strip_nulls(jsonb_build_object('queue', r.queue, 'kind', r.kind)) as labels, r.runs, r.seconds from unnest(p_rows) r
+      select jsonb_strip_nulls(jsonb_build_object('queue', t.queue, 'kind', case when p_ran then t.kind end)) as labels,
+        case when p_ran then t.runs else t.waits end as numbers, case when p_ran then t.seconds else t.waited end as seconds
+      from fairq._shards(null) s(shard_no)
+      join fairq.totals t on t.shard_no = s.shard_no
     ),
     step as materialized (
       select e.labels, u.step, sum(u.number) as number
       from entry e
-      cross join lateral unnest(e.runs) with ordinality u(number, step)
+      cross join lateral unnest(e.numbers) with ordinality u(number, step)
       group by e.labels, u.step
     )
     select p_name || '_bucket', a.labels || jsonb_build_object('le', case when a.step = 21 then '+Inf' else (0.005 * power(2, a.step - 1))::text end), a.below
