@@ -25,15 +25,11 @@ begin
     v_changes := v_changes - 'shard_count';
   end if;
 
-  if v_changes ? 'max_running' then
-    perform fairq._hold_meter('cluster');
-  end if;
+  if v_changes ? 'max_running' then perform fairq._hold_meter('cluster'); end if;
   if v_changes <> '{}' then
     execute 'update fairq.settings s set ' || fairq._assignments(v_changes) using v_new;
   end if;
-  if v_changes ? 'max_running' then
-    perform fairq._apply_meter('cluster');
-  end if;
+  if v_changes ? 'max_running' then perform fairq._apply_meter('cluster'); end if;
   return v_new;
 end;
 $$;

@@ -37,9 +37,7 @@ begin
   from jsonb_object_keys(v_changes) c(name);
 
   -- The meter first hears all there is to hear under the old settings.
-  if v_meter_changes then
-    perform fairq._hold_meter('queue ' || p_queue);
-  end if;
+  if v_meter_changes then perform fairq._hold_meter('queue ' || p_queue); end if;
   if v_changes <> '{}' then
     execute 'update fairq.queues q set ' || fairq._assignments(v_changes) || ' where q.queue = $2'
     using jsonb_populate_record(v_queue, v_changes), p_queue;
@@ -61,13 +59,9 @@ begin
     where t.queue = p_queue;
     perform fairq._promote(s.shard_no, p_queue, 1, false) from fairq._shards(null) s(shard_no);
   end if;
-  if v_meter_changes then
-    perform fairq._apply_meter('queue ' || p_queue);
-  end if;
+  if v_meter_changes then perform fairq._apply_meter('queue ' || p_queue); end if;
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
-  if v_queue.notify and (v_groups_change or v_meter_changes) then
-    perform pg_notify('fairq', p_queue);
-  end if;
+  if v_queue.notify and (v_groups_change or v_meter_changes) then perform pg_notify('fairq', p_queue); end if;
   return v_queue;
 end;
 $$;

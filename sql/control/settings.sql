@@ -31,29 +31,16 @@ begin
     left join (
       -- Times are in seconds.
       values
-        ('weight', 0.001, 1000),
-        ('max_running', 0, 2147483647),
-        ('rate_limit', 1, 2147483647),
+        ('weight', 0.001, 1000), ('max_running', 0, 2147483647),
         -- A full burst at the slowest rate has to be paid for before the end of time, or promotion of the whole queue fails.
-        ('rate_period', 0.000001, 366 * 86400),
-        ('rate_burst', 1, 100000),
-        ('breaker_threshold', 1, 2147483647),
-        ('breaker_cooldown', 0.000001, 366 * 86400),
-        ('short_slots', 1, 1000000),
-        ('short_under', 0.001, 1000000),
-        ('short_idle', 0, 366 * 86400),
-        ('budget', 0, 1000000000000000),
-        ('budget_period', 1, 366 * 86400),
-        ('ready_target', 1, 1000000),
-        ('max_attempts', 1, 1000000),
-        ('priority', -1000000, 1000000),
-        ('cost', 0.001, 1000000),
-        ('timeout', 0.000001, 1000000000),
-        ('retry_base', 0, 366 * 86400),
-        ('retry_cap', 0, 366 * 86400),
-        ('retention', 0, 36525 * 86400::bigint),
-        ('shard_count', 1, 4096),
-        ('payload_limit', 1, 268435456)
+        ('rate_limit', 1, 2147483647), ('rate_period', 0.000001, 366 * 86400), ('rate_burst', 1, 100000),
+        ('breaker_threshold', 1, 2147483647), ('breaker_cooldown', 0.000001, 366 * 86400),
+        ('short_slots', 1, 1000000), ('short_under', 0.001, 1000000), ('short_idle', 0, 366 * 86400),
+        ('budget', 0, 1000000000000000), ('budget_period', 1, 366 * 86400),
+        ('ready_target', 1, 1000000), ('max_attempts', 1, 1000000), ('priority', -1000000, 1000000),
+        ('cost', 0.001, 1000000), ('timeout', 0.000001, 1000000000),
+        ('retry_base', 0, 366 * 86400), ('retry_cap', 0, 366 * 86400), ('retention', 0, 36525 * 86400::bigint),
+        ('shard_count', 1, 4096), ('payload_limit', 1, 268435456)
     ) b(name, least, most) on b.name = regexp_replace(e.key, '^(group|user)_', '')
     order by e.key
   loop

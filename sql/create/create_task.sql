@@ -58,9 +58,7 @@ begin
     case when v_scheduled then p_run_at end, p_concurrency_key is not null, v_announce);
 
   -- Also for a scheduled task: a worker that sleeps learns when to wake up.
-  if v_announce then
-    perform pg_notify('fairq', p_queue);
-  end if;
+  if v_announce then perform pg_notify('fairq', p_queue); end if;
   return v_id;
 end;
 $$;

@@ -90,9 +90,7 @@ begin
       select i.id from input i order by i.ordinal;
   end if;
 
-  if v_announce then
-    perform pg_notify('fairq', p_queue);
-  end if;
+  if v_announce then perform pg_notify('fairq', p_queue); end if;
 end;
 $$;
 comment on function fairq.create_tasks is 'Creates many tasks with one call. Returns their ids in the order of the input.';

@@ -23,9 +23,7 @@ begin
   if v_all.parked is not null then
     delete from fairq.parked k where k.shard_no = p_shard_no and k.ctid = any(v_all.parked);
   end if;
-  if v_all.gives_back then
-    perform fairq._give_back(p_shard_no, p_tasks);
-  end if;
+  if v_all.gives_back then perform fairq._give_back(p_shard_no, p_tasks); end if;
   if v_all.ends then
     return query
       with ended as (

@@ -15,9 +15,7 @@ declare
   v_due_at timestamptz;
 begin
   select k.* into v_tick from fairq._tick(p_shard_no, p_queue) k;
-  if v_tick.tick is null then
-    v_tick := fairq._start_anew(p_shard_no, p_queue);
-  end if;
+  if v_tick.tick is null then v_tick := fairq._start_anew(p_shard_no, p_queue); end if;
   if not fairq._has_news(v_tick) then return v_lanes; end if;
   -- Those whose hold has ended ring.
   v_due_at := v_tick.next_due_at;
@@ -55,9 +53,7 @@ begin
   if v_lane.version is null then
     v_lane := (p_shard_no, 0, 0, 0, 0, 0, 0, 1, null, false, false, p_queue, p_group_key, '', '{}', null, null, null, null)::fairq.lanes;
   end if;
-  if v_lane.policy is null then
-    v_lane.policy := fairq._policy_of(p_shard_no, p_queue, p_group_key);
-  end if;
+  if v_lane.policy is null then v_lane.policy := fairq._policy_of(p_shard_no, p_queue, p_group_key); end if;
   return v_lane;
 end;
 $$;

@@ -110,9 +110,7 @@ begin
   if p_gate.probe_until > p_now then
     return (0, p_gate.probe_until, 'its breaker is half open and waits for one task to end')::fairq.allowance;
   end if;
-  if p_gate.open_until is not null then
-    v_allowed := 1;
-  end if;
+  if p_gate.open_until is not null then v_allowed := 1; end if;
 
   if p_policy.max_running is not null then
     v_allowed := least(v_allowed, p_policy.max_running - coalesce(p_gate.in_flight, 0) - coalesce(p_gate.uncounted, 0));
@@ -155,9 +153,7 @@ $$;
 create function fairq._forget_spent(p_gate fairq.gate) returns fairq.gate
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
-  if p_gate is distinct from null then
-    p_gate.spent := 0;
-  end if;
+  if p_gate is distinct from null then p_gate.spent := 0; end if;
   return p_gate;
 end;
 $$;
@@ -173,15 +169,11 @@ create function fairq._charge(p_policy fairq.policy, p_gate fairq.gate, p_taken 
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
   if p_taken = 0 then return p_gate; end if;
-  if fairq._counts(p_policy) then
-    p_gate.in_flight := coalesce(p_gate.in_flight, 0) + p_taken;
-  end if;
+  if fairq._counts(p_policy) then p_gate.in_flight := coalesce(p_gate.in_flight, 0) + p_taken; end if;
   if p_policy.rate_seconds is not null then
     p_gate.rate_at := greatest(p_gate.rate_at, p_now) + p_taken * p_policy.rate_seconds * interval '1 second';
   end if;
-  if p_gate.open_until is not null then
-    p_gate.probe_until := p_now + p_policy.breaker_cooldown;
-  end if;
+  if p_gate.open_until is not null then p_gate.probe_until := p_now + p_policy.breaker_cooldown; end if;
   return p_gate;
 end;
 $$;

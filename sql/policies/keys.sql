@@ -102,9 +102,7 @@ begin
     stops := yields or v_found >= p_quota or p_lane.finish >= p_room
       or (not is_expired and not v_is_granted and (keyed or fairq._runs_with_time(p_lane.policy, p_lane.gate)) and p_lane.finish >= p_reach);
     long := v_task.has_slot;
-    if v_is_granted then
-      v_served := v_served || id;
-    end if;
+    if v_is_granted then v_served := v_served || id; end if;
     if v_is_granted and not is_expired then
       delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
     elsif keyed and not stops and not v_is_granted
@@ -230,9 +228,7 @@ declare
 begin
   foreach v_key in array fairq._hear_counters(p_shard_no, '#keys', p_now) loop
     v_granted := 0;
-    if (v_key.gate).held_until > p_now then
-      perform fairq._empty_key(p_shard_no, v_key.group_key);
-    end if;
+    if (v_key.gate).held_until > p_now then perform fairq._empty_key(p_shard_no, v_key.group_key); end if;
     for v_round in 1 .. 1001 loop
       exit when (fairq._allowance(v_key.policy, v_key.gate, p_now)).tasks <= v_granted;
       select k.* into v_first from fairq.parked k
@@ -382,8 +378,6 @@ begin
     returning k
   )
   select array_agg(b.k) into v_back from back b;
-  if v_back is not null then
-    perform fairq._unpark(p_shard_no, v_back);
-  end if;
+  if v_back is not null then perform fairq._unpark(p_shard_no, v_back); end if;
 end;
 $$;

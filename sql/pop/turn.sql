@@ -55,9 +55,7 @@ begin
       from fairq.pop_tasks(p_queues[v_step], v_most, p_worker_id, p_claim_lease, p_isolate => true) t;
     get diagnostics v_popped = row_count;
     v_left := v_left - v_popped;
-    if v_popped < v_most then
-      v_empty := v_empty || p_queues[v_step];
-    end if;
+    if v_popped < v_most then v_empty := v_empty || p_queues[v_step]; end if;
   end loop;
 
   if v_left > 0 then
@@ -71,9 +69,7 @@ begin
     v_answer.due_in := extract(epoch from v_next.due_at - fairq._now())::double precision;
     -- One call hears and parks a bounded amount, and somebody else may be promoting: then there is more to look at soon. So there is where the horizon stands
     -- before a lane that the call did not get to.
-    if v_next.has_more then
-      v_answer.due_in := least(v_answer.due_in, 0.02);
-    end if;
+    if v_next.has_more then v_answer.due_in := least(v_answer.due_in, 0.02); end if;
   end if;
   return next v_answer;
 end;

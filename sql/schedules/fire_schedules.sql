@@ -24,9 +24,7 @@ begin
     where not exists (select from fairq.held h where h.shard_no = s.shard_no and h.id = p_after and h.started_at is not null offset 0)
   );
   for v_shard_no, v_most in select s.shard_no, greatest(1, p_limit / count(*) over ())::integer from fairq._shards(null) s(shard_no) loop
-    if not v_waits then
-      v_fired := v_fired || fairq._fire_due(v_shard_no, v_most, v_now);
-    end if;
+    if not v_waits then v_fired := v_fired || fairq._fire_due(v_shard_no, v_most, v_now); end if;
     -- Not min(): of a table that was empty when the plan was made, any other index would do as well.
     v_fire_at := least(v_fire_at, (select s.fire_at from fairq.schedules s where s.shard_no = v_shard_no and s.fire_at is not null order by s.fire_at limit 1));
     v_plan_at := least(v_plan_at, (select s.plan_at from fairq.schedules s where s.shard_no = v_shard_no and s.plan_at is not null order by s.plan_at limit 1));

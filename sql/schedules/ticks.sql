@@ -65,9 +65,7 @@ begin
       insert into fairq.rings (shard_no, queue, group_key, priority, sequence, keyed)
       values (p_shard_no, v_due.queue, v_due.group_key, v_due.priority, v_task_id, v_due.concurrency_key is not null);
       v_fired := v_fired || v_task_id;
-      if v_due.queue <> all(v_queues) then
-        v_queues := v_queues || v_due.queue;
-      end if;
+      if v_due.queue <> all(v_queues) then v_queues := v_queues || v_due.queue; end if;
     end if;
     update fairq.schedules s
     set done_until = v_due.tick, next_tick = v_due.following, fire_at = v_due.following + s.delay,

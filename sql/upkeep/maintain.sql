@@ -97,9 +97,7 @@ begin
     perform fairq._open_keys(p_shard_no, fairq._now());
   elsif not exists (select from fairq._tick(p_shard_no, p_queue.queue) k where not fairq._has_news(k)) then
     v_promoted := (fairq._promote(p_shard_no, p_queue.queue, fairq._ready_target(p_shard_no, p_queue), false)).o_promoted;
-    if v_promoted > 0 and p_queue.notify then
-      perform pg_notify('fairq', p_queue.queue);
-    end if;
+    if v_promoted > 0 and p_queue.notify then perform pg_notify('fairq', p_queue.queue); end if;
   end if;
   -- Nobody promotes a paused queue, which keeps a key that was given to one of its tasks.
   if p_queue.paused_at is not null and fairq._lock_domain(p_shard_no, '#keys', false) then

@@ -48,9 +48,7 @@ begin
   for v_queue in select q.* from fairq.queues q where not q.internal order by q.queue loop
     return query select m.* from fairq._queue_metrics(v_queue, v_now) m;
   end loop;
-  if p_groups > 0 then
-    return query select m.* from fairq._group_metrics(p_groups, v_now) m;
-  end if;
+  if p_groups > 0 then return query select m.* from fairq._group_metrics(p_groups, v_now) m; end if;
 end;
 $$;
 comment on function fairq.metrics is 'What a monitoring system wants to know, a row per sample: names as Prometheus has them, labels, value.';

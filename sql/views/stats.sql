@@ -1,11 +1,8 @@
 create view fairq.queue_stats as
 select q.queue,
-  count(*) filter (where t.state = 'scheduled') as scheduled,
-  count(*) filter (where t.state = 'overflow') as overflow,
-  count(*) filter (where t.state = 'blocked') as blocked,
-  count(*) filter (where t.state = 'queued') as queued,
-  count(*) filter (where t.state = 'claimed') as claimed,
-  count(*) filter (where t.state = 'running') as running,
+  count(*) filter (where t.state = 'scheduled') as scheduled, count(*) filter (where t.state = 'overflow') as overflow,
+  count(*) filter (where t.state = 'blocked') as blocked, count(*) filter (where t.state = 'queued') as queued,
+  count(*) filter (where t.state = 'claimed') as claimed, count(*) filter (where t.state = 'running') as running,
   count(distinct t.group_key) filter (where t.state in ('overflow', 'blocked', 'queued')) as waiting_groups,
   min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
 from fairq.queues q
@@ -19,12 +16,9 @@ select s.queue, s.group_key, s.scheduled, s.overflow, s.blocked, s.queued, s.cla
   b.available as budget_left, b.renews_at as budget_renews_at
 from (
   select t.queue, t.group_key,
-    count(*) filter (where t.state = 'scheduled') as scheduled,
-    count(*) filter (where t.state = 'overflow') as overflow,
-    count(*) filter (where t.state = 'blocked') as blocked,
-    count(*) filter (where t.state = 'queued') as queued,
-    count(*) filter (where t.state = 'claimed') as claimed,
-    count(*) filter (where t.state = 'running') as running,
+    count(*) filter (where t.state = 'scheduled') as scheduled, count(*) filter (where t.state = 'overflow') as overflow,
+    count(*) filter (where t.state = 'blocked') as blocked, count(*) filter (where t.state = 'queued') as queued,
+    count(*) filter (where t.state = 'claimed') as claimed, count(*) filter (where t.state = 'running') as running,
     min(greatest(t.created_at, t.run_at)) filter (where t.state in ('overflow', 'queued')) as oldest_waiting_since
   from fairq.live_tasks t
   group by t.queue, t.group_key
