@@ -1,9 +1,7 @@
--- Changes settings of the installation, which are columns of fairq.settings: an absent one stays as it is, a null takes one away, so that the default holds.
--- max_running caps the tasks in flight over all queues and workers. It excludes claim leases (QF015 at pop).
--- For another number of shards groups have to move: move_groups does that, and until it has, a third number is refused. Also where nothing is stored yet: a
--- transaction that began before may create tasks where it believes that their shard is.
--- Returns the settings in force.
--- Raises QF013 while groups move, QF007 bad number, QF014 an unknown setting.
+-- Changes settings of the installation: columns of fairq.settings, see _check_settings. max_running caps the tasks in flight over all queues and workers, and
+-- excludes claim leases (QF015 at pop). For another number of shards groups have to move: move_groups does that, and until it has, a third number is refused.
+-- Also where nothing is stored yet: a transaction that began before may create tasks where it believes that their shard is.
+-- Returns the settings in force. Raises QF013 while groups move, QF007 bad number, QF014 an unknown setting.
 -- Locks: settings; for another number of shards all domains, or none until they are to be had; the meter of the cluster and held tasks when the cap changes.
 create function fairq.configure_cluster(p_settings jsonb default '{}') returns fairq.settings
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$

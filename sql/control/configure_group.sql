@@ -1,10 +1,7 @@
--- Changes settings of one group of a queue, which are columns of fairq.groups: an absent one stays as it is, a null takes one away, so that the queue's
--- default holds. Takes effect with the next promotion, which the next pop makes. Groups need no settings: unknown ones have those of their queue.
--- A first cap or breaker counts the tasks that are in flight already.
--- Returns the settings in force.
--- Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an unknown setting, or a budget where tasks are only
--- counted.
--- Locks: settings; groups, one row; then the domain, if nobody promotes. Waits for no pop.
+-- Changes settings of one group of a queue: columns of fairq.groups, see _check_settings; what it has none of, its queue says. Takes effect with the next
+-- promotion, which the next pop makes. A first cap or breaker counts the tasks that are in flight already.
+-- Returns the settings in force. Raises QF001 group key, QF003 unknown queue, QF005 not READ COMMITTED, QF007 a number out of range, QF009 a time, QF014 an
+-- unknown setting, or a budget where tasks are only counted. Locks: settings; groups, one row; then the domain, if nobody promotes. Waits for no pop.
 create function fairq.configure_group(p_queue text, p_group_key text, p_settings jsonb default '{}') returns fairq.groups
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

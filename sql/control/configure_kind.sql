@@ -1,9 +1,8 @@
--- Declares what holds for the tasks of a kind in a queue, however they are created: columns of fairq.kinds; an absent one stays as it is, a null takes one
--- away, so that the queue's or the task's own holds. A task may ask for fewer attempts, not for more. Tasks that are there keep what they have.
--- A kind that belongs to an app, its owner, is not changed by another one, nor by an app without a name, whose owner is ''.
--- Returns what is declared.
--- Raises QF003 unknown queue, QF006 bad kind, QF007 bad number, QF009 bad timeout, QF014 an unknown setting, or a kind of another owner.
--- Locks: settings; kinds, one row.
+-- Declares what holds for the tasks of a kind in a queue, however they are created: columns of fairq.kinds, see _check_settings. A task may ask for fewer
+-- attempts, not for more. Tasks that are there keep what they have. A kind that belongs to an app, its owner, is not changed by another one, nor by an app
+-- without a name, whose owner is ''.
+-- Returns what is declared. Raises QF003 unknown queue, QF006 bad kind, QF007 bad number, QF009 bad timeout, QF014 an unknown setting, or a kind of another
+-- owner. Locks: settings; kinds, one row.
 create function fairq.configure_kind(p_queue text, p_kind text, p_settings jsonb default '{}') returns fairq.kinds
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

@@ -1,8 +1,7 @@
--- Cancels everything a group, or with p_user_key one of its users, has waiting: in line, ready, scheduled and parked tasks; of these those created up to p_until, so
--- that nothing goes that nobody has seen. Claimed and running ones are left; cancel_task is for those.
--- Ready ones are cancelled by promotion, which gives the group its addresses back: it owes nothing for tasks it did not run.
--- Returns how many tasks it ended.
--- Raises QF001 group key, QF003 unknown queue, QF006 user key, QF005 not READ COMMITTED.
+-- Cancels everything a group, or with p_user_key one of its users, has waiting: in line, ready, scheduled and parked tasks; of these those created up to p_until,
+-- so that nothing goes that nobody has seen. Claimed and running ones are left; cancel_task is for those. Ready ones are cancelled by promotion, which gives the
+-- group its addresses back: it owes nothing for tasks it did not run.
+-- Returns how many tasks it ended. Raises QF001 group key, QF003 unknown queue, QF006 user key, QF005 not READ COMMITTED.
 -- Locks: the domain and #keys, waits for them; the tasks, those being popped left out. Cost: what the group has waiting, and the scheduled tasks of the queue.
 create function fairq.purge_group(p_queue text, p_group_key text, p_user_key text default null, p_until timestamptz default null) returns integer
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = 'force_generic_plan' set jit = 'off' as $$

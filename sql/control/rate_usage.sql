@@ -1,9 +1,6 @@
 -- How much of a rate is used: of a group's, its own or the one its queue gives to each; with p_group_key null, of the rate of the whole queue.
--- A rate is charged when tasks are popped, never by looking.
--- Returns one row; none where no rate holds. available tasks may go at once; when there are none, the next one may at next_at. At full_at all
--- of the burst is there again; null: it is.
--- Raises QF001 group key, QF003 unknown queue.
--- Cost: the settings of the group and its lane, one index step each.
+-- Returns one row; none where no rate holds. available tasks may go at once; when there are none, the next one may at next_at. At full_at all of the burst is
+-- there again; null: it is. Raises QF001 group key, QF003 unknown queue. Cost: the settings of the group and its lane, one index step each.
 create function fairq.rate_usage(p_queue text, p_group_key text default null)
 returns table (
   queue text, group_key text, rate_limit integer, rate_period interval, rate_burst integer, used integer, available integer, next_at timestamptz,

@@ -1,13 +1,12 @@
--- Ends attempts, as their holder saw them end, in batches. Outcomes: succeeded; failed (for good); retry (again after a back-off while
--- attempts are left, else failed); cancelled; expired; and four that burn no attempt: released (back in line: the next attempt has the next number all the same,
--- and the task may have one more), postponed (not before its retry delay is over), declined (this worker cannot run it: others may, after a pause that
--- doubles each time) and interrupted (it began, and the worker ends: released, but one that may be tried only once failed). Null arrays mean: all succeeded, no result, no error, the queue's back-off.
--- p_costs: what each attempt used in all, where groups share that (fairness = 'cost'); null: what it reported, else what was expected.
--- Returns the ids that were accepted. A missing one was not this worker's any more, in this attempt: nothing of it was changed (I10).
+-- Ends attempts, as their holder saw them end, in batches. Outcomes: succeeded; failed (for good); retry (again after a back-off while attempts are left, else
+-- failed); cancelled; expired; and four that burn no attempt: released (back in line: the next attempt has the next number all the same, and the task may have
+-- one more), postponed (not before its retry delay is over), declined (this worker cannot run it: others may, after a pause that doubles each time) and
+-- interrupted (it began, and the worker ends: released, but one that may be tried only once failed). Null arrays mean: all succeeded, no result, no error, the
+-- queue's back-off. p_costs: what each attempt used in all, where groups share that (fairness = 'cost'); null: what it reported, else what was expected.
 -- p_holds: 'group' or 'key', where nothing of the task's group, or with its key, is to start before its retry delay is over.
+-- Returns the ids that were accepted. A missing one was not this worker's any more, in this attempt: nothing of it was changed (I10).
 -- Raises QF011 arrays of different length, QF012 unknown outcome or hold, QF008 bad cost, QF009 bad delay of a hold.
--- Locks: held, the rows named, in the order of their ids; no row that others share.
--- Cost: one step in held_pkey and one in tasks_pkey per task.
+-- Locks: held, the rows named, in the order of their ids; no row that others share. Cost: one step in held_pkey and one in tasks_pkey per task.
 create function fairq.finish_tasks(
   p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[] default null, p_results jsonb[] default null,
   p_errors jsonb[] default null, p_retry_delays interval[] default null, p_costs double precision[] default null,

@@ -1,9 +1,7 @@
--- A worker's sign of life.
+-- A worker's sign of life. It may say how its circuit breaker is, for those who look after it; null: as it said before. With p_ids, the tasks it is running,
+-- only these are looked up: a worker that knows them should say them.
 -- Returns those of its tasks that somebody wished to cancel, until they are finished: stop them, and finish them as cancelled.
--- Raises QF004 unknown worker: it counts as lost, and its tasks may be with others.
--- Locks: the worker's row, shared, and its heartbeats.
--- It may say how its circuit breaker is, for those who look after it; null: as it said before.
--- With p_ids, the tasks it is running, only these are looked up: a worker that knows them should say them.
+-- Raises QF004 unknown worker: it counts as lost, and its tasks may be with others. Locks: the worker's row, shared, and its heartbeats.
 -- Cost: one step in held_pkey and one in cancellations_task_idx for each of p_ids; without it all open cancellations are read. Never all the
 -- worker's tasks: under a held xmin that would be all it ever ran.
 create function fairq.heartbeat(

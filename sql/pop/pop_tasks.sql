@@ -5,9 +5,8 @@
 -- else in flight at the worker. Without it they are handed out as others; who pops should run them alone.
 -- A paused queue gives nothing; one with a cap, rate or breaker of its own, or of the cluster, asks the meters first.
 -- Returns the tasks, at most p_limit, in served order; no row when there is nothing to do, and then nothing was written.
--- Raises QF003 unknown queue, 42501 the queue or the worker is another role's, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease, QF015 claim leases under a cap of
--- the cluster.
--- Locks: the meters of the queue where there are any; then as _take. Commit before working on the tasks.
+-- Raises QF003 unknown queue, 42501 the queue or the worker is another role's, QF004 unknown worker, QF005 not READ COMMITTED, QF007 bad limit, QF009 bad lease,
+-- QF015 claim leases under a cap of the cluster. Locks: the meters of the queue where there are any; then as _take. Commit before working on the tasks.
 create function fairq.pop_tasks(
   p_queue text, p_limit integer, p_worker_id bigint, p_claim_lease interval default null, p_shard_no integer default null,
   p_isolate boolean default false

@@ -1,11 +1,10 @@
--- A worker's whole turn in one statement: what ended is written, what was claimed starts, and the next tasks of its queues
--- come with the answer; when there are fewer than asked for, also when to look again. Either all of it happens or nothing.
+-- A worker's whole turn in one statement: what ended is written, what was claimed starts, and the next tasks of its queues come with the answer; when there are
+-- fewer than asked for, also when to look again. Either all of it happens or nothing.
 -- p_queues and p_mosts say step by step whom to ask for how many; a queue may be asked again for what others left over, but not when it gave less
 -- than it was asked for: it has no more. p_limit is the most over all; 0: only write.
--- Returns the tasks, and after them one row with the ids that were accepted (see finish_tasks, start_tasks) and the seconds until something
--- is due. Tasks with losses are only claimed, whatever p_claim_lease says, see pop_tasks. A turn that writes nothing and finds nothing leaves no trace, not even a transaction id.
--- Raises what pop_tasks, finish_tasks and start_tasks raise.
--- Locks: as these do, in the order in which they are named.
+-- Returns the tasks, and after them one row with the ids that were accepted (see finish_tasks, start_tasks) and the seconds until something is due. Tasks with
+-- losses are only claimed, whatever p_claim_lease says, see pop_tasks. A turn that writes nothing and finds nothing leaves no trace, not even a transaction id.
+-- Raises what pop_tasks, finish_tasks and start_tasks raise. Locks: as these do, in the order in which they are named.
 create function fairq.turn(
   p_worker_id bigint, p_queues text[], p_mosts integer[], p_limit integer, p_claim_lease interval default null, p_ended_ids bigint[] default '{}',
   p_ended_attempts integer[] default '{}', p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,

@@ -1,11 +1,9 @@
--- Creates a schedule, or changes its settings, which are columns of fairq.schedules: an absent one stays as it is, a null takes one away, so that the default
--- holds. What is said again and is the same changes nothing: neither the next tick nor a pause.
--- A schedule belongs to a group, as the tasks that it creates; schedules of several groups may have one name. Its first tick is after its creation, or after the
--- change of its rule. The ticks of cron are planned by others, who can read it: see unplanned_schedules.
--- Returns the schedule.
--- Raises QF001 group key, QF002 payload or headers, QF003 unknown queue, QF006 bad name, kind or key, QF007 priority, QF009 bad time, QF014 an unknown setting,
--- QF017 neither cron nor every, or both; cron, time zone or policy that cannot be meant; a schedule of another owner.
--- Locks: the schedule.
+-- Creates a schedule, or changes its settings, columns of fairq.schedules: an absent one stays as it is, a null takes one away, so that the default holds. What
+-- is said again and is the same changes nothing: neither the next tick nor a pause. A schedule belongs to a group, as the tasks that it creates; schedules of
+-- several groups may have one name. Its first tick is after its creation, or after the change of its rule. The ticks of cron are planned by others, who can read
+-- it: see unplanned_schedules.
+-- Returns the schedule. Raises QF001 group key, QF002 payload or headers, QF003 unknown queue, QF006 bad name, kind or key, QF007 priority, QF009 bad time, QF014
+-- an unknown setting, QF017 neither cron nor every, or both; cron, time zone or policy that cannot be meant; a schedule of another owner. Locks: the schedule.
 create function fairq.configure_schedule(p_name text, p_group_key text, p_settings jsonb default '{}') returns fairq.schedules
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare

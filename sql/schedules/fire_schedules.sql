@@ -1,9 +1,8 @@
--- Creates the tasks of schedules that are due, at most p_limit, an equal part of each shard (at least one), one tick of each schedule. Any number of callers may do so, as often as they like.
--- A few at a time: each task of a group that had none stands before what its neighbours enqueue next. A tick that waits here stands before nobody. So a caller
--- may say which task was the last one of his call before (p_after): none is created while that has not begun.
+-- Creates the tasks of schedules that are due, at most p_limit, an equal part of each shard (at least one), one tick of each schedule. Any number of callers may
+-- do so, as often as they like. A few at a time: each task of a group that had none stands before what its neighbours enqueue next. A tick that waits here stands
+-- before nobody. So a caller may say which task was the last one of his call before (p_after): none is created while that has not begun.
 -- Returns {"fired": how many tasks, "last": the id of the last one, "due_in": seconds until a schedule is due, 0 or less: more are; null: none will be,
--- "unplanned": a plan is to be renewed}.
--- Raises QF007 bad limit. Locks: schedules, "skip locked".
+-- "unplanned": a plan is to be renewed}. Raises QF007 bad limit. Locks: schedules, "skip locked".
 -- Cost: when nothing is due, one step in schedules_fire_at_idx and one in schedules_plan_at_idx; with p_after two look-ups of its id.
 create function fairq.fire_schedules(p_limit integer default 100, p_after bigint default null) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp

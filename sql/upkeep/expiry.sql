@@ -1,8 +1,6 @@
--- Ends waiting tasks of a shard whose deadline passed, at most p_limit. Promotion and pop would refuse them too, when their turn comes; this
--- tells their owners in time.
--- Each deadline is looked at once: the sweep starts where the last one ended, not at the dead entries of tasks long finished. A task
--- whose transaction committed after its own deadline is missed here and meets promotion.
--- Held tasks are left to their holders.
+-- Ends waiting tasks of a shard whose deadline passed, at most p_limit. Promotion and pop would refuse them too, when their turn comes; this tells their owners
+-- in time. Each deadline is looked at once: the sweep starts where the last one ended, not at the dead entries of tasks long finished. A task whose transaction
+-- committed after its own deadline is missed here and meets promotion. Held tasks are left to their holders.
 -- Locks: the domains of the tasks it ends and #keys, without waiting (a busy one is left for the next sweep); ready and parked rows with "skip locked".
 -- enable_sort is off: the rows come in the order of the index, another one with a sort behind it would read all of them.
 -- Cost: tasks_expiry_idx from the floor to now.
