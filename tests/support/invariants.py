@@ -221,7 +221,7 @@ def exceeded(conn: psycopg.Connection[Any], most: Mapping[str, int]) -> list[tup
 def violations(conn: psycopg.Connection[Any]) -> dict[str, list[str]]:
     """What is wrong, by name; empty when all is well. One statement: one snapshot, and planned once."""
     found: dict[str, list[str]] = {}
-    for what, row in conn.execute(VIOLATIONS.encode()).fetchall():
+    for what, row in conn.execute(VIOLATIONS.encode(), prepare=True).fetchall():
         found.setdefault(what, []).append(row)
     return found
 
