@@ -173,6 +173,15 @@ begin
   cross join generate_series(p_from, p_to - 1) s(shard_no)
   where g.shard_no = 0 and g.queue = '#keys'
   on conflict do nothing;
+  perform fairq._hold_keys(p_from, p_to);
+end;
+$$;
+
+-- Holds of keys are so in every shard.
+-- Locks: none; the caller holds #keys of shard 0.
+create function fairq._hold_keys(p_from integer, p_to integer) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
   perform fairq._open_keys(0, fairq._now());
   insert into fairq.rings (shard_no, queue, group_key, configured, hold_until, held_by)
   select s.shard_no, '#keys', l.group_key, true, (l.gate).held_until, (l.gate).held_by
@@ -700,8 +709,12 @@ declare
   v_to integer := p_settings.shard_count;
   v_table text;
 begin
-  -- One that registered at the last moment.
+  -- Who registered, or held a key, at the last moment knew only the shards of before.
   perform fairq._greet_workers(p_settings);
+  if not fairq._lock_domain(0, '#keys', false) then
+    return false;
+  end if;
+  perform fairq._hold_keys(p_settings.moving_from, v_to);
   -- One that somebody is just taking from its task, and may not.
   if exists (
     select

@@ -310,7 +310,7 @@ def strays(database: Database, *batches: tuple[str, int, int]) -> dict[str, list
         assert shard_of(group, 5) > 0
         tasks.setdefault(group, []).extend(create_many(old, group, count, priority=priority))
     # Who begins now is not waited for.
-    run(other, "select from fairq.domains where shard_no = 0 for update")
+    run(other, "select from fairq.domains where shard_no = 0 and queue = 'default' for update")
     old.commit()
     go_on(conn)
     other.commit()

@@ -9,6 +9,7 @@ from functools import partial
 import psycopg
 import pytest
 
+from tests.properties.model import shard_of
 from tests.races.test_stops import Call, Scene, popping
 from tests.support.calls import (
     Conn,
@@ -287,7 +288,7 @@ def test_what_came_late_to_the_shard_that_a_group_moves_to_is_served_with_the_re
     moved_but_for_the_end(conn, MORE)
     tasks = create_many(old, "bob", 3)
     assert one(old, "select max(shard_no) from fairq.tasks") == 0
-    run(other, "select from fairq.domains where shard_no = 0 for update")
+    run(other, "select from fairq.domains where shard_no = 0 and queue = 'default' for update")
     old.commit()
     go_on(conn)
     other.commit()
@@ -590,6 +591,56 @@ def test_settings_of_a_snapshot_from_before_the_move_are_pauses_at_most(database
         with pytest.raises(psycopg.Error) as refused, old.transaction():
             old.execute(f"select fairq.{change}".encode())
         assert refused.value.sqlstate == "QF005"
+
+
+def test_a_queue_that_a_snapshot_from_before_the_move_would_make_is_refused(database: Database) -> None:
+    """It would know only the shards there were."""
+    conn, old = database.connect(autocommit=True), database.connect()
+    old.execute("set transaction isolation level repeatable read")
+    run(old, "select 1")
+    begin(conn, MORE)
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        call(old, "configure_queue", "late")
+
+
+def test_a_worker_that_registers_with_a_snapshot_from_before_the_move_is_known_everywhere(
+    database: Database,
+) -> None:
+    conn, old = database.connect(autocommit=True), database.connect()
+    old.execute("set transaction isolation level repeatable read")
+    run(old, "select 1")
+    moved_but_for_the_end(conn, MORE)
+    worker = register(old)
+    old.commit()
+    go_on(conn)
+    tasks = create_all(conn, *"abcdefgh")
+    assert sorted(pop(conn, worker, 8)) == tasks
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["begins", "ends"])
+def test_a_hold_of_a_key_that_changes_while_shards_come_is_so_in_each(database: Database, ends: bool) -> None:
+    conn, mover, caller = database.connect(autocommit=True), database.connect(), database.connect()
+    worker = register(conn)
+    create(conn, "bob", concurrency_key="k")
+    held = pop(conn, worker, 1)
+    if ends:
+        finish(conn, worker, held, "postponed", delay="1 hour", holds=["key"])
+        begin(mover, MORE)
+        changed = in_background(caller, "select fairq.hold_key('k', null)")
+        wait_until_blocked(conn, pid_of(caller))
+        mover.commit()
+        result(changed)
+    else:
+        finish(caller, worker, held, "postponed", delay="1 hour", holds=["key"])
+        begin(conn, MORE)
+    caller.commit()
+    go_on(conn)
+    others = [create(conn, group, concurrency_key="k") for group in "abcdefgh"]
+    found = pop(conn, worker, 20)
+    assert len(found) == (len({shard_of(group, MORE) for group in ["bob", *"abcdefgh"]}) if ends else 0), (
+        others
+    )
+    assert_sound(conn)
 
 
 def test_the_ledger_counts_an_attempt_whose_task_has_moved_since(database: Database) -> None:
