@@ -15,8 +15,9 @@ begin
   if exists (select from jsonb_object_keys(p_settings) c(name) where c.name like 'user@_%' escape '@') then
     -- Its users look their settings up again, as in configure_queue.
     insert into fairq.rings (shard_no, queue, group_key, user_key, configured)
-    select l.shard_no, p_queue, l.group_key, l.user_key, true from fairq.lanes l
-    where l.shard_no = v_shard_no and l.queue = fairq._users_of(p_queue) and l.group_key = p_group_key
+    select l.shard_no, p_queue, l.group_key, l.line, true from fairq.lanes l
+    where l.shard_no = v_shard_no and l.queue in (p_queue, fairq._users_of(p_queue)) and l.group_key = p_group_key
+      and (l.queue <> p_queue or l.line <> '')
     union
     select t.shard_no, t.queue, t.group_key, t.user_key, true
     from fairq.held h

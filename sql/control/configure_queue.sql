@@ -47,9 +47,10 @@ begin
   if v_groups_change and not v_is_new then
     -- The groups, and users, that have a lane look their settings up again, and so do those that have tasks in flight; others will when they get one.
     insert into fairq.rings (shard_no, queue, group_key, user_key, configured)
-    select l.shard_no, p_queue, l.group_key, case when l.queue <> p_queue then l.user_key end, true
+    select l.shard_no, p_queue, l.group_key, u.user_key, true
     from fairq._shards(null) s(shard_no)
     join fairq.lanes l on l.shard_no = s.shard_no and l.queue in (p_queue, fairq._users_of(p_queue))
+    cross join lateral (select null where l.queue = p_queue union all select l.line where l.queue <> p_queue or l.line <> '') u(user_key)
     union
     select t.shard_no, t.queue, t.group_key, u.user_key, true
     from fairq._shards(null) s(shard_no)

@@ -370,7 +370,7 @@ begin
       end if;
       v_lane.policy := fairq._policy_of(p_to, p_queue, p_group_key);
     end if;
-    v_there.users := v_there.users or v_lane.inside is distinct from null or v_lane.queue <> p_queue;
+    v_there.users := v_there.users or v_lane.inside is distinct from null or v_lane.line <> '' or v_lane.queue <> p_queue;
     v_lane.position := fairq._lane_position(v_lane.lane_no);
     v_lane.cursors := '{}';
     v_lane.admissible := false;

@@ -51,7 +51,7 @@ declare
   v_lane fairq.lanes := fairq._lane(p_shard_no, p_queue, p_group_key);
 begin
   if v_lane.version is null then
-    v_lane := (p_shard_no, 0, 0, 0, 0, 0, 0, 1, null, false, false, p_queue, p_group_key, '', '{}', null, null, null, null)::fairq.lanes;
+    v_lane := (p_shard_no, 0, 0, 0, 0, 0, 0, 1, null, false, false, p_queue, p_group_key, '', '', '{}', null, null, null, null)::fairq.lanes;
   end if;
   if v_lane.policy is null then v_lane.policy := fairq._policy_of(p_shard_no, p_queue, p_group_key); end if;
   return v_lane;

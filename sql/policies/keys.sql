@@ -24,7 +24,7 @@ declare
       k.concurrency_key = '' as has_slot
     from fairq.parked k
     cross join lateral (select b.* from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = k.id offset 0) t
-    where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.user_key = p_lane.user_key and k.granted
+    where k.shard_no = p_tick.shard_no and k.queue = p_tick.queue and k.group_key = p_lane.group_key and k.user_key = p_lane.line and k.granted
     order by k.priority desc, k.sequence;
   -- A level at a time, each in the order of the index.
   c_line cursor for
@@ -33,7 +33,7 @@ declare
     cross join lateral (
       select b.id, b.priority, b.sequence, b.kind, b.cost, b.attempt, b.expires_at, b.concurrency_key
       from fairq.tasks b
-      where b.shard_no = p_tick.shard_no and b.queue = p_tick.queue and b.group_key = p_lane.group_key and b.user_key = p_lane.user_key
+      where b.shard_no = p_tick.shard_no and b.queue = p_tick.queue and b.group_key = p_lane.group_key and b.user_key = p_lane.line
         and not b.scheduled and (-b.priority, b.sequence) >= (-c.priority, c.sequence)
         and -b.priority <= case when c.is_open then 2147483647 else -c.priority end
       order by -b.priority, b.sequence
@@ -58,7 +58,7 @@ begin
       and (v_waiting.id is null or v_passed >= p_most or (-v_given.priority, v_given.sequence) <= (-v_waiting.priority, v_waiting.sequence));
     if v_is_granted and (v_found >= p_quota or p_lane.finish >= p_room) then
       insert into fairq.rings (shard_no, queue, group_key, user_key, sequence, keyed)
-      values (p_tick.shard_no, p_tick.queue, p_lane.group_key, nullif(p_lane.user_key, ''), v_given.sequence, true);
+      values (p_tick.shard_no, p_tick.queue, p_lane.group_key, nullif(p_lane.line, ''), v_given.sequence, true);
       v_given.id := null;
       continue;
     elsif v_is_granted then
@@ -107,14 +107,14 @@ begin
       delete from fairq.parked k where k.shard_no = p_tick.shard_no and k.id = v_task.id;
     elsif keyed and not stops and not v_is_granted
       and not fairq._take_place(p_tick.shard_no, '#keys', v_task.concurrency_key, p_now)
-      and not fairq._take_over(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.user_key, v_task.concurrency_key)
+      and not fairq._take_over(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.line, v_task.concurrency_key)
     then
       if v_task.concurrency_key = any(v_parked) then
         -- The first of them has the group's turn, and is before this one.
         insert into fairq.parked (shard_no, id, queue, group_key, user_key, concurrency_key, priority, sequence)
-        values (p_tick.shard_no, v_task.id, p_tick.queue, p_lane.group_key, p_lane.user_key, v_task.concurrency_key, v_task.priority, v_task.sequence);
+        values (p_tick.shard_no, v_task.id, p_tick.queue, p_lane.group_key, p_lane.line, v_task.concurrency_key, v_task.priority, v_task.sequence);
       else
-        perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.user_key, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
+        perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.line, v_task.concurrency_key, v_task.id, v_task.priority, v_task.sequence);
         v_parked := v_parked || v_task.concurrency_key;
       end if;
       v_passed := v_passed + 1;
@@ -123,7 +123,7 @@ begin
     if fairq._is_long(p_lane.pace, v_task.kind, coalesce(charge, v_task.cost), p_short_under) and not is_expired and not long and not stops then
       -- It keeps the place of its key: one that had to give it back whenever the other was not free might never have both.
       -- A user's tag is of another time; where the group stands, _let_long looks. Nobody stands before those that wait.
-      perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.user_key, '', id, priority, sequence,
+      perform fairq._park(p_tick.shard_no, p_tick.queue, p_lane.group_key, p_lane.line, '', id, priority, sequence,
         greatest(case when p_lane.queue = p_tick.queue then p_lane.finish else p_tick.clock end, p_tick.long_turn));
       v_passed := v_passed + 1;
       continue;
@@ -131,7 +131,7 @@ begin
     return next;
     if yields then
       insert into fairq.rings (shard_no, queue, group_key, user_key, keyed)
-      values (p_tick.shard_no, p_tick.queue, p_lane.group_key, nullif(p_lane.user_key, ''), true);
+      values (p_tick.shard_no, p_tick.queue, p_lane.group_key, nullif(p_lane.line, ''), true);
     end if;
     exit when stops;
     v_found := v_found + 1;

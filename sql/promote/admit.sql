@@ -18,7 +18,7 @@ declare
   v_users fairq.drawn[];
   v_written record;
 begin
-  if p_tick.users then
+  if p_tick.users and exists (select from unnest(v_shares) s where (s.lane).inside is distinct from null) then
     v_inside := array(select s from unnest(v_shares) s where (s.lane).inside is distinct from null);
     v_shares := array(select s from unnest(v_shares) s where (s.lane).inside is not distinct from null);
   end if;
@@ -170,7 +170,7 @@ begin
     left join lateral (
       select
         array_agg((n.id, (s.lane).finish + n.start, case when n.start = 0 then (s.lane).position else fairq._lane_position((s.lane).lane_no) end, n.charge,
-          fairq._counts((s.lane).policy), n.keyed, n.priority, n.sequence, (s.lane).group_key, n.attempt, n.expires_at, null, n.long, (s.lane).user_key,
+          fairq._counts((s.lane).policy), n.keyed, n.priority, n.sequence, (s.lane).group_key, n.attempt, n.expires_at, null, n.long, (s.lane).line,
           null, false, n.cost)::fairq.placed)
           filter (where not n.is_next and not n.is_expired) as tasks,
         array_agg(n.id) filter (where n.is_expired and not n.is_next) as expired,
@@ -185,7 +185,7 @@ begin
             or case when s.room < 9223372036854775807 then (s.lane).finish + sum(y.step) over line - y.step >= s.room else false end as is_next
         from (
           select x.*
-          from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).user_key, (s.lane).cursors, (s.lane).weight, (s.lane).pace,
+          from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).line, (s.lane).cursors, (s.lane).weight, (s.lane).pace,
             s.quota + 1,
             p_short_under, p_now) x
           where not (s.lane).keyed
@@ -244,9 +244,9 @@ declare
   v_all record;
 begin
   with written as (
-    insert into fairq.lanes (shard_no, queue, group_key, user_key, inside, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority,
+    insert into fairq.lanes (shard_no, queue, group_key, user_key, line, inside, version, lane_no, finish, position, weight, keyed, policy, gate, pace, last_priority,
       last_sequence, cursors, look_at, admissible)
-    select p_tick.shard_no, (d.lane).queue, (d.lane).group_key, (d.lane).user_key, (d.lane).inside, (d.lane).version + 1, (d.lane).lane_no, (d.lane).finish + d.served,
+    select p_tick.shard_no, (d.lane).queue, (d.lane).group_key, (d.lane).user_key, (d.lane).line, (d.lane).inside, (d.lane).version + 1, (d.lane).lane_no, (d.lane).finish + d.served,
       case when (n.last).id is not null then fairq._lane_position((d.lane).lane_no) else (d.lane).position end,
       (d.lane).weight, (d.quota = 0 or (d.next).sequence is not null) and ((d.lane).keyed or coalesce(d.keyed, false)), (d.lane).policy, n.gate,
       case

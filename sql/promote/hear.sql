@@ -108,7 +108,7 @@ begin
   ) r
   cross join (
     select array_agg((w.group_key, w.freed, w.failures, w.succeeded, w.keyed, w.configured, w.first_sequence, w.heard, w.used,
-        w.charged, w.correction, w.ran, w.hold, w.user_key, null)::fairq.news),
+        w.charged, w.correction, w.ran, w.hold, w.user_key, null, null, null, null)::fairq.news),
       bool_or(w.keyed), bool_or(w.user_key is not null)
     from news w
   ) n;

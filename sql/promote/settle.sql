@@ -16,14 +16,17 @@ declare
   v_is_new boolean;
 begin
   with lane as materialized (
-    select n.group_key, coalesce(n.user_key, '') as user_key, v_of_users and l.admissible is not true as comes_in, n.first_sequence, n.keyed or coalesce(l.keyed, false) as keyed,
-      v.replaces, l.version, l.lane_no, l.position, l.inside, l.last_priority, l.last_sequence,
+    select n.group_key, coalesce(n.user_key, '') as user_key, v_of_users and l.admissible is not true as comes_in, n.first_sequence,
+      (n.keyed and w.has_users is not true) or coalesce(l.keyed, false) as keyed,
+      v.replaces, l.version, l.lane_no, l.position, l.last_priority, l.last_sequence,
+      case when w.has_users and l.inside is not distinct from null then (-1, 0, 0)::fairq.inside else l.inside end as inside,
+      coalesce(w.line, n.user_key, '') as line,
       coalesce(c.finish, l.finish) as finish,
       c.pace as pace,
       n.correction is not null as is_corrected,
       l.cursors is null or l.cursors = '{}' as was_idle,
       case
-        when n.heard is null then coalesce(l.cursors, '{}')
+        when n.heard is null or w.has_users then coalesce(l.cursors, '{}')
         when cardinality(n.heard) = 1 and coalesce(l.cursors, '{}') = '{}'
           then array[((n.heard[1]).priority, (n.heard[1]).sequence, p_tick.touched, (n.heard[1]).is_open)::fairq.cursor]
         when cardinality(n.heard) = 1 and cardinality(l.cursors) = 1 and (l.cursors[1]).priority = (n.heard[1]).priority
@@ -48,7 +51,7 @@ begin
     -- Of a lane from before a rebuild nothing counts but its policy, what was used of a rate or a budget, its breaker and until when it is held: nobody else
     -- knows.
     left join lateral (
-      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.inside, v.admissible
+      select v.version, v.lane_no, v.finish, v.position, v.keyed, v.pace, v.last_priority, v.last_sequence, v.cursors, v.gate, v.inside, v.line, v.admissible
     ) l on v.version >= p_tick.first_version
     cross join lateral (
       select case
@@ -71,12 +74,13 @@ begin
       offset 0
     ) o on true
     cross join lateral (
-      select s as settings, case
-          when s.queue is not null or v_limited or fairq._limits_groups(o.queue) then fairq._policy(case when v_of_users then o.queue else p_queue end, s)
+      select s.settings, case
+          when s.settings is distinct from null or v_limited or fairq._limits_groups(o.queue)
+            then fairq._policy(case when v_of_users then o.queue else p_queue end, s.settings)
         end as policy
       from (values (1)) one
       left join lateral (
-        select c.*
+        select c as settings
         from fairq.groups c
         where c.shard_no = p_tick.shard_no and c.queue = p_queue.queue and c.group_key = n.group_key and c.user_key = coalesce(n.user_key, '')
           and n.user_key is distinct from ''
@@ -84,6 +88,30 @@ begin
       ) s on true
       offset 0
     ) g
+    left join lateral (
+      -- A group is like one without users as long as only one of them has tasks, and none has limits: its lane is about his. It has an order inside as soon
+      -- as another one comes while he has something in line or ready.
+      select h.has_users, case when h.has_users then coalesce(l.line, '') else coalesce(n.line, l.line, '') end as line
+      from (select where p_tick.users and not v_of_users offset 0) gate
+      cross join lateral (
+        select l.inside is distinct from null or coalesce(n.lines > 1, false)
+          or coalesce(n.line <> l.line and (l.cursors <> '{}' or l.keyed or l.finish > p_tick.clock), false)
+          or exists (
+            select
+            from unnest(n.looks || nullif(coalesce(n.line, l.line), '')) k(user_key)
+            left join lateral (
+              select c as settings
+              from fairq.groups c
+              where c.shard_no = p_tick.shard_no and c.queue = p_queue.queue and c.group_key = n.group_key and c.user_key = k.user_key and k.user_key <> ''
+              offset 0
+            ) u on true
+            where k.user_key is not null
+              and fairq._policy(fairq._for_users(p_queue, g.settings), u.settings) is distinct from null
+          ) as has_users
+        offset 0
+      ) h
+      offset 0
+    ) w on true
     left join lateral (
       select x.finish, x.pace
       -- "offset 0" makes this a gate before the call, not a filter behind it: queues that count pay nothing, once all has ended that was charged before. That
@@ -130,7 +158,7 @@ begin
        n.weight,
        case when n.has_tasks then (n.allowance).look_at end,
        n.has_tasks and coalesce((n.allowance).tasks > 0, true),
-       n.keyed, p_tick.queue, n.group_key, n.user_key, n.cursors, n.policy,
+       n.keyed, p_tick.queue, n.group_key, n.user_key, n.line, n.cursors, n.policy,
        -- A first cap, which a ring behind the cut may tell of: its tasks in flight are not counted yet, see _adopt.
        case
          when n.begins_to_count

@@ -1,26 +1,29 @@
 -- Users of a group. A group whose tasks name users has one lane in the order of its queue, as every other one: the same tag, weight, limits and addresses. Which
 -- of its tasks come next when that lane is drawn is a fair order of its own: users have lanes (under the queue '#users NAME') with tags in a virtual time that only
 -- the group knows, and its addresses are given to their tasks in the order of those tags (hierarchical start-time fair queueing). Tasks that name nobody belong to one
--- user more, whose key is empty. Pops know nothing of it, and neither does a group none of whose tasks names a user.
+-- user more, whose key is empty. Pops know nothing of it, and neither does a group as long as all it has in line and ready is one user's (see _settle_lanes).
 -- That time stands still while the group is not served, and begins anew when it has nothing left.
 
--- What rang, one row per group: that of a group with users says that some task came, and what all of them took.
+-- What rang, one row per group: that some task came, of which user, if it is one, and what all of them took. Who counts what is in flight of him has a lane.
 create function fairq._news_of_groups(p_news fairq.news[]) returns fairq.news[]
 language sql stable set search_path = pg_catalog, pg_temp as $$
-  select array_agg((g.group_key, coalesce((g.own).freed, 0), coalesce((g.own).failures, 0), coalesce((g.own).succeeded, false), coalesce((g.own).keyed, false),
-    coalesce((g.own).configured, false), g.first_sequence, (g.own).heard, g.used, g.charged, g.correction,
-    (select array_agg(r) from unnest(g.news) n cross join lateral unnest(n.ran) r), (g.own).hold, null, null)::fairq.news)
+  select array_agg((g.group_key, coalesce((g.own).freed, 0), coalesce((g.own).failures, 0), coalesce((g.own).succeeded, false),
+    coalesce((g.tasks[1]).keyed, false), coalesce((g.own).configured, false), g.first_sequence, (g.tasks[1]).heard, g.used, g.charged, g.correction,
+    (select array_agg(r) from unnest(g.news) n cross join lateral unnest(n.ran) r), (g.own).hold, null, null,
+    case when g.counts then 2 else cardinality(g.tasks) end, case when g.tasks is not null then coalesce((g.tasks[1]).user_key, '') end, g.looks)::fairq.news)
   from (
     select n.group_key, (array_agg(n) filter (where n.user_key is null))[1] as own, min(n.first_sequence) as first_sequence, sum(n.used) as used,
       sum(n.charged) as charged, sum(n.correction) as correction,
-      array_agg(n) filter (where n.ran is not null) as news
+      array_agg(n) filter (where n.first_sequence is not null or n.keyed) as tasks, array_agg(n) filter (where n.ran is not null) as news,
+      bool_or(n.user_key is not null and (n.freed <> 0 or n.failures <> 0 or n.succeeded)) as counts,
+      array_agg(n.user_key) filter (where n.user_key is not null and n.configured) as looks
     from unnest(p_news) n
     group by n.group_key
   ) g
 $$;
 
--- The lanes of users that news came for, as they are after it; and the lanes of groups, which now know whether one of their users may go on. A group that had none so far
--- becomes one with users: what it has waiting belongs to the empty one.
+-- The lanes of users that news came for, as they are after it; and the lanes of groups, which now know whether one of their users may go on. Where there is no order
+-- inside so far, and there has to be one (its clock is -1), what is in line is the only user's: he waits at its clock, and whoever comes is new.
 -- o_disturbed: groups whose ready tasks have to go back, because limits of a user changed, or a user comes who is before those who are ready.
 -- enable_nestloop is off: groups and news are joined by hashing, not each with each.
 -- Locks: lanes, rows it replaces; the caller holds the domain.
@@ -37,12 +40,12 @@ begin
   v_tick.clock := 0;
   v_tick.clock_position := 0;
   with tenant as materialized (
-    select l.group_key, l.inside is not distinct from null as is_new, l.cursors, l.keyed, l.pace,
+    select l.group_key, (l.inside).clock < 0 as is_new, (l.inside).clock < 0 and (l.cursors <> '{}' or l.keyed) as waits, l.line, l.cursors, l.keyed, l.pace,
       -- Of an earlier time lanes may be left: the new one begins behind them.
       case
-        when l.inside is distinct from null then l.inside
+        when (l.inside).clock >= 0 then l.inside
         else (
-          select (max(u.finish), 0, max(u.finish))::fairq.inside
+          select (max(u.finish) + 1, 0, max(u.finish) + 1)::fairq.inside
           from (
             select 0 as finish
             union all
@@ -51,21 +54,24 @@ begin
         )
       end as inside
     from unnest(p_lanes) l
-    left join (select distinct n.group_key from unnest(p_news) n where n.user_key is not null) u on u.group_key = l.group_key
     where l.inside is distinct from null
-      or u.group_key is not null
   ),
-  nobody as (
-    select t.group_key, '' as user_key, case when t.is_new then nullif(t.cursors, '{}') else n.heard end as heard, n.first_sequence,
-      case when t.is_new then t.keyed else n.keyed end as keyed, case when not t.is_new then n.charged end as charged,
-      case when not t.is_new then n.correction end as correction, n.ran
+  told_of_group as (
+    select t.group_key, x.*
     from tenant t
     left join unnest(p_news) n on n.group_key = t.group_key and n.user_key is null
-    where n.first_sequence is not null
-      or n.correction is not null
-      -- It stepped back in the last pass, see _take_keys: that ring has no sequence.
-      or n.keyed
-      or (t.is_new and t.cursors <> '{}')
+    cross join lateral (
+      select '' as user_key, case when w.waits then nullif(t.cursors || n.heard, '{}') else n.heard end as heard,
+        case when w.waits then 0 else n.first_sequence end as first_sequence, coalesce(n.keyed, false) or (w.waits and t.keyed) as keyed, n.charged, n.correction, n.ran
+      from (select t.waits and t.line = '' as waits) w
+      where n.first_sequence is not null
+        or n.correction is not null
+        -- It stepped back in the last pass, see _take_keys: that ring has no sequence.
+        or n.keyed
+        or w.waits
+      union all
+      select t.line, nullif(t.cursors, '{}'), 0, t.keyed, null, null, null where t.waits and t.line <> ''
+    ) x
   ),
   line as materialized (
     select coalesce(n.group_key, b.group_key) as group_key, coalesce(n.user_key, b.user_key) as user_key, coalesce(n.freed, 0) as freed,
@@ -75,21 +81,23 @@ begin
       case when n.correction is not null or b.correction is not null then coalesce(n.correction, 0) + coalesce(b.correction, 0) end as correction,
       n.ran || b.ran as ran
     from (select u.* from unnest(p_news) u where u.user_key is not null) n
-    full join nobody b on b.group_key = n.group_key and b.user_key = n.user_key
+    full join told_of_group b on b.group_key = n.group_key and b.user_key = n.user_key
   ),
   settled as materialized (
     select s.o_tick, s.o_lanes
     from (
       -- Somebody new is expected to take as long as the others of the group.
       select array_agg((n.group_key, n.freed, n.failures, n.succeeded, n.keyed, n.configured, n.first_sequence, n.heard, null, n.charged, n.correction, n.ran,
-        null, n.user_key, (-1, 0, (t.pace).estimates, (t.pace).unit, null)::fairq.pace)::fairq.news) as news
+        null, n.user_key, (-1, 0, (t.pace).estimates, (t.pace).unit, null)::fairq.pace, null, null, null)::fairq.news) as news
       from line n
       join tenant t on t.group_key = n.group_key
     ) x
     cross join lateral fairq._settle_lanes(v_tick, p_queue, x.news, p_now) s
   ),
   told as materialized (
-    select u as lane, n.configured or (u.cursors <> '{}' or n.first_sequence is not null) and (u.position < 0 and u.finish < (t.inside).clock
+    -- Who waited alone goes on at the clock, behind those who are new.
+    select case when w.waited then fairq._come_in(u, (t.inside).clock, null) else u end as lane,
+      n.configured or (u.cursors <> '{}' or n.first_sequence is not null) and (u.position < 0 and u.finish < (t.inside).clock and not w.waited
         or (-(u.cursors[1]).priority, (u.cursors[1]).sequence) < (-u.last_priority, u.last_sequence))
         or (u.policy).paused_at is not null or (u.gate).open_until > p_now
         or (u.gate).in_flight + coalesce((u.gate).uncounted, 0) > (u.policy).max_running as disturbs
@@ -97,8 +105,10 @@ begin
     cross join lateral unnest(s.o_lanes) u
     join line n on n.group_key = u.group_key and n.user_key = u.user_key
     join tenant t on t.group_key = u.group_key
+    cross join lateral (select t.waits and u.user_key = t.line as waited) w
   )
-  select (s.o_tick).lane_count, s.o_lanes, array(select distinct (t.lane).group_key from told t where t.disturbs),
+  select (s.o_tick).lane_count, case when (select bool_or(t.waits) from tenant t) then (select array_agg(t.lane) from told t) else s.o_lanes end,
+    array(select distinct (t.lane).group_key from told t where t.disturbs),
     (
       select array_agg(case when n.group_key is null then l else fairq._with_users(l, n.inside, n.goes_on or (not n.is_new and l.cursors <> '{}'), p_now) end)
       from unnest(p_lanes) l
@@ -126,6 +136,7 @@ begin
     v_allowance := fairq._allowance(p_lane.policy, p_lane.gate, p_now, (p_lane.pace).reserved);
   end if;
   p_lane.inside := p_inside;
+  p_lane.line := '';
   p_lane.keyed := false;
   p_lane.cursors := case when p_goes_on then array[(0, 0, 0, false)::fairq.cursor] else '{}' end;
   p_lane.look_at := case when p_goes_on then v_allowance.look_at end;
@@ -218,57 +229,64 @@ begin
 end;
 $$;
 
--- Puts together what the users of each group drawn gave: in the order of their tags (newcomers may share one, and are told apart by their numbers), as far as the first who might give more, and as many as the group may have.
+-- Where a lane that was drawn goes on, or waits: its address, and its number, for newcomers may share one. Null: it does not. Inlined.
+create function fairq._goes_on_at(p_drawn fairq.drawn, p_now timestamptz) returns bigint[]
+language sql immutable as $$
+  select case
+    when (p_drawn.next).sequence is not null and p_drawn.yields is not true and ((p_drawn.lane).policy is not distinct from null
+      or (fairq._allowance((p_drawn.lane).policy, fairq._charge((p_drawn.lane).policy, (p_drawn.lane).gate, coalesce(cardinality(p_drawn.tasks), 0), p_now),
+        p_now)).tasks > 0)
+      then array[(p_drawn.lane).finish + p_drawn.served,
+        case when cardinality(p_drawn.tasks) > 0 then fairq._lane_position((p_drawn.lane).lane_no) else (p_drawn.lane).position end, (p_drawn.lane).lane_no]
+    when p_drawn.quota = 0 and (p_drawn.lane).admissible then array[(p_drawn.lane).finish, (p_drawn.lane).position, (p_drawn.lane).lane_no]
+  end
+$$;
+
+-- Puts together what the users of each group drawn gave: in the order of their tags as far as the first who might give more, and as many as the group may have.
 -- So the order inside is exact whatever each was allowed. The tasks get the group's addresses, a step further each by cost and the group's weight.
 create function fairq._merge_users(p_shares fairq.share[], p_drawn fairq.drawn[], p_now timestamptz) returns fairq.drawn[]
 language plpgsql immutable set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 begin
   return (
-    with tenant as materialized (
-      select (s.lane).group_key, (s.lane).weight, (s.lane).finish, (s.lane).position, fairq._lane_position((s.lane).lane_no) as usual_position, s.quota, s.room,
-        fairq._counts((s.lane).policy) as counted
-      from unnest(p_shares) s
-    ),
-    line as materialized (
+    with line as materialized (
       select (d.lane).group_key, (d.lane).lane_no, d.tasks, d.expired, d.timed and d.tasks is not null as timed,
-        case
-          when (d.next).sequence is not null and d.yields is not true and ((d.lane).policy is not distinct from null
-            or (fairq._allowance((d.lane).policy, fairq._charge((d.lane).policy, (d.lane).gate, coalesce(cardinality(d.tasks), 0), p_now), p_now)).tasks > 0)
-            then array[(d.lane).finish + d.served, case when d.tasks is not null then fairq._lane_position((d.lane).lane_no) else (d.lane).position end,
-              (d.lane).lane_no]
-          when d.quota = 0 and (d.lane).admissible then array[(d.lane).finish, (d.lane).position, (d.lane).lane_no]
-        end as next
+        fairq._goes_on_at(d, p_now) as next
       from unnest(p_drawn) d
     ),
-    fence as (
-      select l.group_key, min(l.next) as next, bool_or(l.timed) as timed from line l group by l.group_key
+    tenant as materialized (
+      select s.lane, s.replaces, s.quota, s.room, f.group_key, (s.lane).weight, (s.lane).finish, (s.lane).position,
+        fairq._lane_position((s.lane).lane_no) as usual_position, fairq._counts((s.lane).policy) as counted, f.next, f.timed
+      from unnest(p_shares) s
+      left join (select l.group_key, min(l.next) as next, bool_or(l.timed) as timed from line l group by l.group_key) f on f.group_key = (s.lane).group_key
+    ),
+    given as (
+      select l.group_key, l.lane_no, unnest(l.tasks) as task from line l
     ),
     taken as (
-      select t.*, k as task, k.step, sum(k.step) over in_order - k.step as start, row_number() over in_order as nth
-      from line l
-      join tenant t on t.group_key = l.group_key
-      join fence f on f.group_key = l.group_key
-      cross join lateral (select u.*, fairq._step(u.cost, t.weight) as step from unnest(l.tasks) u) k
-      where f.next is null
-        or array[k.block, k.position, l.lane_no] < f.next
-      window in_order as (partition by t.group_key order by k.block, k.position, l.lane_no rows unbounded preceding)
-    )
-    select array_agg((s.lane, s.replaces, s.quota, k.tasks, e.expired, null, coalesce(k.served, 0), null, null, false, coalesce(f.timed, false))::fairq.drawn)
-    from unnest(p_shares) s
-    left join fence f on f.group_key = (s.lane).group_key
-    left join (
+      select t.group_key, t.finish, t.position, t.usual_position, t.counted, t.quota, t.room, g.task, k.step, sum(k.step) over in_order - k.step as start, row_number() over in_order as nth
+      from given g
+      join tenant t on t.group_key = g.group_key
+      cross join lateral (select fairq._step((g.task).cost, t.weight) as step) k
+      where t.next is null
+        or array[(g.task).block, (g.task).position, g.lane_no] < t.next
+      window in_order as (partition by t.group_key order by (g.task).block, (g.task).position, g.lane_no rows unbounded preceding)
+    ),
+    k as (
       select t.group_key, max(t.start + t.step)::bigint as served,
         array_agg(((t.task).id, t.finish + t.start, case when t.start = 0 then t.position else t.usual_position end, (t.task).charge, t.counted,
           (t.task).keyed, (t.task).priority, (t.task).sequence, t.group_key, (t.task).attempt, (t.task).expires_at, null, (t.task).long,
-          (t.task).user_key, (t.task).block, (t.task).counted, (t.task).cost)::fairq.placed order by t.nth) as tasks
+          (t.task).user_key, (t.task).block, (t.task).counted, (t.task).cost)::fairq.placed) as tasks
       from taken t
       where t.nth <= t.quota
         and t.finish + t.start < t.room
       group by t.group_key
-    ) k on k.group_key = (s.lane).group_key
+    )
+    select array_agg((t.lane, t.replaces, t.quota, k.tasks, e.expired, null, coalesce(k.served, 0), null, null, false, coalesce(t.timed, false))::fairq.drawn)
+    from tenant t
+    left join k on k.group_key = t.group_key
     left join (
       select l.group_key, array_agg(x.id) as expired from line l cross join lateral unnest(l.expired) x(id) group by l.group_key
-    ) e on e.group_key = (s.lane).group_key
+    ) e on e.group_key = t.group_key
   );
 end;
 $$;
@@ -335,25 +353,29 @@ begin
   o_drawn := array(
     select case
       when (d.lane).inside is not distinct from null then d
-      else (fairq._with_users(d.lane, (coalesce(n.finish, i.top), coalesce(n.position, 0), i.top)::fairq.inside, n.finish is not null or d.quota > 0, p_now),
-        d.replaces, d.quota, d.tasks, d.expired, case when n.finish is not null then (0, 0, 0, false)::fairq.cursor end, d.served, null, null, false,
+      else (fairq._with_users(d.lane, (coalesce(i.next[1], i.top), coalesce(i.next[2], 0), i.top)::fairq.inside, i.next is not null or d.quota > 0, p_now),
+        d.replaces, d.quota, d.tasks, d.expired, case when i.next is not null then (0, 0, 0, false)::fairq.cursor end, d.served, null, null, false,
         d.timed)::fairq.drawn
     end
     from unnest(p_drawn) d
     left join (
-      select (u.lane).group_key, min((u.lane).finish) as start, max((u.lane).finish + u.served) as finish from unnest(v_users) u group by (u.lane).group_key
+      select (u.lane).group_key, min((u.lane).finish) as start, max((u.lane).finish + u.served) as finish, min(fairq._goes_on_at(u, p_now)) as next
+      from unnest(v_users) u
+      group by (u.lane).group_key
     ) w on w.group_key = (d.lane).group_key
-    cross join lateral (select greatest(((d.lane).inside).top, ((d.lane).inside).clock, w.finish) as top) i
-    -- Read where they were written a moment ago: the first who may go on.
+    -- The first who may go on: among those drawn there is one who waits, or there is nobody else. Of a group that was not drawn, whoever stands first.
     left join lateral (
-      select l.finish, l.position
+      select array[l.finish, l.position] as next
       from fairq.lanes l
       where l.shard_no = p_tick.shard_no and l.queue = fairq._users_of(p_tick.queue) and l.queue like '#users %' and l.group_key = (d.lane).group_key
         and l.admissible
         and l.finish >= least(((d.lane).inside).clock, w.start)
       order by l.finish, l.position
       limit 1
-    ) n on (d.lane).inside is distinct from null
+    ) n on d.quota = 0 and (d.lane).inside is distinct from null
+    cross join lateral (
+      select greatest(((d.lane).inside).top, ((d.lane).inside).clock, w.finish) as top, case when d.quota = 0 then n.next else w.next end as next
+    ) i
   );
 end;
 $$;
@@ -368,7 +390,7 @@ create function fairq._recall_users(
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
   v_others fairq.news[] := array(
-    select (b.group_key, 0, 0, false, false, false, null, null, null, null, null, null, null, b.user_key, null)::fairq.news
+    select (b.group_key, 0, 0, false, false, false, null, null, null, null, null, null, null, b.user_key, null, null, null, null)::fairq.news
     from unnest(p_back) b
     join unnest(p_lanes) l on l.group_key = b.group_key and l.inside is distinct from null
     left join unnest(p_users) u on u.group_key = b.group_key and u.user_key = b.user_key
@@ -384,15 +406,17 @@ begin
     p_users := p_users || v_settled.o_users;
   end if;
   with back as materialized (
-    select b.group_key, b.user_key, b.priority, b.sequence, b.counted, b.user_counted, b.charge, coalesce(b.user_block, (l.inside).clock) as block
+    -- Of what was ready before there was an order inside nothing was charged there.
+    select b.group_key, b.user_key, b.priority, b.sequence, b.user_counted, case when b.user_block is not null then b.charge end as charge, b.user_block,
+      coalesce(b.user_block, (l.inside).clock) as block
     from unnest(p_back) b
     join unnest(p_lanes) l on l.group_key = b.group_key and l.inside is distinct from null
   ),
   freed as materialized (
-    select l.group_key, l.user_key, min(l.block) as block, sum(l.tasks)::integer as tasks, sum(l.counted)::integer as counted, sum(l.charge) as charge,
+    select l.group_key, l.user_key, min(l.block) as block, sum(l.tasks)::integer as tasks, sum(l.counted)::integer as counted, coalesce(sum(l.charge), 0) as charge,
       array_agg((l.priority, l.sequence, null, false)::fairq.cursor) as cursors
     from (
-      select b.group_key, b.user_key, b.priority, min(b.sequence) as sequence, min(b.block) as block, count(*) as tasks,
+      select b.group_key, b.user_key, b.priority, min(b.sequence) as sequence, min(b.block) as block, count(b.user_block) as tasks,
         count(*) filter (where b.user_counted) as counted, sum(b.charge) as charge
       from back b
       group by b.group_key, b.user_key, b.priority

@@ -374,9 +374,9 @@ comment on type fairq.cursor is 'A priority level of a lane: no task of this pri
 create type fairq.news as (
   group_key text, freed integer, failures integer, succeeded boolean, keyed boolean, configured boolean, first_sequence bigint, heard fairq.cursor[],
   used double precision, charged double precision, correction double precision, ran fairq.estimate[], hold bigint[], user_key text,
-  pace fairq.pace
+  pace fairq.pace, lines integer, line text, looks text[]
 );
-comment on type fairq.news is 'What the new rings of a group, or of a user of it, say, see _hear; and what a user who is new is expected to use.';
+comment on type fairq.news is 'What the new rings of a group, or of a user of it, say, see _hear; what a user who is new is expected to use; and of a group, of how many users it is, of one of them with tasks the name, and which are to be looked at.';
 
 create type fairq.heard as (xid xid8, ring_id bigint);
 comment on type fairq.heard is 'A transaction, and up to which of its rings they were heard.';
@@ -392,12 +392,14 @@ create table fairq.lanes (
   admissible boolean not null, keyed boolean not null default false,
   queue text collate "C" not null, group_key text collate "C" not null,
   user_key text collate "C" not null default '',
+  line text collate "C" not null default '',
   cursors fairq.cursor[] not null, policy fairq.policy, gate fairq.gate, pace fairq.pace, inside fairq.inside,
   constraint lanes_pkey primary key (shard_no, queue, group_key, user_key, version)
 );
 comment on table fairq.lanes is 'A group''s state in the engine. Replaced (insert version n+1, delete version n), never updated: the newest version is one index step away however many dead ones lie behind it.';
 comment on column fairq.lanes.user_key is 'Of which user of the group it is: then the queue is that of the users, see _users_of.';
-comment on column fairq.lanes.inside is 'Of a group that has users: where their order has come. Their lanes have the cursors; its own only say that one of them may go on.';
+comment on column fairq.lanes.line is 'Whose tasks its cursors are about: the user''s, or of a group that has no order inside, the only user with tasks; empty: they name nobody.';
+comment on column fairq.lanes.inside is 'Of a group several of whose users have had tasks: where their order has come. Their lanes have the cursors; its own only say that one of them may go on.';
 comment on column fairq.lanes.lane_no is 'Number of the lane in its domain, in order of first appearance: it gives the position in every block.';
 comment on column fairq.lanes.finish is 'Finish tag: where in virtual time the group''s next task starts, at the earliest.';
 comment on column fairq.lanes.position is 'Position of the group''s next task.';

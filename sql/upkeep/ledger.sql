@@ -379,7 +379,7 @@ begin
       select t.id
       from (
         select k.id from fairq.tasks k
-        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = coalesce(u.user_key, '') and not k.scheduled
+        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.group_key = c.group_key and k.user_key = coalesce(u.user_key, l.line, '') and not k.scheduled
           and (-k.priority, k.sequence) >= (-(coalesce(u.next, l.cursors[1])).priority, (coalesce(u.next, l.cursors[1])).sequence)
         order by -k.priority, k.sequence limit 100
       ) t

@@ -94,7 +94,7 @@ begin
   select v_tick.keyed and (exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue in (p_queue, fairq._users_of(p_queue)) and l.keyed)
       or exists (select from fairq.parked k where k.shard_no = p_shard_no and k.queue = p_queue)) as keyed,
     v_tick.users and (exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = fairq._users_of(p_queue))
-      or exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue and l.inside is not null)) as users
+      or exists (select from fairq.lanes l where l.shard_no = p_shard_no and l.queue = p_queue and (l.inside is not null or l.line <> ''))) as users
   into v_found;
   if (v_found.keyed, v_found.users) <> (v_tick.keyed, v_tick.users) then
     v_tick.keyed := v_found.keyed;

@@ -484,3 +484,91 @@ def test_many_priorities_are_there_when_the_first_user_comes(conn: Conn) -> None
     promote(conn)
     assert_sound(conn)
     assert sorted(pop_all(conn, worker)) == tasks[9:]
+
+
+def test_a_single_user_is_like_none(conn: Conn) -> None:
+    """I14: a group has an order inside when a second user comes. Who was alone goes on as one who waits."""
+    worker = register(conn)
+    create_of(conn, "bob", *["jane"] * 50)
+    create_many(conn, "alice", 50)
+    assert lines_of(pop(conn, worker, 4)) == [("bob", "jane"), ("alice", None)] * 2
+    promote(conn)
+    assert one(conn, "select count(*) from fairq.lanes where queue = '#users default'") == 0
+    create_of(conn, "bob", *["joe"] * 3)
+    assert users_of(pop(conn, worker, 16))[::2] == ["joe", "jane"] * 3 + ["jane"] * 2
+    assert_sound(conn)
+
+
+@pytest.mark.parametrize("first", ["jane", None])
+@pytest.mark.parametrize("then", ["joe", None, "jane"])
+def test_one_after_the_other_they_need_no_order(conn: Conn, first: str | None, then: str | None) -> None:
+    worker = register(conn)
+    for user in (first, then):
+        create_of(conn, "bob", *[user] * 3)
+        create_many(conn, "alice", 2)
+        promote(conn)
+        assert users_of(pop(conn, worker))[::2][:2] == [user] * 2
+        assert pop(conn, worker) == []
+    assert one(conn, "select count(*) from fairq.lanes where queue = '#users default'") == 0
+    assert_sound(conn)
+
+
+def test_who_was_given_a_key_alone_keeps_it_when_another_comes(conn: Conn) -> None:
+    """What was given a place stands behind no cursor: its ring is the only word of it."""
+    worker = register(conn)
+    call(conn, "configure_key", "k", max_running=1)
+    create(conn, "bob", user_key="jane", concurrency_key="k")
+    held = pop(conn, worker)
+    create(conn, "bob", user_key="jane", concurrency_key="k")
+    create_many(conn, "alice", 100)
+    promote(conn)
+    finish(conn, worker, held)
+    promote(conn, limit=1)
+    create(conn, "bob", user_key="joe")
+    served = pop_all(conn, worker)
+    assert Counter(users_of(served)) == {None: 100, "jane": 1, "joe": 1}
+    assert_sound(conn)
+
+
+@pytest.mark.parametrize("of", ["user", "group", "queue"])
+def test_a_limit_counts_what_its_only_user_has(conn: Conn, of: str) -> None:
+    """I7: of one who had no lane of his own so far."""
+    worker = register(conn)
+    create_of(conn, "bob", *["jane"] * 20)
+    held = pop(conn, worker, 2)
+    promote(conn)
+    if of == "user":
+        call(conn, "configure_user", "default", "bob", "jane", max_running=3)
+    elif of == "group":
+        call(conn, "configure_group", "default", "bob", user_max_running=3)
+    else:
+        call(conn, "configure_queue", "default", user_max_running=3)
+    assert_sound(conn)
+    assert len(pop(conn, worker)) == 1
+    finish(conn, worker, held)
+    assert len(pop(conn, worker)) == 2
+    assert_sound(conn)
+
+
+@pytest.mark.parametrize("then", ["rebuild", "a new limit"])
+def test_a_user_who_holds_all_he_has_is_counted(conn: Conn, then: str) -> None:
+    """I7, I11: what tells of his places comes while his group has no lane, and nothing of him is in line."""
+    worker = register(conn)
+    if then == "rebuild":
+        call(conn, "configure_user", "default", "bob", "jane", max_running=2)
+    create_of(conn, "bob", "jane", "jane")
+    held = pop(conn, worker)
+    create_many(conn, "alice", 3)
+    drain(conn, worker)
+    maintain(conn)
+    if then == "rebuild":
+        call(conn, "rebuild", "default")
+        promote(conn)
+    else:
+        call(conn, "configure_user", "default", "bob", "jane", max_running=2)
+    create_of(conn, "bob", "jane", "jane")
+    assert pop(conn, worker) == []
+    assert_sound(conn)
+    finish(conn, worker, held)
+    assert len(pop(conn, worker)) == 2
+    assert_sound(conn)

@@ -144,7 +144,7 @@ OF_LANES = {  # these read what LANES names
         from fairq.tasks t
         join domain d on d.shard_no = t.shard_no and d.queue = t.queue and d.is_heard
         left join lane o on o.shard_no = t.shard_no and o.queue = t.queue and o.group_key = t.group_key
-        left join lane l on l.shard_no = t.shard_no and l.group_key = t.group_key and l.user_key = t.user_key
+        left join lane l on l.shard_no = t.shard_no and l.group_key = t.group_key and l.line = t.user_key
           and l.queue = case when o.inside is null then t.queue else fairq._users_of(t.queue) end
         where not t.scheduled
           and not exists (select from fairq._taken(t.shard_no, t.id))
