@@ -348,8 +348,9 @@ end
 $$;
 """
 
-# Rows that are the user's, not the engine's own bookkeeping.
+# Rows that are the user's, not the engine's bookkeeping. Schedules are locked first: who fires them inserts.
 _USERS_ROWS = {
+    "fairq.schedules": " where owner is null",  # an app declares its own again
     "fairq.tasks": "",
     "fairq.finished_tasks": "",
     "fairq.groups": "",

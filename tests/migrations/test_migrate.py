@@ -390,9 +390,12 @@ def test_settings_of_the_role_do_not_change_the_result(empty_database: Database,
 TASK = "insert into fairq.groups (shard_no, queue, group_key) values (0, 'default', 'bob')"
 
 
-def test_a_downgrade_that_would_lose_rows_of_the_user_is_refused(database: Database) -> None:
+@pytest.mark.parametrize(
+    "row", [TASK, """select fairq.configure_schedule('report', 'bob', '{"every": "1 day"}')"""]
+)
+def test_a_downgrade_that_would_lose_rows_of_the_user_is_refused(database: Database, row: str) -> None:
     conn = database.connect(autocommit=True)
-    conn.execute(TASK)
+    conn.execute(row.encode())
     before = catalog(conn)
     with pytest.raises(install.WouldLoseData) as caught:
         install.migrate(database.dsn, to="base")
