@@ -54,13 +54,17 @@ begin
 end;
 $$;
 
--- Checks here who enqueues or asks about a task: on the other node the caller is the owner of fairq.
+-- Checks here who enqueues, or with p_queue null asks about a task of whatever queue: on the other node the caller is the owner of fairq.
 create or replace function fairq_citus.check_caller(p_queue text) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_queue record;
 begin
-  for v_queue in select q.queue, q.enqueue_role from fairq.queues q where q.enqueue_role is not null and q.queue = coalesce(p_queue, q.queue) loop
+  for v_queue in
+    select q.queue, q.enqueue_role
+    from fairq.queues q
+    where q.enqueue_role is not null and q.queue = coalesce(p_queue, q.queue) and not (p_queue is null and fairq._may_ask(q.queue))
+  loop
     perform fairq._check_role(v_queue.queue, v_queue.enqueue_role);
   end loop;
 end;

@@ -255,7 +255,12 @@ def test_a_schedule_is_on_the_node_of_its_group(conns: list[Conn]) -> None:
 
 def test_producers_pass_calls_on_and_nothing_else(cluster: Cluster, conns: list[Conn]) -> None:
     conns[0].execute("create role producer login in role fairq_enqueue")
-    run(conns[0], "select fairq.configure_queue('secret', '{\"enqueue_role\": \"fairq_admin\"}')")
+    conns[0].execute("create role runner login in role fairq_work")
+    roles = '{"enqueue_role": "fairq_admin", "work_role": "fairq_work"}'
+    run(conns[0], "select fairq.configure_queue('secret', %s)", roles)
+    task = create(conns[0], group_of(conns[0], 1), queue="secret")
+    with cluster.connect(2, user="runner") as conn:
+        assert run(conn, "select live from fairq.task_result(%s)", task) == [(True,)]
     with cluster.connect(0, user="producer") as conn:
         create(conn, group_of(conns[0], 1))
         for forbidden in (
@@ -269,7 +274,7 @@ def test_producers_pass_calls_on_and_nothing_else(cluster: Cluster, conns: list[
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 conn.execute(forbidden.encode())
-    run(conns[0], "select fairq.configure_queue('secret', '{\"enqueue_role\": null}')")
+    run(conns[0], """select fairq.configure_queue('secret', '{"enqueue_role": null, "work_role": null}')""")
 
 
 @pytest.mark.parametrize("commands", [{1: (), 2: ()}, {0: ("--every-node",)}])
