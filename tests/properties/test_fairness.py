@@ -1,5 +1,6 @@
 """The promises to tenants, checked on what was served and on nothing else."""
 
+from collections import Counter
 from itertools import combinations
 from typing import Any
 
@@ -239,3 +240,51 @@ def test_nobody_gets_far_ahead_of_his_share(
             share = weight_of[name] / total
             others = sum(most[n] for n in weight_of if n != name)
             assert got[name] <= share * of_all + most[name] + share * others + 1e-3
+
+
+@PROFILE
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(
+                st.sampled_from([("g", "jane"), ("g", "joe"), ("g", None), ("h", "jane")]),
+                st.sampled_from([1, 2, 8]),
+            ),
+            st.tuples(st.sampled_from(["pop", "promote"]), st.sampled_from([1, 3, 12])),
+        ),
+        max_size=30,
+    )
+)
+def test_users_who_come_and_go_stay_within_the_bound(engine: Engine, steps: list[tuple[Any, int]]) -> None:
+    """I14, I4: also from the moment when a group's only user is not alone any more."""
+    engine.reset()
+    worker = engine.worker()
+    left = Counter[tuple[str, str | None]]()
+    leads_of: dict[tuple[Any, Any], tuple[int, int, int]] = {}
+
+    def serve(most: int) -> bool:
+        popped = engine.pop(worker, most)
+        for task in popped:
+            line = (task.group_key, task.user_key)
+            for f, g in combinations(sorted(left, key=str), 2):
+                if f[0] == g[0] and left[f] and left[g]:
+                    lead, lowest, highest = leads_of.get((f, g), (0, 0, 0))
+                    lead += (line == f) - (line == g)
+                    leads_of[f, g] = lead, min(lowest, lead), max(highest, lead)
+                    assert max(highest, lead) - min(lowest, lead) <= 2, (f, g)
+            left[line] -= 1
+            for pair in [pair for pair in leads_of if line in pair and not left[line]]:
+                del leads_of[pair]
+        return bool(popped)
+
+    for what, count in steps:
+        if what == "pop":
+            serve(count)
+        elif what == "promote":
+            engine.promote(count)
+        else:
+            create_all(engine.on(), *[what[0]] * count, user_keys=[what[1]] * count)
+            left[what] += count
+    while serve(50):
+        pass
+    assert not left.total()
