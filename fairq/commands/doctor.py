@@ -551,7 +551,9 @@ select (select count(*) from fairq.worker_stats w
   (select count(*) from (select 1 from fairq.tasks t
     where t.shard_no = any(array(select d.shard_no from fairq.domains d))
       and t.scheduled
-      and t.run_at < clock_timestamp() - interval '5 minutes' limit 1000) s) as overdue
+      and t.run_at < clock_timestamp() - interval '5 minutes' limit 1000) s) as overdue,
+  s.moving_from, s.shard_count
+from fairq.settings s
 """
 
 
@@ -592,6 +594,10 @@ def judge_maintenance(found: list[Row], failures: list[Row]) -> Finding:
             f"select fairq.maintain(p_part => '{part}');"
         )
         return wrong(text, remedy)
+    if not left and row["moving_from"] is not None:
+        shards = row["shard_count"]
+        text = f"groups have not all moved from {count(row['moving_from'], 'shard')} to {shards}"
+        return look(text, f"If nobody is at it, go on: fairq cluster set --shard-count {shards}")
     if not left:
         return ok("nothing is left lying")
     remedy = "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."

@@ -17,6 +17,7 @@ from fairq.commands import doctor
 from fairq.commands.doctor import Finding
 from tests.cli.running import answer, as_role, fairq, ok
 from tests.support.database import Database
+from tests.support.moves import begin, set_shards
 from tests.support.pooler import pooler
 from tests.support.server import private_server
 
@@ -173,23 +174,33 @@ def test_paused_queues_may_wait() -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"lost": 1, "expired": 0, "overdue": 0}, "1 lost worker still"),
-        ({"lost": 0, "expired": 3, "overdue": 0}, "3 tasks past"),
-        ({"lost": 0, "expired": 0, "overdue": 1}, "1 scheduled task overdue"),
+        ({"lost": 1}, "1 lost worker still"),
+        ({"expired": 3}, "3 tasks past"),
+        ({"overdue": 1}, "1 scheduled task overdue"),
     ],
 )
 def test_what_maintenance_left_lying_tells_that_it_does_not_run(row: dict[str, int], says: str) -> None:
-    found = doctor.judge_maintenance([row], [])
+    found = doctor.judge_maintenance([NOTHING_LEFT | row], [])
     assert (found.verdict, says in found.text) == ("wrong", True)
     assert "nobody seems to run it" in found.text
-    assert doctor.judge_maintenance([dict.fromkeys(row, 0)], []).verdict == "ok"
+    assert doctor.judge_maintenance([NOTHING_LEFT], []).verdict == "ok"
 
 
 def failure(part: str) -> dict[str, Any]:
     return {"part": part, "since": NOW, "message": "disk full (53100)"}
 
 
-NOTHING_LEFT = {"lost": 0, "expired": 0, "overdue": 0}
+NOTHING_LEFT = {"lost": 0, "expired": 0, "overdue": 0, "moving_from": None, "shard_count": 1}
+
+
+def test_a_move_to_more_shards_that_was_left_half_way_is_worth_a_look(database: Database) -> None:
+    conn = database.connect(autocommit=True)
+    set_shards(conn, 1)
+    begin(conn, 5)
+    found = findings(database, 0)["maintenance"]
+    assert found["verdict"] == "look"
+    assert "from 1 shard to 5" in found["text"]
+    assert "fairq cluster set --shard-count 5" in found["remedy"]
 
 
 @pytest.mark.parametrize("overdue", [0, 2])
