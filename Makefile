@@ -54,7 +54,7 @@ test-long: .venv/.dev ## Run the contracts of plans, held snapshots and policies
 	@FAIRQ_TEST_ROWS=1000000 FAIRQ_TEST_LEDGER=60 .ci/matrix $(lastword $(POSTGRES)) -- $(PYTEST) tests/contract/test_plans.py tests/contract/test_held_xmin.py tests/policies/test_adversaries.py tests/policies/test_cost.py tests/sql/test_ledger.py tests/web/test_bounded.py
 
 test-matrix: .venv/.dev ## Run all tests on PostgreSQL 15, 16, 17 and 18 (needs npm)
-	@.ci/matrix $(POSTGRES) -- $(PYTEST)
+	@FAIRQ_TEST_KEPT=0 .ci/matrix $(POSTGRES) -- $(PYTEST)
 
 test-pythons: .venv/.dev ## Run all tests on Python 3.11 to 3.14, as far as they are there, and pyright on the samples
 	@.ci/pythons $(PYTHONS) -- $(PYTEST)

@@ -1,6 +1,7 @@
 """The server of the run and the databases of the tests; see CONTRIBUTING.md."""
 
 import contextlib
+import itertools
 import os
 import signal
 import tempfile
@@ -14,7 +15,8 @@ from hypothesis import settings
 
 from fairq.embedded import EmbeddedError
 from tests.support import calls, managed
-from tests.support.database import MANAGED, PASSWORD, ROLES, Database, session
+from tests.support.database import MANAGED, PASSWORD, ROLES, Database, Preparation, prepare, session
+from tests.support.kept import FOLDERS, KEEPS, KeptDatabase
 from tests.support.moves import set_shards
 from tests.support.server import (
     Choice,
@@ -180,9 +182,47 @@ def db(_module_connection: psycopg.Connection[Any]) -> Iterator[psycopg.Connecti
 
 
 @pytest.fixture
-def database(server: TestServer, template: str, logins: dict[str, str]) -> Iterator[Database]:
+def preparation(request: pytest.FixtureRequest) -> Preparation | None:
+    """What is done to `database` before the test has it."""
+    marker = request.node.get_closest_marker("prepared")
+    return marker.args[0] if marker else None
+
+
+@pytest.fixture
+def database(
+    request: pytest.FixtureRequest,
+    server: TestServer,
+    template: str,
+    logins: dict[str, str],
+    preparation: Preparation | None,
+    _kept: dict[Preparation | None, list[KeptDatabase]],
+) -> Iterator[Database]:
     """A migrated database of its own: for commits, and for several sessions."""
-    yield from _database(server, template, logins)
+    node = request.node
+    if not (KEEPS and node.nodeid.startswith(FOLDERS)) or node.get_closest_marker("new_database"):
+        yield from _database(server, template, logins, preparation)
+        return
+    kept = _kept.setdefault(preparation, [])
+    if not kept:
+        name = _new_name(server)
+        create_database(server, name, template)
+        kept.append(KeptDatabase(server, name, logins, preparation))
+    database = kept.pop()
+    yield database
+    database.close()
+    if database.is_as_new():
+        kept.append(database)
+    else:
+        database.drop(server)
+
+
+@pytest.fixture(scope="session")
+def _kept(server: TestServer) -> Iterator[dict[Preparation | None, list[KeptDatabase]]]:
+    """Those that wait for their next test."""
+    kept: dict[Preparation | None, list[KeptDatabase]] = {}
+    yield kept
+    for database in itertools.chain(*kept.values()):
+        database.drop(server)
 
 
 @pytest.fixture
@@ -198,13 +238,23 @@ def empty_database(server: TestServer) -> Iterator[Database]:
     yield from _database(server, "template0")
 
 
-_numbers = iter(range(1, 10**9))
+_numbers = itertools.count(1)
 
 
-def _database(server: TestServer, template: str, logins: dict[str, str] | None = None) -> Iterator[Database]:
-    name = f"fairq_test_{server.run_id}_{os.getpid()}_{next(_numbers)}"
+def _new_name(server: TestServer) -> str:
+    return f"fairq_test_{server.run_id}_{os.getpid()}_{next(_numbers)}"
+
+
+def _database(
+    server: TestServer,
+    template: str,
+    logins: dict[str, str] | None = None,
+    preparation: Preparation | None = None,
+) -> Iterator[Database]:
+    name = _new_name(server)
     create_database(server, name, template)
     database = Database(name, server.dsn(name), logins or {})
+    prepare(database, preparation)
     yield database
     database.close()
     drop_database(server, name)

@@ -21,6 +21,8 @@ from tests.support.moves import begin, set_shards
 from tests.support.pooler import pooler
 from tests.support.server import private_server
 
+pytestmark = pytest.mark.new_database
+
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 SERVER = {

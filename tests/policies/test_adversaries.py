@@ -25,7 +25,7 @@ from tests.support.invariants import assert_sound
 from tests.support.plans import explain, shared_buffers
 from tests.support.sessions import call_in_background
 
-pytestmark = pytest.mark.usefixtures("one_shard")
+pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
 
 
 # `make test-long` sets a million rows: 500,000 gated tasks, 100,000 groups, 10,000 enqueues at once.

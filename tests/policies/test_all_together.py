@@ -591,6 +591,7 @@ def session(database: Database) -> Conn:
     return conn
 
 
+@pytest.mark.new_database
 def test_caps_hold_places_come_back_once_and_nobody_waits_for_nothing(session: Conn) -> None:
     """I7, I8, I10, I11, H17, H34, H35, H38, D7, S23."""
     run_state_machine_as_test(lambda: Policies(session), settings=PROFILE)  # type: ignore[arg-type]

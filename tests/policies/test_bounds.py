@@ -27,7 +27,7 @@ from tests.support.database import Database
 from tests.support.invariants import assert_sound
 from tests.support.plans import explain, shared_buffers
 
-pytestmark = pytest.mark.usefixtures("one_shard")
+pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
 
 CLOCK = "select set_config('fairq.now', %s, false)"
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.support.calls import Conn, call, create, create_many, finish, pop, promote, register, release, run
 
+pytestmark = pytest.mark.new_database
+
 # Everything that only limits need. What a plain queue calls besides is its ordinary work.
 OF_LIMITS = {
     "_allowance",

@@ -32,7 +32,7 @@ from tests.support.plans import explain, shared_buffers
 from tests.support.sessions import in_background, pid_of, result, wait_until, wait_until_blocked
 from tests.support.stops import GATE, install_stops
 
-pytestmark = pytest.mark.usefixtures("one_shard")
+pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
 
 
 def rows_read(conn: Conn, table: str) -> int:

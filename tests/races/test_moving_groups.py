@@ -112,6 +112,7 @@ SUBJECTS: dict[str, tuple[type[Moving], Callable[[Scene], Call]]] = {
 }
 
 
+@pytest.mark.prepared.with_args(install_stops)
 @pytest.mark.parametrize("rolls_back", [False, True], ids=["commits", "rolls back"])
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_between_any_two_statements_of_a_move_everybody_may_do_anything(
@@ -156,6 +157,7 @@ PRODUCERS: dict[str, Callable[[Conn], object]] = {
 }
 
 
+@pytest.mark.prepared.with_args(install_stops)
 @pytest.mark.parametrize("shards", [MORE, 1], ids=["more", "fewer"])
 @pytest.mark.parametrize("name", PRODUCERS)
 def test_whatever_is_said_to_a_group_while_it_moves_reaches_it(
@@ -165,7 +167,6 @@ def test_whatever_is_said_to_a_group_while_it_moves_reaches_it(
     conn, caller, other, gate = (database.connect(autocommit=True) for _ in range(4))
     if shards == 1:
         set_shards(conn, MORE)
-    install_stops(conn)
     worker = register(conn)
     run(conn, "set lock_timeout = '5s'")
     with recorded(caller) as points:

@@ -12,7 +12,7 @@ from tests.support.database import Database
 from tests.support.moves import assert_moved, begin, step
 from tests.support.storm import MOST, QUEUES, SETTINGS
 
-pytestmark = pytest.mark.usefixtures("one_shard")
+pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
 
 
 def end_move(conn: Conn, stop: threading.Event) -> None:

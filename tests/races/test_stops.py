@@ -24,7 +24,7 @@ from tests.support.invariants import assert_sound, violations
 from tests.support.sessions import call_in_background, is_blocked, pid_of, result, wait_until
 from tests.support.stops import GATE, install_stops, recorded
 
-pytestmark = pytest.mark.usefixtures("one_shard")
+pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.prepared.with_args(install_stops)]
 
 Call = Callable[[Conn], object]
 
@@ -57,7 +57,6 @@ class Scene:
 
     def __init__(self, database: Database) -> None:
         self.conn = database.connect(autocommit=True)
-        install_stops(self.conn)
         self.conn.execute("""select fairq.configure_queue('metered', '{"max_running": 6}')""")
         for settings in (
             """fairq.configure_group('default', 'capped', '{"max_running": 2}')""",

@@ -26,7 +26,7 @@ from tests.support.invariants import assert_sound, exceeded, violations
 from tests.support.sessions import wait_until
 from tests.support.storm import MOST, PLAIN, QUEUES, RATE_BURST, RATE_SECONDS, SETTINGS
 
-pytestmark = pytest.mark.usefixtures("one_shard")
+pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
 
 SECONDS = float(os.environ.get("FAIRQ_TEST_STORM", "4"))
 ROLES = ["produce"] * 2 + ["consume"] * 4 + ["operate"]

@@ -18,6 +18,8 @@ from tests.support.sessions import (
     wait_until_blocked,
 )
 
+pytestmark = pytest.mark.new_database
+
 
 def test_functions_are_replaced_while_workers_run(database: Database) -> None:
     """A migration that replaces every function does not disturb the sessions that call them."""

@@ -14,6 +14,8 @@ from tests.sql.test_roles import CALLS, ENQUEUE, OBSERVE, WORK
 from tests.support.calls import Conn, call, column, create, finish, one, pop, refused, register, run
 from tests.support.database import Database
 
+pytestmark = pytest.mark.new_database
+
 # Private functions that queries and views of these roles need.
 HELPERS = {ENQUEUE: set[str](), WORK: {"_shards"}, OBSERVE: {"_shards"}}
 # What nobody sees but operators: what tenants said, and what handlers answered.

@@ -16,7 +16,7 @@ from tests.support.database import Database
 from tests.support.plans import recorded_plans, rows_visited
 from tests.support.simulation import NOON, Simulation
 
-pytestmark = pytest.mark.usefixtures("one_shard")
+pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
 
 PARTS = """
 select extract(epoch from begins_at - %s)::double precision, group_key, tasks, ended, cost, seconds, service,

@@ -17,7 +17,7 @@ from tests.support.database import Database
 from tests.support.processes import ROOT
 from tests.support.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("one_shard")
+pytestmark = [pytest.mark.usefixtures("one_shard"), pytest.mark.new_database]
 
 SAMPLE = re.compile(r'(\w+)(?:\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
 

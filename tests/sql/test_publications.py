@@ -19,6 +19,8 @@ from tests.support.calls import (
 )
 from tests.support.database import Database
 
+pytestmark = pytest.mark.new_database
+
 PUBLICATIONS = [
     "for all tables",
     "for all tables with (publish_via_partition_root = true)",

@@ -26,6 +26,8 @@ from tests.support.database import Database
 from tests.support.moves import set_shards
 from tests.support.server import private_server
 
+pytestmark = pytest.mark.new_database
+
 
 @pytest.mark.parametrize("lost", ["lanes", "ticks", "rings", "lanes, fairq.ticks, fairq.rings"])
 def test_lost_state_is_made_anew(database: Database, lost: str) -> None:

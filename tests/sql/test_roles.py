@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.calls import Conn, create, create_many, one, register, run
 
+pytestmark = pytest.mark.new_database
+
 ENQUEUE, WORK, OBSERVE, ADMIN = "fairq_enqueue", "fairq_work", "fairq_observe", "fairq_admin"
 ROLES = [ENQUEUE, WORK, OBSERVE, ADMIN]
 

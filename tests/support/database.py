@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,9 @@ def session(dsn: str, **kwargs: Any) -> psycopg.Connection[Any]:
     return psycopg.connect(dsn, **kwargs)
 
 
+Preparation = Callable[[psycopg.Connection[Any]], object]
+
+
 @dataclass
 class Database:
     """Connections made here are closed at the end of the test; pass `application_name` to name a session."""
@@ -34,19 +38,26 @@ class Database:
     connections: list[psycopg.Connection[Any]] = field(default_factory=list)
 
     def connect(self, **kwargs: Any) -> psycopg.Connection[Any]:
-        conn = session(self.dsn, **kwargs)
-        self.connections.append(conn)
-        return conn
+        return self.open(self.dsn, **kwargs)
 
     def dsn_as(self, role: str) -> str:
         """As a user that was granted this role of fairq, or "another …", and nothing else."""
         return make_conninfo(self.dsn, user=self.logins[role], password=PASSWORD)
 
     def connect_as(self, role: str, **kwargs: Any) -> psycopg.Connection[Any]:
-        conn = session(self.dsn_as(role), **kwargs)
+        return self.open(self.dsn_as(role), **kwargs)
+
+    def open(self, dsn: str, **kwargs: Any) -> psycopg.Connection[Any]:
+        conn = session(dsn, **kwargs)
         self.connections.append(conn)
         return conn
 
     def close(self) -> None:
         for conn in self.connections:
             conn.close()
+
+
+def prepare(database: Database, preparation: Preparation | None) -> None:
+    if preparation:
+        with session(database.dsn, autocommit=True) as conn:
+            preparation(conn)

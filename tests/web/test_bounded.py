@@ -11,6 +11,8 @@ from tests.support.calls import column, one, run
 from tests.support.database import Database
 from tests.web.asking import client
 
+pytestmark = pytest.mark.new_database
+
 GROUPS = int(os.environ.get("FAIRQ_TEST_ROWS", "20000")) // 10
 BOUNDED = ("/queues", "/task?id=12", "/failures", "/workers")
 # The ledger looks at up to 5,000 lanes, and counts what a group has waiting up to a million.

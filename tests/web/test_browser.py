@@ -16,7 +16,10 @@ from tests.support.server import with_database
 from tests.web import chromium
 from tests.web.chromium import Tab
 
-pytestmark = pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium here: apt-get install chromium"),
+    pytest.mark.new_database,
+]
 
 
 @pytest.fixture(scope="module")

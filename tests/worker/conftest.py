@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import psycopg
 import pytest
 
-from tests.support.database import Database
+from tests.support.database import Database, Preparation
 from tests.worker.running import EFFECTS, Desk
+
+
+def effects(conn: psycopg.Connection[Any]) -> None:
+    conn.execute(EFFECTS)
+    conn.execute("grant all on effects, effects_id_seq to public")
+
+
+@pytest.fixture
+def preparation() -> Preparation:
+    return effects
 
 
 @pytest.fixture
 def desk(database: Database) -> Desk:
     """Workers have the role of workers, who enqueues has that of applications; the test itself may look."""
     conn = database.connect(autocommit=True)
-    conn.execute(EFFECTS)
-    conn.execute("grant all on effects, effects_id_seq to public")
     app = database.connect_as("fairq_enqueue", autocommit=True)
     return Desk(database.dsn_as("fairq_work"), conn, app, database.dsn)

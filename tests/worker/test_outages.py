@@ -27,6 +27,8 @@ from tests.support.proxy import proxy
 from tests.support.server import private_server
 from tests.worker.running import EFFECTS, Desk, lines_of, work_process, worker_thread
 
+pytestmark = pytest.mark.new_database
+
 app = fairq.App()
 
 

@@ -1,0 +1,168 @@
+"""Databases that one test leaves as it found them, and the next one takes, with the sessions open to them.
+
+To make and drop a database, and to compile and plan the engine's functions in new sessions, takes longer than
+most tests. So when a test is over its rows are deleted and the first ones put back; sequences and sessions
+begin anew. A database whose catalogue or statistics changed, that grew, or that somebody else still has a
+session in, is dropped. FAIRQ_TEST_KEPT=0 drops all of them.
+"""
+
+import itertools
+import os
+import time
+from collections import defaultdict
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq.abc import PGconn
+from psycopg.sql import Literal
+
+from tests.support.database import MANAGED, Database, Preparation, prepare
+from tests.support.server import ON_CITUS, TestServer, drop_database
+from tests.support.sessions import POLL_SECONDS
+
+# Plans, statistics, migrations, faults and arbitrary statements have new databases.
+FOLDERS = tuple(f"tests/{name}/" for name in ("cli", "policies", "races", "sql", "web", "worker"))
+KEEPS = os.environ.get("FAIRQ_TEST_KEPT", "1") != "0" and not MANAGED and not ON_CITUS
+
+# What a session begins with. What psycopg prepared goes with the object that knew of it.
+ANEW = (
+    b"rollback; reset session authorization; reset all; close all; unlisten *; deallocate all;"
+    b" discard temp; discard sequences; select pg_advisory_unlock_all()"
+)
+
+# Whatever is created, altered, dropped or analyzed leaves a newer row in one of these, or one row less.
+CATALOGUES = """
+select c.oid::regclass::text from pg_class c
+where c.relnamespace = 'pg_catalog'::regnamespace and c.relkind = 'r'
+  and (not c.relisshared or c.oid = 'pg_db_role_setting'::regclass)
+"""
+# A frozen row is older than any transaction.
+NEWEST = (
+    "(select array[count(*), max(greatest(pg_current_xact_id()::text::bigint - age(c.xmin), 0))] from {} c)"
+)
+OTHER_STATE = """
+(select array[1, c.xmin::text::bigint] from pg_database c where c.datname = current_database()),
+(select array[sum(c.relpages), sum(c.reltuples)::bigint] from pg_class c where c.oid >= 16384)
+"""
+SIZE = "select sum(pg_relation_size(c.oid)) from pg_class c where c.oid >= 16384 and c.relkind in ('r', 'i')"
+OTHERS = """
+select count(*) from pg_stat_activity a where a.datname = current_database() and a.pid <> all(%s)
+"""
+RELATIONS = """
+select c.oid::regclass::text from pg_class c
+where c.oid >= 16384 and c.relkind = any(%s) and not c.relispartition
+"""
+
+GROWN_BYTES = 2**21
+# A session that its client closed takes a moment to end.
+PATIENCE_SECONDS = 1.0
+MOST_SESSIONS = 16
+
+# What a closed connection has.
+GONE: PGconn = pq.PGconn.connect(b"host=/nowhere")
+
+
+class KeptDatabase(Database):
+    """A database for one test after the other; `is_as_new`, between them, puts it back, or says it cannot."""
+
+    def __init__(
+        self, server: TestServer, name: str, logins: dict[str, str], preparation: Preparation | None = None
+    ) -> None:
+        super().__init__(name, server.dsn(name), logins)
+        prepare(self, preparation)
+        self.idle: dict[tuple[str, str], list[PGconn]] = defaultdict(list)
+        self.given: list[tuple[tuple[str, str], psycopg.Connection[Any]]] = []
+        self.keeper = psycopg.connect(self.dsn, autocommit=True, application_name="keeper")
+        self.empty, self.fill = self._restoring()
+        newest = [NEWEST.format(name) for (name,) in self.keeper.execute(CATALOGUES).fetchall()]
+        self.ask_state = f"select array[{', '.join(newest)}, {OTHER_STATE}]"
+        self.state, self.size = self._ask(self.ask_state), self._ask(SIZE)
+
+    def open(self, dsn: str, autocommit: bool = False, **kwargs: Any) -> psycopg.Connection[Any]:
+        """One that is idle, in a new object; or a new one."""
+        if kwargs:
+            return super().open(dsn, autocommit=autocommit, **kwargs)
+        key = (dsn, os.environ.get("PGOPTIONS", ""))
+        if self.idle[key]:
+            conn: psycopg.Connection[Any] = psycopg.Connection(self.idle[key].pop(0))
+            conn.autocommit = autocommit
+        else:
+            conn = psycopg.connect(dsn, autocommit=autocommit)
+        self.given.append((key, conn))
+        return conn
+
+    def close(self) -> None:
+        """Takes back what was given, in that order: the first session of a test knows most."""
+        super().close()
+        for key, conn in reversed(self.given):
+            session, conn.pgconn = conn.pgconn, GONE
+            if sum(map(len, self.idle.values())) < MOST_SESSIONS and begins_anew(session):
+                self.idle[key].insert(0, session)
+            else:
+                session.finish()
+        self.given.clear()
+
+    def is_as_new(self) -> bool:
+        try:
+            if not self._is_alone() or self._ask(self.ask_state) != self.state:
+                return False
+            with self.keeper.transaction():
+                self.keeper.execute("set local lock_timeout = '1s'")
+                self.keeper.execute(self.empty.encode(), prepare=True)
+                self.keeper.execute(self.fill.encode(), prepare=True)
+                # Else they would be those of a restored dump; see fairq._tick.
+                self.keeper.execute("update fairq.ticks set written_by = xmin", prepare=True)
+            return bool(self._ask(SIZE) < self.size + GROWN_BYTES)
+        except psycopg.Error:
+            return False
+
+    def drop(self, server: TestServer) -> None:
+        self.keeper.close()
+        for session in itertools.chain(*self.idle.values()):
+            session.finish()
+        drop_database(server, self.name)
+
+    def _is_alone(self) -> bool:
+        pids = [each.backend_pid for each in itertools.chain(*self.idle.values())]
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self._ask(OTHERS, [*pids, self.keeper.info.backend_pid]):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _restoring(self) -> tuple[str, str]:
+        """What empties each table, and what puts back first rows and the first number of each sequence."""
+        deletes, inserts, numbers = [], [], []
+        for (table,) in self.keeper.execute(RELATIONS, [["r", "p"]]).fetchall():
+            deletes.append(f"delete from {table}")  # noqa: S608
+            rows = self._ask(f"select array_agg(t)::text from {table} t")  # noqa: S608
+            if rows is not None:
+                values = f"unnest({Literal(rows).as_string(self.keeper)}::{table}[])"
+                inserts.append(f"insert into {table} select * from {values}")  # noqa: S608
+        for (sequence,) in self.keeper.execute(RELATIONS, [["S"]]).fetchall():
+            ((last, _, is_called),) = self.keeper.execute(f"table {sequence}".encode()).fetchall()
+            numbers.append(f"setval('{sequence}', {last}, {is_called})")
+        return in_one(deletes), f"{in_one(inserts)} {', '.join(numbers)}"
+
+    def _ask(self, query: str, *params: Any) -> Any:
+        row = self.keeper.execute(query.encode(), params, prepare=True).fetchone()
+        assert row is not None
+        return row[0]
+
+
+def in_one(statements: list[str]) -> str:
+    """One statement of all of them, prepared and planned once."""
+    return f"with {', '.join(f's{n} as ({each})' for n, each in enumerate(statements))} select"
+
+
+def begins_anew(session: PGconn) -> bool:
+    over = (TransactionStatus.IDLE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
+    if session.transaction_status not in over or session.pipeline_status != PipelineStatus.OFF:
+        return False
+    said = session.exec_(ANEW).status
+    while session.notifies():
+        pass
+    return said == ExecStatus.TUPLES_OK
