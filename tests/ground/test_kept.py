@@ -58,7 +58,7 @@ def test_rows_numbers_and_sessions_begin_anew(kept: KeptDatabase, monkeypatch: p
     assert run(conn, "select pg_listening_channels()") == []
     # Of this database: other tests have theirs.
     ours = "database = (select oid from pg_database where datname = current_database())"
-    assert one(conn, f"select count(*) from pg_locks where locktype = 'advisory' and {ours}") == 0
+    assert one(conn, f"select count(*) from pg_locks where locktype = 'advisory' and {ours}") == 0  # noqa: S608
     # Promotion trusts what is written there, and does not start anew.
     assert one(conn, "select count(*) from fairq._tick(0, 'default')") == 1
     assert create_many(conn, "bob", 1) == [1]
