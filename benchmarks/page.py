@@ -137,7 +137,7 @@ WHY = {
     ),
     ("backlog", ""): "see promote, pop, finish; some pops promote for many",
     ("two_levels", "promotion"): (
-        "a group with users has lanes for them beside its own: each pass draws and writes both"
+        "a group with several users has lanes for them beside its own: each pass draws and writes both"
     ),
     ("two_levels", "cycle"): "as promotion; and every user is a newcomer once, which is heard of one by one",
     ("mixed_lengths", "slots"): "kept slots are free for the next short task, and idle until it comes",
