@@ -32,8 +32,9 @@ $$;
 -- Takes no lock, writes nothing.
 -- Asked three times in each turn of a worker, so it asks the cheap questions first: nearly always nobody was at work while the last promotion was, and no
 -- ring at all is younger.
+-- Every other scan is switched off here and not by the callers only: a session keeps the plan that it made when somebody asked without.
 create function fairq._has_news(p_tick fairq.ticks) returns boolean
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 begin
   if p_tick.next_due_at <= fairq._now() or p_tick.announce_from is not null then
     return true;

@@ -8,6 +8,7 @@ import pytest
 from tests.support.calls import (
     Conn,
     create,
+    create_all,
     create_many,
     needs_one_order,
     one,
@@ -19,6 +20,7 @@ from tests.support.calls import (
     state,
 )
 from tests.support.database import Database
+from tests.support.invariants import hear_all
 
 
 @pytest.mark.parametrize("limit", [0, -1, 100_001])
@@ -216,3 +218,16 @@ def test_a_newcomer_that_waits_keeps_its_place_when_it_adds_more(db: Conn) -> No
     promote(db)
     create_many(db, "b", 5)
     assert pop(db, worker, 3) == ids
+
+
+def test_news_are_looked_up_whatever_the_session_plans(database: Database) -> None:
+    """The plan is kept by the session: whoever asks first, without settings, must not slow the others."""
+    conn = database.connect(autocommit=True)
+    create_all(conn, *(f"group {number}" for number in range(3000)))
+    hear_all(conn)
+    run(conn, "analyze fairq.rings")
+    conn = database.connect()
+    news = "select bool_or(fairq._has_news(k)) from fairq.domains d, fairq._tick(d.shard_no, d.queue) k"
+    # From the sixth time on the plan is one for any values.
+    assert [one(conn, news) for _ in range(8)] == [False] * 8
+    assert one(conn, "select pg_stat_get_xact_tuples_returned('fairq.rings'::regclass)") == 0
