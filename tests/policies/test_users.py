@@ -37,6 +37,16 @@ def lines_of(held: list[Held]) -> list[tuple[str, str | None]]:
     return [(each.group_key, each.user_key) for each in held]
 
 
+def cap_jane(conn: Conn, of: str, most: int) -> None:
+    """A cap of a user of bob's, said of her, of her group's users, or of those of all groups."""
+    if of == "user":
+        call(conn, "configure_user", "default", "bob", "jane", max_running=most)
+    elif of == "group":
+        call(conn, "configure_group", "default", "bob", user_max_running=most)
+    else:
+        call(conn, "configure_queue", "default", user_max_running=most)
+
+
 def pop_all(conn: Conn, worker: int, size: int = 50) -> list[Held]:
     served: list[Held] = []
     while held := pop(conn, worker, size):
@@ -184,12 +194,7 @@ def test_the_cap_of_a_user_is_exact(conn: Conn, of: str) -> None:
     create_of(conn, "bob", *["jane"] * 20, *["joe"] * 20)
     assert users_of(pop(conn, worker, 2)) == ["jane", "joe"]
     promote(conn)
-    if of == "user":
-        call(conn, "configure_user", "default", "bob", "jane", max_running=2)
-    elif of == "group":
-        call(conn, "configure_group", "default", "bob", user_max_running=2)
-    else:
-        call(conn, "configure_queue", "default", user_max_running=2)
+    cap_jane(conn, of, 2)
     assert_sound(conn)
     held = pop(conn, worker)
     assert Counter(users_of(held)) == {"jane": 1, "joe": 2 if of == "user" else 1}
@@ -537,12 +542,7 @@ def test_a_limit_counts_what_its_only_user_has(conn: Conn, of: str) -> None:
     create_of(conn, "bob", *["jane"] * 20)
     held = pop(conn, worker, 2)
     promote(conn)
-    if of == "user":
-        call(conn, "configure_user", "default", "bob", "jane", max_running=3)
-    elif of == "group":
-        call(conn, "configure_group", "default", "bob", user_max_running=3)
-    else:
-        call(conn, "configure_queue", "default", user_max_running=3)
+    cap_jane(conn, of, 3)
     assert_sound(conn)
     assert len(pop(conn, worker)) == 1
     finish(conn, worker, held)

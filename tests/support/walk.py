@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from tests.support.calls import Conn, call, column, one, pop, run
 from tests.support.database import Database
@@ -41,6 +42,7 @@ class Walk:
         for conn in (self.conn, self.other):
             run(conn, "set statement_timeout = '20s'")
             run(conn, "set lock_timeout = '300ms'")
+        self.workers: list[int] = []
         self.wait(0)
         for queue in QUEUES:
             call(self.conn, "configure_queue", queue)
@@ -74,7 +76,8 @@ class Walk:
             self.done.append(f"  refused: {exc.sqlstate} {exc.diag.message_primary}")
             if exc.sqlstate != "55P03" and not (exc.sqlstate or "").startswith("QF"):
                 raise
-            self.other.rollback() if self.other.info.transaction_status == 3 else None
+            if self.other.info.transaction_status == TransactionStatus.INERROR:
+                self.other.rollback()
 
     def call(self, function: str, *args: Any, conn: Conn | None = None, **named: Any) -> list[Any]:
         where = " (stays open)" if conn is self.other else ""
@@ -85,7 +88,7 @@ class Walk:
         """What rings now is heard first, but not for good."""
         run(self.conn, "begin")
         try:
-            if self.other.info.transaction_status == 0:
+            if self.other.info.transaction_status == TransactionStatus.IDLE:
                 hear_all(self.conn)
             wrong = violations(self.conn)
         finally:
@@ -100,11 +103,11 @@ class Walk:
         self.done.append(f"{seconds} s")
         self.now += timedelta(seconds=seconds)
         for conn in (self.conn, self.other):
-            idle = conn.info.transaction_status == 0
+            idle = conn.info.transaction_status == TransactionStatus.IDLE
             run(conn, "select set_config('fairq.now', %s, false)", self.now.isoformat())
             if idle and conn is self.other:
                 conn.commit()
-        for worker in getattr(self, "workers", ()):
+        for worker in self.workers:
             if worker != without:
                 call(self.conn, "heartbeat", worker)
 
@@ -184,7 +187,7 @@ class Walk:
         queue, most = self.chance.choice(QUEUES), self.chance.choice([1, 2, 5, 30])
         lease = self.maybe(("20 s",), 0.25)
         taken = self.call("pop_tasks", queue, most, self.chance.choice(self.workers), claim_lease=lease)
-        self.done.append(f"  {[each.id if hasattr(each, 'id') else each[1] for each in taken]}")
+        self.done.append(f"  {[task for _, task, *_ in taken]}")
 
     def start(self) -> None:
         for worker, tasks in self.held().items():
