@@ -224,12 +224,15 @@ begin
       and (k.meters & v_bit <> 0) <> v_counts
     for update of k skip locked
   ),
+  gone as (
+    delete from fairq.held k using held h where k.shard_no = h.shard_no and k.id = h.id returning k
+  ),
   changed as (
-    update fairq.held k
-    set meters = case when v_counts then k.meters | v_bit else k.meters & ~v_bit end
-    from held h
-    where k.shard_no = h.shard_no and k.id = h.id
-    returning k.id
+    insert into fairq.held as n
+    select r.*
+    from gone g
+    cross join lateral jsonb_populate_record(g.k, jsonb_build_object('meters', case when v_counts then (g.k).meters | v_bit else (g.k).meters & ~v_bit end)) r
+    returning n.id
   )
   select count(*)::integer into v_adopted from changed;
   if v_adopted > 0 then

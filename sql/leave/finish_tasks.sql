@@ -6,7 +6,7 @@
 -- p_holds: 'group' or 'key', where nothing of the task's group, or with its key, is to start before its retry delay is over.
 -- Returns the ids that were accepted. A missing one was not this worker's any more, in this attempt: nothing of it was changed (I10).
 -- Raises QF011 arrays of different length, QF012 unknown outcome or hold, QF008 bad cost, QF009 bad delay of a hold.
--- Locks: held, the rows named, in the order of their ids; no row that others share. Cost: one step in held_pkey and one in tasks_pkey per task.
+-- Locks: held, the rows named, in the order of their ctids; no row that others share. Cost: one step in held_pkey and one in tasks_pkey per task.
 create function fairq.finish_tasks(
   p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[] default null, p_results jsonb[] default null,
   p_errors jsonb[] default null, p_retry_delays interval[] default null, p_costs double precision[] default null,
@@ -19,6 +19,7 @@ declare
   v_outcomes constant text[] := array['succeeded', 'failed', 'retry', 'cancelled', 'expired', 'released', 'declined', 'interrupted', 'postponed'];
   v_shard_no integer;
   v_tasks fairq.leaving[];
+  v_ended integer;
 begin
   perform fairq._check_lengths(array[coalesce(cardinality(p_ids), 0), coalesce(cardinality(p_attempts), 0), cardinality(p_outcomes), cardinality(p_results),
     cardinality(p_errors), cardinality(p_retry_delays), cardinality(p_costs), cardinality(p_holds)]);
@@ -32,12 +33,14 @@ begin
 
   for v_shard_no in select s.shard_no from fairq._shards(p_shard_no) s(shard_no) loop
     perform fairq._check_worker(v_shard_no, p_worker_id);
-    v_tasks := fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts, v_now, p_outcomes => p_outcomes, p_results => p_results, p_errors => p_errors,
-      p_retry_delays => p_retry_delays, p_costs => p_costs, p_holds => p_holds);
-    if p_holds is not null then
-      perform fairq._ring_holds(v_shard_no, v_tasks, p_ids, p_attempts, p_holds, p_retry_delays, v_now);
-    end if;
-    return query select l.* from fairq._leave(v_shard_no, v_tasks, v_now) l;
+    -- Again for what somebody replaced between the look and the end of it.
+    loop
+      v_tasks := fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts, v_now, p_outcomes => p_outcomes, p_results => p_results, p_errors => p_errors,
+        p_delays => p_retry_delays, p_costs => p_costs, p_holds => p_holds);
+      return query select l.* from fairq._leave(v_shard_no, v_tasks, v_now) l;
+      get diagnostics v_ended = row_count;
+      exit when v_ended = coalesce(cardinality(v_tasks), 0);
+    end loop;
   end loop;
 end;
 $$;
@@ -61,31 +64,5 @@ begin
   end if;
   raise exception 'worker % has something wait for %', coalesce(p_worker_id::text, 'null'), coalesce(v_wrong.delay::text, 'null')
     using errcode = 'QF009', hint = 'A retry delay of more than 0, at most 366 days.';
-end;
-$$;
-
--- What tasks that end say of their group or key: nothing of it before then. Only who holds a task of it can say so.
--- A key holds in all shards, as its settings do.
-create function fairq._ring_holds(
-  p_shard_no integer, p_tasks fairq.leaving[], p_ids bigint[], p_attempts integer[], p_holds text[], p_delays interval[], p_now timestamptz
-) returns void
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-  with held as (
-    insert into fairq.rings (shard_no, queue, group_key, configured, hold_until, held_by)
-    select s.shard_no, case i.hold when 'key' then '#keys' else b.queue end, case i.hold when 'key' then b.concurrency_key else b.group_key end, true,
-      p_now + i.delay, b.id
-    from unnest(p_ids, p_attempts, p_holds, p_delays) as i(id, attempt, hold, delay)
-    join unnest(p_tasks) t on t.id = i.id and t.attempt = i.attempt
-    cross join lateral (
-      select k.id, k.queue, k.group_key, k.concurrency_key from fairq.tasks k where k.shard_no = p_shard_no and k.id = i.id offset 0
-    ) b
-    cross join lateral fairq._shards(case when i.hold = 'group' then p_shard_no end) s(shard_no)
-    where i.hold = 'group'
-      or i.hold = 'key' and b.concurrency_key is not null
-    returning shard_no, queue, group_key, hold_until
-  )
-  insert into fairq.limit_changes (shard_no, queue, group_key, until)
-  select h.shard_no, h.queue, h.group_key, h.hold_until from held h;
 end;
 $$;

@@ -1,21 +1,30 @@
 -- The one way out of flight, whatever the outcome. A task that succeeded, failed, was cancelled or expired is history; one that is tried again later
 -- waits for its time; one that was released, whose claim ran out, or whose worker was lost stands in line again, at its old place (I12).
--- What a task gives back is what its own row said that it holds, and the caller has read under the row's lock; nothing else.
+-- What a task gives back is what its own row says that it holds; nothing else. Rows of held are replaced, never updated: so one that is still where the caller
+-- saw it says what the caller read, and was not locked for that. One that is not there any more leaves by somebody else, or not now: who has to know looks again.
 -- By ctid and no other way: every other scan is switched off. Where statistics are missing or old, the planner finds a walk through all tasks of the
 -- shard cheaper than a hundred fetches by ctid, and it keeps such a plan for the whole session. The functions below are planned under these settings.
--- Returns the ids. Locks: the rows named, which the caller has locked. No row that others share.
+-- Returns the ids. Locks: the rows named; ready and parked ones the caller has locked. No row that others share.
 create function fairq._leave(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns setof bigint
 language plpgsql rows 100 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 declare
   v_all record;
+  v_let_go bigint[];
 begin
   select array_agg(t.held) filter (where t.held is not null) as held, array_agg(t.ready) filter (where t.ready is not null) as ready,
     array_agg(t.parked) filter (where t.parked is not null) as parked, bool_or(t.ends) as ends, bool_or(not t.ends) as comes_back,
+    bool_or(t.hold is not null) as holds,
     bool_or(t.counted or t.user_counted or t.keyed or t.meters <> 0 or t.charge is not null) as gives_back
   into v_all
   from unnest(p_tasks) t;
   if v_all.held is not null then
-    delete from fairq.held h where h.shard_no = p_shard_no and h.ctid = any(v_all.held);
+    with gone as (
+      delete from fairq.held h where h.shard_no = p_shard_no and h.ctid = any(v_all.held) returning h.id
+    )
+    select array_agg(g.id) into v_let_go from gone g;
+    if cardinality(v_all.held) > coalesce(cardinality(v_let_go), 0) then
+      p_tasks := array(select t from unnest(p_tasks) t where t.held is null or t.id = any(v_let_go));
+    end if;
   end if;
   if v_all.ready is not null then
     delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(v_all.ready);
@@ -24,6 +33,7 @@ begin
     delete from fairq.parked k where k.shard_no = p_shard_no and k.ctid = any(v_all.parked);
   end if;
   if v_all.gives_back then perform fairq._give_back(p_shard_no, p_tasks); end if;
+  if v_all.holds then perform fairq._ring_holds(p_shard_no, p_tasks, p_now); end if;
   if v_all.ends then
     return query
       with ended as (
@@ -58,7 +68,7 @@ begin
   from (
     select s.shard_no, s.queue, s.group_key, s.user_key, t.outcome, t.nth,
       coalesce(max(t.nth) filter (where t.outcome = 'succeeded') over (partition by s.shard_no, s.queue, s.group_key, s.user_key), 0) as last_success
-    from unnest(p_tasks) with ordinality as t(id, body, held, ready, parked, ends, outcome, result, error, run_at, attempt, worker_id, started_at,
+    from unnest(p_tasks) with ordinality as t(id, body, held, ready, parked, ends, outcome, result, error, delay, hold, run_at, attempt, worker_id, started_at,
       charge, used, meters, counted, keyed, user_counted, nth)
     join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
     cross join lateral fairq._scopes(p_shard_no, b.queue, b.group_key, t.counted, t.meters, case when t.keyed then b.concurrency_key end,
@@ -79,6 +89,26 @@ begin
     where t.charge is not null
   ) a
   group by a.queue, a.group_key, a.user_key, a.kind, a.measured;
+end;
+$$;
+
+-- What those that leave say of their group or key: nothing of it before then. A key holds in all shards, as its settings do.
+create function fairq._ring_holds(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  with held as (
+    insert into fairq.rings (shard_no, queue, group_key, configured, hold_until, held_by)
+    select s.shard_no, case t.hold when 'key' then '#keys' else b.queue end, case t.hold when 'key' then b.concurrency_key else b.group_key end, true,
+      p_now + t.delay, t.id
+    from unnest(p_tasks) t
+    join fairq.tasks b on b.shard_no = p_shard_no and b.ctid = t.body
+    cross join lateral fairq._shards(case when t.hold = 'group' then p_shard_no end) s(shard_no)
+    where t.hold = 'group'
+      or t.hold = 'key' and b.concurrency_key is not null
+    returning shard_no, queue, group_key, hold_until
+  )
+  insert into fairq.limit_changes (shard_no, queue, group_key, until)
+  select h.shard_no, h.queue, h.group_key, h.hold_until from held h;
 end;
 $$;
 
@@ -126,42 +156,60 @@ begin
 end;
 $$;
 
--- Tasks that a worker holds in the attempts named (null: in any), locked, with what they hold, and what becomes of them: p_outcome, where p_outcomes does
--- not say another one. The fencing of finish and start.
--- Each is looked up by its id, once, in the order of the ids: two calls with the same tasks wait for each other and do not deadlock.
+-- Tasks that a worker holds in the attempts named (null: in any), with what they hold, and what becomes of them: p_outcome, where p_outcomes does not say
+-- another one. The fencing of finish. Locks nothing, see _leave.
 -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
 create function fairq._find_held(
   p_shard_no integer, p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_now timestamptz, p_outcome text default 'succeeded',
   p_error jsonb default null, p_outcomes text[] default null, p_results jsonb[] default null, p_errors jsonb[] default null,
-  p_retry_delays interval[] default null, p_costs double precision[] default null, p_holds text[] default null
+  p_delays interval[] default null, p_costs double precision[] default null, p_holds text[] default null
 ) returns fairq.leaving[]
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_tasks fairq.leaving[];
+begin
+  select array_agg((i.id, b.ctid, h.ctid, null, null, i.outcome in ('succeeded', 'failed', 'cancelled', 'expired'), i.outcome, i.result, i.error, i.delay, i.hold,
+    null, h.attempt, h.worker_id, h.started_at, h.charge, i.cost, h.meters, h.counted, h.keyed, h.user_counted)::fairq.leaving)
+  into v_tasks
+  from (
+    select distinct on (u.id, u.attempt) u.id, u.attempt, coalesce(u.outcome, p_outcome) as outcome, u.result, coalesce(u.error, p_error) as error,
+      u.delay, u.cost, u.hold
+    from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_delays, p_costs, p_holds) as u(id, attempt, outcome, result, error, delay, cost, hold)
+    order by u.id, u.attempt offset 0
+  ) i
+  cross join lateral (
+    select k.ctid, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed, k.user_counted
+    from fairq.held k
+    where k.shard_no = p_shard_no and k.id = i.id and k.worker_id = p_worker_id
+      and (p_attempts is null or k.attempt = i.attempt)
+      and (k.started_at is not null or p_outcome <> 'succeeded' or i.outcome in ('cancelled', 'released', 'declined', 'interrupted'))
+    offset 0
+  ) h
+  cross join lateral (
+    select t.ctid from fairq.tasks t where t.shard_no = p_shard_no and t.id = i.id offset 0
+  ) b;
+  if exists (select from unnest(v_tasks) t where not t.ends or t.charge is not null) then
+    v_tasks := fairq._judge(p_shard_no, v_tasks, p_now);
+  end if;
+  return v_tasks;
+end;
+$$;
+
+-- What becomes of attempts that did not simply end, and what was used, where groups share that.
+create function fairq._judge(p_shard_no integer, p_tasks fairq.leaving[], p_now timestamptz) returns fairq.leaving[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   return (
-    select array_agg((b.id, b.ctid, h.ctid, null, null, f.outcome not in ('retry', 'released', 'declined', 'postponed', 'lease_expired', 'worker_lost'), f.outcome,
-      i.result,
-      coalesce(i.error, case when i.outcome = 'interrupted' and f.outcome = 'failed' then '{"code": "interrupted", "message": "its worker ended while it ran"}'::jsonb end),
-      r.run_at, h.attempt, h.worker_id, h.started_at, h.charge,
-      case when h.charge is not null then fairq._used(p_shard_no, b.queue, b.id, h.attempt, h.started_at, f.outcome, i.cost, p_now) end, h.meters, h.counted, h.keyed, h.user_counted)::fairq.leaving)
-    from (
-      select distinct on (u.id, u.attempt) u.id, u.attempt, coalesce(u.outcome, p_outcome) as outcome, u.result, coalesce(u.error, p_error) as error,
-        u.retry_delay, u.cost, u.hold
-      from unnest(p_ids, p_attempts, p_outcomes, p_results, p_errors, p_retry_delays, p_costs, p_holds)
-        as u(id, attempt, outcome, result, error, retry_delay, cost, hold)
-      order by u.id, u.attempt offset 0
-    ) i
+    select array_agg((t.id, t.body, t.held, null, null, f.outcome in ('succeeded', 'failed', 'cancelled', 'expired'), f.outcome, t.result,
+      coalesce(t.error, case when t.outcome = 'interrupted' and f.outcome = 'failed' then '{"code": "interrupted", "message": "its worker ended while it ran"}'::jsonb end),
+      t.delay, t.hold, r.run_at, t.attempt, t.worker_id, t.started_at, t.charge,
+      case when t.charge is not null then fairq._used(p_shard_no, b.queue, t.id, t.attempt, t.started_at, f.outcome, t.used, p_now) end,
+      t.meters, t.counted, t.keyed, t.user_counted)::fairq.leaving)
+    from unnest(p_tasks) t
     cross join lateral (
-      select k.ctid, k.attempt, k.worker_id, k.started_at, k.charge, k.meters, k.counted, k.keyed, k.user_counted
-      from fairq.held k
-      where k.shard_no = p_shard_no and k.id = i.id and k.worker_id = p_worker_id
-        and (p_attempts is null or k.attempt = i.attempt)
-        and (k.started_at is not null or p_outcome <> 'succeeded' or i.outcome in ('cancelled', 'released', 'declined', 'interrupted'))
-      for update offset 0
-    ) h
-    cross join lateral (
-      select t.id, t.ctid, t.queue, t.kind, t.max_attempts, coalesce(t.spared, 0) as spared, t.losses, t.expires_at, t.concurrency_key
-      from fairq.tasks t
-      where t.shard_no = p_shard_no and t.id = i.id
+      select k.queue, k.kind, k.max_attempts, coalesce(k.spared, 0) as spared, k.losses, k.expires_at, k.concurrency_key
+      from fairq.tasks k
+      where k.shard_no = p_shard_no and k.id = t.id
       offset 0
     ) b
     cross join lateral (
@@ -170,7 +218,7 @@ begin
       -- One that a worker declined pauses for a second, doubled each time it was spared, five minutes at most: about as long as it has waited already. Two
       -- seconds, where a worker that knows its kind is there and only met it later than another did.
       select case
-        when i.outcome = 'declined' then p_now + least(power(2, least(b.spared, 30)), case
+        when t.outcome = 'declined' then p_now + least(power(2, least(b.spared, 30)), case
           when b.losses is null and exists (
             select from fairq.workers w
             where w.shard_no = p_shard_no and b.queue = any(w.queues) and w.kinds ? b.kind and w.lost_at is null
@@ -178,10 +226,10 @@ begin
           else 300
         end) * (0.75 + random() / 2) * interval '1 second'
         -- One whose group or key is held stands in line, at its old place.
-        when i.outcome = 'postponed' and (i.hold is null or i.hold = 'key' and b.concurrency_key is null) then p_now + i.retry_delay
-        when i.outcome = 'retry' then p_now + coalesce(
-          case when fairq._is_span(i.retry_delay, '366 days') then i.retry_delay when i.retry_delay > interval '0' then interval '366 days' end, (
-          select least(extract(epoch from q.retry_cap), extract(epoch from q.retry_base) * power(2, least(h.attempt - b.spared - 1, 30)))::double precision
+        when t.outcome = 'postponed' and (t.hold is null or t.hold = 'key' and b.concurrency_key is null) then p_now + t.delay
+        when t.outcome = 'retry' then p_now + coalesce(
+          case when fairq._is_span(t.delay, '366 days') then t.delay when t.delay > interval '0' then interval '366 days' end, (
+          select least(extract(epoch from q.retry_cap), extract(epoch from q.retry_base) * power(2, least(t.attempt - b.spared - 1, 30)))::double precision
             * (0.75 + random() / 2) * interval '1 second'
           from fairq.queues q
           where q.queue = b.queue
@@ -192,8 +240,8 @@ begin
     cross join lateral (
       -- How many attempts it may have that count: as asked when it was created, or fewer by what its worker declares now.
       select case
-        when i.outcome in ('retry', 'interrupted', 'worker_lost') then least(b.max_attempts - b.spared, (
-          select (w.kinds ->> b.kind)::integer from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id
+        when t.outcome in ('retry', 'interrupted', 'worker_lost') then least(b.max_attempts - b.spared, (
+          select (w.kinds ->> b.kind)::integer from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = t.worker_id
         ))
       end as attempts
       offset 0
@@ -202,12 +250,12 @@ begin
       -- No attempt is left, or the next one would come after the deadline. An attempt that never started was not lost. A lost one is no failure of the task:
       -- perhaps it was a neighbour's; but whoever loses three workers in a row is the culprit, and what may be tried only once was tried.
       select case
-        when i.outcome = 'retry' and (h.attempt - b.spared >= m.attempts or r.run_at >= b.expires_at) then 'failed'
-        when i.outcome = 'worker_lost' and h.started_at is null then 'lease_expired'
-        when i.outcome = 'worker_lost' and (b.losses >= 2 or m.attempts = 1) then 'failed'
-        when i.outcome = 'interrupted' and h.started_at is not null and m.attempts = 1 then 'failed'
-        when i.outcome = 'interrupted' then 'released'
-        else i.outcome
+        when t.outcome = 'retry' and (t.attempt - b.spared >= m.attempts or r.run_at >= b.expires_at) then 'failed'
+        when t.outcome = 'worker_lost' and t.started_at is null then 'lease_expired'
+        when t.outcome = 'worker_lost' and (b.losses >= 2 or m.attempts = 1) then 'failed'
+        when t.outcome = 'interrupted' and t.started_at is not null and m.attempts = 1 then 'failed'
+        when t.outcome = 'interrupted' then 'released'
+        else t.outcome
       end as outcome
       offset 0
     ) f
@@ -224,7 +272,7 @@ declare
   v_tasks fairq.leaving[];
   v_turns fairq.parked[];
 begin
-  select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, r.charge, 0, 0, coalesce(r.counted, false),
+  select array_agg((b.id, b.ctid, null, r.ctid, k.ctid, true, p_outcome, null, null, null, null, null, null, null, null, r.charge, 0, 0, coalesce(r.counted, false),
     coalesce(r.keyed_at is not null or k.granted or k.concurrency_key = '', r.keyed_at is not null), coalesce(r.user_counted, false))::fairq.leaving)
   into v_tasks
   from unnest(p_ids) i(id)

@@ -12,11 +12,11 @@ begin
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     perform fairq._check_worker(v_shard_no, p_worker_id);
     -- What it holds first, as a turn of its that ends tasks and pops; then nobody pops for it any more, and the rest is what it popped meanwhile.
-    perform from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.id for update;
+    perform from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.ctid for update;
     perform from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id for update;
     -- What is being finished right now is waited for: should that roll back, nobody would know the worker any more that holds it.
     perform fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, array(
-      select h.id from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.id for update
+      select h.id from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.ctid for update
     ), null, fairq._now(), 'interrupted'), fairq._now());
     delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
     delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;

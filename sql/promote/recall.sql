@@ -198,9 +198,13 @@ begin
       and v_wanted ? fairq._line(t.group_key, t.user_key, p_of_users)
     for update of h skip locked
   );
-  update fairq.held h
-  set counted = h.counted or not p_of_users, user_counted = h.user_counted or p_of_users
-  where h.shard_no = p_tick.shard_no and h.id = any(v_ids);
+  with gone as (
+    delete from fairq.held h where h.shard_no = p_tick.shard_no and h.id = any(v_ids) returning h
+  )
+  insert into fairq.held
+  select r.*
+  from gone g
+  cross join lateral jsonb_populate_record(g.h, jsonb_build_object(case when p_of_users then 'user_counted' else 'counted' end, true)) r;
   select jsonb_object_agg(g.line, jsonb_build_array(g.counted, g.uncounted)) into v_places
   from (
     select i.line, count(*) filter (where i.is_adopted) as counted, count(*) filter (where not i.is_adopted) as uncounted

@@ -13,6 +13,9 @@ Interleavings (W: the holder, M: maintenance, V: another worker):
     W: pop; release; pop    W: the first finish, release, start or report, late     W holds it the second time
     W: begin; finish        W': retire (waits)                    W: commit      nothing is left to give back
     W: begin; finish        W': retire (waits)                    W: rollback    W' gives everything back
+    P: begin; counts held   W: finish (waits)                     P: commit      W's finish frees the place
+    P: begin; counts held   W: finish (waits)                     P: rollback    W's finish counts
+    P: begin; counts held   W: start (waits)                      P: commit      W runs it, and has the place
     W: claims; M: lease ran out; begin; give up   W: start (waits)   M: commit   W starts nothing
     W: begin; start         M: lease ran out (skips it)           W: commit      W runs it
     M: begin; maintain      M': maintain                                         returns at once, does nothing
@@ -244,6 +247,37 @@ def test_a_finish_that_is_rolled_back_leaves_the_tasks_to_who_retires(
     result(late)
     assert {states(observer)[task] for task in tasks} == {"overflow"}
     assert observer.execute("select count(*) from fairq.held").fetchone() == (0,)
+    assert_consistent(observer)
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["commit", "rollback"])
+@pytest.mark.parametrize("prefetched", [False, True], ids=["finish", "start"])
+def test_a_task_that_is_being_counted_is_found_again(
+    database: Database, observer: Conn, committed: bool, prefetched: bool
+) -> None:
+    """I7, I10: a first cap replaces rows of holders; who ends or starts a task meanwhile looks again."""
+    create_each(observer, "g", "g", "g")
+    worker = register(observer)
+    tasks = pop(observer, worker, 2, lease="1 minute" if prefetched else None)
+    configuring, working = database.connect(), database.connect(autocommit=True)
+    call(configuring, "configure_group", "default", "g", max_running=2)
+    promote(configuring)
+    late = in_background(
+        working, START if prefetched else FINISH, (held_by if prefetched else ending)(worker, tasks)
+    )
+    assert wait_until_blocked(observer, pid_of(working)) == [pid_of(configuring)]
+    if committed:
+        configuring.commit()
+    else:
+        configuring.rollback()
+    assert sorted(row[0] for row in result(late)) == sorted(tasks)
+    promote(observer)
+    assert_consistent(observer)
+    if prefetched:
+        assert in_flight(observer, "g") == (2 if committed else 0)
+        assert finish(observer, worker, tasks) == sorted(tasks)
+        promote(observer)
+    assert in_flight(observer, "g") == int(committed)
     assert_consistent(observer)
 
 
