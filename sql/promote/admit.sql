@@ -167,7 +167,7 @@ begin
     select array_agg((s.lane, s.replaces, s.quota, k.tasks, k.expired, k.next, coalesce(k.served, 0), k.touched, k.meets_key, k.yields,
       fairq._runs_with_time((s.lane).policy, (s.lane).gate))::fairq.drawn)
     from unnest(p_shares) s
-    left join lateral (
+    cross join lateral (
       select
         array_agg((n.id, (s.lane).finish + n.start, case when n.start = 0 then (s.lane).position else fairq._lane_position((s.lane).lane_no) end, n.charge,
           fairq._counts((s.lane).policy), n.keyed, n.priority, n.sequence, (s.lane).group_key, n.attempt, n.expires_at, null, n.long, (s.lane).line,
@@ -179,10 +179,12 @@ begin
         max(n.sequence) filter (where not n.is_next) as touched,
         bool_or(n.meets_key) as meets_key,
         bool_or(n.yields) as yields
-      from (
-        -- In the order in which they come: of priority, and of becoming runnable.
-        select y.*, (sum(y.step) over line - y.step)::bigint as start, bool_or(y.stops) over line or row_number() over line > s.quota
-            or case when s.room < 9223372036854775807 then (s.lane).finish + sum(y.step) over line - y.step >= s.room else false end as is_next
+      -- "offset 0" makes this a gate before the look, not a filter behind it.
+      from (select where s.quota > 0 offset 0) gate
+      cross join lateral (
+        -- In the order in which they come: of priority, and of becoming runnable. The sum of bigints would be a numeric, and slow.
+        select y.*, (sum(y.step::double precision) over line)::bigint - y.step as start, bool_or(y.stops) over line or row_number() over line > s.quota
+            or case when s.room < 9223372036854775807 then (s.lane).finish + (sum(y.step::double precision) over line)::bigint - y.step >= s.room else false end as is_next
         from (
           select x.*
           from fairq._next_tasks(p_tick.shard_no, p_tick.queue, (s.lane).group_key, (s.lane).line, (s.lane).cursors, (s.lane).weight, (s.lane).pace,
@@ -197,7 +199,7 @@ begin
         window line as (rows unbounded preceding)
         limit s.quota + 1
       ) n
-    ) k on s.quota > 0
+    ) k
   );
 end;
 $$;

@@ -70,8 +70,8 @@ declare
   v_own_ring bigint;
   v_snapshot pg_snapshot;
   v_count integer;
-  v_last bigint[];
   v_last_xid xid8;
+  v_last_ring bigint;
   v_due_at timestamptz;
   v_keyed boolean;
   v_users boolean;
@@ -82,33 +82,40 @@ begin
   ),
   news as (
     select r.group_key, r.user_key, sum(r.freed)::integer as freed,
-      coalesce(sum(r.failures) filter (where r.ring_id >= r.last_success), 0)::integer as failures,
+      array_agg(r.ring_id) filter (where r.failures > 0) as failed_at, array_agg(r.failures) filter (where r.failures > 0) as failed,
+      max(r.ring_id) filter (where r.succeeded) as last_success,
       bool_or(r.succeeded) as succeeded, bool_or(r.keyed) as keyed, bool_or(r.configured) as configured, min(r.sequence) as first_sequence,
       case
         when min(r.priority) = max(r.priority)
           then array[(min(r.priority), min(r.sequence) filter (where r.priority is not null), null, false)::fairq.cursor]
-        else array_agg((r.priority, r.sequence, null, false)::fairq.cursor) filter (where r.priority is not null)
+        when min(r.priority) is not null
+          then nullif(array[(0, min(r.sequence) filter (where r.priority = 0), null, false)::fairq.cursor], array[(0, null, null, false)::fairq.cursor])
+            || array_agg((r.priority, r.sequence, null, false)::fairq.cursor) filter (where r.priority <> 0)
+        -- What was given a place of its key is not in line: a cursor behind everything says that there is something.
+        when min(r.sequence) is not null then array[(-1000000, 9223372036854775807, null, false)::fairq.cursor]
       end as heard,
       sum(r.used) as used, sum(r.charged) as charged, sum(r.used - r.charged) filter (where r.charged > 0) as correction,
       array_agg(r.ran) filter (where (r.ran).kind is not null) as ran,
       -- The latest, in microseconds, and the task that said so.
       max(case when r.hold_until is not null then array[(extract(epoch from r.hold_until) * 1000000)::bigint, r.held_by] end) as hold
-    from (
-      select g.*, coalesce(max(g.ring_id) filter (where g.succeeded) over (partition by g.group_key, g.user_key), 0) as last_success
-      from ring g
-      where g.due_at is null
-    ) r
+    from ring r
+    where r.due_at is null
     group by r.group_key, r.user_key
   )
-  select pg_current_snapshot(), r.*, n.*
-  into v_snapshot, v_count, v_last, v_own_ring, v_due_at, o_cancelled, o_news, v_keyed, v_users
+  select pg_current_snapshot(), r.*, case when r.count >= p_limit then (select max(g.ring_id) from ring g where g.xid = r.last_xid) end, n.*
+  into v_snapshot, v_count, v_last_xid, v_own_ring, v_due_at, o_cancelled, v_last_ring, o_news, v_keyed, v_users
   from (
-    select count(*)::integer, max(array[g.xid::text::bigint, g.ring_id]), max(g.ring_id) filter (where g.xid = v_own), min(g.due_at),
+    select count(*)::integer, max(g.xid) as last_xid, max(g.ring_id) filter (where g.xid = v_own), min(g.due_at),
       array_agg(g.cancelled_id) filter (where g.cancelled_id is not null)
     from ring g
   ) r
   cross join (
-    select array_agg((w.group_key, w.freed, w.failures, w.succeeded, w.keyed, w.configured, w.first_sequence, w.heard, w.used,
+    select array_agg((w.group_key, w.freed,
+        -- What failed before a success counts for nothing.
+        case
+          when w.failed is null then 0
+          else (select coalesce(sum(f.tasks), 0)::integer from unnest(w.failed_at, w.failed) f(ring_id, tasks) where f.ring_id >= coalesce(w.last_success, 0))
+        end, w.succeeded, w.keyed, w.configured, w.first_sequence, w.heard, w.used,
         w.charged, w.correction, w.ran, w.hold, w.user_key, null, null, null, null)::fairq.news),
       bool_or(w.keyed), bool_or(w.user_key is not null)
     from news w
@@ -127,12 +134,11 @@ begin
   o_tick.next_due_at := least(p_tick.next_due_at, v_due_at);
   v_own_ring := coalesce(v_own_ring, case when p_tick.heard_xid = v_own then p_tick.heard_ring end,
     (select p.ring_id from unnest(p_tick.pending) p where p.xid = v_own), 0);
-  v_last_xid := v_last[1]::text::xid8;
 
   if v_count >= p_limit and v_last_xid < p_tick.next_xid then
     -- Cut among the transactions that were pending: those behind it, and those still running, stay so.
     o_tick.pending := array(
-      select (p.xid, case p.xid when v_last_xid then v_last[2] when v_own then v_own_ring else p.ring_id end)::fairq.heard
+      select (p.xid, case p.xid when v_last_xid then v_last_ring when v_own then v_own_ring else p.ring_id end)::fairq.heard
       from unnest(p_tick.pending) p
       where p.xid >= v_last_xid
         or p.xid = v_own
@@ -144,10 +150,10 @@ begin
 
   if v_count >= p_limit then
     -- Never past the snapshot's xmax, see below: only the own transaction can lie there.
-    o_tick.next_xid := least((v_last[1] + 1)::text::xid8, pg_snapshot_xmax(v_snapshot));
+    o_tick.next_xid := least((v_last_xid::text::bigint + 1)::text::xid8, pg_snapshot_xmax(v_snapshot));
     if v_last_xid >= o_tick.next_xid then
       o_tick.heard_xid := v_last_xid;
-      o_tick.heard_ring := v_last[2];
+      o_tick.heard_ring := v_last_ring;
     elsif p_tick.heard_xid < o_tick.next_xid then
       o_tick.heard_xid := '0';
       o_tick.heard_ring := 0;
@@ -160,7 +166,7 @@ begin
     o_tick.heard_ring := case when v_own >= o_tick.next_xid then v_own_ring else 0 end;
   end if;
   o_tick.pending := array(
-    select (p.xid, case p.xid when v_last_xid then v_last[2] when v_own then v_own_ring else 0 end)::fairq.heard
+    select (p.xid, case p.xid when v_last_xid then v_last_ring when v_own then v_own_ring else 0 end)::fairq.heard
     from (select pg_snapshot_xip(v_snapshot) union select v_own union select v_last_xid) p(xid)
     where p.xid < o_tick.next_xid
     order by p.xid

@@ -180,7 +180,7 @@ begin
     max(t.start + t.step) as served, max(t.sequence) as touched, bool_or(t.meets_key or t.is_expired) as is_odd
   into v_all
   from (
-    select x.*, (sum(x.step) over (partition by x.nth order by x.priority desc, x.sequence rows unbounded preceding) - x.step)::bigint as start
+    select x.*, (sum(x.step::double precision) over (partition by x.nth order by x.priority desc, x.sequence rows unbounded preceding))::bigint - x.step as start
     from (
       select y.*, u.group_key, u.nth
       from (select w.*, row_number() over (order by w.first_sequence) as nth from unnest(p_news) w) u
@@ -256,7 +256,7 @@ begin
     );
   end if;
   select s.o_tick, s.o_lanes, array[]::fairq.lanes[] as o_users, array[]::text[] as o_disturbed into v_settled
-  from fairq._settle_lanes(p_tick, p_queue, v_news, p_now) s;
+  from fairq._settle_lanes(p_tick, p_queue, v_news, p_now, p_cancelled is not null) s;
   if p_tick.users then
     select s.* into v_settled from fairq._settle_users(v_settled.o_tick, p_queue, v_settled.o_lanes, p_news, p_now) s;
   end if;

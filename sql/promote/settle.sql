@@ -1,10 +1,11 @@
--- The lanes that news came for, as they are after it. From here on they live in o_lanes only, until admission writes their next versions.
+-- The lanes that news came for, as they are after it. From here on they live in o_lanes only, until admission writes their next versions. One that
+-- stays as it is, as that of a tenant who adds to a long line, is left alone, unless p_all: nothing of it has to be looked at, or written.
 -- Lanes of users as well: then p_tick is of their queue, and has no clock. Where a user comes in is not decided yet: who was idle, or held back, has the
 -- position -1.
 -- Locks: lanes, rows it replaces; the caller holds the domain.
 -- Cost: one step in lanes_pkey and one in groups per group that rang.
 create function fairq._settle_lanes(
-  p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_now timestamptz, out o_tick fairq.ticks, out o_lanes fairq.lanes[]
+  p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_now timestamptz, p_all boolean, out o_tick fairq.ticks, out o_lanes fairq.lanes[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -23,7 +24,7 @@ begin
       coalesce(w.line, n.user_key, '') as line,
       coalesce(c.finish, l.finish) as finish,
       c.pace as pace,
-      n.correction is not null as is_corrected,
+      n.correction is not null as is_corrected, v.stored, n.configured,
       l.cursors is null or l.cursors = '{}' as was_idle,
       case
         when n.heard is null or w.has_users then coalesce(l.cursors, '{}')
@@ -42,7 +43,7 @@ begin
       end as gate
     from unnest(p_news) n
     left join lateral (
-      select w.*, w.ctid as replaces
+      select w as stored, w.*, w.ctid as replaces
       from fairq.lanes w
       where w.shard_no = p_tick.shard_no and w.queue = p_tick.queue and w.group_key = n.group_key and w.user_key = coalesce(n.user_key, '')
       order by w.version desc
@@ -122,8 +123,7 @@ begin
     ) c on true
   ),
   numbered as (
-    -- What was given a place of its key is not in line, and rings with its sequence only.
-    select l.*, l.cursors <> '{}' or l.first_sequence is not null as has_tasks,
+    select l.*, l.cursors <> '{}' as has_tasks,
       case
         when l.policy is distinct from null or (l.gate).held_until is not null then fairq._allowance(l.policy, l.gate, p_now, (l.pace).reserved)
       end as allowance,
@@ -166,13 +166,25 @@ begin
              (n.gate).spent, (n.gate).spent_until, (n.gate).held_until, (n.gate).held_by)::fairq.gate
          else n.gate
        end,
-       n.pace, n.inside)::fairq.lanes as lane
+       n.pace, n.inside)::fairq.lanes as lane, n.stored, n.configured
     from placed n
+  ),
+  changed as (
+    select t.*
+    from told t
+    where t.lane is distinct from t.stored
+      or t.configured
+      or p_all
+      or (t.stored).version < p_tick.first_version
+      or (t.lane).inside is distinct from null
+      or ((t.lane).gate).uncounted > 0
+      -- It may have tasks to take back, see _recall.
+      or (-((t.lane).cursors[1]).priority, ((t.lane).cursors[1]).sequence) < (-(t.lane).last_priority, (t.lane).last_sequence)
   )
   select max(t.number), max(t.newcomer_position), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null),
     bool_or(t.replaces is null and fairq._counts((t.lane).policy))
   into v_lane_count, v_newcomer_position, o_lanes, v_replaced, v_is_new
-  from told t;
+  from changed t;
   if v_is_new then
     o_lanes := fairq._doubt_counts(p_tick, p_queue.queue, o_lanes);
   end if;

@@ -92,12 +92,12 @@ begin
       from line n
       join tenant t on t.group_key = n.group_key
     ) x
-    cross join lateral fairq._settle_lanes(v_tick, p_queue, x.news, p_now) s
+    cross join lateral fairq._settle_lanes(v_tick, p_queue, x.news, p_now, true) s
   ),
   told as materialized (
     -- Who waited alone goes on at the clock, behind those who are new.
     select case when w.waited then fairq._come_in(u, (t.inside).clock, null) else u end as lane,
-      n.configured or (u.cursors <> '{}' or n.first_sequence is not null) and (u.position < 0 and u.finish < (t.inside).clock and not w.waited
+      n.configured or u.cursors <> '{}' and (u.position < 0 and u.finish < (t.inside).clock and not w.waited
         or (-(u.cursors[1]).priority, (u.cursors[1]).sequence) < (-u.last_priority, u.last_sequence))
         or (u.policy).paused_at is not null or (u.gate).open_until > p_now
         or (u.gate).in_flight + coalesce((u.gate).uncounted, 0) > (u.policy).max_running as disturbs
@@ -263,7 +263,7 @@ begin
       select l.group_key, l.lane_no, unnest(l.tasks) as task from line l
     ),
     taken as (
-      select t.group_key, t.finish, t.position, t.usual_position, t.counted, t.quota, t.room, g.task, k.step, sum(k.step) over in_order - k.step as start, row_number() over in_order as nth
+      select t.group_key, t.finish, t.position, t.usual_position, t.counted, t.quota, t.room, g.task, k.step, (sum(k.step::double precision) over in_order)::bigint - k.step as start, row_number() over in_order as nth
       from given g
       join tenant t on t.group_key = g.group_key
       cross join lateral (select fairq._step((g.task).cost, t.weight) as step) k
@@ -272,7 +272,7 @@ begin
       window in_order as (partition by t.group_key order by (g.task).block, (g.task).position, g.lane_no rows unbounded preceding)
     ),
     k as (
-      select t.group_key, max(t.start + t.step)::bigint as served,
+      select t.group_key, max(t.start + t.step) as served,
         array_agg(((t.task).id, t.finish + t.start, case when t.start = 0 then t.position else t.usual_position end, (t.task).charge, t.counted,
           (t.task).keyed, (t.task).priority, (t.task).sequence, t.group_key, (t.task).attempt, (t.task).expires_at, null, (t.task).long,
           (t.task).user_key, (t.task).block, (t.task).counted, (t.task).cost)::fairq.placed) as tasks

@@ -7,9 +7,12 @@ import pytest
 
 from tests.support.calls import (
     Conn,
+    call,
     create,
     create_all,
     create_many,
+    finish,
+    groups_of,
     needs_one_order,
     one,
     pop,
@@ -20,7 +23,7 @@ from tests.support.calls import (
     state,
 )
 from tests.support.database import Database
-from tests.support.invariants import hear_all
+from tests.support.invariants import assert_sound, hear_all
 
 
 @pytest.mark.parametrize("limit", [0, -1, 100_001])
@@ -218,6 +221,47 @@ def test_a_newcomer_that_waits_keeps_its_place_when_it_adds_more(db: Conn) -> No
     promote(db)
     create_many(db, "b", 5)
     assert pop(db, worker, 3) == ids
+
+
+def test_who_adds_to_a_long_line_costs_a_look_and_no_lane(db: Conn) -> None:
+    """Many tenants add to what they have waiting: their lanes stay as they are, and none is drawn from."""
+    needs_one_order(db)
+    lanes = "select group_key, version, ctid from fairq.lanes order by 1"
+    fetched = "select idx_tup_fetch from pg_stat_xact_user_tables where relid = 'fairq.tasks'::regclass"
+    groups = [f"group {number}" for number in range(300)]
+    for _ in range(10):
+        create_all(db, *groups)
+    worker = register(db)
+    promote(db)
+    pop(db, worker, 1)
+    before, read = run(db, lanes), one(db, fetched)
+    create_all(db, *groups)
+    tick = one(db, "select k.tick from fairq._tick(0, 'default') k")
+    assert len(pop(db, worker, 2)) == 2
+    assert one(db, "select k.tick from fairq._tick(0, 'default') k") == tick + 1
+    assert one(db, fetched) - read <= 4
+    assert run(db, lanes) == before
+
+
+def test_a_lane_that_waits_with_a_key_given_to_it_goes_on_waiting_whatever_rings(db: Conn) -> None:
+    """I13: the task is in no cursor. A ring about something else must not say that nothing waits."""
+    needs_one_order(db)
+    call(db, "configure_queue", "default", ready_target=4)
+    call(db, "configure_group", "default", "b", weight=0.05)
+    first = create(db, "a", concurrency_key="k")
+    worker = register(db)
+    assert pop(db, worker) == [first]
+    second, _ = create(db, "b", concurrency_key="k"), create(db, "b")
+    create_many(db, "c", 30)
+    assert groups_of(pop(db, worker, 3)) == ["b", "c", "c"]
+    finish(db, worker, [first])
+    promote(db)
+    assert one(db, "select granted from fairq.parked where id = %s", second), "its turn is far ahead"
+    for cap in (3, 2):
+        call(db, "configure_group", "default", "b", max_running=cap)
+        promote(db)
+    assert second in pop(db, worker)
+    assert_sound(db)
 
 
 def test_news_are_looked_up_whatever_the_session_plans(database: Database) -> None:
