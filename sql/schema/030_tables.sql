@@ -12,7 +12,7 @@
 --   3. domains              promotion, one at a time per (shard, queue). A pop that asks the meters locks them before the queue, the cluster's first; a
 --                           promotion that meets concurrency keys locks the queue before #keys. Who takes those of several shards: shard by shard,
 --                           in each the queues by name, then #keys
---   4. held                 by their holder in the order of the ids, or by recovery with "skip locked"
+--   4. held                 by their holder in the order of the ctids, or by others with "skip locked"
 --   5. ready, parked        leave by pop or promotion, both "skip locked"
 --   6. tasks                bodies of waiting tasks change under the domain's lock only, those of held ones by their holder
 --   7. lanes, ticks         written under the domain's lock only
@@ -21,6 +21,9 @@
 --
 -- Tables without a primary key have "replica identity full": where somebody publishes all tables of the database, a row without an identity could not
 -- be deleted any more. Unlike a key it costs nothing, unless wal_level is logical; then a deleted row is logged as it was.
+--
+-- A payload of up to some 4 KB stays in its row (toast_tuple_target), in tasks and in the history. Put aside from 2 KB on, as is usual, it would be compressed
+-- or written twice with an index of its own, and all of that again when the task ends: half the time of a task of 2 KB.
 --
 -- shard_no is the first column of every key and every index, and every hot statement names it: no call touches two shards.
 -- settings, queues, kinds and moving are of all shards.
@@ -215,7 +218,7 @@ create table fairq.tasks (
   idempotency_key text collate "C", concurrency_key text collate "C",
   headers jsonb, payload jsonb not null,
   constraint tasks_pkey primary key (shard_no, id)
-);
+) with (toast_tuple_target = 4096);
 comment on table fairq.tasks is 'Bodies of live tasks: what the application asked for. The truth; with fairq.held everything else can be rebuilt from it.';
 comment on column fairq.tasks.user_key is 'Whose task it is among those of its group; empty: it names nobody.';
 comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable. A task that comes back keeps it.';
@@ -256,7 +259,7 @@ create table fairq.held (
   keyed boolean not null,
   constraint held_pkey primary key (shard_no, id)
 );
-comment on table fairq.held is 'Who has a task, and which places it takes. When it leaves, it gives back what its row here says.';
+comment on table fairq.held is 'Who has a task, and which places it takes. When it leaves, it gives back what its row here says. Replaced, never updated: a row at its place says what it said.';
 comment on column fairq.held.attempt is 'With worker_id it proves who holds the task, so no number is given out twice.';
 comment on column fairq.held.started_at is 'When the attempt began; null: claimed, not started yet.';
 comment on column fairq.held.lease_expires_at is 'End of the claim lease of a prefetched task; null: it runs, or waits to run alone.';
@@ -299,9 +302,10 @@ create type fairq.turned as (
 );
 comment on type fairq.turned is 'The answer to fairq.turn(): the tasks, then one row of what was accepted.';
 
--- A task on its way out of flight, its rows locked: where they are, what they hold, and how it leaves.
+-- A task on its way out of flight: where its rows are, what they hold, and how it leaves.
 create type fairq.leaving as (
-  id bigint, body tid, held tid, ready tid, parked tid, ends boolean, outcome text, result jsonb, error jsonb, run_at timestamptz, attempt integer,
+  id bigint, body tid, held tid, ready tid, parked tid, ends boolean, outcome text, result jsonb, error jsonb, delay interval, hold text,
+  run_at timestamptz, attempt integer,
   worker_id bigint, started_at timestamptz, charge double precision, used double precision, meters integer, counted boolean, keyed boolean,
   user_counted boolean
 );
@@ -321,7 +325,7 @@ create table fairq.finished_tasks (
   result jsonb, error jsonb
 ) partition by range (finished_at);
 comment on table fairq.finished_tasks is 'Ended tasks, partitioned by day; days beyond the retention are dropped by fairq.maintain().';
-create table fairq.finished_tasks_default partition of fairq.finished_tasks default;
+create table fairq.finished_tasks_default partition of fairq.finished_tasks default with (toast_tuple_target = 4096);
 alter table fairq.finished_tasks_default replica identity full;
 comment on table fairq.finished_tasks_default is 'Rows of days that have no partition yet.';
 
@@ -409,7 +413,7 @@ comment on column fairq.lanes.pace is 'What its tasks use; null: groups of the q
 comment on column fairq.lanes.look_at is 'Its waiting tasks may not be promoted before this time. Of a concurrency key: since when no place of it is taken.';
 comment on column fairq.lanes.keyed is 'Some of its waiting tasks have a concurrency key.';
 comment on column fairq.lanes.admissible is 'It has waiting tasks that may be promoted now.';
-comment on column fairq.lanes.cursors is 'Where its waiting tasks begin, for each priority, highest first; empty: it has none.';
+comment on column fairq.lanes.cursors is 'Where its waiting tasks begin, for each priority, highest first; empty: it has none. One behind everything: a task that was given a place of its key.';
 comment on column fairq.lanes.last_sequence is 'Sequence of that task.';
 comment on column fairq.lanes.last_priority is 'With last_sequence the task promoted last: one before it that comes later, or comes back, overtakes it.';
 

@@ -27,9 +27,9 @@ begin
         into v_covered using v_day::timestamptz, (v_day + 1)::timestamptz;
       continue when v_covered;
       begin
-        execute format('create table fairq.%I partition of fairq.%I for values from (%L) to (%L)', v_name, v_parent,
+        -- What is not inherited: see 030_tables.sql.
+        execute format('create table fairq.%I partition of fairq.%I for values from (%L) to (%L) with (toast_tuple_target = 4096)', v_name, v_parent,
           v_day::timestamptz, (v_day + 1)::timestamptz);
-        -- Not inherited. See 030_tables.sql.
         execute format('alter table fairq.%I replica identity full', v_name);
         v_changed := v_changed + 1;
       exception

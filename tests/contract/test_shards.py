@@ -43,6 +43,7 @@ def partitioned(text: str) -> str:
     text = re.sub(r"(?m)^comment on table fairq\.\w+_default [^;]*;\n", "", text)
     text = re.sub(r"(?m)^create index \w+ on fairq\.\w+_default [^;]*;\n", "", text)
     text = text.replace("select fairq._rotate_partitions();\n", "")
+    text = re.sub(r"\) with \(toast_tuple_target = \d+\);", ");", text)
     text = re.sub(r"create table fairq\.(\w+) \(\n  shard_no(.*?)\n\);\n", rewrite, text, flags=re.DOTALL)
     text = re.sub(r"\b(finished_tasks|attempts)_default\b", r"\1", text)
     # Which leads past indexes within a day.

@@ -1,5 +1,7 @@
 """finish_tasks: outcomes, retries, and that only the holder finishes."""
 
+import json
+import random
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from tests.support.calls import (
     FINISH,
     Conn,
     at,
+    column,
     contents,
     create,
     create_many,
@@ -52,6 +55,25 @@ def test_an_ended_task_moves_to_the_history(db: Conn, outcome: str) -> None:
         """,
         id_,
     ) == [(outcome, worker, 1, 3, 2.0, "parse", {"h": 1}, {"p": 1}, {"r": 1}, {"e": 1}, True, True)]
+
+
+def test_payloads_of_some_kilobytes_stay_in_their_rows(db: Conn) -> None:
+    """Put aside, they would be written twice over, and once more when the task ends. On every day."""
+    run(db, "select fairq._rotate_partitions()")
+    aside = column(
+        db,
+        "select format('%%s', c.reltoastrelid::regclass) from pg_class c"
+        " left join pg_inherits i on i.inhrelid = c.oid"
+        " where c.oid = 'fairq.tasks'::regclass or i.inhparent = 'fairq.finished_tasks'::regclass",
+    )
+    assert len(aside) >= 3
+    payload = json.dumps([random.Random(1).random() for _ in range(150)])
+    assert 2500 < len(payload) < 3500
+    worker, id_ = held(db, payload=payload)
+    finish(db, worker, [id_])
+    assert one(db, "select pg_column_size(payload) from fairq.finished_tasks where id = %s", id_) > 1000
+    for table in aside:
+        assert one(db, f"select count(*) from {table}") == 0  # noqa: S608
 
 
 def test_null_arrays_mean_that_all_succeeded(db: Conn) -> None:
