@@ -248,45 +248,49 @@ create function fairq._merge_users(p_shares fairq.share[], p_drawn fairq.drawn[]
 language plpgsql immutable set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 begin
   return (
-    with line as materialized (
-      select (d.lane).group_key, (d.lane).lane_no, d.tasks, d.expired, d.timed and d.tasks is not null as timed,
-        fairq._goes_on_at(d, p_now) as next
-      from unnest(p_drawn) d
+    with tenant as materialized (
+      select s.nth, s.lane, s.replaces, s.quota, s.room, (s.lane).group_key, (s.lane).weight, (s.lane).finish, (s.lane).position,
+        fairq._lane_position((s.lane).lane_no) as usual_position, fairq._counts((s.lane).policy) as counts
+      from unnest(p_shares) with ordinality as s(lane, replaces, quota, reach, room, nth)
     ),
-    tenant as materialized (
-      select s.lane, s.replaces, s.quota, s.room, f.group_key, (s.lane).weight, (s.lane).finish, (s.lane).position,
-        fairq._lane_position((s.lane).lane_no) as usual_position, fairq._counts((s.lane).policy) as counted, f.next, f.timed
-      from unnest(p_shares) s
-      left join (select l.group_key, min(l.next) as next, bool_or(l.timed) as timed from line l group by l.group_key) f on f.group_key = (s.lane).group_key
+    line as materialized (
+      select t.nth, (d.lane).lane_no, d.tasks, d.expired, d.timed and d.tasks is not null as timed, fairq._goes_on_at(d, p_now) as next
+      from unnest(p_drawn) d
+      join tenant t on t.group_key = (d.lane).group_key
+    ),
+    fence as materialized (
+      -- The first who might give more.
+      select n.nth, n.next[1] as block, n.next[2] as position, n.next[3] as lane_no, n.timed
+      from (select l.nth, min(l.next) as next, bool_or(l.timed) as timed from line l group by l.nth) n
     ),
     given as (
-      select l.group_key, l.lane_no, unnest(l.tasks) as task from line l
+      select l.nth, t.finish, t.position as first_position, t.usual_position, t.counts, t.quota, t.room, g.*, k.step,
+        (sum(k.step::double precision) over in_order)::bigint - k.step as start, row_number() over in_order as place
+      from line l
+      join fence f on f.nth = l.nth
+      join tenant t on t.nth = l.nth
+      cross join lateral unnest(l.tasks) g
+      cross join lateral (select fairq._step(g.cost, t.weight) as step) k
+      where f.block is null
+        or (g.block, g.position, l.lane_no) < (f.block, f.position, f.lane_no)
+      window in_order as (partition by l.nth order by g.block, g.position, l.lane_no rows unbounded preceding)
     ),
     taken as (
-      select t.group_key, t.finish, t.position, t.usual_position, t.counted, t.quota, t.room, g.task, k.step, (sum(k.step::double precision) over in_order)::bigint - k.step as start, row_number() over in_order as nth
+      select g.nth, max(g.start + g.step) as served,
+        array_agg((g.id, g.finish + g.start, case when g.start = 0 then g.first_position else g.usual_position end, g.charge, g.counts, g.keyed, g.priority,
+          g.sequence, g.group_key, g.attempt, g.expires_at, null, g.long, g.user_key, g.block, g.counted, g.cost)::fairq.placed) as tasks
       from given g
-      join tenant t on t.group_key = g.group_key
-      cross join lateral (select fairq._step((g.task).cost, t.weight) as step) k
-      where t.next is null
-        or array[(g.task).block, (g.task).position, g.lane_no] < t.next
-      window in_order as (partition by t.group_key order by (g.task).block, (g.task).position, g.lane_no rows unbounded preceding)
-    ),
-    k as (
-      select t.group_key, max(t.start + t.step) as served,
-        array_agg(((t.task).id, t.finish + t.start, case when t.start = 0 then t.position else t.usual_position end, (t.task).charge, t.counted,
-          (t.task).keyed, (t.task).priority, (t.task).sequence, t.group_key, (t.task).attempt, (t.task).expires_at, null, (t.task).long,
-          (t.task).user_key, (t.task).block, (t.task).counted, (t.task).cost)::fairq.placed) as tasks
-      from taken t
-      where t.nth <= t.quota
-        and t.finish + t.start < t.room
-      group by t.group_key
+      where g.place <= g.quota
+        and g.finish + g.start < g.room
+      group by g.nth
     )
-    select array_agg((t.lane, t.replaces, t.quota, k.tasks, e.expired, null, coalesce(k.served, 0), null, null, false, coalesce(t.timed, false))::fairq.drawn)
+    select array_agg((t.lane, t.replaces, t.quota, k.tasks, e.expired, null, coalesce(k.served, 0), null, null, false, coalesce(f.timed, false))::fairq.drawn)
     from tenant t
-    left join k on k.group_key = t.group_key
+    left join fence f on f.nth = t.nth
+    left join taken k on k.nth = t.nth
     left join (
-      select l.group_key, array_agg(x.id) as expired from line l cross join lateral unnest(l.expired) x(id) group by l.group_key
-    ) e on e.group_key = t.group_key
+      select l.nth, array_agg(x.id) as expired from line l cross join lateral unnest(l.expired) x(id) group by l.nth
+    ) e on e.nth = t.nth
   );
 end;
 $$;
@@ -365,14 +369,18 @@ begin
     ) w on w.group_key = (d.lane).group_key
     -- The first who may go on: among those drawn there is one who waits, or there is nobody else. Of a group that was not drawn, whoever stands first.
     left join lateral (
-      select array[l.finish, l.position] as next
-      from fairq.lanes l
-      where l.shard_no = p_tick.shard_no and l.queue = fairq._users_of(p_tick.queue) and l.queue like '#users %' and l.group_key = (d.lane).group_key
-        and l.admissible
-        and l.finish >= least(((d.lane).inside).clock, w.start)
-      order by l.finish, l.position
-      limit 1
-    ) n on d.quota = 0 and (d.lane).inside is distinct from null
+      select array[o.finish, o.position] as next
+      from (select where d.quota = 0 and (d.lane).inside is distinct from null offset 0) gate
+      cross join lateral (
+        select l.finish, l.position
+        from fairq.lanes l
+        where l.shard_no = p_tick.shard_no and l.queue = fairq._users_of(p_tick.queue) and l.queue like '#users %' and l.group_key = (d.lane).group_key
+          and l.admissible
+          and l.finish >= least(((d.lane).inside).clock, w.start)
+        order by l.finish, l.position
+        limit 1
+      ) o
+    ) n on true
     cross join lateral (
       select greatest(((d.lane).inside).top, ((d.lane).inside).clock, w.finish) as top, case when d.quota = 0 then n.next else w.next end as next
     ) i
