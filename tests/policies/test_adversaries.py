@@ -151,7 +151,8 @@ def test_masses_of_gated_tasks_cost_a_runnable_group_nothing(database: Database)
         samples = []
         for _ in range(30):
             samples.append(cost_of_a_pop(conn, bob))
-        costs[gated] = sum(samples)
+        # Where others make and drop tables, a session has to read the catalogue anew now and then.
+        costs[gated] = sum(sorted(samples)[:-2])
         held = run(
             conn, "select group_key, count(*) from fairq.live_tasks where worker_id is not null group by 1"
         )
