@@ -7,6 +7,8 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   v_shard_no integer;
+  v_tasks fairq.leaving[];
+  v_left integer;
 begin
   perform fairq._check_isolation('retiring a worker');
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
@@ -14,10 +16,16 @@ begin
     -- What it holds first, as a turn of its that ends tasks and pops; then nobody pops for it any more, and the rest is what it popped meanwhile.
     perform from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.ctid for update;
     perform from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id for update;
-    -- What is being finished right now is waited for: should that roll back, nobody would know the worker any more that holds it.
-    perform fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, array(
-      select h.id from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.ctid for update
-    ), null, fairq._now(), 'interrupted'), fairq._now());
+    -- What is being finished right now is waited for: should that roll back, nobody would know the worker any more that holds it. Again for what somebody
+    -- replaced between the look and the end of it.
+    loop
+      v_tasks := fairq._find_held(v_shard_no, p_worker_id, array(
+        select h.id from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id
+      ), null, fairq._now(), 'interrupted');
+      perform fairq._leave(v_shard_no, v_tasks, fairq._now());
+      get diagnostics v_left = row_count;
+      exit when v_left = coalesce(cardinality(v_tasks), 0);
+    end loop;
     delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
     delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
   end loop;

@@ -16,6 +16,7 @@ Interleavings (W: the holder, M: maintenance, V: another worker):
     P: begin; counts held   W: finish (waits)                     P: commit      W's finish frees the place
     P: begin; counts held   W: finish (waits)                     P: rollback    W's finish counts
     P: begin; counts held   W: start (waits)                      P: commit      W runs it, and has the place
+    P: begin; counts held   W: retire (waits)                     P: commit, and once more    W gives it back
     W: claims; M: lease ran out; begin; give up   W: start (waits)   M: commit   W starts nothing
     W: begin; start         M: lease ran out (skips it)           W: commit      W runs it
     M: begin; maintain      M': maintain                                         returns at once, does nothing
@@ -47,7 +48,7 @@ from tests.support.calls import (
 )
 from tests.support.database import Database
 from tests.support.invariants import assert_consistent
-from tests.support.sessions import in_background, pid_of, result, wait_until_blocked
+from tests.support.sessions import in_background, pid_of, result, wait_until, wait_until_blocked
 
 LATER = "select set_config('fairq.now', (clock_timestamp() + interval '2 hours')::text, false)"
 
@@ -278,6 +279,36 @@ def test_a_task_that_is_being_counted_is_found_again(
         assert finish(observer, worker, tasks) == sorted(tasks)
         promote(observer)
     assert in_flight(observer, "g") == int(committed)
+    assert_consistent(observer)
+
+
+def test_a_task_that_is_being_counted_goes_back_in_line_when_its_worker_retires(
+    database: Database, observer: Conn
+) -> None:
+    """I1, I8: nobody would know its holder any more, and it would never run."""
+    create_each(observer, "g")
+    worker = register(observer)
+    (task,) = pop(observer, worker)
+    grouping, queueing, beating = database.connect(), database.connect(), database.connect()
+    retiring = database.connect(autocommit=True)
+    call(beating, "heartbeat", worker)
+    call(grouping, "configure_group", "default", "g", max_running=2)
+    promote(grouping)
+    retired = in_background(retiring, "select fairq.retire_worker(%s)", [worker])
+    assert wait_until_blocked(observer, pid_of(retiring)) == [pid_of(grouping)]
+    grouping.commit()
+    wait_until(
+        lambda: wait_until_blocked(observer, pid_of(retiring)) == [pid_of(beating)], "it waits for the worker"
+    )
+    call(queueing, "configure_queue", "default", max_running=5)
+    beating.commit()
+    wait_until(
+        lambda: wait_until_blocked(observer, pid_of(retiring)) == [pid_of(queueing)], "it waits for the task"
+    )
+    queueing.commit()
+    result(retired)
+    assert_consistent(observer)
+    assert pop(observer, register(observer)) == [task]
     assert_consistent(observer)
 
 
