@@ -10,7 +10,7 @@ declare
   v_now timestamptz := fairq._now();
   v_shard_no integer;
   v_ctids tid[];
-  v_expired bigint[];
+  v_expired tid[];
   v_ended bigint[];
   v_started integer;
 begin
@@ -19,11 +19,11 @@ begin
     perform fairq._check_worker(v_shard_no, p_worker_id);
     -- Again for what somebody replaced between the look and the start of it.
     loop
-      select array_agg(h.ctid) filter (where not b.is_expired and coalesce(h.lease_expires_at > v_now, true)), array_agg(h.id) filter (where b.is_expired)
+      select array_agg(h.ctid) filter (where not b.is_expired and coalesce(h.lease_expires_at > v_now, true)), array_agg(h.ctid) filter (where b.is_expired)
       into v_ctids, v_expired
       from unnest(p_ids, p_attempts) as i(id, attempt)
       cross join lateral (
-        select k.ctid, k.id, k.lease_expires_at from fairq.held k
+        select k.ctid, k.lease_expires_at from fairq.held k
         where k.shard_no = v_shard_no and k.id = i.id and k.attempt = i.attempt and k.worker_id = p_worker_id
           and k.started_at is null
         offset 0
@@ -33,8 +33,12 @@ begin
         where t.shard_no = v_shard_no and t.id = i.id
         offset 0
       ) b;
+      -- Those that were looked at, and no other attempt of theirs, nor one that somebody has started meanwhile.
       v_ended := case when v_expired is not null then array(
-        select l.* from fairq._leave(v_shard_no, fairq._find_held(v_shard_no, p_worker_id, v_expired, null, v_now, 'expired'), v_now) l
+        select l.*
+        from fairq._leave(v_shard_no, array(
+          select t from unnest(fairq._find_held(v_shard_no, p_worker_id, p_ids, p_attempts, v_now, 'expired')) t where t.held = any(v_expired)
+        ), v_now) l
       ) end;
       return query select s.* from fairq._start(v_shard_no, v_ctids, v_now) s;
       get diagnostics v_started = row_count;

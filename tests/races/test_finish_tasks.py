@@ -19,6 +19,7 @@ Interleavings (W: the holder, M: maintenance, V: another worker):
     P: begin; counts held   W: retire (waits)                     P: commit, and once more    W gives it back
     W: claims; M: lease ran out; begin; give up   W: start (waits)   M: commit   W starts nothing
     W: begin; start         M: lease ran out (skips it)           W: commit      W runs it
+    W: start finds it late  W': starts it, or gives it back and takes it again   W ends nothing
     M: begin; maintain      M': maintain                                         returns at once, does nothing
     M: begin; maintain      W: pop, finish, heartbeat; A: create                 none of them waits
 """
@@ -34,7 +35,9 @@ from tests.support.calls import (
     START,
     Conn,
     Held,
+    at,
     call,
+    create,
     create_each,
     ending,
     finish,
@@ -44,11 +47,15 @@ from tests.support.calls import (
     pop,
     promote,
     register,
+    release,
+    run,
+    start,
     states,
 )
 from tests.support.database import Database
 from tests.support.invariants import assert_consistent
 from tests.support.sessions import in_background, pid_of, result, wait_until, wait_until_blocked
+from tests.support.stops import GATE, install_stops
 
 LATER = "select set_config('fairq.now', (clock_timestamp() + interval '2 hours')::text, false)"
 
@@ -331,6 +338,33 @@ def test_a_start_that_waited_for_the_end_of_its_lease_starts_nothing(
     assert result(late) == []
     starting.commit()
     assert set(states(observer).values()) == {"queued"}  # maintenance rang, and promoted
+    assert_consistent(observer)
+
+
+@pytest.mark.prepared.with_args(install_stops)
+@pytest.mark.parametrize("again", [False, True], ids=["started", "popped again"])
+def test_a_start_that_comes_late_ends_nothing_that_was_started_meanwhile(
+    database: Database, observer: Conn, again: bool
+) -> None:
+    """I10: what it saw claimed, and past its deadline, may run by the time it would end it."""
+    late = database.connect(autocommit=True)
+    at(observer, "12:00:00")
+    at(late, "12:02:00")
+    create(observer, "h", expires_at="2030-01-01 12:01:00+00")
+    worker = register(observer, lease="1 day")
+    tasks = pop(observer, worker, lease="5 minutes")
+    run(late, "set stops.at = 'start_tasks:3'")
+    run(observer, "select pg_advisory_lock(%s)", GATE)
+    starting = in_background(late, START, held_by(worker, tasks))
+    wait_until_blocked(observer, pid_of(late))
+    if again:
+        assert release(observer, worker, tasks) == tasks
+        tasks = pop(observer, worker)
+    else:
+        assert start(observer, worker, tasks) == tasks
+    run(observer, "select pg_advisory_unlock(%s)", GATE)
+    assert result(starting) == []
+    assert finish(observer, worker, tasks) == tasks
     assert_consistent(observer)
 
 
