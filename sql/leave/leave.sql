@@ -169,7 +169,8 @@ declare
   v_tasks fairq.leaving[];
 begin
   select array_agg((i.id, b.ctid, h.ctid, null, null, i.outcome in ('succeeded', 'failed', 'cancelled', 'expired'), i.outcome, i.result, i.error, i.delay, i.hold,
-    null, h.attempt, h.worker_id, h.started_at, h.charge, i.cost, h.meters, h.counted, h.keyed, h.user_counted)::fairq.leaving)
+    null, h.attempt, h.worker_id, h.started_at, h.charge, case when h.charge is not null then i.cost end, h.meters, h.counted, h.keyed,
+    h.user_counted)::fairq.leaving)
   into v_tasks
   from (
     select distinct on (u.id, u.attempt) u.id, u.attempt, coalesce(u.outcome, p_outcome) as outcome, u.result, coalesce(u.error, p_error) as error,

@@ -265,6 +265,7 @@ def test_where_tasks_are_counted_charges_say_nothing(conn: Conn) -> None:
     held = pop(conn, worker_id, 1)
     assert finish(conn, worker_id, held, costs=[500]) == held
     assert run(conn, "select from fairq.rings where charged is not null") == []
+    assert column(conn, "select used from fairq.finished_tasks") == [None]
     assert estimate(conn) is None
 
 
