@@ -198,7 +198,9 @@ language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   perform fairq._ring_group(0, '#' || p_scope, p_scope);
   perform fairq._count_held(p_scope);
-  perform fairq._set_sweep_floor(0, 'count held #' || p_scope, pg_current_xact_id()::text::bigint);
+  -- From which transaction on everybody knows of it is not known before it commits, see _keep_meter.
+  delete from fairq.sweeps w where w.shard_no = 0 and w.what = 'count held #' || p_scope;
+  perform fairq._set_sweep_floor(0, 'count held #' || p_scope, 0);
   perform fairq._settle_meter(p_scope, fairq._now());
   update fairq.queues q
   set metered = not q.metered

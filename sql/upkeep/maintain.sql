@@ -131,20 +131,27 @@ end;
 $$;
 
 -- Lets a meter hear, and sweeps what it has left behind. Most queues never had one. While transactions run that began before its limits changed, tasks may
--- come that were popped without asking it.
+-- come that were popped without asking it: those that are older than an upkeep that began when the one before had seen the change. 0: none has seen it; 1: one
+-- has; else that transaction.
 create function fairq._keep_meter(p_scope text, p_limit integer) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_changed bigint := fairq._sweep_floor(0, 'count held #' || p_scope);
-  -- An id that nobody has had yet is of another server, before a restore: there is nobody left to wait for.
-  v_is_over boolean := not v_changed::text::xid8 between pg_snapshot_xmin(pg_current_snapshot()) and pg_snapshot_xmax(pg_current_snapshot());
+  v_changed bigint;
+  v_is_over boolean;
 begin
   if not exists (select from fairq.domains d where d.shard_no = 0 and d.queue = '#' || p_scope) or not fairq._lock_domain(0, '#' || p_scope, false) then
     return 0;
   end if;
+  v_changed := fairq._sweep_floor(0, 'count held #' || p_scope);
+  -- Looked at before they are counted. An id that nobody has had yet is of another server, before a restore: there is nobody left to wait for.
+  v_is_over := v_changed > 1 and not v_changed::text::xid8 between pg_snapshot_xmin(pg_current_snapshot()) and pg_snapshot_xmax(pg_current_snapshot());
   if v_changed is not null then
     perform fairq._count_held(p_scope);
-    delete from fairq.sweeps w where v_is_over and w.shard_no = 0 and w.what = 'count held #' || p_scope and w.floor = v_changed;
+  end if;
+  if v_is_over then
+    delete from fairq.sweeps w where w.shard_no = 0 and w.what = 'count held #' || p_scope and w.floor = v_changed;
+  elsif v_changed < 2 then
+    perform fairq._set_sweep_floor(0, 'count held #' || p_scope, case v_changed when 0 then 1 else pg_current_xact_id()::text::bigint end);
   end if;
   perform fairq._settle_meter(p_scope, fairq._now());
   return fairq._sweep_domain(0, '#' || p_scope, p_limit);

@@ -427,15 +427,20 @@ def test_one_that_comes_back_before_many_that_wait_for_a_key_is_found_in_a_few_s
     assert_sound(conn)
 
 
+@pytest.mark.parametrize("younger", [False, True], ids=["", "by a transaction that began after the change"])
 def test_tasks_popped_while_the_first_cap_of_their_queue_came_are_counted_by_upkeep(
-    conn: Conn, database: Database
+    conn: Conn, database: Database, younger: bool
 ) -> None:
     bob = register(conn)
     create_many(conn, "bob", 9)
-    popping = database.connect()
+    configuring, popping = database.connect(), database.connect()
+    if younger:
+        run(configuring, "select pg_current_xact_id()")
     early = pop(popping, bob, 5)
-    call(conn, "configure_queue", "default", max_running=2)
-    maintain(conn)
+    call(configuring, "configure_queue", "default", max_running=2)
+    configuring.commit()
+    for _ in range(5):
+        maintain(conn)
     popping.commit()
     maintain(conn)
     assert in_flight(conn, "queue default", "#queue default") == 5
