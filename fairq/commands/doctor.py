@@ -1,8 +1,8 @@
 """`fairq doctor`: is this installation well, and what to do where it is not.
 
-Every check is two functions: one asks the database, the other judges what it said, apart from it. Each stands
-alone, in a transaction of its own: one that fails itself is a finding like the others, and the others go on.
-A check that the role has no right to make says so and is none of the wrong ones.
+A check asks the database (`sql/queries/doctor.sql`), and a function judges the answer, apart from it. Each
+stands alone, in a transaction of its own: one that fails itself is a finding like the others, and the others
+go on. A check that the role has no right to make says so and is none of the wrong ones.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 import click
 import psycopg
@@ -23,26 +23,18 @@ from rich.text import Text
 
 from fairq import install
 from fairq.cli import Exit, command, named_dsn
-from fairq.commands.common import (
-    Connection,
-    clean,
-    connect,
-    count,
-    duration,
-    plain,
-    rows,
-    server_time,
-    show,
-    span,
-)
+from fairq.commands.common import Connection, clean, connect, count, duration, plain, server_time, show, span
 from fairq.dsn import describe, mask, resolve
 from fairq.embedded import OLDEST_MAJOR
 from fairq.errors import FairqError
+from fairq.queries import doctor as queries
 
 Verdict = Literal["ok", "look", "wrong", "unknown", "failed"]
+_STYLES = {"ok": "green", "look": "yellow", "wrong": "bold red", "unknown": "dim", "failed": "bold red"}
 
 LONG_WAIT = timedelta(hours=1)
 LONG_TRANSACTION = timedelta(minutes=15)
+HELD_TRANSACTIONS = 1_000_000
 DEAD_ROWS = 1_000_000
 LISTEN_SECONDS = 2.0
 SKEW_SECONDS = 2.0
@@ -75,9 +67,6 @@ def wrong(text: str, remedy: str | None) -> Finding:
     return Finding("wrong", text, remedy)
 
 
-Row = dict[str, Any]
-
-
 @command(
     codes={0: "nothing is wrong", 1: "something is, or a check failed", 3: "database cannot be reached"},
     rights="any; fairq_observe sees more, fairq_work and pg_monitor see all",
@@ -107,20 +96,10 @@ def doctor(max_wait: timedelta | None) -> None:
         raise click.exceptions.Exit(Exit.NO)
 
 
-_STYLES: dict[Verdict, str] = {
-    "ok": "green",
-    "look": "yellow",
-    "wrong": "bold red",
-    "unknown": "dim",
-    "failed": "bold red",
-}
-
-
 def _render(found: list[Finding]) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column()
+    for wraps in (False, False, True):
+        grid.add_column(no_wrap=not wraps)
     for each in found:
         text = Text(clean(each.text))
         if each.remedy:
@@ -130,13 +109,10 @@ def _render(found: list[Finding]) -> RenderableType:
 
 
 def _sum(found: list[Finding]) -> str:
-    wrong, failed, look = (
-        sum(each.verdict == verdict for each in found) for verdict in ("wrong", "failed", "look")
-    )
-    bad = [
-        *([f"{count(wrong, 'thing is', 'things are')} wrong"] if wrong else []),
-        *([f"{count(failed, 'check')} failed"] if failed else []),
-    ]
+    verdicts: list[str] = [each.verdict for each in found]
+    wrong, failed, look = map(verdicts.count, ("wrong", "failed", "look"))
+    bad = [f"{count(wrong, 'thing is', 'things are')} wrong"] * bool(wrong)
+    bad += [f"{count(failed, 'check')} failed"] * bool(failed)
     if bad:
         return f"{', '.join(bad)}."
     deserves = count(look, "thing deserves", "things deserve")
@@ -148,69 +124,51 @@ def _sum(found: list[Finding]) -> str:
 
 def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     """All checks, in the order in which their answers make sense."""
+    stand: list[queries.CheckQueuesRow] = []  # two checks want it, and it reads every live task
 
-    answers: dict[str, list[Row]] = {}  # two checks count what waits, and that reads every live task
+    def stands() -> list[queries.CheckQueuesRow]:
+        if not stand:
+            stand.extend(queries.check_queues(conn))
+        return stand
 
-    def answer(conn: Connection, query: str) -> list[Row]:
-        if query not in answers:
-            answers[query] = rows(conn, query)
-        return answers[query]
-
-    def asks(judge: Callable[..., Finding], *queries: str, **parameters: Any) -> Callable[..., Finding]:
-        return lambda conn: judge(*(answer(conn, query) for query in queries), **parameters)
-
-    checks: dict[str, Callable[[Connection], Finding]] = {
-        "connection": lambda conn: judge_connection(rows(conn, CONNECTION)[0], dsn, conn.info.backend_pid),
-        "server": asks(judge_server, SERVER),
-        "clock": lambda conn: judge_clock(datetime.now(UTC), server_time(conn), datetime.now(UTC)),
-        "timeouts": asks(judge_timeouts, TIMEOUTS),
-        "schema": judge_schema,
-        "rights": asks(judge_rights, RIGHTS),
-        "workers": asks(judge_workers, QUEUES, WORKERS),
-        "kinds": asks(judge_kinds, KINDS),
-        "waiting": asks(judge_waiting, QUEUES, max_wait=max_wait),
-        "fairness": asks(judge_fairness, FAIRNESS),
-        "maintenance": asks(judge_maintenance, MAINTENANCE, FAILURES),
-        "schedules": asks(judge_schedules, SCHEDULES),
-        "history": asks(judge_history, HISTORY),
-        "horizon": asks(judge_horizon, HORIZON),
-        "listen": lambda conn: _judge_notices(rows(conn, CONNECTION)[0]["standby"], dsn),
-        "connections": asks(judge_connections, CONNECTIONS),
-        "dead rows": asks(judge_dead_rows, DEAD),
-    }
-    of_fairq = {
-        "rights",
-        "workers",
-        "kinds",
-        "waiting",
-        "fairness",
-        "maintenance",
-        "schedules",
-        "history",
-        "dead rows",
+    # Those with a star look into the schema.
+    checks: dict[str, Callable[[], Finding]] = {
+        "connection": lambda: judge_connection(queries.check_session(conn), dsn, conn.info.backend_pid),
+        "server": lambda: judge_server(queries.check_server(conn)),
+        "clock": lambda: judge_clock(datetime.now(UTC), server_time(conn), datetime.now(UTC)),
+        "timeouts": lambda: judge_timeouts(queries.check_timeouts(conn)),
+        "schema": lambda: judge_schema(conn),
+        "*rights": lambda: judge_rights(queries.check_rights(conn)),
+        "*workers": lambda: judge_workers(stands(), queries.check_workers(conn)),
+        "*kinds": lambda: judge_kinds(queries.check_kinds(conn)),
+        "*waiting": lambda: judge_waiting(stands(), max_wait),
+        "*fairness": lambda: judge_fairness(queries.check_fairness(conn)),
+        "*maintenance": lambda: judge_maintenance(
+            queries.check_maintenance(conn), queries.check_upkeep(conn)
+        ),
+        "*schedules": lambda: judge_schedules(queries.check_schedules(conn)),
+        "*history": lambda: judge_history(queries.check_history(conn)),
+        "horizon": lambda: judge_horizon(queries.check_horizon(conn)),
+        "listen": lambda: _judge_notices(queries.check_session(conn), dsn),
+        "connections": lambda: judge_connections(queries.check_connections(conn)),
+        "*dead rows": lambda: judge_dead_rows(queries.check_dead_rows(conn)),
     }
     conn = connect(dsn)
     try:
-        is_there = True
+        is_open = True
         with contextlib.suppress(psycopg.Error):
-            is_there = rows(conn, IS_THERE)[0]["yes"]
+            is_open = queries.check_schema_is_open(conn)
         for name, check in checks.items():
-            if is_there or name not in of_fairq:
+            if is_open or not name.startswith("*"):
                 if conn.closed:
                     with contextlib.suppress(psycopg.Error):
                         conn = connect(dsn)
-                yield replace(_alone(conn, check), check=name)
+                yield replace(_alone(conn, check), check=name.lstrip("*"))
     finally:
         conn.close()
 
 
-# Where the role may not even look into the schema, one finding says so.
-IS_THERE = """
-select coalesce(has_schema_privilege(to_regnamespace('fairq')::oid, 'usage'), false) as yes
-"""
-
-
-def _alone(conn: Connection, check: Callable[[Connection], Finding]) -> Finding:
+def _alone(conn: Connection, check: Callable[[], Finding]) -> Finding:
     """What a check finds; what it fails of is a finding, too."""
     try:
         with conn.transaction():
@@ -219,7 +177,7 @@ def _alone(conn: Connection, check: Callable[[Connection], Finding]) -> Finding:
                 "select set_config('statement_timeout', %s, true), set_config('lock_timeout', %s, true)",
                 [f"{CHECK_SECONDS * 1000:.0f}ms", f"{LOCK_SECONDS * 1000:.0f}ms"],
             )
-            return check(conn)
+            return check()
     except psycopg.errors.InsufficientPrivilege as exc:
         remedy = "Ask as a role that is granted fairq_observe, or fairq_work."
         return Finding("unknown", f"this role may not look: {_why(exc)}", remedy)
@@ -230,10 +188,8 @@ def _alone(conn: Connection, check: Callable[[Connection], Finding]) -> Finding:
     ) as exc:
         return Finding("unknown", f"not in this schema: {_why(exc)}", "See schema above.")
     except psycopg.errors.QueryCanceled as exc:
-        text = f"the check was stopped: {_why(exc)}"
-        return Finding(
-            "failed", text, f"It has {CHECK_SECONDS:.0f} s. Is the server busy, or the queue very long?"
-        )
+        remedy = f"It has {CHECK_SECONDS:.0f} s. Is the server busy, or the queue very long?"
+        return Finding("failed", f"the check was stopped: {_why(exc)}", remedy)
     except psycopg.errors.LockNotAvailable as exc:
         remedy = (
             "Who holds it: select pid, query from pg_stat_activity where state <> 'idle' order by xact_start;"
@@ -250,37 +206,23 @@ def _why(exc: Exception) -> str:
 
 # --- Connection and server -------------------------------------------------------------------------
 
-CONNECTION = """
-select current_user as role, pg_backend_pid() as pid, pg_is_in_recovery() as standby,
-  current_setting('default_transaction_isolation') as isolation,
-  current_setting('default_transaction_read_only') as read_only
-"""
 
-
-def judge_connection(row: Row, dsn: str, pid: int) -> Finding:
-    text = f"{describe(dsn)}, as {row['role']}"
-    if row["standby"]:
+def judge_connection(row: queries.CheckSessionRow, dsn: str, pid: int) -> Finding:
+    text = f"{describe(dsn)}, as {row.role}"
+    if row.standby:
         remedy = "Name the primary: several hosts and target_session_attrs=read-write find it by themselves."
         return wrong(f"{text}: a standby, nothing can be enqueued here", remedy)
-    if row["read_only"] == "on":
-        remedy = f"alter role {row['role']} reset default_transaction_read_only;"
+    if row.read_only == "on":
+        remedy = f"alter role {row.role} reset default_transaction_read_only;"
         return wrong(f"{text}: transactions are read only by default", remedy)
-    if row["isolation"] != "read committed":
+    if row.isolation != "read committed":
         remedy = (
             "Enqueueing works in every isolation level. pop_tasks and promote_overflow refuse all but READ "
             "COMMITTED (QF005): consumers of your own must ask for it. fairq's workers do."
         )
-        return look(f"{text}: the default isolation is {row['isolation']}", remedy)
-    if row["pid"] != pid:
-        return ok(f"{text}, through a pooler")
-    return ok(text)
+        return look(f"{text}: the default isolation is {row.isolation}", remedy)
+    return ok(text if row.pid == pid else f"{text}, through a pooler")
 
-
-SERVER = """
-select current_setting('server_version') as version, current_setting('server_version_num')::integer as number,
-  current_setting('fsync') as fsync, current_setting('full_page_writes') as full_page_writes,
-  current_setting('autovacuum') as autovacuum, current_setting('track_counts') as track_counts
-"""
 
 _MUST_BE_ON = {
     "fsync": "a crash may lose or damage everything",
@@ -290,13 +232,12 @@ _MUST_BE_ON = {
 }
 
 
-def judge_server(found: list[Row]) -> Finding:
-    (row,) = found
-    text = f"PostgreSQL {row['version']}"
-    if row["number"] // 10000 < OLDEST_MAJOR:
+def judge_server(row: queries.CheckServerRow) -> Finding:
+    text = f"PostgreSQL {row.version}"
+    if row.number // 10000 < OLDEST_MAJOR:
         return wrong(f"{text} is older than {OLDEST_MAJOR}", "Upgrade PostgreSQL.")
     for name, harm in _MUST_BE_ON.items():
-        if row[name] == "off":
+        if getattr(row, name) == "off":
             remedy = f"alter system set {name} = on; select pg_reload_conf();"
             return wrong(f"{text} with {name} off: {harm}", remedy)
     return ok(text)
@@ -315,43 +256,21 @@ def judge_clock(before: datetime, at: datetime, after: datetime) -> Finding:
     )
 
 
-# Of this session before the round began, and of roles that work with fairq.
-TIMEOUTS = """
-select true as here, current_user::text as role, s.name, s.reset_val || coalesce(s.unit, '') as value
-from pg_catalog.pg_settings s
-where s.name in ('statement_timeout', 'transaction_timeout', 'idle_session_timeout')
-union all
-select false, r.rolname, split_part(c.setting, '=', 1), split_part(c.setting, '=', 2)
-from pg_catalog.pg_db_role_setting d
-join pg_catalog.pg_roles r on r.oid = d.setrole
-cross join unnest(d.setconfig) c(setting)
-where d.setdatabase in (0, (select b.oid from pg_catalog.pg_database b where b.datname = current_database()))
-  and split_part(c.setting, '=', 1) in ('statement_timeout', 'transaction_timeout', 'idle_session_timeout')
-  and r.rolname <> current_user
-  and exists (
-    select from pg_catalog.pg_roles f
-    where f.rolname in ('fairq_enqueue', 'fairq_work', 'fairq_admin') and pg_has_role(r.oid, f.oid, 'member')
-  )
-order by 1 desc, 2, 3
-"""
 _MILLISECONDS = {"us": 0.001, "": 1, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def judge_timeouts(found: list[Row]) -> Finding:
+def judge_timeouts(found: Sequence[queries.CheckTimeoutsRow]) -> Finding:
     """A turn or a round of upkeep that is stopped is made again, and stopped again."""
     short, remedy = [], ""
     for row in found:
-        number, unit = re.fullmatch(r"(-?[\d.]+)\s*([a-z]*)", row["value"]).groups()  # type: ignore[union-attr]
+        number, unit = re.fullmatch(r"(-?[\d.]+)\s*([a-z]*)", row.value).groups()  # type: ignore[union-attr]
         length = timedelta(milliseconds=float(number) * _MILLISECONDS[unit])
-        if (
-            timedelta(0)
-            < length
-            < (SHORT_SESSION if row["name"] == "idle_session_timeout" else SHORT_TIMEOUT)
-        ):
-            who = "this session" if row["here"] else f"role {row['role']}"
-            short.append((length, f"{who}: {row['name']} is {span(length)}"))
-            remedy = remedy or f"alter role {row['role']} set {row['name']} = '1min';"
-            if row["here"] and len(short) == 1:
+        least = SHORT_SESSION if row.name == "idle_session_timeout" else SHORT_TIMEOUT
+        if timedelta(0) < length < least:
+            who = "this session" if row.here else f"role {row.role}"
+            short.append((length, f"{who}: {row.name} is {span(length)}"))
+            remedy = remedy or f"alter role {row.role} set {row.name} = '1min';"
+            if row.here and len(short) == 1:
                 remedy += " Or it is in the connection string, in PGOPTIONS, or set for the database."
     if not short:
         return ok("long enough for turns and upkeep")
@@ -369,108 +288,57 @@ def judge_schema(conn: Connection) -> Finding:
     except psycopg.errors.InsufficientPrivilege as exc:
         return wrong(f"this role may not look: {_why(exc)}", _GRANT)
     if version != install.head():
-        text = f"{version}; this fairq brings {install.head()}, and works with both"
-        return look(text, "fairq migrate")
-    return ok(str(version))
+        return look(f"{version}; this fairq brings {install.head()}, and works with both", "fairq migrate")
+    return ok(version)
 
 
 _GRANT = "Let an operator grant it fairq_enqueue, fairq_work, fairq_observe or fairq_admin."
-RIGHTS = """
-select r.rolsuper as superuser, f.*, has_table_privilege('fairq.queue_stats', 'select') as observe
-from pg_catalog.pg_roles r
-cross join (
-  select bool_or(p.proname = 'create_task' and c.may) as enqueue,
-    bool_or(p.proname = 'pop_tasks' and c.may) as work,
-    bool_or(p.proname = 'configure_queue' and c.may) as admin
-  from pg_catalog.pg_proc p
-  cross join lateral (select has_function_privilege(p.oid, 'execute') as may) c
-  where p.pronamespace = to_regnamespace('fairq')
-) f
-where r.rolname = current_user
-"""
 
 
-def judge_rights(found: list[Row]) -> Finding:
-    (row,) = found
-    if row["superuser"]:
-        return ok(
-            "superuser: may do everything", "Applications and workers need less: fairq_enqueue, fairq_work."
-        )
-    able = [name for name in ("enqueue", "work", "observe", "admin") if row[name]]
-    if not able:
-        return wrong("this role may do nothing with fairq", _GRANT)
-    return ok(f"may {', '.join(able)}")
+def judge_rights(row: queries.CheckRightsRow) -> Finding:
+    if row.superuser:
+        less = "Applications and workers need less: fairq_enqueue, fairq_work."
+        return ok("superuser: may do everything", less)
+    able = [name for name in ("enqueue", "work", "observe", "admin") if getattr(row, name)]
+    return ok(f"may {', '.join(able)}") if able else wrong("this role may do nothing with fairq", _GRANT)
 
 
 # --- The queues ------------------------------------------------------------------------------------
 
-QUEUES = """
-select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since, clock_timestamp() as now,
-  q.paused_at is not null as paused
-from fairq.queue_stats s
-join fairq.queues q on q.queue = s.queue
-order by s.queue
-"""
-WORKERS = """
-select w.worker_id, w.name, w.queues, extract(epoch from w.lease)::double precision as lease,
-  clock_timestamp() <= coalesce(w.beat_at, w.registered_at) + w.lease as alive,
-  w.circuit_open, w.circuit_trips
-from fairq.worker_stats w
-order by w.worker_id
-"""
 
-
-def judge_workers(queues: list[Row], workers: list[Row]) -> Finding:
-    living = [each for each in workers if each["alive"]]
-    unserved = [
-        each["queue"]
-        for each in queues
-        if each["waiting"] and not each["paused"] and not any(each["queue"] in w["queues"] for w in living)
-    ]
+def judge_workers(
+    stand: Sequence[queries.CheckQueuesRow], workers: Sequence[queries.CheckWorkersRow]
+) -> Finding:
+    living = [each for each in workers if each.alive]
+    served = {queue for each in living for queue in each.queues}
+    unserved = [each.queue for each in stand if each.waiting and not each.paused and each.queue not in served]
     text = count(len(living), "worker alive", "workers alive")
     if unserved:
         text = f"{text}; tasks wait and nobody serves {_names(unserved)}"
         return wrong(text, "Start one: fairq work myapp.tasks --queue NAME")
     if not living:
         return look(f"{text}; nothing waits, either", "fairq work myapp.tasks")
-    cut_off = [each for each in living if each["circuit_open"]]
-    if cut_off:
-        who = _names([f"{each['worker_id']} ({each['name']})" for each in cut_off])
-        trips = sum(each["circuit_trips"] for each in cut_off)
+    if cut_off := [each for each in living if each.circuit_open]:
+        who = _names([f"{each.worker_id} ({each.name})" for each in cut_off])
+        trips = sum(each.circuit_trips or 0 for each in cut_off)
         return look(
             f"{text}; the circuit breaker is open, {count(trips, 'time')} so far, of worker {who}",
             "It is alive, but its turns fail, and it rests for some seconds after each. Its log says why.",
         )
-    longest = max(living, key=lambda each: each["lease"])
-    if longest["lease"] > LONG_LEASE.total_seconds():
-        who = f"worker {longest['worker_id']} ({longest['name']})"
+    longest = max(living, key=lambda each: each.lease)
+    if longest.lease > LONG_LEASE.total_seconds():
         return look(
-            f"{text}; {who} has a lease of {span(longest['lease'])}",
+            f"{text}; worker {longest.worker_id} ({longest.name}) has a lease of {span(longest.lease)}",
             "When it dies, its tasks run elsewhere after that only. 60 s is the default: fairq work --lease.",
         )
     return ok(text)
 
 
-# Whoever met a task of a kind that he does not know gave it back, to wait for its next time.
-KINDS = """
-select t.queue, t.kind, count(*) as tasks
-from fairq.tasks t
-where t.scheduled and t.spared > 0
-  and (
-    select not bool_or(coalesce(w.kinds ? t.kind, true))
-    from fairq.workers w
-    where w.shard_no = t.shard_no and t.queue = any(w.queues) and w.lost_at is null
-  )
-group by t.queue, t.kind
-order by t.queue, t.kind
-"""
-
-
-def judge_kinds(found: list[Row]) -> Finding:
+def judge_kinds(found: Sequence[queries.CheckKindsRow]) -> Finding:
     if not found:
         return ok("no worker gave back a kind that nobody knows")
-    names = _names([f"{each['kind']} ({each['queue']})" for each in found])
-    tasks = count(sum(each["tasks"] for each in found), "task is", "tasks are")
+    names = _names([f"{each.kind} ({each.queue})" for each in found])
+    tasks = count(sum(each.tasks for each in found), "task is", "tasks are")
     remedy = (
         "They burn no attempt, and wait for a worker that knows them. Is it one of an older version, or of"
         " another app on this queue? Start the right one, or give each app queues of its own."
@@ -483,11 +351,11 @@ def _names(names: list[str]) -> str:
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
-def judge_waiting(queues: list[Row], max_wait: timedelta | None) -> Finding:
+def judge_waiting(stand: Sequence[queries.CheckQueuesRow], max_wait: timedelta | None) -> Finding:
     waits = [
-        (each["now"] - each["oldest_waiting_since"], each["queue"])
-        for each in queues
-        if each["oldest_waiting_since"] is not None and not each["paused"]
+        (each.now - each.oldest_waiting_since, each.queue)
+        for each in stand
+        if each.oldest_waiting_since is not None and not each.paused
     ]
     if not waits:
         return ok("no task waits")
@@ -499,148 +367,74 @@ def judge_waiting(queues: list[Row], max_wait: timedelta | None) -> Finding:
         "fairq groups --queue NAME shows whose it is, fairq explain ID why. A tenant with a large backlog "
         "waits, and so does one with a cap or a rate: that may be meant. More slots help everybody."
     )
-    if max_wait is None:
-        return look(text, remedy)
-    return wrong(f"{text}, longer than {span(max_wait)}", remedy)
+    return look(text, remedy) if max_wait is None else wrong(f"{text}, longer than {span(max_wait)}", remedy)
 
 
-# Of queues in which somebody waited all the time: each stretch up to now, of ten minutes at most.
-FAIRNESS = """
-select q.queue, f.worst_debt, f.worst_group
-from fairq.queues q
-cross join lateral fairq.fairness(q.queue) f
-where q.paused_at is null
-  and exists (
-    select from fairq.ledger_queues l
-    where l.shard_no = any(array(select d.shard_no from fairq.domains d))
-      and l.begins_at > clock_timestamp() - interval '3 minutes'
-      and l.queue = q.queue and l.judged
-  )
-order by f.worst_debt desc nulls last
-"""
-
-
-def judge_fairness(found: list[Row]) -> Finding:
-    broken = [each for each in found if (each["worst_debt"] or 0) > 1]
-    if not broken:
-        worst = max((each["worst_debt"] or 0.0 for each in found), default=None)
-        text = (
-            "nobody waited all the time" if worst is None else f"the largest debt is {worst:.2f} of its bound"
-        )
-        return ok(text)
-    worst = broken[0]
-    text = (
-        f'the bound is broken: in queue "{worst["queue"]}" group "{worst["worst_group"]}" is behind by '
-        f"{worst['worst_debt']:.1f} times what it may be"
+def judge_fairness(found: Sequence[queries.CheckFairnessRow]) -> Finding:
+    """The largest debt comes first."""
+    if not found:
+        return ok("nobody waited all the time")
+    worst, debt = found[0], found[0].worst_debt or 0.0
+    if debt <= 1:
+        return ok(f"the largest debt is {debt:.2f} of its bound")
+    return wrong(
+        f'the bound is broken: in queue "{worst.queue}" group "{worst.worst_group}" is behind by '
+        f"{debt:.1f} times what it may be",
+        f"This is a fault of fairq: please report it, with fairq shares --queue {worst.queue} --json. "
+        f"fairq rebuild {worst.queue} makes the order anew; no task is lost.",
     )
-    remedy = (
-        f"This is a fault of fairq: please report it, with fairq shares --queue {worst['queue']} --json. "
-        f"fairq rebuild {worst['queue']} makes the order anew; no task is lost."
-    )
-    return wrong(text, remedy)
 
 
-MAINTENANCE = """
-select (select count(*) from fairq.worker_stats w
-    where clock_timestamp() - coalesce(w.beat_at, w.registered_at) - w.lease > interval '1 minute') as lost,
-  (select count(*) from (select 1 from fairq.tasks t
-    where t.shard_no = any(array(select d.shard_no from fairq.domains d))
-      and not exists (select from fairq.held h where h.shard_no = t.shard_no and h.id = t.id)
-      and t.expires_at > t.created_at
-      and t.expires_at < clock_timestamp() - interval '5 minutes' limit 1000) e) as expired,
-  (select count(*) from (select 1 from fairq.tasks t
-    where t.shard_no = any(array(select d.shard_no from fairq.domains d))
-      and t.scheduled
-      and t.run_at < clock_timestamp() - interval '5 minutes' limit 1000) s) as overdue,
-  s.moving_from, s.shard_count
-from fairq.settings s
-"""
+_BY_THE_WAY = "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."
 
 
-FAILURES = """
-select f.part, min(f.failed_since) as since, min(f.message) as message
-from fairq.upkeep_failures f
-where f.part in (select fairq.upkeep_parts())
-group by f.part
-order by since, f.part
-"""
-
-
-def judge_maintenance(found: list[Row], failures: list[Row]) -> Finding:
+def judge_maintenance(
+    row: queries.CheckMaintenanceRow, failures: Sequence[queries.CheckUpkeepRow]
+) -> Finding:
     """Nothing notes when maintenance ran; what it would have done long ago shows that it does not.
 
     A part that fails is noted, though: then somebody does run it, and what is left lying is its doing.
     """
-    (row,) = found
-    left = [
-        text
-        for amount, text in (
-            (row["lost"], f"{count(row['lost'], 'lost worker')} still on the list"),
-            (row["expired"], f"{count(row['expired'], 'task')} past its deadline"),
-            (row["overdue"], f"{count(row['overdue'], 'scheduled task')} overdue"),
-        )
-        if amount
-    ]
+    found = (
+        (row.lost, f"{count(row.lost, 'lost worker')} still on the list"),
+        (row.expired, f"{count(row.expired, 'task')} past its deadline"),
+        (row.overdue, f"{count(row.overdue, 'scheduled task')} overdue"),
+    )
+    left = ", ".join(text for amount, text in found if amount)
     if failures:
-        texts = [
-            f"{each['part']}: fails since {plain(each['since'])}, {each['message']}" for each in failures
-        ]
+        texts = [f"{each.part}: fails since {plain(each.since)}, {each.message}" for each in failures]
         if len(texts) > 3:
             texts[3:] = [f"and {len(texts) - 3} more"]
-        text = "; ".join(texts) + (f". Left lying: {', '.join(left)}" if left else "")
-        part = failures[0]["part"].replace("'", "''")
-        remedy = (
-            "Mend what the message names; the other parts go on meanwhile. To try it again: "
-            f"select fairq.maintain(p_part => '{part}');"
-        )
-        return wrong(text, remedy)
-    if not left and row["moving_from"] is not None:
-        shards = row["shard_count"]
-        text = f"groups have not all moved from {count(row['moving_from'], 'shard')} to {shards}"
-        return look(text, f"If nobody is at it, go on: fairq cluster set --shard-count {shards}")
-    if not left:
-        return ok("nothing is left lying")
-    remedy = "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."
-    return wrong(f"nobody seems to run it: {', '.join(left)}", remedy)
-
-
-SCHEDULES = """
-select count(*) as schedules,
-  count(*) filter (where s.fire_at < clock_timestamp() - interval '1 minute') as late,
-  max(clock_timestamp() - s.fire_at) as behind,
-  count(*) filter (where s.fire_at is null and s.paused_at is null and s.problem is null
-    and s.plan_at < clock_timestamp() - interval '1 minute') as unplanned,
-  count(*) filter (where s.problem is not null) as problems,
-  min(format('%s of %s: %s', s.name, s.group_key, s.problem)) filter (where s.problem is not null) as problem
-from fairq.schedules s
-"""
-
-
-def judge_schedules(found: list[Row]) -> Finding:
-    (row,) = found
-    if row["late"]:
-        text = f"{count(row['late'], 'schedule')} late, by up to {span(row['behind'])}: nobody fires them"
+        part = failures[0].part.replace("'", "''")
         return wrong(
-            text, "Workers do it by the way. Without workers: fairq maintain --every 5s, or pg_cron."
+            "; ".join(texts) + (f". Left lying: {left}" if left else ""),
+            "Mend what the message names; the other parts go on meanwhile. To try it again: "
+            f"select fairq.maintain(p_part => '{part}');",
         )
-    if row["unplanned"]:
-        text = f"{count(row['unplanned'], 'schedule')} by cron not planned: nobody reads cron expressions"
+    if left:
+        return wrong(f"nobody seems to run it: {left}", _BY_THE_WAY)
+    if row.moving_from is not None:
+        text = f"groups have not all moved from {count(row.moving_from, 'shard')} to {row.shard_count}"
+        return look(text, f"If nobody is at it, go on: fairq cluster set --shard-count {row.shard_count}")
+    return ok("nothing is left lying")
+
+
+def judge_schedules(row: queries.CheckSchedulesRow) -> Finding:
+    if row.late:
+        late = count(row.late, "schedule")
+        return wrong(f"{late} late, by up to {span(row.behind)}: nobody fires them", _BY_THE_WAY)
+    if row.unplanned:
+        text = f"{count(row.unplanned, 'schedule')} by cron not planned: nobody reads cron expressions"
         return wrong(text, "Workers do it by the way. SQL alone cannot: let fairq maintain run once a day.")
-    if row["problems"]:
-        more = f"; and {row['problems'] - 1} more" if row["problems"] > 1 else ""
-        return look(f"{row['problem']}{more}", "fairq schedules shows them, fairq schedules set mends them.")
-    return ok(f"{count(row['schedules'], 'schedule')}, none late")
+    if row.problems:
+        more = f"; and {row.problems - 1} more" if row.problems > 1 else ""
+        return look(f"{row.problem}{more}", "fairq schedules shows them, fairq schedules set mends them.")
+    return ok(f"{count(row.schedules, 'schedule')}, none late")
 
 
-HISTORY = """
-select to_regclass(format('fairq.finished_tasks_%s',
-    to_char((clock_timestamp() at time zone 'UTC')::date + 1, 'YYYYMMDD'))) is not null as tomorrow
-"""
-
-
-def judge_history(found: list[Row]) -> Finding:
+def judge_history(has_tomorrow: bool) -> Finding:
     """Days are dropped whole. What ends on a day without a partition of its own is removed row by row."""
-    if found[0]["tomorrow"]:
+    if has_tomorrow:
         return ok("the coming days have their partitions")
     remedy = "fairq maintain makes a week of them, and so do workers: none has run yet, or not for a week."
     return look("there is no partition for tomorrow", remedy)
@@ -648,43 +442,15 @@ def judge_history(found: list[Row]) -> Finding:
 
 # --- What the rest of the server does to us --------------------------------------------------------
 
-# What keeps dead rows from being removed. Of other roles' sessions only pg_monitor sees start and name.
-HORIZON = """
-select 'session' as kind,
-  format('pid %s (%s%s)', a.pid, coalesce(nullif(a.application_name, ''), a.backend_type),
-    coalesce(', user ' || a.usename, '')) as who,
-  a.pid::text as handle,
-  clock_timestamp() - a.xact_start as held_for, age(a.backend_xmin) as age
-from pg_catalog.pg_stat_activity a
-where a.backend_xmin is not null and a.pid <> pg_backend_pid() and a.backend_type <> 'autovacuum worker'
-  and (a.datname is null or a.datname = current_database())
-union all
-select case when c.node is null then 'prepared' else 'citus' end,
-  format('prepared transaction %s of %s', p.gid, p.owner), coalesce(c.node, quote_literal(p.gid)),
-  clock_timestamp() - p.prepared, age(p.transaction)
-from pg_catalog.pg_prepared_xacts p
-cross join lateral (select substring(p.gid from '^citus_([0-9]+)_') as node) c
-where p.database = current_database()
-union all
-select case when s.active then 'slot' else 'idle slot' end, format('replication slot %s', s.slot_name),
-  quote_literal(s.slot_name), null,
-  greatest(age(s.xmin), age(s.catalog_xmin))
-from pg_catalog.pg_replication_slots s
-where s.xmin is not null or s.catalog_xmin is not null
-order by age desc
-"""
-HELD_TRANSACTIONS = 1_000_000
 
-
-def judge_horizon(rows: list[Row]) -> Finding:
-    held = [each for each in rows if _holds(each)]
+def judge_horizon(found: Sequence[queries.CheckHorizonRow]) -> Finding:
+    held = [each for each in found if _holds(each)]
     if not held:
         return ok("nothing keeps dead rows from being removed")
-    worst = held[0]
-    since = f" for {span(worst['held_for'])}" if worst["held_for"] else f" for {worst['age']:,} transactions"
+    worst, handle = held[0], held[0].handle
+    since = span(worst.held_for) if worst.held_for else f"{worst.age:,} transactions"
     more = f"; and {len(held) - 1} more" if len(held) > 1 else ""
-    text = f"{worst['who']} holds the xmin horizon{since}{more}: dead rows pile up in every table"
-    handle = worst["handle"]
+    text = f"{worst.who} holds the xmin horizon for {since}{more}: dead rows pile up in every table"
     remedy = {
         "session": f"Let it end, or: select pg_terminate_backend({handle});",
         "prepared": f"Decide it: commit prepared {handle}; or: rollback prepared {handle};",
@@ -693,16 +459,25 @@ def judge_horizon(rows: list[Row]) -> Finding:
         "select recover_prepared_transactions();",
         "slot": "Is that replica slow, or does it run a long report with hot_standby_feedback on?",
         "idle slot": f"Nobody reads it. If it is not needed: select pg_drop_replication_slot({handle});",
-    }[worst["kind"]]
-    forgotten = worst["kind"] in ("prepared", "citus", "idle slot")
+    }[worst.kind]
+    forgotten = worst.kind in ("prepared", "citus", "idle slot")
     return Finding("wrong" if forgotten else "look", text, remedy)
 
 
-def _holds(row: Row) -> bool:
-    held_for: timedelta | None = row["held_for"]
-    if held_for is not None:
-        return held_for > LONG_TRANSACTION
-    return bool((row["age"] or 0) > HELD_TRANSACTIONS)
+def _holds(row: queries.CheckHorizonRow) -> bool:
+    if row.held_for is not None:
+        return row.held_for > LONG_TRANSACTION
+    return (row.age or 0) > HELD_TRANSACTIONS
+
+
+def _judge_notices(row: queries.CheckSessionRow, dsn: str) -> Finding:
+    if row.standby:
+        return Finding("unknown", "a standby takes neither LISTEN nor NOTIFY", "Ask the primary.")
+    try:
+        return judge_listen(_hears(dsn))
+    except psycopg.errors.ProgramLimitExceeded as exc:
+        text = f"NOTIFY fails, and with it enqueueing into queues that announce new work: {_why(exc)}"
+        return wrong(text, "See connections below. Until then: fairq queues set NAME --no-notify")
 
 
 def _hears(dsn: str) -> bool:
@@ -718,16 +493,6 @@ def _hears(dsn: str) -> bool:
         return heard
 
 
-def _judge_notices(is_standby: bool, dsn: str) -> Finding:
-    if is_standby:
-        return Finding("unknown", "a standby takes neither LISTEN nor NOTIFY", "Ask the primary.")
-    try:
-        return judge_listen(_hears(dsn))
-    except psycopg.errors.ProgramLimitExceeded as exc:
-        text = f"NOTIFY fails, and with it enqueueing into queues that announce new work: {_why(exc)}"
-        return wrong(text, "See connections below. Until then: fairq queues set NAME --no-notify")
-
-
 def judge_listen(heard: bool) -> Finding:
     if heard:
         return ok("notifications come through")
@@ -738,47 +503,28 @@ def judge_listen(heard: bool) -> Finding:
     )
 
 
-CONNECTIONS = """
-select (select count(*) from pg_catalog.pg_stat_activity a where a.backend_type = 'client backend') as used,
-  current_setting('max_connections')::integer as most, pg_notification_queue_usage() as queue,
-  (select a.pid from pg_catalog.pg_stat_activity a
-    where a.state like 'idle in transaction%' order by a.xact_start limit 1) as idler
-"""
-
-
-def judge_connections(found: list[Row]) -> Finding:
-    (row,) = found
-    text = f"{row['used']} of {row['most']} in use"
-    if row["queue"] > 0.5:
+def judge_connections(row: queries.CheckConnectionsRow) -> Finding:
+    if row.queue > 0.5:
         remedy = "A session that listens stays in a transaction: find it in pg_stat_activity, and end it."
-        if row["idler"]:
-            remedy += f" Longest idle in one: select pg_terminate_backend({row['idler']});"
-        share = f"{row['queue']:.0%}"
-        return wrong(f"the server's queue of notifications is {share} full", remedy)
-    if row["used"] > 0.9 * row["most"]:
+        if row.idler:
+            remedy += f" Longest idle in one: select pg_terminate_backend({row.idler});"
+        return wrong(f"the server's queue of notifications is {row.queue:.0%} full", remedy)
+    text = f"{row.used} of {row.most} in use"
+    if row.used > 0.9 * row.most:
         remedy = "Put a pooler in front (docs: fairq works behind PgBouncer), or raise max_connections."
         return look(text, remedy)
     return ok(text)
 
 
-DEAD = """
-select s.relname as name, s.n_live_tup as live, s.n_dead_tup as dead, s.last_autovacuum
-from pg_catalog.pg_stat_all_tables s
-where s.schemaname = 'fairq'
-order by s.n_dead_tup desc
-"""
-
-
-def judge_dead_rows(rows: list[Row]) -> Finding:
-    if not rows:
+def judge_dead_rows(found: Sequence[queries.CheckDeadRowsRow]) -> Finding:
+    worst = found[0] if found else None
+    if worst is None or not worst.dead:
         return ok("none")
-    worst = rows[0]
-    text = f"at most {worst['dead']:,} in a table, in {worst['name']}" if worst["dead"] else "none"
-    if worst["dead"] <= DEAD_ROWS or worst["dead"] <= 10 * worst["live"]:
-        return ok(text)
-    when = f"vacuumed {plain(worst['last_autovacuum'])}" if worst["last_autovacuum"] else "never vacuumed"
+    if worst.dead <= DEAD_ROWS or worst.dead <= 10 * worst.live:
+        return ok(f"at most {worst.dead:,} in a table, in {worst.name}")
+    when = f"vacuumed {plain(worst.last_autovacuum)}" if worst.last_autovacuum else "never vacuumed"
     return look(
-        f"{worst['dead']:,} in {worst['name']}, beside {worst['live']:,} living; {when}",
+        f"{worst.dead:,} in {worst.name}, beside {worst.live:,} living; {when}",
         "The queue stays fast all the same, the disk fills up. See horizon above; then: "
-        f"vacuum fairq.{worst['name']};",
+        f"vacuum fairq.{worst.name};",
     )

@@ -15,6 +15,7 @@ from fairq import embedded, install
 from fairq.cli import Exit
 from fairq.commands import doctor
 from fairq.commands.doctor import Finding
+from fairq.queries import doctor as queries
 from tests.cli.running import answer, as_role, fairq, ok
 from tests.support.database import Database
 from tests.support.moves import begin, set_shards
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.new_database
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
-SERVER = {
+SERVER: dict[str, Any] = {
     "version": "18.4",
     "number": 180004,
     "fsync": "on",
@@ -33,14 +34,14 @@ SERVER = {
     "autovacuum": "on",
     "track_counts": "on",
 }
-CONNECTION = {
+CONNECTION: dict[str, Any] = {
     "role": "bob",
     "pid": 7,
     "standby": False,
     "isolation": "read committed",
     "read_only": "off",
 }
-RIGHTS = dict.fromkeys(("superuser", "enqueue", "work", "observe", "admin"), False)
+RIGHTS: dict[str, Any] = dict.fromkeys(("superuser", "enqueue", "work", "observe", "admin"), False)
 
 
 def findings(database: Database | str, exit_code: int = 0, *options: str) -> dict[str, dict[str, Any]]:
@@ -69,7 +70,8 @@ def findings(database: Database | str, exit_code: int = 0, *options: str) -> dic
     ],
 )
 def test_the_connection_is_judged(changes: dict[str, Any], pid: int, verdict: str, says: str) -> None:
-    found = doctor.judge_connection({**CONNECTION, **changes}, "postgresql://bob:s3cr3t@db/shop", pid)
+    row = queries.CheckSessionRow(**CONNECTION | changes)
+    found = doctor.judge_connection(row, "postgresql://bob:s3cr3t@db/shop", pid)
     assert found.verdict == verdict
     assert says in found.text
     assert "s3cr3t" not in f"{found}"
@@ -87,7 +89,7 @@ def test_the_connection_is_judged(changes: dict[str, Any], pid: int, verdict: st
     ],
 )
 def test_the_server_is_judged(changes: dict[str, Any], verdict: str, says: str) -> None:
-    found = doctor.judge_server([{**SERVER, **changes}])
+    found = doctor.judge_server(queries.CheckServerRow(**SERVER | changes))
     assert (found.verdict, says in found.text) == (verdict, True)
 
 
@@ -115,20 +117,20 @@ def test_the_clocks_are_compared_with_room_for_the_round_trip(at: datetime, verd
     ],
 )
 def test_rights_are_judged(changes: dict[str, Any], verdict: str, says: str) -> None:
-    found = doctor.judge_rights([{**RIGHTS, **changes}])
+    found = doctor.judge_rights(queries.CheckRightsRow(**RIGHTS | changes))
     assert (found.verdict, says in found.text) == (verdict, True)
 
 
 def queue(
     name: str, waiting: int = 0, waits: timedelta | None = None, paused: bool = False
-) -> dict[str, Any]:
-    since = None if waits is None else NOW - waits
-    return {"queue": name, "waiting": waiting, "oldest_waiting_since": since, "now": NOW, "paused": paused}
+) -> queries.CheckQueuesRow:
+    return queries.CheckQueuesRow(name, waiting, None if waits is None else NOW - waits, NOW, paused)
 
 
-def worker(*queues: str, alive: bool = True, lease: float = 60.0, is_open: bool = False) -> dict[str, Any]:
-    circuit = {"circuit_open": is_open, "circuit_trips": 3}
-    return {"worker_id": 1, "name": "w", "queues": [*queues], "alive": alive, "lease": lease, **circuit}
+def worker(
+    *names: str, alive: bool = True, lease: float = 60.0, is_open: bool = False
+) -> queries.CheckWorkersRow:
+    return queries.CheckWorkersRow(1, "w", [*names], lease, alive, is_open, 3)
 
 
 @pytest.mark.parametrize(
@@ -182,17 +184,18 @@ def test_paused_queues_may_wait() -> None:
     ],
 )
 def test_what_maintenance_left_lying_tells_that_it_does_not_run(row: dict[str, int], says: str) -> None:
-    found = doctor.judge_maintenance([NOTHING_LEFT | row], [])
+    found = doctor.judge_maintenance(left(**row), [])
     assert (found.verdict, says in found.text) == ("wrong", True)
     assert "nobody seems to run it" in found.text
-    assert doctor.judge_maintenance([NOTHING_LEFT], []).verdict == "ok"
+    assert doctor.judge_maintenance(left(), []).verdict == "ok"
 
 
-def failure(part: str) -> dict[str, Any]:
-    return {"part": part, "since": NOW, "message": "disk full (53100)"}
+def failure(part: str) -> queries.CheckUpkeepRow:
+    return queries.CheckUpkeepRow(part, NOW, "disk full (53100)")
 
 
-NOTHING_LEFT = {"lost": 0, "expired": 0, "overdue": 0, "moving_from": None, "shard_count": 1}
+def left(lost: int = 0, expired: int = 0, overdue: int = 0) -> queries.CheckMaintenanceRow:
+    return queries.CheckMaintenanceRow(lost, expired, overdue, moving_from=None, shard_count=1)
 
 
 def test_a_move_to_more_shards_that_was_left_half_way_is_worth_a_look(database: Database) -> None:
@@ -208,7 +211,7 @@ def test_a_move_to_more_shards_that_was_left_half_way_is_worth_a_look(database: 
 @pytest.mark.parametrize("overdue", [0, 2])
 def test_a_part_of_maintenance_that_fails_is_named_with_its_message(overdue: int) -> None:
     """Somebody runs it then: what is left lying is no sign that nobody does."""
-    found = doctor.judge_maintenance([{**NOTHING_LEFT, "overdue": overdue}], [failure("queue bob's")])
+    found = doctor.judge_maintenance(left(overdue=overdue), [failure("queue bob's")])
     assert found.verdict == "wrong"
     assert "queue bob's: fails since 2026-01-02T00:00:00+00:00, disk full (53100)" in found.text
     assert "nobody" not in found.text
@@ -218,7 +221,7 @@ def test_a_part_of_maintenance_that_fails_is_named_with_its_message(overdue: int
 
 
 def test_of_many_parts_that_fail_the_first_are_named() -> None:
-    found = doctor.judge_maintenance([NOTHING_LEFT], [failure(f"queue {n}") for n in range(9)])
+    found = doctor.judge_maintenance(left(), [failure(f"queue {n}") for n in range(9)])
     assert "queue 2: fails" in found.text
     assert "queue 3" not in found.text
     assert found.text.endswith("and 6 more")
@@ -226,8 +229,8 @@ def test_of_many_parts_that_fail_the_first_are_named() -> None:
 
 def holder(
     kind: str, held_for: timedelta | None = None, age: int | None = 5, handle: str = "'x'"
-) -> dict[str, Any]:
-    return {"kind": kind, "who": f"the {kind}", "handle": handle, "held_for": held_for, "age": age}
+) -> queries.CheckHorizonRow:
+    return queries.CheckHorizonRow(kind, f"the {kind}", handle, held_for, age)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +262,7 @@ def test_what_holds_the_horizon_is_named_with_what_to_do(
 def test_connections_and_the_queue_of_notifications_are_judged(
     used: int, notifications: float, verdict: str
 ) -> None:
-    found = doctor.judge_connections([{"used": used, "most": 100, "queue": notifications, "idler": 7}])
+    found = doctor.judge_connections(queries.CheckConnectionsRow(used, 100, notifications, 7))
     assert found.verdict == verdict
 
 
@@ -268,12 +271,12 @@ def test_connections_and_the_queue_of_notifications_are_judged(
     [(0, 0, "ok"), (10, 5000, "ok"), (5_000_000, 2_000_000, "ok"), (9, 2_000_000, "look")],
 )
 def test_dead_rows_are_judged_beside_the_living(live: int, dead: int, verdict: str) -> None:
-    row = {"name": "tasks", "live": live, "dead": dead, "last_autovacuum": None}
+    row = queries.CheckDeadRowsRow("tasks", live, dead, None)
     assert doctor.judge_dead_rows([row]).verdict == verdict
 
 
-def timeout(value: str, name: str = "statement_timeout", role: str | None = None) -> dict[str, Any]:
-    return {"here": role is None, "role": role or "me", "name": name, "value": value}
+def timeout(value: str, name: str = "statement_timeout", role: str | None = None) -> queries.CheckTimeoutsRow:
+    return queries.CheckTimeoutsRow(role is None, role or "me", name, value)
 
 
 @pytest.mark.parametrize(
@@ -519,7 +522,7 @@ def test_a_check_that_fails_is_a_finding_and_the_others_go_on(
 ) -> None:
     with database.connect() as conn:
         conn.execute("alter table fairq.upkeep_failures rename to gone")
-    monkeypatch.setattr(doctor, "QUEUES", "select 1 / 0")
+    monkeypatch.setattr(queries, "check_queues", lambda conn: conn.execute("select 1 / 0").fetchall())
     found = findings(database, 1)
     assert found["maintenance"]["verdict"] == "unknown"
     assert found["maintenance"]["text"].startswith("not in this schema: relation")
@@ -554,8 +557,8 @@ def test_a_lock_that_somebody_holds_fails_the_checks_that_need_it(
 def test_a_connection_that_breaks_is_made_anew_for_the_next_check(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suicide = "select pg_terminate_backend(pg_backend_pid()), clock_timestamp() as at"
-    monkeypatch.setattr(doctor, "SERVER", suicide)
+    suicide = "select pg_terminate_backend(pg_backend_pid())"
+    monkeypatch.setattr(queries, "check_server", lambda conn: conn.execute(suicide).fetchall())
     found = findings(database)
     assert found["server"]["verdict"] == "failed"
     assert "terminating connection" in found["server"]["text"]
@@ -655,17 +658,17 @@ def test_people_see_every_finding_and_a_sum(database: Database) -> None:
 def test_a_finding_has_a_remedy_unless_it_is_fine() -> None:
     """What to do is the point of the command."""
     judged: list[Finding] = [
-        doctor.judge_server([{**SERVER, "fsync": "off"}]),
+        doctor.judge_server(queries.CheckServerRow(**SERVER | {"fsync": "off"})),
         doctor.judge_clock(NOW, NOW + HOUR, NOW),
-        doctor.judge_rights([RIGHTS]),
+        doctor.judge_rights(queries.CheckRightsRow(**RIGHTS)),
         doctor.judge_workers([queue("a", 1)], []),
         doctor.judge_waiting([queue("a", 1, 2 * HOUR)], None),
-        doctor.judge_maintenance([{"lost": 1, "expired": 0, "overdue": 0}], []),
-        doctor.judge_maintenance([NOTHING_LEFT], [failure("recovery")]),
-        doctor.judge_history([{"tomorrow": False}]),
+        doctor.judge_maintenance(left(lost=1), []),
+        doctor.judge_maintenance(left(), [failure("recovery")]),
+        doctor.judge_history(False),
         doctor.judge_horizon([holder("session", HOUR)]),
         doctor.judge_listen(False),
-        doctor.judge_connections([{"used": 99, "most": 100, "queue": 0, "idler": None}]),
-        doctor.judge_dead_rows([{"name": "t", "live": 1, "dead": 2_000_000, "last_autovacuum": NOW}]),
+        doctor.judge_connections(queries.CheckConnectionsRow(99, 100, 0, None)),
+        doctor.judge_dead_rows([queries.CheckDeadRowsRow("t", 1, 2_000_000, NOW)]),
     ]
     assert all(found.verdict != "ok" and found.remedy for found in judged)

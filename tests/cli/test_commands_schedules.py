@@ -1,10 +1,12 @@
 """`fairq schedules`, and what `fairq doctor` and `fairq maintain` have to do with them."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
 
 from fairq.commands import doctor
+from fairq.queries import doctor as queries
 from tests.cli.running import answer, as_role, fairq, ok
 from tests.support.calls import one, run
 from tests.support.database import Database
@@ -101,12 +103,12 @@ def test_maintain_plans_and_fires(database: Database) -> None:
 
 
 def test_doctor_says_when_nobody_fires_or_plans() -> None:
-    well = {"schedules": 2, "late": 0, "behind": None, "unplanned": 0, "problems": 0, "problem": None}
-    assert doctor.judge_schedules([well]).verdict == "ok"
-    late = doctor.judge_schedules([{**well, "late": 1, "behind": timedelta(minutes=3)}])
+    well = queries.CheckSchedulesRow(2, late=0, behind=None, unplanned=0, problems=0, problem=None)
+    assert doctor.judge_schedules(well).verdict == "ok"
+    late = doctor.judge_schedules(replace(well, late=1, behind=timedelta(minutes=3)))
     assert (late.verdict, late.text) == ("wrong", "1 schedule late, by up to 3 min: nobody fires them")
-    assert doctor.judge_schedules([{**well, "unplanned": 1}]).verdict == "wrong"
-    odd = doctor.judge_schedules([{**well, "problems": 2, "problem": "s of bob: Bad minute"}])
+    assert doctor.judge_schedules(replace(well, unplanned=1)).verdict == "wrong"
+    odd = doctor.judge_schedules(replace(well, problems=2, problem="s of bob: Bad minute"))
     assert (odd.verdict, odd.text) == ("look", "s of bob: Bad minute; and 1 more")
 
 

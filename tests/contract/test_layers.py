@@ -49,7 +49,7 @@ SENDERS = {
     "worker.listen": "LISTEN, and a NOTIFY to itself",
     "worker.turn": "begin and commit, where a turn needs more than one statement",
     "commands.common": "what commands ask of tables and views",
-    "commands.doctor": "its checks",
+    "commands.doctor": "the time that a check has, and a notification to itself",
     "commands.stats": "views",
     "codegen.catalog": "what it asks the catalogue",
     "codegen.command": "its database",

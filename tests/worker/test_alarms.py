@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import fairq
-from fairq.commands.common import rows
-from fairq.commands.doctor import FAIRNESS, judge_fairness
+from fairq.commands.doctor import judge_fairness
+from fairq.queries.doctor import check_fairness
 from tests.support.calls import Conn, call, one
 from tests.support.database import Database
 from tests.worker.running import work_process
@@ -69,9 +69,9 @@ def test_an_hour_of_mixed_load_raises_no_alarm(database: Database) -> None:
             one_step(conn, luck, length)
             if now >= look_at:
                 look_at = now + 5
-                found = rows(conn, FAIRNESS)
+                found = check_fairness(conn)
                 assert judge_fairness(found).verdict == "ok", found
-                ratios += [each["worst_debt"] for each in found if each["worst_debt"] is not None]
+                ratios += [each.worst_debt for each in found if each.worst_debt is not None]
             if now >= restart_at:
                 restart_at = now + 300
                 number = luck.randrange(2)
