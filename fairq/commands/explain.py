@@ -100,6 +100,15 @@ def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
     return {**answer, "attempts": attempts, "progress": next(iter(progress), None), "shows_errors": may}
 
 
+def told_attempts(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """How each ended, and how the task did."""
+    attempts = list(found["attempts"])
+    if found.get("finished_at"):
+        last = {key: found.get(key) for key in ("attempt", "worker_id", "started_at", "error")}
+        attempts.append({**last, "outcome": found["state"], "ended_at": found["finished_at"]})
+    return attempts
+
+
 def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
     def ago(at: Any) -> str:
         if at is None:
@@ -139,10 +148,9 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
     for name, value in lines.items():
         if value:
             facts.add_row(Text(f"  {name}", "dim"), Text(clean(value)))
-    attempts = list(found["attempts"])
-    if found.get("finished_at") and found["state"] != "succeeded":
-        last = {key: found.get(key) for key in ("attempt", "worker_id", "started_at", "error")}
-        attempts.append({**last, "outcome": found["state"], "ended_at": found["finished_at"]})
+    attempts = told_attempts(found)
+    if found["state"] == "succeeded":
+        attempts.pop()
     parts: list[RenderableType] = [head, facts]
     if attempts:
         parts += [Text(), Text("How its attempts ended", "bold")]

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 
@@ -35,9 +36,7 @@ from fairq.errors import (
     FairqError,
     NoSuchTask,
     NotAllowed,
-    NotInstalled,
     Refused,
-    Unavailable,
     UnknownQueue,
     UnknownSchedule,
 )
@@ -57,9 +56,16 @@ STATIC = {
     "app.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+SHOWS_ONLY = pages.trouble("No", 403, "This page shows, and changes nothing.")
+FOREIGN_FORM = pages.trouble("No", 403, "This form was not made by this page. Go back, and load it anew.")
 BREATHE = 9  # a page that takes long is not shown more often than a tenth of the time
 
 Shows = Callable[[Ask], Page]
+# At addresses of their names.
+PAGES: tuple[Shows, ...] = (
+    *(pages.queues, pages.queue, pages.group, pages.task, pages.workers, pages.failures),
+    *(pages.schedules, pages.schedule, pages.upkeep, pages.doctor),
+)
 
 
 def asgi(
@@ -96,18 +102,9 @@ class _App:
         self.starlette = Starlette(
             routes=[
                 Route("/", self._page(pages.shares)),
-                Route("/queues", self._page(pages.queues)),
-                Route("/group", self._page(pages.group)),
-                Route("/task", self._page(pages.task)),
-                Route("/workers", self._page(pages.workers)),
-                Route("/failures", self._page(pages.failures)),
-                Route("/schedules", self._page(pages.schedules)),
-                Route("/schedule", self._page(pages.schedule)),
-                Route("/upkeep", self._page(pages.upkeep)),
-                Route("/doctor", self._page(pages.doctor)),
-                Route("/queue", self._page(pages.queue)),
-                Route("/preview", self._preview, methods=["GET", "POST"]),
-                Route("/change", self._change, methods=["POST"]),
+                *(Route(f"/{shows.__name__}", self._page(shows)) for shows in PAGES),
+                Route("/preview", partial(self._plan, changes=False), methods=["GET", "POST"]),
+                Route("/change", partial(self._plan, changes=True), methods=["POST"]),
                 Route("/mine", self._mine),
                 Route("/login", self._login, methods=["POST"]),
                 Route("/metrics", self._metrics),
@@ -134,7 +131,7 @@ class _App:
             watching.cancel()
 
     def _glance(self) -> None:
-        with contextlib.suppress(FairqError, psycopg.Error), self.site.ask({}, False) as ask:
+        with contextlib.suppress(FairqError, psycopg.Error), self.site.ask() as ask:
             self.site.look(ask)
 
     # --- Pages -------------------------------------------------------------------------------------
@@ -143,33 +140,34 @@ class _App:
         async def answer(request: Request) -> Response:
             if refusal := await self._refuse(request):
                 return refusal
-            may_change = await asks(self._allow_changes, request)
             params = dict(request.query_params)
+
+            async def show() -> Page:
+                return await run_in_threadpool(self._show, shows, params)
+
             if "text/event-stream" in request.headers.get("accept", ""):
-                show = partial(run_in_threadpool, self._show, shows, params, may_change)
                 return self._stream(request, show)
-            page = await run_in_threadpool(self._show, shows, params, may_change)
-            return self._html(request, page, may_change)
+            return self._html(request, await show(), await asks(self._allow_changes, request))
 
         return answer
 
-    def _show(self, shows: Shows, params: Mapping[str, str], may_change: bool, changes: bool = False) -> Page:
+    def _show(self, shows: Shows, params: Mapping[str, str], changes: bool = False) -> Page:
         """The page, or what stands in its way."""
         try:
             if any("\0" in value for value in params.values()):
                 raise ValueError("There is no text with U+0000.")
-            with self.site.ask(params, may_change, changes=changes) as ask:
-                return shows(ask)
+            with self.site.ask(params, changes=changes) as ask:
+                return replace(shows(ask), now=ask.now)
         except (UnknownQueue, UnknownSchedule, NoSuchTask) as exc:
-            return pages.trouble(exc, 404, "Not found")
+            return pages.trouble("Not found", 404, exc)
         except KeyError as exc:
-            return pages.trouble(ValueError(f"{exc.args[0]} is missing."), 400, "That cannot be shown")
+            return pages.trouble("That cannot be shown", 400, f"{exc.args[0]} is missing.")
         except (Refused, ValueError) as exc:
-            return pages.trouble(exc, 400, "That cannot be shown")
+            return pages.trouble("That cannot be shown", 400, exc)
         except NotAllowed as exc:
-            return pages.trouble(exc, 403, "This role of the database may not")
-        except (Unavailable, NotInstalled, DatabaseError, psycopg.Error) as exc:
-            return pages.trouble(exc, 503, "The database does not answer")
+            return pages.trouble("This role of the database may not", 403, exc)
+        except (DatabaseError, psycopg.Error) as exc:
+            return pages.trouble("The database does not answer", 503, exc)
 
     def _html(self, request: Request, page: Page, may_change: bool) -> Response:
         csrf = new_csrf(request) if may_change else ""
@@ -211,34 +209,24 @@ class _App:
             return page
 
         def ask() -> Page:
-            show = partial(self._show, pages.mine, {"queue": queue, "group": group_key}, False)
+            show = partial(self._show, pages.mine, {"queue": queue, "group": group_key})
             return self.site.kept(key, MINE_SECONDS, show)
 
         return await asyncio.get_running_loop().run_in_executor(self._for_tenants, ask)
 
     # --- Changes -----------------------------------------------------------------------------------
 
-    async def _preview(self, request: Request) -> Response:
+    async def _plan(self, request: Request, changes: bool) -> Response:
+        """What a change would do; or do it."""
         if refusal := await self._refuse(request):
             return refusal
         if not await asks(self._allow_changes, request):
-            return self._html(request, _forbidden("This page shows, and changes nothing."), False)
-        asked = await form_of(request) | dict(request.query_params)
-        page = await run_in_threadpool(self._show, pages.preview, asked, True)
-        return self._html(request, page, True)
-
-    async def _change(self, request: Request) -> Response:
-        if refusal := await self._refuse(request):
-            return refusal
+            return self._html(request, SHOWS_ONLY, False)
         form = await form_of(request)
-        if not await asks(self._allow_changes, request):
-            return self._html(request, _forbidden("This page shows, and changes nothing."), False)
-        if not wears_csrf(request, form):
-            return self._html(
-                request, _forbidden("This form was not made by this page. Go back, and load it anew."), True
-            )
-        asked = form | dict(request.query_params)
-        page = await run_in_threadpool(self._show, pages.change, asked, True, True)
+        if changes and not wears_csrf(request, form):
+            return self._html(request, FOREIGN_FORM, True)
+        shows, asked = pages.change if changes else pages.preview, form | dict(request.query_params)
+        page = await run_in_threadpool(self._show, shows, asked, changes)
         return self._html(request, page, True)
 
     # --- Streams -----------------------------------------------------------------------------------
@@ -292,9 +280,8 @@ class _App:
         given = request.query_params.get("token")
         if given and (answer := self.guard.login(request, given)):
             return answer
-        shown = {"now": None, "database": "", "has_token": self.guard.has_token}
-        page = Page("login.html", "Who are you?", shown, None, 401)
-        return self._html(request, page, False)
+        shown = {"database": "", "has_token": self.guard.has_token}
+        return self._html(request, Page("login.html", "Who are you?", shown, None, 401), False)
 
     async def _login(self, request: Request) -> Response:
         form = await form_of(request)
@@ -307,7 +294,7 @@ class _App:
             return refusal
 
         def read() -> str:
-            with self.site.ask({}, False) as ask:
+            with self.site.ask() as ask:
                 return metrics.render(ask.conn)
 
         try:
@@ -319,7 +306,7 @@ class _App:
         """For probes: whether a page could be shown. It says nothing else, so it asks for no token."""
 
         def look() -> bool:
-            with contextlib.suppress(FairqError, psycopg.Error), self.site.ask({}, False):
+            with contextlib.suppress(FairqError, psycopg.Error), self.site.ask():
                 return True
             return False
 
@@ -327,8 +314,8 @@ class _App:
         return JSONResponse({"ok": is_well}, 200 if is_well else 503)
 
     async def _nowhere(self, request: Request, exc: Exception) -> Response:
-        shown = {"now": None, "database": "", "text": "There is no such page.", "hint": None}
-        page = Page("trouble.html", "Not found", shown, None, 404)
+        page = pages.trouble("Not found", 404, "There is no such page.")
+        page.shown["database"] = ""
         return self._html(request, page, False)
 
 
@@ -346,10 +333,6 @@ class _Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._over()
-
-
-def _forbidden(text: str) -> Page:
-    return Page("trouble.html", "No", {"now": None, "text": text, "hint": None}, None, 403)
 
 
 def _event(data: str, kind: str = "message") -> str:

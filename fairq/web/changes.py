@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from fairq import client, driver, policies, schedules
@@ -43,7 +44,7 @@ OF_QUEUE = (
 TARGET = ("verb", "queue", "group", "kind", "id", "name")
 MOST = 1000  # tasks in one go
 COUNTED = 100_001
-READ = 20_000
+READ = 20_000  # ended tasks among which failures are looked for
 SHOWN = 10
 
 
@@ -96,29 +97,23 @@ def _shown(value: Any, absent: str) -> str:
 
 def _set(ask: Ask) -> Plan:
     queue, group_key = ask.params["queue"], ask.params.get("group")
-    names, kinds = (
-        (OF_QUEUE, policies.QueueSettings) if group_key is None else (OF_GROUP, policies.GroupSettings)
-    )
-    (of_queue,) = _queue(ask, queue)
-    now = of_queue if group_key is None else next(iter(group_settings(ask.conn, queue, group_key)), {})
-    types = {name: option.type for name, option in options_of(kinds).items()}
-    given = {name: _value(name, ask.params[name], types[name]) for name in names if name in ask.params}
+    of_queue = _queue(ask, queue)
+    if group_key is None:
+        names, kinds, now = OF_QUEUE, options_of(policies.QueueSettings), of_queue
+    else:
+        names, kinds = OF_GROUP, options_of(policies.GroupSettings)
+        now = next(iter(group_settings(ask.conn, queue, group_key)), {})
+    given = {name: _value(name, ask.params[name], kinds[name].type) for name in names if name in ask.params}
     changed = {name: value for name, value in given.items() if value != now.get(name)}
-    inherited = (
-        {}
-        if group_key is None
-        else {name: of_queue.get(f"group_{name}", of_queue.get(name)) for name in OF_GROUP}
-    )
 
     def said(name: str, value: Any) -> str:
         if value is not None or group_key is None:
             return _shown(value, "none")
-        return f"its queue's ({_shown(inherited.get(name), 'none')})"
+        return f"its queue's ({_shown(of_queue.get(f'group_{name}', of_queue.get(name)), 'none')})"
 
     says = []
     if group_key is not None and changed.get("max_running") is not None:
-        held = _stands(ask, queue, group_key)[0]
-        most = changed["max_running"]
+        held, most = _stands(ask, queue, group_key)[0], changed["max_running"]
         says.append(
             f"{count(held, 'task')} of it {'holds a slot' if held == 1 else 'hold slots'} now."
             + (f" They go on; the next one starts when fewer than {most} do." if held > most else "")
@@ -161,10 +156,10 @@ def _value(name: str, text: str, kind: type) -> Any:
         raise OutOfRange(f"{_label(name)} is {text!r:.60}", "A number.") from None
 
 
-def _queue(ask: Ask, queue: str) -> list[dict[str, Any]]:
+def _queue(ask: Ask, queue: str) -> dict[str, Any]:
     if not (found := queue_settings(ask.conn, queue)):
         raise UnknownQueue(f'there is no queue "{queue}"')
-    return found
+    return found[0]
 
 
 def _whom(queue: str, group_key: str | None) -> str:
@@ -172,11 +167,9 @@ def _whom(queue: str, group_key: str | None) -> str:
 
 
 def _back(queue: str, group_key: str | None) -> tuple[str, dict[str, Any]]:
-    return (
-        ("/group", {"queue": queue, "group": group_key})
-        if group_key is not None
-        else ("/queue", {"queue": queue})
-    )
+    if group_key is None:
+        return "/queue", {"queue": queue}
+    return "/group", {"queue": queue, "group": group_key}
 
 
 def _stands(ask: Ask, queue: str, group_key: str) -> tuple[int, str, bool]:
@@ -190,40 +183,33 @@ def _stands(ask: Ask, queue: str, group_key: str) -> tuple[int, str, bool]:
 # --- Stop and go on --------------------------------------------------------------------------------
 
 
-def _pause(ask: Ask) -> Plan:
-    return _paused(ask, True)
-
-
-def _resume(ask: Ask) -> Plan:
-    return _paused(ask, False)
-
-
 def _paused(ask: Ask, pause: bool) -> Plan:
     queue, group_key = ask.params["queue"], ask.params.get("group")
-    (row,) = _queue(ask, queue)
+    row = _queue(ask, queue)
     says = []
     if group_key is None:
         is_paused = row["paused_at"] is not None
     else:
         held, waiting, is_paused = _stands(ask, queue, group_key)
         says.append(f"{waiting} waiting, {held:,} running.")
-    says.append(
-        "What runs goes on, new tasks are taken, none is started."
-        if pause
-        else "What it missed is not made up for: it goes on in its turn."
-    )
+    if pause:
+        verb, of_queue, of_group = "Pause", policies.pause_queue, policies.pause_group
+        says.append("What runs goes on, new tasks are taken, none is started.")
+    else:
+        verb, of_queue, of_group = "Resume", policies.resume_queue, policies.resume_group
+        says.append("What it missed is not made up for: it goes on in its turn.")
     states = "paused", "served"
 
     def does() -> str:
         if group_key is None:
-            (policies.pause_queue if pause else policies.resume_queue)(ask.conn, queue)
+            of_queue(ask.conn, queue)
         else:
-            (policies.pause_group if pause else policies.resume_group)(ask.conn, queue, group_key)
+            of_group(ask.conn, queue, group_key)
         return f"{_whom(queue, group_key)} is {states[not pause]}."
 
     return Plan(
-        f"{'Pause' if pause else 'Resume'} {_whom(queue, group_key)}",
-        "Pause" if pause else "Resume",
+        f"{verb} {_whom(queue, group_key)}",
+        verb,
         does,
         _back(queue, group_key),
         says,
@@ -306,22 +292,24 @@ def _retry(ask: Ask) -> Plan:
     )
 
 
-def _retry_all(ask: Ask) -> Plan:
+def newest_failures(ask: Ask, most: int) -> tuple[dict[str, str | None], list[queries.EndedRow]]:
+    """Which are asked for, and so many of them at most."""
     given = {name: ask.params.get(name) or None for name in ("queue", "group", "kind")}
+    return given, queries.ended(
+        ask.conn,
+        queue=given["queue"],
+        group_key=given["group"],
+        kind=given["kind"],
+        outcomes=["failed"],
+        max_read=READ,
+        max_tasks=most,
+    )
+
+
+def _retry_all(ask: Ask) -> Plan:
+    given, failed = newest_failures(ask, MOST)
     until = _shown_until(ask)
-    found = [
-        each
-        for each in queries.ended(
-            ask.conn,
-            queue=given["queue"],
-            group_key=given["group"],
-            kind=given["kind"],
-            outcomes=["failed"],
-            max_read=READ,
-            max_tasks=MOST,
-        )
-        if each.finished_at <= until
-    ]
+    found = [each for each in failed if each.finished_at <= until]
 
     def does() -> str:
         calls = [client_queries.retry_task.call(id=each.id, strict=False) for each in found]
@@ -351,14 +339,6 @@ def stored_schedule(ask: Ask) -> dict[str, Any]:
     if not (found := stored(ask.conn, name, group_key)):
         raise UnknownSchedule(f'there is no schedule "{name}" of group "{group_key}"')
     return found[0]
-
-
-def _pause_schedule(ask: Ask) -> Plan:
-    return _paused_schedule(ask, True)
-
-
-def _resume_schedule(ask: Ask) -> Plan:
-    return _paused_schedule(ask, False)
 
 
 def _paused_schedule(ask: Ask, pause: bool) -> Plan:
@@ -412,13 +392,13 @@ def _back_to_schedule(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 _VERBS: dict[str, Callable[[Ask], Plan]] = {
     "set": _set,
-    "pause": _pause,
-    "resume": _resume,
+    "pause": partial(_paused, pause=True),
+    "resume": partial(_paused, pause=False),
     "purge": _purge,
     "cancel": _cancel,
     "retry": _retry,
     "retry-all": _retry_all,
-    "pause-schedule": _pause_schedule,
-    "resume-schedule": _resume_schedule,
+    "pause-schedule": partial(_paused_schedule, pause=True),
+    "resume-schedule": partial(_paused_schedule, pause=False),
     "run-schedule": _run_schedule,
 }

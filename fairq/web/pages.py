@@ -11,12 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from fairq import ledger
-from fairq.commands.common import span
 from fairq.commands.doctor import examine
-from fairq.commands.explain import explanation
+from fairq.commands.explain import explanation, told_attempts
 from fairq.commands.queues import group_settings, limits, queue_settings
 from fairq.commands.schedules import upcoming
-from fairq.commands.stats import alive
 from fairq.dsn import mask
 from fairq.errors import FairqError, UnknownQueue
 from fairq.options import check_id, group_text
@@ -24,7 +22,7 @@ from fairq.outcome import told
 from fairq.queries import inspection
 from fairq.queries import web as queries
 from fairq.web import changes, timeline
-from fairq.web.site import Ask, Page
+from fairq.web.site import Ask, Page, less
 from fairq.web.standing import standing
 
 GROUPS = 40  # of a page
@@ -32,17 +30,10 @@ FEW, MANY = 1_001, 100_001  # what is counted of each group of a page, and of th
 TASKS = 25
 SCHEDULES = 100
 TICKS = 5
+WORKERS = 500
 READ = 5_000  # ended tasks read for a history
-READ_FAILURES = 20_000
+FAILURES = 1_000
 LONGEST_BODY = 20_000
-
-
-class AtLeast(int):
-    """A count that reached its bound."""
-
-
-def bounded(amount: int, most: int) -> int:
-    return AtLeast(most - 1) if amount >= most else amount
 
 
 # --- Who gets what ---------------------------------------------------------------------------------
@@ -57,11 +48,11 @@ def shares(ask: Ask) -> Page:
     names = queries.queue_names(ask.conn)
     queue = _queue(ask, names)
     time = ask.params.get("time", "")
-    seconds = TIMES.get(time, TIMES["10 min"])
+    time = time if time in TIMES else "10 min"
+    seconds, behind = TIMES[time], ask.params.get("behind")
     ask.site.look(ask)
     looks = ask.site.looks.of(queue)
     slots = {each.queue: each.slots for each in queries.slots(ask.conn)}.get(queue, 0)
-    behind = ask.params.get("behind")
     found = ask.site.kept(
         ("shares", queue, seconds),
         seconds / 400,
@@ -76,87 +67,50 @@ def shares(ask: Ask) -> Page:
         )
     seen = timeline.stretches(looks)
     if fairness is None or seconds < timeline.HOUR.total_seconds():
-        limits = [(ask.now - timeline.LENGTH, timeline.LENGTH.total_seconds(), slots)]
-        picture, axis = timeline.draw(seen, limits, ask.now, timeline.LENGTH), AXIS_SEEN
+        limit = (ask.now - timeline.LENGTH, timeline.LENGTH.total_seconds(), slots)
+        picture, axis = timeline.draw(seen, [limit], ask.now, timeline.LENGTH), AXIS_SEEN
     else:
         picture, axis = _last_hour(ask, queue, fairness.ledger_until or ask.now), AXIS_HOUR
-    of_group = ledger.parts(found)
-    others = of_group.pop("", None)
+    parts = ledger.parts(found)
+    others = parts.pop("", None)
     if behind is None:
-        keys = sorted(
-            of_group, key=lambda key: (-of_group[key].share.received, -of_group[key].share.entitled, key)
-        )
-        keys += [key for key, _ in timeline.totals(seen).most_common(GROUPS) if key not in of_group]
+        keys = sorted(parts, key=lambda key: (-parts[key].share.received, -parts[key].share.entitled, key))
+        keys += [key for key, _ in timeline.totals(seen).most_common(GROUPS) if key not in parts]
         if len(keys) < GROUPS:
             named = queries.next_groups(ask.conn, queue=queue, behind="", max_groups=GROUPS)
             keys += [key for key in named if key not in keys]
         keys = keys[:GROUPS]
     else:
         keys = queries.next_groups(ask.conn, queue=queue, behind=behind, max_groups=GROUPS)
-    rows: list[dict[str, Any]] = [
-        {
-            "key": each.group_key,
-            "color": picture.color_of.get(each.group_key),
-            "slots": each.held,
-            "waiting": waiting,
-            "oldest": each.oldest_since,
-            "weight": each.weight,
-            "reason": reason,
-        }
-        | _received(of_group.get(each.group_key))
-        for each, waiting, reason in _groups(ask, queue, keys)
-    ]
-    return Page(
-        "shares.html",
-        "Who gets what",
-        {
-            "now": ask.now,
-            "queues": names,
-            "queue": queue,
-            "times": list(TIMES),
-            "time": time if time in TIMES else "10 min",
-            "rows": rows,
-            "others": {"groups": others.share.groups, **_received(others)} if others else None,
-            "widest": max([0.0, *(max(row["part"] or 0, row["entitled"] or 0) for row in rows)]),
-            "picture": picture,
-            "axis": axis,
-            "slots": slots,
-            "busy": sum(looks[-1].slots.values()) if looks else 0,
-            "fairness": fairness,
-            "behind": behind,
-            "next": keys[-1] if behind is not None and len(keys) == GROUPS else None,
-            "is_full": len(keys) == GROUPS or others is not None,
-        },
-    )
+    rows = [(*row, parts.get(row[0].group_key)) for row in _groups(ask, queue, keys)]
+    shown = {
+        "queues": names,
+        "queue": queue,
+        "times": TIMES,
+        "time": time,
+        "rows": rows,
+        "others": others,
+        "widest": max(
+            [0.0, *(max(part.received or 0, part.entitled or 0) for *_, part in rows if part is not None)]
+        ),
+        "picture": picture,
+        "axis": axis,
+        "slots": slots,
+        "busy": sum(looks[-1].slots.values()) if looks else 0,
+        "fairness": fairness,
+        "behind": behind,
+        "next": keys[-1] if behind is not None and len(keys) == GROUPS else None,
+        "is_full": len(keys) == GROUPS or others is not None,
+    }
+    return Page("shares.html", "Who gets what", shown)
 
 
 def _last_hour(ask: Ask, queue: str, until: datetime) -> timeline.Picture:
     """By minutes of the ledger; it ends where that does, half a minute ago."""
-    minute = ask.now.replace(second=0, microsecond=0)
-    rows = ask.site.kept(
-        ("minutes", queue, until),
-        30,
-        lambda: queries.minutes(
-            ask.conn, queue=queue, since=minute - timeline.HOUR, until=until, max_groups=timeline.COLORS
-        ),
-    )
-    found, limits = timeline.minutes(
-        ((each.minute, each.group_key, each.seconds, each.slots) for each in rows), until
-    )
-    return timeline.draw(found, limits, ask.now, timeline.HOUR)
-
-
-def _received(part: ledger.Part | None) -> dict[str, Any]:
-    if part is None:
-        return dict.fromkeys(("part", "entitled", "debt", "p95", "before", "eta"))
-    return {
-        "part": part.received,
-        "entitled": part.entitled,
-        "debt": part.share.debt_ratio,
-        "p95": part.share.wait_p95,
-        "before": [*part.share.behind],
-        "eta": part.share.eta_seconds,
-    }
+    since = ask.now.replace(second=0, microsecond=0) - timeline.HOUR
+    named: Any = {"queue": queue, "since": since, "until": until, "max_groups": timeline.COLORS}
+    rows = ask.site.kept(("minutes", queue, until), 30, lambda: queries.minutes(ask.conn, **named))
+    return timeline.draw(*timeline.minutes(rows, until), ask.now, timeline.HOUR)
 
 
 def _queue(ask: Ask, names: list[str]) -> str:
@@ -176,137 +130,72 @@ def _queue(ask: Ask, names: list[str]) -> str:
 
 
 def _groups(ask: Ask, queue: str, keys: list[str]) -> list[tuple[queries.GroupsNowRow, int, str]]:
-    """How these groups stand: how many of each wait, and why the next one does."""
-    found = queries.groups_now(ask.conn, queue=queue, group_keys=keys, max_count=FEW)
-    large = [each.group_key for each in found if each.in_line >= FEW]
+    """How these groups stand: how many of each wait, and why the next one does, if not for its turn."""
+    found = {
+        each.group_key: each
+        for each in queries.groups_now(ask.conn, queue=queue, group_keys=keys, max_count=FEW)
+    }
+    large = [each.group_key for each in found.values() if each.in_line >= FEW]
     most = max(MANY // max(len(large), 1), FEW)
     counted = {
         key: queries.count_in_line(ask.conn, queue=queue, group_key=key, max_count=most) or 0 for key in large
     }
-    reasons = _reasons(ask, [each.head for each in found if each.head is not None])
-    order = {key: at for at, key in enumerate(keys)}
+    heads = [each.head for each in found.values() if each.head is not None]
+    reasons = {each.task_id: each.reason for each in queries.reasons_of(ask.conn, ids=heads)}
     answer = []
-    for each in sorted(found, key=lambda each: order[each.group_key]):
-        in_line = counted.get(each.group_key, each.in_line)
-        waiting = max(in_line - each.held, 0)
-        is_cut = in_line >= (most if each.group_key in counted else FEW)
-        reason = reasons.get(each.head, "") if each.head is not None else ""
-        answer.append((each, AtLeast(waiting) if is_cut else waiting, reason))
+    for each in (found[key] for key in keys):
+        in_line, bound = each.in_line, FEW
+        if each.group_key in counted:
+            in_line, bound = counted[each.group_key], most
+        reason = reasons.get(each.head or 0, "")
+        waiting = less(in_line, each.held, bound)
+        answer.append((each, waiting, "" if reason.startswith("behind ") else reason))
     return answer
-
-
-def _reasons(ask: Ask, ids: list[int]) -> dict[int, str]:
-    """Why these tasks are not running, where it is more than their turn."""
-    found = {each.task_id: each.reason for each in queries.reasons_of(ask.conn, ids=ids)}
-    return {id: reason for id, reason in found.items() if not reason.startswith("behind ")}
 
 
 # --- Queues ----------------------------------------------------------------------------------------
 
 
 def queues(ask: Ask) -> Page:
-    slots = {each.queue: each.slots for each in queries.slots(ask.conn)}
     settings = {row["queue"]: row for row in queue_settings(ask.conn)}
-    number = max(len(settings), 1)
-    most = max(MANY // number, FEW)
-    rows = [
-        {
-            "queue": each.queue,
-            "state": _state(each.paused_at is not None, each.draining_at is not None),
-            "slots": slots.get(each.queue, 0),
-            "running": each.running,
-            "claimed": each.held - each.running,
-            "waiting": _less(each.waiting, each.held + each.blocked, most),
-            "blocked": bounded(each.blocked, most),
-            "scheduled": bounded(each.scheduled, most),
-            "of_groups": limits(settings.get(each.queue, {}), "group_"),
-            "of_queue": limits(settings.get(each.queue, {})),
-            "fairness": each.fairness,
-        }
-        for each in queries.queues(ask.conn, max_count=most)
-    ]
-    return Page("queues.html", "Queues", {"now": ask.now, "rows": rows})
+    most = max(MANY // max(len(settings), 1), FEW)
+    rows = [(each, settings.get(each.queue, {})) for each in queries.queues(ask.conn, max_count=most)]
+    slots = {each.queue: each.slots for each in queries.slots(ask.conn)}
+    return Page("queues.html", "Queues", {"rows": rows, "slots": slots, "most": most})
 
 
 def queue(ask: Ask) -> Page:
     """One queue, and its settings."""
-    names = queries.queue_names(ask.conn)
-    (row,) = queue_settings(ask.conn, _queue(ask, names))
+    (row,) = queue_settings(ask.conn, _queue(ask, queries.queue_names(ask.conn)))
     stands = next(each for each in queries.queues(ask.conn, max_count=FEW) if each.queue == row["queue"])
-    return Page(
-        "queue.html",
-        row["queue"],
-        {
-            "now": ask.now,
-            "row": row,
-            "state": _state(row["paused_at"] is not None, row["draining_at"] is not None),
-            "running": stands.running,
-            "waiting": _less(stands.waiting, stands.held + stands.blocked, FEW),
-            "scheduled": bounded(stands.scheduled, FEW),
-            "of_groups": limits(row, "group_"),
-            "of_queue": limits(row),
-            "fields": changes.fields(row, changes.OF_QUEUE),
-        },
-    )
-
-
-def _state(is_paused: bool, drains: bool) -> str:
-    return "paused" if is_paused else "drains" if drains else ""
-
-
-def _less(in_line: int, others: int, most: int) -> int:
-    left = max(in_line - others, 0)
-    return AtLeast(left) if in_line >= most else left
+    fields = changes.fields(row, changes.OF_QUEUE)
+    return Page("queue.html", row["queue"], {"row": row, "stands": stands, "fields": fields, "most": FEW})
 
 
 # --- A tenant --------------------------------------------------------------------------------------
 
 
 def group(ask: Ask) -> Page:
-    names = queries.queue_names(ask.conn)
-    queue, key = _queue(ask, names), group_text(ask.params["group"])
+    queue, key = _queue(ask, queries.queue_names(ask.conn)), group_text(ask.params["group"])
     (row,) = queries.groups_now(ask.conn, queue=queue, group_keys=[key], max_count=MANY)
     of_queue = queue_settings(ask.conn, queue)[0]
     own = next(iter(group_settings(ask.conn, queue, key)), {})
-    tasks = [
-        {
-            "id": each.id,
-            "kind": each.kind,
-            "state": each.state,
-            "since": each.started_at or max(each.created_at, each.run_at),
-            "priority": each.priority,
-            "attempt": each.attempt,
-            "max_attempts": each.max_attempts,
-            "reason": each.reason,
-        }
-        for each in queries.group_tasks(ask.conn, queue=queue, group_key=key, max_tasks=TASKS)
-    ]
-    ended = queries.ended(
-        ask.conn, queue=queue, group_key=key, kind=None, outcomes=OUTCOMES, max_read=READ, max_tasks=TASKS
-    )
-    return Page(
-        "group.html",
-        key,
-        {
-            "now": ask.now,
-            "queue": queue,
-            "key": key,
-            "held": row.held,
-            "waiting": _less(row.in_line, row.held, MANY),
-            "oldest": row.oldest_since,
-            "weight": row.weight or of_queue["weight"],
-            "is_paused": row.paused_at is not None,
-            "queue_is_paused": of_queue["paused_at"] is not None,
-            "stands": standing(ask.conn, queue, key),
-            "fields": changes.fields(own, changes.OF_GROUP),
-            "limits": limits(own),
-            "queue_limits": limits(of_queue, "group_"),
-            "tasks": tasks,
-            "scheduled": queries.group_scheduled(ask.conn, queue=queue, group_key=key, max_tasks=TASKS),
-            "ended": ended,
-            "read": READ,
-        },
-    )
+    named: Any = {"queue": queue, "group_key": key, "max_tasks": TASKS}
+    shown = {
+        "queue": queue,
+        "key": key,
+        "row": row,
+        "waiting": less(row.in_line, row.held, MANY),
+        "of_queue": of_queue,
+        "stands": standing(ask.conn, queue, key),
+        "fields": changes.fields(own, changes.OF_GROUP),
+        "limits_of_it": limits(own) or limits(of_queue, "group_"),
+        "tasks": queries.group_tasks(ask.conn, **named),
+        "scheduled": queries.group_scheduled(ask.conn, **named),
+        "ended": queries.ended(ask.conn, kind=None, outcomes=OUTCOMES, max_read=READ, **named),
+        "read": READ,
+    }
+    return Page("group.html", key, shown)
 
 
 OUTCOMES = ["succeeded", "failed", "cancelled", "expired"]
@@ -316,41 +205,19 @@ OUTCOMES = ["succeeded", "failed", "cancelled", "expired"]
 
 def task(ask: Ask) -> Page:
     found = explanation(ask.conn, check_id(int(ask.params["id"])))
-    has_ended = found.get("finished_at") is not None
-    attempts = list(found["attempts"])
-    if has_ended:
-        last = {key: found.get(key) for key in ("attempt", "worker_id", "started_at", "error")}
-        attempts.append({**last, "outcome": found["state"], "ended_at": found["finished_at"]})
-    for each in attempts:
-        each["told"] = told(each["error"])
-        each["traceback"] = each["error"].get("traceback", "") if isinstance(each["error"], dict) else ""
-        each["took"] = span(each["ended_at"] - each["started_at"]) if each["started_at"] else ""
-    may_read = bool(queries.may_read(ask.conn))
-    body = None
-    if may_read:
-        row = queries.body_of(ask.conn, id=found["task_id"], longest=LONGEST_BODY)
-        body = (
-            {name: _pretty(getattr(row, name)) for name in ("payload", "headers", "result")} if row else None
-        )
-    progress = found["progress"]
-    return Page(
-        "task.html",
-        f"Task {found['task_id']}",
-        {
-            "now": ask.now,
-            "found": found,
-            "has_ended": has_ended,
-            "may_cancel": not has_ended,
-            "may_retry": found["state"] in ("failed", "cancelled", "expired", "scheduled"),
-            "attempts": attempts,
-            "body": body,
-            "may_read": may_read,
-            "progress": progress,
-            "done": progress["done"] / progress["total"]
-            if progress and progress["done"] is not None and progress["total"]
-            else None,
-        },
-    )
+    has_ended, may_read = found.get("finished_at") is not None, bool(queries.may_read(ask.conn))
+    row = queries.body_of(ask.conn, id=found["task_id"], longest=LONGEST_BODY) if may_read else None
+    shown = {
+        "found": found,
+        "has_ended": has_ended,
+        "may_cancel": not has_ended,
+        "may_retry": found["state"] in ("failed", "cancelled", "expired", "scheduled"),
+        "attempts": told_attempts(found),
+        "body": row and {name: _pretty(getattr(row, name)) for name in ("payload", "headers", "result")},
+        "may_read": may_read,
+        "progress": found["progress"],
+    }
+    return Page("task.html", f"Task {found['task_id']}", shown)
 
 
 def _pretty(text: str | None) -> str | None:
@@ -365,136 +232,64 @@ def _pretty(text: str | None) -> str | None:
         return text
 
 
-# --- Workers ---------------------------------------------------------------------------------------
+# --- Workers, failures, schedules, upkeep ----------------------------------------------------------
 
 
 def workers(ask: Ask) -> Page:
     found = inspection.worker_stats(ask.conn)
-    rows = [
-        {
-            "id": each.worker_id,
-            "name": each.name,
-            "queues": each.queues,
-            "held": each.held,
-            "slots": each.slots,
-            "is_alive": alive(each, ask.now),
-            "seen": each.beat_at or each.registered_at,
-            "since": each.registered_at,
-        }
-        for each in found[:500]
-    ]
-    return Page(
-        "workers.html",
-        "Workers",
-        {
-            "now": ask.now,
-            "rows": rows,
-            "more": len(found) - len(rows),
-            "runs": queries.longest_runs(ask.conn, max_tasks=TASKS),
-        },
-    )
-
-
-# --- Failures --------------------------------------------------------------------------------------
+    runs = queries.longest_runs(ask.conn, max_tasks=TASKS)
+    shown = {"rows": found[:WORKERS], "more": len(found) - WORKERS, "runs": runs}
+    return Page("workers.html", "Workers", shown)
 
 
 def failures(ask: Ask) -> Page:
-    given = {name: ask.params.get(name) or None for name in ("queue", "group", "kind")}
-    rows = queries.ended(
-        ask.conn,
-        queue=given["queue"],
-        group_key=given["group"],
-        kind=given["kind"],
-        outcomes=["failed"],
-        max_read=READ_FAILURES,
-        max_tasks=1000,
-    )
+    given, rows = changes.newest_failures(ask, FAILURES)
     may_read = bool(queries.may_read(ask.conn))
     errors: dict[int, Any] = {}
     if may_read:
         ids = [each.id for each in rows]
         errors = {each.id: json.loads(each.error or "null") for each in queries.errors_of(ask.conn, ids=ids)}
-    kinds: dict[tuple[str, str, str], dict[str, Any]] = {}
+    kinds: dict[tuple[str, str, str], list[queries.EndedRow]] = {}
     for each in rows:
-        what = _type(errors.get(each.id))
-        entry = kinds.setdefault(
-            (each.queue, each.kind, what),
-            {
-                "queue": each.queue,
-                "kind": each.kind,
-                "type": what,
-                "tasks": 0,
-                "groups": set(),
-                "last": each,
-                "told": told(errors.get(each.id)),
-            },
-        )
-        entry["tasks"] += 1
-        entry["groups"].add(each.group_key)
-    return Page(
-        "failures.html",
-        "Failures",
-        {
-            "now": ask.now,
-            "kinds": sorted(kinds.values(), key=lambda each: -each["tasks"]),
-            "tasks": [(each, told(errors.get(each.id))) for each in rows[:50]],
-            "given": given,
-            "read": READ_FAILURES,
-            "may_read": may_read,
-            "is_cut": len(rows) == 1000,
-        },
-        every=5.0,
-    )
-
-
-def _type(error: Any) -> str:
-    return str(error.get("type") or error.get("code") or "") if isinstance(error, dict) else ""
-
-
-# --- Schedules -------------------------------------------------------------------------------------
+        error = errors.get(each.id)
+        what = str(error.get("type") or error.get("code") or "") if isinstance(error, dict) else ""
+        kinds.setdefault((each.queue, each.kind, what), []).append(each)
+    shown = {
+        "kinds": sorted(kinds.items(), key=lambda each: -len(each[1])),
+        "tasks": rows[:50],
+        "said": {id: told(error) for id, error in errors.items()},
+        "given": given,
+        "read": changes.READ,
+        "may_read": may_read,
+        "is_cut": len(rows) == FAILURES,
+    }
+    return Page("failures.html", "Failures", shown, every=5.0)
 
 
 def schedules(ask: Ask) -> Page:
     behind = {name: ask.params.get(name, "") for name in ("behind_name", "behind_group")}
     found = queries.schedules(ask.conn, **behind, max_schedules=SCHEDULES)
     further = found[-1] if len(found) == SCHEDULES else None
-    return Page("schedules.html", "Schedules", {"now": ask.now, "rows": found, "further": further}, every=5.0)
+    return Page("schedules.html", "Schedules", {"rows": found, "further": further}, every=5.0)
 
 
 def schedule(ask: Ask) -> Page:
     """One schedule: what it says, and when it fires next."""
     row = changes.stored_schedule(ask)
-    shown = {
-        "now": ask.now,
-        "row": row,
-        "state": "paused" if row["paused_at"] else "",
-        "times": [] if row["paused_at"] else upcoming(row, ask.now, TICKS),
-    }
-    return Page("schedule.html", row["name"], shown, every=5.0)
-
-
-# --- Upkeep ----------------------------------------------------------------------------------------
+    times = [] if row["paused_at"] else upcoming(row, ask.now, TICKS)
+    return Page("schedule.html", row["name"], {"row": row, "times": times}, every=5.0)
 
 
 def upkeep(ask: Ask) -> Page:
-    return Page(
-        "upkeep.html",
-        "Upkeep",
-        {
-            "now": ask.now,
-            "failures": queries.upkeep_failures(ask.conn),
-            "ticks": queries.last_ticks(ask.conn),
-            "findings": None,
-        },
-        every=5.0,
-    )
+    failures, ticks = queries.upkeep_failures(ask.conn), queries.last_ticks(ask.conn)
+    shown = {"failures": failures, "ticks": ticks, "findings": None}
+    return Page("upkeep.html", "Upkeep", shown, every=5.0)
 
 
 def doctor(ask: Ask) -> Page:
     """The round of `fairq doctor`. It counts live tasks and listens for a notice: on demand."""
-    page = upkeep(ask)
-    page.shown["findings"] = [*examine(ask.site.dsn, None)]
-    return Page(page.template, "Doctor", page.shown, every=None)
+    shown = upkeep(ask).shown | {"findings": [*examine(ask.site.dsn, None)]}
+    return Page("upkeep.html", "Doctor", shown, every=None)
 
 
 # --- A tenant's own view ---------------------------------------------------------------------------
@@ -503,7 +298,7 @@ def doctor(ask: Ask) -> Page:
 def mine(ask: Ask) -> Page:
     """What a pass shows. Nothing else of the question counts."""
     found = standing(ask.conn, ask.params["queue"], ask.params["group"])
-    return Page("mine.html", "Where you stand", {"now": ask.now, "mine": found}, every=5.0)
+    return Page("mine.html", "Where you stand", {"mine": found}, every=5.0)
 
 
 # --- Changes ---------------------------------------------------------------------------------------
@@ -516,7 +311,7 @@ def preview(ask: Ask, note: str = "", status: int = 200) -> Page:
     target = {name: value for name, value in ask.params.items() if name in changes.TARGET}
     names = {*changes.OF_QUEUE, *changes.OF_GROUP}
     typed = {name: value for name, value in ask.params.items() if name in names}
-    shown = {"now": ask.now, "plan": plan, "target": target, "typed": typed | plan.keeps, "note": note}
+    shown = {"plan": plan, "target": target, "typed": typed | plan.keeps, "note": note}
     return Page("change.html", plan.title, shown, None, status)
 
 
@@ -525,14 +320,12 @@ def change(ask: Ask) -> Page:
     plan = changes.make_plan(ask)
     if plan.is_empty or plan.was != ask.params.get("was"):
         return preview(ask, "It stands otherwise by now: look again.", 409)
-    return Page("changed.html", plan.title, {"now": ask.now, "text": plan.does(), "back": plan.back}, None)
+    return Page("changed.html", plan.title, {"text": plan.does(), "back": plan.back}, None)
 
 
 # --- What went wrong -------------------------------------------------------------------------------
 
 
-def trouble(exc: Exception, status: int, text: str) -> Page:
-    hint = exc.hint if isinstance(exc, FairqError) else None
-    return Page(
-        "trouble.html", text, {"now": None, "text": mask(str(exc)), "hint": hint}, every=None, status=status
-    )
+def trouble(title: str, status: int, text: object) -> Page:
+    hint = text.hint if isinstance(text, FairqError) else None
+    return Page("trouble.html", title, {"text": mask(str(text)), "hint": hint}, None, status)

@@ -19,16 +19,19 @@ import psycopg
 
 from fairq import install
 from fairq.commands.common import Connection, connect, span
+from fairq.commands.queues import limits
 from fairq.commands.schedules import rule
+from fairq.commands.stats import alive
 from fairq.dsn import clean, describe, resolve
 from fairq.errors import translating
+from fairq.outcome import told
 from fairq.queries import web as queries
 from fairq.web.timeline import Looks
 
 T = TypeVar("T")
 
-TIMEOUT = timedelta(seconds=5)  # of a statement: a page must not become the load
-CHANGE_TIMEOUT = timedelta(minutes=1)
+TIMEOUT = "5s"  # of a statement: a page must not become the load
+CHANGE_TIMEOUT = "1min"
 CONNECTIONS = 8  # at once; whoever comes later waits for one
 LOOK_EVERY = timedelta(seconds=0.9)
 
@@ -41,7 +44,6 @@ class Ask:
     conn: Connection
     now: datetime
     params: Mapping[str, str]
-    may_change: bool
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,18 @@ class Page:
     shown: dict[str, Any] = field(default_factory=dict)
     every: float | None = 2.0
     status: int = 200
+    now: datetime | None = None
+    """When the database was asked; None: it was not."""
+
+
+class AtLeast(int):
+    """A count that reached its bound."""
+
+
+def less(in_line: int, others: int, most: int) -> int:
+    """A count without those others, which are in it; it went up to a bound."""
+    left = max(min(in_line, most - 1) - others, 0)
+    return AtLeast(left) if in_line >= most else left
 
 
 class Site:
@@ -84,29 +98,25 @@ class Site:
         # As globals: the changing part of a page is made without what stands at the head of its template.
         macros = {
             name: getattr(parts, name)
-            for name in ("bar", "debt_bar", "many", "settings_form", "share_bar", "state_of")
+            for name in ("bar", "debt_bar", "many", "pause_of", "settings_form", "share_bar", "state_of")
         }
-        self._templates.globals |= {"version_of": version_of, "rule": rule, **macros}
+        functions = {each.__name__: each for each in (alive, less, limits, rule, told, version_of)}
+        self._templates.globals |= functions | macros
 
     @contextlib.contextmanager
-    def ask(self, params: Mapping[str, str], may_change: bool, *, changes: bool = False) -> Iterator[Ask]:
+    def ask(self, params: Mapping[str, str] | None = None, *, changes: bool = False) -> Iterator[Ask]:
         """A transaction for one page. Whatever a page does, it changes nothing, unless it is there to."""
         with self._connections, contextlib.closing(connect(self.dsn)) as conn, translating():
             if not self._checked:
                 install.check_version(conn)
                 self._checked = True
-            conn.read_only = not changes
-            if (
-                not changes
-            ):  # one moment for the whole page; what changes promotes, and that wants READ COMMITTED
+            conn.read_only, timeout = not changes, CHANGE_TIMEOUT if changes else TIMEOUT
+            # One moment for the whole page. What changes promotes, and that wants READ COMMITTED.
+            if not changes:
                 conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             with conn.transaction():
-                timeout = CHANGE_TIMEOUT if changes else TIMEOUT
-                begun = queries.beginning(
-                    conn, statement_timeout=f"{timeout / timedelta(milliseconds=1):.0f}"
-                )
-                assert begun is not None
-                yield Ask(self, conn, begun.now, params, may_change)
+                begun = queries.beginning(conn, statement_timeout=timeout)
+                yield Ask(self, conn, begun.now, params or {})
 
     def found(self, key: tuple[Any, ...]) -> Any:
         """The answer that is kept, if there is one."""
@@ -146,16 +156,10 @@ class Site:
             return url(base + path, **query)
 
         def ago(at: datetime | None) -> str:
-            now: datetime = page.shown["now"]
-            return "" if at is None else span(max((now - at).total_seconds(), 0))
+            return "" if at is None or page.now is None else span(max((page.now - at).total_seconds(), 0))
 
-        return {
-            "title": page.title,
-            "database": self.name,
-            "every": page.every,
-            "url": to,
-            "ago": ago,
-        } | page.shown
+        about = {"title": page.title, "database": self.name, "every": page.every, "now": page.now}
+        return {**about, "url": to, "ago": ago, **page.shown}
 
 
 _MOMENT = re.compile(r"\b(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.\d+)?[+-]\d\d(?::\d\d)*")

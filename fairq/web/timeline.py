@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from itertools import groupby, pairwise
 from math import ceil
 
+from fairq.queries.web import MinutesRow
+
 LENGTH = timedelta(minutes=2)  # of what was seen
 HOUR = timedelta(hours=1)  # of the ledger
 LONGEST_GAP = timedelta(seconds=5)  # of a longer one nothing is known: it stays empty
@@ -78,18 +80,16 @@ def stretches(looks: Sequence[Look]) -> list[Stretch]:
     ]
 
 
-def minutes(
-    rows: Iterable[tuple[datetime, str, float, int]], until: datetime
-) -> tuple[list[Stretch], list[Limit]]:
+def minutes(rows: Iterable[MinutesRow], until: datetime) -> tuple[list[Stretch], list[Limit]]:
     """Worker seconds of the ledger, which is written up to a time, as slots; and how many there were."""
     found: list[Stretch] = []
     limits: list[Limit] = []
-    for minute, of_minute in groupby(rows, lambda row: row[0]):
+    for minute, of_minute in groupby(rows, lambda row: row.minute):
         seconds = min((until - minute).total_seconds(), 60.0)
         had = [*of_minute]
         if seconds > 0:
-            found.append(Stretch(minute, seconds, {key: used / seconds for _, key, used, _ in had}))
-            limits.append((minute, seconds, had[0][3]))
+            found.append(Stretch(minute, seconds, {each.group_key: each.seconds / seconds for each in had}))
+            limits.append((minute, seconds, had[0].slots))
     return found, limits
 
 

@@ -263,7 +263,7 @@ def test_a_page_reads_in_a_transaction_that_cannot_write(
 ) -> None:
     from fairq.web.site import Site
 
-    with Site(database.dsn).ask({}, True) as ask, pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+    with Site(database.dsn).ask() as ask, pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         ask.conn.execute("select fairq.create_task('bob', '{}')")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from fairq.queries.web import MinutesRow
 from fairq.web import timeline
 from tests.support.calls import one, run
 from tests.support.database import Database
@@ -92,10 +93,10 @@ def test_the_last_hour_is_drawn_as_it_stands_in_the_ledger(conn: Conn, database:
 def test_bands_stand_on_each_other_and_end_at_the_edges() -> None:
     now = datetime(2030, 1, 1, 12, 0)
     rows = [
-        (now - timedelta(minutes=61), "a", 60.0, 4),  # half of it is out of the picture
-        (now - timedelta(minutes=30), "a", 120.0, 4),
-        (now - timedelta(minutes=30), "b", 60.0, 4),
-        (now - timedelta(minutes=1), "b", 60.0, 4),  # the ledger has half of it
+        MinutesRow(now - timedelta(minutes=61), "a", 60.0, 4),  # half of it is out of the picture
+        MinutesRow(now - timedelta(minutes=30), "a", 120.0, 4),
+        MinutesRow(now - timedelta(minutes=30), "b", 60.0, 4),
+        MinutesRow(now - timedelta(minutes=1), "b", 60.0, 4),  # the ledger has half of it
     ]
     found, limits = timeline.minutes(iter(rows), now - timedelta(seconds=30))
     picture = timeline.draw(found, limits, now - timedelta(seconds=30), timeline.HOUR)
