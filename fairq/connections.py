@@ -28,7 +28,7 @@ import inspect
 import re
 import sys
 import weakref
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, LiteralString, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
@@ -82,20 +82,27 @@ AsyncConnection: TypeAlias = (
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Row = tuple[Any, ...]
-Send: TypeAlias = Callable[[Any, Call[Any]], Any]
 
 
 # --- From a call to a connection -------------------------------------------------------------------
+# Written once, as coroutines: those of a sync connection wait for nothing, and are run on the spot. `wait` is
+# what makes an answer of what a library returns.
 
 
-class Step(Protocol):
-    """Something that is done on a connection and is no call: a wait, a look at the connection itself."""
-
-    def do(self, conn: Any) -> Any: ...
-    async def do_async(self, conn: Any) -> Any: ...
+async def at_once(answer: Any) -> Any:
+    """For a sync connection."""
+    return answer
 
 
+async def awaited(answer: Any) -> Any:
+    """For an async one."""
+    return await answer
+
+
+Wait: TypeAlias = Callable[[Any], Awaitable[Any]]
+# What sends a call; and a step, which does something else on the connection: a wait, a look at it.
+Send: TypeAlias = Callable[[Any, Call[Any], Wait], Awaitable[Any]]
+Step: TypeAlias = Callable[[Any, Wait], Awaitable[Any]]
 # Several calls and steps that need each other's answers, apart from how they are sent.
 Steps: TypeAlias = Generator[Call[Any] | Step, Any, T]
 
@@ -138,60 +145,44 @@ def run(
 
     `name` is what Python calls the coroutine when nobody awaits it.
     """
-    send = _sender(conn)
-    if send in _ASYNC:
-        coroutine: Any = (
-            _send_async(send, conn, work) if isinstance(work, Call) else _drive_async(send, conn, work)
-        )
-        coroutine.__qualname__ = name
-        return coroutine  # type: ignore[no-any-return]
-    return _send(send, conn, work) if isinstance(work, Call) else _drive(send, conn, work)
+    send, wait = _way(conn)
+    running: Any = _run(send, conn, work, wait)
+    if wait is awaited:
+        running.__qualname__ = name
+        return running  # type: ignore[no-any-return]
+    try:
+        running.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    raise AssertionError("a sync connection waits for nothing")
 
 
-def _send(send: Send, conn: Any, call: Call[T]) -> T:
-    with translating():
-        return send(conn, call)  # type: ignore[no-any-return]
-
-
-async def _send_async(send: Send, conn: Any, call: Call[T]) -> T:
-    with translating():
-        return await send(conn, call)  # type: ignore[no-any-return]
-
-
-def _drive(send: Send, conn: Any, steps: Steps[T]) -> T:
+async def _run(send: Send, conn: Any, work: Call[T] | Steps[T], wait: Wait) -> Any:
+    if isinstance(work, Call):
+        return await _do(send, conn, work, wait)
     answer, error = None, None
     while True:
         try:
-            step = steps.send(answer) if error is None else steps.throw(error)
+            step = work.send(answer) if error is None else work.throw(error)
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            return stop.value
         answer, error = None, None
         try:
-            answer = _send(send, conn, step) if isinstance(step, Call) else step.do(conn)
+            answer = await _do(send, conn, step, wait)
         except BaseException as exc:  # the steps know what to do about it
             error = exc
 
 
-async def _drive_async(send: Send, conn: Any, steps: Steps[T]) -> T:
-    answer, error = None, None
-    while True:
-        try:
-            step = steps.send(answer) if error is None else steps.throw(error)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        answer, error = None, None
-        try:
-            if isinstance(step, Call):
-                answer = await _send_async(send, conn, step)
-            else:
-                answer = await step.do_async(conn)
-        except BaseException as exc:
-            error = exc
+async def _do(send: Send, conn: Any, step: Call[Any] | Step, wait: Wait) -> Any:
+    if not isinstance(step, Call):
+        return await step(conn, wait)
+    with translating():
+        return await send(conn, step, wait)
 
 
 def is_async(conn: object) -> bool:
     """Whether calls on this connection are awaited. Raises UnsupportedConnection for anything unknown."""
-    return _sender(conn) in _ASYNC
+    return _way(conn)[1] is awaited
 
 
 # --- psycopg ---------------------------------------------------------------------------------------
@@ -202,43 +193,22 @@ def is_async(conn: object) -> bool:
 _ASK_AT = 5
 _calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _sessions: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_PID = queries.backend_pid.call()
 
 
-def is_session(conn: psycopg.Connection[Any]) -> bool:
-    """Whether a connection leads to one session of the server, and not to a pooler's."""
+async def is_session(conn: Any, wait: Wait) -> bool:
+    """Whether a connection of psycopg leads to one session of the server, and not to a pooler's."""
     if conn not in _sessions:
-        _sessions[conn] = driver.run(conn, queries.backend_pid.call(), False) == conn.info.backend_pid
+        _sessions[conn] = await wait(driver.run(conn, _PID, False)) == conn.info.backend_pid
     return _sessions[conn]
 
 
-async def is_session_async(conn: psycopg.AsyncConnection[Any]) -> bool:
+async def _psycopg(conn: Any, call: Call[Any], wait: Wait) -> Any:
     if conn not in _sessions:
-        pid = await driver.run(conn, queries.backend_pid.call(), False)
-        _sessions[conn] = pid == conn.info.backend_pid
-    return _sessions[conn]
-
-
-def _is_to_be_asked(conn: Any) -> bool:
-    if conn in _sessions:
-        return False
-    calls = _calls[conn] = _calls.get(conn, 0) + 1
-    return calls >= _ASK_AT and conn.info.pipeline_status == PipelineStatus.OFF
-
-
-def _prepare(conn: Any) -> bool | None:
-    return None if _sessions.get(conn) else False
-
-
-def _psycopg(conn: psycopg.Connection[Any], query: Call[Any]) -> Any:
-    if _is_to_be_asked(conn):
-        is_session(conn)
-    return driver.run(conn, query, _prepare(conn))
-
-
-async def _psycopg_async(conn: psycopg.AsyncConnection[Any], query: Call[Any]) -> Any:
-    if _is_to_be_asked(conn):
-        await is_session_async(conn)
-    return await driver.run(conn, query, _prepare(conn))
+        calls = _calls[conn] = _calls.get(conn, 0) + 1
+        if calls >= _ASK_AT and conn.info.pipeline_status == PipelineStatus.OFF:
+            await is_session(conn, wait)
+    return await wait(driver.run(conn, call, None if _sessions.get(conn) else False))
 
 
 # --- The others ------------------------------------------------------------------------------------
@@ -251,20 +221,16 @@ def _plain(value: Any) -> Any:
     """A parameter without psycopg's remarks about its type."""
     if isinstance(value, driver.Typed):
         value = value.value
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
-    if isinstance(value, float):
-        return float(value)
-    return value
+    return float(value) if isinstance(value, float) else value
 
 
-def _answer(call: Call[T], rows: list[Row]) -> T:
+def _answer(call: Call[T], rows: Iterable[Any]) -> T:
     """What psycopg's side would have made of the rows."""
     # The generated factories call the row's class, and look at no cursor.
     make = call.statement.row(None)
-    answer: Any = [make(row) for row in rows]
+    answer: Any = [make(tuple(row)) for row in rows]
     if call.statement.command != "many":
         answer = answer[0] if answer else None
     return answer if call.read is None else call.read(answer)
@@ -288,36 +254,16 @@ def _alchemy_text(sql: LiteralString) -> Any:
     return text(named).bindparams(*(bindparam(f"p{n}", type_=NullType()) for n in range(1, count + 1)))
 
 
-def _named(query: Call[Any]) -> dict[str, Any]:
-    return {f"p{number}": _plain(value) for number, value in enumerate(query.params, 1)}
-
-
-def _alchemy_answer(query: Call[Any], result: Any) -> Any:
-    rows = [tuple(row) for row in result.fetchall()] if result.returns_rows else []
-    return _answer(query, rows)
-
-
-def _check_dialect(conn: AlchemyConnection | AlchemyAsyncConnection) -> None:
+async def _alchemy(conn: Any, call: Call[Any], wait: Wait) -> Any:
     if conn.dialect.name != "postgresql":
         raise UnsupportedConnection(f"SQLAlchemy's connection is to {conn.dialect.name}, not to PostgreSQL")
+    named = {f"p{number}": _plain(value) for number, value in enumerate(call.params, 1)}
+    result = await wait(conn.execute(_alchemy_text(call.statement.sql), named))
+    return _answer(call, result.fetchall() if result.returns_rows else [])
 
 
-def _alchemy(conn: AlchemyConnection, query: Call[Any]) -> Any:
-    _check_dialect(conn)
-    return _alchemy_answer(query, conn.execute(_alchemy_text(query.statement.sql), _named(query)))
-
-
-def _alchemy_session(session: Session, query: Call[Any]) -> Any:
-    return _alchemy(session.connection(), query)
-
-
-async def _alchemy_async(conn: AlchemyAsyncConnection, query: Call[Any]) -> Any:
-    _check_dialect(conn)
-    return _alchemy_answer(query, await conn.execute(_alchemy_text(query.statement.sql), _named(query)))
-
-
-async def _alchemy_async_session(session: AsyncSession, query: Call[Any]) -> Any:
-    return await _alchemy_async(await session.connection(), query)
+async def _alchemy_session(session: Any, call: Call[Any], wait: Wait) -> Any:
+    return await _alchemy(await wait(session.connection()), call, wait)
 
 
 # --- Django and psycopg2 ---------------------------------------------------------------------------
@@ -331,70 +277,59 @@ def _formatted_text(sql: LiteralString) -> tuple[str, tuple[int, ...]]:
     return _NUMBERED.sub("%s", sql.replace("%", "%%")), order
 
 
-def _psycopg2(conn: DjangoConnection | Psycopg2Connection, query: Call[Any]) -> Any:
-    sql, order = _formatted_text(query.statement.sql)
+async def _psycopg2(conn: Any, call: Call[Any], wait: Wait) -> Any:
+    sql, order = _formatted_text(call.statement.sql)
     with conn.cursor() as cursor:
-        cursor.execute(sql, [_plain(query.params[position]) for position in order])
-        rows = [] if query.statement.command == "exec" else [tuple(row) for row in cursor.fetchall()]
-    return _answer(query, rows)
+        cursor.execute(sql, [_plain(call.params[position]) for position in order])
+        return _answer(call, [] if call.statement.command == "exec" else cursor.fetchall())
 
 
-def _django(conn: DjangoConnection, query: Call[Any]) -> Any:
+async def _django(conn: Any, call: Call[Any], wait: Wait) -> Any:
     if conn.vendor != "postgresql":
         raise UnsupportedConnection(f"Django's connection {conn.alias!r} is not one to PostgreSQL")
-    return _psycopg2(conn, query)
+    return await _psycopg2(conn, call, wait)
 
 
 # --- asyncpg ---------------------------------------------------------------------------------------
 
 
-async def _asyncpg(conn: AsyncpgConnection, query: Call[Any]) -> Any:
-    rows = await conn.fetch(query.statement.sql, *map(_plain, query.params))
-    return _answer(query, [tuple(row) for row in rows])
+async def _asyncpg(conn: Any, call: Call[Any], wait: Wait) -> Any:
+    return _answer(call, await conn.fetch(call.statement.sql, *map(_plain, call.params)))
 
 
 # --- Which way ------------------------------------------------------------------------------------
 
-_WAYS: tuple[tuple[str, str, Send], ...] = (
-    ("psycopg", "Connection", _psycopg),
-    ("psycopg", "AsyncConnection", _psycopg_async),
-    ("sqlalchemy.engine", "Connection", _alchemy),
-    ("sqlalchemy.orm", "Session", _alchemy_session),
-    ("sqlalchemy.orm", "scoped_session", _alchemy_session),
-    ("sqlalchemy.ext.asyncio", "AsyncConnection", _alchemy_async),
-    ("sqlalchemy.ext.asyncio", "AsyncSession", _alchemy_async_session),
-    ("sqlalchemy.ext.asyncio", "async_scoped_session", _alchemy_async_session),
-    ("django.utils.connection", "ConnectionProxy", _django),
-    ("django.db.backends.base.base", "BaseDatabaseWrapper", _django),
-    ("psycopg2.extensions", "connection", _psycopg2),
-    ("asyncpg.connection", "Connection", _asyncpg),
-    ("asyncpg.pool", "PoolConnectionProxy", _asyncpg),
-    ("asyncpg.pool", "Pool", _asyncpg),
+_WAYS: tuple[tuple[str, str, Send, Wait], ...] = (
+    ("psycopg", "Connection", _psycopg, at_once),
+    ("psycopg", "AsyncConnection", _psycopg, awaited),
+    ("sqlalchemy.engine", "Connection", _alchemy, at_once),
+    ("sqlalchemy.orm", "Session", _alchemy_session, at_once),
+    ("sqlalchemy.orm", "scoped_session", _alchemy_session, at_once),
+    ("sqlalchemy.ext.asyncio", "AsyncConnection", _alchemy, awaited),
+    ("sqlalchemy.ext.asyncio", "AsyncSession", _alchemy_session, awaited),
+    ("sqlalchemy.ext.asyncio", "async_scoped_session", _alchemy_session, awaited),
+    ("django.utils.connection", "ConnectionProxy", _django, at_once),
+    ("django.db.backends.base.base", "BaseDatabaseWrapper", _django, at_once),
+    ("psycopg2.extensions", "connection", _psycopg2, at_once),
+    ("asyncpg.connection", "Connection", _asyncpg, awaited),
+    ("asyncpg.pool", "PoolConnectionProxy", _asyncpg, awaited),
+    ("asyncpg.pool", "Pool", _asyncpg, awaited),
 )
-_ASYNC = frozenset(send for *_, send in _WAYS if inspect.iscoroutinefunction(send))
-
-
-def _sender(conn: object) -> Send:
-    send = _sender_of_class(type(conn))
-    if send is None:
-        raise UnsupportedConnection(
-            f"{type(conn).__module__}.{type(conn).__qualname__} is not a connection that fairq knows",
-            "Pass a connection of psycopg, asyncpg or Django, or a Connection or Session of SQLAlchemy, "
-            "sync or async. Of a pool of psycopg, take a connection first.",
-        )
-    return send
-
-
 # A class never changes its kind, but a library may be imported later: only what was found is kept.
-_senders: dict[type, Send] = {}
+_ways: dict[type, tuple[Send, Wait]] = {}
 
 
-def _sender_of_class(cls: type) -> Send | None:
-    found = _senders.get(cls)
-    if found is None:
-        for module, name, send in _WAYS:
-            known = getattr(sys.modules.get(module), name, None)
-            if isinstance(known, type) and issubclass(cls, known):
-                found = _senders[cls] = send
-                break
-    return found
+def _way(conn: object) -> tuple[Send, Wait]:
+    cls = type(conn)
+    if cls in _ways:
+        return _ways[cls]
+    for module, name, send, wait in _WAYS:
+        known = getattr(sys.modules.get(module), name, None)
+        if isinstance(known, type) and issubclass(cls, known):
+            _ways[cls] = send, wait
+            return send, wait
+    raise UnsupportedConnection(
+        f"{cls.__module__}.{cls.__qualname__} is not a connection that fairq knows",
+        "Pass a connection of psycopg, asyncpg or Django, or a Connection or Session of SQLAlchemy, "
+        "sync or async. Of a pool of psycopg, take a connection first.",
+    )

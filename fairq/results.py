@@ -24,7 +24,7 @@ import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from fairq import driver
-from fairq.connections import Steps, is_session, is_session_async, on_connection, run
+from fairq.connections import Step, Steps, Wait, awaited, is_session, on_connection
 from fairq.driver import Call
 from fairq.errors import (
     DatabaseError,
@@ -176,97 +176,73 @@ def _wait(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
                 watched_at = time.monotonic()
             wait = pause * random.uniform(0.75, 1.25)
             wait = wait if left is None else min(wait, left)
-            yield _Notice(id, wait) if listening else _Pause(wait)
+            yield _notice(id, wait) if listening else _pause(wait)
             pause = min(pause * 1.5, LONGEST_PAUSE)
     finally:
         if listening:
-            yield _Unlisten()
+            yield _unlisten
 
 
 # A role that may only read, or a standby: then it is polling alone.
 _NOT_ALLOWED = ("42501", "25006")
+_LISTEN = Call[None](driver.Statement[None]("exec", "listen fairq_done"))
+_UNLISTEN = Call[None](driver.Statement[None]("exec", "unlisten fairq_done"))
 
 
 def _listen(id: int) -> Steps[bool]:
     """Listen, then watch: an end in between is found by the look that follows. Where the application listens
     itself, its notifications are its own.
     """
-    if not (yield _MayListen()) or (yield queries.is_listening.call()):
+    if not (yield _may_listen) or (yield queries.is_listening.call()):
         return False
     try:
-        yield Call(driver.Statement[None]("exec", "listen fairq_done"))
+        yield _LISTEN
         yield queries.watch_task.call(id=id)
     except BaseException as exc:
-        yield _Unlisten()
+        yield _unlisten
         if isinstance(exc, DatabaseError) and exc.sqlstate in _NOT_ALLOWED:
             return False
         raise
     return True
 
 
-class _MayListen:
+async def _may_listen(conn: Any, wait: Wait) -> bool:
     """LISTEN takes effect at a commit, which in a pipeline is for the application to say. Behind a pooler it
     would stay with a session that somebody else has next.
     """
-
-    def do(self, conn: Any) -> bool:
-        return self._may(conn) and is_session(conn)
-
-    async def do_async(self, conn: Any) -> bool:
-        return self._may(conn) and await is_session_async(conn)
-
-    def _may(self, conn: Any) -> bool:
-        return (
-            isinstance(conn, psycopg.Connection | psycopg.AsyncConnection)
-            and conn.autocommit
-            and conn.info.transaction_status == TransactionStatus.IDLE
-            and conn.info.pipeline_status == PipelineStatus.OFF
-        )
+    return (
+        isinstance(conn, psycopg.Connection | psycopg.AsyncConnection)
+        and conn.autocommit
+        and conn.info.transaction_status == TransactionStatus.IDLE
+        and conn.info.pipeline_status == PipelineStatus.OFF
+        and await is_session(conn, wait)
+    )
 
 
-class _Unlisten:
-    call: Call[None] = Call(driver.Statement[None]("exec", "unlisten fairq_done"))
-
-    def do(self, conn: psycopg.Connection[Any]) -> None:
-        if not conn.closed:
-            run(conn, self.call)
-
-    async def do_async(self, conn: psycopg.AsyncConnection[Any]) -> None:
-        if not conn.closed:
-            await run(conn, self.call)
+async def _unlisten(conn: Any, wait: Wait) -> None:
+    if not conn.closed:
+        with translating():
+            await wait(driver.run(conn, _UNLISTEN))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pause:
-    seconds: float
+def _pause(seconds: float) -> Step:
+    async def step(conn: Any, wait: Wait) -> None:
+        sleep: Any = asyncio.sleep if wait is awaited else time.sleep
+        await wait(sleep(seconds))
 
-    def do(self, conn: Any) -> None:
-        time.sleep(self.seconds)
-
-    async def do_async(self, conn: Any) -> None:
-        await asyncio.sleep(self.seconds)
+    return step
 
 
-@dataclass(frozen=True, slots=True)
-class _Notice:
+def _notice(id: int, seconds: float) -> Step:
     """A pause that ends with the notice of a task."""
 
-    id: int
-    seconds: float
-
-    def do(self, conn: psycopg.Connection[Any]) -> None:
+    async def step(conn: Any, wait: Wait) -> None:
         with translating():
-            for notice in conn.notifies(timeout=self.seconds):
-                if self._is_meant(notice):
+            notices = conn.notifies(timeout=seconds)
+            while notice := await wait((anext if wait is awaited else next)(notices, None)):
+                # Of a large batch the engine does not name the tasks.
+                named = notice.payload.split(",") if notice.payload else [str(id)]
+                if notice.channel == "fairq_done" and str(id) in named:
                     break
 
-    async def do_async(self, conn: psycopg.AsyncConnection[Any]) -> None:
-        with translating():
-            async for notice in conn.notifies(timeout=self.seconds):
-                if self._is_meant(notice):
-                    break
-
-    def _is_meant(self, notice: psycopg.Notify) -> bool:
-        # Of a large batch the engine does not name the tasks.
-        named = notice.payload.split(",") if notice.payload else [str(self.id)]
-        return notice.channel == "fairq_done" and str(self.id) in named
+    return step

@@ -27,7 +27,7 @@ from fairq import driver
 from fairq.app import App
 from fairq.around import Runner, runner
 from fairq.batch import Batch
-from fairq.connections import Steps, on_connection
+from fairq.connections import Step, Steps, Wait, awaited, on_connection
 from fairq.context import Context, finish_call
 from fairq.driver import Call
 from fairq.errors import (
@@ -248,45 +248,33 @@ def drain(
     return work(state) if state is not None or app.lifespan is None else _living(app.lifespan(), work)
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+def _span(manager: Any, ends: bool = False) -> Step:
     """A lifespan begins, or ends."""
 
-    manager: Any
-    ends: bool = False
-
-    def do(self, conn: Any) -> Any:
-        if not hasattr(self.manager, "__enter__"):
+    async def step(conn: Any, wait: Wait) -> Any:
+        if wait is awaited and hasattr(manager, "__aenter__"):
+            return await (manager.__aexit__(None, None, None) if ends else manager.__aenter__())
+        if not hasattr(manager, "__enter__"):
             raise ConfigurationError(
                 "the app's lifespan is async",
                 "Drain an async connection, or say what it makes: drain(…, state=…)",
             )
-        return self.manager.__exit__(None, None, None) if self.ends else self.manager.__enter__()
+        return manager.__exit__(None, None, None) if ends else manager.__enter__()
 
-    async def do_async(self, conn: Any) -> Any:
-        if not hasattr(self.manager, "__aenter__"):
-            return self.do(conn)
-        return await (self.manager.__aexit__(None, None, None) if self.ends else self.manager.__aenter__())
+    return step
 
 
-@dataclass(frozen=True, slots=True)
-class _Invoke:
+def _invoke(task: Task[Any, ..., Any], run: Runner, payload: Any, ctx: Any) -> Step:
     """A handler and what is around it, run on whatever loop there is."""
 
-    task: Task[Any, ..., Any]
-    run: Runner
-    payload: Any
-    ctx: Any
+    async def step(conn: Any, wait: Wait) -> Any:
+        ctx.session = conn if task.session is not None else None
+        answer = run(payload, ctx)
+        if not task.is_async:
+            return answer
+        return await _in_time(answer, task) if wait is awaited else _run_coroutine(_in_time(answer, task))
 
-    def do(self, conn: Any) -> Any:
-        self.ctx.session = conn if self.task.session is not None else None
-        answer = self.run(self.payload, self.ctx)
-        return _run_coroutine(_in_time(answer, self.task)) if self.task.is_async else answer
-
-    async def do_async(self, conn: Any) -> Any:
-        self.ctx.session = conn if self.task.session is not None else None
-        answer = self.run(self.payload, self.ctx)
-        return await _in_time(answer, self.task) if self.task.is_async else answer
+    return step
 
 
 async def _in_time(coroutine: Coroutine[Any, Any, Any], task: Task[Any, ..., Any]) -> Any:
@@ -300,11 +288,11 @@ async def _in_time(coroutine: Coroutine[Any, Any, Any], task: Task[Any, ..., Any
 
 
 def _living(manager: Any, work: Callable[[Any], Steps[list[Ran]]]) -> Steps[list[Ran]]:
-    state = yield _Span(manager)
+    state = yield _span(manager)
     try:
         return (yield from work(state))
     finally:
-        yield _Span(manager, ends=True)
+        yield _span(manager, ends=True)
 
 
 def _drain(
@@ -394,10 +382,10 @@ def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool,
         payload = task.decode(row.payload)
         run = runner(task, app.middleware, session=False)
         if task.batch is None:
-            answer = yield _Invoke(task, run, row.payload, ctx)
+            answer = yield _invoke(task, run, row.payload, ctx)
         else:
             batch = Batch([ctx])
-            answer = yield _Invoke(task, run, [row.payload], batch)
+            answer = yield _invoke(task, run, [row.payload], batch)
             ((_, exception, answer),) = batch.ends(answer)
     except (Exception, SystemExit, asyncio.CancelledError) as exc:
         exception = exc

@@ -57,12 +57,12 @@ def test_a_wait_leaves_no_listen_behind(
         waiter.autocommit = True
         heard = []
 
-        def wait(self: object, conn: object) -> None:
+        async def wait(conn: object, wait: object) -> None:
             # It has the session that the pooler handed out last, so the end of the wait gets the other one.
             heard.append(other.execute(listens).fetchone())
 
-        monkeypatch.setattr(results._Pause, "do", wait)
-        monkeypatch.setattr(results._Notice, "do", wait)
+        monkeypatch.setattr(results, "_pause", lambda *args: wait)
+        monkeypatch.setattr(results, "_notice", lambda *args: wait)
         with pytest.raises(fairq.ResultTimeout):
             fairq.result(waiter, fairq.enqueue(waiter, group), timeout=0.1)
         assert set(heard) == {(0,)}

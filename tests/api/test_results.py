@@ -182,13 +182,13 @@ def test_a_notification_ends_the_wait(
     monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
     monkeypatch.setattr(results, "LONGEST_PAUSE", 3600.0)
     listening = threading.Event()
-    hear = results._Notice.do
+    hear = results._notice
 
-    def spy(*args: Any) -> None:
+    def spy(*args: Any) -> Any:
         listening.set()
-        hear(*args)
+        return hear(*args)
 
-    monkeypatch.setattr(results._Notice, "do", spy)
+    monkeypatch.setattr(results, "_notice", spy)
     conn = shared.connect(autocommit=True)
     other, id = fairq.enqueue(conn, group), fairq.enqueue(conn, group)
     waiting = call_in_background(lambda: fairq.result(conn, id))
@@ -203,13 +203,13 @@ def test_a_notification_ends_the_wait_of_a_coroutine(
 ) -> None:
     monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
     listening = asyncio.Event()
-    hear = results._Notice.do_async
+    hear = results._notice
 
-    async def spy(*args: Any) -> None:
+    def spy(*args: Any) -> Any:
         listening.set()
-        await hear(*args)
+        return hear(*args)
 
-    monkeypatch.setattr(results._Notice, "do_async", spy)
+    monkeypatch.setattr(results, "_notice", spy)
 
     async def work() -> TaskResult[Any]:
         conn = await psycopg.AsyncConnection.connect(shared.dsn, autocommit=True)
@@ -256,13 +256,13 @@ def test_any_end_is_announced_with_or_without_a_result(
     monkeypatch.setattr(results, "FIRST_PAUSE", 3600.0)
     monkeypatch.setattr(results, "LONGEST_PAUSE", 3600.0)
     listening = threading.Event()
-    hear = results._Notice.do
+    hear = results._notice
 
-    def spy(*args: Any) -> None:
+    def spy(*args: Any) -> Any:
         listening.set()
-        hear(*args)
+        return hear(*args)
 
-    monkeypatch.setattr(results._Notice, "do", spy)
+    monkeypatch.setattr(results, "_notice", spy)
     conn = shared.connect(autocommit=True)
     id = fairq.enqueue(conn, group)
     waiting = call_in_background(lambda: fairq.result(conn, id))
