@@ -105,10 +105,7 @@ def explain(id: int) -> Call[Explanation]:
 
 def _there(id: int, row: T | None) -> T:
     if row is None:
-        raise NoSuchTask(
-            f"there is no task {id}",
-            "It was rolled back or never created, or it ended longer ago than its queue's retention.",
-        )
+        raise NoSuchTask(id)
     return row
 
 

@@ -27,13 +27,15 @@ import dataclasses
 import enum
 import json
 import math
+import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib import import_module
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 from uuid import UUID
 
@@ -186,9 +188,10 @@ def _simplify_other(value: Any) -> Any:
             raise _Refusal(f"is {value}; only finite numbers can be stored")
         return str(value)
     if hasattr(cls, "__pydantic_serializer__"):
-        return _from_pydantic(value)
-    if hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__"):
-        return _from_msgspec(value)
+        write = partial(cls.__pydantic_serializer__.to_python, mode="json", by_alias=True)
+        return _simplify(_by("pydantic", write, value))
+    if _is_struct(cls):
+        return _simplify(_by("msgspec", import_module("msgspec").to_builtins, value))
     if dataclasses.is_dataclass(cls):
         return _fields_to_object(value, dataclasses.fields(cls))
     if isinstance(value, str):
@@ -220,32 +223,21 @@ def _seconds(value: timedelta) -> int | float:
     return seconds if not rest else value.total_seconds()
 
 
-def _from_pydantic(value: Any) -> Any:
+def _is_struct(cls: Any) -> bool:
+    return hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__")
+
+
+def _by(library: str, write: Callable[[Any], Any], value: Any) -> Any:
     try:
-        plain = type(value).__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
+        return write(value)
     except Exception as exc:
-        raise _Refusal(f"is a {_name(type(value))} that pydantic cannot write: {exc}") from exc
-    return _simplify(plain)
-
-
-def _from_msgspec(value: Any) -> Any:
-    import msgspec
-
-    try:
-        plain = msgspec.to_builtins(value)
-    except Exception as exc:
-        raise _Refusal(f"is a {_name(type(value))} that msgspec cannot write: {exc}") from exc
-    return _simplify(plain)
+        raise _Refusal(f"is a {_name(type(value))} that {library} cannot write: {exc}") from exc
 
 
 def _name(cls: Any) -> str:
     if not isinstance(cls, type):
         return str(cls)
-    return (
-        cls.__qualname__
-        if cls.__module__ in ("builtins", "__main__")
-        else f"{cls.__module__}.{cls.__qualname__}"
-    )
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.").removeprefix("__main__.")
 
 
 # --- Reading ---------------------------------------------------------------------------------------
@@ -335,7 +327,7 @@ def _reader(annotation: Any) -> Read | None:
         raise ConfigurationError(f"{annotation!r} cannot be decoded from JSON", _HINT)
     if hasattr(cls, "__pydantic_validator__"):
         return _pydantic_reader(annotation)
-    if hasattr(cls, "__struct_fields__") and hasattr(cls, "__struct_config__"):
+    if _is_struct(cls):
         return _msgspec_reader(annotation)
     return _container(annotation, cls, args) or _record(annotation, cls)
 
@@ -351,23 +343,20 @@ def _container(annotation: Any, cls: type, args: tuple[Any, ...]) -> Read | None
         if len(args) == 2 and args[1] is Ellipsis:
             return _list_of(args[0], tuple)
         return _tuple_of(args) if args else _list_of(Any, tuple)
-    if cls in (list, Sequence, Iterable, typing.Collection, typing.MutableSequence) or cls in _SEQUENCES:
-        return _list_of(args[0] if args else Any, None)
-    if cls in (set, AbstractSet):
-        return _list_of(args[0] if args else Any, set)
-    if cls is frozenset:
-        return _list_of(args[0] if args else Any, frozenset)
-    if cls is dict or cls in _MAPPINGS:
+    if cls in _LISTS:
+        return _list_of(args[0] if args else Any, _LISTS[cls])
+    if cls in (dict, Mapping, MutableMapping):
         if args and args[0] not in (str, Any):
             raise ConfigurationError(f"{annotation!r} cannot be decoded: JSON knows only text as key", _HINT)
         return _dict_of(args[1] if args else Any)
     return None
 
 
-_SEQUENCES = frozenset(
-    (typing.get_origin(typing.Collection[Any]), typing.get_origin(typing.MutableSequence[Any]))
-)
-_MAPPINGS = frozenset((Mapping, typing.get_origin(typing.MutableMapping[Any, Any])))
+_LISTS: dict[Any, Callable[[list[Any]], Any] | None] = {
+    **dict.fromkeys((list, Sequence, MutableSequence, Collection, Iterable)),
+    **dict.fromkeys((set, AbstractSet), set),
+    frozenset: frozenset,
+}
 
 
 def _record(annotation: Any, cls: type) -> Read:
@@ -386,15 +375,9 @@ def _record(annotation: Any, cls: type) -> Read:
 
 
 def _wanted(what: str, value: Any) -> _Refusal:
-    shown = (
-        json.dumps(value, ensure_ascii=False)
-        if isinstance(value, str | int | float | None)
-        else _JSON_NAMES[type(value)]
-    )
+    known: dict[type, str] = {dict: "an object", list: "an array"}
+    shown = known.get(type(value)) or json.dumps(value, ensure_ascii=False)
     return _Refusal(f"should be {what}, not {shown[:80]}")
-
-
-_JSON_NAMES: dict[type, str] = {dict: "an object", list: "an array"}
 
 
 def _exactly(what: str, kind: type) -> Read:
@@ -407,12 +390,15 @@ def _exactly(what: str, kind: type) -> Read:
     return read
 
 
-def _a_float(value: Any) -> float:
+def _of_number(what: str, make: Callable[[Any], Any]) -> Read:
     # 1.0 is written as 1 by many, and by jsonb it is not changed: 1.0 stays 1.0.
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    raise _wanted("a number", value)
+    def read(value: Any) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            with contextlib.suppress(OverflowError, ValueError):
+                return make(value)
+        raise _wanted(what, value)
+
+    return read
 
 
 def _parsed(what: str, parse: Callable[[str], Any]) -> Read:
@@ -427,21 +413,6 @@ def _parsed(what: str, parse: Callable[[str], Any]) -> Read:
     return read
 
 
-def _a_timedelta(value: Any) -> timedelta:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError, ValueError):
-            return timedelta(seconds=value)
-    raise _wanted("a number of seconds", value)
-
-
-def _a_decimal(value: Any) -> Decimal:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return Decimal(value)
-    if isinstance(value, float):
-        return Decimal(repr(value))
-    return _decimal_text(value)  # type: ignore[no-any-return]
-
-
 def _finite(text: str) -> Decimal:
     found = Decimal(text)
     if not found.is_finite():
@@ -450,16 +421,23 @@ def _finite(text: str) -> Decimal:
 
 
 _decimal_text = _parsed("a decimal number", _finite)
+
+
+def _a_decimal(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return Decimal(repr(value)) if is_number else _decimal_text(value)
+
+
 _SCALARS: dict[type, Read] = {
     str: _exactly("a text", str),
     bool: _exactly("true or false", bool),
     int: _exactly("a whole number", int),
-    float: _a_float,
+    float: _of_number("a number", float),
     type(None): _exactly("null", type(None)),
     datetime: _parsed("a date and time in ISO 8601", datetime.fromisoformat),
     date: _parsed("a date in ISO 8601", date.fromisoformat),
     time: _parsed("a time in ISO 8601", time.fromisoformat),
-    timedelta: _a_timedelta,
+    timedelta: _of_number("a number of seconds", lambda value: timedelta(seconds=value)),
     UUID: _parsed("a UUID", UUID),
     Decimal: _a_decimal,
 }
@@ -684,10 +662,5 @@ def _msgspec_reader(annotation: Any) -> Read:
 
 def _steps(place: str) -> list[str | int]:
     """`.items[3].file` as steps, last one first."""
-    parts = place.replace("[", ".[").split(".")
-    steps: list[str | int] = [
-        (int(part[1:-1]) if part[1:-1].isdigit() else part) if part.startswith("[") else part
-        for part in parts
-        if part
-    ]
-    return steps[::-1]
+    parts = filter(None, place.replace("[", ".[").split("."))
+    return [int(part[1:-1]) if re.fullmatch(r"\[\d+\]", part) else part for part in parts][::-1]

@@ -26,42 +26,19 @@ from psycopg.adapt import AdaptersMap, PyFormat, RecursiveDumper, Transformer
 from psycopg.rows import RowMaker, tuple_row
 from psycopg.types.composite import CompositeInfo, register_composite
 from psycopg.types.enum import EnumInfo, register_enum
-from psycopg.types.json import Json, Jsonb
-from psycopg.types.multirange import Multirange, MultirangeDumper, MultirangeInfo, register_multirange
-from psycopg.types.numeric import Float4, Float8, Int2, Int4, Int8, Oid
-from psycopg.types.range import Range, RangeDumper, RangeInfo, register_range
+from psycopg.types.json import Json as Json
+from psycopg.types.json import Jsonb as Jsonb
+from psycopg.types.multirange import Multirange as Multirange
+from psycopg.types.multirange import MultirangeDumper, MultirangeInfo, register_multirange
+from psycopg.types.numeric import Float4 as Float4
+from psycopg.types.numeric import Float8 as Float8
+from psycopg.types.numeric import Int2 as Int2
+from psycopg.types.numeric import Int4 as Int4
+from psycopg.types.numeric import Int8 as Int8
+from psycopg.types.numeric import Oid as Oid
+from psycopg.types.range import Range as Range
+from psycopg.types.range import RangeDumper, RangeInfo, register_range
 from psycopg.types.string import TextBinaryLoader, TextLoader
-
-__all__ = [
-    "AsyncConnection",
-    "Call",
-    "CidrValue",
-    "Connection",
-    "Copy",
-    "CopyStatement",
-    "Float4",
-    "Float8",
-    "InetValue",
-    "Int2",
-    "Int4",
-    "Int8",
-    "Json",
-    "JsonValue",
-    "Jsonb",
-    "Multirange",
-    "Oid",
-    "Params",
-    "Query",
-    "Range",
-    "Result",
-    "Sent",
-    "Statement",
-    "run",
-    "run_pipeline",
-    "run_pipeline_async",
-    "send",
-    "send_async",
-]
 
 Connection: TypeAlias = psycopg.Connection[Any]
 AsyncConnection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -145,45 +122,31 @@ class _Dumper(RecursiveDumper):
 
     format = pq.Format.BINARY
 
+    def __init__(self, cls: type, context: Any, type: int = 0) -> None:
+        super().__init__(cls, context)
+        if type:
+            self.oid, adapters, tx = self._around(type)
+            self._dumper = adapters.get_dumper_by_oid(type, self.format)(NoneType, tx)
+
+    def _around(self, type: int) -> tuple[int, AdaptersMap, Any]:
+        return type, self._tx.adapters, self._tx
+
     def get_key(self, obj: Typed, format: PyFormat) -> Any:
         return (self.cls, obj.type)
 
     def upgrade(self, obj: Typed, format: PyFormat) -> _Dumper:
-        return _BinaryDumper(self.cls, self._tx, obj.type)
+        return type(self)(self.cls, self._tx, obj.type)
 
     def dump(self, obj: Typed) -> Any:
-        raise NotImplementedError
+        value = obj.value
+        return None if value is None else self._dumper.dump(_as_list(value))
 
 
 class _TextDumper(_Dumper):
     format = pq.Format.TEXT
 
-    def upgrade(self, obj: Typed, format: PyFormat) -> _Dumper:
-        return _UnknownDumper(self.cls, self._tx, obj.type)
-
-
-class _BinaryDumper(_Dumper):
-    def __init__(self, cls: type, context: Any, type: int) -> None:
-        super().__init__(cls, context)
-        dumper = self._tx.adapters.get_dumper_by_oid(type, self.format)
-        self._dumper = dumper(NoneType, self._tx)
-        self.oid = type
-
-    def dump(self, obj: Typed) -> Any:
-        value = obj.value
-        return None if value is None else self._dumper.dump(_as_list(value))
-
-
-class _UnknownDumper(_TextDumper):
-    def __init__(self, cls: type, context: Any, type: int) -> None:
-        super().__init__(cls, context)
-        dumper = _types.get_dumper_by_oid(type, self.format)
-        self._dumper = dumper(NoneType, Transformer(_Context(self.connection)))
-        self.oid = 0
-
-    def dump(self, obj: Typed) -> Any:
-        value = obj.value
-        return None if value is None else self._dumper.dump(_as_list(value))
+    def _around(self, type: int) -> tuple[int, AdaptersMap, Any]:
+        return 0, _types, Transformer(_Context(self.connection))
 
 
 def _as_list(value: Any) -> Any:

@@ -251,7 +251,12 @@ class RetryAfter(TaskError):
 class NotHeld(FairqError): ...  # the attempt is no longer this worker's
 
 
-class NoSuchTask(FairqError): ...  # no task has that id
+class NoSuchTask(FairqError):
+    def __init__(self, id: int) -> None:
+        super().__init__(
+            f"there is no task {id}",
+            "It was rolled back or never created, or it ended longer ago than its queue's retention.",
+        )
 
 
 class TaskFailed(FairqError):
@@ -325,9 +330,8 @@ def is_retryable(error: BaseException | str | None) -> bool:
 
 
 def _class_for(sqlstate: str) -> type[Refused] | type[DatabaseError]:
-    known = BY_SQLSTATE.get(sqlstate)
-    if known is not None:
-        return known
+    if sqlstate in BY_SQLSTATE:
+        return BY_SQLSTATE[sqlstate]
     if sqlstate.startswith("QF"):
         return Refused  # of an engine newer than this code
     # 08: the connection; 53: out of memory, disk or connections; 58: the machine under it
@@ -364,14 +368,12 @@ def translate(exc: BaseException) -> FairqError:
     """The exception of fairq for one of a driver. One of fairq is returned as it is."""
     if isinstance(exc, FairqError):
         return exc
-    root = _root(exc)
-    sqlstate = sqlstate_of(exc)
+    sqlstate, root = sqlstate_of(exc), [exc, *_chain(exc)][-1]
     message = _message(root)
     if sqlstate is None:
-        by_name = (_BY_NAME.get(each.__name__) for each in type(exc).__mro__)
-        found = next((each for each in by_name if each is not None), None)
-        if found is None:
-            found = Unavailable if isinstance(exc, OSError) else DatabaseError
+        names = (each.__name__ for each in type(exc).__mro__)
+        otherwise = Unavailable if isinstance(exc, OSError) else DatabaseError
+        found = next((_BY_NAME[name] for name in names if name in _BY_NAME), otherwise)
         return found(message, _HINTS.get(found))
     cls = _class_for(sqlstate)
     if issubclass(cls, Refused):
@@ -405,10 +407,6 @@ def _chain(exc: BaseException) -> Iterator[BaseException]:
         yield current
         inner = getattr(current, "orig", None)
         current = inner if isinstance(inner, BaseException) else current.__cause__
-
-
-def _root(exc: BaseException) -> BaseException:
-    return list(_chain(exc) or [exc])[-1] if _is_of_a_driver(exc) else exc
 
 
 def _is_of_a_driver(exc: BaseException) -> bool:

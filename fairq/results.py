@@ -147,10 +147,7 @@ def _wait(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
             if look.ended is not None and not look.live:
                 return look.ended
             if not look.live:
-                raise NoSuchTask(
-                    f"there is no task {id}",
-                    "It was rolled back or never created, or it ended longer ago than its queue's retention.",
-                )
+                raise NoSuchTask(id)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise ResultTimeout(f"task {id} did not end within {timeout:g} s")

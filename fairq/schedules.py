@@ -112,16 +112,9 @@ class Schedule:
     def settings(self) -> ScheduleSettings[Seconds]:
         """All of them: what is not said is taken away."""
         cron, every = read_rule(self.rule)
-        return {
-            "cron": cron,
-            "time_zone": self.time_zone,
-            "every": every,
-            "spread": self.spread,
-            "missed": self.missed,
-            "priority": self.priority,
-            "concurrency_key": self.concurrency_key,
-            "headers": self.headers,
-        }
+        names = ("time_zone", "spread", "missed", "priority", "concurrency_key", "headers")
+        said: Any = {"cron": cron, "every": every, **{name: getattr(self, name) for name in names}}
+        return said  # type: ignore[no-any-return]
 
 
 _EVERY = re.compile(r"every (\d+(?:\.\d+)?) ?(s|m|h|d)")
@@ -182,12 +175,7 @@ def declared_steps(
     name: str, task: Task[Any, ..., Any], schedule: Schedule, owner: str | None
 ) -> Steps[ScheduleState]:
     """A schedule as it is declared: all of it, so that what is no longer said does not hold any more."""
-    settings: dict[str, Any] = {
-        **schedule.settings(),
-        "kind": task.kind,
-        "queue": task.queue,
-        "owner": owner,
-    }
+    settings = {**schedule.settings(), "kind": task.kind, "queue": task.queue, "owner": owner}
     return schedule_steps(name, schedule.group_key, settings, task.encode_payload(schedule.payload))
 
 
@@ -315,18 +303,11 @@ def plan_due(conn: psycopg.Connection[Any], most: int = 20) -> int:
     """Renew the plans that are due, at most so many. Returns how many were due."""
     rows = workers.unplanned_schedules(conn, max_schedules=most)
     for row in rows:
-        ticks: list[datetime] = []
-        problem = None
+        ticks, problem = list[datetime](), None
         try:
             ticks = plan(row.cron, row.time_zone, row.done_until, row.now)
         except InvalidSchedule as exc:
             problem = str(exc)
-        workers.plan_schedule(
-            conn,
-            name=row.name,
-            group_key=row.group_key,
-            done_until=row.done_until,
-            ticks=ticks,
-            problem=problem,
-        )
+        named: Any = {"name": row.name, "group_key": row.group_key, "done_until": row.done_until}
+        workers.plan_schedule(conn, **named, ticks=ticks, problem=problem)
     return len(rows)

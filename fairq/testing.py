@@ -70,20 +70,8 @@ def context(
     session: Any = None,
 ) -> Context:
     """A context for a handler that is called by hand."""
-    return Context(
-        id=id,
-        attempt=attempt,
-        max_attempts=max_attempts,
-        group_key=group_key,
-        user_key=user_key,
-        queue=queue,
-        kind=kind,
-        worker_id=0,
-        headers=headers or {},
-        deadline=deadline,
-        state=state,
-        session=session,
-    )
+    given: Any = locals()
+    return Context(**given | {"headers": headers or {}, "worker_id": 0})
 
 
 def call(task: Task[T, ..., Any], payload: T, ctx: Context | None = None) -> Any:
@@ -354,19 +342,11 @@ _RELEASE = _plain("release savepoint fairq_testing")
 
 
 def _context_of(row: queries.PopOneRow, worker_id: int, state: Any) -> Context:
-    return Context(
-        id=row.id,
-        attempt=row.attempt,
-        max_attempts=row.max_attempts,
-        group_key=row.group_key,
-        user_key=row.user_key,
-        queue=row.queue,
-        kind=row.kind,
-        worker_id=worker_id,
-        headers=_parsed(row.headers) or {},
-        deadline=None if row.seconds is None else datetime.now(UTC) + timedelta(seconds=row.seconds),
-        state=state,
-    )
+    names = ("id", "attempt", "max_attempts", "group_key", "user_key", "queue", "kind")
+    known: Any = {name: getattr(row, name) for name in names}
+    headers = _parsed(row.headers) or {}
+    deadline = None if row.seconds is None else datetime.now(UTC) + timedelta(seconds=row.seconds)
+    return Context(**known, worker_id=worker_id, headers=headers, deadline=deadline, state=state)
 
 
 def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool, state: Any) -> Steps[Ran]:

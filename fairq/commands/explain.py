@@ -86,10 +86,7 @@ def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
     with conn.transaction():
         row = inspection.explain_task(conn, id=task_id)
         if row is None:
-            raise NoSuchTask(
-                f"there is no task {task_id}",
-                "It was rolled back or never created, or it ended longer ago than its queue's retention.",
-            )
+            raise NoSuchTask(task_id)
         may = rows(conn, MAY)[0]["yes"]
         task, attempts, progress = (
             rows(conn, re.sub(r"\{(.*?)\}", r"\1" if may else "null::jsonb", query), id=task_id)

@@ -136,7 +136,7 @@ class CheckQueuesRow:
 @driver.Statement[list[CheckQueuesRow]](
     "many",
     """-- name: CheckQueues :many
-select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since, clock_timestamp() as now, q.paused_at is not null as paused
+select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since::timestamptz as oldest_waiting_since, clock_timestamp() as now, q.paused_at is not null as paused
 from fairq.queue_stats s
 join fairq.queues q on q.queue = s.queue
 order by s.queue""",

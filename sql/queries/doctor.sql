@@ -52,7 +52,7 @@ where r.rolname = current_user;
 
 -- name: CheckQueues :many
 -- fairq: not null waiting
-select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since, clock_timestamp() as now, q.paused_at is not null as paused
+select s.queue, s.overflow + s.queued as waiting, s.oldest_waiting_since::timestamptz as oldest_waiting_since, clock_timestamp() as now, q.paused_at is not null as paused
 from fairq.queue_stats s
 join fairq.queues q on q.queue = s.queue
 order by s.queue;
