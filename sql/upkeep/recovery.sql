@@ -46,14 +46,11 @@ $$;
 
 -- Claims whose lease ran out go back in line, at most p_limit; no attempt is burned, for none began. The sweep starts where the last one ended, not at
 -- the dead entries of all claims ever made; it does not pass one that is locked, being started or finished right now.
--- A claim may commit long after its lease ended. So the sweep remembers a time with the transactions that ran then, and goes past it when they have ended.
 -- Returns how many it gave up. Locks: held, "skip locked". Cost: held_claim_lease_idx from the floor to now.
 create function fairq._give_up_claims(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
   v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'claims') / 1000000.0), '-infinity');
-  v_next bigint := fairq._sweep_floor(p_shard_no, 'claims next');
-  v_next_xid bigint := fairq._sweep_floor(p_shard_no, 'claims next xid');
   v_claims record;
   v_given_up integer := 0;
 begin
@@ -70,20 +67,11 @@ begin
     v_given_up := v_given_up + cardinality(v_claims.ids);
   end loop;
 
-  if v_next_xid > pg_snapshot_xmax(pg_current_snapshot())::text::bigint then
-    -- Of another server, before a restore: there is nobody left to wait for.
-    delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = 'claims next xid';
-    v_next_xid := null;
-  end if;
-  if v_next_xid is null or (pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= v_next_xid and not exists (
-      select from fairq.held k
-      where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor
-        and k.lease_expires_at <= p_now))
-  then
-    perform fairq._set_sweep_floor(p_shard_no, 'claims', v_next);
-    perform fairq._set_sweep_floor(p_shard_no, 'claims next', (extract(epoch from p_now - interval '1 minute') * 1000000)::bigint);
-    perform fairq._set_sweep_floor(p_shard_no, 'claims next xid', pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
-  end if;
+  perform fairq._raise_floor(p_shard_no, 'claims', p_now, pg_current_snapshot(), (
+    select k.lease_expires_at from fairq.held k
+    where k.shard_no = p_shard_no and k.lease_expires_at >= v_floor and k.lease_expires_at <= p_now
+    order by k.lease_expires_at limit 1
+  ));
   return v_given_up;
 end;
 $$;

@@ -231,11 +231,11 @@ begin
       and not exists (select from fairq.settings s where s.moving_from is not null)
     order by n.created_at limit p_limit for update of n skip locked
   ));
-  -- The next sweep starts at the oldest key left.
-  select n.created_at into v_floor from fairq.idempotency_keys n
-  where n.shard_no = p_shard_no and n.created_at >= v_floor
-  order by n.created_at limit 1;
-  perform fairq._set_sweep_floor(p_shard_no, 'keys', (extract(epoch from v_floor) * 1000000)::bigint);
+  perform fairq._raise_floor(p_shard_no, 'keys', p_now, pg_current_snapshot(), (
+    select n.created_at from fairq.idempotency_keys n
+    where n.shard_no = p_shard_no and n.created_at >= v_floor
+    order by n.created_at limit 1
+  ));
   return v_swept;
 end;
 $$;
@@ -244,6 +244,29 @@ $$;
 create function fairq._sweep_floor(p_shard_no integer, p_what text) returns bigint
 language sql stable as $$
   select max(w.floor) from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what
+$$;
+
+-- Remembers how far a sweep of rows has come that say of when they are; p_oldest is of those left, null: there is none. Such a row may commit long after its
+-- time: so a time is noted together with the transactions that ran then, and the floor goes there when they have ended. p_snapshot: in which p_oldest was seen.
+create function fairq._raise_floor(p_shard_no integer, p_what text, p_now timestamptz, p_snapshot pg_snapshot, p_oldest timestamptz) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_next bigint := fairq._sweep_floor(p_shard_no, p_what || ' next');
+  v_next_xid bigint := fairq._sweep_floor(p_shard_no, p_what || ' next xid');
+begin
+  if v_next_xid > pg_snapshot_xmax(p_snapshot)::text::bigint then
+    -- Of another server, before a restore: there is nobody left to wait for.
+    delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what || ' next xid';
+    v_next_xid := null;
+  end if;
+  if v_next_xid is null or pg_snapshot_xmin(p_snapshot)::text::bigint >= v_next_xid then
+    if v_next is not null then
+      perform fairq._set_sweep_floor(p_shard_no, p_what, least(v_next, (extract(epoch from p_oldest) * 1000000)::bigint));
+    end if;
+    perform fairq._set_sweep_floor(p_shard_no, p_what || ' next', (extract(epoch from p_now - interval '1 minute') * 1000000)::bigint);
+    perform fairq._set_sweep_floor(p_shard_no, p_what || ' next xid', pg_snapshot_xmax(p_snapshot)::text::bigint);
+  end if;
+end;
 $$;
 
 -- Remembers how far a sweep has come.

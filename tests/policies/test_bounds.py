@@ -12,6 +12,7 @@ from tests.support.calls import (
     call,
     create,
     create_many,
+    drain,
     finish,
     groups_of,
     maintain,
@@ -336,6 +337,27 @@ def test_a_claim_that_commits_long_after_its_lease_is_given_up(database: Databas
         maintain(conn)
     assert one(conn, "select count(*) from fairq.held") == 0
     assert one(conn, "select outcome from fairq.attempts") == "lease_expired"
+
+
+def test_an_idempotency_key_that_commits_behind_younger_ones_is_forgotten_in_time(database: Database) -> None:
+    conn, slow = database.connect(autocommit=True), database.connect()
+    for session in (conn, slow):
+        run(session, CLOCK, "2030-01-01 00:00:00+00")
+    slow.commit()
+    bob = register(conn, lease="300 days")
+    late = create(slow, "bob", idempotency_key="late")
+    run(conn, CLOCK, "2030-01-01 00:00:05+00")
+    create(conn, "bob", idempotency_key="younger")
+    for minute in range(1, 4):
+        run(conn, CLOCK, f"2030-01-01 00:{minute:02}:00+00")
+        maintain(conn)
+    slow.commit()
+    drain(conn, bob)
+    for day in (3, 9, 20):
+        run(conn, CLOCK, f"2030-01-{day:02} 00:00:00+00")
+        maintain(conn)
+    assert one(conn, "select count(*) from fairq.idempotency_keys") == 0
+    assert create(conn, "bob", idempotency_key="late") != late
 
 
 # --- Upkeep ---
