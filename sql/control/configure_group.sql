@@ -13,16 +13,11 @@ begin
   v_group := fairq._set_limits(v_shard_no, p_queue, p_group_key, format('group "%s"', p_group_key), p_settings);
   perform fairq._check_unit(fairq._queue(p_queue), v_group.budget);
   if exists (select from jsonb_object_keys(p_settings) c(name) where c.name like 'user@_%' escape '@') then
-    -- Its users look their settings up again, as in configure_queue.
+    -- Its users look their settings up again; those that only have tasks in flight see _ring_limited.
     insert into fairq.rings (shard_no, queue, group_key, user_key, configured)
     select l.shard_no, p_queue, l.group_key, l.line, true from fairq.lanes l
     where l.shard_no = v_shard_no and l.queue in (p_queue, fairq._users_of(p_queue)) and l.group_key = p_group_key
-      and (l.queue <> p_queue or l.line <> '')
-    union
-    select t.shard_no, t.queue, t.group_key, t.user_key, true
-    from fairq.held h
-    join fairq.tasks t on t.shard_no = v_shard_no and t.id = h.id
-    where h.shard_no = v_shard_no and t.queue = p_queue and t.group_key = p_group_key and t.user_key <> '';
+      and (l.queue <> p_queue or l.line <> '');
   end if;
   -- Hears the ring: what is ready goes back in line, and stands there under the new limits. Who promotes right now is not waited for: the next pass hears it.
   perform fairq._promote(v_shard_no, p_queue, 1, false);

@@ -45,19 +45,8 @@ begin
   select q.* into v_queue from fairq.queues q where q.queue = p_queue;
 
   if v_groups_change and not v_is_new then
-    -- The groups, and users, that have a lane look their settings up again, and so do those that have tasks in flight; others will when they get one.
-    insert into fairq.rings (shard_no, queue, group_key, user_key, configured)
-    select l.shard_no, p_queue, l.group_key, u.user_key, true
-    from fairq._shards(null) s(shard_no)
-    join fairq.lanes l on l.shard_no = s.shard_no and l.queue in (p_queue, fairq._users_of(p_queue))
-    cross join lateral (select null where l.queue = p_queue union all select l.line where l.queue <> p_queue or l.line <> '') u(user_key)
-    union
-    select t.shard_no, t.queue, t.group_key, u.user_key, true
-    from fairq._shards(null) s(shard_no)
-    join fairq.held h on h.shard_no = s.shard_no
-    join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
-    cross join lateral (values (null), (nullif(t.user_key, ''))) u(user_key)
-    where t.queue = p_queue;
+    -- All groups, and users, look their settings up again: the promotion that hears of it knows which there are.
+    insert into fairq.rings (shard_no, queue, group_key, configured) select s.shard_no, p_queue, '', true from fairq._shards(null) s(shard_no);
     perform fairq._promote(s.shard_no, p_queue, 1, false) from fairq._shards(null) s(shard_no);
   end if;
   if v_meter_changes then perform fairq._apply_meter('queue ' || p_queue); end if;

@@ -63,7 +63,9 @@ $$;
 -- thousand, for each may bring a lane of its own. Where they come from few groups, as those of ten thousand tasks that one tenant created one by one,
 -- it hears four times as many: whoever comes behind them is heard, too.
 -- Cost: p_limit entries of rings_xid_idx.
-create function fairq._hear(p_tick fairq.ticks, p_limit integer, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[])
+create function fairq._hear(
+  p_tick fairq.ticks, p_limit integer, out o_tick fairq.ticks, out o_news fairq.news[], out o_cancelled bigint[], out o_configured boolean
+)
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_own xid8 := pg_current_xact_id();
@@ -103,7 +105,7 @@ begin
     group by r.group_key, r.user_key
   )
   select pg_current_snapshot(), r.*, case when r.count >= p_limit then (select max(g.ring_id) from ring g where g.xid = r.last_xid) end, n.*
-  into v_snapshot, v_count, v_last_xid, v_own_ring, v_due_at, o_cancelled, v_last_ring, o_news, v_keyed, v_users
+  into v_snapshot, v_count, v_last_xid, v_own_ring, v_due_at, o_cancelled, v_last_ring, o_news, v_keyed, v_users, o_configured
   from (
     select count(*)::integer, max(g.xid) as last_xid, max(g.ring_id) filter (where g.xid = v_own), min(g.due_at),
       array_agg(g.cancelled_id) filter (where g.cancelled_id is not null)
@@ -117,7 +119,7 @@ begin
           else (select coalesce(sum(f.tasks), 0)::integer from unnest(w.failed_at, w.failed) f(ring_id, tasks) where f.ring_id >= coalesce(w.last_success, 0))
         end, w.succeeded, w.keyed, w.configured, w.first_sequence, w.heard, w.used,
         w.charged, w.correction, w.ran, w.hold, w.user_key, null, null, null, null)::fairq.news),
-      bool_or(w.keyed), bool_or(w.user_key is not null)
+      bool_or(w.keyed), bool_or(w.user_key is not null), bool_or(w.configured)
     from news w
   ) n;
   if v_count = 5000 and p_limit = 5000 and cardinality(o_news) < 500 then
@@ -125,6 +127,7 @@ begin
     o_tick := v_again.o_tick;
     o_news := v_again.o_news;
     o_cancelled := v_again.o_cancelled;
+    o_configured := v_again.o_configured;
     return;
   end if;
 

@@ -53,6 +53,8 @@ declare
   v_read fairq.ticks;
   v_first record;
   v_heard record;
+  v_configured text[];
+  v_rung text[] := array[]::text[];
   v_is_idle boolean;
   v_served record;
 begin
@@ -86,6 +88,15 @@ begin
     v_tick.next_due_at := (v_heard.o_tick).next_due_at;
     v_tick := fairq._wake_due(v_tick, v_now, greatest(p_limit, 1000));
     v_heard := fairq._hear(v_tick, 5000);
+  end if;
+  if v_heard.o_configured then
+    loop
+      v_configured := array(select n.group_key from unnest(v_heard.o_news) n where n.configured and n.user_key is null and n.group_key <> all(v_rung));
+      exit when '' = any(v_rung) or not fairq._ring_limited(v_tick, v_configured);
+      v_rung := v_rung || v_configured;
+      v_heard := fairq._hear(v_tick, 5000);
+    end loop;
+    v_heard.o_news := array(select n from unnest(v_heard.o_news) n where n.group_key <> '');
   end if;
   if not v_tick.keyed and (v_heard.o_tick).keyed then
     if not fairq._lock_counters(p_shard_no, '#keys', p_wait) then
@@ -154,6 +165,41 @@ begin
     or (v_tick.horizon, v_tick.horizon_position, v_tick.next_xid, v_tick.pending, v_tick.touched, v_tick.next_due_at)
       is distinct from (v_read.horizon, v_read.horizon_position, v_read.next_xid, v_read.pending, v_read.touched, v_read.next_due_at);
   o_tick := (fairq._write_tick(v_tick)).tick;
+end;
+$$;
+
+-- Whose limits have changed with those that rang. A ring that names no group is of all that have a lane, or something in flight; one of a group also of its users
+-- who have something in flight that is to be counted now. Who changed the settings could not know of those whom another promotion was just serving; here
+-- they have committed.
+-- Returns whether somebody rings for that.
+-- Cost: all lanes of the queue, or all held tasks of the shard. For settings, not for the hot path.
+create function fairq._ring_limited(p_tick fairq.ticks, p_groups text[]) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_queue fairq.queues;
+begin
+  select q.* into v_queue from fairq.queues q where q.queue = p_tick.queue;
+  insert into fairq.rings (shard_no, queue, group_key, user_key, configured)
+  select l.shard_no, p_tick.queue, l.group_key, u.user_key, true
+  from (select where '' = any(p_groups) offset 0) gate
+  cross join fairq.lanes l
+  cross join lateral (select null where l.queue = p_tick.queue union all select l.line where l.queue <> p_tick.queue or l.line <> '') u(user_key)
+  where l.shard_no = p_tick.shard_no and l.queue in (p_tick.queue, fairq._users_of(p_tick.queue))
+  union
+  select h.shard_no, t.queue, t.group_key, u.user_key, true
+  from (
+    select array_agg(n.group_key) as groups, '' = any(p_groups) as is_all
+    from unnest(p_groups) n(group_key)
+    left join fairq.groups g on g.shard_no = p_tick.shard_no and g.queue = p_tick.queue and g.group_key = n.group_key and g.user_key = ''
+    where n.group_key = ''
+      or fairq._counts(fairq._policy(fairq._for_users(v_queue, g), null))
+  ) c
+  join fairq.held h on h.shard_no = p_tick.shard_no and c.groups is not null
+  join fairq.tasks t on t.shard_no = h.shard_no and t.id = h.id
+  cross join lateral (values (null), (nullif(t.user_key, ''))) u(user_key)
+  where t.queue = p_tick.queue
+    and (c.is_all or u.user_key is not null and not h.user_counted and t.group_key = any(c.groups));
+  return found;
 end;
 $$;
 

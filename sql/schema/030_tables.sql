@@ -368,7 +368,7 @@ comment on column fairq.rings.held_by is 'The task that said so; null: an operat
 comment on column fairq.rings.ran is 'What the attempts of a kind used.';
 comment on column fairq.rings.announced is 'A NOTIFY goes with it. Until it is heard, no other one is needed.';
 comment on column fairq.rings.keyed is 'Some of the tasks announced have a concurrency key.';
-comment on column fairq.rings.configured is 'The limits of the group changed: what it has ready goes back in line.';
+comment on column fairq.rings.configured is 'The limits of the group changed: what it has ready goes back in line. Where no group is named: those of all.';
 comment on column fairq.rings.cancelled_id is 'The task to cancel, while it is waiting.';
 
 create type fairq.cursor as (priority integer, sequence bigint, touched bigint, is_open boolean);

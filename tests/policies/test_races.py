@@ -377,6 +377,46 @@ def test_a_first_cap_of_a_group_counts_what_an_open_pop_is_taking(
     assert_sound(conn)
 
 
+@pytest.mark.parametrize("waiting", [1, 20], ids=["all that waits", "the first of many"])
+@pytest.mark.parametrize("of", ["group", "user", "user of a group"])
+def test_a_first_cap_of_all_counts_what_an_open_pop_serves_for_the_first_time(
+    conn: Conn, database: Database, of: str, waiting: int
+) -> None:
+    """I7, I15: who sets it sees neither lane nor holder of that group, or user. Nobody waits for that pop."""
+    bob = register(conn)
+    user = None if of == "group" else "jane"
+    create_many(conn, "bob", waiting, user_keys=[user] * waiting)
+    popping = database.connect()
+    at(popping, "12:00:00")
+    early = pop(popping, bob, 1)
+    run(conn, "set lock_timeout = '1s'")
+    if of == "user of a group":
+        call(conn, "configure_group", "default", "bob", user_max_running=1)
+    else:
+        call(conn, "configure_queue", "default", **{f"{of}_max_running": 1})
+    popping.commit()
+    if waiting == 1:
+        create(conn, user_key=user)
+    assert pop(conn, bob) == []
+    assert_sound(conn)
+    finish(conn, bob, early)
+    assert len(pop(conn, bob)) == 1
+    assert_sound(conn)
+
+
+def test_other_limits_of_all_bind_what_an_open_pop_has_made_ready(conn: Conn, database: Database) -> None:
+    bob = register(conn)
+    create_many(conn, "bob", 20)
+    popping = database.connect()
+    at(popping, "12:00:00")
+    pop(popping, bob, 1)
+    call(conn, "configure_queue", "default", group_rate_limit=1, group_rate_period="1 hour")
+    popping.commit()
+    assert len(pop(conn, bob)) == 1
+    assert pop(conn, bob) == []
+    assert_sound(conn)
+
+
 def test_what_is_being_popped_while_a_queue_gets_its_first_cap_escapes_it(
     conn: Conn, database: Database
 ) -> None:
