@@ -199,7 +199,10 @@ class Walk:
         for worker, tasks in self.held().items():
             some = [each for each in tasks if r.random() < 0.7]
             outcomes = [r.choice(OUTCOMES) for _ in some]
-            delays = [f"{r.choice([1, 5])} s" if r.random() < 0.5 else None for _ in some]
+            delays = [
+                f"{r.choice([1, 5])} s" if outcome == "postponed" or r.random() < 0.5 else None
+                for outcome in outcomes
+            ]
             holds = [
                 self.maybe(("group", "key"), 0.2) if outcome in ("retry", "postponed") and delay else None
                 for outcome, delay in zip(outcomes, delays, strict=True)
