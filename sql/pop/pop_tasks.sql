@@ -150,8 +150,9 @@ begin
         perform from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id and w.lost_at is null for key share;
         if not found then perform fairq._refuse_worker(p_worker_id); end if;
       end if;
-      -- A deadline may pass while a task is ready. And nearly all have their first attempt: only the others may have been lost before.
-      select array_agg(p.id) filter (where p.expires_at <= p_now), array_agg(p.id) filter (where p.attempt > 1) into v_late, v_again
+      -- A deadline may pass while a task is ready; of those handed over promotion has just judged, by a clock that may have been set back since, and they are
+      -- nowhere yet to give back what they take. And nearly all have their first attempt: only the others may have been lost before.
+      select array_agg(p.id) filter (where p.expires_at <= p_now and p.ready is not null), array_agg(p.id) filter (where p.attempt > 1) into v_late, v_again
       from unnest(v_popped) p;
       if v_late is not null then
         v_ended := fairq._end_waiting(p_shard_no, v_late, 'expired', p_now);

@@ -497,3 +497,22 @@ def test_a_key_under_a_held_snapshot_is_found_in_a_few_steps(
     report.rollback()
     maintain(conn)
     assert_sound(conn)
+
+
+def test_a_clock_that_is_set_back_during_a_pop_leaves_no_place_taken(conn: Conn) -> None:
+    """I7, I13: to the pop the task has expired, to the promotion it made a moment later it has not."""
+    call(conn, "configure_group", "default", "bob", max_running=1)
+    bob = register(conn)
+    task = create(conn, concurrency_key="k", expires_at="2030-01-01 12:00:00+00")
+    run(conn, "create sequence fairq.looks")
+    run(
+        conn,
+        "create or replace function fairq._now() returns timestamptz language sql as $$"
+        " select timestamptz '2030-01-01 12:00:01+00'"
+        "   - case when nextval('fairq.looks') = 1 then interval '0' else interval '2 seconds' end $$",
+    )
+    assert pop(conn, bob, 1) == [task]
+    assert_sound(conn)
+    finish(conn, bob, [task], attempt=1)
+    assert_sound(conn)
+    assert in_flight(conn, "bob") == in_flight(conn, "k", "#keys") == 0
