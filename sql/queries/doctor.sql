@@ -154,7 +154,7 @@ order by age desc;
 -- fairq: not null most, queue
 select (select count(*) from pg_catalog.pg_stat_activity a where a.backend_type = 'client backend') as used,
   current_setting('max_connections')::integer as most, pg_notification_queue_usage() as queue,
-  (select a.pid from pg_catalog.pg_stat_activity a where a.state like 'idle in transaction%' order by a.xact_start limit 1) as idler;
+  (select (array_agg(a.pid order by a.xact_start))[1] from pg_catalog.pg_stat_activity a where a.state like 'idle in transaction%') as idler;
 
 -- name: CheckDeadRows :many
 -- fairq: not null name, live, dead
