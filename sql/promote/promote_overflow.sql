@@ -36,6 +36,8 @@ comment on function fairq.promote_overflow is 'Hears new rings and moves waiting
 -- p_floor: how far the hindmost of the other shards has come, see _standings.
 -- Returns null when another session is at it and p_wait is false.
 -- Raises QF003, QF005 (see _lock_domain).
+-- A session has one plan of each statement, made by whoever came first: so plans are pinned here as well as in the functions that call this one. Who only
+-- configures, holds or purges has reasons to let the planner choose, and would else plan all of a promotion again each time.
 -- enable_sort is off: ready tasks and lanes come in the order of an index. To a table that was analyzed while it was empty, another index with a sort
 -- behind it looks cheaper, and reads all of it.
 -- Locks: domains, then what the parts say; all until the end of the transaction.
@@ -45,7 +47,8 @@ create function fairq._promote(
   p_floor bigint default null, out o_promoted integer,
   out o_popped fairq.placed[], out o_goes_on boolean, out o_tick bigint
 )
-language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp
+set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
   v_now timestamptz;
   v_queue fairq.queues;

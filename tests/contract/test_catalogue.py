@@ -265,6 +265,7 @@ def test_functions_of_the_hot_path_pin_how_they_are_planned(db: Conn) -> None:
     for name in (
         "pop_tasks",
         "promote_overflow",
+        "_promote",
         "finish_tasks",
         "start_tasks",
         "heartbeat",
