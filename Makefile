@@ -77,7 +77,7 @@ test-django: .venv/.dev ## Run all tests of frameworks on each version of Django
 	@FAIRQ_TEST_DJANGO=1 .venv/bin/python -m pytest $(PYTEST) tests/contrib
 
 storm: .venv/.dev ## Run a storm of processes for a minute, and stop calls between any two statements
-	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_moving_storm.py tests/races/test_stops.py
+	@FAIRQ_TEST_STORM=$(or $(FAIRQ_TEST_STORM),60) FAIRQ_TEST_STOPS=1 .venv/bin/python -m pytest $(PYTEST) tests/races/test_storm.py tests/races/test_moving_storm.py tests/races/test_stops.py tests/races/test_moving_groups.py
 
 walks: .venv/.dev ## Do anything in a random order, a hundred times over, and look after each step (ten minutes)
 	@FAIRQ_TEST_WALKS=$(or $(FAIRQ_TEST_WALKS),100) .venv/bin/python -m pytest $(PYTEST) tests/policies/test_walk.py

@@ -1,6 +1,7 @@
 """The server of the run and the databases of the tests; see CONTRIBUTING.md."""
 
 import contextlib
+import gc
 import itertools
 import os
 import signal
@@ -55,9 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.collectonly or config.option.help or config.option.showfixtures:
         return
     stack = config.stash[CLOSING] = contextlib.ExitStack()
+    in_memory = keep_temporary_files_in_memory(os.environ)
     if config.option.basetemp is None:
-        config.option.basetemp = stack.enter_context(_temporary_folder(config.rootpath))
-    keep_temporary_files_in_memory(os.environ)
+        parent = in_memory or config.rootpath / ".cache" / "pytest"
+        config.option.basetemp = stack.enter_context(_temporary_folder(parent))
     try:
         config.stash[CHOICE] = choose(os.environ, docker_answers)
         config.stash[SERVER] = stack.enter_context(running_server(config.stash[CHOICE]))
@@ -66,11 +68,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @contextlib.contextmanager
-def _temporary_folder(root: Path) -> Iterator[Path]:
-    """Where the tests' files go: into the clone, so that nothing stays outside; each run has its own."""
-    parent = root / ".cache" / "pytest"
+def _temporary_folder(parent: Path) -> Iterator[Path]:
+    """Where the tests' files go; each run has its own. Those of a test that passed go with it."""
     parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="fairq-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder) / "files"
 
 
@@ -79,9 +80,18 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["fairq_server"] = node.config.stash[SERVER].as_dict()
 
 
+# Whatever is imported and collected stays to the end: to go through it each time would take a tenth of a run.
+gc.disable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if MANAGED:
         managed.choose(items)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

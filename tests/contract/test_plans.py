@@ -116,6 +116,13 @@ def no_autovacuum(conn: Conn) -> None:
     )
 
 
+@pytest.fixture(scope="session")
+def auto_explain(server: TestServer, template: str) -> None:
+    """Before anything is filled."""
+    with clone(server, template) as name, psycopg.connect(server.dsn(name)) as conn:
+        require_auto_explain(conn)
+
+
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda groups: f"{groups} groups")
 def filled(request: pytest.FixtureRequest, server: TestServer, template: str) -> Iterator[tuple[str, int]]:
     """A database with all tasks waiting, their rings not heard, nothing analyzed; and how many groups."""
@@ -404,6 +411,7 @@ def assert_contract(step: Step, recording: Recording) -> None:
     assert buffers <= step.buffers + CATALOGUE, f"{step.name}: {buffers} buffers"
 
 
+@pytest.mark.usefixtures("auto_explain")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("statistics", STATISTICS)
 def test_every_statement_goes_its_way_whatever_the_statistics(
@@ -411,7 +419,6 @@ def test_every_statement_goes_its_way_whatever_the_statistics(
 ) -> None:
     """I9, S17, F14, F26: indexes and rows of each statement inside the functions."""
     with prepared(server, template, filled, statistics, mode) as conn:
-        require_auto_explain(conn)
         session = Session(conn)
         for step in STEPS:
             with recorded_plans(conn) as recording:

@@ -173,7 +173,9 @@ def test_whatever_is_said_to_a_group_while_it_moves_reaches_it(
         create_many(conn, "bob", 2)
         PRODUCERS[name](caller)
     clean_up(conn)
-    for point in points[:: max(1, EVERY // 4)]:
+    # Who promotes passes a hundred statements more, where test_stops stands, too.
+    every = EVERY if len(points) > 50 else max(1, EVERY // 4)
+    for point in points[(shards == 1) * (every // 2) :: every]:
         begin(conn, 1 if shards == MORE else MORE)
         go_on(conn)
         conn.execute("select setval('fairq.task_ids', 1, false)")
@@ -576,6 +578,8 @@ def test_keys_that_nobody_heard_of_do_not_keep_a_move_from_ending(database: Data
     # Nobody waits for a key: its queue does not look for keys any more.
     run(conn, "select fairq.maintain()")
     finish(conn, worker, held)
+    # Else the move would wait for the ledger, which counts whole minutes.
+    run(conn, "update fairq.finished_tasks set finished_at = finished_at - interval '2 minutes'")
     begin(conn, 1)
     go_on(conn)
 

@@ -192,6 +192,17 @@ VIOLATIONS = LANES + " union all ".join(
     f"select '{what}', x::text from ({query}) x\n"  # noqa: S608
     for what, query in {**QUERIES, **OF_LANES}.items()
 )
+# To plan it takes longer than most tests. A session keeps the plans of its functions, also from one test to
+# the next, but not of what a test prepared (tests/support/kept.py).
+FUNCTION = f"""
+create schema checks;
+create function checks.violations(out o_what text, out o_row text) returns setof record
+language plpgsql as $violations$
+begin
+  return query {VIOLATIONS};
+end;
+$violations$;
+"""
 
 # What is in flight of a group, or a user of it, in one queue, and of a key, in all of them.
 IN_FLIGHT = """
@@ -221,7 +232,9 @@ def exceeded(conn: psycopg.Connection[Any], most: Mapping[str, int]) -> list[tup
 def violations(conn: psycopg.Connection[Any]) -> dict[str, list[str]]:
     """What is wrong, by name; empty when all is well. One statement: one snapshot, and planned once."""
     found: dict[str, list[str]] = {}
-    for what, row in conn.execute(VIOLATIONS.encode(), prepare=True).fetchall():
+    has_it = conn.execute("select to_regproc('checks.violations') is not null").fetchone() == (True,)
+    query = "select * from checks.violations()" if has_it else VIOLATIONS
+    for what, row in conn.execute(query.encode(), prepare=True).fetchall():
         found.setdefault(what, []).append(row)
     return found
 
@@ -238,7 +251,7 @@ def hear_all(conn: psycopg.Connection[Any]) -> None:
                 elif queue.startswith("#") and shard == 0:
                     conn.execute("select fairq._hold_meter(%s)", [queue[1:]])
                 elif not queue.startswith("#"):
-                    conn.execute("select fairq._promote(%s, %s, 1, true)", [shard, queue])
+                    conn.execute("select fairq.promote_overflow(%s, 1, %s)", [queue, shard])
         heard = conn.execute(
             "select bool_and(not fairq._has_news(k)) from fairq.domains d, fairq._tick(d.shard_no, d.queue) k"
         ).fetchone()

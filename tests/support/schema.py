@@ -7,13 +7,15 @@ from typing import Any
 import psycopg
 
 from fairq.install import load_sql
+from tests.support.invariants import FUNCTION
 from tests.support.moves import set_shards
 
 
 def load_schema(conn: psycopg.Connection[Any]) -> None:
-    """`load_sql`, checks of the rows, and as many shards as FAIRQ_TEST_SHARDS says (`make test-shards`)."""
+    """`load_sql`, checks of rows and tables, as many shards as FAIRQ_TEST_SHARDS says (test-shards)."""
     load_sql(conn)
     conn.execute((Path(__file__).parent / "checks.sql").read_text())
+    conn.execute(FUNCTION.encode())
     shards = os.environ.get("FAIRQ_TEST_SHARDS")
     if shards:
         set_shards(conn, int(shards))

@@ -29,8 +29,6 @@ SETTINGS: dict[str, embedded.Setting] = {
     "max_connections": 200,
     "max_prepared_transactions": 50,
     "deadlock_timeout": "100ms",
-    "track_functions": "all",
-    "compute_query_id": "on",
     "log_lock_waits": True,
 }
 # `make test-citus`: each database of a test is a cluster of one node.
@@ -82,18 +80,21 @@ def with_database(dsn: str, dbname: str) -> str:
     return psycopg.conninfo.make_conninfo(dsn, dbname=dbname)
 
 
-def keep_temporary_files_in_memory(env: MutableMapping[str, str]) -> None:
+def keep_temporary_files_in_memory(env: MutableMapping[str, str]) -> Path | None:
     """Servers start in TMPDIR, and each test's database is 460 new files: on a disk, a run waits for those.
 
     On ext4 without a journal most of all: a new file is looked for past every one deleted in the last minute.
-    A TMPDIR that is set stays, and so does the disk where memory is short or programs may not run from it.
+    A TMPDIR that is set stays, and so does the disk where memory is short or programs may not run from it:
+    then it returns none.
     """
     if "TMPDIR" in env or not os.access(MEMORY, os.W_OK | os.X_OK):
-        return
+        return None
     memory = os.statvfs(MEMORY)
     executable = not memory.f_flag & getattr(os, "ST_NOEXEC", 0)
     if executable and min(memory.f_bavail * memory.f_frsize, _available_memory()) >= MEMORY_BYTES:
         env["TMPDIR"] = tempfile.tempdir = MEMORY
+        return Path(MEMORY)
+    return None
 
 
 def _available_memory() -> int:
