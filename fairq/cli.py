@@ -276,14 +276,25 @@ def group(**attributes: Any) -> Callable[[Callable[..., Any]], Any]:
     return command(cls=click.Group, invoke_without_command=True, **attributes)
 
 
+def option(names: str, help: str, **attributes: Any) -> Callable[[Callable[..., Any]], Any]:
+    """An option, its names and how its value is shown in one: `--since TIME`. A flag, where it takes none."""
+    *words, shown = names.split()
+    if shown.startswith("-") or shown.islower():
+        words.append(shown)
+        attributes.setdefault("is_flag", "type" not in attributes)
+    else:
+        attributes["metavar"] = shown
+    attributes.setdefault("show_default", "default" in attributes)
+    return click.option(*words, help=help, **attributes)
+
+
 def amount(
     names: str, default: float, help: str, *, least: float = 1, most: float | None = 100_000
 ) -> Callable[[Callable[..., Any]], Any]:
     """An option that takes a number: how many, or, where the default is no integer, how many seconds."""
     kind: Any
     kind, shown = (click.IntRange, "N") if isinstance(default, int) else (click.FloatRange, "SECONDS")
-    option: dict[str, Any] = {"type": kind(least, most), "default": default, "metavar": shown}
-    return click.option(*names.split(), **option, show_default=True, help=help)
+    return option(f"{names} {shown}", help, type=kind(least, most), default=default)
 
 
 @click.group(

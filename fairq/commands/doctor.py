@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairq import install
-from fairq.cli import Exit, command, named_dsn
+from fairq.cli import Exit, command, named_dsn, option
 from fairq.commands.common import Connection, clean, connect, count, duration, plain, server_time, show, span
 from fairq.dsn import describe, mask, resolve
 from fairq.embedded import OLDEST_MAJOR
@@ -71,11 +71,10 @@ def wrong(text: str, remedy: str | None) -> Finding:
     codes={0: "nothing is wrong", 1: "something is, or a check failed", 3: "database cannot be reached"},
     rights="any; fairq_observe sees more, fairq_work and pg_monitor see all",
 )
-@click.option(
-    "--max-wait",
+@option(
+    "--max-wait TIME",
+    "A task that has waited longer than this is wrong. Default: over an hour deserves a look.",
     type=duration,
-    metavar="TIME",
-    help="A task that has waited longer than this is wrong. Default: over an hour deserves a look.",
 )
 def doctor(max_wait: timedelta | None) -> None:
     """Check the installation, and say what to do.

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from fairq.cli import Exit, command, wants_json
+from fairq.cli import Exit, command, option, wants_json
 from fairq.commands.common import Connection, count, duration, session, show
 from fairq.queries import workers
 from fairq.schedules import plan_due
@@ -30,7 +30,7 @@ DONE = {
 
 
 @command(codes={1: "a part failed"}, rights="fairq_work or fairq_admin")
-@click.option("--every", type=duration, metavar="TIME", help="Repeat with this pause until Ctrl-C or TERM.")
+@option("--every TIME", "Repeat with this pause until Ctrl-C or TERM.", type=duration)
 def maintain(every: timedelta | None) -> None:
     """Run one round of maintenance.
 

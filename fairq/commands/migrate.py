@@ -10,7 +10,7 @@ import click
 import psycopg
 
 from fairq import install
-from fairq.cli import Exit, amount, command, named_dsn, wants_json
+from fairq.cli import Exit, amount, command, named_dsn, option, wants_json
 from fairq.commands.common import console, show
 from fairq.dsn import describe, resolve
 from fairq.worker.loading import load_app
@@ -25,23 +25,18 @@ from fairq.worker.loading import load_app
         6: "would lose data",
     }
 )
-@click.option(
-    "--to",
+@option(
+    "--to REVISION",
+    "Where to go: head (default), base, or a revision such as 0003, also a lower one.",
     default=install.HEAD,
-    metavar="REVISION",
-    help="Where to go: head (default), base, or a revision such as 0003, also a lower one.",
+    show_default=False,
 )
-@click.option(
-    "--app",
-    metavar="MODULE[:APP]",
-    help="Then create the queues that this app declares, and tell the database what its tasks declare.",
+@option(
+    "--app MODULE[:APP]",
+    "Then create the queues that this app declares, and tell the database what its tasks declare.",
 )
-@click.option(
-    "--check", is_flag=True, help="Change nothing; exit 1 when the database is not at the revision."
-)
-@click.option(
-    "--sql", "as_sql", is_flag=True, help="Print the SQL from base instead of running it; needs no database."
-)
+@option("--check", "Change nothing; exit 1 when the database is not at the revision.")
+@option("--sql as_sql", "Print the SQL from base instead of running it; needs no database.")
 @amount(
     "--lock-timeout",
     3.0,
@@ -141,15 +136,8 @@ def _report(event: install.Applied | install.Waiting) -> None:
 
 
 @command(codes={2: "wrong usage, or no such revision"}, dsn=False, json=False)
-@click.option(
-    "--from",
-    "start",
-    default=install.BASE,
-    show_default=True,
-    metavar="REVISION",
-    help="Where the database is.",
-)
-@click.option("--to", default=install.HEAD, show_default=True, metavar="REVISION", help="Where it should go.")
+@option("--from start REVISION", "Where the database is.", default=install.BASE)
+@option("--to REVISION", "Where it should go.", default=install.HEAD)
 def sql(start: str, to: str) -> None:
     """Print migrations as plain SQL.
 

@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from fairq import schedules as api
-from fairq.cli import Failure, amount, command, group
+from fairq.cli import Failure, amount, command, group, option
 from fairq.commands.common import (
     Connection,
     clean,
@@ -45,7 +45,7 @@ def stored(
     return rows(conn, LIST, name=name, group_key=group_key, most=most)
 
 
-of_group = click.option("--group", "group_key", metavar="GROUP", help="Only the schedule of this group.")
+of_group = option("--group group_key GROUP", "Only the schedule of this group.")
 
 
 @group(codes={1: "refused, or there is none"}, rights="fairq_observe to look, fairq_admin to change")
@@ -104,8 +104,8 @@ def _when(row: Mapping[str, Any], now: datetime) -> str:
 @command("preview", parent=schedules, codes={1: "there is none"}, rights="fairq_observe, with NAME")
 @click.argument("name", required=False)
 @of_group
-@click.option("--cron", metavar="TEXT", help="Instead of a schedule: what this expression says.")
-@click.option("--time-zone", default="UTC", show_default=True, metavar="TEXT", help="With --cron.")
+@option("--cron TEXT", "Instead of a schedule: what this expression says.")
+@option("--time-zone TEXT", "With --cron.", default="UTC")
 @amount("--count", 5, "How many.", most=1000)
 def preview_schedule(
     name: str | None, group_key: str | None, cron: str | None, time_zone: str, count: int
@@ -142,13 +142,13 @@ def _unknown(name: str | None, group_key: str | None) -> Failure:
 
 
 def takes_settings(function: F) -> F:
-    for option in (
+    for decorate in (
         settings_options(api.ScheduleSettings),
-        click.option("--payload", metavar="JSON", help="What its tasks get. Default: null."),
-        click.option("--group", "group_key", required=True, metavar="GROUP", help="Whose it is."),
+        option("--payload JSON", "What its tasks get. Default: null."),
+        option("--group group_key GROUP", "Whose it is.", required=True),
         click.argument("name"),
     ):
-        function = option(function)
+        function = decorate(function)
     return function
 
 

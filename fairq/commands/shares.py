@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import click
 from rich.console import RenderableType
 from rich.text import Text
 
 from fairq import ledger
-from fairq.cli import amount, command
+from fairq.cli import amount, command, option
 from fairq.commands.common import clean, count, duration, number, server_time, session, show, span, table
 from fairq.ledger import Fairness, Share
 
 
 @command(codes={1: "no such queue"}, rights="fairq_observe")
-@click.option("--queue", default="default", show_default=True, metavar="NAME", help="Of which queue.")
-@click.option(
-    "--since", type=duration, default="10m", show_default=True, metavar="TIME", help="How far back to look."
-)
+@option("--queue NAME", "Of which queue.", default="default")
+@option("--since TIME", "How far back to look.", type=duration, default="10m")
 @amount("--groups", 20, "How many groups, those first that are most behind or received most.")
 def shares(queue: str, since: timedelta, groups: int) -> None:
     """Show who gets what.

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import click
 from rich.console import RenderableType
 from rich.text import Text
 
 from fairq import ledger
-from fairq.cli import amount, command
+from fairq.cli import amount, command, option
 from fairq.commands.common import Connection, count, number, plain, server_time, session, show, span, table
 from fairq.commands.shares import debt, percent
 from fairq.errors import UnknownQueue
@@ -35,7 +34,7 @@ class Snapshot:
 
 
 @command(codes={1: "no such queue"}, rights="fairq_observe")
-@click.option("--queue", metavar="NAME", help="Only this queue. Default: all.")
+@option("--queue NAME", "Only this queue. Default: all.")
 @amount("--groups max_groups", GROUPS, "How many groups of each queue, busiest first.", least=0)
 def stats(queue: str | None, max_groups: int) -> None:
     """Show how queues, groups and workers stand.

@@ -18,7 +18,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fairq.cli import amount, command, wants_json
+from fairq.cli import amount, command, option, wants_json
 from fairq.commands.common import console, emit, session
 from fairq.commands.stats import Snapshot, document, live, queue_table, share_table, take, worker_table
 
@@ -27,9 +27,9 @@ BREATHE = 4
 
 
 @command(codes={0: "ended by you", 1: "no such queue"}, rights="fairq_observe")
-@click.option("--queue", metavar="NAME", help="Only this queue. Default: all.")
+@option("--queue NAME", "Only this queue. Default: all.")
 @amount("--interval", 2.0, "Time between two looks. Grows when a look takes long.", least=0.1, most=None)
-@click.option("--count", "looks", type=click.IntRange(min=1), metavar="N", help="End after this many looks.")
+@option("--count looks N", "End after this many looks.", type=click.IntRange(min=1))
 def top(queue: str | None, interval: float, looks: int | None) -> None:
     """Watch queues, groups and workers.
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import click
 
-from fairq.cli import Failure, amount, command, named_dsn
+from fairq.cli import Failure, amount, command, named_dsn, option
 from fairq.web import asgi
 from fairq.web.guard import from_here
 from fairq.web.serve import PORT, bound, server
@@ -19,21 +19,19 @@ from fairq.web.serve import PORT, bound, server
     rights="fairq_observe; payloads, errors and changes need fairq_admin",
     json=False,
 )
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@option("--host ADDRESS", "Where to listen.", default="127.0.0.1")
 @amount("--port", PORT, "0: any.", least=0, most=65535)
-@click.option(
-    "--token",
+@option(
+    "--token TEXT",
+    "Who has it may look. Default: FAIRQ_WEB_TOKEN; a new one where others can connect.",
     envvar="FAIRQ_WEB_TOKEN",
-    metavar="TEXT",
-    help="Who has it may look. Default: FAIRQ_WEB_TOKEN; a new one where others can connect.",
 )
-@click.option(
-    "--secret",
+@option(
+    "--secret TEXT",
+    "What links for tenants are signed with. Default: FAIRQ_WEB_SECRET; without, there are none.",
     envvar="FAIRQ_WEB_SECRET",
-    metavar="TEXT",
-    help="What links for tenants are signed with. Default: FAIRQ_WEB_SECRET; without, there are none.",
 )
-@click.option("--allow-changes", is_flag=True, help="Let the page change things, not only show them.")
+@option("--allow-changes", "Let the page change things, not only show them.")
 def web(host: str, port: int, token: str | None, secret: str | None, allow_changes: bool) -> None:
     """Show a page of who gets what.
 

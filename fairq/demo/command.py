@@ -22,7 +22,7 @@ from starlette.requests import Request
 
 from fairq import dsn as dsns
 from fairq import embedded, install
-from fairq.cli import Exit, Failure, amount, command
+from fairq.cli import Exit, Failure, amount, command, option
 from fairq.demo import engines, view
 from fairq.demo.engines import Record
 from fairq.demo.run import Standings, run
@@ -49,18 +49,11 @@ PICTURE = Path("demo-output") / "fairness.png"
 @amount("--tasks", 10_000, "Bob's tasks.", least=10, most=1_000_000)
 @amount("--tenants", 10, "Bob and the others.", least=2, most=1000)
 @amount("--slots", 32, "Worker slots of each queue.", most=1000)
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=PICTURE,
-    show_default=True,
-    metavar="FILE",
-    help="Where the picture goes.",
+@option(
+    "--out FILE", "Where the picture goes.", type=click.Path(dir_okay=False, path_type=Path), default=PICTURE
 )
-@click.option(
-    "--dsn",
-    metavar="DSN",
-    help="Make a database on this server and drop it at the end, instead of starting a PostgreSQL.",
+@option(
+    "--dsn DSN", "Make a database on this server and drop it at the end, instead of starting a PostgreSQL."
 )
 def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> None:
     """Watch a fair queue beside a plain one.
