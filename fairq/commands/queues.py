@@ -1,11 +1,10 @@
-"""What there is and its settings: `fairq queues`, `groups`, `keys`, `cluster`, `pause`, `resume`, `drain`,
-`rebuild`.
-"""
+"""What there is and its settings: queues, groups, keys, the cluster; to pause, resume, drain, rebuild."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -16,7 +15,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fairq import policies
-from fairq.cli import Failure, amount, command, group, wants_json
+from fairq.cli import Failure, amount, command, group, option, wants_json
 from fairq.commands.common import (
     Connection,
     clean,
@@ -54,20 +53,15 @@ def queues(ctx: click.Context) -> None:
         return
     with session() as conn:
         found = queue_settings(conn)
+    cells, held = [], []
+    for row in found:
+        back_off = f"{span(row['retry_base'])} to {span(row['retry_cap'])}"
+        besides, state = "; ".join(_besides(row)), "; ".join(_state(row))
+        cells.append((row["queue"], row["max_attempts"], back_off, span(row["retention"]), besides, state))
+        of_each, of_all = limits(row, "group_"), limits(row)
+        if of_each or of_all:
+            held.append((row["queue"], of_each or "-", of_all or "-"))
     columns = ("queue", ">attempts", "back-off", "kept", "~?besides", "~?state")
-    cells = [
-        (
-            row["queue"],
-            row["max_attempts"],
-            f"{span(row['retry_base'])} to {span(row['retry_cap'])}",
-            span(row["retention"]),
-            "; ".join(_besides(row)),
-            "; ".join(_state(row)),
-        )
-        for row in found
-    ]
-    held = [(row["queue"], limits(row, "group_") or "-", limits(row) or "-") for row in found]
-    held = [each for each in held if each[1:] != ("-", "-")]
     parts: list[RenderableType] = [table(None, columns, cells)]
     if held:
         parts += [Text(), table("Limits", ("queue", "~of each group", "~of the whole queue"), held)]
@@ -94,16 +88,16 @@ def _state(row: Mapping[str, Any]) -> Iterator[str]:
 
 def limits(row: Mapping[str, Any], prefix: str = "") -> str:
     """The limits in a row of settings, in one line."""
-    cap, rate, burst = (row.get(f"{prefix}{name}") for name in ("max_running", "rate_limit", "rate_burst"))
-    failures, cooldown = row.get(f"{prefix}breaker_threshold"), row.get(f"{prefix}breaker_cooldown")
+    own = {name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)}
     parts = []
-    if cap is not None:
-        parts.append(f"{cap} at once")
-    if rate is not None:
-        period = span(row[f"{prefix}rate_period"])
-        parts.append(f"{rate} per {period}" + (f", burst {burst}" if burst else ""))
-    if failures is not None:
-        parts.append(f"stops {span(cooldown)} after {count(failures, 'failure')}")
+    if own.get("max_running") is not None:
+        parts.append(f"{own['max_running']} at once")
+    if own.get("rate_limit") is not None:
+        burst = f", burst {own['rate_burst']}" if own["rate_burst"] else ""
+        parts.append(f"{own['rate_limit']} per {span(own['rate_period'])}{burst}")
+    if own.get("breaker_threshold") is not None:
+        failures = count(own["breaker_threshold"], "failure")
+        parts.append(f"stops {span(own['breaker_cooldown'])} after {failures}")
     return "; ".join(parts)
 
 
@@ -113,41 +107,31 @@ def _without(found: list[dict[str, Any]], *hidden: str) -> list[dict[str, Any]]:
 
 def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str, Any]]:
     """Every setting there is."""
-    found = rows(
-        conn,
-        """
+    query = """
         select q.* from fairq.queues q
         where not q.internal and (%(queue)s::text is null or q.queue = %(queue)s)
         order by q.queue
-        """,
-        queue=queue,
-    )
-    return _without(found, "internal", "metered", "spread")
+        """
+    return _without(rows(conn, query, queue=queue), "internal", "metered", "spread")
 
 
 def group_settings(
     conn: Connection, queue: str, group_key: str | None = None, user: str | None = None
 ) -> list[dict[str, Any]]:
     """Groups with settings of their own, or, with a user, that one."""
-    found = rows(
-        conn,
-        """
+    query = """
         select g.* from fairq.groups g
         where g.queue = %(queue)s and (%(group_key)s::text is null or g.group_key = %(group_key)s)
           and g.user_key = %(user)s
         order by g.group_key
-        """,
-        queue=queue,
-        group_key=group_key,
-        user=user or "",
-    )
+        """
+    found = rows(conn, query, queue=queue, group_key=group_key, user=user or "")
     return _without(found, "shard_no", "queue", "user_key", "leaving_at")
 
 
 def cluster_settings(conn: Connection) -> dict[str, Any]:
-    (row,) = _without(
-        rows(conn, "select s.* from fairq.settings s"), "singleton", "test_clock", "moving_after"
-    )
+    found = rows(conn, "select s.* from fairq.settings s")
+    (row,) = _without(found, "singleton", "test_clock", "moving_after")
     return {name: value for name, value in row.items() if not name.startswith("moving") or value is not None}
 
 
@@ -166,13 +150,7 @@ def set_queue(name: str, **options: Any) -> None:
     fairq queues set mail --rate-limit 100 --rate-period 1m
     fairq queues set mail --reset rate-limit         no limit any more
     """
-    with session() as conn, conn.transaction():
-        if not queue_settings(conn, name):
-            hint = f"Create it: fairq queues create {clean(name)} …"
-            raise Failure(f"There is no queue {clean(name)}.", hint=hint)
-        policies.configure_queue(conn, name, **named(options))
-        (row,) = queue_settings(conn, name)
-    show(row, f"Queue {clean(name)} changed.", _facts(row, "queue"))
+    _configure_queue(name, options, new=False)
 
 
 @command("create", parent=queues, codes={1: "refused, or there is one of that name"}, rights="fairq_admin")
@@ -186,13 +164,18 @@ def create_queue(name: str, **options: Any) -> None:
     \b
     fairq queues create docs --max-attempts 3 --group-max-running 2
     """
+    _configure_queue(name, options, new=True)
+
+
+def _configure_queue(name: str, options: dict[str, Any], *, new: bool) -> None:
     with session() as conn, conn.transaction():
-        if queue_settings(conn, name):
-            hint = f"Change it: fairq queues set {clean(name)} …"
-            raise Failure(f"There is a queue {clean(name)}.", hint=hint)
-        policies.configure_queue(conn, name, **named(options, may_be_none=True))
+        if bool(queue_settings(conn, name)) is new:
+            how = "Change it: fairq queues set" if new else "Create it: fairq queues create"
+            text = f"There is {'a' if new else 'no'} queue {clean(name)}."
+            raise Failure(text, hint=f"{how} {clean(name)} …")
+        policies.configure_queue(conn, name, **named(options, may_be_none=new))
         (row,) = queue_settings(conn, name)
-    show(row, f"Queue {clean(name)} created.", _facts(row, "queue"))
+    show(row, f"Queue {clean(name)} {'created' if new else 'changed'}.", _facts(row, "queue"))
 
 
 def _name(queue: str, group_key: str | None, user: str | None = None) -> str:
@@ -222,9 +205,7 @@ def _cell(value: Any) -> str:
 
 def _stranger(conn: Connection, queue: str, group_key: str | None) -> str:
     """What to say of a group that nobody has heard of: a misspelt one is no error to the engine."""
-    found = rows(
-        conn,
-        """
+    query = """
         select exists (select from fairq.groups g where g.queue = %(queue)s and g.group_key = %(group_key)s)
           or exists (
             select from fairq.tasks t
@@ -232,22 +213,20 @@ def _stranger(conn: Connection, queue: str, group_key: str | None) -> str:
               and t.queue = %(queue)s
               and t.group_key = %(group_key)s
           ) as known
-        """,
-        queue=queue,
-        group_key=group_key,
-    )
-    is_known = group_key is None or found[0]["known"]
+        """
+    (found,) = rows(conn, query, queue=queue, group_key=group_key)
+    is_known = group_key is None or found["known"]
     return "" if is_known else " It has neither tasks nor settings: is that its name?"
 
 
-only_user = click.option("--user", metavar="USER", help="Only this user of the group.")
+only_user = option("--user USER", "Only this user of the group.")
 
 
 # --- groups ----------------------------------------------------------------------------------------
 
 
 @group(codes={1: "no such queue"}, rights="fairq_observe to look, fairq_admin to change")
-@click.option("--queue", default="default", show_default=True, metavar="NAME", help="The queue.")
+@option("--queue NAME", "The queue.", default="default")
 @amount("--limit", 20, "How many groups, busiest first.")
 @click.pass_context
 def groups(ctx: click.Context, queue: str, limit: int) -> None:
@@ -288,11 +267,8 @@ def groups(ctx: click.Context, queue: str, limit: int) -> None:
 
 
 # Before the subcommand or after it.
-queue_after = click.option(
-    "--queue",
-    metavar="NAME",
-    callback=lambda ctx, _, value: value or ctx.obj,
-    help="The queue. Default: default.",
+queue_after = option(
+    "--queue NAME", "The queue. Default: default.", callback=lambda ctx, _, value: value or ctx.obj
 )
 
 
@@ -330,7 +306,7 @@ def set_group(group_key: str, queue: str, user: str | None, **options: Any) -> N
 @command("purge", parent=groups, codes={1: "refused, or you said no"}, rights="fairq_admin")
 @click.argument("group_key", metavar="GROUP")
 @queue_after
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@option("--yes", "Do not ask.")
 def purge_group(group_key: str, queue: str, yes: bool) -> None:
     """Cancel everything that a group has waiting.
 
@@ -361,33 +337,31 @@ def _show_usage(queue: str, group_key: str | None = None) -> None:
         found = policies.rate_usage(conn, queue, group_key)
         budget = None if group_key is None else policies.budget_usage(conn, queue, group_key)
         now, note = server_time(conn), _stranger(conn, queue, group_key)
+    of, lines = _name(queue, group_key), []
     document: dict[str, Any] = {"queue": queue, "group_key": group_key, "rate_limit": None}
-    lines = [
-        f"{_name(queue, group_key)} has no {'rate' if group_key is None else 'rate and no budget'}.{note}"
-    ]
     if found is not None:
         document = dataclasses.asdict(found)
-        rate = f"{found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}"
-        until = [
-            f"Of the burst {count(found.used, 'is', 'are')} used, {count(found.available, 'is', 'are')} free",
-            f"the next task may start in {span(found.next_at - now)}" if found.next_at else "",
-            f"all of it is free in {span(found.full_at - now)}" if found.full_at else "",
+        lines += [
+            f"{of} has a rate of {found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}."
         ]
-        lines = [
-            f"{_name(queue, group_key)} has a rate of {rate}.",
-            "; ".join(filter(None, until)) + f".{note}",
-        ]
+        until = (
+            f"Of the burst {count(found.used, 'is', 'are')} used, {count(found.available, 'is', 'are')} free"
+        )
+        if found.next_at:
+            until += f"; the next task may start in {span(found.next_at - now)}"
+        if found.full_at:
+            until += f"; all of it is free in {span(found.full_at - now)}"
+        lines += [f"{until}.{note}"]
     if group_key is not None:
         document["budget"] = None if budget is None else dataclasses.asdict(budget)
     if budget is not None:
-        lines = lines if found else []
-        each = f"{budget.budget:g} per {span(budget.budget_period)}"
         lines += [
-            f"{_name(queue, group_key)} has a budget of {each}.",
+            f"{of} has a budget of {budget.budget:g} per {span(budget.budget_period)}.",
             f"Of it {budget.spent:g} are spent, {budget.reserved:g} expected of what runs, "
             f"{budget.available:g} left; it renews in {span(budget.renews_at - now)}.{'' if found else note}",
         ]
-    show(document, *lines)
+    nothing = f"{of} has no {'rate' if group_key is None else 'rate and no budget'}.{note}"
+    show(document, *(lines or [nothing]))
 
 
 def _reset_rate(queue: str, group_key: str | None = None) -> None:
@@ -438,10 +412,8 @@ def group_usage(group_key: str, queue: str) -> None:
 
 # --- Holds -----------------------------------------------------------------------------------------
 
-hold_until = click.option(
-    "--until", type=when, metavar="TIME", help="When it may go on: +10m, or a time with its zone."
-)
-hold_end = click.option("--end", is_flag=True, help="It may go on now.")
+hold_until = option("--until TIME", "When it may go on: +10m, or a time with its zone.", type=when)
+hold_end = option("--end", "It may go on now.")
 
 
 def _until(until: datetime | None, end: bool) -> datetime | None:
@@ -533,12 +505,9 @@ def set_key(key: str, **options: Any) -> None:
     with session() as conn, conn.transaction():
         most = policies.configure_key(conn, key, **chosen)["max_running"]
     most = 1 if most is None else most
-    show(
-        {"concurrency_key": key, "max_running": most},
-        f"Of the tasks with key {clean(key)}, {count(most, 'runs', 'run')} at once."
-        if most
-        else f"No task with key {clean(key)} is started.",
-    )
+    text = f"Of the tasks with key {clean(key)}, {count(most, 'runs', 'run')} at once."
+    none = f"No task with key {clean(key)} is started."
+    show({"concurrency_key": key, "max_running": most}, text if most else none)
 
 
 @command("hold", parent=keys, codes={1: "refused"}, rights="fairq_admin")
@@ -633,7 +602,7 @@ def _refuse_user_alone(group_key: str | None, user: str | None) -> None:
         raise click.UsageError("--user names a user of a group: add --group.")
 
 
-only_group = click.option("--group", "group_key", metavar="GROUP", help="Only this group of the queue.")
+only_group = option("--group group_key GROUP", "Only this group of the queue.")
 
 
 @command(codes={1: "no such queue"}, rights="fairq_admin")
@@ -690,8 +659,8 @@ def resume(queue: str, group_key: str | None, user: str | None) -> None:
 
 @command(codes={1: "no such queue, or not empty in time"}, rights="fairq_admin")
 @click.argument("queue", default="default")
-@click.option("--wait", is_flag=True, help="Wait until the queue is empty.")
-@click.option("--timeout", type=duration, metavar="TIME", help="Wait no longer than this: 30s, 10m.")
+@option("--wait", "Wait until the queue is empty.")
+@option("--timeout TIME", "Wait no longer than this: 30s, 10m.", type=duration)
 def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
     """Let a queue run empty.
 
@@ -708,10 +677,9 @@ def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
     with session() as conn:
         with conn.transaction():
             policies.drain_queue(conn, queue)
-        end = None if timeout is None else time.monotonic() + timeout.total_seconds()
-        left = _left(conn, queue)
-        while wait and left:
-            pause = DRAIN_PAUSE if end is None else min(DRAIN_PAUSE, end - time.monotonic())
+        end = math.inf if timeout is None else time.monotonic() + timeout.total_seconds()
+        while (left := live(*take(conn, queue, 0).queues)) and wait:
+            pause = min(DRAIN_PAUSE, end - time.monotonic())
             if pause <= 0:
                 raise Failure(
                     f"queue {clean(queue)} still has {count(left, 'task')}",
@@ -719,11 +687,9 @@ def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
                     code="not_empty",
                 )
             time.sleep(pause)
-            left = _left(conn, queue)
-    rest = "It is empty." if not left else f"{count(left, 'task')} left, which are still served."
-    show(
-        {"queue": queue, "done": "draining", "left": left}, f"Queue {clean(queue)} takes no new tasks. {rest}"
-    )
+    text = f"{count(left, 'task')} left, which are still served." if left else "It is empty."
+    answer = {"queue": queue, "done": "draining", "left": left}
+    show(answer, f"Queue {clean(queue)} takes no new tasks. {text}")
 
 
 @command(codes={1: "no such queue"}, rights="fairq_admin")
@@ -743,11 +709,6 @@ def rebuild(queue: str) -> None:
 
 
 DRAIN_PAUSE = 0.5  # seconds; each look counts the live tasks
-
-
-def _left(conn: Connection, queue: str) -> int:
-    (each,) = take(conn, queue, 0).queues
-    return live(each)
 
 
 def _tell(queue: str, group_key: str | None, what: str, text: str, user: str | None = None) -> None:

@@ -8,15 +8,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fairq import client, driver, results
-from fairq.cli import Exit, Failure, amount, command, wants_json
+from fairq.cli import Exit, Failure, amount, command, option, wants_json
 from fairq.commands.common import (
     Connection,
     clean,
@@ -26,6 +25,7 @@ from fairq.commands.common import (
     ident,
     parse_duration,
     parse_when,
+    plain,
     session,
     show,
     task_ids,
@@ -45,25 +45,22 @@ BATCH = 5000
 @click.argument("group", required=False, metavar="[GROUP]")
 @click.argument("payload", required=False, metavar="[PAYLOAD]")
 @task_options
-@click.option(
-    "--from",
-    "source",
+@option(
+    "--from source FILE",
+    "Create one task per line of this file; - is stdin. Options and GROUP then fill what a line lacks.",
     type=click.Path(allow_dash=True, dir_okay=False),
-    metavar="FILE",
-    help="Create one task per line of this file; - is stdin. Options and GROUP then fill what a line lacks.",
 )
-@click.option(
+@option(
     "--commit-each",
-    is_flag=True,
-    help="With --from: commit every batch. Default: the whole file is one transaction, all or nothing.",
+    "With --from: commit every batch. Default: the whole file is one transaction, all or nothing.",
 )
 @amount("--batch", BATCH, "With --from: lines per call.")
-@click.option(
-    "--skip",
+@option(
+    "--skip N",
+    "With --from: leave out the first N lines, to go on where an earlier run stopped.",
     type=click.IntRange(min=0),
     default=0,
-    metavar="N",
-    help="With --from: leave out the first N lines, to go on where an earlier run stopped.",
+    show_default=False,
 )
 def enqueue(
     group: str | None,
@@ -145,14 +142,12 @@ def json_object(text: str | None, what: str) -> dict[str, Any] | None:
 # --- enqueue --from --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     number: int
     text: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     line: int
     options: dict[str, Any]
     item: Item
@@ -168,32 +163,28 @@ FIELDS = frozenset({"group_key", "payload", *options_of(EnqueueOptions)} - {"uni
 
 def read_line(line: Line, defaults: dict[str, Any], group: str | None, now: datetime) -> Task:
     """What a line asks for. Raises BadLine."""
+    one_per_line = 'One object per line: {"group_key": "bob"}'
     try:
         value = json.loads(line.text.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
-        raise BadLine(line.number, f"not JSON: {exc}", 'One object per line: {"group_key": "bob"}') from None
+        raise BadLine(line.number, f"not JSON: {exc}", one_per_line) from None
     if not isinstance(value, dict):
-        raise BadLine(line.number, "not a JSON object", 'One object per line: {"group_key": "bob"}')
-    unknown = sorted(value.keys() - FIELDS)
-    if unknown:
+        raise BadLine(line.number, "not a JSON object", one_per_line)
+    if unknown := sorted(value.keys() - FIELDS):
         hint = f"Known are {', '.join(sorted(FIELDS))}. The task's own data belongs into payload."
         raise BadLine(line.number, f"unknown field {clean(unknown[0])!r}", hint)
-    group_key = value.get("group_key", group)
+    group_key, payload = value.pop("group_key", group), value.pop("payload", {})
     if group_key is None:
-        raise BadLine(
-            line.number, "no group_key", "Put it into the line, or name a GROUP for all that have none."
-        )
-
+        hint = "Put it into the line, or name a GROUP for all that have none."
+        raise BadLine(line.number, "no group_key", hint)
     given = {name: _option(line, name, value[name], now) for name in value if value[name] is not None}
     own = {name: given.pop(name) for name in OF_ITEMS if name in given}
-    payload = value.get("payload", {})
-    options = {name: given[name] for name in given if name not in ("group_key", "payload")}
-    return Task(line.number, {**defaults, **options}, Item(group_key, payload, **own))
+    return Task(line.number, {**defaults, **given}, Item(group_key, payload, **own))
 
 
 def _option(line: Line, name: str, value: Any, now: datetime) -> Any:
     """A field as JSON has it, as the option of that name takes it."""
-    kind = options_of(EnqueueOptions)[name].type if name not in ("group_key", "payload") else None
+    kind = options_of(EnqueueOptions)[name].type
     if kind is datetime:
         at = parse_when(value, now) if isinstance(value, str) else None
         if at is None:
@@ -298,22 +289,18 @@ def _check(task: Task) -> None:
         raise BadLine(task.line, str(exc).replace("items[0].", ""), exc.hint) from None
 
 
-def _stopped(exc: Exception, chunk: list[Line], done: int | None) -> Failure:
+def _stopped(exc: Failure | FairqError, chunk: list[Line], done: int | None) -> Failure:
     """Where it stopped, and what of the file is in the database."""
-    if isinstance(exc, Failure):
-        failure = exc
-    else:
-        assert isinstance(exc, FairqError)
+    if isinstance(exc, FairqError):
         where = f"lines {chunk[0].number} to {chunk[-1].number}: {exc}"
-        failure = Failure(where, hint=exc.hint, code=exc.code, exit_code=exc.exit_code)
-    if done is None:
-        kept = "Nothing was created."
-    elif done == 0:
-        kept = "Nothing was created. Correct it and start again."
-    else:
+        exc = Failure(where, hint=exc.hint, code=exc.code, exit_code=exc.exit_code)
+    kept = "Nothing was created."
+    if done is not None:
+        kept += " Correct it and start again."
+    if done:
         kept = f"Lines 1 to {done} are in. Correct it and go on with --skip {done}."
-    failure.hint = " ".join(part for part in (failure.hint, kept) if part)
-    return failure
+    exc.hint = " ".join(part for part in (exc.hint, kept) if part)
+    return exc
 
 
 # --- cancel, retry ---------------------------------------------------------------------------------
@@ -325,12 +312,10 @@ def ago(text: str) -> datetime:
     return when(text) if length is None else datetime.now(UTC) - length
 
 
-of_queue = click.option("--queue", metavar="NAME", help="Instead of ids: the tasks of this queue.")
-of_group = click.option(
-    "--group", "group_key", metavar="GROUP", help="With --queue: only those of this group."
-)
-of_kind = click.option("--kind", metavar="NAME", help="With --queue: only those of this kind.")
-without_asking = click.option("--yes", is_flag=True, help="With --queue: do not ask.")
+of_queue = option("--queue NAME", "Instead of ids: the tasks of this queue.")
+of_group = option("--group group_key GROUP", "With --queue: only those of this group.")
+of_kind = option("--kind NAME", "With --queue: only those of this kind.")
+without_asking = option("--yes", "With --queue: do not ask.")
 
 
 @command(
@@ -370,14 +355,12 @@ def cancel(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> N
 @of_queue
 @of_group
 @of_kind
-@click.option(
+@option(
     "--outcome",
+    "With --queue: only those that ended so. Default: failed.",
     type=click.Choice(["failed", "cancelled", "expired"]),
-    help="With --queue: only those that ended so. Default: failed.",
 )
-@click.option(
-    "--since", type=ago, metavar="TIME", help="With --queue: only those that ended since then: 2h, or a time."
-)
+@option("--since TIME", "With --queue: only those that ended since then: 2h, or a time.", type=ago)
 @without_asking
 def retry(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> None:
     """Run ended tasks again, or waiting ones now.
@@ -453,8 +436,8 @@ def _tell(answers: dict[int, bool], done: str, not_done: str) -> None:
     rights="fairq_enqueue",
 )
 @click.argument("task_id", metavar="ID", type=ident)
-@click.option("--wait", is_flag=True, help="Wait until the task has ended.")
-@click.option("--timeout", type=duration, metavar="TIME", help="Wait no longer than this: 30s, 10m.")
+@option("--wait", "Wait until the task has ended.")
+@option("--timeout TIME", "Wait no longer than this: 30s, 10m.", type=duration)
 def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
     """Show how a task ended, or wait until it has.
 
@@ -480,23 +463,12 @@ def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
                 hint=f"Wait for it: fairq result {task_id} --wait. What holds it up: fairq explain {task_id}",
                 code="not_ended",
             ) from None
-    document = {
-        "id": found.id,
-        "outcome": found.outcome,
-        "finished_at": found.finished_at,
-        "result": found.result,
-        "error": found.error,
-    }
-    if found.outcome == "succeeded":
-        text = json.dumps(found.result, indent=2, ensure_ascii=False)
-        if wants_json():
-            show(document)
-        else:
-            click.echo("\n".join(map(clean, text.split("\n"))))
-        return
     if wants_json():
-        show(document)
-        raise click.exceptions.Exit(Exit.NO)
-    ended = {"failed": "failed", "cancelled": "was cancelled", "expired": "expired"}[found.outcome]
-    at = f"{found.finished_at:%Y-%m-%d %H:%M:%S %Z}"
-    raise Failure(f"task {found.id} {ended} at {at}", hint=told(found.error))
+        show(plain(found))
+        raise click.exceptions.Exit(Exit.OK if found.outcome == "succeeded" else Exit.NO)
+    if found.outcome != "succeeded":
+        ended = "was cancelled" if found.outcome == "cancelled" else found.outcome
+        at = f"{found.finished_at:%Y-%m-%d %H:%M:%S %Z}"
+        raise Failure(f"task {found.id} {ended} at {at}", hint=told(found.error))
+    text = json.dumps(found.result, indent=2, ensure_ascii=False)
+    click.echo("\n".join(map(clean, text.split("\n"))))
