@@ -34,7 +34,6 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
@@ -177,9 +176,11 @@ def _is_complete(bin_dir: Path) -> bool:
     return all(os.access(bin_dir / program, os.X_OK) for program in ("initdb", "postgres"))
 
 
-def _version_of(bin_dir: Path, user: "_User | None" = None) -> str | None:
+def _version_of(bin_dir: Path, user: pwd.struct_passwd | None = None) -> str | None:
     """What `postgres --version` answers, run as that user; None when it does not run."""
-    as_user: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []} if user else {}
+    as_user: dict[str, Any] = (
+        {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user is not None else {}
+    )
     command: list[str | Path] = [bin_dir / "postgres", "--version"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", **as_user)
@@ -192,27 +193,20 @@ def _version_of(bin_dir: Path, user: "_User | None" = None) -> str | None:
 # --- Who runs it, and where -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _User:
-    uid: int
-    gid: int
-
-
-def _server_user() -> _User | None:
+def _server_user() -> pwd.struct_passwd | None:
     """PostgreSQL refuses to run as root; root runs it as `nobody`, everybody else as himself (None)."""
     if os.geteuid() != 0:
         return None
     try:
-        entry = pwd.getpwnam("nobody")
+        return pwd.getpwnam("nobody")
     except KeyError:
         raise EmbeddedError(
             "PostgreSQL does not run as root, and this system has no user `nobody` to run it as.\n"
             "Run the command as an ordinary user, or add that user."
         ) from None
-    return _User(entry.pw_uid, entry.pw_gid)
 
 
-def _temp_root(user: _User | None) -> Path:
+def _temp_root(user: pwd.struct_passwd | None) -> Path:
     """A short folder for temporary files in which the server's user can reach what is his."""
     places = dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp"))
     for place in map(Path, places):
@@ -258,7 +252,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _reachable_binaries(binaries: Binaries, run_dir: Path, user: _User | None) -> Path:
+def _reachable_binaries(binaries: Binaries, run_dir: Path, user: pwd.struct_passwd | None) -> Path:
     """The folder to run the programs from: their own, or a private copy where `nobody` cannot reach them."""
     if user is None or _version_of(binaries.bin_dir, user):
         return binaries.bin_dir
@@ -351,9 +345,9 @@ class Server:
             while True:
                 try:
                     return self._start_once(deadline)
-                except _TryAgainError as exc:
+                except _TryAgainError:
                     if time.monotonic() > deadline:
-                        raise EmbeddedError(str(exc)) from None
+                        raise
                     time.sleep(0.02)
 
     def stop(self, mode: StopMode = "fast", *, wait_seconds: float = STOP_SECONDS) -> None:
@@ -394,9 +388,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Talking to it
@@ -460,23 +452,16 @@ class Server:
         """A new folder for nobody but the server's user."""
         folder.mkdir(mode=0o700)
         if self._user is not None:
-            os.chown(folder, self._user.uid, self._user.gid)
+            os.chown(folder, self._user.pw_uid, self._user.pw_gid)
 
     def _initialize(self) -> None:
         fresh = self.data_dir / "pgdata.new"
         shutil.rmtree(fresh, ignore_errors=True)  # of an initdb that was killed
         self._make_own(fresh)
-        argv: list[str] = [
-            str(self._bin_dir / "initdb"),
-            "--pgdata={folder}",
-            f"--username={SUPERUSER}",
-            # The socket's folder is the key. On TCP every user of the machine could knock.
-            "--auth-local=trust",
-            "--auth-host=reject",
-            "--locale=C",
-            "--encoding=UTF8",
-            *(["--no-sync"] if self.throw_away else []),
-        ]
+        # The socket's folder is the key. On TCP every user of the machine could knock.
+        argv = [str(self._bin_dir / "initdb"), "--pgdata={folder}", f"--username={SUPERUSER}"]
+        argv += ["--auth-local=trust", "--auth-host=reject", "--locale=C", "--encoding=UTF8"]
+        argv += ["--no-sync"] if self.throw_away else []
         self._keep(argv, fresh)
         assert self._keeper is not None
         code = self._keeper.wait()
@@ -498,7 +483,7 @@ class Server:
         }
         place = str(folder)
         if self._user is not None:
-            order |= {"uid": self._user.uid, "gid": self._user.gid}
+            order |= {"uid": self._user.pw_uid, "gid": self._user.pw_gid}
             if not self.throw_away and sys.platform == "linux":
                 # Root's clone may lie where `nobody` cannot go. The keeper, still root, opens the folder, and
                 # the server reaches it through that descriptor: no parent folder has to change its mode.
@@ -561,19 +546,17 @@ class Server:
             log = self.log_tail()
             if code is not None:
                 self._reap()
-                raise self._why_it_ended(code, log)
+                # The processes of a server that crashed take a moment to see that and to end.
+                kind = _TryAgainError if "pre-existing shared memory block" in log else EmbeddedError
+                raise kind(
+                    f"PostgreSQL ended at once, with exit code {code}. Its log, {self.log_file}:\n{log}"
+                )
             if time.monotonic() > deadline:
                 raise EmbeddedError(
                     f"PostgreSQL did not answer within {START_SECONDS:g} s. Its log, {self.log_file}:\n{log}"
                 )
             time.sleep(0.01)
         self._ran = True
-
-    def _why_it_ended(self, code: int, log: str) -> Exception:
-        text = f"PostgreSQL ended at once, with exit code {code}. Its log, {self.log_file}:\n{log}"
-        # The processes of a server that crashed take a moment to see that and to end.
-        crashed = "pre-existing shared memory block" in log
-        return _TryAgainError(text) if crashed else EmbeddedError(text)
 
     def _all_settings(self) -> dict[str, Setting]:
         folder = str(self.socket_dir).replace('"', '""')
@@ -611,7 +594,7 @@ class Server:
             pid_file.unlink()
 
 
-class _TryAgainError(Exception):
+class _TryAgainError(EmbeddedError):
     """The server did not start, for a reason that goes away by itself."""
 
 
@@ -621,18 +604,20 @@ def _make_home(home: Path) -> Path:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         strangers = [path.name for path in home.iterdir()]
     except OSError as exc:
-        raise EmbeddedError(_no_folder(home, exc)) from exc
+        raise _no_folder(home, exc.strerror) from exc
     if strangers and not any(name in strangers for name in ("pgdata", "lock")):
         raise EmbeddedError(
             f"{home} is not empty and holds no fairq server. Choose another folder, or empty it."
         )
     if not os.access(home, os.W_OK | os.X_OK):
-        raise EmbeddedError(_no_folder(home, PermissionError(errno.EACCES, os.strerror(errno.EACCES))))
+        raise _no_folder(home, os.strerror(errno.EACCES))
     return home
 
 
-def _no_folder(home: Path, exc: OSError) -> str:
-    return f"Cannot keep the server's data in {home}: {exc.strerror}. Choose a folder that you may write."
+def _no_folder(home: Path, why: str | None) -> EmbeddedError:
+    return EmbeddedError(
+        f"Cannot keep the server's data in {home}: {why}. Choose a folder that you may write."
+    )
 
 
 def _major_of(home: Path) -> int | None:
@@ -641,7 +626,7 @@ def _major_of(home: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise EmbeddedError(_no_folder(home, exc)) from exc
+        raise _no_folder(home, exc.strerror) from exc
 
 
 def _in_use(home: Path, pgdata: Path) -> str:
