@@ -11,9 +11,8 @@ import dataclasses
 import fnmatch
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 from psycopg import pq, sql
@@ -82,8 +81,7 @@ _TYPES: LiteralString = """
     select t.oid::int8 as oid, n.nspname as schema, t.typname as name, t.typtype::text as kind,
            case when t.typcategory = 'A' and t.typelem <> 0 and t.typlen = -1 then t.typelem else 0 end::int8
              as element,
-           t.typbasetype::int8 as base, greatest(t.typndims, 0) as base_dims, t.typnotnull as not_null,
-           t.typrelid::int8 as relation
+           t.typbasetype::int8 as base, greatest(t.typndims, 0) as base_dims, t.typnotnull as not_null
       from pg_catalog.pg_type t join pg_catalog.pg_namespace n on n.oid = t.typnamespace
 """
 _RELATIONS: LiteralString = """
@@ -121,8 +119,7 @@ _USER_TYPES: LiteralString = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Type:
+class _Type(NamedTuple):
     oid: int
     schema: str
     name: str
@@ -131,7 +128,6 @@ class _Type:
     base: int  # of a domain, else 0
     base_dims: int
     not_null: bool
-    relation: int  # of a composite type, else 0
 
 
 class Reader:
@@ -284,8 +280,7 @@ class Reader:
 # --------------------------------------------------------------------------------------- describing a query
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(NamedTuple):
     """A result column as the server describes it."""
 
     name: str
@@ -294,8 +289,7 @@ class _Field:
     attribute: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Description:
+class _Description(NamedTuple):
     params: tuple[int, ...]
     fields: tuple[_Field, ...]
     tree: nulls.Node | None  # None for a utility statement: it has no parameters, and no columns to speak of
@@ -514,8 +508,7 @@ def _embedded(reader: Reader, statement: Statement, star: _Star, tree: nulls.Nod
     return Column(star.qualifier.strip('"'), TypeName("", ""), never_null, embed=name, table=name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Star:
+class _Star(NamedTuple):
     """A `*` or `t.*` in the statement's own select list."""
 
     start: int
@@ -562,8 +555,7 @@ def _stars(statement: Statement, tree: nulls.Node | None) -> Iterator[_Star]:
             columns = tuple(
                 (qualifier or (alias if names.count(name) > 1 else ""), name) for name, (alias, _) in found
             )
-            embed = any(embed.start == start for embed in statement.embeds)
-            yield _Star(start, item[-1].end, qualifier, first, columns, embed)
+            yield _Star(start, item[-1].end, qualifier, first, columns, start in statement.embeds)
         first += count
 
 

@@ -66,14 +66,6 @@ class Placeholder:
 
 
 @dataclass(frozen=True, slots=True)
-class Embed:
-    """`sqlc.embed(relation)`, written in the text as `relation.*` from `start` on."""
-
-    relation: str
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
 class Statement:
     name: str
     cmd: Command
@@ -83,7 +75,7 @@ class Statement:
     lines: tuple[int, ...]  # for each line of `text`, its line in the file
     comments: tuple[str, ...] = ()
     placeholders: tuple[Placeholder, ...] = ()
-    embeds: tuple[Embed, ...] = ()
+    embeds: tuple[int, ...] = ()  # where in the text a `relation.*` stands for `sqlc.embed(relation)`
 
     def error(self, message: str, hint: str = "", position: int | None = None) -> GenerationError:
         """An error at `position`, a character offset in `text`; at the name line when there is none."""
@@ -197,7 +189,7 @@ def _with_numbers(statement: Statement) -> Statement:
     numbers: dict[str, int] = {}
     nullable: set[int] = set()
     positional: set[int] = set()
-    embeds: list[Embed] = []
+    embeds: list[int] = []
     text = ""
     for token in tokens(statement.text):
         written = token.text
@@ -208,7 +200,7 @@ def _with_numbers(statement: Statement) -> Statement:
         elif token.kind == "macro":
             function, argument = _macro(statement, token)
             if function == "embed":
-                embeds.append(Embed(argument, len(text)))
+                embeds.append(len(text))
                 written = f"{argument}.*"
             else:
                 number = numbers.setdefault(argument, len(numbers) + 1)
