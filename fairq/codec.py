@@ -86,9 +86,7 @@ def simplify(value: Any, root: str = "payload") -> Any:
 
 
 class _Refusal(Exception):
-    """What is wrong, and the way to it, collected while the stack unwinds: the good case pays nothing for
-    paths.
-    """
+    """What is wrong, and the way to it, collected while the stack unwinds: the good case pays nothing."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

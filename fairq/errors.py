@@ -118,9 +118,7 @@ class TasksWouldBeLost(Refused, sqlstate="QF090", code="would_lose_data"): ...  
 
 
 class DatabaseError(FairqError, code="database", exit_code=3):
-    """The database answered with an error of its own. `sqlstate` is its code, None when there was no
-    answer.
-    """
+    """The database answered with an error of its own. `sqlstate` is its code, None where nobody answered."""
 
     def __init__(self, message: str, hint: str | None = None, sqlstate: str | None = None) -> None:
         super().__init__(message, hint)
@@ -192,9 +190,7 @@ class Fail(TaskError, code="failed"):
 
 
 class Retry(TaskError):
-    """Raise it in a handler: another attempt while there are any left, after `delay` or the task's
-    back-off.
-    """
+    """Raise it in a handler: another attempt while any are left, after `delay` or the task's back-off."""
 
     def __init__(
         self,
@@ -397,9 +393,7 @@ def sqlstate_of(exc: BaseException) -> str | None:
 
 
 def _chain(exc: BaseException) -> Iterator[BaseException]:
-    """The error, and those of lower layers in it: SQLAlchemy keeps the driver's in `orig`, Django in
-    `__cause__`.
-    """
+    """The error, and those below it: SQLAlchemy keeps the driver's in `orig`, Django in `__cause__`."""
     seen: set[int] = set()
     current: BaseException | None = exc
     while current is not None and id(current) not in seen and _is_of_a_driver(current):

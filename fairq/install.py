@@ -27,40 +27,6 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
     from sqlalchemy.engine import Connection as AlchemyConnection
 
-__all__ = [
-    "Applied",
-    "InstallError",
-    "Migration",
-    "PackageBroken",
-    "Revision",
-    "SchemaBusy",
-    "SchemaForeign",
-    "SchemaMissing",
-    "SchemaTooNew",
-    "SchemaTooOld",
-    "Step",
-    "UnknownRevision",
-    "Waiting",
-    "WouldLoseData",
-    "acheck_version",
-    "check_version",
-    "downgrade",
-    "head",
-    "judge",
-    "load_sql",
-    "migrate",
-    "migrations_dir",
-    "plan",
-    "resolve",
-    "revisions",
-    "schema_version",
-    "script",
-    "sql_dir",
-    "sql_files",
-    "statements",
-    "upgrade",
-]
-
 # Where the engine's files are, in the order in which they are loaded; sql/README.md says what is where.
 ROOMS = ("schema", "create", "promote", "pop", "leave", "policies", "control", "schedules", "upkeep", "views")
 LAST = ("first_rows.sql", "grants.sql")

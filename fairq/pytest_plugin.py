@@ -29,9 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def fairq_server() -> Iterator[str]:
-    """The DSN of a server on which databases may be created; each process of pytest-xdist has its own
-    embedded one.
-    """
+    """The DSN of a server on which databases may be created; each pytest-xdist process has its own."""
     from fairq import dsn, embedded
 
     given = os.environ.get("FAIRQ_TEST_DSN")

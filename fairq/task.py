@@ -170,9 +170,7 @@ class Task(Generic[T, P, R_co]):
     def enqueue(
         self, conn: Any, group_key: GroupKey, payload: Any = None, **options: Unpack[TaskOptions]
     ) -> int | Coroutine[Any, Any, int]:
-        """Create a task of this kind in the transaction of `conn`; what is not given is as the task
-        declares.
-        """
+        """Create a task of this kind in the transaction of `conn`; what is not given, the task declares."""
         refuse_unknown("enqueue", options, TaskOptions)
         text = self.encode_payload(payload)
         work = traced(lambda given: create_call(group_key, text, given), self._with(options))
@@ -251,9 +249,7 @@ class Task(Generic[T, P, R_co]):
         return _nothing() if self.is_async else None
 
     def encode_payload(self, payload: T, root: str = "payload") -> str:
-        """JSON text of a payload, checked: what the handler could not decode is refused here, not in the
-        worker.
-        """
+        """JSON text of a payload. What the handler could not decode is refused here, not in the worker."""
         if self._is_surely_decodable(payload):
             return encode(payload, root)
         try:

@@ -31,9 +31,7 @@ class Breaker:
 
 
 def wait(breaker: Breaker, now: float) -> float:
-    """Seconds until something may pass; 0: now. In half_open the one probe is out: ask again after its
-    end.
-    """
+    """Seconds until something may pass; 0: now. In half_open a probe is out: ask again after its end."""
     if breaker.state == "closed":
         return 0.0
     if breaker.state == "half_open":

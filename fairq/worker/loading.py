@@ -11,9 +11,7 @@ from fairq.errors import ConfigurationError
 
 
 def load_app(name: str) -> App:
-    """The app called `module:attribute`, or the only one in `module`. The current folder is looked in,
-    too.
-    """
+    """The app called `module:attribute`, or the only one in `module`. The current folder counts, too."""
     module_name, _, attribute = name.partition(":")
     if not module_name:
         raise ConfigurationError(

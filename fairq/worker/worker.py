@@ -82,9 +82,7 @@ class Worker:
         return "closed" if engine is None else engine.database.state
 
     def stop(self, *, now: bool = False) -> None:
-        """End: let handlers finish within the grace time, or give back everything at once. From any
-        thread.
-        """
+        """End: let handlers finish within the grace time, or give back all at once. From any thread."""
         self._stop_level = max(self._stop_level, 2 if now else 1)
         engine = self._engine
         if engine is not None:
