@@ -23,6 +23,7 @@ declare
   v_now timestamptz := clock_timestamp();
   v_settings fairq.settings;
   v_group fairq.moving;
+  v_rest record;
   v_state text := 'moving';
   v_moved integer := 0;
   v_is_last boolean;
@@ -51,18 +52,19 @@ begin
   else
     -- Whatever is found once those transactions have ended is all there is.
     v_is_last := v_settings.moving_after is not null and not exists (select from fairq._older_transactions(v_settings.moving_after));
-    v_moved := fairq._move_rest(v_settings, v_is_last);
+    v_rest := fairq._try_rest(v_settings, v_is_last);
+    v_moved := v_rest.o_moved;
     if v_moved = 0 and v_settings.moving_after is null then
       v_settings.moving_after := array(select o.transaction from fairq._older_transactions(null) o(transaction));
       update fairq.settings s set moving_after = v_settings.moving_after;
     end if;
-    v_state := case when v_moved > 0 then 'ending' when v_is_last and fairq._end_move(v_settings) then 'done' else 'waiting' end;
+    v_state := case when v_moved > 0 then 'ending' when v_rest.o_done then 'done' else 'waiting' end;
   end if;
   return (
     select jsonb_build_object('state', v_state, 'from', v_settings.moving_from, 'to', v_settings.shard_count, 'groups', v_settings.moving_groups,
       'left', count(*), 'leaving', count(m.leaving_at), 'transactions', (
         select count(*) from fairq._older_transactions(v_settings.moving_after) where v_settings.moving_after is not null
-      ), 'moved', v_moved)
+      ), 'moved', coalesce(v_moved, 0))
     from fairq.moving m
   );
 end;
@@ -578,6 +580,19 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   select l.virtualtransaction
   from pg_catalog.pg_locks l
   where l.pid is null and l.relation = 'fairq.settings'::regclass and p_known is not null
+$$;
+
+-- Moves some of what is left when all groups have moved, and ends the move where there is nothing more. Waits for each lock for 200 ms, then undoes what it did:
+-- upkeep, which holds its notes, may be waiting for a domain. Then o_moved is null.
+create function fairq._try_rest(p_settings fairq.settings, p_is_last boolean, out o_moved integer, out o_done boolean)
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $$
+begin
+  o_moved := fairq._move_rest(p_settings, p_is_last);
+  o_done := o_moved = 0 and p_is_last and fairq._end_move(p_settings);
+exception when lock_not_available or deadlock_detected then
+  o_moved := null;
+  o_done := false;
+end;
 $$;
 
 -- Moves what belongs to no group, or came to its old place after the group had gone: a thousand scheduled tasks, schedules and settings; once no older

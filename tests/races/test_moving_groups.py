@@ -514,6 +514,20 @@ def moved_but_for_the_end(conn: Conn, shards: int) -> None:
         assert said["state"] != "done"
 
 
+def test_who_ends_a_move_does_not_wait_for_upkeep_which_may_wait_for_him(database: Database) -> None:
+    """Upkeep holds its notes and asks for keys; the end of a move holds the keys, and deletes such notes."""
+    conn, other = database.connect(autocommit=True), database.connect()
+    set_shards(conn, MORE)
+    moved_but_for_the_end(conn, 1)
+    run(other, "select fairq.maintain(10000, 'expiry')")
+    run(conn, "set statement_timeout = '2s'")
+    for _ in range(3):
+        step(conn)
+    other.commit()
+    assert step(conn)["state"] == "done"
+    assert_moved(conn)
+
+
 def test_a_wish_to_cancel_follows_a_task_to_the_shard_it_came_from_late(database: Database) -> None:
     conn, old, caller = database.connect(autocommit=True), database.connect(), database.connect()
     set_shards(conn, MORE)
