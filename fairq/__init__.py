@@ -29,106 +29,29 @@ if TYPE_CHECKING:
     from fairq.task import *
     from fairq.worker import *
 
-__all__ = [
-    "App",
-    "Backoff",
-    "Batch",
-    "BudgetUsage",
-    "Cancellation",
-    "Cancelled",
-    "ClusterSettings",
-    "ConfigurationError",
-    "Conflict",
-    "Context",
-    "DatabaseError",
-    "Explanation",
-    "Fail",
-    "Fairness",
-    "FairqError",
-    "GroupSettings",
-    "GroupState",
-    "IdempotencyConflict",
-    "InTransaction",
-    "InvalidCost",
-    "InvalidGroupKey",
-    "InvalidName",
-    "InvalidPayload",
-    "InvalidSchedule",
-    "InvalidTime",
-    "Item",
-    "KeySettings",
-    "KindSettings",
-    "KindState",
-    "NoSuchTask",
-    "NotAllowed",
-    "NotEncodable",
-    "NotHeld",
-    "NotInstalled",
-    "OutOfRange",
-    "Progress",
-    "QueueDraining",
-    "QueueSettings",
-    "QueueState",
-    "RateUsage",
-    "Refused",
-    "ResultTimeout",
-    "Retry",
-    "RetryAfter",
-    "Schedule",
-    "ScheduleSettings",
-    "ScheduleState",
-    "Share",
-    "Task",
-    "TaskError",
-    "TaskFailed",
-    "TaskInfo",
-    "TaskResult",
-    "TaskTimeout",
-    "TransactionAborted",
-    "Unavailable",
-    "UnknownQueue",
-    "UnknownSchedule",
-    "UnsupportedConnection",
-    "UserSettings",
-    "UserState",
-    "Worker",
-    "budget_usage",
-    "cancel",
-    "cancel_many",
-    "configure_cluster",
-    "configure_group",
-    "configure_key",
-    "configure_kind",
-    "configure_queue",
-    "configure_schedule",
-    "configure_user",
-    "drain_queue",
-    "enqueue",
-    "enqueue_many",
-    "explain",
-    "fairness",
-    "get",
-    "hold_group",
-    "hold_key",
-    "is_retryable",
-    "pause_group",
-    "pause_queue",
-    "pause_schedule",
-    "preview_schedule",
-    "progress",
-    "purge_group",
-    "rate_usage",
-    "remove_schedule",
-    "reset_rate",
-    "result",
-    "resume_group",
-    "resume_queue",
-    "resume_schedule",
-    "retry",
-    "retry_many",
-    "run_schedule",
-    "shares",
-]
+__all__ = ["App", "Backoff", "Batch", "Cancellation", "Context", "Item", "Schedule", "Task", "Worker"]
+# Tasks, and how they stand.
+__all__ += ["cancel", "cancel_many", "enqueue", "enqueue_many", "retry", "retry_many"]
+__all__ += ["Explanation", "Progress", "TaskInfo", "TaskResult", "explain", "get", "progress", "result"]
+# What operators change and ask.
+__all__ += ["configure_cluster", "configure_group", "configure_key", "configure_kind"]
+__all__ += ["configure_queue", "configure_schedule", "configure_user"]
+__all__ += ["ClusterSettings", "GroupSettings", "KeySettings", "KindSettings"]
+__all__ += ["QueueSettings", "ScheduleSettings", "UserSettings"]
+__all__ += ["GroupState", "KindState", "QueueState", "ScheduleState", "UserState"]
+__all__ += ["pause_group", "pause_queue", "pause_schedule", "resume_group", "resume_queue", "resume_schedule"]
+__all__ += ["drain_queue", "hold_group", "hold_key", "purge_group", "remove_schedule", "reset_rate"]
+__all__ += ["BudgetUsage", "Fairness", "RateUsage", "Share", "budget_usage", "fairness", "rate_usage"]
+__all__ += ["preview_schedule", "run_schedule", "shares"]
+# What handlers raise.
+__all__ += ["Cancelled", "Fail", "Retry", "RetryAfter", "TaskError"]
+# What calls raise.
+__all__ += ["Conflict", "DatabaseError", "FairqError", "Refused", "Unavailable", "is_retryable"]
+__all__ += ["ConfigurationError", "InvalidCost", "InvalidGroupKey", "InvalidName", "InvalidPayload"]
+__all__ += ["InvalidSchedule", "InvalidTime", "NotEncodable", "OutOfRange", "UnsupportedConnection"]
+__all__ += ["IdempotencyConflict", "NoSuchTask", "QueueDraining", "UnknownQueue", "UnknownSchedule"]
+__all__ += ["InTransaction", "NotAllowed", "NotHeld", "NotInstalled", "TransactionAborted"]
+__all__ += ["ResultTimeout", "TaskFailed", "TaskTimeout"]
 
 _MODULES = (
     "errors",

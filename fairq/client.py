@@ -37,22 +37,8 @@ from fairq.options import (
 from fairq.queries import client as queries
 from fairq.queries import inspection
 
-__all__ = [
-    "Explanation",
-    "Item",
-    "TaskInfo",
-    "cancel",
-    "cancel_many",
-    "create_call",
-    "create_many_call",
-    "enqueue",
-    "enqueue_many",
-    "explain",
-    "get",
-    "retry",
-    "retry_many",
-    "traced",
-]
+__all__ = ["cancel", "cancel_many", "enqueue", "enqueue_many", "explain", "get", "retry", "retry_many"]
+__all__ += ["Explanation", "Item", "TaskInfo", "create_call", "create_many_call", "traced"]
 
 T = TypeVar("T")
 

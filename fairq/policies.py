@@ -35,37 +35,12 @@ from fairq.options import (
 )
 from fairq.queries import settings as queries
 
-__all__ = [
-    "BudgetUsage",
-    "ClusterSettings",
-    "GroupSettings",
-    "GroupState",
-    "KeySettings",
-    "KindSettings",
-    "KindState",
-    "QueueSettings",
-    "QueueState",
-    "RateUsage",
-    "UserSettings",
-    "UserState",
-    "budget_usage",
-    "configure_cluster",
-    "configure_group",
-    "configure_key",
-    "configure_kind",
-    "configure_queue",
-    "configure_user",
-    "drain_queue",
-    "hold_group",
-    "hold_key",
-    "pause_group",
-    "pause_queue",
-    "purge_group",
-    "rate_usage",
-    "reset_rate",
-    "resume_group",
-    "resume_queue",
-]
+__all__ = ["configure_cluster", "configure_group", "configure_key", "configure_kind"]
+__all__ += ["configure_queue", "configure_user", "drain_queue", "hold_group", "hold_key", "pause_group"]
+__all__ += ["pause_queue", "purge_group", "reset_rate", "resume_group", "resume_queue"]
+__all__ += ["ClusterSettings", "GroupSettings", "KeySettings", "KindSettings", "QueueSettings"]
+__all__ += ["GroupState", "KindState", "QueueState", "UserSettings", "UserState"]
+__all__ += ["BudgetUsage", "RateUsage", "budget_usage", "rate_usage"]
 
 Fairness = Literal["count", "time", "cost"]
 Time = TypeVar("Time")  # Seconds where it is set, timedelta where it is answered

@@ -31,17 +31,8 @@ from fairq.queries import workers
 if TYPE_CHECKING:
     from fairq.task import Task
 
-__all__ = [
-    "Schedule",
-    "ScheduleSettings",
-    "ScheduleState",
-    "configure_schedule",
-    "pause_schedule",
-    "preview_schedule",
-    "remove_schedule",
-    "resume_schedule",
-    "run_schedule",
-]
+__all__ = ["Schedule", "ScheduleSettings", "ScheduleState", "configure_schedule", "pause_schedule"]
+__all__ += ["preview_schedule", "remove_schedule", "resume_schedule", "run_schedule"]
 
 Missed = Literal["last", "skip", "all"]
 
