@@ -35,12 +35,8 @@ class Batch:
 
     def __post_init__(self) -> None:
         first = self._first = self.tasks[0]
-        self.kind, self.queue, self.worker_id, self.state = (
-            first.kind,
-            first.queue,
-            first.worker_id,
-            first.state,
-        )
+        self.kind, self.queue = first.kind, first.queue
+        self.worker_id, self.state = first.worker_id, first.state
 
     @property
     def session(self) -> Any:

@@ -22,7 +22,6 @@ turns up, and never imported otherwise.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import json
@@ -378,66 +377,41 @@ def _wanted(what: str, value: Any) -> _Refusal:
     return _Refusal(f"should be {what}, not {shown[:80]}")
 
 
-def _exactly(what: str, kind: type) -> Read:
+def _scalar(what: str, kinds: type | tuple[type, ...], make: Callable[[Any], Any] | None = None) -> Read:
+    """What is made of values of these kinds. True is an int, and is not meant where one is."""
+
     def read(value: Any) -> Any:
-        # True is an int, and is not meant where one is.
-        if type(value) is kind or (isinstance(value, kind) and not isinstance(value, bool)):
-            return value
-        raise _wanted(what, value)
-
-    return read
-
-
-def _of_number(what: str, make: Callable[[Any], Any]) -> Read:
-    # 1.0 is written as 1 by many, and by jsonb it is not changed: 1.0 stays 1.0.
-    def read(value: Any) -> Any:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            with contextlib.suppress(OverflowError, ValueError):
-                return make(value)
-        raise _wanted(what, value)
-
-    return read
-
-
-def _parsed(what: str, parse: Callable[[str], Any]) -> Read:
-    def read(value: Any) -> Any:
-        if not isinstance(value, str):
+        if not isinstance(value, kinds) or isinstance(value, bool) != (kinds is bool):
             raise _wanted(what, value)
         try:
-            return parse(value)
-        except (ValueError, ArithmeticError):
+            return value if make is None else make(value)
+        except (ArithmeticError, ValueError):
             raise _wanted(what, value) from None
 
     return read
 
 
-def _finite(text: str) -> Decimal:
-    found = Decimal(text)
+def _decimal(value: float | str) -> Decimal:
+    found = Decimal(value if isinstance(value, str) else repr(value))
     if not found.is_finite():
         raise ValueError
     return found
 
 
-_decimal_text = _parsed("a decimal number", _finite)
-
-
-def _a_decimal(value: Any) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return Decimal(repr(value)) if is_number else _decimal_text(value)
-
-
+# 1.0 is written as 1 by many, and by jsonb it is not changed: 1.0 stays 1.0.
+_NUMBER = (int, float)
 _SCALARS: dict[type, Read] = {
-    str: _exactly("a text", str),
-    bool: _exactly("true or false", bool),
-    int: _exactly("a whole number", int),
-    float: _of_number("a number", float),
-    type(None): _exactly("null", type(None)),
-    datetime: _parsed("a date and time in ISO 8601", datetime.fromisoformat),
-    date: _parsed("a date in ISO 8601", date.fromisoformat),
-    time: _parsed("a time in ISO 8601", time.fromisoformat),
-    timedelta: _of_number("a number of seconds", lambda value: timedelta(seconds=value)),
-    UUID: _parsed("a UUID", UUID),
-    Decimal: _a_decimal,
+    str: _scalar("a text", str),
+    bool: _scalar("true or false", bool),
+    int: _scalar("a whole number", int),
+    float: _scalar("a number", _NUMBER, float),
+    type(None): _scalar("null", type(None)),
+    datetime: _scalar("a date and time in ISO 8601", str, datetime.fromisoformat),
+    date: _scalar("a date in ISO 8601", str, date.fromisoformat),
+    time: _scalar("a time in ISO 8601", str, time.fromisoformat),
+    timedelta: _scalar("a number of seconds", _NUMBER, lambda value: timedelta(seconds=value)),
+    UUID: _scalar("a UUID", str, UUID),
+    Decimal: _scalar("a decimal number", (*_NUMBER, str), _decimal),
 }
 
 

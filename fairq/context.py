@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 from fairq.codec import encode, simplify
 from fairq.connections import AsyncConnection, SyncConnection, run
 from fairq.driver import Call
-from fairq.errors import (
-    Cancelled,
-    ConfigurationError,
-    InvalidCost,
-    NotEncodable,
-    NotHeld,
-    ResultNotEncodable,
-)
+from fairq.errors import Cancelled, ConfigurationError, InvalidCost, NotEncodable, NotHeld, ResultNotEncodable
 from fairq.options import GroupKey, TaskOptions, interval
 from fairq.outcome import Outcome
 from fairq.queries import client as queries
@@ -259,26 +252,28 @@ _charging = threading.Lock()
 
 
 def _used(amount: Any) -> float:
-    try:
-        used = float(amount)
-    except (TypeError, ValueError, OverflowError):
-        used = math.nan
+    used = _number(amount)
     if not 0 <= used <= MOST_CHARGED:
         raise InvalidCost(f"a handler charges {amount!r:.60}", _CHARGE_HINT)
     return used
 
 
 def _amount(what: str, value: Any) -> float:
-    try:
-        amount = float(value)
-    except (TypeError, ValueError, OverflowError):
-        amount = math.nan
+    amount = _number(value)
     if not math.isfinite(amount):
         raise ConfigurationError(
             f"the progress is reported with {what}={value!r:.60}, which is not a number",
             "ctx.progress(pages_read, pages): how much is done, and of how much, if that is known.",
         )
     return amount
+
+
+def _number(value: Any) -> float:
+    """NaN where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def finish_call(ctx: Context, outcome: Outcome) -> Call[bool]:

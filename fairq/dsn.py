@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from fairq.errors import FairqError
 
-__all__ = ["VARIABLES", "DsnError", "clean", "describe", "find", "mask", "resolve", "to_libpq", "to_url"]
+__all__ = ["VARIABLES", "DsnError", "clean", "describe", "mask", "resolve", "to_libpq", "to_url"]
 
 VARIABLES = ("FAIRQ_DSN", "DATABASE_URL")
 
@@ -22,23 +22,14 @@ class DsnError(FairqError, code="dsn", exit_code=2):
     """No connection string was given, or it cannot be read. The message holds no secret."""
 
 
-def find(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str | None:
+def resolve(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str:
     """The first connection string among the argument, FAIRQ_DSN and DATABASE_URL, ready for libpq."""
     environ = os.environ if environ is None else environ
-    candidates = (dsn, *(environ.get(name) for name in VARIABLES))
-    first = next((text.strip() for text in candidates if text and text.strip()), None)
-    return None if first is None else to_libpq(first)
-
-
-def resolve(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str:
-    """Like :func:`find`, but raises :class:`DsnError` when there is none."""
-    found = find(dsn, environ)
-    if found is None:
-        raise DsnError(
-            "no database was named",
-            "Pass --dsn postgresql://user@host/name, or set FAIRQ_DSN or DATABASE_URL.",
-        )
-    return found
+    for text in (dsn, *(environ.get(name) for name in VARIABLES)):
+        if text and text.strip():
+            return to_libpq(text)
+    hint = "Pass --dsn postgresql://user@host/name, or set FAIRQ_DSN or DATABASE_URL."
+    raise DsnError("no database was named", hint)
 
 
 def to_libpq(dsn: str) -> str:

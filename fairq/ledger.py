@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fairq.connections import on_connection
 from fairq.driver import Call
 from fairq.options import check_text, in_seconds
+from fairq.policies import read_row
 from fairq.queries import ledger as queries
 
 __all__ = ["Fairness", "Part", "Share", "fairness", "parts", "shares", "shares_call"]
@@ -101,7 +102,7 @@ def shares(queue: str = "default", *, since: float | timedelta = 600, groups: in
 def fairness(queue: str = "default", *, since: float | timedelta = 600) -> Call[Fairness]:
     """Say how fair a queue was since so many seconds ago."""
     call = queries.read_fairness.call(queue=check_text("queue", queue), seconds=float(in_seconds(since)))
-    return call.then(_fairness)
+    return call.then(lambda row: read_row(Fairness, row))
 
 
 def shares_call(
@@ -118,23 +119,5 @@ def shares_call(
 
 
 def _share(row: queries.ReadSharesRow) -> Share:
-    return Share(
-        **{
-            **_values(Share, row),
-            "waiting_since": _time(row.waiting_since),
-            "behind": {each["group"]: each["seconds"] for each in json.loads(row.behind or "[]")},
-        }
-    )
-
-
-def _fairness(row: queries.ReadFairnessRow | None) -> Fairness:
-    assert row is not None
-    return Fairness(**{**_values(Fairness, row), "ledger_until": _time(row.ledger_until)})
-
-
-def _values(kind: type, row: Any) -> dict[str, Any]:
-    return {each.name: getattr(row, each.name) for each in fields(kind)}
-
-
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
+    behind = {each["group"]: each["seconds"] for each in json.loads(row.behind or "[]")}
+    return read_row(Share, row, behind=behind)

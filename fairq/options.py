@@ -11,20 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeAlias,
-    TypedDict,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from fairq.codec import encode
@@ -40,7 +29,7 @@ from fairq.errors import (
 )
 
 Seconds = float | timedelta
-GroupKey: TypeAlias = str | int | UUID
+GroupKey = str | int | UUID
 T = TypeVar("T")
 
 # --- How values are judged and sent ----------------------------------------------------------------
@@ -114,22 +103,23 @@ def _key(what: str, value: Any) -> str:
     return check_text(what.replace("_", " "), value)
 
 
-def _priority(what: str, value: Any) -> int:
-    if is_int(value, -1_000_000, 1_000_000):
-        return int(value)
-    raise OutOfRange(f"the priority is {value!r:.60}", "Higher runs first: -1000000 to 1000000.")
+def _number(
+    kind: type[int | float], least: float, most: float, error: type[Refused], hint: str
+) -> Callable[[str, Any], Any]:
+    """Checks that it is one between these, and neither true nor false."""
+    fits: Callable[[Any, Any, Any], bool] = is_int if kind is int else is_within
+
+    def send(what: str, value: Any) -> Any:
+        if fits(value, least, most):
+            return kind(value)
+        raise error(f"the {what} is {value!r:.60}", hint)
+
+    return send
 
 
-def _cost(what: str, value: Any) -> float:
-    if is_within(value, 0.001, 1_000_000):
-        return float(value)
-    raise InvalidCost(f"the cost is {value!r:.60}", "Relative to an ordinary task: 0.001 to 1000000.")
-
-
-def _attempts(what: str, value: Any) -> int:
-    if is_int(value, 1, 1_000_000):
-        return int(value)
-    raise OutOfRange(f"max_attempts is {value!r:.60}", "1 to 1000000; None takes the queue's default.")
+_priority = _number(int, -1_000_000, 1_000_000, OutOfRange, "Higher runs first: -1000000 to 1000000.")
+_cost = _number(float, 0.001, 1_000_000, InvalidCost, "Relative to an ordinary task: 0.001 to 1000000.")
+_attempts = _number(int, 1, 1_000_000, OutOfRange, "1 to 1000000; None takes the queue's default.")
 
 
 def moment(what: str, value: Any) -> str:
@@ -143,24 +133,19 @@ def moment(what: str, value: Any) -> str:
     )
 
 
-def _delay(what: str, value: Any) -> str | None:
-    seconds = in_seconds(value)
-    if is_within(seconds, 0, 1e9):
+def _delay(
+    what: str, value: Any, least: float = 0.0, hint: str = "Seconds or a timedelta, not less than 0."
+) -> str | None:
+    if is_within(seconds := in_seconds(value), least, 1e9):
         return interval(value)
-    raise InvalidTime(f"{what} is {value!r:.60}", "Seconds or a timedelta, not less than 0.")
+    raise InvalidTime(f"the {what} is {seconds!r:.60}", hint)
+
+
+_timeout = partial(_delay, least=1e-6, hint="Seconds or a timedelta, more than 0; None: no limit.")
 
 
 def _run_at(what: str, value: Any) -> str | None:
     return _delay(what, value) if isinstance(value, timedelta) else moment(what, value)
-
-
-def _timeout(what: str, value: Any) -> str | None:
-    seconds = in_seconds(value)
-    if is_within(seconds, 1e-6, 1e9):
-        return interval(value)
-    raise InvalidTime(
-        f"the timeout is {seconds!r:.60}", "Seconds or a timedelta, more than 0; None: no limit."
-    )
 
 
 def _headers(what: str, value: Any) -> str:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar, Unpack, get_args, get_type_hints
 
 from fairq.connections import on_connection
@@ -66,19 +67,11 @@ class _OfUsers(TypedDict, Generic[Time], total=False):
     """What a group, or a queue, says of users who have no settings of their own."""
 
     user_weight: Annotated[float | None, "Weight of users, inside their group, who have none of their own."]
-    user_max_running: Annotated[
-        int | None, "The most tasks in flight at once of each user of a group that has no cap of its own."
-    ]
-    user_rate_limit: Annotated[
-        int | None, "For each user without a rate of its own: the most tasks started per period."
-    ]
+    user_max_running: Annotated[int | None, "For each user without its own: most tasks in flight at once."]
+    user_rate_limit: Annotated[int | None, "For each user without its own: most tasks started per period."]
     user_rate_period: Annotated[Time | None, "The time that --user-rate-limit counts in. Default: 1s."]
-    user_rate_burst: Annotated[
-        int | None, "How many tasks of a user may go ahead of that rate. Default: a second's worth."
-    ]
-    user_breaker_threshold: Annotated[
-        int | None, "For each user without its own: failures in a row that stop it for a while."
-    ]
+    user_rate_burst: Annotated[int | None, "How many may go ahead of that. Default: a second's worth."]
+    user_breaker_threshold: Annotated[int | None, "Failures in a row that stop a user without its own."]
     user_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
 
 
@@ -110,19 +103,11 @@ class _OfGroups(TypedDict, Generic[Time], total=False):
         "What groups share: count (as many tasks for each), time (as many worker seconds) or cost (as much of"
         " what handlers charge).",
     ]
-    group_max_running: Annotated[
-        int | None, "The most tasks in flight at once of each group that has no cap of its own."
-    ]
-    group_rate_limit: Annotated[
-        int | None, "For each group without a rate of its own: the most tasks started per period."
-    ]
+    group_max_running: Annotated[int | None, "For each group without its own: most tasks in flight at once."]
+    group_rate_limit: Annotated[int | None, "For each group without its own: most tasks started per period."]
     group_rate_period: Annotated[Time | None, "The time that --group-rate-limit counts in. Default: 1s."]
-    group_rate_burst: Annotated[
-        int | None, "How many tasks of a group may go ahead of that rate. Default: a second's worth."
-    ]
-    group_breaker_threshold: Annotated[
-        int | None, "For each group without its own: failures in a row that stop it for a while."
-    ]
+    group_rate_burst: Annotated[int | None, "How many may go ahead of that. Default: a second's worth."]
+    group_breaker_threshold: Annotated[int | None, "Failures in a row that stop a group without its own."]
     group_breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
     group_budget: Annotated[
         float | None,
@@ -140,18 +125,14 @@ class QueueSettings(_OfGroups[Time], _OfUsers[Time], Generic[Time], total=False)
     rate_limit: Annotated[int | None, "The most tasks started per --rate-period in the whole queue."]
     rate_period: Annotated[Time | None, "The time that --rate-limit counts in. Default: 1s."]
     rate_burst: Annotated[int | None, "How many tasks may go ahead of the rate. Default: a second's worth."]
-    breaker_threshold: Annotated[
-        int | None, "Failures in a row, of any group, after which the whole queue stops for a while."
-    ]
+    breaker_threshold: Annotated[int | None, "Failures in a row, of any group, that stop the queue a while."]
     breaker_cooldown: Annotated[Time | None, "How long that is, before one task is tried. Default: 1m."]
     short_slots: Annotated[int | None, "How many slots of the workers are kept for short tasks."]
     short_under: Annotated[
         float | None,
         "Tasks expected to cost at most this are short: seconds, where groups share time. Default: 1.",
     ]
-    short_idle: Annotated[
-        Time | None, "How long those slots may idle while only long tasks wait. Default: 1m."
-    ]
+    short_idle: Annotated[Time | None, "How long they may idle while only long tasks wait. Default: 1m."]
     enqueue_role: Annotated[str | None, "Only members of this role of the database enqueue to it."]
     work_role: Annotated[str | None, "Only members of this role of the database work on it."]
 
@@ -367,15 +348,14 @@ def hold_key(concurrency_key: str, until: datetime | timedelta | None) -> Call[N
 def budget_usage(queue: str, group_key: GroupKey) -> Call[BudgetUsage | None]:
     """Say how much is used of a group's budget. None: it has none."""
     call = queries.budget_usage.call(**_group(queue, group_key))
-    return call.then(lambda row: _usage(BudgetUsage, row))
+    return call.then(lambda row: None if row is None else read_row(BudgetUsage, row))
 
 
 @on_connection
 def rate_usage(queue: str, group_key: GroupKey | None = None) -> Call[RateUsage | None]:
     """Say how much is used of a group's rate, or of the rate of the whole queue. None: there is no rate."""
-    return queries.rate_usage.call(**_group(queue, group_key, optional=True)).then(
-        lambda row: _usage(RateUsage, row)
-    )
+    call = queries.rate_usage.call(**_group(queue, group_key, optional=True))
+    return call.then(lambda row: None if row is None else read_row(RateUsage, row))
 
 
 @on_connection
@@ -458,7 +438,7 @@ S = TypeVar("S")
 
 def _settings(answer: Callable[..., S]) -> Callable[[str], S]:
     """Of what the engine answers, what the typed dict names."""
-    hints = get_type_hints(answer)
+    hints = _hints(answer)
 
     def read(text: str) -> S:
         row = json.loads(text)
@@ -467,14 +447,14 @@ def _settings(answer: Callable[..., S]) -> Callable[[str], S]:
     return read
 
 
-U = TypeVar("U", RateUsage, BudgetUsage)
+def read_row(answer: Callable[..., S], row: object, **known: Any) -> S:
+    """A dataclass from a row that has its fields, or all but those that are known."""
+    hints = _hints(answer).items()
+    found = {name: _read(hint, getattr(row, name)) for name, hint in hints if name not in known}
+    return answer(**found, **known)
 
 
-def _usage(answer: type[U], row: queries.RateUsageRow | queries.BudgetUsageRow | None) -> U | None:
-    if row is None:
-        return None
-    hints = get_type_hints(answer)
-    return answer(**{each.name: _read(hints[each.name], getattr(row, each.name)) for each in fields(answer)})
+_hints = cache(get_type_hints)
 
 
 def _read(hint: Any, value: Any) -> Any:

@@ -104,29 +104,6 @@ def progress(id: int) -> Call[Progress | None]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """One look at the database."""
-
-    ended: TaskResult[Any] | None
-    live: bool
-    fixed_snapshot: bool
-    transaction_began: str
-    has_written: bool
-
-
-def _look(id: int) -> Call[_Look]:
-    def read(row: queries.LookAtResultRow) -> _Look:
-        ended: TaskResult[Any] | None = None
-        if row.outcome is not None and row.finished_at is not None:
-            at = datetime.fromisoformat(row.finished_at)
-            ended = TaskResult(id, row.outcome, at, _parsed(row.result), _parsed(row.error))
-        fixed = row.isolation in ("repeatable read", "serializable")
-        return _Look(ended, row.live, fixed, row.transaction_began, row.has_written)
-
-    return queries.look_at_result.call(id=id).then(read)
-
-
 def _parsed(text: str | None) -> Any:
     try:
         return None if text is None else json.loads(text)
@@ -143,11 +120,12 @@ def _wait(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
     watched_at = 0.0
     try:
         while True:
-            look: _Look = yield _look(id)
-            if look.ended is not None and not look.live:
-                return look.ended
+            look: queries.LookAtResultRow = yield queries.look_at_result.call(id=id)
             if not look.live:
-                raise NoSuchTask(id)
+                if look.outcome is None or look.finished_at is None:
+                    raise NoSuchTask(id)
+                at = datetime.fromisoformat(look.finished_at)
+                return TaskResult(id, look.outcome, at, _parsed(look.result), _parsed(look.error))
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise ResultTimeout(f"task {id} did not end within {timeout:g} s")
@@ -156,7 +134,8 @@ def _wait(id: int, timeout: float | None) -> Steps[TaskResult[Any]]:
                     f"the result of task {id} is awaited in a transaction that has written something",
                     "Commit first: the task may be part of it, and its locks would be held while you wait.",
                 )
-            if look.fixed_snapshot and look.transaction_began == began:
+            is_fixed = look.isolation in ("repeatable read", "serializable")
+            if is_fixed and look.transaction_began == began:
                 raise InTransaction(
                     f"the result of task {id} is awaited in a transaction whose snapshot stands still",
                     "Commit first, or wait on a connection in READ COMMITTED or autocommit.",

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 
 from fairq.backoff import Backoff
 from fairq.batch import Batch
@@ -45,6 +45,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 V = TypeVar("V")
+Items: TypeAlias = Iterable[tuple[GroupKey, T] | Item]
 
 
 class Declaration(Declared, total=False):
@@ -90,9 +91,8 @@ class Task(Generic[T, P, R_co]):
             )
         self.retry = retry
         if batch is not None and not is_int(batch, 1, 10_000):
-            raise ConfigurationError(
-                f"task {kind!r} has batch={batch!r:.60}", "The most tasks of one call: 1 to 10000."
-            )
+            hint = "The most tasks of one call: 1 to 10000."
+            raise ConfigurationError(f"task {kind!r} has batch={batch!r:.60}", hint)
         self.batch = batch
         self.is_async = is_async(handler)
         self.wants_context = False
@@ -135,8 +135,8 @@ class Task(Generic[T, P, R_co]):
         if isinstance(answer, types.CoroutineType) and not self.is_async:
             # Nobody would await it: the task would count as done with nothing done.
             answer.close()
-            raise ConfigurationError(
-                f"the handler of task {self.kind!r} is a plain function and returned a coroutine",
+            raise self._wrong(
+                "is a plain function and returned a coroutine",
                 "A decorator between @app.task and an async handler must be an async function itself.",
             )
         return answer
@@ -178,20 +178,14 @@ class Task(Generic[T, P, R_co]):
 
     @overload
     def enqueue_many(
-        self,
-        conn: SyncConnection,
-        items: Iterable[tuple[GroupKey, T] | Item],
-        **options: Unpack[BatchOptions],
+        self, conn: SyncConnection, items: Items[T], **options: Unpack[BatchOptions]
     ) -> list[int]: ...
     @overload
     def enqueue_many(
-        self,
-        conn: AsyncConnection,
-        items: Iterable[tuple[GroupKey, T] | Item],
-        **options: Unpack[BatchOptions],
+        self, conn: AsyncConnection, items: Items[T], **options: Unpack[BatchOptions]
     ) -> Coroutine[Any, Any, list[int]]: ...
     def enqueue_many(
-        self, conn: Any, items: Iterable[tuple[GroupKey, T] | Item], **options: Unpack[BatchOptions]
+        self, conn: Any, items: Items[T], **options: Unpack[BatchOptions]
     ) -> list[int] | Coroutine[Any, Any, list[int]]:
         """Create many tasks of this kind in one round trip; ids in the order of `items`."""
         refuse_unknown("enqueue_many", options, BatchOptions)
@@ -286,29 +280,25 @@ class Task(Generic[T, P, R_co]):
             type(payload) is annotation and hasattr(annotation, "__pydantic_validator__")
         )
 
+    def _wrong(self, what: str, hint: str | None = None) -> ConfigurationError:
+        return ConfigurationError(f"the handler of task {self.kind!r} {what}", hint)
+
     def _read_signature(self) -> Callable[[Any, Context], Any]:
         """How to call the handler with a payload and a context."""
         handler: Any = self.handler
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-            raise ConfigurationError(
-                f"the handler of task {self.kind!r} is a generator; calling it does nothing"
-            )
+            raise self._wrong("is a generator; calling it does nothing")
         try:
             rest = list(inspect.signature(handler).parameters.values())
         except ValueError as exc:  # some that are written in C
-            raise ConfigurationError(
-                f"the handler of task {self.kind!r} says nothing about its parameters",
-                "Declare a plain function that calls it.",
-            ) from exc
+            hint = "Declare a plain function that calls it."
+            raise self._wrong("says nothing about its parameters", hint) from exc
         first = next((each for each in rest if each.kind in _POSITIONAL), None)
         if first is not None:
             if first.name in ("self", "cls"):
-                raise ConfigurationError(
-                    f"the handler of task {self.kind!r} is a method",
-                    "Declare a plain function that calls the method.",
-                )
+                raise self._wrong("is a method", "Declare a plain function that calls the method.")
             if _is_context(first.annotation):
-                raise ConfigurationError(f"the handler of task {self.kind!r} has its context first", _FORMS)
+                raise self._wrong("has its context first", _FORMS)
             self._payload_name = first.name
             rest.remove(first)
         context = next((each for each in rest if each.name == "ctx" or _is_context(each.annotation)), None)
@@ -319,16 +309,10 @@ class Task(Generic[T, P, R_co]):
             elif each is not context and (
                 first is None or (each.default is each.empty and each.kind not in _VARIADIC)
             ):
-                raise ConfigurationError(
-                    f"the handler of task {self.kind!r} has a parameter {each.name!r} that nobody fills",
-                    _FORMS,
-                )
+                raise self._wrong(f"has a parameter {each.name!r} that nobody fills", _FORMS)
         name = "" if context is None else context.name
         if first is None and self.batch is not None:
-            raise ConfigurationError(
-                f"the handler of task {self.kind!r} takes no list",
-                "def index(pages: list[Page], ctx: fairq.Batch)",
-            )
+            raise self._wrong("takes no list", "def index(pages: list[Page], ctx: fairq.Batch)")
         if first is None:
             return _with_keywords(handler, bool(self._fields), name)
         by_position = context is not None and context is rest[0] and context.kind in _POSITIONAL
@@ -340,9 +324,8 @@ class Task(Generic[T, P, R_co]):
         try:
             return typing.get_type_hints(target, include_extras=True)
         except Exception as exc:  # they are code: any error is possible
-            raise ConfigurationError(
-                f"the annotations of task {self.kind!r} cannot be resolved: {exc}"
-            ) from exc
+            text = f"the annotations of task {self.kind!r} cannot be resolved: {exc}"
+            raise ConfigurationError(text) from exc
 
     @cached_property
     def _annotation(self) -> Any:
@@ -352,10 +335,8 @@ class Task(Generic[T, P, R_co]):
         if self.batch is None or hint is Any:
             return hint
         if (typing.get_origin(hint) or hint) not in (list, Sequence):
-            raise ConfigurationError(
-                f"the handler of task {self.kind!r} takes batches, and its payload is a {hint}",
-                "Annotate a list: def index(pages: list[Page])",
-            )
+            wrong = f"takes batches, and its payload is a {hint}"
+            raise self._wrong(wrong, "Annotate a list: def index(pages: list[Page])")
         return next(iter(typing.get_args(hint)), Any)
 
     @cached_property

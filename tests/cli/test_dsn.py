@@ -26,7 +26,6 @@ def test_the_option_comes_before_fairq_dsn_and_that_before_database_url(
 
 
 def test_without_any_the_error_names_all_three() -> None:
-    assert dsn.find(None, {}) is None
     with pytest.raises(dsn.DsnError) as caught:
         dsn.resolve(None, {})
     for name in ("--dsn", *dsn.VARIABLES):
