@@ -12,28 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fairq.cli import command
-from fairq.commands.common import (
-    Connection,
-    clean,
-    ident,
-    number,
-    plain,
-    rows,
-    server_time,
-    session,
-    show,
-    span,
-)
+from fairq.commands.common import Connection, clean, ident, plain, rows, server_time, session, show, span
 from fairq.errors import NoSuchTask
 from fairq.outcome import told
 from fairq.queries import inspection
 
 # No payloads, no headers, no results; errors and notes where the role may read them.
-MAY = """
-select has_column_privilege('fairq.finished_tasks', 'error', 'select')
-  and has_column_privilege('fairq.attempts', 'error', 'select')
-  and has_column_privilege('fairq.progress', 'note', 'select') as yes
-"""
 TASK = """
 select t.queue, t.group_key, nullif(t.user_key, '') as user_key, t.kind,
   t.priority, t.cost, t.created_at, t.run_at, t.expires_at, h.started_at,
@@ -87,7 +71,7 @@ def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
         row = inspection.explain_task(conn, id=task_id)
         if row is None:
             raise NoSuchTask(task_id)
-        may = rows(conn, MAY)[0]["yes"]
+        may = inspection.may_read_errors(conn)
         task, attempts, progress = (
             rows(conn, re.sub(r"\{(.*?)\}", r"\1" if may else "null::jsonb", query), id=task_id)
             for query in (TASK, ATTEMPTS, PROGRESS)
@@ -110,12 +94,9 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
     def ago(at: Any) -> str:
         if at is None:
             return ""
-        distance = (now - at).total_seconds()
-        return (
-            f"{at:%Y-%m-%d %H:%M:%S %Z}  ({span(distance)} ago)"
-            if distance >= 0
-            else (f"{at:%Y-%m-%d %H:%M:%S %Z}  (in {span(-distance)})")
-        )
+        seconds = (now - at).total_seconds()
+        distance = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+        return f"{at:%Y-%m-%d %H:%M:%S %Z}  ({distance})"
 
     head = Text()
     head.append(f"Task {found['task_id']}", "bold")
@@ -165,12 +146,8 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
 
 
 def _ahead(found: dict[str, Any]) -> str:
-    own, all_ = found.get("ahead_in_group"), found.get("ahead")
-    parts = [
-        *([f"{number(all_)} in the order"] if all_ is not None else []),
-        *([f"{number(own)} of its own group"] if own is not None else []),
-    ]
-    return ", ".join(parts)
+    counts = {"in the order": found.get("ahead"), "of its own group": found.get("ahead_in_group")}
+    return ", ".join(f"{count:,} {where}" for where, count in counts.items() if count is not None)
 
 
 def _progress(report: dict[str, Any] | None) -> str:

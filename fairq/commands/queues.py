@@ -33,6 +33,7 @@ from fairq.commands.common import (
 )
 from fairq.commands.settings import named, settings_options
 from fairq.commands.stats import Snapshot, group_table, live, take
+from fairq.queries import inspection
 from fairq.queries import settings as queries
 
 # --- queues ----------------------------------------------------------------------------------------
@@ -205,17 +206,7 @@ def _cell(value: Any) -> str:
 
 def _stranger(conn: Connection, queue: str, group_key: str | None) -> str:
     """What to say of a group that nobody has heard of: a misspelt one is no error to the engine."""
-    query = """
-        select exists (select from fairq.groups g where g.queue = %(queue)s and g.group_key = %(group_key)s)
-          or exists (
-            select from fairq.tasks t
-            where t.shard_no = any(array(select fairq._shards(null)))
-              and t.queue = %(queue)s
-              and t.group_key = %(group_key)s
-          ) as known
-        """
-    (found,) = rows(conn, query, queue=queue, group_key=group_key)
-    is_known = group_key is None or found["known"]
+    is_known = inspection.group_is_known(conn, queue=queue, group_key=group_key or "") or group_key is None
     return "" if is_known else " It has neither tasks nor settings: is that its name?"
 
 
@@ -464,10 +455,7 @@ def reset_group_rate(group_key: str, queue: str) -> None:
 # --- keys, cluster ---------------------------------------------------------------------------------
 
 
-@group(
-    codes={1: "refused"},
-    rights="fairq_observe to look, fairq_admin to change",
-)
+@group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")
 @click.pass_context
 def keys(ctx: click.Context) -> None:
     """List concurrency keys with settings; change them.

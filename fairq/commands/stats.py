@@ -68,27 +68,13 @@ def take(
     workers = [
         each for each in inspection.worker_stats(conn) if queue is None or queue in (each.queues or ())
     ]
-    created, ended = _counters(conn)
+    ever = inspection.rows_ever(conn)
     shares = {
         str(each.queue): ledger.shares(conn, str(each.queue), since=shares_since, groups=max_groups)
         for each in queues
         if shares_since and live(each)
     }
-    return Snapshot(server_time(conn), queues, groups, workers, created, ended, shares)
-
-
-def _counters(conn: Connection) -> tuple[int, int]:
-    """Rows ever inserted, as the statistics collector saw them: cheap, whatever the tables hold."""
-    row = conn.execute(
-        """
-        select coalesce(sum(s.n_tup_ins) filter (where s.relname = 'tasks'), 0)::bigint,
-          coalesce(sum(s.n_tup_ins) filter (where s.relname like 'finished!_tasks!_%' escape '!'), 0)::bigint
-        from pg_catalog.pg_stat_all_tables s
-        where s.schemaname = 'fairq'
-        """
-    ).fetchone()
-    assert row is not None
-    return row[0], row[1]
+    return Snapshot(server_time(conn), queues, groups, workers, ever.created, ever.ended, shares)
 
 
 def live(each: models.FairqQueueStat) -> int:
@@ -178,16 +164,8 @@ def worker_table(found: Snapshot, limit: int | None = None) -> RenderableType:
     for each in found.workers[:limit]:
         seen = found.at - (each.beat_at or each.registered_at)
         state = Text("alive", "green") if alive(each, found.at) else Text("lost", "bold red")
-        rows.append(
-            (
-                each.worker_id,
-                each.name,
-                ", ".join(each.queues),
-                f"{each.held:,} of {each.slots:,}",
-                state,
-                f"{span(max(seen.total_seconds(), 0))} ago",
-            )
-        )
+        busy, seen_at = f"{each.held:,} of {each.slots:,}", f"{span(max(seen.total_seconds(), 0))} ago"
+        rows.append((each.worker_id, each.name, ", ".join(each.queues), busy, state, seen_at))
     title = f"Workers: {count(sum(alive(each, found.at) for each in found.workers), 'alive', 'alive')}"
     return table(title, (">id", "name", "queues", ">busy slots", "state", ">last seen"), rows)
 

@@ -201,3 +201,57 @@ order by w.worker_id""",
 def worker_stats() -> driver.Params:
     """Workers, their last sign of life and how many tasks they hold."""
     return ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowsEverRow:
+    created: int
+    ended: int
+
+
+@driver.Statement[RowsEverRow](
+    "the",
+    """-- name: RowsEver :one
+select coalesce(sum(s.n_tup_ins) filter (where s.relname = 'tasks'), 0)::bigint as created,
+  coalesce(sum(s.n_tup_ins) filter (where s.relname like 'finished!_tasks!_%' escape '!'), 0)::bigint as ended
+from pg_catalog.pg_stat_all_tables s
+where s.schemaname = 'fairq'""",
+    driver.row(RowsEverRow),
+)
+def rows_ever() -> driver.Params:
+    """Rows ever inserted, as the statistics of the server saw them: cheap, whatever the tables hold."""
+    return ()
+
+
+@driver.Statement[bool](
+    "the",
+    """-- name: GroupIsKnown :one
+select exists (select from fairq.groups g where g.queue = $1::text and g.group_key = $2::text)
+  or exists (
+    select from fairq.tasks t
+    where t.shard_no = any(array(select fairq._shards(null))) and t.queue = $1::text and t.group_key = $2::text
+  ) as known""",
+    driver.scalar(),
+)
+def group_is_known(
+    *,
+    queue: str,
+    group_key: str,
+) -> driver.Params:
+    """Whether somebody has heard of a group: a misspelt one is no error."""
+    return (
+        queue,
+        group_key,
+    )
+
+
+@driver.Statement[bool | None](
+    "the",
+    """-- name: MayReadErrors :one
+select has_column_privilege('fairq.finished_tasks', 'error', 'select') and has_column_privilege('fairq.attempts', 'error', 'select')
+  and has_column_privilege('fairq.progress', 'note', 'select') as yes""",
+    driver.scalar(),
+)
+def may_read_errors() -> driver.Params:
+    """Whether this role may read errors and notes."""
+    return ()

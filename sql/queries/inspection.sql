@@ -93,3 +93,23 @@ select w.worker_id, w.name, w.queues, w.slots, w.registered_at, w.lease, w.beat_
   w.held
 from fairq.worker_stats w
 order by w.worker_id;
+
+-- name: RowsEver :one
+-- Rows ever inserted, as the statistics of the server saw them: cheap, whatever the tables hold.
+select coalesce(sum(s.n_tup_ins) filter (where s.relname = 'tasks'), 0)::bigint as created,
+  coalesce(sum(s.n_tup_ins) filter (where s.relname like 'finished!_tasks!_%' escape '!'), 0)::bigint as ended
+from pg_catalog.pg_stat_all_tables s
+where s.schemaname = 'fairq';
+
+-- name: GroupIsKnown :one
+-- Whether somebody has heard of a group: a misspelt one is no error.
+select exists (select from fairq.groups g where g.queue = sqlc.arg(queue)::text and g.group_key = sqlc.arg(group_key)::text)
+  or exists (
+    select from fairq.tasks t
+    where t.shard_no = any(array(select fairq._shards(null))) and t.queue = sqlc.arg(queue)::text and t.group_key = sqlc.arg(group_key)::text
+  ) as known;
+
+-- name: MayReadErrors :one
+-- Whether this role may read errors and notes.
+select has_column_privilege('fairq.finished_tasks', 'error', 'select') and has_column_privilege('fairq.attempts', 'error', 'select')
+  and has_column_privilege('fairq.progress', 'note', 'select') as yes;

@@ -50,7 +50,6 @@ SENDERS = {
     "worker.turn": "begin and commit, where a turn needs more than one statement",
     "commands.common": "what commands ask of tables and views",
     "commands.doctor": "the time that a check has, and a notification to itself",
-    "commands.stats": "views",
     "codegen.catalog": "what it asks the catalogue",
     "codegen.command": "its database",
     "contrib.django.admin": "shards, and what no model has of a task",
