@@ -101,20 +101,12 @@ class Failure(click.ClickException):
 
         # As wide as the terminal; into a log line by line as they are.
         width = shutil.get_terminal_size().columns - 1 if sys.stderr.isatty() else sys.maxsize
+        wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+        wrap.subsequent_indent = "  "
         for text, indent in ((f"fairq: {self.message}", ""), (self.hint or "", "  ")):
-            for line in (clean(each.expandtabs(2).rstrip()) for each in text.splitlines()):
-                click.echo(
-                    textwrap.fill(
-                        line,
-                        width,
-                        initial_indent=indent,
-                        subsequent_indent="  ",
-                        break_long_words=False,
-                        break_on_hyphens=False,
-                        drop_whitespace=True,
-                    ),
-                    err=True,
-                )
+            wrap.initial_indent = indent
+            for line in text.splitlines():
+                click.echo(wrap.fill(clean(line.expandtabs(2).rstrip())), err=True)
 
 
 class Commands(click.Group):
@@ -178,17 +170,15 @@ class Commands(click.Group):
 def missing(exc: ImportError, what: str, extra: str) -> Failure | None:
     """What to install, if what is missing is not of ours."""
     if "no pq wrapper" in str(exc):
-        name, extra = "psycopg's libpq", "binary"
-    elif isinstance(exc, ModuleNotFoundError) and not (exc.name or "fairq").startswith("fairq"):
-        name = str(exc.name)
-    else:
-        return None
-    return Failure(
-        f"{what} needs {name}, which is not installed",
-        hint=f"pip install 'fairq[{extra}]'",
-        code="not_installed",
-        exit_code=Exit.USAGE,
-    )
+        return not_installed("psycopg's libpq", what, "binary")
+    if isinstance(exc, ModuleNotFoundError) and not (exc.name or "fairq").startswith("fairq"):
+        return not_installed(str(exc.name), what, extra)
+    return None
+
+
+def not_installed(name: str, what: str, extra: str) -> Failure:
+    text, hint = f"{what} needs {name}, which is not installed", f"pip install 'fairq[{extra}]'"
+    return Failure(text, hint=hint, code="not_installed", exit_code=Exit.USAGE)
 
 
 def failure_of(exc: Exception) -> Failure:

@@ -180,11 +180,7 @@ def _alone(conn: Connection, check: Callable[[], Finding]) -> Finding:
     except psycopg.errors.InsufficientPrivilege as exc:
         remedy = "Ask as a role that is granted fairq_observe, or fairq_work."
         return Finding("unknown", f"this role may not look: {_why(exc)}", remedy)
-    except (
-        psycopg.errors.UndefinedTable,
-        psycopg.errors.UndefinedColumn,
-        psycopg.errors.UndefinedFunction,
-    ) as exc:
+    except _NOT_THERE as exc:
         return Finding("unknown", f"not in this schema: {_why(exc)}", "See schema above.")
     except psycopg.errors.QueryCanceled as exc:
         remedy = f"It has {CHECK_SECONDS:.0f} s. Is the server busy, or the queue very long?"
@@ -196,6 +192,9 @@ def _alone(conn: Connection, check: Callable[[], Finding]) -> Finding:
         return Finding("failed", f"a lock was not to be had in {LOCK_SECONDS:.0f} s: {_why(exc)}", remedy)
     except Exception as exc:  # whatever it is: the next check may say why
         return Finding("failed", f"the check failed: {_why(exc)}", "See what the other checks say.")
+
+
+_NOT_THERE = psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction
 
 
 def _why(exc: Exception) -> str:

@@ -29,12 +29,7 @@ def metrics(groups: int) -> None:
     with session() as conn:
         if wants_json():
             found = exporter.samples(conn, groups=groups)
-            show(
-                {
-                    "metrics": [
-                        {"name": name, "labels": labels, "value": value} for name, labels, value in found
-                    ]
-                }
-            )
+            named = [{"name": name, "labels": labels, "value": value} for name, labels, value in found]
+            show({"metrics": named})
         else:
             click.echo(exporter.render(conn, groups=groups), nl=False)

@@ -13,18 +13,7 @@ from rich.text import Text
 
 from fairq import schedules as api
 from fairq.cli import Failure, amount, command, group, option
-from fairq.commands.common import (
-    Connection,
-    clean,
-    count,
-    plain,
-    rows,
-    server_time,
-    session,
-    show,
-    span,
-    table,
-)
+from fairq.commands.common import Connection, clean, count, rows, server_time, session, show, span, table
 from fairq.commands.settings import named, settings_options
 from fairq.commands.tasks import json_object, json_value
 
@@ -75,7 +64,7 @@ def schedules(ctx: click.Context, group_key: str | None, limit: int) -> None:
             row["group_key"],
             rule(row["cron"], row["time_zone"], row["every"]),
             _when(row, now),
-            plain(row["last_tick"]) or "",
+            row["last_tick"].isoformat() if row["last_tick"] else "",
             row["last_state"] or "",
             row["problem"] or "",
         )
@@ -200,7 +189,9 @@ def set_schedule(name: str, group_key: str, payload: str | None, **options: Any)
     _change(name, group_key, payload, options, new=False)
 
 
-def _tell(name: str, group_key: str | None, schedules: int, done: str) -> None:
+def _do(function: Callable[..., int], done: str, name: str, group_key: str | None) -> None:
+    with session() as conn, conn.transaction():
+        schedules = function(conn, name, group_key)
     answer = {"name": name, "group_key": group_key, "schedules": schedules}
     show(answer, f"{count(schedules, 'schedule')} {done}.")
 
@@ -214,8 +205,7 @@ def pause_schedule(name: str, group_key: str | None) -> None:
     \b
     fairq schedules pause report
     """
-    with session() as conn, conn.transaction():
-        _tell(name, group_key, api.pause_schedule(conn, name, group_key), "paused")
+    _do(api.pause_schedule, "paused", name, group_key)
 
 
 @command("resume", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
@@ -227,8 +217,7 @@ def resume_schedule(name: str, group_key: str | None) -> None:
     \b
     fairq schedules resume report
     """
-    with session() as conn, conn.transaction():
-        _tell(name, group_key, api.resume_schedule(conn, name, group_key), "resumed")
+    _do(api.resume_schedule, "resumed", name, group_key)
 
 
 @command("remove", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
@@ -240,8 +229,7 @@ def remove_schedule(name: str, group_key: str | None) -> None:
     \b
     fairq schedules remove report --group bob
     """
-    with session() as conn, conn.transaction():
-        _tell(name, group_key, api.remove_schedule(conn, name, group_key), "removed")
+    _do(api.remove_schedule, "removed", name, group_key)
 
 
 @command("run", parent=schedules, codes={1: "there is none, or refused"}, rights="fairq_admin")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from fairq.cli import option
 from fairq.commands.common import duration, when
 from fairq.options import DEFAULTS, EnqueueOptions, Option, options_of
 
@@ -19,12 +20,11 @@ def settings_options(settings: Any) -> Callable[[F], F]:
     known = options_of(settings)
 
     def decorate(command: F) -> F:
-        command = click.option(
-            "--reset",
+        command = option(
+            "--reset NAME",
+            "Take a setting away, so that the default holds: --reset max-running. May be repeated.",
             type=click.Choice([name.replace("_", "-") for name in known]),
             multiple=True,
-            metavar="NAME",
-            help="Take a setting away, so that the default holds: --reset max-running. May be repeated.",
         )(command)
         for name in reversed(known):
             command = declared_option(name, known[name])(command)
@@ -38,7 +38,7 @@ def task_options(command: F) -> F:
     known = options_of(EnqueueOptions)
     first = [*DEFAULTS, *(name for name in known if name not in DEFAULTS)]
     for name in reversed(first):
-        default = {"default": DEFAULTS[name], "show_default": True} if name in DEFAULTS else {}
+        default = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
         command = declared_option(name, known[name], **default)(command)
     return command
 
@@ -51,7 +51,7 @@ def declared_option(name: str, declared: Option, **given: Any) -> Callable[[F], 
     shown, converter = _TYPES[declared.type]
     if shown == "TEXT":
         shown = _NAMED.get(name, "KEY" if name.endswith("_key") else shown)
-    return click.option(f"--{flag}", name, type=converter, metavar=shown, help=declared.help, **given)
+    return option(f"--{flag} {name} {shown}", declared.help, type=converter, **given)
 
 
 _NAMED = {"queue": "NAME", "kind": "NAME"}

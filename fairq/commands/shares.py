@@ -73,11 +73,8 @@ def debt(each: Share | None) -> Text:
 
 
 def _short(seconds: float | None) -> str:
-    return (
-        ""
-        if seconds is None
-        else span(seconds).split(" min ")[0] + (" min" if " min " in span(seconds) else "")
-    )
+    minutes, unit, _ = span(seconds).partition(" min ")
+    return minutes + unit.rstrip()
 
 
 def _sum(fair: Fairness) -> Text:

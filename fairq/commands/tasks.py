@@ -103,16 +103,13 @@ def enqueue(
     with _lines(source) as lines:
         done = _enqueue_many(itertools.islice(lines, skip, None), options, group, batch, commit_each)
     text = f"{count(done['created'], 'task')} of {count(done['groups'], 'group')}"
-    show(
-        done,
-        f"{text}: {done['first_id']} to {done['last_id']}." if done["created"] else "No lines, no tasks.",
-    )
+    text += f": {done['first_id']} to {done['last_id']}."
+    show(done, text if done["created"] else "No lines, no tasks.")
 
 
 def _enqueue_one(group: str, payload: str | None, options: dict[str, Any]) -> None:
-    if payload == "-":
-        payload = sys.stdin.read()
-    value = json_value(payload, "The payload") if payload is not None else {}
+    text = sys.stdin.read() if payload == "-" else payload
+    value = {} if text is None else json_value(text, "The payload")
     with session() as conn, conn.transaction():
         task_id = client.enqueue(conn, group, value, **options)
     answer = {"id": task_id, "group_key": group, "queue": options["queue"], "kind": options["kind"]}
@@ -123,9 +120,8 @@ def json_value(text: str, what: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
-        raise click.UsageError(
-            f"{what} is not JSON: {exc}. Mind the shell's quotes: '{{\"a\": 1}}'."
-        ) from None
+        text = f"{what} is not JSON: {exc}. Mind the shell's quotes: '{{\"a\": 1}}'."
+        raise click.UsageError(text) from None
 
 
 def _no_constant(name: str) -> Any:

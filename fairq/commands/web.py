@@ -45,26 +45,18 @@ def web(host: str, port: int, token: str | None, secret: str | None, allow_chang
     """
     if token is None and not _is_here(host):
         token = secrets.token_urlsafe()
-    app = asgi(
-        named_dsn(),
-        token=token,
-        allow=None if token else from_here,
-        allow_changes=allow_changes,
-        secret=secret,
-    )
+    allow = None if token else from_here
+    app = asgi(named_dsn(), token=token, allow=allow, allow_changes=allow_changes, secret=secret)
     try:
         listening = bound(host, port)
     except OSError as exc:
+        text = f"cannot listen at {host}, port {port}: {exc.strerror}"
         hint = "Another one: --port N, or --port 0 for any that is free."
-        raise Failure(
-            f"cannot listen at {host}, port {port}: {exc.strerror}", hint=hint, code="port"
-        ) from exc
+        raise Failure(text, hint=hint, code="port") from exc
     with listening:
         shown = f"[{host}]" if ":" in host else host
-        click.echo(
-            f"http://{shown}:{listening.getsockname()[1]}/"
-            + ("?" + urlencode({"token": token}) if token else "")
-        )
+        query = "?" + urlencode({"token": token}) if token else ""
+        click.echo(f"http://{shown}:{listening.getsockname()[1]}/{query}")
         server(app).run([listening])
 
 

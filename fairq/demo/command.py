@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,10 +23,10 @@ from starlette.requests import Request
 
 from fairq import dsn as dsns
 from fairq import embedded, install
-from fairq.cli import Exit, Failure, amount, command, option
+from fairq.cli import Exit, Failure, amount, command, not_installed, option
 from fairq.demo import engines, view
 from fairq.demo.engines import Record
-from fairq.demo.run import Standings, run
+from fairq.demo.run import Show, Standings, run
 from fairq.demo.scenario import Scenario, plan
 from fairq.web import asgi
 from fairq.web.guard import from_here
@@ -71,12 +72,7 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
     fairq demo --tasks 3000 --tenants 4 --slots 8   smaller
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise Failure(
-            "'fairq demo' needs matplotlib, which is not installed",
-            hint="pip install 'fairq[demo]'",
-            code="not_installed",
-            exit_code=Exit.USAGE,
-        )
+        raise not_installed("matplotlib", "'fairq demo'", "demo")
     console = Console(highlight=False)
     try:
         with _ends_by_signal():
@@ -130,17 +126,14 @@ def _makespan(records: list[Record]) -> float:
 
 def _check(scenario: Scenario, *histories: list[Record]) -> None:
     """Both queues served every task, once."""
-    expected = {
-        tenant: sum(arrival.count for arrival in scenario.arrivals if arrival.tenant == tenant)
-        for tenant in scenario.tenants
-    }
+    expected = Counter[str]()
+    for arrival in scenario.arrivals:
+        expected[arrival.tenant] += arrival.count
     for records in histories:
-        served = dict.fromkeys(scenario.tenants, 0)
-        for record in records:
-            served[record.tenant] += 1
+        served = Counter(record.tenant for record in records)
         if served != expected:
             raise Failure(
-                f"the history does not hold what was enqueued: {served} instead of {expected}",
+                f"the history does not hold what was enqueued: {dict(served)} instead of {dict(expected)}",
                 hint="This is a bug in fairq or in its demo. Please report it.",
                 code="bug",
                 exit_code=Exit.BUG,
@@ -210,7 +203,7 @@ def _page(dsn: str, console: Console) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def _display(scenario: Scenario, console: Console) -> Iterator[view.Show]:
+def _display(scenario: Scenario, console: Console) -> Iterator[Show]:
     """Something to call with how it stands: a live view on a terminal, a line every second elsewhere."""
     if console.is_terminal and not console.is_dumb_terminal:
         with Live(console=console, auto_refresh=False, transient=True) as live:

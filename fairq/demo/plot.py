@@ -46,23 +46,18 @@ def draw(path: Path, fifo: list[Record], fair: list[Record], scenario: Scenario)
             label.set_color(INK)
             label.set_fontweight("bold" if label.get_text() == FLOOD else "normal")
         others = len(scenario.tenants) - 1
-        figure.text(
-            0.075,
-            1 - 0.42 / height,
+        title = (
             f"Bob enqueues {scenario.flood:,} tasks at once. "
-            f"How long {'do' if others > 1 else 'does'} {others} other tenant{'s' * (others > 1)} wait?",
-            fontsize=18,
-            fontweight="bold",
-            color=INK,
+            f"How long {'do' if others > 1 else 'does'} {others} other tenant{'s' * (others > 1)} wait?"
         )
-        more = f" First {len(tenants)} of {len(scenario.tenants)} tenants." if others >= MOST_ROWS else ""
-        figure.text(
-            0.075,
-            1 - 0.76 / height,
+        figure.text(0.075, 1 - 0.42 / height, title, fontsize=18, fontweight="bold", color=INK)
+        about = (
             "One line per task, from its enqueue to its start (dot). Both queues ran at the same time in one "
-            f"PostgreSQL, {scenario.slots} worker slots each.{more}",
-            color=MUTED,
+            f"PostgreSQL, {scenario.slots} worker slots each."
         )
+        if others >= MOST_ROWS:
+            about += f" First {len(tenants)} of {len(scenario.tenants)} tenants."
+        figure.text(0.075, 1 - 0.76 / height, about, color=MUTED)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, facecolor=PAPER)
 
@@ -87,15 +82,8 @@ def _panel(
             about = f"{len(mine):,} tasks"
             axis.text(mine[0].created + end * 0.012, row + 0.06, about, va="center", color=INK, fontsize=10.5)
         middle = seconds_text(p50_p99([record.waited for record in mine])[0])
-        axis.text(
-            end * 1.13,
-            row,
-            middle,
-            ha="right",
-            va="center",
-            color=INK if flood else colour,
-            fontweight="bold",
-        )
+        shade = INK if flood else colour
+        axis.text(end * 1.13, row, middle, ha="right", va="center", color=shade, fontweight="bold")
     axis.text(end * 1.13, -0.82, "median wait", ha="right", va="center", color=MUTED, fontsize=9.5)
     axis.set_title(TITLES[engine], loc="left", color=colour, fontsize=14, fontweight="bold", pad=16)
     axis.set_xlim(0, end * 1.14)

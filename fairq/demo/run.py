@@ -43,6 +43,9 @@ class Standings:
     total: int
 
 
+Show = Callable[[float, list[Standings]], None]
+
+
 class Board:
     """What has happened on a side; written by its threads, read by the view.
 
@@ -130,16 +133,8 @@ def work(
         stop.wait(pause if len(busy) == scenario.slots else min(pause, IDLE_SECONDS))
 
 
-def run(
-    dsn: str,
-    engines: tuple[Engine, Engine],
-    scenario: Scenario,
-    show: Callable[[float, list[Standings]], None],
-) -> float:
-    """Run both sides at once and show how they stand. Returns the seconds it took.
-
-    However this ends, its threads have ended too.
-    """
+def run(dsn: str, engines: tuple[Engine, Engine], scenario: Scenario, show: Show) -> None:
+    """Run both sides at once and show how they stand. However this ends, its threads have ended too."""
     stop = threading.Event()
     boards = [Board(engine.name, scenario) for engine in engines]
     connections: list[Connection] = []
@@ -165,7 +160,6 @@ def run(
                     show(max(0.0, now - begin), [board.standings(now) for board in boards])
             finally:
                 stop.set()
-        return time.monotonic() - begin
     finally:
         for conn in connections:
             conn.close()

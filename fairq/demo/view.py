@@ -1,7 +1,6 @@
 """What the demo shows on a terminal: two panels while it runs, a table at the end."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import quantiles
 
@@ -16,8 +15,6 @@ from rich.text import Text
 from fairq.demo.engines import Record
 from fairq.demo.run import Standing, Standings
 from fairq.demo.scenario import FLOOD, Scenario
-
-Show = Callable[[float, list[Standings]], None]
 
 WIDE = 106  # room for two panels with bars
 RESULT = 76  # room for the table at the end
