@@ -190,17 +190,12 @@ class Reader:
             """,
             oid,
         )
-        views = self.rows(
-            """
-            select r.ev_action::text as tree from pg_catalog.pg_rewrite r
-             where r.ev_class = $1::int8::oid and r.ev_type = '1' and r.rulename = '_RETURN'
-            """,
-            oid,
-        )
         (relation,) = self.rows(
             """
-            select n.nspname as schema, c.relname as name
+            select n.nspname as schema, c.relname as name, r.ev_action::text as view
               from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+              left join pg_catalog.pg_rewrite r
+                on r.ev_class = c.oid and r.ev_type = '1' and r.rulename = '_RETURN'
              where c.oid = $1::int8::oid
             """,
             oid,
@@ -209,7 +204,7 @@ class Reader:
             Name(relation.schema, relation.name),
             frozenset(row.number for row in rows if row.not_null),
             {row.number: row.name for row in rows},
-            nulls.read_tree(views[0].tree)[0] if views else None,
+            nulls.read_tree(relation.view)[0] if relation.view else None,
         )
 
     def _function(self, oid: int) -> nulls.FunctionFacts:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fairq.codegen import names, parse
@@ -51,10 +51,6 @@ class Struct:
     table: Name | None = None
 
 
-# How a value is made from `row`: the text, at an indentation in steps of four.
-Value = Callable[[int], str]
-
-
 @dataclass(frozen=True, slots=True)
 class Method:
     """One query, as both queriers show it."""
@@ -66,7 +62,7 @@ class Method:
     parameters: tuple[Field, ...]
     params: Struct | None  # their class, where the method takes one object of it
     returns: str  # the annotation of one row's value; empty: the statement returns none
-    value: Value
+    value: str  # how it is made from `row`
     row: Struct | None
     row_types: tuple[PyType, ...]
 
@@ -211,17 +207,17 @@ def _parameters(query: Query, request: Request) -> tuple[tuple[Field, ...], Stru
 
 def _result(
     query: Query, request: Request, models: Sequence[Struct]
-) -> tuple[str, Value, Struct | None, tuple[PyType, ...]]:
+) -> tuple[str, str, Struct | None, tuple[PyType, ...]]:
     """The annotation of one row, how it is made, the Row class if there is one, and the types they name."""
     if not query.columns:
-        return "", _item(0), None, ()
+        return "", "", None, ()
     fields: list[Field] = []
-    values: list[Value] = []
+    values: list[str] = []
     position = 0
     for index, column in enumerate(query.columns):
         if request.options.strict or column.embed is None:
             fields.append(_field(column, index, query, request))
-            values.append(_item(position))
+            values.append(f"row[{position}]")
             position += 1
             continue
         # sqlc.embed(t): its columns stand in the text one by one, and become one object again here.
@@ -243,24 +239,19 @@ def _result(
     return row.name, _made(row.name, made), row, types
 
 
-def _item(index: int) -> Value:
-    return lambda depth: f"row[{index}]"
-
-
-def _made(name: str, parts: Iterable[tuple[str, Value]]) -> Value:
+def _made(name: str, parts: Iterable[tuple[str, str]]) -> str:
     """A class called with the parts, each on a line of its own."""
-    given = list(parts)
-
-    def text(depth: int) -> str:
-        indent = "    " * depth
-        lines = (f"{indent}    {field}={value(depth + 1)},\n" for field, value in given)
-        return f"{name}(\n{''.join(lines)}{indent})"
-
-    return text
+    lines = (f"    {field}={_indented(value, 1)},\n" for field, value in parts)
+    return f"{name}(\n{''.join(lines)})"
 
 
-def _call(name: str, fields: Iterable[Field], start: int = 0) -> Value:
-    return _made(name, ((each.name, _item(index)) for index, each in enumerate(fields, start)))
+def _call(name: str, fields: Iterable[Field], start: int = 0) -> str:
+    return _made(name, ((each.name, f"row[{index}]") for index, each in enumerate(fields, start)))
+
+
+def _indented(value: str, depth: int) -> str:
+    """All lines but the first, which goes behind something."""
+    return value.replace("\n", "\n" + "    " * depth)
 
 
 def _is_model(model: Struct, columns: Sequence[Column], types: Sequence[PyType], request: Request) -> bool:
@@ -420,13 +411,13 @@ def _method_text(method: Method, *, is_async: bool) -> str:
     head = f"    {sync}def {method.name}(self{star}{takes}) -> "
     if method.cmd == Command.ONE:
         call = f"({call})" if is_async else call
-        value = method.value(2)
+        value = _indented(method.value, 2)
         return (
             f"{head}Optional[{method.returns}]:\n        row = {call}.first()\n        if row is None:\n"
             f"            return None\n        return {value}"
         )
     if method.cmd == Command.MANY:
-        value = method.value(3)
+        value = _indented(method.value, 3)
         return (
             f"{head}{'Async' * is_async}Iterator[{method.returns}]:\n        result = {call}\n"
             f"        {sync}for row in result:\n            yield {value}"
