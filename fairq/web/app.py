@@ -41,7 +41,7 @@ from fairq.errors import (
     UnknownSchedule,
 )
 from fairq.web import pages
-from fairq.web.guard import CSRF_COOKIE, Guard, Rule, asks, form_of, headers_around, new_csrf, wears_csrf
+from fairq.web.guard import Guard, Rule, asks, form_of, headers_around, keep_csrf, new_csrf, wears_csrf
 from fairq.web.signing import check_secret, read_pass
 from fairq.web.site import Ask, Page, Site, version_of
 
@@ -174,11 +174,8 @@ class _App:
         base = request.scope.get("root_path", "")
         html = self.site.html(page, base, may_change=may_change, csrf=csrf, here=request.url.query)
         answer = HTMLResponse(html, page.status, {"vary": "Accept, Cookie"})
-        if may_change and CSRF_COOKIE not in request.cookies:
-            secure = request.url.scheme == "https"
-            answer.set_cookie(
-                CSRF_COOKIE, csrf, path=base or "/", httponly=True, samesite="strict", secure=secure
-            )
+        if may_change:
+            keep_csrf(request, answer, csrf)
         return answer
 
     # --- A tenant's own view -----------------------------------------------------------------------

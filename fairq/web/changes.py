@@ -23,23 +23,10 @@ from fairq.queries import client as client_queries
 from fairq.queries import web as queries
 from fairq.web.site import Ask
 
-OF_GROUP = (
-    "weight",
-    "max_running",
-    "rate_limit",
-    "rate_period",
-    "rate_burst",
-    "budget",
-    "budget_period",
-)
+OF_GROUP = ("weight", "max_running", "rate_limit", "rate_period", "rate_burst", "budget", "budget_period")
 OF_QUEUE = (
-    "weight",
-    "group_max_running",
-    "group_rate_limit",
-    "group_rate_period",
-    "max_running",
-    "rate_limit",
-    "rate_period",
+    *("weight", "group_max_running", "group_rate_limit", "group_rate_period"),
+    *("max_running", "rate_limit", "rate_period"),
 )
 TARGET = ("verb", "queue", "group", "kind", "id", "name")
 MOST = 1000  # tasks in one go
@@ -349,9 +336,8 @@ def _paused_schedule(ask: Ask, pause: bool) -> Plan:
     fires += "".join(f", next at {at:%Y-%m-%d %H:%M:%S %Z}" for at in upcoming(row, ask.now, 1))
 
     def does() -> str:
-        (schedules.pause_schedule if pause else schedules.resume_schedule)(
-            ask.conn, row["name"], row["group_key"]
-        )
+        change = schedules.pause_schedule if pause else schedules.resume_schedule
+        change(ask.conn, row["name"], row["group_key"])
         return f"{row['name']}, a schedule of {row['group_key']}, {'is paused' if pause else 'fires again'}."
 
     return Plan(

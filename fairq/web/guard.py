@@ -7,6 +7,7 @@ import hmac
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable
+from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from starlette.requests import Request
@@ -92,18 +93,17 @@ class Guard:
         """To the page without the token in its address, and from now on known by a cookie."""
         if not self._token or not _same(given, self._token):
             return None
-        base = request.scope.get("root_path", "")
-        answer = RedirectResponse(f"{base}/", 303)
+        answer = RedirectResponse(request.scope.get("root_path", "") + "/", 303)
         # Lax: a link in a message may lead here. What changes something has a check of its own.
-        answer.set_cookie(
-            COOKIE,
-            self._cookie,
-            path=base or "/",
-            httponly=True,
-            samesite="lax",
-            secure=request.url.scheme == "https",
-        )
+        _give_cookie(request, answer, COOKIE, self._cookie, "lax")
         return answer
+
+
+def _give_cookie(
+    request: Request, answer: Response, name: str, value: str, samesite: Literal["lax", "strict"]
+) -> None:
+    path, secure = request.scope.get("root_path", "") or "/", request.url.scheme == "https"
+    answer.set_cookie(name, value, path=path, httponly=True, samesite=samesite, secure=secure)
 
 
 async def asks(rule: Rule, request: Request) -> bool:
@@ -138,6 +138,11 @@ async def form_of(request: Request) -> dict[str, str]:
 
 def new_csrf(request: Request) -> str:
     return request.cookies.get(CSRF_COOKIE) or secrets.token_urlsafe()
+
+
+def keep_csrf(request: Request, answer: Response, csrf: str) -> None:
+    if CSRF_COOKIE not in request.cookies:
+        _give_cookie(request, answer, CSRF_COOKIE, csrf, "strict")
 
 
 def wears_csrf(request: Request, form: dict[str, str]) -> bool:

@@ -32,9 +32,8 @@ class Pass:
 
 def link(secret: str | bytes, queue: str, group_key: str, *, seconds: float) -> str:
     """A path below the page, to be shown to one tenant: `mine?pass=…`. It works for so many seconds."""
-    return "mine?" + urlencode(
-        {"pass": sign_pass(secret, Pass(queue, group_key, int(time.time() + seconds)))}
-    )
+    shown = Pass(queue, group_key, int(time.time() + seconds))
+    return "mine?" + urlencode({"pass": sign_pass(secret, shown)})
 
 
 def sign_pass(secret: str | bytes, shown: Pass) -> str:

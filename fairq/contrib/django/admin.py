@@ -13,19 +13,12 @@ from django.core.paginator import Paginator
 from django.db import models
 from django.http import HttpRequest, HttpResponseRedirect
 
+from fairq import policies
 from fairq.client import cancel
 from fairq.connections import run
 from fairq.contrib.django import database
 from fairq.contrib.django.models import EndedTask, Queue, Task, Tenant
 from fairq.errors import FairqError
-from fairq.policies import (
-    configure_group,
-    configure_queue,
-    pause_group,
-    pause_queue,
-    resume_group,
-    resume_queue,
-)
 from fairq.queries import client as queries
 
 __all__ = ["EndedTaskAdmin", "QueueAdmin", "TaskAdmin", "TenantAdmin"]
@@ -162,11 +155,8 @@ class TaskAdmin(AnyTaskAdmin):
         return str(_one("select e.reason from fairq.explain_task(%s) e", task.id))
 
     def payload(self, task: Task) -> str:
-        found = _one(
-            "select t.payload::text from fairq.tasks t where (t.shard_no, t.id) = (%s, %s)",
-            task.shard_no,
-            task.id,
-        )
+        query = "select t.payload::text from fairq.tasks t where (t.shard_no, t.id) = (%s, %s)"
+        found = _one(query, task.shard_no, task.id)
         return json.dumps(json.loads(found or "null"), indent=2, ensure_ascii=False)
 
 
@@ -180,15 +170,8 @@ def _one(query: str, *parameters: Any) -> Any:
 @admin.register(EndedTask)
 class EndedTaskAdmin(AnyTaskAdmin):
     list_display = (
-        "id",
-        "queue",
-        "group_key",
-        "user_key",
-        "kind",
-        "outcome",
-        "attempt",
-        "finished_at",
-        "message",
+        *("id", "queue", "group_key", "user_key", "kind"),
+        *("outcome", "attempt", "finished_at", "message"),
     )
     list_filter = (OfQueue, WithOutcome)
     actions = ("retry",)
@@ -200,13 +183,8 @@ class EndedTaskAdmin(AnyTaskAdmin):
 @admin.register(Queue)
 class QueueAdmin(FairqAdmin):
     list_display = (
-        "queue",
-        "paused_at",
-        "draining_at",
-        "fairness",
-        "max_running",
-        "group_max_running",
-        "retention",
+        *("queue", "paused_at", "draining_at"),
+        *("fairness", "max_running", "group_max_running", "retention"),
     )
     readonly_fields = ("queue", "paused_at", "draining_at")
     actions = ("pause", "resume")
@@ -217,15 +195,15 @@ class QueueAdmin(FairqAdmin):
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
         changed = {name: form.cleaned_data[name] for name in form.changed_data}
-        configure_queue(database.connection(), obj.queue, **changed)
+        policies.configure_queue(database.connection(), obj.queue, **changed)
 
     @admin.action(description="Pause", permissions=["change"])
     def pause(self, request: HttpRequest, rows: Any) -> None:
-        self.do(request, rows, lambda conn, row: pause_queue(conn, row.queue), "queues are paused")
+        self.do(request, rows, lambda conn, row: policies.pause_queue(conn, row.queue), "queues are paused")
 
     @admin.action(description="Resume", permissions=["change"])
     def resume(self, request: HttpRequest, rows: Any) -> None:
-        self.do(request, rows, lambda conn, row: resume_queue(conn, row.queue), "queues are served")
+        self.do(request, rows, lambda conn, row: policies.resume_queue(conn, row.queue), "queues are served")
 
 
 @admin.register(Tenant)
@@ -255,15 +233,15 @@ class TenantAdmin(FairqAdmin):
         names = {*form.changed_data} - {"queue", "group_key"}
         changed = {name: form.cleaned_data[name] for name in names}
         obj.key = json.dumps([obj.queue, obj.group_key], ensure_ascii=False)
-        configure_group(database.connection(), obj.queue, obj.group_key, **changed)
+        policies.configure_group(database.connection(), obj.queue, obj.group_key, **changed)
 
     @admin.action(description="Pause", permissions=["change"])
     def pause(self, request: HttpRequest, rows: Any) -> None:
-        self.do(request, rows, _of_group(pause_group), "tenants are paused")
+        self.do(request, rows, _of_group(policies.pause_group), "tenants are paused")
 
     @admin.action(description="Resume", permissions=["change"])
     def resume(self, request: HttpRequest, rows: Any) -> None:
-        self.do(request, rows, _of_group(resume_group), "tenants are served")
+        self.do(request, rows, _of_group(policies.resume_group), "tenants are served")
 
 
 def _of_group(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:

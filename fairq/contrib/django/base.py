@@ -232,21 +232,11 @@ class Backend:
 
     def _result(self, task: Any, id: int, payload: Any, **known: Any) -> Any:
         payload = payload if isinstance(payload, dict) else {}
-        nothing = dict.fromkeys(("enqueued_at", "started_at", "finished_at", "last_attempted_at"))
-        return self.space.base.TaskResult(
-            task=task,
-            id=str(id),
-            args=payload.get("args", []),
-            kwargs=payload.get("kwargs", {}),
-            backend=task.backend,
-            **{
-                "status": self.space.base.TaskResultStatus.READY,
-                "errors": [],
-                "worker_ids": [],
-                **nothing,
-                **known,
-            },
-        )
+        said = {"task": task, "id": str(id), "backend": task.backend}
+        said |= {"args": payload.get("args", []), "kwargs": payload.get("kwargs", {})}
+        said |= {"status": self.space.base.TaskResultStatus.READY, "errors": [], "worker_ids": []}
+        said |= dict.fromkeys(("enqueued_at", "started_at", "finished_at", "last_attempted_at"))
+        return self.space.base.TaskResult(**said | known)
 
     # --- Running it, see fairq.contrib.django.worker ---
 

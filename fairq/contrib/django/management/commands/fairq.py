@@ -44,9 +44,8 @@ class Command(BaseCommand):
                 _main()(words, prog_name="manage.py fairq")
             except SystemExit as exc:
                 if exc.code and not from_shell:
-                    raise CommandError(
-                        f"fairq {' '.join(words)} ended with {exc.code}", returncode=exc.code
-                    ) from exc
+                    text = f"fairq {' '.join(words)} ended with {exc.code}"
+                    raise CommandError(text, returncode=exc.code) from exc
                 if from_shell:
                     raise
 
