@@ -560,12 +560,12 @@ def migrate(
     the application's own statements behind it, and tries again, for ``patience`` seconds in all. Raises
     :class:`SchemaBusy` then, :class:`SchemaTooNew`, :class:`WouldLoseData`, or what the database says.
     """
-    target = resolve(to)
+    target, how = resolve(to), _Patience(lock_timeout, patience, report)
     with contextlib.ExitStack() as stack:
         conn = stack.enter_context(_connect(dsn))
         nodes = citus.nodes(conn)
         if not nodes:
-            return _bring(conn, target, lock_timeout, patience, report)
+            return _bring(conn, target, how)
         if target != head():
             raise UnknownRevision(
                 f"on Citus fairq is at its newest revision or not there, and not at '{to}'",
@@ -575,7 +575,7 @@ def migrate(
         done = []
         for each in conns:
             citus.stay_local(each)
-            done.append(_bring(each, target, lock_timeout, patience, report))
+            done.append(_bring(each, target, how))
         text = (sql_dir() / "citus.sql").read_text("utf-8")
         citus.join(conn, dict(zip(nodes[1:], conns[1:], strict=True)), text)
         return Migration(done[0].before, target, tuple(step for one in done for step in one.steps))
@@ -595,23 +595,26 @@ def _connect(dsn: str) -> psycopg.Connection[Any]:
     return conn
 
 
-def _bring(
-    conn: psycopg.Connection[Any],
-    target: str | None,
-    lock_timeout: float,
-    patience: float,
-    report: Callable[[Applied | Waiting], None],
-) -> Migration:
+@dataclass(frozen=True)
+class _Patience:
+    """How long a step waits for a lock, how long it is tried again, and who is told of it."""
+
+    lock_timeout: float
+    seconds: float
+    report: Callable[[Applied | Waiting], None]
+
+
+def _bring(conn: psycopg.Connection[Any], target: str | None, how: _Patience) -> Migration:
     """One database to a revision."""
     before = version = schema_version(conn)
     plan(before, target)  # refuses what we do not know, before anything is locked
     applied: list[Applied] = []
     while version != target:
         started = time.monotonic()
-        step, version = _retrying(conn, target, lock_timeout, patience, report)
+        step, version = _retrying(conn, target, how)
         if step:
             applied.append(Applied(step, time.monotonic() - started, len(plan(version, target))))
-            report(applied[-1])
+            how.report(applied[-1])
     return Migration(before, version, tuple(applied))
 
 
@@ -622,31 +625,25 @@ select set_config('lock_timeout', %s, true), set_config('statement_timeout', '0'
 """
 
 
-def _retrying(
-    conn: Connection[Any],
-    target: str | None,
-    lock_timeout: float,
-    patience: float,
-    report: Callable[[Waiting], None],
-) -> tuple[Step | None, str | None]:
+def _retrying(conn: Connection[Any], target: str | None, how: _Patience) -> tuple[Step | None, str | None]:
     """One step, tried until its locks are to be had or patience ends."""
     since = time.monotonic()
     seen = Waiting((), ("somebody who has let go of it meanwhile",), 0)
     for attempt in itertools.count():
         try:
             with conn.transaction():
-                conn.execute(_SETTINGS, (f"{round(lock_timeout * 1000)}ms",))
+                conn.execute(_SETTINGS, (f"{round(how.lock_timeout * 1000)}ms",))
                 conn.execute(_LOCK)
                 return _Session(conn).advance(target)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as exc:
             waited = time.monotonic() - since
-            cursor = conn.cursor(row_factory=tuple_row).execute(_BLOCKERS, (LOCK_KEY, lock_timeout))
+            cursor = conn.cursor(row_factory=tuple_row).execute(_BLOCKERS, (LOCK_KEY, how.lock_timeout))
             rows = cursor.fetchall()
             found = Waiting(tuple(row[0] for row in rows), tuple(row[1] for row in rows), waited)
             if found.pids and found.pids != seen.pids:
                 seen = found
-                report(seen)
-            if waited >= patience:
+                how.report(seen)
+            if waited >= how.seconds:
                 raise SchemaBusy(
                     f"gave up after {waited:.0f} s of waiting for a lock held by {'; '.join(seen.held_by)}",
                     "End that transaction (select pg_terminate_backend(pid)), or wait longer: --patience.",

@@ -45,9 +45,8 @@ class Solo:
         """After a pop that also brought these. Returns those that cannot stay: others have their time now."""
         if now < self._rest_until and not others:
             self.nobody_else_comes(now)
-        if (
-            self._rest_until - now >= SHORTEST_SECONDS
-        ):  # a shorter time they wait here: to come back takes longer
+        # A shorter time they wait here: to come back takes longer.
+        if self._rest_until - now >= SHORTEST_SECONDS:
             return [*self._turn_out(), *suspects]
         if not self.waiting and self.running is None:
             self._begin(max(now, self._rest_until))

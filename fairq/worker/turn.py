@@ -86,11 +86,7 @@ NOBODY = Steps((), (), 0)
 
 
 def turn_call(
-    worker_id: int,
-    ends: Sequence[End],
-    starts: Sequence[Entry],
-    steps: Steps,
-    claim_lease: timedelta | None,
+    worker_id: int, ends: Sequence[End], starts: Sequence[Entry], steps: Steps, claim_lease: timedelta | None
 ) -> driver.Call[list[workers.TurnRow]]:
     outcomes = [end.outcome for end in ends]
     if all(outcome is SUCCEEDED for outcome in outcomes):
@@ -144,10 +140,7 @@ def timedelta_of(seconds: float | None) -> timedelta | None:
 
 
 def _names(entries: Sequence[Entry]) -> dict[str, list[int]]:
-    return {
-        "ids": [entry.row.id for entry in entries],
-        "attempts": [entry.row.attempt for entry in entries],
-    }
+    return {"ids": [entry.row.id for entry in entries], "attempts": [entry.row.attempt for entry in entries]}
 
 
 def _unless_empty(values: list[Any]) -> list[Any] | None:
