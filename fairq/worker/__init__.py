@@ -1,12 +1,14 @@
 """The worker: `fairq work module:app`, or in a program of your own `Worker(app, dsn).run()`.
 
 worker      what a program sees: checked configuration, the loop, signals, stop
-engine      the run: turn after turn, from registering to signing off
+engine      the run, and the app's lifespan around it
+node        one database: turn after turn, from registering to signing off
 turns       what the next turn sends, how, and what its answer or its failure means
 turn        the statements of a turn
 membership  under which number the database knows it, and what it holds by the book
 ending      who asked it to end, how urgently, until when
-held        the tasks in hand, from the pop to the written end
+held        the tasks in hand, from the pop to the end
+outbox      what has ended and is not written
 handlers    running them, on the loop and in threads
 waking      notices, and when to look for work
 database    the connection for the turns, and pauses when it fails

@@ -20,7 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fairq.around import Runner
 from fairq.batch import Batch
@@ -30,6 +30,9 @@ from fairq.outcome import Outcome, outcome_of
 from fairq.queries.workers import TurnRow
 from fairq.task import Task, checked
 from fairq.worker import log
+
+if TYPE_CHECKING:
+    from fairq.worker.outbox import Outbox
 
 Stop = Literal["cancelled", "timeout", "shutdown"]
 Kind = Task[Any, ..., Any]
@@ -55,6 +58,7 @@ class Entry:
         "claimed_until",
         "ctx",
         "ended",
+        "outbox",
         "overdue",
         "row",
         "run",
@@ -66,9 +70,10 @@ class Entry:
         "worker_id",
     )
 
-    def __init__(self, row: TurnRow, worker_id: int, task: Kind | None) -> None:
+    def __init__(self, row: TurnRow, worker_id: int, outbox: Outbox, task: Kind | None) -> None:
         self.row: Any = row
         self.worker_id = worker_id
+        self.outbox = outbox
         self.task = task
         self.batch: Together | None = None
         self.run: Runner | None = None
@@ -113,7 +118,7 @@ class Together(Entry):
     def __init__(self, entries: list[Entry]) -> None:
         first = entries[0]
         self.entries = entries
-        super().__init__(first.row, first.worker_id, first.task)
+        super().__init__(first.row, first.worker_id, first.outbox, first.task)
         self.row = replace(first.row, payload=[each.row.payload for each in entries])
         self.run, self.ctx = first.run, Batch([each.ctx for each in entries])
         for each in entries:

@@ -40,11 +40,10 @@ from fairq.worker.handlers import (
     timed_out,
     whereabouts,
 )
+from fairq.worker.outbox import Outbox
 from fairq.worker.solo import Solo
 from fairq.worker.turn import End, timedelta_of
 
-# When to look again whether a handler's own transaction ended its task.
-CHECK_AGAIN_AFTER: Final = (0.2, 10.0)
 SUSPECTED: Final = Outcome(
     "declined",
     error='{"code": "suspected", "message": "lost with a worker before; here it could not run alone"}',
@@ -74,10 +73,11 @@ def convicted(end: End, exc: BaseException) -> End:
 
 
 class Held:
-    """Everything happens on the loop, but for `progressed`.
+    """Everything happens on the loop, but for `progressed`. What is to be sent goes to the `Outbox` of the
+    database that the task came from.
 
-    `wake` is called when there is something to write, `stuck` when as many handlers hang as there are slots.
-    One hangs that ran out of its time and ignored that for `hanging_after` seconds.
+    `wake` is called when fewer handlers run than before, `stuck` when as many hang as there are slots. One
+    hangs that ran out of its time and ignored that for `hanging_after` seconds.
     """
 
     def __init__(
@@ -100,11 +100,6 @@ class Held:
         self.solo = Solo()
         self.overdue = 0
         self.abandoned = 0
-        # Ended and not written.
-        self.ends: list[End] = []
-        self.checks: list[Entry] = []
-        self.later_checks: list[tuple[float, Entry]] = []
-        self.reports: dict[int, Entry] = {}
         self._app = app
         self._kinds = dict(app.tasks)
         # By kind: how its handler is run, and whether a context is needed for that.
@@ -143,24 +138,22 @@ class Held:
         """How many would be lost with this process; one that hangs has had its attempt."""
         return self.taken - self.overdue - len(self.claimed) - len(self.solo.waiting)
 
-    @property
-    def unwritten(self) -> bool:
-        return bool(self.ends or self.checks) or any(entry.checked == 1 for _, entry in self.later_checks)
-
-    def known(self) -> set[tuple[int, int]]:
+    def known(self, outbox: Outbox) -> set[tuple[int, int]]:
         """Every attempt that this worker knows to be its own, by id and number."""
-        entries = (*self.by_id.values(), *self.doubles, *self.checks)
+        entries = (*self.by_id.values(), *self.doubles, *outbox.checks)
         known = {(entry.row.id, entry.row.attempt) for entry in entries}
-        return known | {(end.id, end.attempt) for end in self.ends}
+        return known | {(end.id, end.attempt) for end in outbox.ends}
 
     # --- From the pop to the handler ---
 
-    def take_in(self, rows: Iterable[TurnRow], worker_id: int, claimed_until: float | None) -> None:
+    def take_in(
+        self, rows: Iterable[TurnRow], worker_id: int, outbox: Outbox, claimed_until: float | None
+    ) -> None:
         """What was popped. With `claimed_until` it waits to be started, else it begins."""
         by_id, kinds = self.by_id, self._kinds
         suspects: list[Entry] = []
         for row in rows:
-            entry = Entry(row, worker_id, kinds.get(row.kind))
+            entry = Entry(row, worker_id, outbox, kinds.get(row.kind))
             older = by_id.get(row.id)
             if older is not None:
                 self.doubles.add(older)
@@ -179,7 +172,7 @@ class Held:
     def _decline(self, entry: Entry) -> None:
         """One that ought to run alone, and cannot here and now."""
         self._let_go(entry)
-        self._write_down(entry, SUSPECTED)
+        entry.outbox.write_down(entry, SUSPECTED)
 
     def to_start_alone(self) -> Entry | None:
         return self.solo.next(time.monotonic(), self.in_flight)
@@ -194,10 +187,11 @@ class Held:
         while self.claimed and self.claimed[0].claimed_until <= now:
             self._let_go(self.claimed.popleft())
 
-    def drop_claims(self) -> None:
+    def drop_claims(self, outbox: Outbox) -> None:
         for entry in [*self.claimed, *self.solo.waiting]:
-            self._let_go(entry)
-        self.claimed.clear()
+            if entry.outbox is outbox:
+                self._let_go(entry)
+        self.claimed = deque(entry for entry in self.claimed if not entry.ended)
 
     def started(self, entry: Entry, *, ours: bool) -> None:
         """A claimed task was to be started; is it still ours?"""
@@ -288,18 +282,9 @@ class Held:
     def progressed(self, ctx: Context) -> None:
         """In the handler's thread."""
         entry = self.by_id.get(ctx.id)
-        if entry is not None and entry.ctx is ctx:
-            self.reports[ctx.id] = entry
-            # Looked at afterwards: between the two, the loop may take what there was.
-            if len(self.reports) == 1:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody needs it any more
-                    self._loop.call_soon_threadsafe(self._wake)
-
-    def report_again(self, entries: Iterable[Entry]) -> None:
-        """Reports that were not sent after all, but for those of tasks that ended meanwhile."""
-        for entry in entries:
-            if self.by_id.get(entry.row.id) is entry:
-                self.reports.setdefault(entry.row.id, entry)
+        if entry is not None and entry.ctx is ctx and entry.outbox.report(entry):
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody needs it any more
+                self._loop.call_soon_threadsafe(entry.outbox.wake)
 
     # --- How it ends ---
 
@@ -321,17 +306,11 @@ class Held:
         self._let_go(entry)
         ctx = entry.ctx
         if ctx is not None and ctx.finished_in and exception is None:
-            self.checks.append(entry)
-            self._wake()
+            entry.outbox.check(entry)
             return
         outcome = _account(lambda: conclude(entry, exception, result))
         _log_end(entry, exception, outcome)
-        self._write_down(entry, outcome)
-
-    def _write_down(self, entry: Entry, outcome: Outcome) -> None:
-        row = entry.row
-        self.ends.append(End(entry.worker_id, row.id, row.attempt, entry, outcome))
-        self._wake()
+        entry.outbox.write_down(entry, outcome)
 
     def _let_go(self, entry: Entry) -> None:
         """It takes up no slot any more."""
@@ -342,7 +321,7 @@ class Held:
             del self.by_id[entry.row.id]
         else:
             self.doubles.discard(entry)
-        self.reports.pop(entry.row.id, None)
+        entry.outbox.reports.pop(entry.row.id, None)
         self.solo.drop(entry, time.monotonic())
 
     def checked(self, entries: Sequence[Entry], ids: list[int]) -> None:
@@ -354,17 +333,9 @@ class Held:
                 lost = FinishLost("the transaction of ctx.finish_in() rolled back")
                 outcome = outcome_of(lost, entry.task, entry.row.attempt)
                 _log_end(entry, lost, outcome)
-                self._write_down(entry, outcome)
-            elif entry.checked < len(CHECK_AGAIN_AFTER):
-                # Ended, or its transaction is still open, perhaps just being rolled back: look again.
-                self.later_checks.append((now + CHECK_AGAIN_AFTER[entry.checked], entry))
-                self.later_checks.sort(key=lambda each: each[0])
-                entry.checked += 1
-
-    def fetch_due_checks(self, now: float) -> None:
-        if self.later_checks and self.later_checks[0][0] <= now:
-            self.checks += [entry for at, entry in self.later_checks if at <= now]
-            self.later_checks = [each for each in self.later_checks if each[0] > now]
+                entry.outbox.write_down(entry, outcome)
+            else:
+                entry.outbox.check_later(entry, now)
 
     # --- Before its time ---
 
@@ -378,7 +349,7 @@ class Held:
                 if entry in self.claimed:
                     self.claimed.remove(entry)
                 self._let_go(entry)
-                self._write_down(entry, Outcome("cancelled"))
+                entry.outbox.write_down(entry, Outcome("cancelled"))
                 continue
             tell_to_stop(entry, "cancelled")
 
@@ -408,8 +379,8 @@ class Held:
             self._stuck()
         self._wake()
 
-    def blamed(self) -> list[End]:
-        """From the keeper's thread, while the loop stands still: who has it has had his attempt. Where that
+    def blamed(self, outbox: Outbox) -> list[End]:
+        """From a keeper's thread, while the loop stands still: who has it has had his attempt. Where that
         cannot be told, everybody on the loop.
         """
         current = asyncio.current_task(self._loop)
@@ -422,7 +393,7 @@ class Held:
             if each.runner is current or (running is not None and running in (each, each.batch))
         ]
         late = TaskTimeout("the handler blocked the event loop for longer than the worker's lease")
-        return [self._out_of_time(entry, late) for entry in found or on_loop]
+        return [self._out_of_time(entry, late) for entry in found or on_loop if entry.outbox is outbox]
 
     def _out_of_time(self, entry: Entry, late: TaskTimeout) -> End:
         outcome = _account(lambda: outcome_of(late, entry.task, entry.row.attempt))
@@ -437,7 +408,7 @@ class Held:
             self._let_go(entry)
             if entry.timer is not None:
                 entry.timer.cancel()
-            self._write_down(entry, RELEASE)
+            entry.outbox.write_down(entry, RELEASE)
         self.claimed.clear()
 
     def release_running(self) -> None:
@@ -450,9 +421,9 @@ class Held:
                 "left_behind", "%r is left behind; %s", entry, whereabouts(entry.thread), **entry.facts()
             )
             if entry.overdue:
-                self.ends.append(self._out_of_time(entry, timed_out(entry)))
+                entry.outbox.ends.append(self._out_of_time(entry, timed_out(entry)))
             else:
-                self._write_down(entry, RELEASE if entry.begun_at is None else INTERRUPTED)
+                entry.outbox.write_down(entry, RELEASE if entry.begun_at is None else INTERRUPTED)
 
 
 def _account(judge: Callable[[], Outcome]) -> Outcome:

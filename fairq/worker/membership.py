@@ -17,6 +17,7 @@ from fairq.queries import workers
 from fairq.worker import log
 from fairq.worker.config import Settings
 from fairq.worker.held import Held
+from fairq.worker.outbox import Outbox
 
 # When to look again whether a connection that broke left tasks behind that we were given and never got.
 RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
@@ -25,7 +26,9 @@ RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
 class Membership:
     """`worker_id` is None before the first registration, and after the database has given us up."""
 
-    def __init__(self, app: App, settings: Settings, queues: tuple[str, ...], slots: int, held: Held) -> None:
+    def __init__(
+        self, app: App, settings: Settings, queues: tuple[str, ...], slots: int, held: Held, outbox: Outbox
+    ) -> None:
         self.worker_id: int | None = None
         self.reconcile_at: list[float] = []
         self._app = app
@@ -33,6 +36,7 @@ class Membership:
         self._queues = queues
         self._slots = slots
         self._held = held
+        self._outbox = outbox
 
     @property
     def is_in_order(self) -> bool:
@@ -75,7 +79,7 @@ class Membership:
             worker=worker_id,
         )
         self.worker_id = None
-        self._held.drop_claims()
+        self._held.drop_claims(self._outbox)
         return True
 
     # --- What was handed out in an answer that never came ---
@@ -97,7 +101,7 @@ class Membership:
     async def _reconcile(self, conn: psycopg.AsyncConnection[Any]) -> None:
         assert self.worker_id is not None
         held = self._held
-        known = held.known()
+        known = held.known(self._outbox)
         rows = await workers.tasks_of_worker(conn, worker_id=self.worker_id)
         strange = [(row.id, row.attempt) for row in rows if (row.id, row.attempt) not in known]
         if strange:

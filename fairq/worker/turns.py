@@ -1,7 +1,7 @@
 """A worker's turns: what is sent in the next one, how it is sent, and what its answer or its failure means.
 
 One turn is one round trip and one transaction. Either all of it happens or nothing, so a turn that fails is
-made again, and what ended stays with `Held` until it is written.
+made again, and what ended stays in the `Outbox` until it is written.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fairq.worker.database import Database
 from fairq.worker.handlers import RELEASE, Entry
 from fairq.worker.held import Held, convicted
 from fairq.worker.membership import Membership
+from fairq.worker.outbox import Outbox
 from fairq.worker.turn import (
     NOBODY,
     End,
@@ -73,6 +74,7 @@ class Turns:
     queues: tuple[str, ...]
     database: Database
     held: Held
+    outbox: Outbox
     membership: Membership
     waking: Waking
 
@@ -89,9 +91,9 @@ class Turns:
 
     def to_write(self) -> Turn:
         """What has ended and is not written."""
-        held = self.held
-        held.fetch_due_checks(time.monotonic())
-        return Turn(ends=cut(held.ends), checks=held.checks)
+        outbox = self.outbox
+        outbox.fetch_due_checks(time.monotonic())
+        return Turn(ends=cut(outbox.ends), checks=outbox.checks)
 
     def next(self) -> Turn:
         now = time.monotonic()
@@ -114,8 +116,8 @@ class Turns:
             turn.starts = [] if suspect is None else [suspect]
         elif held.claimed:
             turn.starts = self._startable(now)
-        if held.reports and now >= self._report_at:
-            turn.reports = list(held.reports.values())
+        if self.outbox.reports and now >= self._report_at:
+            turn.reports = list(self.outbox.reports.values())
         if not turn.starts and plan.ought_to_gather(
             self.limits, ended=len(turn.ends), ready=len(held.loopside)
         ):
@@ -131,13 +133,13 @@ class Turns:
     def until_next(self) -> float:
         """Seconds until one is due, if nothing happens before."""
         now = time.monotonic()
-        held = self.held
+        held, outbox = self.held, self.outbox
         times = [self.waking.lookout.look_at]
-        if held.reports:
+        if outbox.reports:
             times.append(self._report_at)
         times += self.membership.reconcile_at[:1]
-        if held.later_checks:
-            times.append(held.later_checks[0][0])
+        if outbox.later_checks:
+            times.append(outbox.later_checks[0][0])
         gives_up_at = held.solo.gives_up_at
         if gives_up_at is not None:
             times.append(gives_up_at)
@@ -146,10 +148,10 @@ class Turns:
 
     def last_words(self, dead: bool) -> list[driver.Call[Any]]:
         """From the keeper's thread, while the loop stands still: what has ended is written all the same."""
-        blamed = self.held.blamed() if dead else []
+        blamed = self.held.blamed(self.outbox) if dead else []
         return [
             turn_call(holder, ends, [], NOBODY, None)
-            for some in (blamed, self.held.ends)
+            for some in (blamed, self.outbox.ends)
             for holder, (ends,) in by_worker(some).items()
         ]
 
@@ -157,20 +159,20 @@ class Turns:
 
     async def take(self, turn: Turn) -> None:
         """Send a turn. What was taken out of our lists for it comes back when it fails."""
-        held = self.held
-        held.ends = held.ends[len(turn.ends) :]
-        held.checks = []
+        outbox = self.outbox
+        outbox.ends = outbox.ends[len(turn.ends) :]
+        outbox.checks = []
         for entry in turn.reports:
-            held.reports.pop(entry.row.id, None)
+            outbox.reports.pop(entry.row.id, None)
         try:
             async with self.database.answering() as conn:
                 await self._send(conn, turn)
         except BaseException as exc:
-            held.ends = turn.ends + held.ends
-            held.checks = turn.checks + held.checks
+            outbox.ends = turn.ends + outbox.ends
+            outbox.checks = turn.checks + outbox.checks
             if isinstance(exc, REFUSALS):
                 if is_worth_a_try(exc):
-                    held.report_again(turn.reports)
+                    outbox.report_again(turn.reports)
                 await self.failed(exc, turn)
                 return
             # Cancelled, perhaps with half of a turn on its way: what ends the worker gets a new connection.
@@ -260,7 +262,8 @@ class Turns:
         # Of several queues, one that gave a whole batch may have more.
         full = len(rows) >= asked.batch
         self.waking.looked(len(rows), full=full, rings=asked.rings, holds=held.may_end, due_in=due_in)
-        held.take_in(rows, worker_id, None if lease is None else time.monotonic() + lease.total_seconds())
+        claimed_until = None if lease is None else time.monotonic() + lease.total_seconds()
+        held.take_in(rows, worker_id, self.outbox, claimed_until)
 
     # --- A turn that failed ---
 
@@ -296,8 +299,8 @@ class Turns:
         """The database refuses a value among these. Find whose, let that attempt fail for it, write the
         others.
         """
-        held = self.held
-        held.ends = held.ends[len(ends) :]
+        outbox = self.outbox
+        outbox.ends = outbox.ends[len(ends) :]
         pending: list[Sequence[End]] = [ends]
         try:
             while pending:
@@ -326,4 +329,4 @@ class Turns:
         else:
             self.database.succeeded()
         finally:
-            held.ends = [end for batch in pending for end in batch] + held.ends
+            outbox.ends = [end for batch in pending for end in batch] + outbox.ends

@@ -20,8 +20,9 @@ from fairq.errors import ConfigurationError, FairqError
 from fairq.worker import log
 from fairq.worker.breaker import State
 from fairq.worker.config import Settings, problems
-from fairq.worker.engine import UNWIND_SECONDS, Announce, Engine
+from fairq.worker.engine import Announce, Engine
 from fairq.worker.handlers import whereabouts
+from fairq.worker.node import UNWIND_SECONDS
 from fairq.worker.signals import handled
 
 
@@ -79,7 +80,7 @@ class Worker:
     def circuit(self) -> State:
         """Of the breaker in front of the database."""
         engine = self._engine
-        return "closed" if engine is None else engine.database.state
+        return "closed" if engine is None else engine.node.database.state
 
     def stop(self, *, now: bool = False) -> None:
         """End: let handlers finish within the grace time, or give back all at once. From any thread."""

@@ -1090,7 +1090,7 @@ def test_statements_are_prepared_where_a_connection_is_known_to_be_a_session(
     @own.task
     async def count_prepared(payload: Any) -> None:
         assert worker._engine is not None
-        conn = worker._engine.database.conn
+        conn = worker._engine.node.database.conn
         assert conn is not None
         seen.append(len(conn._prepared._names))
 

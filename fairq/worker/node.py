@@ -1,0 +1,252 @@
+"""One database that a worker serves: it registers there, takes one turn after the other, and signs off.
+
+Tasks end where they came from. There is one node, or on Citus several, which share the handlers and the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from fairq import install
+from fairq.app import App
+from fairq.errors import translate
+from fairq.worker import log
+from fairq.worker.config import Settings, limits
+from fairq.worker.connect import FAILURES, conninfo, is_worth_a_try
+from fairq.worker.database import Database
+from fairq.worker.ending import AFTER_SECONDS, Ending
+from fairq.worker.held import Held, tell_to_stop
+from fairq.worker.keeper import Keeper
+from fairq.worker.membership import Membership
+from fairq.worker.outbox import Outbox
+from fairq.worker.turn import Turn, one_transaction
+from fairq.worker.turns import Turns
+from fairq.worker.waking import Waking
+
+T = TypeVar("T")
+
+# Handlers that were told to stop get this long to do so before their tasks are given back.
+UNWIND_SECONDS: Final = 1.0
+# Who is to end anyway gives up after so many tries to start: a wrong password stays wrong.
+START_ATTEMPTS: Final = 5
+
+
+class Node:
+    """`registered` is called when it may work, `is_done` says whether it may end although nobody asked."""
+
+    def __init__(
+        self,
+        dsn: str,
+        app: App,
+        settings: Settings,
+        queues: tuple[str, ...],
+        held: Held,
+        ending: Ending,
+        *,
+        pulse: Callable[[], float],
+        registered: Callable[[Node], None],
+        is_done: Callable[[], bool],
+    ) -> None:
+        self.settings = settings
+        self.queues = queues
+        self.dsn = dsn
+        self.loop = asyncio.get_running_loop()
+        self.database = Database(dsn, settings)
+        self.waking = Waking(dsn, settings, queues, self.database)
+        self.held = held
+        self.outbox = Outbox(self.waking.wake.set)
+        self.ending = ending
+        self.membership = Membership(app, settings, queues, limits(settings).slots, held, self.outbox)
+        self.turns = Turns(settings, queues, self.database, held, self.outbox, self.membership, self.waking)
+        self.keeper: Keeper | None = None
+        self._pulse = pulse
+        self._registered = registered
+        self._is_done = is_done
+
+    def hurry(self) -> None:
+        """The worker is told to end."""
+        if self.ending.at is not None:
+            self.database.hurry(self.ending.at + AFTER_SECONDS)
+        self.waking.wake.set()
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        """From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody needs it any more
+            self.loop.call_soon_threadsafe(function, *args)
+
+    async def run(self) -> None:
+        try:
+            if await self._start():
+                await self._work()
+                await self._wind_down()
+        except BaseException:
+            # Somebody ends us on his own loop, the database failed too often, or this is a mistake of ours:
+            # give back what we can, quickly.
+            self.ending.at_once()
+            ending = self.loop.create_task(self._wind_down(), name="fairq-end")
+            try:
+                with contextlib.suppress(Exception):
+                    await asyncio.shield(ending)
+            finally:  # cancelled once more: nothing of ours goes on behind the caller's back
+                ending.cancel()
+                await asyncio.wait([ending])
+            raise
+
+    async def close(self) -> None:
+        await asyncio.gather(self.waking.close(), self._dismiss_keeper())
+        await self.database.disconnect()
+
+    async def _dismiss_keeper(self) -> None:
+        if self.keeper is not None:
+            self.keeper.stop()
+            await asyncio.to_thread(self.keeper.join)
+
+    # --- The start ---
+
+    async def _start(self) -> bool:
+        """Connect, look at the database, register, listen. False: told to stop before that succeeded."""
+        if not await self.answer(self._register):
+            return False
+        self._start_keeper()
+        await self.waking.start_listening()
+        self._registered(self)
+        return True
+
+    async def _register(self, conn: psycopg.AsyncConnection[Any]) -> bool:
+        await install.acheck_version(conn)
+        await self.membership.check_caps(conn)
+        await self.membership.register(conn)
+        return True
+
+    async def answer(self, ask: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]]) -> T | None:
+        """What the database says, as soon as it can be had. None: told to stop before that."""
+        while not self.ending.level:
+            if not await self._pause_over():
+                continue
+            try:
+                async with self.database.answering() as conn:
+                    answer = await ask(conn)
+                self.database.succeeded()
+                return answer
+            except FAILURES as exc:
+                if isinstance(exc, psycopg.Error) and exc.sqlstate and not is_worth_a_try(exc):
+                    raise translate(exc) from exc
+                self.database.failed(
+                    exc, "to start", START_ATTEMPTS if self.settings.mode != "forever" else 0
+                )
+                await self.database.disconnect()
+        return None
+
+    def _start_keeper(self) -> None:
+        self.keeper = Keeper(
+            # Notices a dead peer, and is back on another connection, while the lease still holds.
+            conninfo(self.dsn, "fairq keeper", min(60.0, self.settings.lease / 3)),
+            self.settings,
+            self.turns.limits,
+            worker_ids=lambda: [id for id in (self.membership.worker_id,) if id is not None],
+            held=lambda: list(self.held.by_id),
+            circuit=lambda: (self.database.state != "closed", self.database.trips),
+            answered=self._answered,
+            pulse=self._pulse,
+            cancel=lambda ids: self._call(self.held.cancel, ids),
+            lost=lambda worker_id: self._call(self.turns.lost, worker_id),
+            give_up_at=self.ending.give_up_at,
+            last_words=self.turns.last_words,
+            give_up=self.ending.give_up,
+        )
+        self.keeper.start()
+
+    def _answered(self, after_failures: bool) -> None:
+        """From the keeper's thread: its sign of life got through."""
+        if after_failures or self.database.state != "closed":
+            self._call(self.waking.answered)
+
+    # --- The work ---
+
+    async def _pause_over(self) -> bool:
+        """Whether the database may be tried now; else wait, until that is over or we are told to stop."""
+        now = time.monotonic()
+        pause = self.database.pause(now)
+        if self.ending.level:
+            pause = min(self.database.pause_at_the_end(now), 1.0)
+        if pause > 0:
+            await self.waking.sleep(pause)
+            return False
+        return self.ending.level > 0 or self.database.may_pass(now)
+
+    async def _work(self) -> None:
+        while not self.ending.level:
+            if not await self._pause_over():
+                continue
+            if not self.membership.is_in_order:
+                await self._put_in_order()
+            elif turn := self.turns.next():
+                await self.turns.take(turn)
+            elif self._is_done():
+                return
+            else:
+                await self.waking.sleep(self.turns.until_next())
+
+    async def _put_in_order(self) -> None:
+        try:
+            async with self.database.answering() as conn:
+                await self.membership.put_in_order(conn)
+        except FAILURES as exc:
+            await self.turns.failed(exc, Turn())
+        else:
+            self.database.succeeded()
+
+    # --- The end ---
+
+    async def _wind_down(self) -> None:
+        """Let handlers end, give back the rest, write everything, sign off."""
+        held, outbox = self.held, self.outbox
+        self.hurry()
+        held.release_waiting()
+        while held.taken and not self.ending.is_past_grace:
+            await self._flush_some()
+        if held.taken:
+            for entry in held.entries:
+                tell_to_stop(entry, "shutdown")
+            until = time.monotonic() + UNWIND_SECONDS
+            while held.taken and time.monotonic() < until:
+                await self.waking.sleep(0.02)
+        held.release_running()
+        self.database.hurry((self.ending.at or time.monotonic()) + AFTER_SECONDS)
+        while outbox.unwritten and self.database.has_time():
+            await self._flush_some()
+        if outbox.unwritten:
+            log.error(
+                "unwritten",
+                "the database is away: %d ended tasks could not be written and will run again",
+                len(outbox.ends),
+            )
+        elif self.membership.worker_id is not None:
+            with contextlib.suppress(*FAILURES):
+                async with (
+                    self.database.answering() as conn,
+                    one_transaction(conn, self.database.sets_terms),
+                ):
+                    await self.membership.retire(conn)
+
+    async def _flush_some(self) -> None:
+        """A turn without a pop if there is something to write, else a short sleep."""
+        now = time.monotonic()
+        turn = self.turns.to_write()
+        if turn:
+            pause = min(self.database.pause_at_the_end(now), 0.5)
+            if pause > 0:
+                await self.waking.sleep(pause)
+            else:
+                await self.turns.take(turn)
+        elif self.outbox.later_checks:
+            await self.waking.sleep(0.05)
+        else:
+            pause = 0.5 if self.ending.at is None else self.ending.at - now
+            await self.waking.sleep(min(max(pause, 0.001), 0.5))

@@ -1,0 +1,63 @@
+"""What a worker has to tell a database: how attempts ended, whether that is so, how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from fairq.outcome import Outcome
+from fairq.worker.handlers import Entry
+from fairq.worker.turn import End
+
+# When to look again whether a handler's own transaction ended its task.
+CHECK_AGAIN_AFTER: Final = (0.2, 10.0)
+
+
+class Outbox:
+    """`wake` is called when there is something new. Everything happens on the loop, but for `report`."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        # Ended and not written.
+        self.ends: list[End] = []
+        self.checks: list[Entry] = []
+        self.later_checks: list[tuple[float, Entry]] = []
+        self.reports: dict[int, Entry] = {}
+
+    @property
+    def unwritten(self) -> bool:
+        return bool(self.ends or self.checks) or any(entry.checked == 1 for _, entry in self.later_checks)
+
+    def write_down(self, entry: Entry, outcome: Outcome) -> None:
+        row = entry.row
+        self.ends.append(End(entry.worker_id, row.id, row.attempt, entry, outcome))
+        self.wake()
+
+    def check(self, entry: Entry) -> None:
+        """Its handler ended it in a transaction of its own: did that commit?"""
+        self.checks.append(entry)
+        self.wake()
+
+    def check_later(self, entry: Entry, now: float) -> None:
+        if entry.checked < len(CHECK_AGAIN_AFTER):
+            # Ended, or its transaction is still open, perhaps just being rolled back: look again.
+            self.later_checks.append((now + CHECK_AGAIN_AFTER[entry.checked], entry))
+            self.later_checks.sort(key=lambda each: each[0])
+            entry.checked += 1
+
+    def fetch_due_checks(self, now: float) -> None:
+        if self.later_checks and self.later_checks[0][0] <= now:
+            self.checks += [entry for at, entry in self.later_checks if at <= now]
+            self.later_checks = [each for each in self.later_checks if each[0] > now]
+
+    def report(self, entry: Entry) -> bool:
+        """In the handler's thread. Whether it is the only one, so that the loop has to be told."""
+        self.reports[entry.row.id] = entry
+        # Looked at afterwards: between the two, the loop may take what there was.
+        return len(self.reports) == 1
+
+    def report_again(self, entries: Iterable[Entry]) -> None:
+        """Reports that were not sent after all, but for those of tasks that ended meanwhile."""
+        for entry in entries:
+            if not entry.ended:
+                self.reports.setdefault(entry.row.id, entry)
