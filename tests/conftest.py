@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from fairq.embedded import EmbeddedError
-from tests.support import calls, managed
+from tests.support import calls, cluster, managed
 from tests.support.database import MANAGED, PASSWORD, ROLES, Database, Preparation, prepare, session
 from tests.support.kept import FOLDERS, KEEPS, KeptDatabase
 from tests.support.moves import set_shards
@@ -85,8 +85,12 @@ gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if MANAGED:
-        managed.choose(items)
+    """Skip what cannot run here."""
+    left_out = (managed.LEFT_OUT if MANAGED else {}) | (cluster.LEFT_OUT if cluster.ON_CITUS else {})
+    for item in items:
+        for name, why in left_out.items():
+            if item.nodeid.startswith(name):
+                item.add_marker(pytest.mark.skip(reason=why))
 
 
 def pytest_collection_finish() -> None:

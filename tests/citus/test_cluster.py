@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -12,50 +11,12 @@ import pytest
 import fairq
 from fairq import citus, errors, install
 from tests.support.calls import column, create, one, register, run
-from tests.support.cluster import Cluster, Conn, running_cluster
+from tests.support.cluster import NODES, Cluster, Conn, group_of, on_citus
 from tests.support.invariants import assert_sound
 from tests.support.sessions import call_in_background, result, wait_until
 from tests.worker.running import EFFECTS, work_process
 
-pytestmark = pytest.mark.skipif("FAIRQ_TEST_CITUS" not in os.environ, reason="make test-citus runs it")
-
-NODES = (0, 1, 2)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster() as cluster:
-        with cluster.connect(0) as conn:
-            conn.execute("create table orders (tenant text, n integer, constraint positive check (n > 0))")
-            conn.execute("select create_distributed_table('orders', 'tenant')")
-            conn.execute("create table notes (n integer)")
-            conn.execute("select citus_add_local_table_to_metadata('notes')")
-        yield cluster
-
-
-@pytest.fixture
-def conns(cluster: Cluster) -> Iterator[list[Conn]]:
-    """A connection to each node, and no task anywhere."""
-    conns = [cluster.connect(number) for number in NODES]
-    yield conns
-    for conn in conns:
-        conn.rollback()
-        for table in ("tasks", "rings", "ready", "held", "lanes", "ticks", "groups", "finished_tasks"):
-            run(conn, f"delete from fairq.{table}")  # noqa: S608
-        conn.close()
-
-
-def group_of(conn: Conn, node: int, but: str = "") -> str:
-    """A group of that node."""
-    return str(
-        one(
-            conn,
-            "select g from (select 'g' || n as g from generate_series(1, 1000) n) s "
-            "where fairq_citus.node_of(fairq_citus.slot(g)) = %s and g <> %s limit 1",
-            node,
-            but,
-        )
-    )
+pytestmark = on_citus
 
 
 def waiting(conns: list[Conn]) -> list[int]:

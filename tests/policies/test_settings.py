@@ -24,7 +24,6 @@ from tests.support.calls import (
     register,
     run,
 )
-from tests.support.server import ON_CITUS
 
 BAD_LIMITS: list[tuple[dict[str, Any], str]] = [
     ({"weight": 0}, "QF007"),
@@ -253,7 +252,6 @@ def test_what_is_accepted_stops_nothing(conn: Conn) -> None:
     assert timedelta(days=270) < row[0] < timedelta(days=460)
 
 
-@pytest.mark.skipif(ON_CITUS, reason="nothing is announced there")
 def test_a_null_takes_a_setting_away_and_an_absent_one_stays(conn: Conn) -> None:
     """The default of a setting is that of its column, wherever it is taken from."""
     row = "select to_jsonb(q) - 'queue' from fairq.queues q where q.queue = %s"

@@ -16,7 +16,6 @@ from tests.support.calls import (
     run,
 )
 from tests.support.database import Database
-from tests.support.server import ON_CITUS
 
 COLUMNS = "state, ahead_in_group, ahead, next_look_at::text, worker_id, attempt, max_attempts, reason"
 
@@ -142,7 +141,6 @@ def test_a_group_at_its_cap_is_the_reason(db: Conn) -> None:
     assert pop(db, worker, 10) == [second]
 
 
-@pytest.mark.skipif(ON_CITUS, reason="the question travels as a row")
 def test_explaining_changes_nothing(database: Database) -> None:
     """It can run on a standby."""
     conn = database.connect()

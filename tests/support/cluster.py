@@ -1,11 +1,13 @@
 """A coordinator of Citus and its workers, on this machine. `make test-citus` has the programs."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -13,8 +15,34 @@ from fairq import embedded, install
 
 Conn = psycopg.Connection[Any]
 NAME = "fairq"
+# Of a running cluster: the coordinator, and two workers.
+NODES = (0, 1, 2)
+# `make test-citus`: each database of a test is a cluster of one node.
+ON_CITUS = "FAIRQ_TEST_CITUS" in os.environ
+on_citus = pytest.mark.skipif(not ON_CITUS, reason="make test-citus runs it")
+# What cannot hold there, by the beginning of its name, and why.
+NO_NOTIFY = "nobody announces tasks there: a transaction that notifies cannot commit in two phases"
+LEFT_OUT = {
+    "tests/sql/test_announcements.py::test_the_first_is": NO_NOTIFY,
+    "tests/sql/test_announcements.py::test_a_call_for_many": NO_NOTIFY,
+    "tests/sql/test_announcements.py::test_scheduled_tasks": NO_NOTIFY,
+    "tests/sql/test_announcements.py::test_what_rolls_back": NO_NOTIFY,
+    "tests/sql/test_announcements.py::test_an_open_transaction": NO_NOTIFY,
+    "tests/sql/test_announcements.py::test_older_snapshots": NO_NOTIFY,
+    "tests/sql/test_announcements.py::test_a_promotion_by_the_creator": NO_NOTIFY,
+    "tests/sql/test_announcements.py::test_places_that_come_free": NO_NOTIFY,
+    "tests/policies/test_rates.py::test_the_rate_of_a_whole_queue_is_seen_and_reset": NO_NOTIFY,
+    "tests/policies/test_settings.py::test_a_null_takes_a_setting_away": NO_NOTIFY,
+    "tests/worker/test_run.py::test_a_notice_wakes": NO_NOTIFY,
+    "tests/worker/test_run.py::test_a_burst_of_notices": NO_NOTIFY,
+    "tests/sql/test_explain_task.py::test_explaining_changes_nothing": "the question travels as a row",
+    "tests/sql/test_promote_overflow.py::test_prepared_transactions": "Citus refuses them to applications",
+    "tests/sql/test_schedules.py::test_nothing_due_costs": "Citus refuses explain analyze behind a call",
+}
 CITUS: dict[str, embedded.Setting] = {
     "max_connections": 200,
+    # Each database has a daemon of Citus.
+    "max_worker_processes": 100,
     "max_prepared_transactions": 50,
     "deadlock_timeout": "100ms",
     "shared_preload_libraries": "citus",
@@ -105,3 +133,17 @@ def running_cluster(workers: int = 2) -> Iterator[Cluster]:
         cluster.add(*range(1, 1 + workers))
         cluster.migrate()
         yield cluster
+
+
+def group_of(conn: Conn, node: int) -> str:
+    """A group of that node."""
+    return groups_of(conn, node, 1)[0]
+
+
+def groups_of(conn: Conn, node: int, count: int) -> list[str]:
+    rows = conn.execute(
+        "select g from (select 'g' || n as g, n from generate_series(1, 10000) n) s "
+        "where fairq_citus.node_of(fairq_citus.slot(g)) = %s order by n limit %s",
+        [node, count],
+    )
+    return [group for (group,) in rows.fetchall()]

@@ -18,8 +18,9 @@ from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 from psycopg.sql import Literal
 
+from tests.support.cluster import ON_CITUS
 from tests.support.database import MANAGED, Database, Preparation, prepare
-from tests.support.server import ON_CITUS, TestServer, drop_database
+from tests.support.server import TestServer, drop_database
 from tests.support.sessions import POLL_SECONDS
 
 # Plans, statistics, migrations, faults and arbitrary statements have new databases.

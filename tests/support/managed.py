@@ -65,14 +65,6 @@ PATIENCE_SECONDS = 120
 direct = False
 
 
-def choose(items: list[pytest.Item]) -> None:
-    """Skip what cannot run."""
-    for item in items:
-        for name, why in LEFT_OUT.items():
-            if item.nodeid.startswith(name):
-                item.add_marker(pytest.mark.skip(reason=why))
-
-
 def _impatient(*_: object) -> None:
     raise TimeoutError("the test takes too long")
 

@@ -25,7 +25,6 @@ from fairq.worker import Stuck, Worker, keeper
 from fairq.worker.turns import Turns
 from tests.support.database import Database
 from tests.support.proxy import proxy
-from tests.support.server import ON_CITUS
 from tests.worker.running import Desk, drain, worker_thread
 
 app = fairq.App()
@@ -432,7 +431,6 @@ def test_what_was_there_before_the_worker_needs_no_notice(desk: Desk) -> None:
     assert desk.end(id)[0] == "succeeded"
 
 
-@pytest.mark.skipif(ON_CITUS, reason="nothing is announced there")
 def test_a_notice_wakes_a_worker_that_sleeps(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Polling is switched off for this."""
     monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
@@ -445,7 +443,6 @@ def test_a_notice_wakes_a_worker_that_sleeps(desk: Desk, monkeypatch: pytest.Mon
     assert {desk.end(id)[0] for id in ids} == {"succeeded"}
 
 
-@pytest.mark.skipif(ON_CITUS, reason="nothing is announced there")
 def test_a_burst_of_notices_is_one_look(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """HR16: thirty notices that come while the loop is busy."""
     monkeypatch.setattr("fairq.worker.plan.FIRST_PAUSE_LISTENING", 300.0)
