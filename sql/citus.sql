@@ -54,19 +54,42 @@ begin
 end;
 $$;
 
--- Checks here who enqueues, or with p_queue null asks about a task of whatever queue: on the other node the caller is the owner of fairq.
+-- On the other node the caller is the owner of fairq. So who enqueues is checked here.
 create or replace function fairq_citus.check_caller(p_queue text) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
-  v_queue record;
+  v_role text := (select q.enqueue_role from fairq.queues q where q.queue = p_queue);
 begin
-  for v_queue in
-    select q.queue, q.enqueue_role
-    from fairq.queues q
-    where q.enqueue_role is not null and q.queue = coalesce(p_queue, q.queue) and not (p_queue is null and fairq._may_ask(q.queue))
-  loop
-    perform fairq._check_role(v_queue.queue, v_queue.enqueue_role);
-  end loop;
+  if v_role is not null then perform fairq._check_role(p_queue, v_role); end if;
+end;
+$$;
+
+-- Of which queue a task is, only its node knows. So the call says there which queues the caller may not ask about, and their tasks are none.
+create or replace function fairq_citus.hidden() returns text[]
+language sql stable set search_path = pg_catalog, pg_temp
+as $$ select array(select q.queue from fairq.queues q where q.enqueue_role is not null and not fairq._may_ask(q.queue)) $$;
+
+create or replace function fairq_citus.shown(p_id bigint, p_hidden text[]) returns bigint
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  if p_hidden <> '{}' and exists (
+    select from fairq._shards(null) s(shard_no) join fairq.tasks t on t.shard_no = s.shard_no where t.id = p_id and t.queue = any(p_hidden)
+    union all
+    select from fairq._shards(null) s(shard_no) join fairq.finished_tasks f on f.shard_no = s.shard_no where f.id = p_id and f.queue = any(p_hidden)
+  ) then
+    return 0;
+  end if;
+  return p_id;
+end;
+$$;
+
+-- And it says who speaks for a worker.
+-- Raises 42501 (see fairq._check_worker).
+create or replace function fairq_citus.worker_of(p_id bigint, p_caller text) returns bigint
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+begin
+  perform fairq._check_worker(s.shard_no, p_id, p_caller) from fairq._shards(null) s(shard_no);
+  return p_id;
 end;
 $$;
 
@@ -165,32 +188,42 @@ begin
   for v_call in
     select p.proname as name, p.proargnames[1 : p.pronargs] as names, p.proretset as is_set, t.typtype = 'c' as is_row,
       pg_get_functiondef(p.oid) as definition, pg_get_function_arguments(p.oid) as arguments, pg_get_function_identity_arguments(p.oid) as identity,
-      pg_get_function_result(p.oid) as result, c.slot, c.queue,
-      -- The arrays of create_tasks are divided among the nodes.
-      array(
-        select case when p.proname = 'create_tasks' and a.type::regtype::text like '%[]' then format('fairq_citus.only(%I, v_length, v_part.places)', a.name)
-          else quote_ident(a.name) end
-        from unnest(p.proargnames[1 : p.pronargs], p.proargtypes::oid[]) with ordinality a(name, type, place)
-        order by a.place
-      ) as actual,
-      array(select '%L::' || a.type::regtype from unnest(p.proargtypes::oid[]) with ordinality a(type, place) order by a.place) as formats
+      pg_get_function_result(p.oid) as result, c.slot, a.names as arguments_here, a.formats as arguments_there
     from (
       values
-        ('create_task', 'fairq_citus.slot(p_group_key)', 'p_queue'), ('create_tasks', 'v_part.slot', 'p_queue'),
-        ('purge_group', 'fairq_citus.slot(p_group_key)', null),
-        ('configure_schedule', 'fairq_citus.slot(p_group_key)', null), ('pause_schedule', 'fairq_citus.slot_or_all(p_group_key)', null),
-        ('resume_schedule', 'fairq_citus.slot_or_all(p_group_key)', null), ('remove_schedule', 'fairq_citus.slot_or_all(p_group_key)', null),
-        ('run_schedule', 'fairq_citus.slot_or_all(p_group_key)', null), ('rate_usage', 'fairq_citus.slot_or_all(p_group_key)', null),
-        ('cancel_task', 'fairq_citus.slot_of_task(p_id)', 'null'), ('retry_task', 'fairq_citus.slot_of_task(p_id)', 'null'),
-        ('watch_task', 'fairq_citus.slot_of_task(p_id)', 'null'), ('task_result', 'fairq_citus.slot_of_task(p_id)', 'null'),
-        ('task_progress', 'fairq_citus.slot_of_task(p_id)', 'null'), ('explain_task', 'fairq_citus.slot_of_task(p_id)', 'null'),
-        ('configure_cluster', 'null', null), ('configure_queue', 'null', null), ('configure_group', 'null', null), ('configure_user', 'null', null),
-        ('configure_key', 'null', null), ('configure_kind', 'null', null), ('pause_queue', 'null', null), ('resume_queue', 'null', null),
-        ('drain_queue', 'null', null), ('pause_group', 'null', null), ('resume_group', 'null', null), ('hold_group', 'null', null),
-        ('hold_key', 'null', null), ('reset_rate', 'null', null)
-    ) c(name, slot, queue)
+        ('create_task', 'fairq_citus.slot(p_group_key)'), ('create_tasks', 'v_part.slot'), ('purge_group', 'fairq_citus.slot(p_group_key)'),
+        ('configure_schedule', 'fairq_citus.slot(p_group_key)'), ('pause_schedule', 'fairq_citus.slot_or_all(p_group_key)'),
+        ('resume_schedule', 'fairq_citus.slot_or_all(p_group_key)'), ('remove_schedule', 'fairq_citus.slot_or_all(p_group_key)'),
+        ('run_schedule', 'fairq_citus.slot_or_all(p_group_key)'), ('rate_usage', 'fairq_citus.slot_or_all(p_group_key)'),
+        ('cancel_task', 'fairq_citus.slot_of_task(p_id)'), ('retry_task', 'fairq_citus.slot_of_task(p_id)'),
+        ('watch_task', 'fairq_citus.slot_of_task(p_id)'), ('task_result', 'fairq_citus.slot_of_task(p_id)'),
+        ('task_progress', 'fairq_citus.slot_of_task(p_id)'), ('explain_task', 'fairq_citus.slot_of_task(p_id)'),
+        ('finish_tasks', 'fairq_citus.slot_of_task(p_ids[1])'),
+        ('configure_cluster', 'null'), ('configure_queue', 'null'), ('configure_group', 'null'), ('configure_user', 'null'), ('configure_key', 'null'),
+        ('configure_kind', 'null'), ('pause_queue', 'null'), ('resume_queue', 'null'), ('drain_queue', 'null'), ('pause_group', 'null'),
+        ('resume_group', 'null'), ('hold_group', 'null'), ('hold_key', 'null'), ('reset_rate', 'null')
+    ) c(name, slot)
     join pg_catalog.pg_proc p on p.pronamespace = 'fairq'::regnamespace and p.proname = c.name
     join pg_catalog.pg_type t on t.oid = p.prorettype
+    cross join lateral (
+      -- Some say more there than they were told here.
+      select string_agg(
+          case
+            when c.name = 'create_tasks' and n.type like '%[]' then format('fairq_citus.only(%I, v_length, v_part.places)', n.name)
+            when c.name in ('cancel_task', 'watch_task', 'task_result', 'task_progress') and n.name = 'p_id' then 'p_id, fairq_citus.hidden()'
+            when c.name = 'finish_tasks' and n.name = 'p_worker_id' then 'p_worker_id, fairq._caller()'
+            else quote_ident(n.name)
+          end, ', ' order by n.place) as names,
+        string_agg(
+          case
+            when c.name in ('cancel_task', 'watch_task', 'task_result', 'task_progress') and n.name = 'p_id' then 'fairq_citus.shown(%L, %L)'
+            when c.name = 'finish_tasks' and n.name = 'p_worker_id' then 'fairq_citus.worker_of(%L, %L)'
+            else '%L::' || n.type
+          end, ', ' order by n.place) as formats
+      from (
+        select u.name, u.type::regtype::text, u.place from unnest(p.proargnames[1 : p.pronargs], p.proargtypes::oid[]) with ordinality u(name, type, place)
+      ) n(name, type, place)
+    ) a
     where p.prosrc not like '%fairq_citus.pass_on%'
   loop
     -- The engine's own. Where it calls its like, that is on the same node.
@@ -198,26 +231,37 @@ begin
     execute replace(v_statement, ' fairq.create_task(', ' fairq_citus.create_task(');
     execute format('revoke all on function fairq_citus.%I from public', v_call.name);
 
-    v_statement := format('select jsonb_agg(f) from fairq_citus.%I(%s) f', v_call.name, array_to_string(v_call.formats, ', '));
-    v_pass_on := format('fairq_citus.pass_on(%s, format(%L, %s))', v_call.slot, v_statement, array_to_string(v_call.actual, ', '));
+    v_statement := format('select jsonb_agg(f) from fairq_citus.%I(%s) f', v_call.name, v_call.arguments_there);
+    v_pass_on := format('fairq_citus.pass_on(%s, format(%L, %s))', v_call.slot, v_statement, v_call.arguments_here);
     if v_call.name = 'create_tasks' then
       v_body := format($body$
-        declare
-          v_length integer := coalesce(cardinality(p_group_keys), 0);
-          v_places bigint[];
-          v_ids bigint[];
-          v_part record;
-        begin
-          perform fairq_citus.check_caller(p_queue);
-          for v_part in select p.slot, p.places from fairq_citus.parts(case when v_length > 0 then p_group_keys else array[null::text] end) p loop
-            v_places := v_places || v_part.places;
-            v_ids := v_ids || array(select e.id::bigint from jsonb_array_elements_text(%s) e(id));
-          end loop;
-          return query select i.id from unnest(v_places, v_ids) i(place, id) where i.id is not null order by i.place;
-        end $body$, v_pass_on);
+declare
+  v_length integer := coalesce(cardinality(p_group_keys), 0);
+  v_places bigint[];
+  v_ids bigint[];
+  v_part record;
+begin
+  perform fairq_citus.check_caller(p_queue);
+  for v_part in select p.slot, p.places from fairq_citus.parts(case when v_length > 0 then p_group_keys else array[null::text] end) p loop
+    v_places := v_places || v_part.places;
+    v_ids := v_ids || array(select e.id::bigint from jsonb_array_elements_text(%s) e(id));
+  end loop;
+  return query select i.id from unnest(v_places, v_ids) i(place, id) where i.id is not null order by i.place;
+end;
+$body$, v_pass_on);
     else
-      v_body := format('begin %s %s; end',
-        case when v_call.queue is not null then format('perform fairq_citus.check_caller(%s);', v_call.queue) end,
+      v_body := format($body$
+begin
+  %s
+  %s;
+end;
+$body$,
+        case v_call.name
+          when 'create_task' then 'perform fairq_citus.check_caller(p_queue);'
+          -- Of no task: whatever is wrong with that is said here.
+          when 'finish_tasks' then format('if p_ids[1] is null then return query select fairq_citus.finish_tasks(%s); return; end if;',
+            (select string_agg(quote_ident(n), ', ') from unnest(v_call.names) n))
+        end,
         case
           when v_call.result = 'void' then 'perform ' || v_pass_on
           when v_call.result like 'TABLE(%' then format('return query select * from jsonb_to_recordset(%s) f%s', v_pass_on, substring(v_call.result from 6))
@@ -231,5 +275,7 @@ begin
       v_call.name, v_call.arguments, v_call.result, v_body);
     execute format('comment on function fairq.%1$I is %2$L', v_call.name, 'Calls fairq_citus.' || v_call.name || ' on the node that has it.');
   end loop;
+  -- The ends of a turn are of the node that the worker speaks to.
+  execute replace(pg_get_functiondef('fairq.turn'::regproc), ' fairq.finish_tasks(', ' fairq_citus.finish_tasks(');
 end;
 $enter$;

@@ -4,12 +4,12 @@ create function fairq._caller() returns text
 language sql stable as $$ select coalesce(nullif(current_setting('role'), 'none'), session_user) $$;
 
 -- Whether the caller has the rights of a role. A role that is gone has no members but operators, who have the rights of all.
-create function fairq._has_role(p_role text) returns boolean
+create function fairq._has_role(p_role text, p_caller text default fairq._caller()) returns boolean
 language sql stable set search_path = pg_catalog, pg_temp as $$
   select exists (
     select from pg_catalog.pg_roles r
     where r.rolname in (p_role, 'fairq_admin')
-      and pg_has_role(fairq._caller(), r.oid, 'usage'))
+      and pg_has_role(p_caller, r.oid, 'usage'))
 $$;
 
 -- Raises 42501: the queue is for the members of another role.
@@ -37,13 +37,13 @@ $$;
 -- Only the role that registered a worker, or who has its rights, speaks for it: ids of workers are numbers that anybody can guess. One that is gone is for
 -- the caller to notice, whose tasks are gone, too.
 -- Raises 42501.
-create function fairq._check_worker(p_shard_no integer, p_worker_id bigint) returns void
+create function fairq._check_worker(p_shard_no integer, p_worker_id bigint, p_caller text default fairq._caller()) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
 declare
   v_role text;
 begin
   select w.registered_by into v_role from fairq.workers w where w.shard_no = p_shard_no and w.worker_id = p_worker_id;
-  if v_role <> fairq._caller() and not fairq._has_role(v_role) then
+  if v_role <> p_caller and not fairq._has_role(v_role, p_caller) then
     raise exception 'permission denied for worker %: role "%" registered it', p_worker_id, v_role
       using errcode = '42501', hint = format('Connect as that role, or: set role %I;', v_role);
   end if;

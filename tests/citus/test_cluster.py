@@ -205,6 +205,35 @@ def test_a_task_is_asked_about_and_cancelled_from_any_node(conns: list[Conn]) ->
         assert run(conns[0], "select outcome from fairq.task_result(%s)", task) == [("cancelled",)]
 
 
+def test_who_does_not_have_a_task_does_not_end_it_from_elsewhere(conns: list[Conn]) -> None:
+    task = create(conns[0], group_of(conns[0], 1))
+    worker = register(conns[1])
+    assert column(conns[1], "select id from fairq.pop_tasks('default', 1, %s)", worker) == [task]
+    finish = "select fairq.finish_tasks(%s, array[%s::bigint], array[1])"
+    assert column(conns[2], finish, worker + 1, task) == []
+    with conns[2].transaction(force_rollback=True):
+        assert column(conns[2], finish, worker, task) == [task]
+    assert column(conns[0], finish, worker, task) == [task]
+    assert column(conns[0], finish, worker, task) == []
+    assert column(conns[0], "select fairq.finish_tasks(%s, '{}', '{}')", worker) == []
+
+
+def test_who_registered_a_worker_speaks_for_it_from_every_node(cluster: Cluster, conns: list[Conn]) -> None:
+    for name in ("one", "another"):
+        conns[0].execute(f"create role runs_{name} login in role fairq_work".encode())
+    task = create(conns[0], group_of(conns[0], 1))
+    finish = "select fairq.finish_tasks(%s, array[%s::bigint], array[1])"
+    with cluster.connect(1, user="runs_one") as conn:
+        worker = register(conn)
+        assert column(conn, "select id from fairq.pop_tasks('default', 1, %s)", worker) == [task]
+    with cluster.connect(2, user="runs_another") as conn:
+        for call in (finish, finish.replace("fairq.", "fairq_citus.")):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                run(conn, call, worker, task)
+    with cluster.connect(2, user="runs_one") as conn:
+        assert column(conn, finish, worker, task) == [task]
+
+
 def test_a_schedule_is_on_the_node_of_its_group(conns: list[Conn]) -> None:
     group = group_of(conns[0], 2)
     run(conns[0], "select fairq.configure_schedule('tick', %s, '{\"every\": \"1 day\"}')", group)
@@ -230,11 +259,14 @@ def test_producers_pass_calls_on_and_nothing_else(cluster: Cluster, conns: list[
             "select fairq_citus.create_task('a', '{}')",
             "select fairq.create_task('a', '{}', 'secret')",
             "select fairq.create_tasks(array['a'], array['{}']::jsonb[], 'secret')",
-            # Of which queue a task is, only its node knows.
-            "select fairq.cancel_task(1)",
+            "select fairq_citus.cancel_task(1)",
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 conn.execute(forbidden.encode())
+        # Of a queue that is not theirs there is no task, wherever it is.
+        assert run(conn, "select live from fairq.task_result(%s)", task) == [(False,)]
+        assert not one(conn, "select fairq.cancel_task(%s)", task)
+        assert not one(conn, "select fairq.watch_task(%s)", task)
     run(conns[0], """select fairq.configure_queue('secret', '{"enqueue_role": null, "work_role": null}')""")
 
 
