@@ -99,18 +99,27 @@ def nodes(conn: psycopg.Connection[Any]) -> list[Node]:
     return [Node(*row[:3]) for row in rows]
 
 
-def places(dsn: str) -> list[str]:
-    """The DSN of each node, whichever of them this one leads to."""
-    with psycopg.connect(dsn) as conn:
-        if not conn.execute(PRESENT).fetchone():
-            raise ClusterNotReady(
-                "the database has no Citus, and so no nodes", "Leave --every-node out, and it is served."
-            )
-        rows = conn.execute(
-            "select groupid, nodename, nodeport from pg_dist_node "
-            "where noderole = 'primary' and isactive order by groupid"
-        ).fetchall()
-    return [Node(*row).dsn(dsn) for row in rows] or [dsn]
+async def around(conn: psycopg.AsyncConnection[Any]) -> tuple[int, list[Node]]:
+    """Which node this is, and all nodes, whether they answer or not; none where fairq is on one machine."""
+    cursor = conn.cursor(row_factory=tuple_row)
+    await cursor.execute(
+        """
+        select exists (
+          select from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+          where n.nspname = 'fairq_citus' and p.proname = 'create_task')
+        """
+    )
+    if await cursor.fetchone() != (True,):
+        return 0, []
+    await cursor.execute(
+        """
+        select l.groupid, d.groupid, d.nodename, d.nodeport
+        from pg_dist_local_group l, pg_dist_node d
+        where d.noderole = 'primary' and d.isactive order by d.groupid
+        """
+    )
+    rows = await cursor.fetchall()
+    return rows[0][0] if rows else 0, [Node(*row[1:]) for row in rows]
 
 
 def stay_local(conn: psycopg.Connection[Any]) -> None:

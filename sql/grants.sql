@@ -35,7 +35,7 @@ to fairq_enqueue, fairq_work;
 
 grant execute on function fairq.register_worker, fairq.turn, fairq.pop_tasks, fairq.start_tasks, fairq.finish_tasks, fairq.held_tasks,
   fairq.heartbeat, fairq.report_progress, fairq.task_history, fairq.retire_worker, fairq.promote_overflow, fairq.maintain,
-  fairq.fire_schedules, fairq.unplanned_schedules, fairq.plan_schedule
+  fairq.fire_schedules, fairq.unplanned_schedules, fairq.plan_schedule, fairq.standings
 to fairq_work;
 
 grant execute on function fairq.explain_task, fairq.next_due_at, fairq.rate_usage, fairq.budget_usage, fairq.shares, fairq.fairness, fairq.metrics, fairq.upkeep_parts, fairq._shards to fairq_work, fairq_observe;

@@ -10,16 +10,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
 
-from fairq import citus
 from fairq.cli import Exit, Failure, command, failure_of, named_dsn, wants_json
 from fairq.dsn import VARIABLES, clean, mask
 from fairq.errors import ConfigurationError, FairqError, Refused, UnknownQueue
-from fairq.worker.config import TOLD, Settings, queues_of
+from fairq.worker.config import TOLD, Nodes, Settings, queues_of
 from fairq.worker.handlers import RUNNING
 
 LISTEN_DSN = "FAIRQ_LISTEN_DSN"
@@ -72,9 +71,12 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Worker processes; more than one get a supervisor, which restarts them when they crash.",
 )
 @click.option(
-    "--every-node",
-    is_flag=True,
-    help="On Citus: --processes for each node, whichever of them the DSN leads to.",
+    "--nodes",
+    type=click.Choice(get_args(Nodes)),
+    default="all",
+    show_default=True,
+    help="On Citus. all: serve all nodes by turns; near: that of the DSN, and others with the slots it leaves"
+    " free; own: only that of the DSN.",
 )
 @click.option("--once", is_flag=True, help="Look for work once, run what was found, end.")
 @click.option("--drain", is_flag=True, help="Run until there is nothing left that may run now, end.")
@@ -111,7 +113,7 @@ def work(
     app: str,
     queues: tuple[str, ...],
     processes: int,
-    every_node: bool,
+    nodes: Nodes,
     once: bool,
     drain: bool,
     poll_interval: float | None,
@@ -150,6 +152,7 @@ def work(
         options["listen_dsn"] = None
     settings = Settings(
         queues=served,
+        nodes=nodes,
         mode="once" if once else "drain" if drain else "forever",
         listen=not no_listen,
         notify_poll_interval_ms=None if poll_interval is None else round(poll_interval * 1000),
@@ -167,16 +170,13 @@ def work(
     code: int = Exit.OK
     try:
         with handled(lambda *_: worker.stop(), for_good=True):
-            if (processes > 1 or every_node) and LIFELINE not in os.environ:
+            if processes > 1 and LIFELINE not in os.environ:
                 # As this one was started: `fairq`, `python -m fairq`, `manage.py fairq`.
                 args, secrets = hide_dsns(sys.orig_argv[1:])
                 argv = [sys.executable, *args]
                 # Who is to end anyway does not begin anew where the database cannot be had.
                 final = (Exit.OK, Exit.DATABASE) if once or drain else (Exit.OK,)
-                envs = [secrets]
-                if every_node:
-                    envs = [{**secrets, VARIABLES[0]: place} for place in citus.places(worker.dsn)]
-                sys.exit(supervise(argv, envs * processes, settings.grace, final))
+                sys.exit(supervise(argv, processes, settings.grace, secrets, final))
             watch_supervisor(worker.stop)
             worker.run(handle_signals=True)
     except Exception as exc:

@@ -135,6 +135,20 @@ def turn(
 
 
 @driver.Statement[list[int]](
+    "the",
+    """-- name: Standings :one
+select fairq.standings(p_queues => $1::text[])::bigint[] as blocks""",
+    driver.scalar(),
+)
+def standings(
+    *,
+    queues: Sequence[str | None],
+) -> driver.Params:
+    """How far each of these queues has come; null: nothing is in line."""
+    return (driver.Typed(queues, 1009),)
+
+
+@driver.Statement[list[int]](
     "many",
     """-- name: ReleaseTasks :many
 select r.id::bigint as id

@@ -3,6 +3,7 @@
 worker      what a program sees: checked configuration, the loop, signals, stop
 engine      the run, and the app's lifespan around it
 node        one database: turn after turn, from registering to signing off
+cluster     several of them, on Citus
 turns       what the next turn sends, how, and what its answer or its failure means
 turn        the statements of a turn
 membership  under which number the database knows it, and what it holds by the book
@@ -19,7 +20,7 @@ signals     TERM, INT and QUIT
 supervisor  several processes
 
 Decisions without I/O: config (what may be asked for), plan (how many, when), shares (several queues by
-weight), breaker (the circuit breaker).
+weight), rota (which of several databases), breaker (the circuit breaker).
 """
 
 from fairq.worker.config import Limits, Settings

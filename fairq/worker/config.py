@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 Mode = Literal["forever", "drain", "once"]
+Nodes = Literal["all", "near", "own"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,10 @@ class Settings:
     grace: Annotated[float, 0, 86_400] = 20.0
     mode: Mode = "forever"
     """once: end after one look at the queues; drain: end when there is nothing left to run."""
+    nodes: Nodes = "all"
+    """On Citus, which to serve. all: by turns; near: the one that `dsn` leads to, and others with the slots
+    that it leaves free; own: no other.
+    """
     name: str = ""
     health: str = ""
     listen: bool = True
@@ -131,6 +136,8 @@ def problems(settings: Settings) -> list[str]:
         found.append("name has more than 200 bytes")
     if settings.mode not in ("forever", "drain", "once"):
         found.append(f"mode is {settings.mode!r}; it must be forever, drain or once")
+    if settings.nodes not in ("all", "near", "own"):
+        found.append(f"nodes is {settings.nodes!r}; it must be all, near or own")
     if not unreadable:
         found += _contradictions(settings)
     return found
@@ -236,9 +243,15 @@ def poll_interval(settings: Settings, listening: bool) -> float:
 
 
 def banner(
-    worker_id: int, queues: Sequence[str], settings: Settings, limits: Limits, *, listening: bool
+    worker_id: int,
+    queues: Sequence[str],
+    settings: Settings,
+    limits: Limits,
+    *,
+    listening: bool,
+    at: str = "",
 ) -> str:
-    """The line that a worker prints when it starts: the limits in force."""
+    """The line that a worker prints when it starts: the limits in force. `at`: where, of several nodes."""
     if settings.prefetch:
         ahead = f"prefetch {limits.prefetch} with claim lease {settings.claim_lease:g}s"
     else:
@@ -248,9 +261,9 @@ def banner(
     weights = settings.queues if isinstance(settings.queues, Mapping) else {}
     names = [f"{name}={weights[name]:g}" if name in weights else name for name in queues]
     return (
-        f"worker {worker_id} on {','.join(names)}: {_count(limits.slots, 'slot')}, {ahead},"
-        f" claim batch {limits.claim_batch}{most}, lease {settings.lease:g}s,"
-        f" {'listening' if listening else 'not listening'}, polling every"
+        f"worker {worker_id}{at and f' at {at}'} on {','.join(names)}:"
+        f" {_count(limits.slots, 'slot')}, {ahead}, claim batch {limits.claim_batch}{most},"
+        f" lease {settings.lease:g}s, {'listening' if listening else 'not listening'}, polling every"
         f" {poll_interval(settings, listening):g}s{ends}"
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import psycopg
@@ -35,9 +35,18 @@ CANCEL_SECONDS: Final = 1.0
 
 
 class Database:
-    """Tell it of each try: `succeeded`, or `failed`. It says when the next one may be made."""
+    """Tell it of each try: `succeeded`, or `failed`. It says when the next one may be made.
 
-    def __init__(self, dsn: str, settings: Settings) -> None:
+    `name` is for the log, where there are several. `is_last` says whether to give up, when failures are many.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        settings: Settings,
+        name: str = "",
+        is_last: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.conn: psycopg.AsyncConnection[Any] | None = None
         self.sets_terms = False
         """A turn needs READ COMMITTED, and the time that it takes. Where a role or a database says otherwise,
@@ -45,7 +54,8 @@ class Database:
         """
         self._prepares = False
         self._settings = settings
-        self._conninfo = conninfo(dsn, "fairq worker")
+        self._is_last = is_last
+        self.lead_to(dsn, name)
         self._failures = 0
         self._not_before = 0.0
         self._breaker = circuit.Breaker(settings.breaker_threshold, limits(settings).cooldown)
@@ -131,12 +141,17 @@ class Database:
         One that does not answer to that either is hung up on, and so is any when that would leave no time for
         another try.
         """
-        log.warning("no_answer", "no answer from the database for %.0f s", seconds)
+        log.warning("no_answer", "no answer from %s for %.0f s", self._called, seconds)
         if self.has_time(2 * CANCEL_SECONDS + ONE_TRY) and psycopg.capabilities.has_cancel_safe():
             with contextlib.suppress(*FAILURES):
                 await conn.cancel_safe(timeout=CANCEL_SECONDS)
                 await asyncio.sleep(CANCEL_SECONDS)
         hang_up(conn)
+
+    def lead_to(self, dsn: str, name: str) -> None:
+        """Where the next connection goes."""
+        self._conninfo = conninfo(dsn, "fairq worker")
+        self._called = f"the database at {name}" if name else "the database"
 
     def prepare_statements(self) -> None:
         """From now on. Only where a connection is a session: behind a pooler that hands out connections by
@@ -151,6 +166,10 @@ class Database:
         if conn is not None:
             with contextlib.suppress(*FAILURES):
                 await conn.close()
+
+    @property
+    def is_failing(self) -> bool:
+        return self._failures > 0
 
     @property
     def is_broken(self) -> bool:
@@ -180,7 +199,7 @@ class Database:
 
     def succeeded(self) -> None:
         if self._failures:
-            log.info("database_back", "the database is back")
+            log.info("database_back", "%s is back", self._called)
         self._failures = 0
         self.answered()
 
@@ -188,7 +207,7 @@ class Database:
         """To somebody: there is no reason to wait any longer."""
         self._not_before = 0.0
         if self._breaker.state != "closed":
-            log.info("circuit_closed", "[circuit closed] the database answers")
+            log.info("circuit_closed", "[circuit closed] %s answers", self._called)
         self._breaker = circuit.succeeded(self._breaker)
 
     def failed(self, exc: BaseException, what: str, most: int = 0) -> None:
@@ -222,11 +241,12 @@ class Database:
             self.trips += 1
             log.warning(
                 "circuit_open",
-                "[circuit open] the database is left alone for %.1f s",
+                "[circuit open] %s is left alone for %.1f s",
+                self._called,
                 circuit.wait(self._breaker, now),
             )
-        if most and self._failures >= most:
+        if most and self._failures >= most and self._is_last():
             raise Unavailable(
-                f"the database failed {self._failures} times in a row: {error}",
+                f"{self._called} failed {self._failures} times in a row: {error}",
                 "db_retry_max_attempts says when to give up.",
             ) from exc

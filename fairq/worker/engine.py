@@ -8,16 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from fairq import citus
 from fairq.app import App
 from fairq.around import living, name_of
 from fairq.worker import log
+from fairq.worker.breaker import State
+from fairq.worker.cluster import Cluster
 from fairq.worker.config import Settings, banner, limits
 from fairq.worker.ending import Ending, LifespanFailed, Stuck
 from fairq.worker.held import Held
 from fairq.worker.node import UNWIND_SECONDS, Node
+from fairq.worker.rota import Rota
 
 # What a worker tells about itself; the command line prints it.
 Announce = Callable[[str], None]
@@ -48,25 +53,47 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.pulse = time.monotonic()
         self.ending = Ending(settings.grace, owns_process=owns_process)
+        slots = limits(settings).slots
         self.held = Held(
             app,
-            limits(settings).slots,
+            slots,
             self.loop,
             hanging_after=settings.hanging_after,
             wake=self._wake,
             stuck=self._stuck,
         )
-        self.node = Node(
+        self.rota = Rota(slots, strict=not isinstance(settings.queues, Mapping))
+        self.nodes: list[Node] = []
+        """Those that are served, or looked for."""
+        self._gave_up: set[Node] = set()
+
+    def _node(self, dsn: str, settings: Settings, name: str = "", is_near: bool = False) -> Node:
+        node = Node(
             dsn,
-            app,
+            self._app,
             settings,
-            queues,
+            self.queues,
             self.held,
             self.ending,
+            self.rota,
+            name=name,
+            is_near=is_near,
             pulse=lambda: self.pulse,
             registered=self._registered,
             is_done=self._is_done,
+            is_last=self._is_last,
+            give_up=self._give_up,
+            health=self._health,
         )
+        self.nodes.append(node)
+        return node
+
+    @property
+    def circuit(self) -> State:
+        """The best of all nodes'."""
+        states: list[State] = [node.database.state for node in self.nodes]
+        order: tuple[State, ...] = ("closed", "half_open", "open")
+        return min(states, key=order.index, default="closed")
 
     def request_stop(self, level: int) -> None:
         """From any thread, and from a signal handler."""
@@ -88,10 +115,12 @@ class Engine:
         if self.ending.at is not None and self._limit is not None and not self._limit.expired():
             left = max(self.ending.at - time.monotonic(), UNWIND_SECONDS)
             self._limit.reschedule(self.loop.time() + left)
-        self.node.hurry()
+        for node in self.nodes:
+            node.hurry()
 
     def _wake(self) -> None:
-        self.node.waking.wake.set()
+        for node in self.nodes:
+            node.waking.wake.set()
 
     def _stuck(self) -> None:
         if self.ending.fatal is None:
@@ -111,7 +140,7 @@ class Engine:
             finally:
                 pulse.cancel()
                 self.held.threads.close()
-                await self.node.close()
+                await asyncio.gather(*(node.close() for node in self.nodes))
         if self.ending.fatal is not None:
             raise self.ending.fatal
 
@@ -125,12 +154,36 @@ class Engine:
                 return
             raise
         try:
-            await self.node.run()
+            await self._serve()
         except BaseException as exc:
             if not await self._limited("end", manager.__aexit__(type(exc), exc, exc.__traceback__)):
                 raise
         else:
             await self._limited("end", manager.__aexit__(None, None, None))
+
+    async def _serve(self) -> None:
+        """The database; or, where that is Citus, its nodes."""
+        settings = self.settings
+        first = self._node(self.dsn, settings)
+        found = await first.answer(citus.around)
+        if found is None:  # told to stop
+            return
+        near, nodes = found
+        if not nodes:
+            await first.run()
+            return
+        await self._dismiss(first)
+        # Nobody announces tasks there.
+        settings = replace(settings, listen=False)
+        if settings.nodes == "own":
+            await self._node(self.dsn, settings).run()
+        else:
+            preferred = near if settings.nodes == "near" else None
+            await Cluster(self.dsn, settings, preferred, self._node, self._dismiss).run(nodes)
+
+    async def _dismiss(self, node: Node) -> None:
+        self.nodes.remove(node)
+        await node.close()
 
     async def _limited(self, what: str, step: Coroutine[Any, Any, T]) -> T:
         """A step of the lifespan. Once the worker is told to end it has until the grace time is over."""
@@ -152,18 +205,46 @@ class Engine:
             self.pulse = time.monotonic()
             await asyncio.sleep(PULSE_SECONDS)
 
+    # --- What nodes ask, and tell ---
+
     def _registered(self, node: Node) -> None:
         worker_id, listening = node.membership.worker_id, node.waking.is_listening
         assert worker_id is not None
-        self.announce(banner(worker_id, self.queues, self.settings, node.turns.limits, listening=listening))
+        line = banner(
+            worker_id, self.queues, node.settings, node.turns.limits, listening=listening, at=node.name
+        )
+        self.announce(line)
 
     def _is_done(self) -> bool:
-        """once, drain: whether all is said."""
+        """once, drain: whether all is said, everywhere."""
         mode = self.settings.mode
-        if mode == "forever" or self.held.may_end or self.node.outbox.unwritten:
+        if mode == "forever" or self.held.may_end or any(node.outbox.unwritten for node in self.nodes):
             return False
-        lookout = self.node.waking.lookout
-        done = lookout.looked if mode == "once" else lookout.nothing_left
+        lookouts = [node.waking.lookout for node in self.nodes]
+        done = all(each.looked if mode == "once" else each.nothing_left for each in lookouts)
         if done and self.held.overdue:
             self._stuck()
+        if done:
+            self._wake()
         return done
+
+    def _is_last(self, node: Node) -> bool:
+        """Whether no other node answers; who is to end anyway waits for none."""
+        others = [each for each in self.nodes if each is not node]
+        return self.settings.mode != "forever" or all(each.database.is_failing for each in others)
+
+    def _give_up(self, node: Node, dead: bool) -> None:
+        """From the thread of its keeper. The process ends when the others have given up, too, who can."""
+        self._gave_up.add(node)
+        others = [each.keeper for each in self.nodes if each not in self._gave_up]
+        if all(keeper is None or keeper.is_failing for keeper in others):
+            self.ending.give_up(dead)
+
+    def _health(self) -> dict[str, object]:
+        """From the thread of a keeper."""
+        keepers = [node.keeper for node in self.nodes if node.keeper is not None]
+        return {
+            "tasks": self.held.taken,
+            "circuit": "closed" if self.circuit == "closed" else "open",
+            "database": not all(keeper.is_failing for keeper in keepers),
+        }

@@ -169,13 +169,31 @@ class Held:
             for entry in self.solo.admit(suspects, time.monotonic(), self.in_flight - len(suspects)):
                 self._decline(entry)
 
+    def give_back(self, rows: Iterable[TurnRow], worker_id: int, outbox: Outbox) -> None:
+        """What was popped, and there is no slot for it."""
+        for row in rows:
+            outbox.write_down(Entry(row, worker_id, outbox, None), RELEASE)
+
     def _decline(self, entry: Entry) -> None:
         """One that ought to run alone, and cannot here and now."""
         self._let_go(entry)
         entry.outbox.write_down(entry, SUSPECTED)
 
-    def to_start_alone(self) -> Entry | None:
-        return self.solo.next(time.monotonic(), self.in_flight)
+    def to_start_alone(self, outbox: Outbox) -> list[Entry]:
+        """The suspect whose turn it is, if this is where it came from."""
+        suspect = self.solo.next(time.monotonic(), self.in_flight)
+        return [] if suspect is None else self._of(outbox, [suspect])
+
+    def to_start(self, count: int, outbox: Outbox) -> list[Entry]:
+        """Those of the next so many claimed tasks that came from there."""
+        return self._of(outbox, [self.claimed[place] for place in range(count)])
+
+    @staticmethod
+    def _of(outbox: Outbox, entries: list[Entry]) -> list[Entry]:
+        """Whose turn it is and that came from elsewhere start there."""
+        for other in {entry.outbox for entry in entries} - {outbox}:
+            other.wake()
+        return [entry for entry in entries if entry.outbox is outbox]
 
     def give_suspects_back(self) -> None:
         """Those that the others let wait for too long."""

@@ -41,8 +41,8 @@ FIRE_PATIENCE: Final = 1.0
 
 @dataclass(eq=False)
 class Keeper:
-    """`worker_ids`, `held`, `circuit` (whether it is open, how often it has opened), `pulse` and `give_up_at`
-    are read, the others called, from its thread.
+    """`worker_ids`, `held`, `circuit` (whether it is open, how often it has opened), `pulse`, `give_up_at`
+    and `health` are read, the others called, from its thread.
 
     `answered` is told whether failures came before. `last_words` are calls to send when the loop cannot be
     relied on any more, `give_up` ends the process if it is ours; both are told whether the loop is dead.
@@ -62,6 +62,7 @@ class Keeper:
     give_up_at: Callable[[], float | None]
     last_words: Callable[[bool], list[driver.Call[Any]]]
     give_up: Callable[[bool], None]
+    health: Callable[[], dict[str, object]]
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
@@ -87,6 +88,10 @@ class Keeper:
 
     def stop(self) -> None:
         self._stop.set()
+
+    @property
+    def is_failing(self) -> bool:
+        return self._failures > 0
 
     def join(self) -> None:
         self._thread.join(CLOSE_SECONDS)
@@ -128,15 +133,9 @@ class Keeper:
 
     def _tell_probes(self, file: Path) -> None:
         """The loop moves. Who reads finds the old content or the new."""
-        is_open, _ = self.circuit()
-        state = {
-            "tasks": len(self.held()),
-            "circuit": "open" if is_open else "closed",
-            "database": self._failures == 0,
-        }
         try:
-            new = file.with_name(f"{file.name}.{os.getpid()}")
-            new.write_text(json.dumps(state) + "\n")
+            new = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
+            new.write_text(json.dumps(self.health()) + "\n")
             new.replace(file)
         except OSError as exc:
             log.warning("health_failed", "cannot write %s: %s", file, exc.strerror)

@@ -25,6 +25,7 @@ from fairq.worker.held import Held, tell_to_stop
 from fairq.worker.keeper import Keeper
 from fairq.worker.membership import Membership
 from fairq.worker.outbox import Outbox
+from fairq.worker.rota import Rota
 from fairq.worker.turn import Turn, one_transaction
 from fairq.worker.turns import Turns
 from fairq.worker.waking import Waking
@@ -38,7 +39,11 @@ START_ATTEMPTS: Final = 5
 
 
 class Node:
-    """`registered` is called when it may work, `is_done` says whether it may end although nobody asked."""
+    """`name` is for the log, where there are several; `near` the one that is asked for tasks first.
+
+    `registered` is called when it may work. `is_done` says whether it may end although nobody asked,
+    `is_last` whether it gives up, `give_up` ends the process if it is ours, and `health` is what probes hear.
+    """
 
     def __init__(
         self,
@@ -48,26 +53,45 @@ class Node:
         queues: tuple[str, ...],
         held: Held,
         ending: Ending,
+        rota: Rota,
         *,
+        name: str = "",
+        is_near: bool = False,
         pulse: Callable[[], float],
         registered: Callable[[Node], None],
         is_done: Callable[[], bool],
+        is_last: Callable[[Node], bool],
+        give_up: Callable[[Node, bool], None],
+        health: Callable[[], dict[str, object]],
     ) -> None:
         self.settings = settings
         self.queues = queues
         self.dsn = dsn
+        self.name = name
         self.loop = asyncio.get_running_loop()
-        self.database = Database(dsn, settings)
+        self.database = Database(dsn, settings, name, lambda: is_last(self))
         self.waking = Waking(dsn, settings, queues, self.database)
         self.held = held
         self.outbox = Outbox(self.waking.wake.set)
         self.ending = ending
+        self.rota = rota
         self.membership = Membership(app, settings, queues, limits(settings).slots, held, self.outbox)
-        self.turns = Turns(settings, queues, self.database, held, self.outbox, self.membership, self.waking)
+        self.turns = Turns(
+            settings, queues, self.database, held, self.outbox, self.membership, self.waking, rota, is_near
+        )
         self.keeper: Keeper | None = None
         self._pulse = pulse
         self._registered = registered
         self._is_done = is_done
+        self._give_up = give_up
+        self._health = health
+
+    def lead_to(self, dsn: str, name: str) -> None:
+        """It is somewhere else now."""
+        self.dsn, self.name = dsn, name
+        self.database.lead_to(dsn, name)
+        if self.keeper is not None:
+            self.keeper.conninfo = self._keepers_conninfo()
 
     def hurry(self) -> None:
         """The worker is told to end."""
@@ -86,6 +110,8 @@ class Node:
                 await self._work()
                 await self._wind_down()
         except BaseException:
+            if self.keeper is None:  # it never worked
+                raise
             # Somebody ends us on his own loop, the database failed too often, or this is a mistake of ours:
             # give back what we can, quickly.
             self.ending.at_once()
@@ -99,6 +125,7 @@ class Node:
             raise
 
     async def close(self) -> None:
+        self.rota.places.remove(self.turns.place)
         await asyncio.gather(self.waking.close(), self._dismiss_keeper())
         await self.database.disconnect()
 
@@ -145,8 +172,7 @@ class Node:
 
     def _start_keeper(self) -> None:
         self.keeper = Keeper(
-            # Notices a dead peer, and is back on another connection, while the lease still holds.
-            conninfo(self.dsn, "fairq keeper", min(60.0, self.settings.lease / 3)),
+            self._keepers_conninfo(),
             self.settings,
             self.turns.limits,
             worker_ids=lambda: [id for id in (self.membership.worker_id,) if id is not None],
@@ -158,9 +184,14 @@ class Node:
             lost=lambda worker_id: self._call(self.turns.lost, worker_id),
             give_up_at=self.ending.give_up_at,
             last_words=self.turns.last_words,
-            give_up=self.ending.give_up,
+            give_up=lambda dead: self._give_up(self, dead),
+            health=self._health,
         )
         self.keeper.start()
+
+    def _keepers_conninfo(self) -> str:
+        # Notices a dead peer, and is back on another connection, while the lease still holds.
+        return conninfo(self.dsn, "fairq keeper", min(60.0, self.settings.lease / 3))
 
     def _answered(self, after_failures: bool) -> None:
         """From the keeper's thread: its sign of life got through."""

@@ -39,7 +39,6 @@ class Child:
     """One place among the processes, and who has it now."""
 
     number: int
-    env: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     crashes: int = 0
@@ -81,21 +80,22 @@ class _State:
 
 def supervise(
     argv: Sequence[str],
-    envs: Sequence[Mapping[str, str]],
+    processes: int,
     grace: float,
+    env: Mapping[str, str] | None = None,
     final: Collection[int] = (0,),
 ) -> int:
-    """Run `argv` once with each of these added to the environment, until all are done or a signal ends them.
+    """Run `argv` so many times until all are done or a signal ends them. Returns the exit code.
 
-    Returns the exit code. Who ends with a code of `final` is not started again.
+    `env` is added to the environment of each. Who ends with a code of `final` is not started again.
     """
-    state = _State(final=final, children=[Child(number, env) for number, env in enumerate(envs, 1)])
+    state = _State(final=final, children=[Child(number) for number in range(1, processes + 1)])
     lifeline, held = os.pipe()
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     try:
         with _signals(state, grace, wake_write):
-            while _tend(state, argv, lifeline):
+            while _tend(state, argv, env or {}, lifeline):
                 _rest(wake_read)
     finally:
         for child in state.children:
@@ -141,7 +141,7 @@ def _pass_on(state: _State, number: signal.Signals) -> None:
             child.process.send_signal(number)
 
 
-def _tend(state: _State, argv: Sequence[str], lifeline: int) -> bool:
+def _tend(state: _State, argv: Sequence[str], env: Mapping[str, str], lifeline: int) -> bool:
     """Look after every child once. False: there is nothing left to look after."""
     now = time.monotonic()
     if state.stop_level > state.told_level:
@@ -152,7 +152,7 @@ def _tend(state: _State, argv: Sequence[str], lifeline: int) -> bool:
         if child.process is not None and child.process.poll() is not None:
             _bury(state, child, now)
         if child.process is None and not child.done and not state.stop_level and now >= child.start_at:
-            _start(state, child, argv, lifeline)
+            _start(state, child, argv, env, lifeline)
     alive = [child for child in state.children if child.process is not None]
     if state.kill_at is not None and now > state.kill_at:
         for child in alive:
@@ -163,13 +163,13 @@ def _tend(state: _State, argv: Sequence[str], lifeline: int) -> bool:
     return bool(alive) or waiting
 
 
-def _start(state: _State, child: Child, argv: Sequence[str], lifeline: int) -> None:
+def _start(state: _State, child: Child, argv: Sequence[str], env: Mapping[str, str], lifeline: int) -> None:
     child.started_at = time.monotonic()
     try:
         child.process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **child.env, LIFELINE: str(lifeline)},
+            env={**os.environ, **env, LIFELINE: str(lifeline)},
             pass_fds=(lifeline,),
             start_new_session=True,
         )

@@ -27,6 +27,7 @@ from fairq.worker.handlers import RELEASE, Entry
 from fairq.worker.held import Held, convicted
 from fairq.worker.membership import Membership
 from fairq.worker.outbox import Outbox
+from fairq.worker.rota import LATE, Place, Rota
 from fairq.worker.turn import (
     NOBODY,
     End,
@@ -77,6 +78,8 @@ class Turns:
     outbox: Outbox
     membership: Membership
     waking: Waking
+    rota: Rota
+    is_near: bool = False
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -86,8 +89,18 @@ class Turns:
         self._report_at = 0.0
         # Ends and pops apart: a turn with both failed, and not for want of a database.
         self._apart = False
+        self.place = Place(self._wants, self.waking.wake.set, self.waking.lookout.stirred, self.is_near)
+        self.rota.places.append(self.place)
 
     # --- The next one ---
+
+    def _wants(self, now: float) -> bool:
+        """Whether a look is due, and can be had."""
+        lookout = self.waking.lookout
+        may_look = self.settings.mode != "once" or not lookout.looked
+        return (
+            may_look and lookout.is_due(now) and self.membership.is_in_order and self.database.pause(now) <= 0
+        )
 
     def to_write(self) -> Turn:
         """What has ended and is not written."""
@@ -97,23 +110,22 @@ class Turns:
 
     def next(self) -> Turn:
         now = time.monotonic()
-        held, lookout = self.held, self.waking.lookout
+        held, lookout, rota = self.held, self.waking.lookout, self.rota
         held.give_suspects_back()
         turn = self.to_write()
         room = 0
         if not (self._apart and turn):
-            room = plan.pop_limit(self.limits, held=held.taken, waiting=held.waiting)
+            room = plan.pop_limit(self.limits, held=held.taken + rota.asked_for(now), waiting=held.waiting)
         if self.settings.mode == "once" and lookout.looked:
             room = 0
             held.solo.nobody_else_comes(now)
         alone = held.solo.keeps_others_out(now)
         if alone:
             room = 0
-        if room and (lookout.hungry or now >= lookout.look_at or turn.ends):
+        if room and rota.is_turn_of(self.place, lookout.is_due(now) or bool(turn.ends), now):
             turn.pop = room
         if alone:
-            suspect = held.to_start_alone()
-            turn.starts = [] if suspect is None else [suspect]
+            turn.starts = held.to_start_alone(self.outbox)
         elif held.claimed:
             turn.starts = self._startable(now)
         if self.outbox.reports and now >= self._report_at:
@@ -128,13 +140,16 @@ class Turns:
         held = self.held
         held.drop_late_claims(now)
         count = plan.to_start(self.limits, running=held.taken - len(held.claimed), claimed=len(held.claimed))
-        return [held.claimed[place] for place in range(count)]
+        return held.to_start(count, self.outbox)
 
     def until_next(self) -> float:
         """Seconds until one is due, if nothing happens before."""
         now = time.monotonic()
         held, outbox = self.held, self.outbox
-        times = [self.waking.lookout.look_at]
+        look_at = self.waking.lookout.look_at
+        if self.rota.first(now) not in (self.place, None):
+            look_at = max(look_at, now + LATE)  # told before, when it is our turn
+        times = [look_at]
         if outbox.reports:
             times.append(self._report_at)
         times += self.membership.reconcile_at[:1]
@@ -164,20 +179,22 @@ class Turns:
         outbox.checks = []
         for entry in turn.reports:
             outbox.reports.pop(entry.row.id, None)
-        try:
-            async with self.database.answering() as conn:
-                await self._send(conn, turn)
-        except BaseException as exc:
-            outbox.ends = turn.ends + outbox.ends
-            outbox.checks = turn.checks + outbox.checks
-            if isinstance(exc, REFUSALS):
-                if is_worth_a_try(exc):
-                    outbox.report_again(turn.reports)
-                await self.failed(exc, turn)
-                return
-            # Cancelled, perhaps with half of a turn on its way: what ends the worker gets a new connection.
-            await self.database.disconnect()
-            raise
+        with self.rota.busy(self.place, turn.pop):
+            try:
+                async with self.database.answering() as conn:
+                    await self._send(conn, turn)
+            except BaseException as exc:
+                outbox.ends = turn.ends + outbox.ends
+                outbox.checks = turn.checks + outbox.checks
+                if isinstance(exc, REFUSALS):
+                    if is_worth_a_try(exc):
+                        outbox.report_again(turn.reports)
+                    await self.failed(exc, turn)
+                    return
+                # Cancelled, perhaps with half of a turn on its way: what ends the worker gets a new
+                # connection.
+                await self.database.disconnect()
+                raise
         self.database.succeeded()
         if self._apart and not turn.ends and turn.pop:
             self._apart = False
@@ -200,6 +217,8 @@ class Turns:
             whom = about.asked.whom if about.asked is not None else NOBODY
             call = turn_call(holder, ends, starts, whom, self._claim_lease)
             calls.append((call, about, self._answered))
+        if asked is not None and len(self.rota.places) > 1:
+            calls.append((workers.standings.call(queues=self.queues), self.place, self.rota.stands))
 
         if len(calls) == 1 and not self.database.sets_terms:
             answers = [await driver.send_async(conn, calls[0][0])]  # a statement is a transaction by itself
@@ -261,9 +280,16 @@ class Turns:
         held, lease = self.held, self._claim_lease
         # Of several queues, one that gave a whole batch may have more.
         full = len(rows) >= asked.batch
+        self.rota.answered(self.place, len(rows), full)
+        if rows and self.settings.mode == "drain":
+            for place in self.rota.places:
+                place.stirred()
         self.waking.looked(len(rows), full=full, rings=asked.rings, holds=held.may_end, due_in=due_in)
         claimed_until = None if lease is None else time.monotonic() + lease.total_seconds()
-        held.take_in(rows, worker_id, self.outbox, claimed_until)
+        # Who answers late may find that other nodes have filled the slots.
+        room = max(0, self.limits.slots + self.limits.prefetch - held.taken)
+        held.take_in(rows[:room], worker_id, self.outbox, claimed_until)
+        held.give_back(rows[room:], worker_id, self.outbox)
 
     # --- A turn that failed ---
 

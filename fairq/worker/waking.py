@@ -38,6 +38,13 @@ class Lookout:
         self.rings += 1
         self.hungry = True
 
+    def is_due(self, now: float) -> bool:
+        return self.hungry or now >= self.look_at
+
+    def stirred(self) -> None:
+        """What is done elsewhere may make work here: looks that found nothing say nothing any more."""
+        self.empties, self.quiet, self.look_at, self.nothing_left = 0, 0, 0.0, False
+
     def found(self, count: int, *, full: bool, rings: int, holds: bool, soon: bool) -> None:
         """A look that was sent when `rings` notices had come found so many; `full`: there may be more;
         `soon`: there is, but somebody else has the queue, or what is due.

@@ -80,7 +80,7 @@ class Worker:
     def circuit(self) -> State:
         """Of the breaker in front of the database."""
         engine = self._engine
-        return "closed" if engine is None else engine.node.database.state
+        return "closed" if engine is None else engine.circuit
 
     def stop(self, *, now: bool = False) -> None:
         """End: let handlers finish within the grace time, or give back all at once. From any thread."""

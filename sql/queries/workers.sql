@@ -40,6 +40,10 @@ from fairq.turn(
   p_started_attempts => sqlc.arg(started_attempts)::integer[]
 ) t;
 
+-- name: Standings :one
+-- How far each of these queues has come; null: nothing is in line.
+select fairq.standings(p_queues => sqlc.arg(queues)::text[])::bigint[] as blocks;
+
 -- name: ReleaseTasks :many
 -- Gives tasks back without burning an attempt; returns the ids accepted.
 select r.id::bigint as id

@@ -40,6 +40,7 @@ keeper = Keeper(
     give_up_at=lambda: None,
     last_words=lambda dead: [],
     give_up=lambda dead: None,
+    health=dict,
 )
 keeper.start()
 print("up", flush=True)

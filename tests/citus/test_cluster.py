@@ -1,20 +1,20 @@
 """fairq on Citus: a coordinator, two workers, an engine on each, and calls that find their node."""
 
+import asyncio
 import contextlib
 import os
 import re
 import signal
+from typing import Any
 
 import psycopg
 import pytest
 
-import fairq
 from fairq import citus, errors, install
 from tests.support.calls import column, create, one, register, run
 from tests.support.cluster import NODES, Cluster, Conn, group_of, on_citus
 from tests.support.invariants import assert_sound
 from tests.support.sessions import call_in_background, result, wait_until
-from tests.worker.running import EFFECTS, work_process
 
 pytestmark = on_citus
 
@@ -270,72 +270,6 @@ def test_producers_pass_calls_on_and_nothing_else(cluster: Cluster, conns: list[
     run(conns[0], """select fairq.configure_queue('secret', '{"enqueue_role": null, "work_role": null}')""")
 
 
-@pytest.mark.parametrize("commands", [{1: (), 2: ()}, {0: ("--every-node",)}])
-def test_workers_serve_their_node_and_one_that_is_lost_stops_no_other(
-    cluster: Cluster, conns: list[Conn], commands: dict[int, tuple[str, ...]]
-) -> None:
-    """A node crashes: the groups of the other go on, and its own when it is back.
-
-    A command for each node, or one for all of them.
-    """
-    cluster.everywhere(EFFECTS)
-    first, second = (group_of(conns[0], node) for node in (1, 2))
-
-    def effects(node: int) -> int:
-        with psycopg.connect(cluster.dsn(node)) as conn:
-            return int(one(conn, "select count(distinct task_id) from effects"))
-
-    with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(work_process(cluster.dsn(node), "-c", "2", *args))
-            for node, args in commands.items()
-        ]
-        there = "select count(*) from fairq.workers"
-        wait_until(lambda: [one(conn, there) for conn in conns[1:]] == [1, 1], "each node has a worker")
-        fairq.enqueue_many(conns[0], [(group, None) for group in (first, second) * 5], kind="count")
-        wait_until(lambda: (effects(1), effects(2)) == (5, 5), "both nodes have done their tasks")
-        cluster.servers[2].stop("immediate")
-        conns[2].close()
-        fairq.enqueue(conns[0], first, None, kind="count")
-        with pytest.raises((psycopg.Error, errors.FairqError)):
-            fairq.enqueue(conns[0], second, None, kind="count")
-        wait_until(lambda: effects(1) == 6, "the other node goes on")
-        cluster.servers[2].start()
-
-        def accepted() -> bool:
-            try:
-                fairq.enqueue(conns[0], second, None, kind="count")
-            except (psycopg.Error, errors.FairqError):
-                return False
-            return True
-
-        wait_until(accepted, "the node is back")
-        wait_until(lambda: effects(2) == 6, "its worker, too")
-        for worker in workers:
-            worker.send(signal.SIGTERM)
-        assert [worker.wait() for worker in workers] == [0] * len(workers)
-    conns[2] = cluster.connect(2)
-    cluster.everywhere("drop table effects; delete from fairq.workers")
-
-
-def test_a_node_that_is_away_when_workers_start_is_served_when_it_is_back(
-    cluster: Cluster, conns: list[Conn]
-) -> None:
-    cluster.everywhere(EFFECTS)
-    first, second = (group_of(conns[0], node) for node in (1, 2))
-    fairq.enqueue_many(conns[0], [(first, None), (second, None)], kind="count")
-    cluster.servers[2].stop("fast")
-    conns[2].close()
-    with work_process(cluster.dsn(0), "-c", "2", "--every-node") as worker:
-        wait_until(lambda: one(conns[1], "select count(*) from effects") == 1, "the other node is served")
-        cluster.servers[2].start()
-        conns[2] = cluster.connect(2)
-        wait_until(lambda: one(conns[2], "select count(*) from effects") == 1, "this one, too")
-        worker.send(signal.SIGTERM)
-        assert worker.wait() == 0
-    cluster.everywhere("drop table effects; delete from fairq.workers")
-
-
 @pytest.mark.parametrize("commits", [False, True], ids=["before its commit", "behind it"])
 def test_what_a_crash_left_between_the_two_phases_ends_the_same_way_everywhere(
     cluster: Cluster, conns: list[Conn], commits: bool
@@ -506,10 +440,17 @@ def test_a_set_up_by_half_is_refused_with_what_to_do(cluster: Cluster, conns: li
         install.migrate(cluster.dsn(0), to="base")
 
 
-def test_a_database_without_citus_has_no_nodes_to_serve(conns: list[Conn], cluster: Cluster) -> None:
-    assert len(citus.places(cluster.dsn(2))) == len(NODES)
-    with pytest.raises(citus.ClusterNotReady, match="no Citus"):
-        citus.places(cluster.servers[0].dsn())
+def test_any_node_knows_all_and_a_single_machine_has_none(conns: list[Conn], cluster: Cluster) -> None:
+    async def around(dsn: str) -> tuple[int, list[citus.Node]]:
+        async with await psycopg.AsyncConnection[Any].connect(dsn) as conn:
+            return await citus.around(conn)
+
+    for number in NODES:
+        near, nodes = asyncio.run(around(cluster.dsn(number)))
+        assert near == number
+        assert [(node.host, node.port) for node in nodes] == [cluster.place(each) for each in NODES]
+    # Without fairq, though with Citus.
+    assert asyncio.run(around(cluster.servers[0].dsn())) == (0, [])
 
 
 def test_a_node_with_tasks_of_its_own_is_refused() -> None:

@@ -221,6 +221,7 @@ ALL_SHARDS = {
     "next_due_at",
     "register_worker",
     "retire_worker",
+    "standings",
     "turn",
     "unplanned_schedules",
     # Sums.
@@ -245,6 +246,7 @@ AT_ONCE = {
     "watch_task",
     # Who is hindmost, and who is next: compared over all shards.
     "next_due_at",
+    "standings",
     "turn",
     "register_worker",
     # The meters of a queue and of the cluster are in shard 0, and count what is held in all.
@@ -369,6 +371,7 @@ def test_each_function_opens_the_shard_of_its_group_or_goes_through_all_one_by_o
             call(function, "")
         for function in ("pause_queue", "resume_queue", "drain_queue", "next_due_at", "rebuild"):
             call(function, "'default'")
+        call("standings", "array['default']")
         for function in ("shares", "fairness"):
             call(function, "'default', interval '1 hour'")
         call("hold_key", "'key', clock_timestamp() + interval '1 hour'")

@@ -46,6 +46,7 @@ CALLS: dict[str, tuple[set[str], str]] = {
     "rebuild": ({ADMIN}, "select fairq.rebuild('default')"),
     "explain_task": ({WORK, OBSERVE, ADMIN}, "select reason from fairq.explain_task(%(waiting)s)"),
     "next_due_at": ({WORK, OBSERVE, ADMIN}, "select fairq.next_due_at('default')"),
+    "standings": ({WORK, ADMIN}, "select fairq.standings('{default}')"),
     "configure_queue": ({ADMIN}, """select fairq.configure_queue('docs', '{"group_max_running": 3}')"""),
     "configure_user": (
         {ADMIN},

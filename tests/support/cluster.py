@@ -22,6 +22,7 @@ ON_CITUS = "FAIRQ_TEST_CITUS" in os.environ
 on_citus = pytest.mark.skipif(not ON_CITUS, reason="make test-citus runs it")
 # What cannot hold there, by the beginning of its name, and why.
 NO_NOTIFY = "nobody announces tasks there: a transaction that notifies cannot commit in two phases"
+NO_DETOUR = "workers go where Citus has the node: to a session, and past what a test puts in between"
 LEFT_OUT = {
     "tests/sql/test_announcements.py::test_the_first_is": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_a_call_for_many": NO_NOTIFY,
@@ -35,6 +36,11 @@ LEFT_OUT = {
     "tests/policies/test_settings.py::test_a_null_takes_a_setting_away": NO_NOTIFY,
     "tests/worker/test_run.py::test_a_notice_wakes": NO_NOTIFY,
     "tests/worker/test_run.py::test_a_burst_of_notices": NO_NOTIFY,
+    "tests/worker/test_run.py::test_a_worker_has_three_connections_whatever_it_runs[1-options0]": NO_NOTIFY,
+    "tests/worker/test_run.py::test_a_worker_has_three_connections_whatever_it_runs[200-options0]": NO_NOTIFY,
+    "tests/worker/test_run.py::test_statements_are_prepared_where_there_is_a_session[options1": NO_DETOUR,
+    "tests/worker/test_run.py::test_statements_are_prepared_where_there_is_a_session[options2": NO_DETOUR,
+    "tests/worker/test_run.py::test_a_file_for_probes_is_fresh": NO_DETOUR,
     "tests/sql/test_explain_task.py::test_explaining_changes_nothing": "the question travels as a row",
     "tests/sql/test_promote_overflow.py::test_prepared_transactions": "Citus refuses them to applications",
     "tests/sql/test_schedules.py::test_nothing_due_costs": "Citus refuses explain analyze behind a call",

@@ -95,6 +95,7 @@ def test_everything_that_is_wrong_is_said_at_once(app: fairq.App) -> None:
             db_retry_initial_ms=1,
             listen=False,
             listen_dsn=NOWHERE,
+            nodes="every",
         )
     text = str(caught.value)
     for expected in (
@@ -105,6 +106,7 @@ def test_everything_that_is_wrong_is_said_at_once(app: fairq.App) -> None:
         "grace",
         "db_retry_initial_ms",
         "listen_dsn",
+        "nodes is 'every'",
     ):
         assert expected in text, text
     assert caught.value.exit_code == 2
@@ -187,6 +189,9 @@ def test_the_line_at_the_start_says_the_limits_in_force() -> None:
         " polling every 5s"
     )
     shared = Settings(concurrency=8, queues={"default": 3, "mail": 0.5})
+    assert banner(7, ["default"], settings, limits(settings), listening=False, at="node1:5432").startswith(
+        "worker 7 at node1:5432 on default: "
+    )
     line = banner(7, ["default", "mail"], shared, limits(shared), listening=True)
     assert line.startswith("worker 7 on default=3,mail=0.5: 8 slots")
     soft = Settings(concurrency=1, prefetch=3, claim_lease=5, max_claim_per_worker=2, mode="drain")

@@ -341,7 +341,7 @@ def test_a_supervisor_rests_after_a_signal(tmp_path: Path, monkeypatch: pytest.M
         "elif not mark.parent.exists(): sys.exit(2)\n"
         "else: mark.touch(); sys.exit(9)"
     )
-    assert supervisor.supervise([sys.executable, "-c", child], [{}], 1.0) == 0
+    assert supervisor.supervise([sys.executable, "-c", child], 1, 1.0) == 0
     assert mark.exists()
     assert looks < 50
 
@@ -425,7 +425,7 @@ def test_a_child_that_cannot_be_made_is_tried_again(
 
     monkeypatch.setattr(supervisor, "restart_pause", install)
     with caplog.at_level(logging.WARNING, "fairq.worker"):
-        assert supervisor.supervise([str(program)], [{}], 1.0) == 0
+        assert supervisor.supervise([str(program)], 1, 1.0) == 0
     assert "cannot be started" in caplog.text
 
 

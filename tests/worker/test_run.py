@@ -1076,7 +1076,7 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
 @pytest.mark.parametrize(
     ("options", "prepares"), [({}, True), ({"listen": False}, False), ({"listen_dsn": "own"}, False)]
 )
-def test_statements_are_prepared_where_a_connection_is_known_to_be_a_session(
+def test_statements_are_prepared_where_there_is_a_session(
     desk: Desk, options: dict[str, Any], prepares: bool
 ) -> None:
     """What proves it is a notice that arrived on the same DSN. A connection made anew prepares as well."""
@@ -1087,7 +1087,7 @@ def test_statements_are_prepared_where_a_connection_is_known_to_be_a_session(
     @own.task
     async def count_prepared(payload: Any) -> None:
         assert worker._engine is not None
-        conn = worker._engine.node.database.conn
+        conn = worker._engine.nodes[0].database.conn
         assert conn is not None
         seen.append(len(conn._prepared._names))
 

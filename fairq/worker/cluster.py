@@ -1,0 +1,112 @@
+"""A worker on Citus serves all nodes side by side. Any of them knows the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import psycopg
+
+from fairq import citus
+from fairq.errors import FairqError
+from fairq.worker import log
+from fairq.worker.config import Settings
+from fairq.worker.connect import FAILURES, conninfo, explain
+from fairq.worker.node import Node
+
+# How often to look for new nodes, and to try those again that refused us.
+LOOK_SECONDS: Final = 15.0
+
+
+class Cluster:
+    """`dsn` leads to any node; `near` is the number of one that is to be asked first. `begin` makes a node,
+    `end` closes it.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        settings: Settings,
+        near: int | None,
+        begin: Callable[[str, Settings, str, bool], Node],
+        end: Callable[[Node], Awaitable[None]],
+    ) -> None:
+        self._dsn = dsn
+        self._settings = settings
+        self._near = near
+        self._begin = begin
+        self._dismiss = end
+        self._nodes: dict[int, Node] = {}
+        self._running: dict[asyncio.Task[None], int] = {}
+        self._refused: BaseException | None = None
+
+    async def run(self, found: list[citus.Node]) -> None:
+        """Until all have ended. What a node raises that has worked ends all; one that never did, none."""
+        self._serve(found)
+        looking = asyncio.create_task(self._look())
+        try:
+            while self._running:
+                await asyncio.wait({looking, *self._running}, return_when=asyncio.FIRST_COMPLETED)
+                for task in [each for each in self._running if each.done()]:
+                    await self._ended(task)
+                if looking.done():
+                    self._serve(looking.result())
+                    looking = asyncio.create_task(self._look())
+        finally:
+            looking.cancel()
+            if self._running:
+                await self._end()
+        if self._refused is not None and self._settings.mode != "forever":
+            raise self._refused
+
+    async def _end(self) -> None:
+        for task in self._running:
+            task.cancel()
+        try:
+            await asyncio.wait(self._running)
+        except asyncio.CancelledError:  # once more: nothing of ours goes on behind the caller's back
+            for task in self._running:
+                task.cancel()
+            await asyncio.wait(self._running)
+            raise
+
+    def _serve(self, found: list[citus.Node]) -> None:
+        for each in found:
+            dsn, name = each.dsn(self._dsn), f"{each.host}:{each.port}"
+            known = self._nodes.get(each.group)
+            if known is None:
+                node = self._begin(dsn, self._settings, name, each.group == self._near)
+                # Where Citus sends statements there is a session.
+                node.database.prepare_statements()
+                self._nodes[each.group] = node
+                self._running[asyncio.create_task(node.run(), name=f"fairq-node-{each.group}")] = each.group
+            elif known.dsn != dsn:
+                log.info("node_moved", "the node at %s is at %s now", known.name, name)
+                known.lead_to(dsn, name)
+
+    async def _ended(self, task: asyncio.Task[None]) -> None:
+        group = self._running.pop(task)
+        exc = None if task.cancelled() else task.exception()
+        if exc is None:
+            return
+        node = self._nodes[group]
+        if node.keeper is not None or not isinstance(exc, FairqError | psycopg.Error):
+            raise exc
+        self._refused = exc
+        if not self._running:
+            raise exc
+        log.warning("node_refused", "%s is not served: %s", node.name, explain(exc))
+        await self._dismiss(self._nodes.pop(group))
+
+    async def _look(self) -> list[citus.Node]:
+        """What nodes there are some time later, says the first that answers; none: none did."""
+        await asyncio.sleep(LOOK_SECONDS * random.uniform(0.75, 1.25))
+        for node in list(self._nodes.values()):
+            with contextlib.suppress(*FAILURES):
+                to = conninfo(node.dsn, "fairq nodes")
+                async with await psycopg.AsyncConnection[Any].connect(to, autocommit=True) as conn:
+                    return (await citus.around(conn))[1]
+        return []
