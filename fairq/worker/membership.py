@@ -24,7 +24,7 @@ RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
 
 
 class Membership:
-    """`worker_id` is None before the first registration, and after the database has given us up."""
+    """`worker_id` is None until it registers, at the end, and once the database has given us up."""
 
     def __init__(
         self, app: App, settings: Settings, queues: tuple[str, ...], slots: int, held: Held, outbox: Outbox
@@ -65,8 +65,9 @@ class Membership:
             log.debug("registered", "registered as worker %d", self.worker_id, worker=self.worker_id)
 
     async def retire(self, conn: psycopg.AsyncConnection[Any]) -> None:
-        if self.worker_id is not None:
-            await workers.retire_worker(conn, worker_id=self.worker_id)
+        worker_id, self.worker_id = self.worker_id, None  # so the keeper gives no more signs of life
+        if worker_id is not None:
+            await workers.retire_worker(conn, worker_id=worker_id)
 
     def lost(self, worker_id: int) -> bool:
         """The database does not know that number any more: what it held is with others. Was it ours?"""

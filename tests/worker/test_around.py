@@ -156,6 +156,22 @@ def test_what_the_lifespan_makes_is_there_from_the_first_handler_to_the_last(
     assert seen == ["open", {"pool": "of connections"}, {"pool": "of connections"}, "closed"]
 
 
+def test_who_has_signed_off_is_not_missed_while_the_lifespan_ends(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its keeper watches the loop to the end, and gives no sign of life of a worker that is gone."""
+
+    @contextlib.asynccontextmanager
+    async def ends_slowly() -> AsyncIterator[None]:
+        yield
+        assert desk.one("select count(*) from fairq.workers") == 0
+        await asyncio.sleep(0.3)
+
+    desk.enqueue("asks")
+    drain(app_living(ends_slowly), desk.dsn, heartbeat_ms=50)
+    assert "counts as lost" not in caplog.text
+
+
 def test_a_worker_whose_lifespan_fails_takes_no_task(desk: Desk) -> None:
     @contextlib.contextmanager
     def broken() -> Iterator[None]:
