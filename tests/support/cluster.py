@@ -23,6 +23,7 @@ on_citus = pytest.mark.skipif(not ON_CITUS, reason="make test-citus runs it")
 # What cannot hold there, by the beginning of its name, and why.
 NO_NOTIFY = "nobody announces tasks there: a transaction that notifies cannot commit in two phases"
 NO_DETOUR = "workers go where Citus has the node: to a session, and past what a test puts in between"
+NAMED = "a worker says of which node it speaks"
 LEFT_OUT = {
     "tests/sql/test_announcements.py::test_the_first_is": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_a_call_for_many": NO_NOTIFY,
@@ -34,6 +35,16 @@ LEFT_OUT = {
     "tests/sql/test_announcements.py::test_places_that_come_free": NO_NOTIFY,
     "tests/policies/test_rates.py::test_the_rate_of_a_whole_queue_is_seen_and_reset": NO_NOTIFY,
     "tests/policies/test_settings.py::test_a_null_takes_a_setting_away": NO_NOTIFY,
+    "tests/worker/test_docs.py::test_the_first_example": NAMED,
+    "tests/worker/test_outages.py::test_a_dead_listener": NO_NOTIFY,
+    "tests/worker/test_outages.py::test_a_worker_in_a_black_hole": NO_DETOUR,
+    "tests/worker/test_outages.py::test_handlers_that_use_all_of_the_grace": NO_DETOUR,
+    "tests/worker/test_outages.py::test_the_first_that_gets_through": NO_DETOUR,
+    "tests/worker/test_outages.py::test_who_waits_in_vain": NO_DETOUR,
+    "tests/worker/test_pooler.py::test_a_way_around": NO_DETOUR,
+    "tests/worker/test_pooler.py::test_a_worker_behind_a_pooler": NO_DETOUR,
+    "tests/worker/test_processes.py::test_it_says_its_limits": NO_NOTIFY,
+    "tests/worker/test_processes.py::test_no_password": NO_NOTIFY,
     "tests/worker/test_run.py::test_a_notice_wakes": NO_NOTIFY,
     "tests/worker/test_run.py::test_a_burst_of_notices": NO_NOTIFY,
     "tests/worker/test_run.py::test_a_worker_has_three_connections_whatever_it_runs[1-options0]": NO_NOTIFY,
