@@ -32,6 +32,7 @@ from tests.support.sessions import (
     call_in_background,
     in_background,
     is_blocked,
+    kill,
     pid_of,
     result,
     wait_until,
@@ -351,10 +352,7 @@ def test_a_crash_in_the_middle_of_a_group_leaves_it_where_it_was(database: Datab
     begin(conn, MORE)
     while step(mover)["left"] > 3:
         mover.commit()
-    pid = pid_of(mover)
-    conn.execute("select pg_terminate_backend(%s)", [pid])
-    gone = "select not exists (select from pg_stat_activity where pid = %s)"
-    wait_until(lambda: bool(one(conn, gone, pid)), "it is gone")
+    kill(conn, mover)
     assert one(conn, "select count(*) from fairq.moving") == 4
     # Enqueued and popped in between, too.
     tasks += create_all(conn, *"abcdefgh")

@@ -49,9 +49,9 @@ from tests.support.moves import set_shards
 from tests.support.sessions import (
     call_in_background,
     in_background,
+    kill,
     pid_of,
     result,
-    wait_until,
     wait_until_blocked,
 )
 from tests.support.shards import neighbours
@@ -308,16 +308,6 @@ def test_a_task_can_be_cancelled_by_the_transaction_that_created_it(database: Da
     assert pop(observer, register(observer)) == []
     assert states(observer) == {task: "cancelled"}
     assert_consistent(observer)
-
-
-def kill(observer: Conn, victim: Conn) -> None:
-    """End the session as an administrator or the kernel would, and wait until it is gone."""
-    pid = pid_of(victim)
-    observer.execute("select pg_terminate_backend(%s)", [pid])
-    wait_until(
-        lambda: observer.execute("select from pg_stat_activity where pid = %s", [pid]).fetchone() is None,
-        "the killed session is gone",
-    )
 
 
 STEPS: dict[str, Callable[[Conn, int], object]] = {

@@ -25,6 +25,7 @@ NO_NOTIFY = "nobody announces tasks there: a transaction that notifies cannot co
 NO_DETOUR = "workers go where Citus has the node: to a session, and past what a test puts in between"
 NAMED = "a worker says of which node it speaks"
 LEFT_OUT = {
+    "tests/races/test_promote_overflow.py::test_a_prepared_transaction": "Citus refuses them to applications",
     "tests/sql/test_announcements.py::test_the_first_is": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_a_call_for_many": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_scheduled_tasks": NO_NOTIFY,

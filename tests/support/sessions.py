@@ -103,6 +103,14 @@ def is_blocked(observer: psycopg.Connection[Any], pid: int) -> bool:
     return found is not None and bool(found[0])
 
 
+def kill(observer: psycopg.Connection[Any], victim: psycopg.Connection[Any]) -> None:
+    """End the session as an administrator or the kernel would, and wait until it is gone."""
+    pid = pid_of(victim)
+    observer.execute("select pg_terminate_backend(%s::integer)", [pid])
+    gone = "select not exists (select from pg_stat_activity where pid = %s)"
+    wait_until(lambda: bool(observer.execute(gone, [pid]).fetchall()[0][0]), "the killed session is gone")
+
+
 def wait_until_blocked(
     observer: psycopg.Connection[Any], pid: int, patience: float = PATIENCE_SECONDS
 ) -> list[int]:
