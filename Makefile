@@ -17,9 +17,9 @@ PYTEST = -n $(JOBS) --dist worksteal $(ARGS)
 # The PostgreSQL programs of `make test-matrix`, as npm names them.
 POSTGRES ?= 15.18.0-beta.17 16.14.0-beta.17 17.10.0-beta.17 18.4.0-beta.17
 
-# What `make test-citus` runs beside its own: the engine with the way back from a dump, policies, properties, races, the worker.
-# Each database is a cluster of one node there, and tests/support/cluster.py says what cannot hold.
-ON_CITUS ?= tests/sql tests/policies tests/properties tests/races tests/worker
+# What `make test-citus` runs beside its own: the engine with the way back from a dump, and all who call it. Each database is a
+# cluster of one node there, and tests/support/cluster.py says what cannot hold.
+ON_CITUS ?= tests/sql tests/policies tests/properties tests/races tests/worker tests/api tests/cli tests/web
 
 # The versions of `make test-pythons`.
 PYTHONS ?= 3.11 3.12 3.13 3.14

@@ -30,7 +30,7 @@ begin
 end;
 $$;
 
--- A slot of the node that gave out this id, which the bits above the 48 lowest name.
+-- A slot of the node that gave out this id, which the bits above the 48 lowest name; of any, where no such node is known: nobody knows the task.
 -- Raises QF007: that node has no slot.
 create or replace function fairq_citus.slot_of_task(p_id bigint) returns integer
 language plpgsql stable set search_path = pg_catalog, pg_temp as $$
@@ -38,6 +38,9 @@ declare
   v_node integer := coalesce(p_id, 0) >> 48;
   v_slot integer;
 begin
+  if not exists (select from pg_dist_node n where n.groupid = v_node) then
+    return 0;
+  end if;
   if exists (
     select
     from pg_dist_placement p
@@ -108,6 +111,22 @@ begin
 end;
 $$;
 
+-- Asks the node of a slot, or this one. Writes nothing, so it can be asked in a read-only transaction. There is a row to answer in, though the table is empty:
+-- that of an aggregate.
+create or replace function fairq_citus.ask(p_slot integer, p_statement text) returns jsonb
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_answer jsonb;
+begin
+  if p_slot is null then
+    execute p_statement into v_answer;
+  else
+    execute format('select (%s), count(*) from fairq_citus.calls where shard_no = %s', p_statement, p_slot) into v_answer;
+  end if;
+  return v_answer;
+end;
+$$;
+
 -- The triggers: they run the call and delete its row again, on the node of the row, in the transaction of the caller.
 create or replace function fairq_citus.answer() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp set jit = off as $$
@@ -119,9 +138,9 @@ begin
 end;
 $$;
 
--- By its place: a look into the index would be one at the calls of others, and what is serializable would fail for them.
+-- By its place, and not by a scan of one page, however small the table: a look at the calls of others would make serializable transactions fail for them.
 create or replace function fairq_citus.answered() returns trigger
-language plpgsql set search_path = pg_catalog, pg_temp as $$
+language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
 begin
   execute format('delete from %I.%I where ctid = $1', tg_table_schema, tg_table_name) using new.ctid;
   return null;
@@ -195,11 +214,12 @@ begin
         ('create_task', 'fairq_citus.slot(p_group_key)'), ('create_tasks', 'v_part.slot'), ('purge_group', 'fairq_citus.slot(p_group_key)'),
         ('configure_schedule', 'fairq_citus.slot(p_group_key)'), ('pause_schedule', 'fairq_citus.slot_or_all(p_group_key)'),
         ('resume_schedule', 'fairq_citus.slot_or_all(p_group_key)'), ('remove_schedule', 'fairq_citus.slot_or_all(p_group_key)'),
-        ('run_schedule', 'fairq_citus.slot_or_all(p_group_key)'), ('rate_usage', 'fairq_citus.slot_or_all(p_group_key)'),
+        ('run_schedule', 'fairq_citus.slot_or_all(p_group_key)'),
         ('cancel_task', 'fairq_citus.slot_of_task(p_id)'), ('retry_task', 'fairq_citus.slot_of_task(p_id)'),
-        ('watch_task', 'fairq_citus.slot_of_task(p_id)'), ('task_result', 'fairq_citus.slot_of_task(p_id)'),
-        ('task_progress', 'fairq_citus.slot_of_task(p_id)'), ('explain_task', 'fairq_citus.slot_of_task(p_id)'),
         ('finish_tasks', 'fairq_citus.slot_of_task(p_ids[1])'),
+        -- These only ask.
+        ('task_result', 'fairq_citus.slot_of_task(p_id)'), ('task_progress', 'fairq_citus.slot_of_task(p_id)'),
+        ('explain_task', 'fairq_citus.slot_of_task(p_id)'), ('rate_usage', 'fairq_citus.slot_or_all(p_group_key)'),
         ('configure_cluster', 'null'), ('configure_queue', 'null'), ('configure_group', 'null'), ('configure_user', 'null'), ('configure_key', 'null'),
         ('configure_kind', 'null'), ('pause_queue', 'null'), ('resume_queue', 'null'), ('drain_queue', 'null'), ('pause_group', 'null'),
         ('resume_group', 'null'), ('hold_group', 'null'), ('hold_key', 'null'), ('reset_rate', 'null')
@@ -211,13 +231,13 @@ begin
       select string_agg(
           case
             when c.name = 'create_tasks' and n.type like '%[]' then format('fairq_citus.only(%I, v_length, v_part.places)', n.name)
-            when c.name in ('cancel_task', 'watch_task', 'task_result', 'task_progress') and n.name = 'p_id' then 'p_id, fairq_citus.hidden()'
+            when c.name in ('cancel_task', 'task_result', 'task_progress') and n.name = 'p_id' then 'p_id, fairq_citus.hidden()'
             when c.name = 'finish_tasks' and n.name = 'p_worker_id' then 'p_worker_id, fairq._caller()'
             else quote_ident(n.name)
           end, ', ' order by n.place) as names,
         string_agg(
           case
-            when c.name in ('cancel_task', 'watch_task', 'task_result', 'task_progress') and n.name = 'p_id' then 'fairq_citus.shown(%L, %L)'
+            when c.name in ('cancel_task', 'task_result', 'task_progress') and n.name = 'p_id' then 'fairq_citus.shown(%L, %L)'
             when c.name = 'finish_tasks' and n.name = 'p_worker_id' then 'fairq_citus.worker_of(%L, %L)'
             else '%L::' || n.type
           end, ', ' order by n.place) as formats
@@ -225,7 +245,7 @@ begin
         select u.name, u.type::regtype::text, u.place from unnest(p.proargnames[1 : p.pronargs], p.proargtypes::oid[]) with ordinality u(name, type, place)
       ) n(name, type, place)
     ) a
-    where p.prosrc not like '%fairq_citus.pass_on%'
+    where p.prosrc not like all (array['%fairq_citus.pass_on(%', '%fairq_citus.ask(%'])
   loop
     -- The engine's own. Where it calls its like, that is on the same node.
     v_statement := replace(v_call.definition, 'FUNCTION fairq.' || v_call.name || '(', 'FUNCTION fairq_citus.' || v_call.name || '(');
@@ -233,7 +253,9 @@ begin
     execute format('revoke all on function fairq_citus.%I from public', v_call.name);
 
     v_statement := format('select jsonb_agg(f) from fairq_citus.%I(%s) f', v_call.name, v_call.arguments_there);
-    v_pass_on := format('fairq_citus.pass_on(%s, format(%L, %s))', v_call.slot, v_statement, v_call.arguments_here);
+    v_pass_on := format('fairq_citus.%s(%s, format(%L, %s))',
+      case when v_call.name in ('task_result', 'task_progress', 'explain_task', 'rate_usage') then 'ask' else 'pass_on' end,
+      v_call.slot, v_statement, v_call.arguments_here);
     if v_call.name = 'create_tasks' then
       v_body := format($body$
 declare
@@ -276,6 +298,15 @@ $body$,
       v_call.name, v_call.arguments, v_call.result, v_body);
     execute format('comment on function fairq.%1$I is %2$L', v_call.name, 'Calls fairq_citus.' || v_call.name || ' on the node that has it.');
   end loop;
+  -- Nor is the end of a task announced: who watches is told whether it is live, as before, and looks again.
+  delete from fairq.watches;
+  create or replace function fairq.watch_task(p_id bigint, p_for interval default '1 minute') returns boolean
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $watch$
+begin
+  perform fairq._check_length('the time to watch a task', coalesce(p_for, interval '0'), interval '1 hour');
+  return (select r.live from fairq.task_result(p_id) r);
+end;
+$watch$;
   -- The ends of a turn are of the node that the worker speaks to.
   execute replace(pg_get_functiondef('fairq.turn'::regproc), ' fairq.finish_tasks(', ' fairq_citus.finish_tasks(');
 end;

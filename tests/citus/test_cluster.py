@@ -5,11 +5,13 @@ import contextlib
 import os
 import re
 import signal
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 
+import fairq
 from fairq import citus, errors, install
 from tests.support.calls import column, create, one, register, run
 from tests.support.cluster import NODES, Cluster, Conn, group_of, on_citus
@@ -161,12 +163,29 @@ def test_one_enqueuer_waits_for_no_other(conns: list[Conn], cluster: Cluster) ->
     assert waiting(conns) == [0, 2, 2]
 
 
+def test_serializable_applications_do_not_fail_for_each_other(conns: list[Conn]) -> None:
+    """Who creates a task looks at no call but its own, also where statistics say that a scan is cheap."""
+    conn, group = conns[1], group_of(conns[1], 1)
+    create(conn, group)
+    conn.execute("set citus.override_table_visibility = off")
+    tables = "select oid::regclass from pg_class where relname ~ '^calls_[0-9]+$' and relkind = 'r'"
+    for table in column(conn, tables):
+        conn.execute(f"vacuum analyze {table}".encode())
+    with conn.transaction():
+        conn.execute("set transaction isolation level serializable")
+        create(conn, group)
+        seen = column(conn, "select relation::regclass::text from pg_locks where mode = 'SIReadLock'")
+    assert "fairq.queues_pkey" in seen
+    assert not [table for table in seen if "calls" in table]
+    conn.execute("reset citus.override_table_visibility")
+
+
 def test_what_the_engine_refuses_is_refused_in_its_words(conns: list[Conn]) -> None:
     for conn, call, error in (
         (conns[0], "create_task(null, '{}')", errors.InvalidGroupKey),
         (conns[0], "create_task('a', '{}', 'nowhere')", errors.UnknownQueue),
         (conns[1], "create_tasks(array['a', 'b'], array['1']::jsonb[])", errors.LengthMismatch),
-        (conns[1], "cancel_task(9::bigint << 48)", errors.OutOfRange),
+        (conns[1], "cancel_task(9)", errors.OutOfRange),
         (conns[2], """configure_queue('default', '{"notify": true}')""", errors.OutOfRange),
         (conns[2], """configure_queue('default', '{"wait": 1}')""", errors.UnknownSetting),
     ):
@@ -200,9 +219,35 @@ def test_a_task_is_asked_about_and_cancelled_from_any_node(conns: list[Conn]) ->
                 (task, "overflow")
             ]
             assert run(conn, "select live from fairq.task_result(%s)", task) == [(True,)]
+            # Who only asks writes nothing.
+            with conn.transaction():
+                conn.execute("set transaction read only")
+                for asked in ("explain_task", "task_result", "task_progress"):
+                    conn.execute(f"select fairq.{asked}(%s)".encode(), [task])
+                conn.execute("select fairq.rate_usage('default', 'bob'), fairq.rate_usage('default')")
         assert one(conns[3 - node], "select fairq.cancel_task(%s)", task)
         run(conns[node], "select fairq.promote_overflow('default')")
         assert run(conns[0], "select outcome from fairq.task_result(%s)", task) == [("cancelled",)]
+
+
+def test_a_task_of_a_node_that_nobody_knows_is_none(conns: list[Conn]) -> None:
+    with pytest.raises(errors.NoSuchTask):
+        fairq.result(conns[1], 9 << 48, timeout=0)
+    assert not one(conns[2], "select fairq.cancel_task(%s)", 9 << 48)
+
+
+def test_a_result_is_awaited_from_any_node(cluster: Cluster, conns: list[Conn]) -> None:
+    for node in (1, 2):
+        task = create(conns[0], group_of(conns[0], node))
+        for conn in conns:
+            with pytest.raises(errors.ResultTimeout):
+                fairq.result(conn, task, timeout=0.05)
+        waits = [call_in_background(partial(fairq.result, conn, task, timeout=30)) for conn in conns]
+        with cluster.connect(3 - node) as other:
+            assert one(other, "select fairq.cancel_task(%s)", task)
+        with cluster.connect(node) as home:
+            run(home, "select fairq.promote_overflow('default')")
+        assert {result(each).outcome for each in waits} == {"cancelled"}
 
 
 def test_who_does_not_have_a_task_does_not_end_it_from_elsewhere(conns: list[Conn]) -> None:

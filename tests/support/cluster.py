@@ -24,7 +24,20 @@ on_citus = pytest.mark.skipif(not ON_CITUS, reason="make test-citus runs it")
 NO_NOTIFY = "nobody announces tasks there: a transaction that notifies cannot commit in two phases"
 NO_DETOUR = "workers go where Citus has the node: to a session, and past what a test puts in between"
 NAMED = "a worker says of which node it speaks"
+OTHER_WORDS = "the command line says that nobody announces tasks, or that a cluster is not taken apart"
 LEFT_OUT = {
+    "tests/api/test_results.py::test_a_look_costs_no_scan": "its text passes the question on",
+    "tests/api/test_results.py::test_a_long_wait": NO_NOTIFY,
+    "tests/api/test_results.py::test_a_notification": NO_NOTIFY,
+    "tests/api/test_results.py::test_any_end_is_announced": NO_NOTIFY,
+    "tests/api/test_results.py::test_ends_that_nobody_watches": NO_NOTIFY,
+    "tests/cli/test_command_line.py::test_a_downgrade": OTHER_WORDS,
+    "tests/cli/test_command_line.py::test_a_newer_database_has_its_own_exit_code[--to=base]": OTHER_WORDS,
+    "tests/cli/test_commands_queues.py::test_queues_lists_every_setting": OTHER_WORDS,
+    "tests/cli/test_commands_queues.py::test_set_changes_only": OTHER_WORDS,
+    "tests/cli/test_commands_reference.py::test_commands_print_what_the_page_shows[cli-q": OTHER_WORDS,
+    "tests/cli/test_commands_reference.py::test_commands_print_what_the_page_shows[create-q": OTHER_WORDS,
+    "tests/races/test_moving_groups.py::test_who_watches": NO_NOTIFY,
     "tests/races/test_promote_overflow.py::test_a_prepared_transaction": "Citus refuses them to applications",
     "tests/sql/test_announcements.py::test_the_first_is": NO_NOTIFY,
     "tests/sql/test_announcements.py::test_a_call_for_many": NO_NOTIFY,
@@ -53,6 +66,8 @@ LEFT_OUT = {
     "tests/worker/test_run.py::test_statements_are_prepared_where_there_is_a_session[options1": NO_DETOUR,
     "tests/worker/test_run.py::test_statements_are_prepared_where_there_is_a_session[options2": NO_DETOUR,
     "tests/worker/test_run.py::test_a_file_for_probes_is_fresh": NO_DETOUR,
+    "tests/sql/test_attacks.py::test_a_session_does_not_move_the_clock_of_the_engine[fairq_enq": NO_NOTIFY,
+    "tests/sql/test_attacks.py::test_asking_again_and_again_piles_nothing_up[fairq_enqueue": NO_NOTIFY,
     "tests/sql/test_explain_task.py::test_explaining_changes_nothing": "the question travels as a row",
     "tests/sql/test_promote_overflow.py::test_prepared_transactions": "Citus refuses them to applications",
     "tests/sql/test_schedules.py::test_nothing_due_costs": "Citus refuses explain analyze behind a call",
