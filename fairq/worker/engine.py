@@ -66,6 +66,7 @@ class Engine:
         self.nodes: list[Node] = []
         """Those that are served, or looked for."""
         self._gave_up: set[Node] = set()
+        self._done = False
 
     def _node(self, dsn: str, settings: Settings, name: str = "", is_near: bool = False) -> Node:
         node = Node(
@@ -218,6 +219,8 @@ class Engine:
     def _is_done(self) -> bool:
         """once, drain: whether all is said, everywhere."""
         mode = self.settings.mode
+        if self._done:  # some have ended already: what comes now comes too late
+            return True
         if mode == "forever" or self.held.may_end or any(node.outbox.unwritten for node in self.nodes):
             return False
         lookouts = [node.waking.lookout for node in self.nodes]
@@ -225,6 +228,7 @@ class Engine:
         if done and self.held.overdue:
             self._stuck()
         if done:
+            self._done = True
             self._wake()
         return done
 

@@ -57,6 +57,8 @@ class Asked(NamedTuple):
     """Of several queues: which was asked for how many."""
     rings: int
     """Notices that had come before."""
+    holds: bool
+    """Whether handlers ran, which might make work that it does not see."""
     whom: Steps
 
 
@@ -232,17 +234,17 @@ class Turns:
         self.held.go()
 
     def _ask(self, room: int) -> Asked:
-        queues, rings = self.queues, self.waking.lookout.rings
+        queues, rings, holds = self.queues, self.waking.lookout.rings, self.held.may_end
         batch = min(room, self.limits.claim_batch)
         if len(queues) == 1:
-            return Asked(room, batch, [], rings, Steps(queues, (batch,), batch))
+            return Asked(room, batch, [], rings, holds, Steps(queues, (batch,), batch))
         if self._shares is None:  # in order of priority, each for as many as there is room for
             places = [(place, batch) for place in range(len(queues))]
         else:
             room = batch
             places = sharing.steps(self._shares, room)
         whom = Steps([queues[place] for place, _ in places], [most for _, most in places], room)
-        return Asked(room, batch, places, rings, whom)
+        return Asked(room, batch, places, rings, holds, whom)
 
     def _answered(self, said: Said, rows: list[workers.TurnRow]) -> None:
         *tasks, head = rows
@@ -284,7 +286,8 @@ class Turns:
         if rows and self.settings.mode == "drain":
             for place in self.rota.places:
                 place.stirred()
-        self.waking.looked(len(rows), full=full, rings=asked.rings, holds=held.may_end, due_in=due_in)
+        holds = asked.holds or held.may_end
+        self.waking.looked(len(rows), full=full, rings=asked.rings, holds=holds, due_in=due_in)
         claimed_until = None if lease is None else time.monotonic() + lease.total_seconds()
         # Who answers late may find that other nodes have filled the slots.
         room = max(0, self.limits.slots + self.limits.prefetch - held.taken)

@@ -13,7 +13,9 @@ import pytest
 
 import fairq
 from fairq import errors
+from fairq.worker import Worker
 from fairq.worker import cluster as nodes
+from fairq.worker.engine import Engine
 from tests.support.calls import column, one, run
 from tests.support.cluster import (
     NODES,
@@ -166,6 +168,28 @@ def waiting(conns: list[Conn]) -> list[int]:
     return [one(conn, "select count(*) from fairq.tasks") for conn in conns]
 
 
+SLOW = """
+create or replace function fairq.standings(p_queues text[]) returns bigint[]
+language plpgsql security definer as $$
+begin
+  perform pg_sleep({});
+  return array(
+    select s.o_floor
+    from unnest(p_queues) with ordinality q(queue, place) cross join lateral fairq._standings(q.queue) s
+    order by q.place);
+end $$"""
+
+
+@contextlib.contextmanager
+def slow(conn: Conn, seconds: float) -> Iterator[None]:
+    """Each look at this node takes so long."""
+    before = one(conn, "select pg_get_functiondef('fairq.standings'::regproc)")
+    run(conn, "set citus.enable_ddl_propagation = off")
+    run(conn, SLOW.format(seconds))
+    yield
+    run(conn, before)
+
+
 def order_of(
     cluster: Cluster, conns: list[Conn], tasks: dict[int, int], groups: dict[int, int], **options: Any
 ) -> list[int]:
@@ -240,6 +264,59 @@ def test_draining_ends_when_nothing_is_left_on_any_node(cluster: Cluster, conns:
     assert workers(conns) == [0, 0, 0]
 
 
+def test_draining_ends_though_work_comes_in_the_last_moment(
+    cluster: Cluster, conns: list[Conn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node has ended, for nothing was left; another one looks once more and finds a task."""
+    app, late = fairq.App(), list[int]()
+    groups = [group_of(conns[0], node) for node in (1, 2)]
+    is_done = Engine._is_done
+
+    @app.task
+    async def nothing(payload: Any) -> None: ...
+
+    def says(engine: Engine) -> bool:
+        if not is_done(engine):
+            return False
+        if not late:
+            late.extend(fairq.enqueue_many(conns[0], [(group, None) for group in groups], kind="nothing"))
+            time.sleep(1.3)  # the others are to look again by now
+        return True
+
+    monkeypatch.setattr(Engine, "_is_done", says)
+    worker = Worker(app, cluster.dsn(0), mode="drain", concurrency=2)
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert workers(conns) == [0, 0, 0]
+
+
+def test_draining_does_not_end_for_a_look_that_came_too_early(cluster: Cluster, conns: list[Conn]) -> None:
+    """A handler makes work on a node while the worker waits for the answer of that one."""
+    app = fairq.App()
+    groups = [group_of(conns[0], node) for node in (1, 2)]
+    looks = (
+        "select exists (select from pg_stat_activity "
+        "where application_name = 'fairq worker' and wait_event = 'PgSleep')"
+    )
+
+    @app.task
+    def makes(payload: Any) -> None:
+        time.sleep(3)  # until each node had nothing several times
+        wait_until(lambda: not one(conns[1], looks), "it is not looked at")
+        wait_until(lambda: one(conns[1], looks), "it is looked at")
+        fairq.enqueue(conns[0], groups[0], None, kind="nothing")
+
+    @app.task
+    async def nothing(payload: Any) -> None: ...
+
+    with slow(conns[1], 0.8):
+        fairq.enqueue(conns[0], groups[1], None, kind="makes")
+        drain(app, cluster.dsn(0), concurrency=2)
+    assert waiting(conns) == [0, 0, 0]
+
+
 def test_one_look_is_one_at_each_node(cluster: Cluster, conns: list[Conn]) -> None:
     app = fairq.App()
 
@@ -249,7 +326,7 @@ def test_one_look_is_one_at_each_node(cluster: Cluster, conns: list[Conn]) -> No
     groups = [group_of(conns[0], node) for node in (1, 2)]
     fairq.enqueue_many(conns[0], [(group, None) for group in groups * 2], kind="nothing")
     drain_options: dict[str, Any] = {"mode": "once", "concurrency": 3}
-    fairq.worker.Worker(app, cluster.dsn(0), **drain_options).run()
+    Worker(app, cluster.dsn(0), **drain_options).run()
     assert sum(waiting(conns)) <= 1
     assert workers(conns) == [0, 0, 0]
 
