@@ -15,7 +15,7 @@ from fairq.errors import FairqError
 
 OLDEST = 13
 PRESENT = "select extversion from pg_extension where extname = 'citus'"
-# The bits of an id above the 48 lowest say which node gave it out.
+# The bits of an id above the 48 lowest say which node gave it out: of a task, and of a worker.
 NODE_BITS = 48
 
 
@@ -137,10 +137,12 @@ def join(
     coordinator.execute(text.encode())
     for node, conn in others.items():
         conn.execute(text.encode())
-        conn.execute(
-            "select setval('fairq.task_ids', greatest(last_value, %s)) from fairq.task_ids",
-            [(node.group << NODE_BITS) + 1],
-        )
+        # A worker whose address leads to another node one day is not to be taken for one of that.
+        for ids in ("fairq.task_ids", "fairq.worker_ids"):
+            conn.execute(
+                f"select setval('{ids}', greatest(last_value, %s)) from {ids}".encode(),  # noqa: S608
+                [(node.group << NODE_BITS) + 1],
+            )
         if not conn.execute("select to_regproc('fairq_citus.create_task')").fetchall()[0][0]:
             _copy_settings(coordinator, conn, node)
     _connect(coordinator)

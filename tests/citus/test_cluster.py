@@ -279,6 +279,10 @@ def test_who_registered_a_worker_speaks_for_it_from_every_node(cluster: Cluster,
         assert column(conn, finish, worker, task) == [task]
 
 
+def test_a_worker_has_a_number_that_no_other_node_gives(conns: list[Conn]) -> None:
+    assert [register(conn) >> citus.NODE_BITS for conn in conns] == [0, 1, 2]
+
+
 def test_a_schedule_is_on_the_node_of_its_group(conns: list[Conn]) -> None:
     group = group_of(conns[0], 2)
     run(conns[0], "select fairq.configure_schedule('tick', %s, '{\"every\": \"1 day\"}')", group)

@@ -245,6 +245,38 @@ def test_a_worker_of_its_own_node_leaves_the_others_alone(
     assert waiting(conns) == [0, 1, 0]
 
 
+def test_who_comes_to_another_node_leaves_the_tasks_of_others_alone(
+    cluster: Cluster, conns: list[Conn]
+) -> None:
+    """Its DSN names two, and the first one is gone. The numbers of both workers are the first of their node."""
+    app, ran, go = fairq.App(), list[int](), threading.Event()
+
+    @app.task
+    def waits(payload: Any, ctx: fairq.Context) -> None:
+        ran.append(ctx.attempt)
+        go.wait(20)
+
+    cluster.everywhere("alter sequence fairq.worker_ids restart")
+    cluster.migrate()
+    hosts, ports = zip(*map(cluster.place, (1, 2)), strict=True)
+    dsn = cluster.dsn(1, host=",".join(hosts), port=",".join(map(str, ports)))
+    with (
+        worker_thread(app, cluster.dsn(2), concurrency=1, nodes="own"),
+        worker_thread(app, dsn, concurrency=1, nodes="own"),
+    ):
+        wait_until(lambda: workers(conns[1:]) == [1, 1], "each node has a worker")
+        fairq.enqueue(conns[0], group_of(conns[0], 2), None, kind="waits")
+        wait_until(lambda: ran == [1], "the task runs")
+        cluster.servers[1].stop("immediate")
+        wait_until(lambda: workers(conns[2:]) == [2], "both workers are there")
+        time.sleep(0.5)
+        go.set()
+        wait_until(lambda: waiting(conns[2:]) == [0], "the task has ended")
+        cluster.servers[1].start()
+        conns[1] = cluster.connect(1)
+    assert ran == [1]
+
+
 def test_draining_ends_when_nothing_is_left_on_any_node(cluster: Cluster, conns: list[Conn]) -> None:
     """Handlers make work elsewhere, as late as their last moment."""
     app = fairq.App()
