@@ -137,14 +137,17 @@ def join(
     coordinator.execute(text.encode())
     for node, conn in others.items():
         conn.execute(text.encode())
-        # A worker whose address leads to another node one day is not to be taken for one of that.
-        for ids in ("fairq.task_ids", "fairq.worker_ids"):
-            conn.execute(
-                f"select setval('{ids}', greatest(last_value, %s)) from {ids}".encode(),  # noqa: S608
-                [(node.group << NODE_BITS) + 1],
-            )
-        if not conn.execute("select to_regproc('fairq_citus.create_task')").fetchall()[0][0]:
+        # Under this number it has not been here, though perhaps under another one.
+        if not conn.execute(
+            "select last_value >> %s = %s from fairq.task_ids", [NODE_BITS, node.group]
+        ).fetchall()[0][0]:
             _copy_settings(coordinator, conn, node)
+        # A worker whose address leads to another node one day is not to be taken for one of that.
+        for ids in ("fairq.worker_ids", "fairq.task_ids"):
+            conn.execute(
+                f"select setval('{ids}', %s) from {ids} where last_value >> %s <> %s".encode(),  # noqa: S608
+                [(node.group << NODE_BITS) + 1, NODE_BITS, node.group],
+            )
     _connect(coordinator)
     for conn in (*others.values(), coordinator):
         conn.execute("select fairq_citus.enter()")
@@ -202,7 +205,9 @@ def _copy_settings(source: psycopg.Connection[Any], target: psycopg.Connection[A
                 "Make that machine the coordinator, or let it run empty first.",
             )
         [(count,)] = cursor.execute("select shard_count from fairq.settings").fetchall()
-        target.execute("select fairq.configure_cluster(jsonb_build_object('shard_count', %s::int))", [count])
+        [(own,)] = target.execute("select to_regproc('fairq_citus.configure_cluster') is not null").fetchall()
+        name = "fairq_citus.configure_cluster" if own else "fairq.configure_cluster"
+        target.execute(f"select {name}(jsonb_build_object('shard_count', %s::int))".encode(), [count])
         for table in map("fairq.{}".format, _SETTINGS):
             [(rows,)] = cursor.execute(f"select jsonb_agg(t) from {table} t".encode()).fetchall()  # noqa: S608
             target.execute(f"delete from {table}".encode())  # noqa: S608

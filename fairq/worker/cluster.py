@@ -19,6 +19,8 @@ from fairq.worker.node import Node
 
 # How often to look for new nodes, and to try those again that refused us.
 LOOK_SECONDS: Final = 15.0
+# Who has not said by then which nodes there are is not waited for.
+ANSWER_SECONDS: Final = 3.0
 
 
 class Cluster:
@@ -40,7 +42,7 @@ class Cluster:
         self._begin = begin
         self._dismiss = end
         self._nodes: dict[int, Node] = {}
-        self._running: dict[asyncio.Task[None], int] = {}
+        self._running: dict[asyncio.Task[None], Node] = {}
         self._refused: BaseException | None = None
 
     async def run(self, found: list[citus.Node]) -> None:
@@ -74,39 +76,46 @@ class Cluster:
             raise
 
     def _serve(self, found: list[citus.Node]) -> None:
+        there = {each.group for each in found}
+        gone = {node.dsn: group for group, node in self._nodes.items() if group not in there}
         for each in found:
             dsn, name = each.dsn(self._dsn), f"{each.host}:{each.port}"
+            if each.group not in self._nodes and dsn in gone:  # it was taken out, and added again
+                self._nodes[each.group] = self._nodes.pop(gone[dsn])
             known = self._nodes.get(each.group)
             if known is None:
                 node = self._begin(dsn, self._settings, name, each.group == self._near)
                 # Where Citus sends statements there is a session.
                 node.database.prepare_statements()
                 self._nodes[each.group] = node
-                self._running[asyncio.create_task(node.run(), name=f"fairq-node-{each.group}")] = each.group
+                self._running[asyncio.create_task(node.run(), name=f"fairq-node-{each.group}")] = node
             elif known.dsn != dsn:
                 log.info("node_moved", "the node at %s is at %s now", known.name, name)
                 known.lead_to(dsn, name)
 
     async def _ended(self, task: asyncio.Task[None]) -> None:
-        group = self._running.pop(task)
+        node = self._running.pop(task)
         exc = None if task.cancelled() else task.exception()
         if exc is None:
             return
-        node = self._nodes[group]
         if node.keeper is not None or not isinstance(exc, FairqError | psycopg.Error):
             raise exc
         self._refused = exc
         if not self._running:
             raise exc
         log.warning("node_refused", "%s is not served: %s", node.name, explain(exc))
-        await self._dismiss(self._nodes.pop(group))
+        self._nodes = {group: each for group, each in self._nodes.items() if each is not node}
+        await self._dismiss(node)
 
     async def _look(self) -> list[citus.Node]:
         """What nodes there are some time later, says the first that answers; none: none did."""
         await asyncio.sleep(LOOK_SECONDS * random.uniform(0.75, 1.25))
-        for node in list(self._nodes.values()):
+        for node in sorted(self._nodes.values(), key=lambda node: node.database.is_failing):
             with contextlib.suppress(*FAILURES):
                 to = conninfo(node.dsn, "fairq nodes")
-                async with await psycopg.AsyncConnection[Any].connect(to, autocommit=True) as conn:
+                async with (
+                    asyncio.timeout(ANSWER_SECONDS),
+                    await psycopg.AsyncConnection[Any].connect(to, autocommit=True) as conn,
+                ):
                     return (await citus.around(conn))[1]
         return []

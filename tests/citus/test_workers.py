@@ -1,6 +1,7 @@
 """Workers on Citus: one process for all nodes, with one set of slots."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -248,7 +249,7 @@ def test_a_worker_of_its_own_node_leaves_the_others_alone(
 def test_who_comes_to_another_node_leaves_the_tasks_of_others_alone(
     cluster: Cluster, conns: list[Conn]
 ) -> None:
-    """Its DSN names two, and the first one is gone. The numbers of both workers are the first of their node."""
+    """Its DSN names two, and the first is gone. The numbers of both workers are the first of their nodes."""
     app, ran, go = fairq.App(), list[int](), threading.Event()
 
     @app.task
@@ -422,6 +423,62 @@ def test_a_standby_that_takes_over_a_node_is_served_at_its_address(monkeypatch: 
         with cluster.connect(2) as there:
             assert column(there, "select id from fairq.finished_tasks order by id") == [first, second]
             assert_sound(there)
+
+
+def test_a_node_that_does_not_say_where_the_others_are_keeps_nobody_from_asking_another(
+    cluster: Cluster, conns: list[Conn], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nodes, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(nodes, "ANSWER_SECONDS", 0.5)
+    caplog.set_level(logging.INFO, "fairq.worker")
+    app = fairq.App()
+
+    @app.task
+    async def nothing(payload: Any) -> None: ...
+
+    host = cluster.place(2)[0]
+    moves = "update pg_dist_node set nodename = %s where groupid = 2"
+    with worker_thread(app, cluster.dsn(0), concurrency=1):
+        wait_until(lambda: workers(conns) == [1, 1, 1], "each node has a worker")
+        try:
+            with cluster.connect(0) as other, other.transaction():
+                run(other, "lock pg_dist_node")
+                run(conns[1], moves, f"{host}/.")
+                wait_until(lambda: f"is at {host}/." in caplog.text, "another one says it")
+        finally:
+            run(conns[1], moves, host)
+
+
+def test_a_node_that_is_added_again_is_one_and_has_the_settings_of_the_others(
+    cluster: Cluster, conns: list[Conn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Citus gives it another number then."""
+    monkeypatch.setattr(nodes, "LOOK_SECONDS", 0.2)
+    app, ran = fairq.App(), list[int]()
+
+    @app.task
+    async def nothing(payload: Any, ctx: fairq.Context) -> None:
+        ran.append(ctx.id)
+
+    cluster.start()
+    cluster.add(3)
+    try:
+        cluster.migrate()
+        fresh = cluster.connect(3)
+        with worker_thread(app, cluster.dsn(0), concurrency=2):
+            wait_until(lambda: workers([fresh]) == [1], "it has a worker")
+            conns[0].execute("select citus_remove_node(%s, %s)", cluster.place(3))
+            run(conns[0], "select fairq.configure_queue('other', '{\"max_attempts\": 7}')")
+            cluster.add(3)
+            cluster.migrate()
+            assert one(fresh, "select max_attempts from fairq.queues where queue = 'other'") == 7
+            time.sleep(2)
+            local = one(fresh, "select fairq_citus.create_task('g', '{}', p_kind => 'nothing')")
+            wait_until(lambda: local in ran, "its tasks run")
+            assert workers([fresh]) == [1]
+    finally:
+        conns[0].execute("select citus_remove_node(%s, %s)", cluster.place(3))
+        cluster.servers.pop().close()
 
 
 def test_a_new_node_is_served_as_soon_as_it_can_be(
