@@ -211,6 +211,13 @@ class Held:
                 self._let_go(entry)
         self.claimed = deque(entry for entry in self.claimed if not entry.ended)
 
+    def give_claims_back(self, outbox: Outbox) -> None:
+        """It cannot be asked whether they may start, and others are not to wait for that."""
+        for entry in [*self.claimed, *self.solo.waiting]:
+            if entry.outbox is outbox:
+                outbox.write_down(entry, RELEASE)
+        self.drop_claims(outbox)
+
     def started(self, entry: Entry, *, ours: bool) -> None:
         """A claimed task was to be started; is it still ours?"""
         if entry in self.claimed:

@@ -322,6 +322,8 @@ class Turns:
             self._apart = True
         if broken or is_read_only(exc) or not is_worth_a_try(exc):
             await self.database.disconnect()
+        if len(self.rota.places) > 1:
+            self.held.give_claims_back(self.outbox)
         self.database.failed(exc, "to take a turn")
 
     async def _write_with_care(self, ends: list[End]) -> None:

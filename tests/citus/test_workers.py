@@ -138,6 +138,39 @@ def test_a_node_that_hangs_keeps_no_slots_for_long(
         assert worker.wait() == 0
 
 
+@pytest.mark.parametrize("what", ["claimed", "to run alone"])
+def test_what_waits_for_a_node_that_went_away_keeps_nobody_else_waiting(
+    cluster: Cluster, conns: list[Conn], effects: Callable[[int], int], what: str
+) -> None:
+    first, second = (group_of(conns[0], node) for node in (1, 2))
+    with work_process(cluster.dsn(0), "-c", "1", "--prefetch", "4", "--claim-lease", "600") as worker:
+        wait_until(lambda: workers(conns) == [1, 1, 1], "each node has a worker")
+        fairq.enqueue(conns[0], first, 4, kind="sleeps")
+        wait_until(lambda: held(conns) == [0, 1, 0], "one runs")
+        if what == "claimed":
+            fairq.enqueue_many(conns[0], [(second, None)] * 4, kind="count")
+            count = 4
+        else:  # it was lost with its worker
+            with conns[2].transaction():
+                gone = one(conns[2], "select fairq.register_worker('gone', '{default}', 1, '1 second')")
+                run(conns[2], "select fairq_citus.create_task(%s, 'null', p_kind => 'count')", second)
+                assert len(run(conns[2], "select * from fairq.pop_tasks('default', 1, %s)", gone)) == 1
+            time.sleep(1.1)
+            run(conns[2], "select fairq.maintain()")
+            count = 1
+        wait_until(lambda: held(conns) == [0, 1, count], "others wait behind it")
+        cluster.servers[2].stop("immediate")
+        conns[2].close()
+        fairq.enqueue_many(conns[0], [(first, None)] * 5, kind="count")
+        wait_until(lambda: effects(1) == 6, "the others go on")
+        cluster.servers[2].start()
+        conns[2] = cluster.connect(2)
+        wait_until(lambda: waiting(conns) == [0, 0, 0], "all have ended", 60)
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert effects(2) == count
+
+
 def test_slots_are_those_of_the_worker_and_not_of_a_node(cluster: Cluster, conns: list[Conn]) -> None:
     app, running, most = fairq.App(), set[int](), 0
     lock, go = threading.Lock(), threading.Event()
