@@ -1,10 +1,11 @@
 """Several databases and one set of slots: who is asked for tasks next. Nothing in here talks to anybody.
 
-One is asked at a time, for as many tasks as there are free slots. It goes on being asked until it has given
-as many as there are slots, or has no more. Then it is the turn of the one that has come least far, in rounds
-of its groups: so groups have the same share, however many others are in line where they are. How far each has
-come is known from the last time it was asked. One that had nothing goes on from where the hindmost of the
-others stands, without credit or debt, and so does one that was not asked for a long time.
+One is asked at a time, for as many tasks as there are free slots; who takes long, beside the others. It goes
+on being asked until it has given as many as there are slots, or has no more. Then it is the turn of the one
+that has come least far, in rounds of its groups: so groups have the same share, however many others are in
+line where they are. How far each has come is known from the last time it was asked. One that had nothing goes
+on from where the hindmost of the others stands, without credit or debt, and so does one that was not asked
+for a long time.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Final
 ROUND: Final = 2**20
 # A clock may be taken back by so much, once more or less often than when it was seen last.
 REBASE: Final = 2**59
-# Who has not answered for so long is not waited for, and no slots are kept for its answer.
+# Who has not answered for so long is not waited for, and no slots are kept for its answer. Whose last answer
+# took longer is asked beside the others, and slots are kept for twice as long as that took, or so long.
 LATE: Final = 1.0
+LATEST: Final = 10.0
 # Who has come further than others is passed over for so long at most: others may have brought it there, who
 # are gone.
 LONGEST: Final = 60.0
@@ -44,13 +47,23 @@ class Place:
     asked_at: float = -math.inf
     asked_for: int = 0
     busy_since: float | None = None
+    took: float = 0.0
+    """How long its last answer took."""
 
     def has(self, queue: int) -> bool:
         """Whether something of that queue was in line."""
         return bool(self.blocks) and self.blocks[queue] is not None
 
+    @property
+    def is_slow(self) -> bool:
+        return self.took >= LATE
+
     def is_late(self, now: float) -> bool:
-        return self.busy_since is not None and now - self.busy_since >= LATE
+        return self.busy_since is not None and (self.is_slow or now - self.busy_since >= LATE)
+
+    def is_expected(self, now: float) -> bool:
+        patience = max(LATE, min(2 * self.took, LATEST))
+        return self.busy_since is not None and now - self.busy_since < patience
 
 
 @dataclass(eq=False)
@@ -65,7 +78,11 @@ class Rota:
 
     def asked_for(self, now: float) -> int:
         """Slots that are kept free for answers."""
-        return sum(place.asked_for for place in self.places if not place.is_late(now))
+        return sum(place.asked_for for place in self.places if place.is_expected(now))
+
+    def room_for(self, me: Place, room: int) -> int:
+        """Of so many free slots; who keeps them for long leaves half of them to the others."""
+        return (room + 1) // 2 if me.is_slow and len(self.places) > 1 else room
 
     def is_turn_of(self, me: Place, wants: bool, now: float) -> bool:
         """Whether `me`, who wants to, may ask; whose turn it is otherwise is told."""
@@ -111,6 +128,8 @@ class Rota:
 
     def answered(self, me: Place, count: int, full: bool) -> None:
         """It gave so many tasks; `full`: as many as it was asked for."""
+        if me.busy_since is not None:
+            me.took = time.monotonic() - me.busy_since
         if me is not self._current:
             self._current, self._left = me, self.slots
         self._left = self._left - count if full else 0

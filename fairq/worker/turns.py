@@ -125,7 +125,7 @@ class Turns:
         if alone:
             room = 0
         if room and rota.is_turn_of(self.place, lookout.is_due(now) or bool(turn.ends), now):
-            turn.pop = room
+            turn.pop = rota.room_for(self.place, room)
         if alone:
             turn.starts = held.to_start_alone(self.outbox)
         elif held.claimed:
@@ -324,6 +324,7 @@ class Turns:
             await self.database.disconnect()
         if len(self.rota.places) > 1:
             self.held.give_claims_back(self.outbox)
+            self.place.took = 0.0
         self.database.failed(exc, "to take a turn")
 
     async def _write_with_care(self, ends: list[End]) -> None:

@@ -1,5 +1,6 @@
 """Workers on Citus: one process for all nodes, with one set of slots."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -256,6 +257,25 @@ def test_groups_have_the_same_share_whatever_node_they_are_on(cluster: Cluster, 
     first, second = (both[:ended].count(node) for node in (1, 2))
     assert second == 200
     assert abs(first - 200 / 8 * 2) <= 2 * (2 * 4 + 1), (first, second)
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_node_that_takes_long_for_each_turn_is_served_beside_the_others(
+    cluster: Cluster, conns: list[Conn], slots: int
+) -> None:
+    """Others have filled the slots when it answers, if none were kept."""
+    app, ran = fairq.App(), list[int]()
+
+    @app.task
+    async def sleeps(payload: Any, ctx: fairq.Context) -> None:
+        await asyncio.sleep(0.2)
+        ran.append(ctx.id >> 48)
+
+    for node, count in ((1, 400), (2, 20)):
+        fairq.enqueue_many(conns[0], [(group_of(conns[0], node), None)] * count, kind="sleeps")
+    with slow(conns[2], 1.5), worker_thread(app, cluster.dsn(0), concurrency=slots):
+        wait_until(lambda: ran.count(2) >= 3, "its tasks run", 60)
+        assert len(ran) < 400
 
 
 def test_the_near_node_is_served_first_and_the_others_with_what_it_leaves(

@@ -180,6 +180,27 @@ def test_only_one_is_asked_at_a_time_unless_it_does_not_answer(clock: Clock) -> 
         assert rota.asked_for(clock.now) == 0
 
 
+def test_who_takes_long_is_asked_beside_the_others_and_its_slots_are_kept(clock: Clock) -> None:
+    rota = Rota(8)
+    one, other = databases(rota, 5, 5)
+    with rota.busy(one.place, 3):
+        clock.now += 2 * LATE
+        rota.answered(one.place, 3, full=True)
+    assert rota.room_for(one.place, 8) == 4
+    assert rota.room_for(one.place, 1) == 1
+    with rota.busy(one.place, 3):
+        assert rota.is_turn_of(other.place, True, clock.now)
+        clock.now += 3 * LATE
+        assert rota.asked_for(clock.now) == 3
+        clock.now += LATE
+        assert rota.asked_for(clock.now) == 0, "it takes longer than ever"
+    with rota.busy(one.place, 4):
+        rota.answered(one.place, 4, full=True)
+    assert rota.room_for(one.place, 8) == 8
+    with rota.busy(one.place, 3):
+        assert not rota.is_turn_of(other.place, True, clock.now)
+
+
 def test_who_writes_is_waited_for_if_it_is_its_turn_but_not_for_long(clock: Clock) -> None:
     rota = Rota(8)
     one, other = databases(rota, 5, 5)
