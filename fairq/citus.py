@@ -187,9 +187,30 @@ def _connect(coordinator: psycopg.Connection[Any]) -> None:
             f"create or replace trigger answered after insert on {table} "
             "for each row execute function fairq_citus.answered()".encode()
         )
-    # A new node has no copy of the reference table yet.
-    coordinator.execute("select replicate_reference_tables('block_writes')")
     stay_local(coordinator)
+    _replicate(coordinator)
+
+
+def _replicate(coordinator: psycopg.Connection[Any]) -> None:
+    """A new node has no copy of the reference table yet."""
+    lacking = coordinator.execute(
+        """
+        select from pg_dist_node n
+        where n.noderole = 'primary' and not exists (
+          select from pg_dist_placement p join pg_dist_shard h using (shardid)
+          where h.logicalrelid = 'fairq_citus.settings_calls'::regclass and p.groupid = n.groupid)
+        """
+    )
+    if lacking.rowcount == 0:
+        return
+    call = "select replicate_reference_tables('block_writes')"
+    try:
+        coordinator.execute(call)
+    except psycopg.errors.InsufficientPrivilege as exc:
+        raise ClusterNotReady(
+            "a new node has no copy of the reference tables, and only a superuser may make it",
+            f"As a superuser, on the coordinator: {call}; and then fairq migrate again.",
+        ) from exc
 
 
 # What is the same on every node. Counters and lanes are each node's own.

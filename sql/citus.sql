@@ -10,6 +10,13 @@ create schema if not exists fairq_citus;
 revoke all on schema fairq_citus from public;
 comment on schema fairq_citus is 'Calls of fairq from one node to another.';
 
+-- Who checks again on the other node, sees the owner of fairq there. He has the rights of all, as operators do, also where he is no superuser.
+do $$
+begin
+  if not pg_has_role('fairq_admin', 'usage') then execute format('grant fairq_admin to %I', current_user); end if;
+end;
+$$;
+
 create sequence if not exists fairq_citus.call_ids;
 
 -- The slot of a group: what "calls" is distributed by. Citus spreads the slots over its shards.

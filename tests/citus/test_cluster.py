@@ -14,7 +14,7 @@ import pytest
 import fairq
 from fairq import citus, errors, install
 from tests.support.calls import column, create, one, register, run
-from tests.support.cluster import NODES, Cluster, Conn, group_of, on_citus
+from tests.support.cluster import NAME, NODES, Cluster, Conn, group_of, on_citus
 from tests.support.invariants import assert_sound
 from tests.support.sessions import call_in_background, result, wait_until
 
@@ -500,6 +500,38 @@ def test_any_node_knows_all_and_a_single_machine_has_none(conns: list[Conn], clu
         assert [(node.host, node.port) for node in nodes] == [cluster.place(each) for each in NODES]
     # Without fairq, though with Citus.
     assert asyncio.run(around(cluster.servers[0].dsn())) == (0, [])
+
+
+def test_the_owner_need_not_be_a_superuser() -> None:
+    """Queues for some roles are for these on each node. What only a superuser may do is said."""
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(stack)
+        cluster.start(2)
+        cluster.add(1)
+        admin = cluster.connect(0)
+        admin.execute("create role keeper login createrole")
+        cluster.everywhere(f"alter database {NAME} owner to keeper")
+        install.migrate(cluster.dsn(0, user="keeper"))
+        admin.execute("create role team login in role fairq_enqueue, fairq_work")
+        with cluster.connect(0, user="keeper") as owner:
+            roles = '{"enqueue_role": "team", "work_role": "team"}'
+            run(owner, "select fairq.configure_queue('mail', %s)", roles)
+        with cluster.connect(0, user="team") as conn:
+            task = create(conn, group_of(admin, 1), queue="mail")
+            assert run(conn, "select live from fairq.task_result(%s)", task) == [(True,)]
+            with cluster.connect(1, user="team") as there:
+                worker = register(there, "mail")
+                assert column(there, "select id from fairq.pop_tasks('mail', 1, %s)", worker) == [task]
+            finish = "select fairq.finish_tasks(%s, array[%s::bigint], array[1])"
+            assert column(conn, finish, worker, task) == [task]
+        cluster.start()
+        cluster.add(2)
+        with pytest.raises(citus.ClusterNotReady, match="superuser") as error:
+            install.migrate(cluster.dsn(0, user="keeper"))
+        assert error.value.hint is not None
+        admin.execute("select replicate_reference_tables('block_writes')")
+        cluster.everywhere(f"alter database {NAME} owner to keeper")
+        install.migrate(cluster.dsn(0, user="keeper"))
 
 
 def test_a_node_with_tasks_of_its_own_is_refused() -> None:
