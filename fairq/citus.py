@@ -156,12 +156,12 @@ def join(
 _TABLES = (
     (
         "calls",
-        "shard_no integer not null, no bigint, statement text, answer jsonb, primary key (shard_no, no)",
+        "shard_no integer not null, no bigint, statement varchar, answer jsonb, primary key (shard_no, no)",
         "create_distributed_table('fairq_citus.calls', 'shard_no', colocate_with => 'none')",
     ),
     (
         "settings_calls",
-        "no bigint primary key, statement text, answer jsonb",
+        "no bigint primary key, statement varchar, answer jsonb",
         "create_reference_table('fairq_citus.settings_calls')",
     ),
 )

@@ -104,15 +104,18 @@ end;
 $$;
 
 -- Runs a statement on the node of a slot, or on all nodes; returns the answer of one of them.
+-- On its way it is a literal, and Citus sends what the caller has SET LOCAL ahead of it: standard_conforming_strings, so there is nothing in it that could be
+-- escaped; and search_path, so its type is one that the grammar knows.
 create or replace function fairq_citus.pass_on(p_slot integer, p_statement text) returns jsonb
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
+  v_statement character varying := encode(convert_to(p_statement, 'UTF8'), 'base64');
   v_answer jsonb;
 begin
   if p_slot is null then
-    insert into fairq_citus.settings_calls (statement) values (p_statement) returning answer into v_answer;
+    insert into fairq_citus.settings_calls (statement) values (v_statement) returning answer into v_answer;
   else
-    insert into fairq_citus.calls (shard_no, statement) values (p_slot, p_statement) returning answer into v_answer;
+    insert into fairq_citus.calls (shard_no, statement) values (p_slot, v_statement) returning answer into v_answer;
   end if;
   return v_answer;
 end;
@@ -139,7 +142,7 @@ create or replace function fairq_citus.answer() returns trigger
 language plpgsql set search_path = pg_catalog, pg_temp set jit = off as $$
 begin
   new.no := nextval('fairq_citus.call_ids');
-  execute new.statement into new.answer;
+  execute convert_from(decode(new.statement, 'base64'), 'UTF8') into new.answer;
   new.statement := null;
   return new;
 end;
@@ -300,8 +303,9 @@ $body$,
           else format('return (%s ->> 0)::%s', v_pass_on, v_call.result)
         end);
     end if;
-    -- Who may call it, and what depends on it, stays.
-    execute format('create or replace function fairq.%I(%s) returns %s language plpgsql security definer set search_path = pg_catalog, pg_temp as %L',
+    -- Who may call it, and what depends on it, stays. Arguments are written so that every session reads the same.
+    execute format('create or replace function fairq.%I(%s) returns %s language plpgsql security definer set search_path = pg_catalog, pg_temp '
+      'set datestyle = iso set intervalstyle = postgres set extra_float_digits = 1 as %L',
       v_call.name, v_call.arguments, v_call.result, v_body);
     execute format('comment on function fairq.%1$I is %2$L', v_call.name, 'Calls fairq_citus.' || v_call.name || ' on the node that has it.');
   end loop;

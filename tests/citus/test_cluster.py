@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -317,6 +318,66 @@ def test_producers_pass_calls_on_and_nothing_else(cluster: Cluster, conns: list[
         assert not one(conn, "select fairq.cancel_task(%s)", task)
         assert not one(conn, "select fairq.watch_task(%s)", task)
     run(conns[0], """select fairq.configure_queue('secret', '{"enqueue_role": null, "work_role": null}')""")
+
+
+def test_settings_of_a_producer_change_nothing_of_what_he_passes_on(
+    cluster: Cluster, conns: list[Conn]
+) -> None:
+    """Citus sends SET LOCAL along, to where he is the owner of fairq."""
+    conns[0].execute("create role sly login in role fairq_enqueue")
+    conns[0].execute("create schema sly authorization sly")
+    group = group_of(conns[0], 2)
+    for number in NODES:
+        with cluster.connect(number, user="sly") as there:
+            run(there, "set citus.enable_ddl_propagation = off")
+            run(there, "create table sly.seen (who text)")
+            run(there, "grant all on sly.seen to public")
+            run(
+                there,
+                """
+                create function sly.sees(t pg_catalog.text) returns boolean language plpgsql
+                as $$ begin insert into sly.seen values (current_user); return true; end $$
+                """,
+            )
+            for name in ("text", "varchar", "bpchar"):
+                run(there, f"create domain sly.{name} as pg_catalog.text check (sly.sees(value))")
+    payload = r'{"path": "C:\\temp", "it' 's": "\u00e9 %s $$"}'
+    sneaks = r"x\', (select jsonb_build_object($$a$$, sly.sees($$a$$)))) f --"
+    with cluster.connect(0, user="sly") as conn:
+        for each in ("on", "off"):
+            run(conn, f"set standard_conforming_strings = {each}")
+            conn.execute("select fairq.create_task(%s, %s::jsonb)", [group, payload.replace("''", "'")])
+        run(conn, "set standard_conforming_strings = on")
+        for setting in ("standard_conforming_strings = off", "search_path = sly, pg_catalog"):
+            with conn.transaction():
+                run(conn, "set local citus.propagate_set_commands = 'local'")
+                run(conn, f"set local {setting}")
+                run(conn, "set standard_conforming_strings = on")
+                for number in range(10):
+                    run(conn, "select fairq.create_task(%s, '{}')", sneaks.replace("x", f"x{number}", 1))
+    assert [column(conn, "select distinct who from sly.seen") for conn in conns] == [[], [], []]
+    seen = column(conns[2], "select payload from fairq.tasks where group_key = %s", group)
+    assert seen == [json.loads(payload.replace("''", "'"))] * 2
+
+
+def test_arguments_are_the_same_there_whatever_the_session_likes(cluster: Cluster, conns: list[Conn]) -> None:
+    group = group_of(conns[0], 2)
+    with cluster.connect(0) as conn:
+        for name, value in (
+            ("datestyle", "SQL, DMY"),
+            ("intervalstyle", "sql_standard"),
+            ("timezone", "Asia/Tokyo"),
+        ):
+            run(conn, f"set {name} = '{value}'")
+        run(conn, "set extra_float_digits = -10")
+        run(
+            conn,
+            "select fairq.create_task(%s, '{}', p_run_at => '2031-02-01 00:00Z', p_cost => 1.0 / 3,"
+            " p_timeout => '1 day 02:03')",
+            group,
+        )
+    seen = "select run_at = '2031-02-01 00:00Z', cost = 1.0 / 3, timeout = '1 day 02:03' from fairq.tasks"
+    assert run(conns[2], seen) == [(True, True, True)]
 
 
 @pytest.mark.parametrize("commits", [False, True], ids=["before its commit", "behind it"])
