@@ -121,28 +121,38 @@ begin
 end;
 $$;
 
--- Asks the node of a slot, or this one. Writes nothing, so it can be asked in a read-only transaction. There is a row to answer in, though the table is empty:
--- that of an aggregate.
+-- Asks the node of a slot, or this one. Writes nothing, so it can be asked in a read-only transaction. "having" without groups gives one row, though the table
+-- is empty; an aggregate would be looked up in the search_path, see above.
 create or replace function fairq_citus.ask(p_slot integer, p_statement text) returns jsonb
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
+  v_statement character varying := encode(convert_to(p_statement, 'UTF8'), 'base64');
   v_answer jsonb;
 begin
   if p_slot is null then
-    execute p_statement into v_answer;
-  else
-    execute format('select (%s), count(*) from fairq_citus.calls where shard_no = %s', p_statement, p_slot) into v_answer;
+    return fairq_citus.answer_to(v_statement);
   end if;
+  execute format('select fairq_citus.answer_to(%L::character varying) from fairq_citus.calls where shard_no = %s having true', v_statement, p_slot) into v_answer;
+  return v_answer;
+end;
+$$;
+
+create or replace function fairq_citus.answer_to(p_statement character varying) returns jsonb
+language plpgsql set search_path = pg_catalog, pg_temp set jit = off as $$
+declare
+  v_answer jsonb;
+begin
+  execute convert_from(decode(p_statement, 'base64'), 'UTF8') into v_answer;
   return v_answer;
 end;
 $$;
 
 -- The triggers: they run the call and delete its row again, on the node of the row, in the transaction of the caller.
 create or replace function fairq_citus.answer() returns trigger
-language plpgsql set search_path = pg_catalog, pg_temp set jit = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
   new.no := nextval('fairq_citus.call_ids');
-  execute convert_from(decode(new.statement, 'base64'), 'UTF8') into new.answer;
+  new.answer := fairq_citus.answer_to(new.statement);
   new.statement := null;
   return new;
 end;

@@ -355,6 +355,7 @@ def test_settings_of_a_producer_change_nothing_of_what_he_passes_on(
                 run(conn, "set standard_conforming_strings = on")
                 for number in range(10):
                     run(conn, "select fairq.create_task(%s, '{}')", sneaks.replace("x", f"x{number}", 1))
+                run(conn, "select fairq.task_result(%s)", 2 << 48)
     assert [column(conn, "select distinct who from sly.seen") for conn in conns] == [[], [], []]
     seen = column(conns[2], "select payload from fairq.tasks where group_key = %s", group)
     assert seen == [json.loads(payload.replace("''", "'"))] * 2
