@@ -122,17 +122,19 @@ def test_a_node_that_hangs_keeps_no_slots_for_long(
     first, second = (group_of(conns[0], node) for node in (1, 2))
     with work_process(cluster.dsn(0), "-c", "2", "--lease", "15") as worker:
         wait_until(lambda: workers(conns) == [1, 1, 1], "each node has a worker")
-        stopped = column(
-            conns[2],
-            "select pid from pg_stat_activity where application_name in ('fairq worker', 'fairq keeper')",
+        sessions = (
+            "select pid from pg_stat_activity where application_name in ('fairq worker', 'fairq keeper')"
         )
-        assert len(stopped) == 2
+        wait_until(lambda: len(column(conns[2], sessions)) == 2, "it is connected twice")
+        stopped = column(conns[2], sessions)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        fairq.enqueue_many(conns[0], [(first, None)] * 20, kind="count")
-        wait_until(lambda: effects(1) == 20, "the other node goes on")
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
+        try:
+            fairq.enqueue_many(conns[0], [(first, None)] * 20, kind="count")
+            wait_until(lambda: effects(1) == 20, "the other node goes on")
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
         fairq.enqueue(conns[0], second, None, kind="count")
         wait_until(lambda: effects(2) == 1, "this one, too")
         worker.send(signal.SIGTERM)
