@@ -103,36 +103,25 @@ begin
 end;
 $$;
 
--- Runs a statement on the node of a slot, or on all nodes; returns the answer of one of them.
+-- Runs a statement on the node of a slot, or on all nodes; returns the answer of one of them. A question (p_asks) writes nothing, so it can be put in a read-only
+-- transaction: it is a query on the same table. "having" without groups gives one row, though the table is empty. Of no slot it is for this node.
 -- On its way it is a literal, and Citus sends what the caller has SET LOCAL ahead of it: standard_conforming_strings, so there is nothing in it that could be
--- escaped; and search_path, so its type is one that the grammar knows.
-create or replace function fairq_citus.pass_on(p_slot integer, p_statement text) returns jsonb
+-- escaped; and search_path, so its type is one that the grammar knows, and nothing else is looked up.
+create or replace function fairq_citus.pass_on(p_slot integer, p_statement text, p_asks boolean) returns jsonb
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
   v_statement character varying := encode(convert_to(p_statement, 'UTF8'), 'base64');
   v_answer jsonb;
 begin
-  if p_slot is null then
+  if p_asks and p_slot is null then
+    v_answer := fairq_citus.answer_to(v_statement);
+  elsif p_asks then
+    execute format('select fairq_citus.answer_to(%L::character varying) from fairq_citus.calls where shard_no = %s having true', v_statement, p_slot) into v_answer;
+  elsif p_slot is null then
     insert into fairq_citus.settings_calls (statement) values (v_statement) returning answer into v_answer;
   else
     insert into fairq_citus.calls (shard_no, statement) values (p_slot, v_statement) returning answer into v_answer;
   end if;
-  return v_answer;
-end;
-$$;
-
--- Asks the node of a slot, or this one. Writes nothing, so it can be asked in a read-only transaction. "having" without groups gives one row, though the table
--- is empty; an aggregate would be looked up in the search_path, see above.
-create or replace function fairq_citus.ask(p_slot integer, p_statement text) returns jsonb
-language plpgsql set search_path = pg_catalog, pg_temp as $$
-declare
-  v_statement character varying := encode(convert_to(p_statement, 'UTF8'), 'base64');
-  v_answer jsonb;
-begin
-  if p_slot is null then
-    return fairq_citus.answer_to(v_statement);
-  end if;
-  execute format('select fairq_citus.answer_to(%L::character varying) from fairq_citus.calls where shard_no = %s having true', v_statement, p_slot) into v_answer;
   return v_answer;
 end;
 $$;
@@ -227,8 +216,8 @@ begin
 
   for v_call in
     select p.proname as name, p.proargnames[1 : p.pronargs] as names, p.proretset as is_set, t.typtype = 'c' as is_row,
-      pg_get_functiondef(p.oid) as definition, pg_get_function_arguments(p.oid) as arguments, pg_get_function_identity_arguments(p.oid) as identity,
-      pg_get_function_result(p.oid) as result, c.slot, a.names as arguments_here, a.formats as arguments_there
+      pg_get_functiondef(p.oid) as definition, pg_get_function_arguments(p.oid) as arguments,
+      pg_get_function_result(p.oid) as result, c.name in ('task_result', 'task_progress', 'explain_task', 'rate_usage') as asks, c.slot, a.names as arguments_here, a.formats as arguments_there
     from (
       values
         ('create_task', 'fairq_citus.slot(p_group_key)'), ('create_tasks', 'v_part.slot'), ('purge_group', 'fairq_citus.slot(p_group_key)'),
@@ -237,12 +226,12 @@ begin
         ('run_schedule', 'fairq_citus.slot_or_all(p_group_key)'),
         ('cancel_task', 'fairq_citus.slot_of_task(p_id)'), ('retry_task', 'fairq_citus.slot_of_task(p_id)'),
         ('finish_tasks', 'fairq_citus.slot_of_task(p_ids[1])'),
-        -- These only ask.
-        ('task_result', 'fairq_citus.slot_of_task(p_id)'), ('task_progress', 'fairq_citus.slot_of_task(p_id)'),
-        ('explain_task', 'fairq_citus.slot_of_task(p_id)'), ('rate_usage', 'fairq_citus.slot_or_all(p_group_key)'),
         ('configure_cluster', 'null'), ('configure_queue', 'null'), ('configure_group', 'null'), ('configure_user', 'null'), ('configure_key', 'null'),
         ('configure_kind', 'null'), ('pause_queue', 'null'), ('resume_queue', 'null'), ('drain_queue', 'null'), ('pause_group', 'null'),
-        ('resume_group', 'null'), ('hold_group', 'null'), ('hold_key', 'null'), ('reset_rate', 'null')
+        ('resume_group', 'null'), ('hold_group', 'null'), ('hold_key', 'null'), ('reset_rate', 'null'),
+        -- These only ask.
+        ('task_result', 'fairq_citus.slot_of_task(p_id)'), ('task_progress', 'fairq_citus.slot_of_task(p_id)'),
+        ('explain_task', 'fairq_citus.slot_of_task(p_id)'), ('rate_usage', 'fairq_citus.slot_or_all(p_group_key)')
     ) c(name, slot)
     join pg_catalog.pg_proc p on p.pronamespace = 'fairq'::regnamespace and p.proname = c.name
     join pg_catalog.pg_type t on t.oid = p.prorettype
@@ -265,7 +254,7 @@ begin
         select u.name, u.type::regtype::text, u.place from unnest(p.proargnames[1 : p.pronargs], p.proargtypes::oid[]) with ordinality u(name, type, place)
       ) n(name, type, place)
     ) a
-    where p.prosrc not like all (array['%fairq_citus.pass_on(%', '%fairq_citus.ask(%'])
+    where p.prosrc not like '%fairq_citus.pass_on(%'
   loop
     -- The engine's own. Where it calls its like, that is on the same node.
     v_statement := replace(v_call.definition, 'FUNCTION fairq.' || v_call.name || '(', 'FUNCTION fairq_citus.' || v_call.name || '(');
@@ -273,9 +262,7 @@ begin
     execute format('revoke all on function fairq_citus.%I from public', v_call.name);
 
     v_statement := format('select jsonb_agg(f) from fairq_citus.%I(%s) f', v_call.name, v_call.arguments_there);
-    v_pass_on := format('fairq_citus.%s(%s, format(%L, %s))',
-      case when v_call.name in ('task_result', 'task_progress', 'explain_task', 'rate_usage') then 'ask' else 'pass_on' end,
-      v_call.slot, v_statement, v_call.arguments_here);
+    v_pass_on := format('fairq_citus.pass_on(%s, format(%L, %s), %L)', v_call.slot, v_statement, v_call.arguments_here, v_call.asks);
     if v_call.name = 'create_tasks' then
       v_body := format($body$
 declare

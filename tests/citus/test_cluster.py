@@ -305,7 +305,7 @@ def test_producers_pass_calls_on_and_nothing_else(cluster: Cluster, conns: list[
         create(conn, group_of(conns[0], 1))
         for forbidden in (
             "insert into fairq_citus.calls (shard_no, statement) values (1, 'drop schema fairq cascade')",
-            "select fairq_citus.pass_on(1, 'drop schema fairq cascade')",
+            "select fairq_citus.pass_on(1, 'drop schema fairq cascade', true)",
             "select fairq_citus.create_task('a', '{}')",
             "select fairq.create_task('a', '{}', 'secret')",
             "select fairq.create_tasks(array['a'], array['{}']::jsonb[], 'secret')",
