@@ -20,14 +20,14 @@ from fairq.queries import inspection
 # No payloads, no headers, no results; errors and notes where the role may read them.
 TASK = """
 select t.queue, t.group_key, nullif(t.user_key, '') as user_key, t.kind,
-  t.priority, t.cost, t.created_at, t.run_at, t.expires_at, h.started_at,
+  t.priority, t.cost, t.created_at, coalesce(t.run_at, t.created_at) as run_at, t.expires_at, h.started_at,
   null::timestamptz as finished_at, t.concurrency_key, null::jsonb as error
 from fairq.tasks t
 left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id
 where t.shard_no = any(array(select fairq._shards(null))) and t.id = %(id)s
 union all
 select f.queue, f.group_key, f.user_key, f.kind,
-  f.priority, f.cost, f.created_at, f.run_at, f.expires_at, f.started_at,
+  f.priority, f.cost, f.created_at, coalesce(f.run_at, f.created_at) as run_at, f.expires_at, f.started_at,
   f.finished_at, f.concurrency_key, {f.error}
 from fairq.finished_tasks f
 where f.shard_no = any(array(select fairq._shards(null))) and f.id = %(id)s

@@ -467,7 +467,7 @@ class LiveTasksRow:
     "many",
     """-- name: LiveTasks :many
 select t.id, t.queue, t.kind, t.group_key, l.user_key, l.state, t.priority, l.attempt,
-  to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
+  to_char(l.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
   t.headers::text as headers, t.payload::text as payload, t.concurrency_key, t.idempotency_key
 from fairq.tasks t
 join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id

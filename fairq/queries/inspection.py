@@ -131,14 +131,14 @@ class GetTaskRow:
     "one",
     """-- name: GetTask :one
 select t.id, t.queue, t.group_key, t.kind, l.state, t.priority, t.cost, l.attempt, t.max_attempts,
-  t.created_at, t.run_at, t.expires_at, l.started_at, null::timestamptz as finished_at, t.concurrency_key
+  t.created_at, coalesce(t.run_at, t.created_at) as run_at, t.expires_at, l.started_at, null::timestamptz as finished_at, t.concurrency_key
 from fairq.tasks t
 join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id
 where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
   and t.id = $1::bigint
 union all
 select f.id, f.queue, f.group_key, f.kind, f.outcome, f.priority, f.cost, f.attempt, f.max_attempts,
-  f.created_at, f.run_at, f.expires_at, f.started_at, f.finished_at, f.concurrency_key
+  f.created_at, coalesce(f.run_at, f.created_at), f.expires_at, f.started_at, f.finished_at, f.concurrency_key
 from fairq.finished_tasks f
 where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
   and f.id = $1::bigint

@@ -462,8 +462,7 @@ class GroupTasksRow:
     id: int
     kind: str
     priority: int
-    created_at: datetime.datetime
-    run_at: datetime.datetime
+    runnable_at: datetime.datetime
     started_at: datetime.datetime | None
     worker_id: int | None
     state: str
@@ -490,7 +489,7 @@ with line as materialized (
   order by h.id is null, -t.priority, t.sequence
   limit $3::integer
 )
-select l.id, l.kind, l.priority, l.created_at, l.run_at, l.started_at, l.worker_id, e.state, e.reason, e.ahead, e.attempt, e.max_attempts
+select l.id, l.kind, l.priority, greatest(l.created_at, l.run_at) as runnable_at, l.started_at, l.worker_id, e.state, e.reason, e.ahead, e.attempt, e.max_attempts
 from line l
 cross join lateral fairq.explain_task(l.id) e
 order by l.started_at is null, l.started_at, -l.priority, l.sequence""",
@@ -584,8 +583,7 @@ class EndedRow:
     kind: str
     outcome: str
     worker_id: int | None
-    created_at: datetime.datetime
-    run_at: datetime.datetime
+    runnable_at: datetime.datetime
     started_at: datetime.datetime | None
     finished_at: datetime.datetime
     attempt: int
@@ -595,9 +593,9 @@ class EndedRow:
 @driver.Statement[list[EndedRow]](
     "many",
     """-- name: Ended :many
-select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.created_at, f.run_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
+select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.runnable_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
 from (
-  select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.created_at, f.run_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
+  select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, greatest(f.created_at, f.run_at) as runnable_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
   from fairq._shards(null) n(shard_no)
   cross join lateral (
     select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.created_at, f.run_at, f.started_at, f.finished_at, f.attempt, f.max_attempts

@@ -50,7 +50,7 @@ begin
   insert into fairq.tasks (shard_no, id, sequence, queue, group_key, user_key, kind, priority, created_at, run_at, expires_at, cost,
     max_attempts, timeout, idempotency_key, concurrency_key, scheduled, headers, payload)
   values (v_shard_no, v_id, v_id, p_queue, p_group_key, coalesce(p_user_key, ''), p_kind, v_settings.priority,
-    v_now, coalesce(p_run_at, v_now), p_expires_at, v_settings.cost, v_settings.max_attempts, v_settings.timeout,
+    v_now, p_run_at, p_expires_at, v_settings.cost, v_settings.max_attempts, v_settings.timeout,
     p_idempotency_key, p_concurrency_key, v_scheduled, p_headers, p_payload);
 
   insert into fairq.rings (shard_no, queue, group_key, user_key, priority, sequence, due_at, keyed, announced)

@@ -68,7 +68,7 @@ begin
         insert into fairq.tasks (shard_no, id, sequence, queue, group_key, user_key, kind, priority, created_at, run_at, expires_at, cost,
           max_attempts, timeout, concurrency_key, scheduled, headers, payload)
         select i.shard_no, i.id, i.id, p_queue, i.group_key, coalesce(i.user_key, ''), p_kind,
-          i.task_priority, v_now, coalesce(p_run_at, v_now), p_expires_at, coalesce(i.cost, v_settings.cost),
+          i.task_priority, v_now, p_run_at, p_expires_at, coalesce(i.cost, v_settings.cost),
           v_settings.max_attempts, v_settings.timeout, i.concurrency_key, coalesce(p_run_at > v_now, false), p_headers, i.payload
         from input i
       ),

@@ -149,7 +149,7 @@ select (select s.test_clock from fairq.settings s) as obeyed, set_config('fairq.
 -- Tests: live tasks in the order they were created.
 -- fairq: not null run_at
 select t.id, t.queue, t.kind, t.group_key, l.user_key, l.state, t.priority, l.attempt,
-  to_char(t.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
+  to_char(l.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"')::text as run_at,
   t.headers::text as headers, t.payload::text as payload, t.concurrency_key, t.idempotency_key
 from fairq.tasks t
 join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id

@@ -265,7 +265,7 @@ with line as materialized (
   order by h.id is null, -t.priority, t.sequence
   limit sqlc.arg(max_tasks)::integer
 )
-select l.id, l.kind, l.priority, l.created_at, l.run_at, l.started_at, l.worker_id, e.state, e.reason, e.ahead, e.attempt, e.max_attempts
+select l.id, l.kind, l.priority, greatest(l.created_at, l.run_at) as runnable_at, l.started_at, l.worker_id, e.state, e.reason, e.ahead, e.attempt, e.max_attempts
 from line l
 cross join lateral fairq.explain_task(l.id) e
 order by l.started_at is null, l.started_at, -l.priority, l.sequence;
@@ -278,6 +278,7 @@ cross join lateral fairq.explain_task(i.id) e;
 
 -- name: GroupScheduled :many
 -- Tasks of a group that wait for a time, among the next 5,000 of its queue.
+-- fairq: not null run_at
 select t.id, t.kind, t.run_at, t.attempt, t.max_attempts
 from (
   select t.id, t.group_key, t.kind, t.run_at, t.attempt, t.max_attempts
@@ -297,9 +298,9 @@ limit sqlc.arg(max_tasks)::integer;
 -- name: Ended :many
 -- The newest tasks that ended, of those with the max_read highest ids: by queue, group and outcome where they are named.
 -- fairq: nullable worker_id, started_at
-select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.created_at, f.run_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
+select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.runnable_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
 from (
-  select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.created_at, f.run_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
+  select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, greatest(f.created_at, f.run_at) as runnable_at, f.started_at, f.finished_at, f.attempt, f.max_attempts
   from fairq._shards(null) n(shard_no)
   cross join lateral (
     select f.id, f.queue, f.group_key, f.kind, f.outcome, f.worker_id, f.created_at, f.run_at, f.started_at, f.finished_at, f.attempt, f.max_attempts

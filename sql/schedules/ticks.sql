@@ -52,9 +52,9 @@ begin
   loop
     v_task_id := null;
     if v_due.fires then
-      insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, priority, created_at, run_at, cost, max_attempts, timeout,
+      insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, kind, priority, created_at, cost, max_attempts, timeout,
         concurrency_key, headers, payload)
-      select p_shard_no, i.id, i.id, v_due.queue, v_due.group_key, v_due.kind, o.priority, p_now, p_now, o.cost, o.max_attempts, o.timeout,
+      select p_shard_no, i.id, i.id, v_due.queue, v_due.group_key, v_due.kind, o.priority, p_now, o.cost, o.max_attempts, o.timeout,
         v_due.concurrency_key, fairq._tick_headers(v_due.headers, v_due.name, v_due.tick), v_due.payload
       from fairq._options(v_due.queue, v_due.kind, null, v_due.priority, null, null) o
       cross join nextval('fairq.task_ids') i(id)

@@ -207,7 +207,7 @@ comment on table fairq.domains is 'One row per shard and queue, never updated: i
 -- create_task. Nothing but the functions of this schema writes here, and the tests add the checks (tests/support/checks.sql).
 create table fairq.tasks (
   shard_no integer not null, priority integer not null, id bigint not null, sequence bigint not null,
-  created_at timestamptz not null, run_at timestamptz not null, expires_at timestamptz,
+  created_at timestamptz not null, run_at timestamptz, expires_at timestamptz,
   cost double precision not null,
   attempt integer not null default 0, max_attempts integer not null,
   spared integer, losses integer,
@@ -222,7 +222,7 @@ create table fairq.tasks (
 comment on table fairq.tasks is 'Bodies of live tasks: what the application asked for. The truth; with fairq.held everything else can be rebuilt from it.';
 comment on column fairq.tasks.user_key is 'Whose task it is among those of its group; empty: it names nobody.';
 comment on column fairq.tasks.sequence is 'Order in which the tasks of a group became runnable. A task that comes back keeps it.';
-comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off.';
+comment on column fairq.tasks.run_at is 'Not before this time: as asked, or the end of the back-off; null: at once.';
 comment on column fairq.tasks.expires_at is 'After this time the task does not start any more.';
 comment on column fairq.tasks.scheduled is 'Waits for run_at; otherwise it is in line.';
 comment on column fairq.tasks.attempt is 'Attempts begun before the present one, spared ones included.';
@@ -313,7 +313,7 @@ comment on type fairq.leaving is 'A task that leaves flight, see _leave.';
 
 create table fairq.finished_tasks (
   shard_no integer not null, priority integer not null, id bigint not null, worker_id bigint,
-  created_at timestamptz not null, run_at timestamptz not null, expires_at timestamptz,
+  created_at timestamptz not null, run_at timestamptz, expires_at timestamptz,
   started_at timestamptz, finished_at timestamptz not null,
   cost double precision not null, used double precision,
   attempt integer not null, max_attempts integer not null,

@@ -1,7 +1,7 @@
 -- What a live task is doing, put together from body, ready, held and parked. For people and dashboards, not for a tight loop.
 create view fairq.live_tasks as
-select t.shard_no, t.id, t.queue, t.group_key, t.kind, t.priority, t.sequence, t.cost, t.created_at, t.run_at, t.expires_at, t.timeout, t.max_attempts,
-  t.idempotency_key, t.concurrency_key, nullif(t.user_key, '')::text as user_key,
+select t.shard_no, t.id, t.queue, t.group_key, t.kind, t.priority, t.sequence, t.cost, t.created_at,
+  coalesce(t.run_at, t.created_at) as run_at, t.expires_at, t.timeout, t.max_attempts, t.idempotency_key, t.concurrency_key, nullif(t.user_key, '')::text as user_key,
   case
     when h.id is not null then case when h.started_at is null then 'claimed' else 'running' end
     when r.id is not null then 'queued'

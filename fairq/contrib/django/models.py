@@ -30,7 +30,7 @@ class _Task(models.Model):
     attempt = models.IntegerField()
     max_attempts = models.IntegerField()
     created_at = models.DateTimeField()
-    run_at = models.DateTimeField()
+    run_at = models.DateTimeField(null=True)
     expires_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)
     timeout = models.DurationField(null=True)
