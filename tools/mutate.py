@@ -96,7 +96,7 @@ def test(copy: Path, *arguments: str) -> str:
         done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return "?"
-    failed = re.search(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout)
+    failed = re.search(r"(?m)^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", done.stdout)
     if not done.returncode or not failed or "Loading sql/ failed" in done.stdout:
         return "!" if done.returncode else ""
     return failed[1]

@@ -125,6 +125,7 @@ declare
   v_goes_on boolean;
   v_late bigint[];
   v_again bigint[];
+  v_ready tid[];
   v_ended bigint[];
   v_used_up bigint;
   v_waited boolean := false;
@@ -152,7 +153,9 @@ begin
       end if;
       -- A deadline may pass while a task is ready; of those handed over promotion has just judged, by a clock that may have been set back since, and they are
       -- nowhere yet to give back what they take. And nearly all have their first attempt: only the others may have been lost before.
-      select array_agg(p.id) filter (where p.expires_at <= p_now and p.ready is not null), array_agg(p.id) filter (where p.attempt > 1) into v_late, v_again
+      select array_agg(p.id) filter (where p.expires_at <= p_now and p.ready is not null), array_agg(p.id) filter (where p.attempt > 1),
+        array_agg(p.ready) filter (where (p.expires_at <= p_now) is not true)
+      into v_late, v_again, v_ready
       from unnest(v_popped) p;
       if v_late is not null then
         v_ended := fairq._end_waiting(p_shard_no, v_late, 'expired', p_now);
@@ -166,7 +169,7 @@ begin
           where t.losses is not null
         );
       end if;
-      perform fairq._hold(p_shard_no, v_popped, p_worker_id, p_claim_lease, p_meters, case when p_isolate then coalesce(v_again, '{}') else '{}' end, p_now);
+      perform fairq._hold(p_shard_no, v_popped, v_ready, p_worker_id, p_claim_lease, p_meters, case when p_isolate then coalesce(v_again, '{}') else '{}' end, p_now);
       v_taken := v_taken || v_popped;
       v_left := p_limit - cardinality(v_taken);
     end if;
@@ -193,12 +196,12 @@ $$;
 
 -- A worker has these tasks from here on; ready they are no more. p_suspects are only claimed, without a lease. By ctid and no other way, see _leave.
 create function fairq._hold(
-  p_shard_no integer, p_tasks fairq.placed[], p_worker_id bigint, p_claim_lease interval, p_meters integer, p_suspects bigint[], p_now timestamptz
+  p_shard_no integer, p_tasks fairq.placed[], p_ready tid[], p_worker_id bigint, p_claim_lease interval, p_meters integer, p_suspects bigint[], p_now timestamptz
 ) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off as $$
 begin
   with unready as (
-    delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(array(select p.ready from unnest(p_tasks) p where p.ready is not null))
+    delete from fairq.ready r where r.shard_no = p_shard_no and r.ctid = any(p_ready)
   )
   insert into fairq.held (shard_no, id, worker_id, attempt, started_at, lease_expires_at, charge, meters, counted, user_counted, keyed)
   select p_shard_no, p.id, p_worker_id, p.attempt, case when p_claim_lease is null and p.id <> all(p_suspects) then p_now end,

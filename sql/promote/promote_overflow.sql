@@ -361,7 +361,10 @@ begin
   -- The first p_take of all that is ready before the new horizon go to the pop, the rest of the pass becomes ready. Most often nothing was ready, and what
   -- there is is in order already.
   if v_ready = '{}' then
-    v_room := least(p_take, (select count(*)::integer from unnest(v_done.o_placed) t where fairq._is_before_horizon(o_tick, t)));
+    v_room := least(p_take, o_promoted);
+    if v_room > 0 and not fairq._is_before_horizon(o_tick, v_done.o_placed[v_room]) then
+      v_room := (select count(*)::integer from unnest(v_done.o_placed[1:v_room]) t where fairq._is_before_horizon(o_tick, t));
+    end if;
     o_popped := coalesce(v_done.o_placed[1:v_room], '{}');
     v_rest := coalesce(v_done.o_placed[v_room + 1:], '{}');
   else
