@@ -17,17 +17,21 @@ declare
   v_drawn fairq.drawn[];
   v_users fairq.drawn[];
   v_written record;
+  v_all record;
 begin
-  if p_tick.users and exists (select from unnest(v_shares) s where (s.lane).inside is distinct from null) then
-    v_inside := array(select s from unnest(v_shares) s where (s.lane).inside is distinct from null);
-    v_shares := array(select s from unnest(v_shares) s where (s.lane).inside is not distinct from null);
+  if p_tick.users then
+    select coalesce(array_agg(s) filter (where (s.lane).inside is distinct from null), '{}'),
+      coalesce(array_agg(s) filter (where (s.lane).inside is not distinct from null), '{}')
+    into v_inside, v_shares
+    from unnest(v_shares) s;
   end if;
   v_drawn := fairq._draw(p_tick, v_shares, v_short_under, p_now);
   if v_inside <> '{}' then
     v_users := fairq._draw(p_tick, fairq._share_inside(p_tick, v_inside, p_users), v_short_under, p_now);
     v_drawn := v_drawn || fairq._merge_users(v_inside, v_users, p_now);
   end if;
-  if exists (select from unnest(v_drawn) d where d.timed and d.tasks is not null) then
+  select bool_or(d.timed and d.tasks is not null) as is_timed, bool_or(d.expired is not null) as expires into v_all from unnest(v_drawn) d;
+  if v_all.is_timed then
     v_drawn := fairq._cut(v_drawn, p_ready, p_take);
   end if;
   if v_inside <> '{}' then
@@ -37,7 +41,9 @@ begin
   end if;
   o_tick := fairq._write_lanes(p_tick, v_drawn, p_now);
   o_placed := (select array_agg(t order by t.block, t.position) from unnest(v_drawn) d cross join lateral unnest(d.tasks) t);
-  o_expired := (select array_agg(e.id) from unnest(v_drawn) d cross join lateral unnest(d.expired) e(id));
+  if v_all.expires then
+    o_expired := (select array_agg(e.id) from unnest(v_drawn) d cross join lateral unnest(d.expired) e(id));
+  end if;
 end;
 $$;
 
@@ -290,15 +296,9 @@ begin
   )
   select array_agg(d.replaces) filter (where d.quota > 0 and d.replaces is not null) as replaced, max((d.lane).finish + d.served) as top,
     max(d.touched) as touched, bool_or(d.keyed) as keyed,
-    (
-      select array[h.finish, h.position]
-      from (
-        select w.finish, w.position from written w where w.admissible
-        union all
-        select (u.lane).finish, (u.lane).position from unnest(p_drawn) u where u.quota = 0 and u.replaces is not null
-      ) h
-      order by h.finish, h.position
-      limit 1
+    least(
+      (select min(array[w.finish, w.position]) from written w where w.admissible),
+      min(array[(d.lane).finish, (d.lane).position]) filter (where d.quota = 0 and d.replaces is not null)
     ) as horizon
   into v_all
   from unnest(p_drawn) d;
