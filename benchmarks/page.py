@@ -66,9 +66,10 @@ LEADS = {
     ),
     "two_levels": (
         "The same tasks of the same thousand: each of whom is a group (*flat*), or a user in a group of one,"
-        " two, ten or a hundred. *Promotion* is a pass that gives each of them one address more, once all"
-        " tasks were heard of; *cycle* is promote, pop and finish, with the hearing. The third plot is what"
-        " users are for: a tenant with many of them beside a tenant with one."
+        " two, ten or a hundred. *Promotion* is a pass that gives each of them four addresses more, as pops"
+        " have it do, once all tasks were heard of; *of one task each* is a pass where so many wait that"
+        " there is one for each. *Cycle* is promote, pop and finish, with the hearing. The last plot is"
+        " what users are for: a tenant with many of them beside a tenant with one."
     ),
     "settled_cost": (
         "Two tenants of equal weight. *Tokens*: answers of 10 to 10,000 tokens, log-normal. One tenant has"
@@ -329,13 +330,14 @@ class Target:
 TARGETS = (
     *(
         Target(
-            f"promotion of groups with {users} each, beside as many groups without",
+            f"{what}, groups with {users} each, beside as many groups without",
             1.3,
             "times",
-            ("two_levels", "promotion", f"fairq, {users} a group"),
+            ("two_levels", what, f"fairq, {users} a group"),
             most=True,
             ratio=True,
         )
+        for what in ("promotion", "promotion of one task each")
         for users in ("1 user", "2 users", "10 users", "100 users")
     ),
     Target(
