@@ -54,13 +54,13 @@ begin
       perform fairq._take_place(0, '#' || s.scope, s.scope, v_now, cardinality(v_taken)) from unnest(v_scopes) s(scope);
     end if;
     return query
-      select v_shard_no, p.id, p.attempt, b.max_attempts, p_queue, p.group_key, b.kind, p.priority, b.cost, b.created_at, b.run_at, b.expires_at,
+      select v_shard_no, p.id, p.attempt, b.max_attempts, p_queue, p.group_key, b.kind, b.priority, b.cost, b.created_at, b.run_at, b.expires_at,
         case when p_claim_lease is null and not b.is_suspect then v_now end, case when not b.is_suspect then v_now + p_claim_lease end, b.timeout,
         b.idempotency_key, b.concurrency_key, b.headers, b.payload, p.block, p.position, b.spared, b.losses, b.user_key
       from unnest(v_taken) p
       cross join lateral (
         -- "offset 0" keeps this a look-up of one id: a join could become a walk through all tasks of the shard.
-        select t.max_attempts, t.kind, t.cost, t.created_at, t.run_at, t.expires_at, t.timeout, t.idempotency_key, t.concurrency_key, t.headers, t.payload,
+        select t.max_attempts, t.kind, t.priority, t.cost, t.created_at, t.run_at, t.expires_at, t.timeout, t.idempotency_key, t.concurrency_key, t.headers, t.payload,
           t.spared, t.losses, p_isolate and t.losses is not null as is_suspect, nullif(t.user_key, '') as user_key
         from fairq.tasks t
         where t.shard_no = v_shard_no and t.id = p.id

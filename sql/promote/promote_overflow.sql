@@ -377,9 +377,9 @@ begin
     ) m;
   end if;
   if v_rest <> '{}' then
-    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed_at, priority, sequence, group_key, attempt, expires_at, long,
+    insert into fairq.ready (shard_no, queue, id, block, position, charge, counted, keyed_at, group_key, attempt, expires_at, long,
       user_key, user_block, user_counted)
-    select o_tick.shard_no, o_tick.queue, t.id, t.block, t.position, t.charge, t.counted, case when t.keyed then p_now end, t.priority, t.sequence, t.group_key,
+    select o_tick.shard_no, o_tick.queue, t.id, t.block, t.position, t.charge, t.counted, case when t.keyed then p_now end, t.group_key,
       t.attempt, t.expires_at, t.long, t.user_key, t.user_block, t.user_counted
     from unnest(v_rest) t;
   end if;
@@ -413,10 +413,10 @@ create function fairq._pick(p_tick fairq.ticks, p_limit integer, p_before_horizo
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 begin
   return coalesce((
-    select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed_at is not null, n.priority, n.sequence, n.group_key, n.attempt,
+    select array_agg((n.id, n.block, n.position, n.charge, n.counted, n.keyed_at is not null, null, null, n.group_key, n.attempt,
       n.expires_at, n.ctid, n.long, n.user_key, n.user_block, n.user_counted, null)::fairq.placed)
     from (
-      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed_at, r.priority, r.sequence, r.group_key, r.attempt, r.expires_at, r.long, r.user_key,
+      select r.ctid, r.id, r.block, r.position, r.charge, r.counted, r.keyed_at, r.group_key, r.attempt, r.expires_at, r.long, r.user_key,
         r.user_block, r.user_counted
       from fairq.ready r
       where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0

@@ -76,14 +76,14 @@ declare
   v_keyed bigint[];
 begin
   with back as materialized (
-    select r.ctid, r.id, r.keyed_at, r.group_key, r.priority, r.sequence, r.block, r.position, r.counted, r.charge as reserved, coalesce(r.charge, t.cost) as charge,
+    select r.ctid, r.id, r.keyed_at, r.group_key, t.priority, t.sequence, r.block, r.position, r.counted, r.charge as reserved, coalesce(r.charge, t.cost) as charge,
       r.user_key, r.user_block, r.user_counted
     from fairq.ready r
-    cross join lateral (select b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
+    cross join lateral (select b.priority, b.sequence, b.cost from fairq.tasks b where b.shard_no = p_tick.shard_no and b.id = r.id offset 0) t
     where r.shard_no = p_tick.shard_no and r.queue = p_tick.queue and r.position >= 0
       and (r.block, r.position) >= (p_tick.clock, p_tick.clock_position)
       and v_before ? r.group_key
-      and (-r.priority, r.sequence)
+      and (-t.priority, t.sequence)
         > (coalesce((v_before -> r.group_key ->> 0)::integer, -2147483648), coalesce((v_before -> r.group_key ->> 1)::bigint, 0))
     for update of r skip locked
   ),

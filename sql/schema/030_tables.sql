@@ -232,10 +232,10 @@ comment on column fairq.tasks.losses is 'How often it was lost with its worker s
 comment on column fairq.tasks.timeout is 'Longest run time of one attempt; enforced by the worker.';
 
 create table fairq.ready (
-  shard_no integer not null, priority integer not null, id bigint not null, sequence bigint not null,
+  shard_no integer not null, attempt integer not null, id bigint not null,
   block bigint not null, position bigint not null,
   charge double precision, expires_at timestamptz, keyed_at timestamptz,
-  attempt integer not null, counted boolean not null, long boolean, user_counted boolean not null,
+  counted boolean not null, long boolean, user_counted boolean not null,
   queue text collate "C" not null, group_key text collate "C" not null, user_key text collate "C" not null,
   user_block bigint,
   constraint ready_pkey primary key (shard_no, id)

@@ -64,8 +64,8 @@ QUERIES = {
         select 'ready', r.id from fairq.ready r
         where not exists (
           select from fairq.tasks t
-          where (t.shard_no, t.id, t.queue, t.group_key, t.user_key, t.priority, t.sequence)
-            = (r.shard_no, r.id, r.queue, r.group_key, r.user_key, r.priority, r.sequence)
+          where (t.shard_no, t.id, t.queue, t.group_key, t.user_key)
+            = (r.shard_no, r.id, r.queue, r.group_key, r.user_key)
             and not t.scheduled)
         union all
         select 'parked', p.id from fairq.parked p
