@@ -333,6 +333,19 @@ def test_many_strays_go_home_a_portion_with_each_pass(database: Database, conn: 
     assert_moved(conn)
 
 
+def test_what_each_kind_used_goes_home_once(conn: Conn) -> None:
+    """A stray that was held where its group no longer is rings there when it ends."""
+    call(conn, "configure_queue", "default", fairness="time")
+    set_shards(conn, 5)
+    for kind in ("a", "b", "c"):
+        ring = "insert into fairq.rings (shard_no, queue, group_key, used, charged, ran)"
+        run(conn, f"{ring} values (0, 'default', 'bob', 3, 1, (%s, 2, 3, 2)::fairq.estimate)", kind)
+    call(conn, "promote_overflow", "default", 1, 0)
+    there = "from fairq.rings where shard_no = %s and used is not null"
+    assert sorted(column(conn, f"select (ran).kind {there}", shard_of("bob", 5))) == ["a", "b", "c"]
+    assert run(conn, f"select sum(used), sum(charged) {there}", shard_of("bob", 5)) == [(9, 3)]
+
+
 def test_strays_whose_group_comes_to_where_they_are_stay_there(database: Database, conn: Conn) -> None:
     tasks = strays(database, *PASSES)
     for shard in (0, shard_of("bob", 5)):
