@@ -482,7 +482,6 @@ class _AlchemySession(_Session):
     """The same through SQLAlchemy, which would read ``:name`` in a file, as drivers would ``%``."""
 
     def run(self, text: str) -> None:
-        self.conn.exec_driver_sql("select 1")  # drivers that open their transaction late have opened it now
         driver = self.conn.connection.dbapi_connection
         if self.conn.dialect.driver == "asyncpg":
             # Its cursor prepares, and only one statement can be prepared; its own execute() takes a script.

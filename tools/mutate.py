@@ -27,6 +27,8 @@ MUTANT_SECONDS = 600
 TESTS = {
     "sql": "sql policies races properties contract cli",
     "fairq/codegen": "codegen",
+    "fairq/contrib": "contrib",
+    "fairq/web": "web",
     "fairq/worker": "worker",
     "fairq/embedded.py": "embedded",
     "fairq/install.py": "migrations contract",

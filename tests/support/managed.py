@@ -21,6 +21,7 @@ from tests.support.pooler import pooler
 
 # What cannot run, by the beginning of its name, and why.
 LEFT_OUT = {
+    "tests/sql/test_finish_tasks.py::test_payloads_of_some_kilobytes": "reads the toast of a table",
     "tests/sql/test_publications.py::test_every_table_may_be_published": "only superusers may publish so",
     "tests/sql/test_roles.py::test_nothing_is_granted_to_public": "makes a role",
     "tests/sql/test_roles.py::test_new_partitions_are_not_for_public_either": "makes a role",
@@ -46,6 +47,7 @@ DIRECT = {
     "tests/policies/test_found.py::test_settings_that_come_between": "stops a session between two statements",
     "tests/policies/test_races.py": "a clock for each session",
     "tests/policies/test_users.py::test_a_group_without_users_runs": "counts what its session calls",
+    "tests/races/test_finish_tasks.py::test_a_start_that_comes_late": "stops a session between two statements",
     "tests/races/test_finish_tasks.py::test_one_maintenance": "looks at who waits for whom",
     "tests/races/test_moving_groups.py": "stops a session between two statements",
     "tests/races/test_pop_tasks.py::test_eight_poppers_at_once": "prepares statements",
