@@ -47,7 +47,7 @@ DIRECT = {
     "tests/policies/test_found.py::test_settings_that_come_between": "stops a session between two statements",
     "tests/policies/test_races.py": "a clock for each session",
     "tests/policies/test_users.py::test_a_group_without_users_runs": "counts what its session calls",
-    "tests/races/test_finish_tasks.py::test_a_start_that_comes_late": "stops a session between two statements",
+    "tests/races/test_finish_tasks.py::test_a_start_that_comes_late": "stops one between two statements",
     "tests/races/test_finish_tasks.py::test_one_maintenance": "looks at who waits for whom",
     "tests/races/test_moving_groups.py": "stops a session between two statements",
     "tests/races/test_pop_tasks.py::test_eight_poppers_at_once": "prepares statements",

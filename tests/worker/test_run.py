@@ -1417,6 +1417,35 @@ def test_a_file_for_probes_is_fresh_while_the_loop_moves_and_gone_at_the_end(
     assert not file.exists()
 
 
+def test_a_dead_loop_inside_an_application_is_given_up_once_and_goes_on_when_it_moves(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process is not the worker's to end. Nobody vouches for it meanwhile; its task runs elsewhere."""
+    own = fairq.App()
+    stands_still, moves_again = threading.Event(), threading.Event()
+
+    @own.task(max_attempts=1)
+    async def blocks(payload: Any) -> None:
+        stands_still.set()
+        moves_again.wait(60)
+
+    @own.task
+    def counts(payload: Any) -> None: ...
+
+    with worker_thread(own, desk.dsn, lease=1.0):
+        culprit = desk.enqueue("blocks")
+        assert stands_still.wait(60)
+        desk.wait_until(lambda: "its tasks are with others now" in caplog.text, "it gives up")
+        assert (desk.end(culprit)[0], desk.workers) == ("failed", 0)
+        time.sleep(1.0)  # three signs of life, if there were any
+        assert caplog.text.count("its tasks are with others now") == 1
+        assert desk.workers == 0
+        moves_again.set()
+        id = desk.enqueue("counts")
+        desk.wait_until(lambda: desk.live == 0, "the loop moves")
+        assert desk.end(id)[0] == "succeeded"
+
+
 def test_a_file_for_probes_that_cannot_be_written_ends_nothing(
     desk: Desk, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
