@@ -1,7 +1,7 @@
 -- How many tasks with a concurrency key may be in flight at once, over all queues and groups of a shard. Keys need no settings: an unknown one has one place.
 -- Returns the settings in force.
--- Raises QF006 key, QF005 not READ COMMITTED, QF007 a number out of range, QF014 an unknown setting.
--- Locks: settings; groups, one row; the domain #keys, if nobody holds it.
+-- Raises QF006 key, QF007 a number out of range, QF014 an unknown setting.
+-- It rings at the key: whoever pops next a queue that has tasks with keys lets in what a higher cap allows. Locks: settings; groups, one row.
 create function fairq.configure_key(p_concurrency_key text, p_settings jsonb default '{}') returns fairq.groups
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
 declare
@@ -12,10 +12,6 @@ begin
   perform fairq._check_name('the concurrency key', p_concurrency_key, 500, 'QF006', 'Name the resource that tasks share');
   for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
     v_key := fairq._set_limits(v_shard_no, '#keys', p_concurrency_key, format('concurrency key "%s"', p_concurrency_key), p_settings, '{max_running}');
-    -- Hears the ring: what a higher cap lets in may go on now.
-    if fairq._lock_domain(v_shard_no, '#keys', false) then
-      perform fairq._open_keys(v_shard_no, fairq._now());
-    end if;
   end loop;
   return v_key;
 end;

@@ -116,7 +116,6 @@ def test_settings_that_promote_need_read_committed(conn: Conn, level: str) -> No
     run(conn, f"set default_transaction_isolation = '{level}'")
     for function, args in (
         ("configure_group", ["default", "bob"]),
-        ("configure_key", ["k"]),
         ("purge_group", ["default", "bob"]),
         ("reset_rate", ["default", "bob"]),
         ("reset_rate", ["default"]),
