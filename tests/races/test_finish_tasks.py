@@ -55,6 +55,7 @@ from tests.support.calls import (
 from tests.support.database import Database
 from tests.support.invariants import assert_consistent
 from tests.support.sessions import in_background, pid_of, result, wait_until, wait_until_blocked
+from tests.support.shards import neighbours
 from tests.support.stops import GATE, install_stops
 
 LATER = "select set_config('fairq.now', (clock_timestamp() + interval '2 hours')::text, false)"
@@ -293,13 +294,14 @@ def test_a_task_that_is_being_counted_goes_back_in_line_when_its_worker_retires(
     database: Database, observer: Conn
 ) -> None:
     """I1, I8: nobody would know its holder any more, and it would never run."""
-    create_each(observer, "g")
+    (group,) = neighbours(observer, "g")  # who retires goes from shard to shard
+    create_each(observer, group)
     worker = register(observer)
     (task,) = pop(observer, worker)
     grouping, queueing, beating = database.connect(), database.connect(), database.connect()
     retiring = database.connect(autocommit=True)
     call(beating, "heartbeat", worker)
-    call(grouping, "configure_group", "default", "g", max_running=2)
+    call(grouping, "configure_group", "default", group, max_running=2)
     promote(grouping)
     retired = in_background(retiring, "select fairq.retire_worker(%s)", [worker])
     assert wait_until_blocked(observer, pid_of(retiring)) == [pid_of(grouping)]
