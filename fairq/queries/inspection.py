@@ -131,7 +131,7 @@ class GetTaskRow:
     "one",
     """-- name: GetTask :one
 select t.id, t.queue, t.group_key, t.kind, l.state, t.priority, t.cost, l.attempt, t.max_attempts,
-  t.created_at, coalesce(t.run_at, t.created_at) as run_at, t.expires_at, l.started_at, null::timestamptz as finished_at, t.concurrency_key
+  t.created_at, l.run_at, t.expires_at, l.started_at, null::timestamptz as finished_at, t.concurrency_key
 from fairq.tasks t
 join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id
 where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])

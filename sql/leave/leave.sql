@@ -45,7 +45,7 @@ begin
 end;
 $$;
 
--- Tasks that ended are history. p_bodies are theirs. By ctid, see _leave, and then by hashing: to go through p_tasks for each of them would cost a tenth of an end.
+-- Tasks that ended are history. p_bodies are theirs. By ctid, see _leave, and then by hashing: to go through p_tasks for each of them would cost a twentieth of an end.
 create function fairq._end(p_shard_no integer, p_tasks fairq.leaving[], p_bodies tid[], p_now timestamptz) returns setof bigint
 language plpgsql rows 100 set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_indexscan = off
 set enable_nestloop = off as $$

@@ -152,7 +152,8 @@ begin
         if not found then perform fairq._refuse_worker(p_worker_id); end if;
       end if;
       -- A deadline may pass while a task is ready; of those handed over promotion has just judged, by a clock that may have been set back since, and they are
-      -- nowhere yet to give back what they take. And nearly all have their first attempt: only the others may have been lost before.
+      -- nowhere yet to give back what they take. Those that are late leave ready by their end, or are left there.
+      -- And nearly all have their first attempt: only the others may have been lost before.
       select array_agg(p.id) filter (where p.expires_at <= p_now and p.ready is not null), array_agg(p.id) filter (where p.attempt > 1),
         array_agg(p.ready) filter (where (p.expires_at <= p_now) is not true)
       into v_late, v_again, v_ready

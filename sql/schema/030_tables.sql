@@ -286,7 +286,7 @@ create type fairq.placed as (
   id bigint, block bigint, position bigint, charge double precision, counted boolean, keyed boolean, priority integer, sequence bigint,
   group_key text, attempt integer, expires_at timestamptz, ready tid, long boolean, user_key text, user_block bigint, user_counted boolean, cost double precision
 );
-comment on type fairq.placed is 'A task with its address, and where it is in fairq.ready; null: it was promoted a moment ago, and is not.';
+comment on type fairq.placed is 'A task with its address, and where it is in fairq.ready; null: it was promoted a moment ago, and is not. One from fairq.ready knows no priority and sequence.';
 
 create type fairq.popped as (
   shard_no integer, id bigint, attempt integer, max_attempts integer, queue text, group_key text, kind text, priority integer, cost double precision,
