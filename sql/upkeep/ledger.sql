@@ -124,7 +124,7 @@ $$;
 -- All attempts of a time by queue, those that are alike taken together: with began, that they began in it; with ended, that they ended in it. What makes them alike is
 -- one number while they are counted, and lengths are doubles: three times as quick as a column for each, and as intervals.
 -- "+ 0" leads past the other indexes of the history, which begin with the shard and would be read whole.
--- Cost: history since p_from, found by its block ranges, a third of a microsecond a task; and everything held.
+-- Cost: history since p_from, found by its block ranges, a third of a microsecond a task; and everything held, under a held snapshot all that ever was since.
 create function fairq._tally(p_shard_no integer, p_from timestamptz, p_until timestamptz) returns table (queue text, tallies fairq.tally[])
 language sql stable set search_path = pg_catalog, pg_temp
 set plan_cache_mode = 'force_generic_plan' set jit = 'off' set enable_seqscan = off set enable_bitmapscan = on set enable_sort = off set work_mem = '32MB' as $$
@@ -214,12 +214,13 @@ begin
     ),
     line as materialized (
       -- Who else waits: by what promotion knows of them. Five thousand stand for all above: what each is entitled to is next to nothing then. "not in" is a
-      -- hash, whatever the statistics; the order leads to the lanes that wait, past idle and dead ones.
+      -- hash, whatever the statistics; from the clock on the order leads to the lanes that wait, past idle and dead ones. As a join it could begin with the lanes.
       select count(*) as groups, coalesce(sum(l.weight), 0) as weight
-      from (
+      from fairq._tick(p_shard_no, p_queue.queue) i
+      cross join lateral (
         select k.weight, k.group_key
-        from fairq._tick(p_shard_no, p_queue.queue) i
-        join fairq.lanes k on k.shard_no = p_shard_no and k.queue = p_queue.queue and k.user_key = '' and k.admissible and k.finish >= i.clock
+        from fairq.lanes k
+        where k.shard_no = p_shard_no and k.queue = p_queue.queue and k.user_key = '' and k.admissible and k.finish >= i.clock
         order by k.finish, k.position limit 5000
       ) l
       where l.group_key not in (select w.group_key from waiter w where w.since is not null)

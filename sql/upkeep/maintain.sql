@@ -116,7 +116,12 @@ begin
   insert into fairq.rings (shard_no, queue, group_key, configured)
   select distinct r.shard_no, r.queue, r.group_key, true
   from fairq._tick(p_shard_no, p_queue.queue) k
-  join fairq.ready r on r.shard_no = p_shard_no and r.queue = p_queue.queue and r.position >= 0 and (r.block, r.position) >= (k.clock, k.clock_position)
+  -- From the clock on: as a join it could begin with what was popped long ago.
+  cross join lateral (
+    select y.* from fairq.ready y
+    where y.shard_no = p_shard_no and y.queue = p_queue.queue and y.position >= 0 and (y.block, y.position) >= (k.clock, k.clock_position)
+    offset 0
+  ) r
   cross join lateral (select t.concurrency_key from fairq.tasks t where t.shard_no = p_shard_no and t.id = r.id offset 0) b
   where k.keyed and r.keyed_at is not null
     and (p_queue.paused_at is not null or r.keyed_at <= p_now - interval '10 seconds' and exists (
