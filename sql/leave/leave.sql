@@ -23,8 +23,14 @@ begin
     )
     select array_agg(g.id) into v_let_go from gone g;
     if cardinality(v_all.held) > coalesce(cardinality(v_let_go), 0) then
-      -- And who is named twice leaves once.
-      p_tasks := array(select distinct on (t.id) t from unnest(p_tasks) t where t.held is null or t.id = any(v_let_go) order by t.id);
+      -- And who is named twice leaves once, as he is named first.
+      p_tasks := array(
+        select distinct on ((n.task).id) n.task
+        from (select t as task, row_number() over () as nth from unnest(p_tasks) t) n
+        where (n.task).held is null or (n.task).id = any(v_let_go)
+        order by (n.task).id, n.nth
+      );
+      v_all.ended := (select array_agg(t.body) from unnest(p_tasks) t where t.ends);
     end if;
   end if;
   if v_all.ready is not null then

@@ -154,6 +154,18 @@ def test_a_task_named_twice_is_finished_once(db: Conn) -> None:
     assert one(db, "select sum(freed) from fairq.rings where freed > 0") == 1
 
 
+@pytest.mark.parametrize(
+    ("first", "becomes"), [("postponed", "scheduled"), ("succeeded", "succeeded"), ("failed", "failed")]
+)
+def test_a_task_named_twice_leaves_as_it_is_named_first(db: Conn, first: str, becomes: str) -> None:
+    """I1: it does not end because of what else is said."""
+    worker, id_ = held(db)
+    query = "select fairq.finish_tasks(%s, %s, %s, %s, p_retry_delays => %s::interval[])"
+    outcomes = [first, "succeeded", "released"]
+    assert run(db, query, worker, [id_] * 3, [1] * 3, outcomes, ["1 day"] * 3) == [(id_,)]
+    assert state(db, id_) == becomes
+
+
 def test_only_the_last_attempt_of_a_task_can_be_finished(db: Conn) -> None:
     """I10: released and taken over by another worker."""
     worker, id_ = held(db)
