@@ -6,7 +6,8 @@ language sql stable rows 1 security definer set search_path = pg_catalog, pg_tem
   select g.attempt, g.done, g.total, g.note from fairq.progress g
   where g.done is not null and g.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no)))
     and g.task_id = p_id
-    and fairq._may_ask((select t.queue from fairq.tasks t where t.shard_no = g.shard_no and t.id = p_id))
+    -- Of one that has ended a report may be left, until it is swept.
+    and exists (select from fairq.tasks t where t.shard_no = g.shard_no and t.id = p_id and fairq._may_ask(t.queue))
   order by g.reported_at desc limit 1
 $$;
 comment on function fairq.task_progress is 'What the handler of a running task reported last.';

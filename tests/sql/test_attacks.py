@@ -198,6 +198,8 @@ def test_a_queue_with_roles_is_for_their_members(database: Database) -> None:
     run(app, "select fairq.create_tasks('{a}', array['1']::jsonb[], 'docs')")
     holder = register(worker, "docs", "default")
     assert pop(worker, holder, 1, queue="docs") == [task]
+    report = "select fairq.report_progress(%s, array[%s::bigint], '{1}', '{0.5}')"
+    assert column(worker, report, holder, task) == [task]
     finish(worker, holder, [task], results=['"done"'])
     for who in (app, worker, admin):
         assert run(who, "select result from fairq.task_result(%s)", task) == [("done",)]
@@ -219,6 +221,7 @@ def test_a_queue_with_roles_is_for_their_members(database: Database) -> None:
         assert one(other, "select fairq.watch_task(%s)", waiting) is False
         assert run(other, "select outcome, result from fairq.task_result(%s)", task) == [(None, None)]
         assert run(other, "select live from fairq.task_result(%s)", waiting) == [(False,)]
+        assert run(other, "select done from fairq.task_progress(%s)", task) == []
         create(other)
     holder = register(other)
     for query in (
