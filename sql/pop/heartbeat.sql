@@ -63,7 +63,11 @@ begin
   from (values (v_previous)) p(beat_at)
   left join fairq.heartbeats b on b.shard_no = p_shard_no and b.worker_id = p_worker_id and b.beat_at = p.beat_at
   on conflict do nothing;
-  delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id and h.beat_at = v_previous;
+  -- Whoever renews it at this moment, too, has locked that one, and deletes it. Nobody waits: a pop goes through the shards in an order of its own.
+  perform from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id and h.beat_at = v_previous for update skip locked;
+  if found then
+    delete from fairq.heartbeats h where h.shard_no = p_shard_no and h.worker_id = p_worker_id and h.beat_at = v_previous;
+  end if;
 end;
 $$;
 

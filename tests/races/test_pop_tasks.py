@@ -16,6 +16,7 @@ Interleavings (W, V: workers, P: a promoter, C: who cancels, A: an application):
     P: holds shard 1                  W: pop, from shard 0 on           W has shard 0's, does not wait for 1
     P: begin; refills                 W1..W4: pop (wait)                P: commit: it is filled once
     W: begin; heartbeat               R: retires W   W: pop; commit     both get through
+    W: begin; pops shard 1            W: heartbeat   W: pops shard 0    both get through
     a backend is killed after create, promote, pop, start, finish       as if that transaction never was
 """
 
@@ -386,3 +387,19 @@ def test_a_worker_that_is_retired_while_it_beats_and_pops_is_waited_for(database
     popping.commit()
     result(waiting)
     assert states(observer) == {task: "overflow"}
+
+
+def test_a_sign_of_life_waits_for_no_pop_of_its_worker(database: Database) -> None:
+    """Each goes through the shards in an order of its own, and both renew what is old."""
+    observer = database.connect(autocommit=True)
+    set_shards(observer, 2)
+    worker = register(observer)
+    observer.execute("update fairq.heartbeats set beat_at = beat_at - interval '1 hour'")
+    popping, beating = database.connect(), database.connect(autocommit=True)
+    popping.execute(POP, ["default", 1, worker, None, 1])
+    beating.execute("set lock_timeout = 1")
+    call(beating, "heartbeat", worker)
+    popping.execute(POP, ["default", 1, worker, None, 0])
+    popping.commit()
+    query = "select count(*) from fairq.heartbeats where beat_at < clock_timestamp() - interval '59 minutes'"
+    assert observer.execute(query).fetchone() == (0,)
