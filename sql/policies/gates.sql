@@ -131,7 +131,8 @@ begin
   if p_policy.rate_seconds is not null then
     v_rate_room := p_policy.rate_burst - greatest(0, extract(epoch from p_gate.rate_at - p_now)::double precision) / p_policy.rate_seconds;
     -- A millionth of a task makes up for what timestamps round away.
-    v_allowed := least(v_allowed, floor(v_rate_room + 0.000001))::integer;
+    -- Where the clock was set back far more may be owed than a number of tasks can say.
+    v_allowed := least(v_allowed, greatest(0, floor(v_rate_room + 0.000001)))::integer;
     if v_allowed < 1 then
       return (0, p_gate.rate_at - (p_policy.rate_burst - 1) * p_policy.rate_seconds * interval '1 second',
         format('rate limited until %s', p_gate.rate_at - (p_policy.rate_burst - 1) * p_policy.rate_seconds * interval '1 second'))::fairq.allowance;

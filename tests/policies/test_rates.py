@@ -176,6 +176,19 @@ def test_extreme_rates_do_not_stop_the_queue(conn: Conn) -> None:
     assert pop(conn, bob) == []
 
 
+def test_a_fast_rate_does_not_stop_the_queue_when_the_clock_is_set_back(conn: Conn) -> None:
+    """I15: a second ahead of it is more tasks than a number can say."""
+    call(conn, "configure_group", "default", "fast", rate_limit=2147483647, rate_period="1 microsecond")
+    create_many(conn, "fast", 3)
+    bob = register(conn)
+    assert groups_of(pop(conn, bob, 1)) == ["fast"]
+    at(conn, "11:59:59")
+    create(conn, "else")
+    assert groups_of(pop(conn, bob)) == ["else"]
+    at(conn, "12:00:01")
+    assert groups_of(pop(conn, bob)) == ["fast"] * 2
+
+
 def test_a_rate_and_a_cap_hold_together(conn: Conn) -> None:
     """H38."""
     call(
