@@ -7,7 +7,7 @@
 create function fairq._expire_waiting(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
-  v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'expiry') / 1000000.0), '-infinity');
+  v_floor timestamptz := fairq._time_floor(p_shard_no, 'expiry', p_now);
   v_late record;
   v_found integer := 0;
   v_last timestamptz := p_now;

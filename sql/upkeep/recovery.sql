@@ -50,7 +50,7 @@ $$;
 create function fairq._give_up_claims(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 declare
-  v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'claims') / 1000000.0), '-infinity');
+  v_floor timestamptz := fairq._time_floor(p_shard_no, 'claims', p_now);
   v_claims record;
   v_given_up integer := 0;
 begin

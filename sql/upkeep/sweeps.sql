@@ -189,7 +189,7 @@ $$;
 create function fairq._sweep_notes(p_shard_no integer, p_limit integer, p_now timestamptz) returns integer
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_floor timestamptz := coalesce(to_timestamp(fairq._sweep_floor(p_shard_no, 'keys') / 1000000.0), '-infinity');
+  v_floor timestamptz := fairq._time_floor(p_shard_no, 'keys', p_now);
   v_oldest timestamptz := p_now - (select max(q.retention) from fairq.queues q where not q.internal);
   v_swept integer;
 begin
@@ -244,6 +244,21 @@ $$;
 create function fairq._sweep_floor(p_shard_no integer, p_what text) returns bigint
 language sql stable as $$
   select max(w.floor) from fairq.sweeps w where w.shard_no = p_shard_no and w.what = p_what
+$$;
+
+-- The same of a sweep by times. One that lies ahead is of before the server's clock was set back: what came since then may lie behind it, and what was there is
+-- looked at once more.
+create function fairq._time_floor(p_shard_no integer, p_what text, p_now timestamptz) returns timestamptz
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_floor timestamptz := to_timestamp(fairq._sweep_floor(p_shard_no, p_what) / 1000000.0);
+begin
+  if greatest(v_floor, to_timestamp(fairq._sweep_floor(p_shard_no, p_what || ' next') / 1000000.0)) > p_now then
+    delete from fairq.sweeps w where w.shard_no = p_shard_no and w.what in (p_what, p_what || ' next', p_what || ' next xid');
+    v_floor := null;
+  end if;
+  return coalesce(v_floor, '-infinity');
+end;
 $$;
 
 -- Remembers how far a sweep of rows has come that say of when they are; p_oldest is of those left, null: there is none. Such a row may commit long after its

@@ -221,3 +221,28 @@ def test_transactions_of_another_server_are_not_waited_for(db: Conn) -> None:
     assert one(db, noted) is None
     ended = "select to_timestamp(floor / 1000000.0) from fairq.sweeps where what = 'claims'"
     assert one(db, ended) == one(db, "select '2030-01-01 11:59:00+00'::timestamptz")
+
+
+def test_a_clock_that_is_set_back_hides_nothing_from_the_sweeps(db: Conn) -> None:
+    """I1: a claim that ran out would stay with its worker, and a group that is paused never hear of a deadline."""
+    at(db, "12:02:00")
+    for what, when in {"claims": "12:00", "claims next": "12:01", "keys next": "12:01", "keys": "12:00"}.items():
+        floor = "(extract(epoch from %s::timestamptz) * 1000000)::bigint"
+        run(db, f"select fairq._set_sweep_floor(0, %s, {floor})", what, f"2030-01-01 {when}:00+00")  # noqa: S608
+    maintain(db)
+    at(db, "11:00:00")
+    worker = register(db, lease="1 day")
+    claimed = create(db, idempotency_key="k")
+    assert pop(db, worker, 1, lease="10 seconds") == [claimed]
+    run(db, "select fairq.pause_group('default', 'late')")
+    late = create(db, "late", expires_at="2030-01-01 11:10:00+00")
+    at(db, "11:30:00")
+    did = maintain(db)
+    assert (did["unclaimed"], did["expired"]) == (1, 1)
+    assert (state(db, claimed), state(db, late)) == ("queued", "expired")
+    assert pop(db, worker, 1) == [claimed]
+    assert finish(db, worker, [claimed], attempt=2) == [claimed]
+    run(db, "select fairq.configure_queue('default', '{\"retention\": 60}')")
+    run(db, "update fairq.finished_tasks set finished_at = finished_at - interval '1 hour'")
+    maintain(db)
+    assert one(db, "select count(*) from fairq.idempotency_keys") == 0
