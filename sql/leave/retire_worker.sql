@@ -11,23 +11,31 @@ declare
   v_left integer;
 begin
   perform fairq._check_isolation('retiring a worker');
-  for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
-    perform fairq._check_worker(v_shard_no, p_worker_id);
-    -- What it holds first, as a turn of its that ends tasks and pops; then nobody pops for it any more, and the rest is what it popped meanwhile.
-    perform from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.ctid for update;
-    perform from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id for update;
-    -- What is being finished right now is waited for: should that roll back, nobody would know the worker any more that holds it. Again for what somebody
-    -- replaced between the look and the end of it.
-    loop
-      v_tasks := fairq._find_held(v_shard_no, p_worker_id, array(
-        select h.id from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id
-      ), null, fairq._now(), 'interrupted');
-      perform fairq._leave(v_shard_no, v_tasks, fairq._now());
-      get diagnostics v_left = row_count;
-      exit when v_left = coalesce(cardinality(v_tasks), 0);
-    end loop;
-    delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
-    delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
+  loop
+    begin
+      for v_shard_no in select s.shard_no from fairq._shards(null) s(shard_no) loop
+        perform fairq._check_worker(v_shard_no, p_worker_id);
+        -- What it holds first, as a turn of its that ends tasks and pops; then nobody pops for it any more, and the rest is what it popped meanwhile.
+        perform from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id order by h.ctid for update;
+        perform from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id for update;
+        -- What is being finished right now is waited for: should that roll back, nobody would know the worker any more that holds it. Again for what somebody
+        -- replaced between the look and the end of it.
+        loop
+          v_tasks := fairq._find_held(v_shard_no, p_worker_id, array(
+            select h.id from fairq.held h where h.shard_no = v_shard_no and h.worker_id = p_worker_id
+          ), null, fairq._now(), 'interrupted');
+          perform fairq._leave(v_shard_no, v_tasks, fairq._now());
+          get diagnostics v_left = row_count;
+          exit when v_left = coalesce(cardinality(v_tasks), 0);
+        end loop;
+        delete from fairq.heartbeats h where h.shard_no = v_shard_no and h.worker_id = p_worker_id;
+        delete from fairq.workers w where w.shard_no = v_shard_no and w.worker_id = p_worker_id;
+      end loop;
+      return;
+    exception when deadlock_detected then
+      -- A pop of its goes through the shards in an order of its own, and waits here for one that this transaction has passed.
+      null;
+    end;
   end loop;
 end;
 $$;

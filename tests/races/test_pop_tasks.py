@@ -17,6 +17,7 @@ Interleavings (W, V: workers, P: a promoter, C: who cancels, A: an application):
     P: begin; refills                 W1..W4: pop (wait)                P: commit: it is filled once
     W: begin; heartbeat               R: retires W   W: pop; commit     both get through
     W: begin; pops shard 1            W: heartbeat   W: pops shard 0    both get through
+    W: begin; pops shard 1            R: retires W   W: pops shard 0    both get through
     a backend is killed after create, promote, pop, start, finish       as if that transaction never was
 """
 
@@ -403,3 +404,22 @@ def test_a_sign_of_life_waits_for_no_pop_of_its_worker(database: Database) -> No
     popping.commit()
     query = "select count(*) from fairq.heartbeats where beat_at < clock_timestamp() - interval '59 minutes'"
     assert observer.execute(query).fetchone() == (0,)
+
+
+def test_a_worker_that_is_retired_while_it_pops_from_one_shard_after_the_other(database: Database) -> None:
+    """I1: who retires it goes through them in another order, and gives way."""
+    observer = database.connect(autocommit=True)
+    set_shards(observer, 2)
+    worker = register(observer)
+    groups = [next(name for name in "abcdefgh" if shard_of(name, 2) == shard) for shard in (1, 0)]
+    tasks = create_each(observer, *groups)
+    popping, retiring = database.connect(), database.connect(autocommit=True)
+    assert popping.execute(POP, ["default", 1, worker, None, 1]).fetchall()[0][0] == tasks[0]
+    waiting = in_background(retiring, "select fairq.retire_worker(%s)", [worker])
+    assert wait_until_blocked(observer, pid_of(retiring)) == [pid_of(popping)]
+    popping.execute("set local deadlock_timeout = '20s'")
+    assert popping.execute(POP, ["default", 1, worker, None, 0]).fetchall()[0][0] == tasks[1]
+    popping.commit()
+    result(waiting)
+    assert states(observer) == dict.fromkeys(tasks, "overflow")
+    assert_consistent(observer)
