@@ -34,6 +34,17 @@ begin
 end;
 $$;
 
+-- Whether the caller may plan schedules of a queue: who works there, and who enqueues there.
+create function fairq._may_plan(p_queue text) returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp as $$
+declare
+  v_queue record;
+begin
+  select q.enqueue_role, q.work_role into v_queue from fairq.queues q where q.queue = p_queue;
+  return v_queue.work_role is null or v_queue.enqueue_role is null or fairq._has_role(v_queue.work_role) or fairq._has_role(v_queue.enqueue_role);
+end;
+$$;
+
 -- Only the role that registered a worker, or who has its rights, speaks for it: ids of workers are numbers that anybody can guess. One that is gone is for
 -- the caller to notice, whose tasks are gone, too.
 -- Raises 42501.

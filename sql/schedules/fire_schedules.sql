@@ -2,7 +2,7 @@
 -- do so, as often as they like. A few at a time: each task of a group that had none stands before what its neighbours enqueue next. A tick that waits here stands
 -- before nobody. So a caller may say which task was the last one of his call before (p_after): none is created while that has not begun.
 -- Returns {"fired": how many tasks, "last": the id of the last one, "due_in": seconds until a schedule is due, 0 or less: more are; null: none will be,
--- "unplanned": a plan is to be renewed}. Raises QF007 bad limit. Locks: schedules, "skip locked".
+-- "unplanned": the caller may renew a plan}. Raises QF007 bad limit. Locks: schedules, "skip locked".
 -- Cost: when nothing is due, one step in schedules_fire_at_idx and one in schedules_plan_at_idx; with p_after two look-ups of its id.
 create function fairq.fire_schedules(p_limit integer default 100, p_after bigint default null) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -26,7 +26,11 @@ begin
     if not v_waits then v_fired := v_fired || fairq._fire_due(v_shard_no, v_most, v_now); end if;
     -- Not min(): of a table that was empty when the plan was made, any other index would do as well.
     v_fire_at := least(v_fire_at, (select s.fire_at from fairq.schedules s where s.shard_no = v_shard_no and s.fire_at is not null order by s.fire_at limit 1));
-    v_plan_at := least(v_plan_at, (select s.plan_at from fairq.schedules s where s.shard_no = v_shard_no and s.plan_at is not null order by s.plan_at limit 1));
+    v_plan_at := least(v_plan_at, (
+      select s.plan_at from fairq.schedules s
+      where s.shard_no = v_shard_no and s.plan_at is not null and fairq._may_plan(s.queue)
+      order by s.plan_at limit 1
+    ));
   end loop;
   return jsonb_build_object('fired', cardinality(v_fired), 'last', v_fired[cardinality(v_fired)],
     'due_in', extract(epoch from v_fire_at - fairq._now()), 'unplanned', coalesce(v_plan_at <= v_now, false));

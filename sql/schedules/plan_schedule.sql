@@ -2,7 +2,7 @@
 -- are past, and within a day or so in any case: time zones change. With p_problem none could be told: that is noted, and tried again in an hour.
 -- Nothing happens when the schedule has moved on meanwhile, or has been changed: then it was planned for nothing.
 -- Returns whether they were stored.
--- Raises QF009 when the ticks do not ascend from p_done_until; QF007 more than 1000. Locks: the schedule.
+-- Raises QF009 when the ticks do not ascend from p_done_until; QF007 more than 1000; 42501 the schedule's queue is for other roles. Locks: the schedule.
 create function fairq.plan_schedule(p_name text, p_group_key text, p_done_until timestamptz, p_ticks timestamptz[], p_problem text default null)
 returns boolean
 language plpgsql security definer set search_path = pg_catalog, pg_temp set jit = 'off' as $$
@@ -26,6 +26,10 @@ begin
   where s.shard_no = v_shard_no and s.name = p_name and s.group_key = p_group_key and s.cron is not null and s.done_until = p_done_until
   for update;
   if not found then return false; end if;
+  -- A tick is a task.
+  if not fairq._may_plan(v_schedule.queue) then
+    perform fairq._check_role(q.queue, q.work_role) from fairq.queues q where q.queue = v_schedule.queue;
+  end if;
 
   v_schedule.problem := coalesce(left(p_problem, 500), case when coalesce(cardinality(p_ticks), 0) = 0 then 'no time is ever meant by it' end);
   if v_schedule.problem is null then

@@ -242,6 +242,29 @@ def test_a_queue_with_roles_is_for_their_members(database: Database) -> None:
     assert create(other, queue="docs")
 
 
+PLANS = "select * from fairq.plan_schedule('s', 'bob', %s::timestamptz, array[%s::timestamptz + interval '1 ms'])"
+
+
+def test_who_may_not_enqueue_to_a_queue_plans_no_tasks_of_its_schedules(database: Database) -> None:
+    admin = database.connect_as("fairq_admin", autocommit=True)
+    mine, other = (database.connect_as(role, autocommit=True) for role in (WORK, f"another {WORK}"))
+    call(admin, "configure_queue", "docs")
+    call(admin, "configure_schedule", "s", "bob", cron="0 3 1 1 *", queue="docs")
+    (since,) = column(admin, "select done_until from fairq.schedules")
+    due = "select (fairq.fire_schedules() ->> 'unplanned')::boolean"
+    for roles in ({"enqueue_role": database.logins[ENQUEUE]}, {"work_role": database.logins[WORK]}):
+        assert one(other, due) is True
+        call(admin, "configure_queue", "docs", **roles)
+    assert one(other, due) is False
+    assert run(other, "select * from fairq.unplanned_schedules()") == []
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="docs"):
+        run(other, PLANS, since, since)
+    for who in (mine, admin):
+        assert one(who, due) is True
+        assert column(who, "select name from fairq.unplanned_schedules()") == ["s"]
+    assert one(mine, PLANS, since, since) is True
+
+
 @pytest.mark.parametrize("setting", ["enqueue_role", "work_role"])
 def test_a_queue_is_for_a_role_that_exists(db: Conn, setting: str) -> None:
     for role in ("nobody at all", ""):
