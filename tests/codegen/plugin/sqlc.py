@@ -7,6 +7,7 @@ writes `expected/` of the golden directories anew; read the difference before yo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -22,6 +23,7 @@ from google.protobuf import json_format
 
 from fairq.codegen import plugin, protocol
 from fairq.codegen.model import SYSTEM_SCHEMAS
+from tests.support.sessions import call_in_background, result
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sqlalchemy"
 OUT = "generated"  # the output folder of every golden sqlc.yaml
@@ -45,20 +47,44 @@ def why_sqlc_cannot_run() -> str:
     return ""
 
 
-def generate(directory: Path, work: Path, *, form: str = "json") -> subprocess.CompletedProcess[str]:
-    """`sqlc generate` on a copy of `directory`, which becomes `work`; `form` is what both speak."""
+def copied(directory: Path, work: Path, *, form: str = "json") -> Path:
+    """A copy of `directory`, which becomes `work`; `form` is what sqlc and the plugin speak there."""
     shutil.copytree(directory, work, ignore=shutil.ignore_patterns("expected"), dirs_exist_ok=True)
     config = work / "sqlc.yaml"
     config.write_text(config.read_text().replace("format: json", f"format: {form}"))
-    return command("generate", work)
+    return work
 
 
-def command(name: str, work: Path) -> subprocess.CompletedProcess[str]:
-    """`sqlc <name>` in a folder, with this environment's plugin in its PATH."""
-    path = os.pathsep.join([SCRIPTS, os.environ.get("PATH", "")])
+def command(name: str, work: Path, *folders: Path) -> subprocess.CompletedProcess[str]:
+    """`sqlc <name>` in a folder, with this environment's plugin in its PATH, or what `folders` have."""
+    path = os.pathsep.join([*map(str, folders), SCRIPTS, os.environ.get("PATH", "")])
     return subprocess.run(
         ["sqlc", name], cwd=work, capture_output=True, text=True, env={**os.environ, "PATH": path}
     )
+
+
+def generate(work: Path) -> tuple[subprocess.CompletedProcess[str], bytes]:
+    """`sqlc generate`, answered by this process, and what it asked. Most of a plugin's time is its start."""
+    stand_in = work / "stand_in" / "sqlc-gen-fairq"
+    stand_in.parent.mkdir()
+    # sqlc gives a plugin no environment but what it is told to, so the shell looks in its default PATH.
+    stand_in.write_text("#!/bin/sh\ncat > stand_in/request\ncat stand_in/answer\n")
+    stand_in.chmod(0o755)
+    for pipe in ("request", "answer"):
+        os.mkfifo(stand_in.parent / pipe)
+    asked = call_in_background(functools.partial(_answer, work))
+    done = command("generate", work, stand_in.parent)
+    return done, b"" if done.returncode else result(asked)
+
+
+def _answer(work: Path) -> bytes:
+    request, answer = (work / "stand_in" / "request").read_bytes(), b""
+    try:
+        with contextlib.chdir(work):  # where sqlc starts a plugin
+            answer = plugin.respond(request)
+    finally:
+        (work / "stand_in" / "answer").write_bytes(answer)
+    return request
 
 
 def files_in(directory: Path) -> dict[str, str]:
@@ -124,7 +150,7 @@ def rewrite(names: list[str]) -> None:
         if names and directory.name not in names:
             continue
         with tempfile.TemporaryDirectory() as work:
-            done = generate(directory, Path(work))
+            done = command("generate", copied(directory, Path(work)))
             if done.returncode:
                 sys.exit(f"{directory.name}: {done.stderr}")
             shutil.rmtree(directory / "expected", ignore_errors=True)

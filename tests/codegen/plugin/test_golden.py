@@ -23,30 +23,41 @@ def test_there_is_a_golden_directory_for_every_rule() -> None:
     assert {str(number) for number in range(1, 11)} <= words
 
 
+FORMS = pytest.mark.parametrize("form", ["json", "protobuf"])
+
+
 @needs_sqlc
-@pytest.mark.parametrize("form", ["json", "protobuf"])
+@FORMS
 @pytest.mark.parametrize("directory", DIRECTORIES)
 def test_the_real_sqlc_gets_the_golden_files(directory: Path, form: str, tmp_path: Path) -> None:
-    done = sqlc.generate(directory, tmp_path / "work", form=form)
+    """And what is absent from a request is at its default."""
+    work = sqlc.copied(directory, tmp_path / "work", form=form)
+    done, request = sqlc.generate(work)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
-    assert sqlc.files_in(tmp_path / "work" / sqlc.OUT) == sqlc.files_in(directory / "expected")
+    expected = sqlc.files_in(directory / "expected")
+    assert sqlc.files_in(work / sqlc.OUT) == expected
+    if form == "json":
+        slim = sqlc.pruned(request)
+        assert sqlc.respond(slim) == expected
+        as_protobuf = sqlc.as_protobuf(slim)
+        assert as_protobuf[0] == 0x0A
+        assert sqlc.respond(as_protobuf) == expected
 
 
 @needs_sqlc
-@pytest.mark.parametrize("directory", DIRECTORIES)
-def test_what_is_absent_from_a_request_is_at_its_default(directory: Path, tmp_path: Path) -> None:
-    request = sqlc.capture(directory, tmp_path / "work")
-    expected = sqlc.files_in(directory / "expected")
-    assert sqlc.respond(request) == expected
-    as_protobuf = sqlc.as_protobuf(request)
-    assert as_protobuf[0] == 0x0A
-    assert sqlc.respond(as_protobuf) == expected
+@FORMS
+def test_the_real_sqlc_starts_the_real_plugin(form: str, tmp_path: Path) -> None:
+    directory = sqlc.GOLDEN / "results"
+    work = sqlc.copied(directory, tmp_path / "work", form=form)
+    done = sqlc.command("generate", work)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    assert sqlc.files_in(work / sqlc.OUT) == sqlc.files_in(directory / "expected")
 
 
 @needs_sqlc
 def test_sqlc_diff_finds_nothing_stale_after_generate_and_fails_after_a_change(tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    assert sqlc.generate(sqlc.GOLDEN / "results", work).returncode == 0
+    work = sqlc.copied(sqlc.GOLDEN / "results", tmp_path / "work")
+    assert sqlc.command("generate", work).returncode == 0
     assert sqlc.command("diff", work).returncode == 0
     models = work / sqlc.OUT / "models.py"
     models.write_text(models.read_text().replace("title: str", "title: int"))

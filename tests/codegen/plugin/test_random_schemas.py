@@ -164,7 +164,7 @@ def test_a_random_table_takes_and_gives_back_its_values(
         (work / "query.sql").write_text(queries)
         limit = f"          query_parameter_limit: {0 if as_object else 99}\n"
         (work / "sqlc.yaml").write_text((sqlc.GOLDEN / "types_real" / "sqlc.yaml").read_text() + limit)
-        done = sqlc.command("generate", work)
+        done, _ = sqlc.generate(work)
         assert done.returncode == 0, done.stderr
         with imported(work) as query:
             member = query.models.Mood if schema == "public" else query.models.AppMood
