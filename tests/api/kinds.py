@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fairq import driver
 from fairq.connections import run
+from tests.api.addresses import alchemy_url, django_handler
 from tests.support.database import MANAGED
 
 T = TypeVar("T")
@@ -159,17 +160,6 @@ async def _psycopg_async_pipeline(dsn: str) -> AsyncIterator[tuple[Any, Any]]:
 # --- SQLAlchemy ------------------------------------------------------------------------------------
 
 
-def alchemy_url(dsn: str, driver: str) -> sqlalchemy.URL:
-    parts = conninfo_to_dict(dsn)
-    return sqlalchemy.URL.create(
-        f"postgresql+{driver}",
-        username=str(parts.get("user")),
-        password=None if parts.get("password") is None else str(parts["password"]),
-        database=str(parts["dbname"]),
-        query={name: str(parts[name]) for name in ("host", "port") if name in parts},
-    )
-
-
 # Behind PgBouncer before 1.21 an application tells its engine to prepare nothing.
 _OPTIONS: dict[str, Any] = {"poolclass": sqlalchemy.NullPool}
 _PSYCOPG = {**_OPTIONS, "connect_args": {"prepare_threshold": None}} if MANAGED else _OPTIONS
@@ -224,30 +214,6 @@ def _alchemy_async(driver: str, make: str) -> Opener:
 
 
 # --- Django ----------------------------------------------------------------------------------------
-
-
-def django_handler(dsn: str, configure: bool = False, **options: Any) -> Any:
-    """Django's `connections` for that database; `configure` makes them those of `django.db` as well."""
-    import django
-    from django.conf import settings
-    from django.db.utils import ConnectionHandler
-
-    parts = conninfo_to_dict(dsn)
-    default = {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": parts["dbname"],
-        "USER": parts.get("user", ""),
-        "PASSWORD": parts.get("password", ""),
-        "HOST": parts.get("host", ""),
-        "PORT": parts.get("port", ""),
-        "OPTIONS": options,
-    }
-    if not settings.configured:
-        settings.configure(
-            USE_TZ=True, INSTALLED_APPS=[], DATABASES={"default": default} if configure else {}
-        )
-        django.setup()
-    return ConnectionHandler({"default": default})
 
 
 def _django(proxy: bool, **options: Any) -> Opener:

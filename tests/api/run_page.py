@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.api.kinds import alchemy_url, django_handler
+from tests.api.addresses import alchemy_url, django_handler
 
 
 def names_for(page: Path, dsn: str) -> dict[str, Any]:

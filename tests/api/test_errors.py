@@ -13,7 +13,7 @@ import sqlalchemy
 import fairq
 from fairq import errors
 from fairq.errors import BY_SQLSTATE, is_retryable, sqlstate_of, translate, translating
-from tests.api.kinds import alchemy_url
+from tests.api.addresses import alchemy_url
 from tests.support.database import Database
 
 ROOT = Path(errors.__file__).parents[1]

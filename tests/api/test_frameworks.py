@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import fairq
-from tests.api.kinds import alchemy_url, django_handler
+from tests.api.addresses import alchemy_url, django_handler
 from tests.support.database import Database
 
 

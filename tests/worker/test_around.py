@@ -19,7 +19,7 @@ import fairq
 import fairq.dsn
 from fairq import testing
 from fairq.worker import LifespanFailed, Worker
-from tests.api.kinds import alchemy_url
+from tests.api.addresses import alchemy_url
 from tests.worker.running import Desk, drain
 
 seen: list[Any] = []
