@@ -1,7 +1,6 @@
 """Creating tasks: one by one, inside transactions, and in bulk, beside plain inserts of the same payload."""
 
 import hashlib
-import multiprocessing
 import random
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import psycopg
 from psycopg.types.array import ListBinaryDumper
 
+from benchmarks.engines import PROCESSES
 from benchmarks.harness import Scale, Session, clear, timed
 from benchmarks.measures import percentile
 
@@ -53,8 +53,7 @@ def estimate(scale: Scale) -> float:
 
 
 def run(session: Session) -> None:
-    context = multiprocessing.get_context("spawn")
-    with session.connect() as conn, context.Pool(CONNECTIONS) as pool:
+    with session.connect() as conn, PROCESSES.Pool(CONNECTIONS) as pool:
         for _ in session.repetitions():
             for size, text in PAYLOADS.items():
                 for subject, statement in SINGLE.items():

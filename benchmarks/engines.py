@@ -18,6 +18,10 @@ import psycopg
 BATCH = 1_000
 IDLE_SECONDS = 0.002
 
+# Processes that have loaded what they need: to start from nothing costs more than some measurements.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([__name__])
+
 Conn = psycopg.Connection[Any]
 
 
@@ -138,9 +142,8 @@ def now(conn: Conn) -> float:
 @contextlib.contextmanager
 def served(dsn: str, engine: Engine, slots: int) -> Iterator[None]:
     """The small worker, in a process of its own, while the block runs."""
-    context = multiprocessing.get_context("spawn")
-    ready, stop = context.Event(), context.Event()
-    process = context.Process(target=_serve, args=(dsn, engine.name, slots, ready, stop), daemon=True)
+    ready, stop = PROCESSES.Event(), PROCESSES.Event()
+    process = PROCESSES.Process(target=_serve, args=(dsn, engine.name, slots, ready, stop), daemon=True)
     process.start()
     try:
         while not ready.wait(0.1):
