@@ -9,6 +9,7 @@ declare
   v_shard_no integer;
   v_tasks fairq.leaving[];
   v_left integer;
+  v_tries integer := 0;
 begin
   perform fairq._check_isolation('retiring a worker');
   loop
@@ -33,8 +34,12 @@ begin
       end loop;
       return;
     exception when deadlock_detected then
-      -- A pop of its goes through the shards in an order of its own, and waits here for one that this transaction has passed.
-      null;
+      -- A pop of its goes through the shards in an order of its own, and waits here for one that this transaction has passed. What it waits for may be
+      -- older than this call: then it would wait for ever.
+      v_tries := v_tries + 1;
+      if v_tries = 5 then raise; end if;
+      -- So that the pop wakes up before this begins again.
+      perform pg_sleep(0.01 * v_tries);
     end;
   end loop;
 end;
