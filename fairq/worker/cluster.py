@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from fairq import citus
 from fairq.errors import FairqError
 from fairq.worker import log
-from fairq.worker.config import Settings
 from fairq.worker.connect import FAILURES, conninfo, explain
 from fairq.worker.node import Node
+
+if TYPE_CHECKING:
+    from fairq.worker.engine import Engine
 
 # How often to look for new nodes, and to try those again that refused us.
 LOOK_SECONDS: Final = 15.0
@@ -24,23 +25,11 @@ ANSWER_SECONDS: Final = 3.0
 
 
 class Cluster:
-    """`dsn` leads to any node; `near` is the number of one that is to be asked first. `begin` makes a node,
-    `end` closes it.
-    """
+    """`near` is the number of a node that is to be asked first."""
 
-    def __init__(
-        self,
-        dsn: str,
-        settings: Settings,
-        near: int | None,
-        begin: Callable[[str, Settings, str, bool], Node],
-        end: Callable[[Node], Awaitable[None]],
-    ) -> None:
-        self._dsn = dsn
-        self._settings = settings
+    def __init__(self, engine: Engine, near: int | None) -> None:
+        self._engine = engine
         self._near = near
-        self._begin = begin
-        self._dismiss = end
         self._nodes: dict[int, Node] = {}
         self._running: dict[asyncio.Task[None], Node] = {}
         self._refused: BaseException | None = None
@@ -61,7 +50,7 @@ class Cluster:
             looking.cancel()
             if self._running:
                 await self._end()
-        if self._refused is not None and self._settings.mode != "forever":
+        if self._refused is not None and self._engine.settings.mode != "forever":
             raise self._refused
 
     async def _end(self) -> None:
@@ -79,12 +68,12 @@ class Cluster:
         there = {each.group for each in found}
         gone = {node.dsn: group for group, node in self._nodes.items() if group not in there}
         for each in found:
-            dsn, name = each.dsn(self._dsn), f"{each.host}:{each.port}"
+            dsn, name = each.dsn(self._engine.dsn), f"{each.host}:{each.port}"
             if each.group not in self._nodes and dsn in gone:  # it was taken out, and added again
                 self._nodes[each.group] = self._nodes.pop(gone[dsn])
             known = self._nodes.get(each.group)
             if known is None:
-                node = self._begin(dsn, self._settings, name, each.group == self._near)
+                node = self._engine.node(dsn, name, each.group == self._near)
                 # Where Citus sends statements there is a session.
                 node.database.prepare_statements()
                 self._nodes[each.group] = node
@@ -105,12 +94,12 @@ class Cluster:
             raise exc
         log.warning("node_refused", "%s is not served: %s", node.name, explain(exc))
         self._nodes = {group: each for group, each in self._nodes.items() if each is not node}
-        await self._dismiss(node)
+        await self._engine.dismiss(node)
 
     async def _look(self) -> list[citus.Node]:
         """What nodes there are some time later, says the first that answers; none: none did."""
         await asyncio.sleep(LOOK_SECONDS * random.uniform(0.75, 1.25))
-        for node in sorted(self._nodes.values(), key=lambda node: node.database.is_failing):
+        for node in sorted(self._nodes.values(), key=lambda node: node.database.failures > 0):
             with contextlib.suppress(*FAILURES):
                 to = conninfo(node.dsn, "fairq nodes")
                 async with (

@@ -56,12 +56,13 @@ class Database:
         self._settings = settings
         self._is_last = is_last
         self.lead_to(dsn, name)
-        self._failures = 0
+        self.failures = 0
         self._not_before = 0.0
-        self._breaker = circuit.Breaker(settings.breaker_threshold, limits(settings).cooldown)
+        own = limits(settings)
+        self._breaker = circuit.Breaker(settings.breaker_threshold, own.cooldown)
         self.trips = 0
         """How often the breaker has opened."""
-        self._usual_patience = limits(settings).patience
+        self._usual_patience = own.patience
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._breaking: asyncio.Task[None] | None = None
@@ -168,10 +169,6 @@ class Database:
                 await conn.close()
 
     @property
-    def is_failing(self) -> bool:
-        return self._failures > 0
-
-    @property
     def is_broken(self) -> bool:
         return self.conn is None or self.conn.closed
 
@@ -198,9 +195,9 @@ class Database:
         return passes or self._breaker.state == "half_open"
 
     def succeeded(self) -> None:
-        if self._failures:
+        if self.failures:
             log.info("database_back", "%s is back", self._called)
-        self._failures = 0
+        self.failures = 0
         self.answered()
 
     def answered(self) -> None:
@@ -220,11 +217,11 @@ class Database:
             self._breaker = circuit.failed(self._breaker, now)
         else:  # it answers, if not as we would like it to
             self._breaker = circuit.succeeded(self._breaker)
-        self._failures += 1
+        self.failures += 1
         settings = self._settings
         most = settings.db_retry_max_attempts or most
         pause = plan.retry_delay(
-            self._failures, settings.db_retry_initial_ms / 1000, settings.db_retry_max_ms / 1000
+            self.failures, settings.db_retry_initial_ms / 1000, settings.db_retry_max_ms / 1000
         )
         if self._deadline is not None:  # rather another try than a long pause before none
             pause = min(pause, max(self._deadline - now - ONE_TRY, 0) / 2)
@@ -234,7 +231,7 @@ class Database:
             "database_failed",
             "failed %s%s: %s",
             what,
-            f", {self._failures} times in a row" if self._failures > 1 else "",
+            f", {self.failures} times in a row" if self.failures > 1 else "",
             error,
         )
         if self._breaker.state == "open" and before != "open":
@@ -245,8 +242,8 @@ class Database:
                 self._called,
                 circuit.wait(self._breaker, now),
             )
-        if most and self._failures >= most and self._is_last():
+        if most and self.failures >= most and self._is_last():
             raise Unavailable(
-                f"{self._called} failed {self._failures} times in a row: {error}",
+                f"{self._called} failed {self.failures} times in a row: {error}",
                 "db_retry_max_attempts says when to give up.",
             ) from exc

@@ -32,7 +32,7 @@ PULSE_SECONDS: Final = 0.5
 
 
 class Engine:
-    """The state of one run. Everything happens on the loop, but for `request_stop`."""
+    """The state of one run. Everything happens on the loop, but for what says otherwise."""
 
     def __init__(
         self,
@@ -44,48 +44,25 @@ class Engine:
         owns_process: bool,
     ) -> None:
         self.settings = settings
-        self._app = app
+        self.app = app
         self._limit: asyncio.Timeout | None = None
         """Of the lifespan, while it starts or ends."""
         self.queues = queues
         self.dsn = dsn
-        self.announce = announce
+        self._announce = announce
         self.loop = asyncio.get_running_loop()
         self.pulse = time.monotonic()
         self.ending = Ending(settings.grace, owns_process=owns_process)
-        slots = limits(settings).slots
-        self.held = Held(
-            app,
-            slots,
-            self.loop,
-            hanging_after=settings.hanging_after,
-            wake=self._wake,
-            stuck=self._stuck,
-        )
-        self.rota = Rota(slots, strict=not isinstance(settings.queues, Mapping))
+        self.slots = limits(settings).slots
+        self.held = Held(self)
+        self.rota = Rota(self.slots, strict=not isinstance(settings.queues, Mapping))
         self.nodes: list[Node] = []
         """Those that are served, or looked for."""
         self._gave_up: set[Node] = set()
         self._done = False
 
-    def _node(self, dsn: str, settings: Settings, name: str = "", is_near: bool = False) -> Node:
-        node = Node(
-            dsn,
-            self._app,
-            settings,
-            self.queues,
-            self.held,
-            self.ending,
-            self.rota,
-            name=name,
-            is_near=is_near,
-            pulse=lambda: self.pulse,
-            registered=self._registered,
-            is_done=self._is_done,
-            is_last=self._is_last,
-            give_up=self._give_up,
-            health=self._health,
-        )
+    def node(self, dsn: str, name: str = "", is_near: bool = False) -> Node:
+        node = Node(self, dsn, name, is_near)
         self.nodes.append(node)
         return node
 
@@ -119,11 +96,13 @@ class Engine:
         for node in self.nodes:
             node.hurry()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """There may be something to do; it is called when fewer handlers run than before."""
         for node in self.nodes:
             node.waking.wake.set()
 
-    def _stuck(self) -> None:
+    def stuck(self) -> None:
+        """As many handlers hang as there are slots, or nothing else is left."""
         if self.ending.fatal is None:
             self.ending.fatal = Stuck(
                 f"{self.held.overdue} handlers hang, and nothing else can run; the worker ends",
@@ -147,7 +126,7 @@ class Engine:
 
     async def _live(self) -> None:
         """The run, and the app's lifespan around it."""
-        manager = living(self._app.lifespan)
+        manager = living(self.app.lifespan)
         try:
             self.held.state = await self._limited("start", manager.__aenter__())
         except LifespanFailed:
@@ -164,8 +143,7 @@ class Engine:
 
     async def _serve(self) -> None:
         """The database; or, where that is Citus, its nodes."""
-        settings = self.settings
-        first = self._node(self.dsn, settings)
+        first = self.node(self.dsn)
         found = await first.answer(citus.around)
         if found is None:  # told to stop
             return
@@ -173,16 +151,16 @@ class Engine:
         if not nodes:
             await first.run()
             return
-        await self._dismiss(first)
+        await self.dismiss(first)
         # Nobody announces tasks there.
-        settings = replace(settings, listen=False)
-        if settings.nodes == "own":
-            await self._node(self.dsn, settings).run()
+        self.settings = replace(self.settings, listen=False)
+        if self.settings.nodes == "own":
+            await self.node(self.dsn).run()
         else:
-            preferred = near if settings.nodes == "near" else None
-            await Cluster(self.dsn, settings, preferred, self._node, self._dismiss).run(nodes)
+            preferred = near if self.settings.nodes == "near" else None
+            await Cluster(self, preferred).run(nodes)
 
-    async def _dismiss(self, node: Node) -> None:
+    async def dismiss(self, node: Node) -> None:
         self.nodes.remove(node)
         await node.close()
 
@@ -195,7 +173,7 @@ class Engine:
                 return await step
         except Exception as exc:
             how = " within the grace time" if limit.expired() else f": {type(exc).__name__}: {exc}"
-            error = LifespanFailed(f"the lifespan {name_of(self._app.lifespan)} did not {what}{how}")
+            error = LifespanFailed(f"the lifespan {name_of(self.app.lifespan)} did not {what}{how}")
             log.error("lifespan_failed", "%s", error, exc_info=exc)
             raise error from exc
         finally:
@@ -208,47 +186,46 @@ class Engine:
 
     # --- What nodes ask, and tell ---
 
-    def _registered(self, node: Node) -> None:
+    def registered(self, node: Node) -> None:
         worker_id, listening = node.membership.worker_id, node.waking.is_listening
         assert worker_id is not None
         line = banner(
-            worker_id, self.queues, node.settings, node.turns.limits, listening=listening, at=node.name
+            worker_id, self.queues, self.settings, node.turns.limits, listening=listening, at=node.name
         )
-        self.announce(line)
+        self._announce(line)
 
-    def _is_done(self) -> bool:
+    def is_done(self) -> bool:
         """once, drain: whether all is said, everywhere."""
         mode = self.settings.mode
         if self._done:  # some have ended already: what comes now comes too late
             return True
         if mode == "forever" or self.held.may_end or any(node.outbox.unwritten for node in self.nodes):
             return False
-        lookouts = [node.waking.lookout for node in self.nodes]
-        done = all(each.looked if mode == "once" else each.nothing_left for each in lookouts)
-        if done and self.held.overdue:
-            self._stuck()
-        if done:
-            self._done = True
-            self._wake()
-        return done
+        looks = [node.waking for node in self.nodes]
+        self._done = all(each.looked if mode == "once" else each.nothing_left for each in looks)
+        if self._done and self.held.overdue:
+            self.stuck()
+        if self._done:
+            self.wake()
+        return self._done
 
-    def _is_last(self, node: Node) -> bool:
+    def is_last(self, node: Node) -> bool:
         """Whether no other node answers; who is to end anyway waits for none."""
         others = [each for each in self.nodes if each is not node]
-        return self.settings.mode != "forever" or all(each.database.is_failing for each in others)
+        return self.settings.mode != "forever" or all(each.database.failures for each in others)
 
-    def _give_up(self, node: Node, dead: bool) -> None:
+    def give_up(self, node: Node, dead: bool) -> None:
         """From the thread of its keeper. The process ends when the others have given up, too, who can."""
         self._gave_up.add(node)
         others = [each.keeper for each in self.nodes if each not in self._gave_up]
-        if all(keeper is None or keeper.is_failing for keeper in others):
+        if all(keeper is None or keeper.failures for keeper in others):
             self.ending.give_up(dead)
 
-    def _health(self) -> dict[str, object]:
+    def health(self) -> dict[str, object]:
         """From the thread of a keeper."""
         keepers = [node.keeper for node in self.nodes if node.keeper is not None]
         return {
             "tasks": self.held.taken,
             "circuit": "closed" if self.circuit == "closed" else "open",
-            "database": not all(keeper.is_failing for keeper in keepers),
+            "database": not all(keeper.failures for keeper in keepers),
         }

@@ -16,9 +16,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import compress
 from operator import not_
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from fairq.app import App
 from fairq.around import Runner, around, runner
 from fairq.context import Context
 from fairq.errors import Fail, FairqError, FinishLost, NotDecodable, ResultNotEncodable, TaskTimeout
@@ -43,6 +42,9 @@ from fairq.worker.handlers import (
 from fairq.worker.outbox import Outbox
 from fairq.worker.solo import Solo
 from fairq.worker.turn import End, timedelta_of
+
+if TYPE_CHECKING:
+    from fairq.worker.engine import Engine
 
 SUSPECTED: Final = Outcome(
     "declined",
@@ -75,24 +77,12 @@ def convicted(end: End, exc: BaseException) -> End:
 class Held:
     """Everything happens on the loop, but for `progressed`. What is to be sent goes to the `Outbox` of the
     database that the task came from.
-
-    `wake` is called when fewer handlers run than before, `stuck` when as many hang as there are slots. One
-    hangs that ran out of its time and ignored that for `hanging_after` seconds.
     """
 
-    def __init__(
-        self,
-        app: App,
-        slots: int,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        hanging_after: float,
-        wake: Callable[[], None],
-        stuck: Callable[[], None],
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
         # Ends may be kept back while handlers wait for the processor: when none does any more, they are due.
-        self.loopside = Loopside(self._ended, wake)
-        self.threads = Threads(loop, self._ended)
+        self.loopside = Loopside(self._ended, engine.wake)
+        self.threads = Threads(engine.loop, self._ended)
         # Popped and not ended, by id; `doubles` were popped again while an older attempt still runs here.
         self.by_id: dict[int, Entry] = {}
         self.doubles: set[Entry] = set()
@@ -100,19 +90,16 @@ class Held:
         self.solo = Solo()
         self.overdue = 0
         self.abandoned = 0
-        self._app = app
-        self._kinds = dict(app.tasks)
+        self._engine = engine
+        self._app = engine.app
+        self._kinds = dict(engine.app.tasks)
         # By kind: how its handler is run, and whether a context is needed for that.
         self._runners: dict[str, tuple[Runner, bool]] = {}
         self.state: Any = None
         # Of kinds whose handlers take many: what came in this turn.
         self._gathered: dict[tuple[Any, ...], list[Entry]] = {}
         self._strangers: set[str] = set()
-        self._slots = slots
-        self._loop = loop
-        self._hanging_after = hanging_after
-        self._wake = wake
-        self._stuck = stuck
+        self._loop = engine.loop
 
     @property
     def taken(self) -> int:
@@ -381,7 +368,7 @@ class Held:
     def _time_is_up(self, entry: Entry) -> None:
         if not entry.ended:
             tell_to_stop(entry, "timeout")
-            entry.timer = self._loop.call_later(self._hanging_after, self._hangs, entry)
+            entry.timer = self._loop.call_later(self._engine.settings.hanging_after, self._hangs, entry)
 
     def _hangs(self, entry: Entry) -> None:
         """It was told to stop and does not. It keeps its slot, its key and its task: or that would run
@@ -396,13 +383,13 @@ class Held:
             "%r ignores that its time is over and keeps its slot, %d of %d; %s",
             entry,
             self.overdue,
-            self._slots,
+            self._engine.slots,
             whereabouts(entry.thread),
             **entry.facts(),
         )
-        if self.overdue >= self._slots:
-            self._stuck()
-        self._wake()
+        if self.overdue >= self._engine.slots:
+            self._engine.stuck()
+        self._engine.wake()
 
     def blamed(self, outbox: Outbox) -> list[End]:
         """From a keeper's thread, while the loop stands still: who has it has had his attempt. Where that

@@ -17,18 +17,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from fairq import driver, schedules
 from fairq.queries import workers
 from fairq.worker import log, plan
-from fairq.worker.config import Limits, Settings
-from fairq.worker.connect import FAILURES, HUNG_UP, explain, hang_up, is_unknown_worker
+from fairq.worker.connect import FAILURES, HUNG_UP, conninfo, explain, hang_up, is_unknown_worker
+
+if TYPE_CHECKING:
+    from fairq.worker.node import Node
 
 # The loop is said to stand still after so long without a pulse.
 STANDSTILL_SECONDS: Final = 5.0
@@ -39,39 +40,21 @@ FIRE_PAUSE: Final = (0.005, 0.015)
 FIRE_PATIENCE: Final = 1.0
 
 
-@dataclass(eq=False)
 class Keeper:
-    """`worker_ids`, `held`, `circuit` (whether it is open, how often it has opened), `pulse`, `give_up_at`
-    and `health` are read, the others called, from its thread.
+    """It reads of its node what it needs, and changes nothing there but by a call on the loop."""
 
-    `answered` is told whether failures came before. `last_words` are calls to send when the loop cannot be
-    relied on any more, `give_up` ends the process if it is ours; both are told whether the loop is dead.
-    """
-
-    conninfo: str = field(repr=False)
-    settings: Settings
-    limits: Limits
-    _: KW_ONLY
-    worker_ids: Callable[[], list[int]]
-    held: Callable[[], list[int]]
-    circuit: Callable[[], tuple[bool, int]]
-    pulse: Callable[[], float]
-    cancel: Callable[[list[int]], None]
-    lost: Callable[[int], None]
-    answered: Callable[[bool], None]
-    give_up_at: Callable[[], float | None]
-    last_words: Callable[[bool], list[driver.Call[Any]]]
-    give_up: Callable[[bool], None]
-    health: Callable[[], dict[str, object]]
-
-    def __post_init__(self) -> None:
+    def __init__(self, node: Node) -> None:
+        self.failures = 0
+        self._node = node
+        self._settings = node.settings
+        self._limits = node.limits
+        self._loop = node.engine.loop
         self._stop = threading.Event()
         self._conn: psycopg.Connection[Any] | None = None
-        self._failures = 0
         self._beat_at = time.monotonic()
-        self._maintain_every = self.settings.maintain_interval_ms / 1000
+        self._maintain_every = self._settings.maintain_interval_ms / 1000
         # Who runs until nothing is left begins with what others left lying.
-        self._maintain_at = self._beat_at + self._maintain_every * (self.settings.mode == "forever")
+        self._maintain_at = self._beat_at + self._maintain_every * (self._settings.mode == "forever")
         self._last_pulse = 0.0
         self._fired: tuple[int | None, float] = (None, 0.0)
         self._late = 0.0
@@ -89,60 +72,64 @@ class Keeper:
     def stop(self) -> None:
         self._stop.set()
 
-    @property
-    def is_failing(self) -> bool:
-        return self._failures > 0
-
     def join(self) -> None:
         self._thread.join(CLOSE_SECONDS)
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        """On the loop."""
+        with contextlib.suppress(RuntimeError):  # it is closed: nobody needs it any more
+            self._loop.call_soon_threadsafe(function, *args)
 
     def _run(self) -> None:
         pause = 0.0
         while not self._stop.wait(pause):
-            pause = self.limits.heartbeat
+            pause = self._limits.heartbeat
             try:
                 self._watch_the_loop()
                 if not self._disowned:
                     self._beat()
-                self.answered(self._failures > 0)
-                self._failures = 0
+                if self.failures or self._node.database.state != "closed":
+                    self._call(self._node.answered)
+                self.failures = 0
                 if self._maintain_every and not self._disowned:
                     pause = self._tend_schedules(pause)
             except FAILURES as exc:
                 self._drop()
-                self._failures += 1
+                self.failures += 1
                 pause = plan.retry_delay(
-                    self._failures, self.settings.db_retry_initial_ms / 1000, self.limits.heartbeat
+                    self.failures, self._settings.db_retry_initial_ms / 1000, self._limits.heartbeat
                 )
                 log.warning(
                     "heartbeat_failed",
                     "the sign of life failed%s: %s",
-                    f" {self._failures} times in a row" if self._failures > 1 else "",
+                    f" {self.failures} times in a row" if self.failures > 1 else "",
                     explain(exc),
                 )
             except Exception:
                 # Whatever it is: a worker without a keeper would count as lost.
                 log.error("keeper_error", "the keeper stumbled", exc_info=True)
                 self._drop()
-            if self.settings.health and not self._warned:
-                self._tell_probes(Path(self.settings.health))
-        if self.settings.health:
+            if self._settings.health and not self._warned:
+                self._tell_probes(Path(self._settings.health))
+        if self._settings.health:
             with contextlib.suppress(OSError):
-                Path(self.settings.health).unlink()
+                Path(self._settings.health).unlink()
         self._drop()
 
     def _tell_probes(self, file: Path) -> None:
         """The loop moves. Who reads finds the old content or the new."""
         try:
             new = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
-            new.write_text(json.dumps(self.health()) + "\n")
+            new.write_text(json.dumps(self._node.engine.health()) + "\n")
             new.replace(file)
         except OSError as exc:
             log.warning("health_failed", "cannot write %s: %s", file, exc.strerror)
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._conn is None:
-            self._conn = psycopg.connect(self.conninfo, autocommit=True, prepare_threshold=None)
+            # Notices a dead peer, and is back on another connection, while the lease still holds.
+            to = conninfo(self._node.dsn, "fairq keeper", min(60.0, self._settings.lease / 3))
+            self._conn = psycopg.connect(to, autocommit=True, prepare_threshold=None)
         return self._conn
 
     @contextlib.contextmanager
@@ -170,31 +157,30 @@ class Keeper:
             timer.cancel()
 
     def _beat(self) -> None:
-        for worker_id in self.worker_ids():
+        node, worker_id = self._node, self._node.membership.worker_id
+        if worker_id is not None:
             try:
                 # With the ids it is a look-up of each; without, all wishes to cancel would be read that
                 # anybody has, 100,000 of them in 130 ms.
-                is_open, trips = self.circuit()
-                with self._limited(self.limits.patience) as conn:
+                with self._limited(self._limits.patience) as conn:
                     cancelled = workers.heartbeat(
                         conn,
                         worker_id=worker_id,
-                        ids=self.held(),
-                        circuit_open=is_open,
-                        circuit_trips=trips,
+                        ids=list(node.held.by_id),
+                        circuit_open=node.database.state != "closed",
+                        circuit_trips=node.database.trips,
                     )
+                if cancelled:
+                    self._call(node.held.cancel, cancelled)
             except psycopg.Error as exc:
                 if not is_unknown_worker(exc):
                     raise
-                self.lost(worker_id)
-                continue
-            if cancelled:
-                self.cancel(cancelled)
+                self._call(node.membership.lost, worker_id)
         now = time.monotonic()
-        if now - self._beat_at > self.settings.lease / 2:
+        if now - self._beat_at > self._settings.lease / 2:
             # After a long outage the others get the time to give a sign of life before they are judged by it.
             # After a short one not: where connections keep breaking, nobody would ever judge.
-            self._maintain_at = now + self.settings.lease
+            self._maintain_at = now + self._settings.lease
         self._beat_at = now
         if self._maintain_every and now >= self._maintain_at:
             self._maintain_at = now + self._maintain_every * random.uniform(0.75, 1.25)
@@ -204,9 +190,9 @@ class Keeper:
         """Part by part, each in a transaction of its own; short, or not at all: the next sign of life must
         not be late.
         """
-        longest = timedelta(seconds=self.limits.patience)
+        longest = timedelta(seconds=self._limits.patience)
         until = time.monotonic() + longest.total_seconds()
-        with self._limited(self.limits.patience) as conn:
+        with self._limited(self._limits.patience) as conn:
             parts = workers.upkeep_parts(conn)
         for part in parts:
             if part == "schedules":  # as they come due, and few at a time
@@ -215,7 +201,7 @@ class Keeper:
                 return
             try:
                 # A server that is there ends the part by itself.
-                with self._limited(self.limits.patience + 2.0) as conn, conn.transaction():
+                with self._limited(self._limits.patience + 2.0) as conn, conn.transaction():
                     # Local to the transaction, so it works behind a pooler too.
                     conn.execute("set transaction isolation level read committed")
                     conn.execute(
@@ -254,9 +240,9 @@ class Keeper:
         if last is not None and time.monotonic() - at > FIRE_PATIENCE:
             last = None
             self._stalls += 1
-        most = plan.ticks_at_a_time(self.limits.slots, self._late, self._stalls)
+        most = plan.ticks_at_a_time(self._limits.slots, self._late, self._stalls)
         try:
-            with self._limited(self.limits.patience) as conn:
+            with self._limited(self._limits.patience) as conn:
                 said = json.loads(workers.fire_schedules(conn, most=most, after_id=last))
                 if said["unplanned"]:
                     schedules.plan_due(conn)
@@ -278,7 +264,7 @@ class Keeper:
     # --- The loop ---
 
     def _watch_the_loop(self) -> None:
-        now, pulse, lease = time.monotonic(), self.pulse(), self.settings.lease
+        now, pulse, lease = time.monotonic(), self._node.engine.pulse, self._settings.lease
         if pulse != self._last_pulse:
             self._still, self._warned, self._disowned = 0.0, False, False
         else:
@@ -294,7 +280,7 @@ class Keeper:
                 self._still,
                 where,
             )
-        deadline = self.give_up_at()
+        deadline = self._node.ending.give_up_at()
         if self._still >= lease and not self._disowned:
             self._disown(dead=True)
         elif self._warned and deadline is not None and now > deadline:
@@ -304,21 +290,22 @@ class Keeper:
         """Nobody may vouch for tasks that cannot run. Who blocks the loop has had his attempt, the others go
         back without burning one. The loop learns of it when it moves again.
         """
+        node, worker_id = self._node, self._node.membership.worker_id
         try:
-            with self._limited(self.limits.patience) as conn:
-                for call in self.last_words(dead):
+            with self._limited(self._limits.patience) as conn:
+                for call in node.turns.last_words(dead):
                     with contextlib.suppress(psycopg.DataError):  # a result that the database refuses
                         driver.run(conn, call)
-                for worker_id in self.worker_ids():
+                if worker_id is not None:
                     with conn.transaction():
                         conn.execute("set transaction isolation level read committed")
                         workers.retire_worker(conn, worker_id=worker_id)
-                    self.lost(worker_id)
+                    self._call(node.membership.lost, worker_id)
             self._disowned = True
         except FAILURES:
             if dead:  # tried again, but for a sign of life
                 raise
-        self.give_up(dead)
+        node.engine.give_up(node, dead)
 
     def _drop(self) -> None:
         conn, self._conn = self._conn, None

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
 
-from fairq.dsn import describe
+from fairq.dsn import describe, resolve
 from fairq.worker import log, plan
-from fairq.worker.connect import FAILURES, explain, hang_up
+from fairq.worker.connect import FAILURES, conninfo, explain, hang_up
+
+if TYPE_CHECKING:
+    from fairq.worker.node import Node
 
 CHANNEL: Final = "fairq"
 # Who has heard nothing for so long asks whether anybody is there.
@@ -32,64 +34,56 @@ UNLISTEN_TRIES: Final = 20
 Conn = psycopg.AsyncConnection[tuple[object, ...]]
 
 
-@dataclass(eq=False)
 class Listener:
-    """On the loop, `rung` is called for each notice about one of our queues, and, as `answered`, after each
-    new connection; `proven` once, when a notice from `bell` arrived: both lead to sessions.
-    """
+    """On the loop. Each notice about one of our queues rings, and so does each new connection."""
 
-    conninfo: str = field(repr=False)
-    bell: str = field(repr=False)
-    queues: Collection[str]
-    rung: Callable[[], None]
-    _: KW_ONLY
-    answered: Callable[[], None]
-    proven: Callable[[], None]
-    pauses: tuple[float, float]
-    """The first one after a failure, and the longest."""
-    patience: float
-    connected: asyncio.Event = field(default_factory=asyncio.Event)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Whether it is known if notices arrive."""
-    _task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
+    def __init__(self, node: Node) -> None:
+        settings = node.settings
+        dsn = resolve(settings.listen_dsn) if settings.listen_dsn else node.dsn
+        self._node = node
+        self._conninfo = conninfo(dsn, "fairq listen")
+        # Whether it is known if notices arrive.
+        self._settled = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="fairq-listen")
 
-    @property
-    def is_listening(self) -> bool:
-        return self.connected.is_set()
+    async def settle(self) -> None:
+        # Where that takes longer it goes on trying; meanwhile the worker polls.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), 2 * TEST_SECONDS)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=CLOSE_SECONDS)  # others have to be closed, too
-            self._task = None
+        self._task.cancel()
+        await asyncio.wait([self._task], timeout=CLOSE_SECONDS)  # others have to be closed, too
 
     async def _run(self) -> None:
+        node, settings, waking = self._node, self._node.settings, self._node.waking
+        pauses = settings.db_retry_initial_ms / 1000, settings.db_retry_max_ms / 1000
         failures, proven = 0, False
         while True:
             try:
-                async with await _connect(self.conninfo) as conn:
+                async with await _connect(self._conninfo) as conn:
                     if not proven:
                         with self._limited(conn, 2 * TEST_SECONDS):
                             proven = await self._hears(conn)
                         if not proven:
-                            self.settled.set()
+                            self._settled.set()
                             return
-                        self.proven()
+                        # A DSN that leads to sessions, not to a pooler by transaction, is good for prepared
+                        # statements.
+                        if not settings.listen_dsn:
+                            node.database.prepare_statements()
                     with self._limited(conn):
                         await conn.execute(sql.SQL("listen {}").format(sql.Identifier(CHANNEL)))
                     failures = 0
-                    self.connected.set()
-                    self.settled.set()
-                    self.answered()
+                    waking.is_listening = True
+                    self._settled.set()
+                    node.database.answered()
                     # What was announced while nobody listened is found by looking.
-                    self.rung()
+                    waking.rung()
                     while True:
                         async for notice in conn.notifies(timeout=ASK_SECONDS):
-                            if notice.payload in self.queues:
-                                self.rung()
+                            if notice.payload in node.engine.queues:
+                                waking.rung()
                         # A server that hangs is as silent as an idle queue.
                         with self._limited(conn):
                             await conn.execute("select")
@@ -97,13 +91,13 @@ class Listener:
                 failures += 1
                 log.warning("listener_lost", "LISTEN is interrupted, polling meanwhile: %s", explain(exc))
             finally:
-                self.connected.clear()
-            await asyncio.sleep(plan.retry_delay(failures, *self.pauses))
+                waking.is_listening = False
+            await asyncio.sleep(plan.retry_delay(failures, *pauses))
 
     @contextlib.contextmanager
     def _limited(self, conn: Conn, more: float = 0.0) -> Iterator[None]:
         """Within, who waits in vain for an answer gets an error."""
-        timer = asyncio.get_running_loop().call_later(self.patience + more, hang_up, conn)
+        timer = asyncio.get_running_loop().call_later(self._node.limits.patience + more, hang_up, conn)
         try:
             yield
         finally:
@@ -117,7 +111,7 @@ class Listener:
         async with conn.transaction():
             await conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
             session = await _session(conn)
-        async with await _connect(self.bell) as bell:
+        async with await _connect(conninfo(self._node.dsn, "fairq listen test")) as bell:
             await bell.execute("select pg_catalog.pg_notify(%s, '')", [channel])
         if [notice async for notice in conn.notifies(timeout=TEST_SECONDS, stop_after=1)]:
             await conn.execute("unlisten *")
@@ -127,7 +121,7 @@ class Listener:
             "LISTEN on %s is accepted but hears nothing, as behind a pooler that hands out connections by"
             " transaction; the worker polls."
             " Name a way around the pooler with --listen-dsn, or say --no-listen",
-            describe(self.conninfo),
+            describe(self._conninfo),
         )
         for _ in range(UNLISTEN_TRIES):
             async with conn.transaction():

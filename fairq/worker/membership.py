@@ -7,17 +7,16 @@ import os
 import socket
 import time
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from fairq.app import App
 from fairq.errors import ConfigurationError
 from fairq.queries import workers
 from fairq.worker import log
-from fairq.worker.config import Settings
-from fairq.worker.held import Held
-from fairq.worker.outbox import Outbox
+
+if TYPE_CHECKING:
+    from fairq.worker.node import Node
 
 # When to look again whether a connection that broke left tasks behind that we were given and never got.
 RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
@@ -26,24 +25,17 @@ RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
 class Membership:
     """`worker_id` is None until it registers, at the end, and once the database has given us up."""
 
-    def __init__(
-        self, app: App, settings: Settings, queues: tuple[str, ...], slots: int, held: Held, outbox: Outbox
-    ) -> None:
+    def __init__(self, node: Node) -> None:
         self.worker_id: int | None = None
         self.reconcile_at: list[float] = []
-        self._app = app
-        self._settings = settings
-        self._queues = queues
-        self._slots = slots
-        self._held = held
-        self._outbox = outbox
+        self._node = node
 
     @property
     def is_in_order(self) -> bool:
         return self.worker_id is not None and not self._ought_to_reconcile()
 
     async def check_caps(self, conn: psycopg.AsyncConnection[Any]) -> None:
-        cap = await workers.cluster_cap(conn) if self._settings.prefetch else None
+        cap = await workers.cluster_cap(conn) if self._node.settings.prefetch else None
         if cap is not None:
             raise ConfigurationError(
                 f"prefetch cannot be used together with the cluster cap of {cap}: tasks that wait in a"
@@ -53,14 +45,14 @@ class Membership:
 
     async def register(self, conn: psycopg.AsyncConnection[Any]) -> None:
         if self.worker_id is None:
-            settings = self._settings
+            settings, engine = self._node.settings, self._node.engine
             self.worker_id = await workers.register_worker(
                 conn,
                 name=settings.name or f"{socket.gethostname()}:{os.getpid()}"[:200],
-                queues=self._queues,
-                slots=self._slots,
+                queues=engine.queues,
+                slots=engine.slots,
                 lease=timedelta(seconds=settings.lease),
-                kinds=json.dumps({task.kind: task.options.get("max_attempts") for task in self._app}),
+                kinds=json.dumps({task.kind: task.options.get("max_attempts") for task in engine.app}),
             )
             log.debug("registered", "registered as worker %d", self.worker_id, worker=self.worker_id)
 
@@ -69,10 +61,10 @@ class Membership:
         if worker_id is not None:
             await workers.retire_worker(conn, worker_id=worker_id)
 
-    def lost(self, worker_id: int) -> bool:
-        """The database does not know that number any more: what it held is with others. Was it ours?"""
+    def lost(self, worker_id: int) -> None:
+        """The database does not know that number any more: what it held is with others."""
         if worker_id != self.worker_id:
-            return False
+            return
         log.warning(
             "worker_lost",
             "worker %d counts as lost; registering anew. What it ran is with others now",
@@ -80,8 +72,8 @@ class Membership:
             worker=worker_id,
         )
         self.worker_id = None
-        self._held.drop_claims(self._outbox)
-        return True
+        self._node.held.drop_claims(self._node.outbox)
+        self._node.waking.rung()
 
     # --- What was handed out in an answer that never came ---
 
@@ -101,8 +93,8 @@ class Membership:
 
     async def _reconcile(self, conn: psycopg.AsyncConnection[Any]) -> None:
         assert self.worker_id is not None
-        held = self._held
-        known = held.known(self._outbox)
+        held = self._node.held
+        known = held.known(self._node.outbox)
         rows = await workers.tasks_of_worker(conn, worker_id=self.worker_id)
         strange = [(row.id, row.attempt) for row in rows if (row.id, row.attempt) not in known]
         if strange:

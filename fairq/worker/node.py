@@ -9,26 +9,28 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
 from fairq import install
-from fairq.app import App
 from fairq.errors import translate
 from fairq.worker import log
-from fairq.worker.config import Settings, limits
-from fairq.worker.connect import FAILURES, conninfo, is_worth_a_try
+from fairq.worker.config import limits
+from fairq.worker.connect import FAILURES, is_worth_a_try
 from fairq.worker.database import Database
-from fairq.worker.ending import AFTER_SECONDS, Ending
-from fairq.worker.held import Held, tell_to_stop
+from fairq.worker.ending import AFTER_SECONDS
+from fairq.worker.held import tell_to_stop
 from fairq.worker.keeper import Keeper
+from fairq.worker.listen import Listener
 from fairq.worker.membership import Membership
 from fairq.worker.outbox import Outbox
-from fairq.worker.rota import Rota
 from fairq.worker.turn import Turn, one_transaction
 from fairq.worker.turns import Turns
 from fairq.worker.waking import Waking
+
+if TYPE_CHECKING:
+    from fairq.worker.engine import Engine
 
 T = TypeVar("T")
 
@@ -39,59 +41,29 @@ START_ATTEMPTS: Final = 5
 
 
 class Node:
-    """`name` is for the log, where there are several; `near` the one that is asked for tasks first.
+    """`name` is for the log, where there are several; the one that `is_near` is asked for tasks first."""
 
-    `registered` is called when it may work. `is_done` says whether it may end although nobody asked,
-    `is_last` whether it gives up, `give_up` ends the process if it is ours, and `health` is what probes hear.
-    """
-
-    def __init__(
-        self,
-        dsn: str,
-        app: App,
-        settings: Settings,
-        queues: tuple[str, ...],
-        held: Held,
-        ending: Ending,
-        rota: Rota,
-        *,
-        name: str = "",
-        is_near: bool = False,
-        pulse: Callable[[], float],
-        registered: Callable[[Node], None],
-        is_done: Callable[[], bool],
-        is_last: Callable[[Node], bool],
-        give_up: Callable[[Node, bool], None],
-        health: Callable[[], dict[str, object]],
-    ) -> None:
-        self.settings = settings
-        self.queues = queues
+    def __init__(self, engine: Engine, dsn: str, name: str, is_near: bool) -> None:
+        self.engine = engine
+        self.settings = engine.settings
+        self.limits = limits(engine.settings)
         self.dsn = dsn
         self.name = name
-        self.loop = asyncio.get_running_loop()
-        self.database = Database(dsn, settings, name, lambda: is_last(self))
-        self.waking = Waking(dsn, settings, queues, self.database)
-        self.held = held
+        self.held = engine.held
+        self.ending = engine.ending
+        self.rota = engine.rota
+        self.database = Database(dsn, engine.settings, name, lambda: engine.is_last(self))
+        self.waking = Waking(engine.settings)
         self.outbox = Outbox(self.waking.wake.set)
-        self.ending = ending
-        self.rota = rota
-        self.membership = Membership(app, settings, queues, limits(settings).slots, held, self.outbox)
-        self.turns = Turns(
-            settings, queues, self.database, held, self.outbox, self.membership, self.waking, rota, is_near
-        )
+        self.membership = Membership(self)
+        self.turns = Turns(self, is_near)
         self.keeper: Keeper | None = None
-        self._pulse = pulse
-        self._registered = registered
-        self._is_done = is_done
-        self._give_up = give_up
-        self._health = health
+        self._listener: Listener | None = None
 
     def lead_to(self, dsn: str, name: str) -> None:
         """It is somewhere else now."""
         self.dsn, self.name = dsn, name
         self.database.lead_to(dsn, name)
-        if self.keeper is not None:
-            self.keeper.conninfo = self._keepers_conninfo()
 
     def hurry(self) -> None:
         """The worker is told to end."""
@@ -99,10 +71,10 @@ class Node:
             self.database.hurry(self.ending.at + AFTER_SECONDS)
         self.waking.wake.set()
 
-    def _call(self, function: Callable[..., object], *args: object) -> None:
-        """From any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody needs it any more
-            self.loop.call_soon_threadsafe(function, *args)
+    def answered(self) -> None:
+        """The database, to the keeper."""
+        self.database.answered()
+        self.waking.wake.set()
 
     async def run(self) -> None:
         try:
@@ -115,7 +87,7 @@ class Node:
             # Somebody ends us on his own loop, the database failed too often, or this is a mistake of ours:
             # give back what we can, quickly.
             self.ending.at_once()
-            ending = self.loop.create_task(self._wind_down(), name="fairq-end")
+            ending = asyncio.create_task(self._wind_down(), name="fairq-end")
             try:
                 with contextlib.suppress(Exception):
                     await asyncio.shield(ending)
@@ -126,13 +98,13 @@ class Node:
 
     async def close(self) -> None:
         self.rota.places.remove(self.turns.place)
-        await asyncio.gather(self.waking.close(), self._dismiss_keeper())
-        await self.database.disconnect()
-
-    async def _dismiss_keeper(self) -> None:
         if self.keeper is not None:
             self.keeper.stop()
+        if self._listener is not None:
+            await self._listener.close()
+        if self.keeper is not None:
             await asyncio.to_thread(self.keeper.join)
+        await self.database.disconnect()
 
     # --- The start ---
 
@@ -140,9 +112,12 @@ class Node:
         """Connect, look at the database, register, listen. False: told to stop before that succeeded."""
         if not await self.answer(self._register):
             return False
-        self._start_keeper()
-        await self.waking.start_listening()
-        self._registered(self)
+        self.keeper = Keeper(self)
+        self.keeper.start()
+        if self.settings.listen and self.settings.mode == "forever":
+            self._listener = Listener(self)
+            await self._listener.settle()
+        self.engine.registered(self)
         return True
 
     async def _register(self, conn: psycopg.AsyncConnection[Any]) -> bool:
@@ -170,34 +145,6 @@ class Node:
                 await self.database.disconnect()
         return None
 
-    def _start_keeper(self) -> None:
-        self.keeper = Keeper(
-            self._keepers_conninfo(),
-            self.settings,
-            self.turns.limits,
-            worker_ids=lambda: [id for id in (self.membership.worker_id,) if id is not None],
-            held=lambda: list(self.held.by_id),
-            circuit=lambda: (self.database.state != "closed", self.database.trips),
-            answered=self._answered,
-            pulse=self._pulse,
-            cancel=lambda ids: self._call(self.held.cancel, ids),
-            lost=lambda worker_id: self._call(self.turns.lost, worker_id),
-            give_up_at=self.ending.give_up_at,
-            last_words=self.turns.last_words,
-            give_up=lambda dead: self._give_up(self, dead),
-            health=self._health,
-        )
-        self.keeper.start()
-
-    def _keepers_conninfo(self) -> str:
-        # Notices a dead peer, and is back on another connection, while the lease still holds.
-        return conninfo(self.dsn, "fairq keeper", min(60.0, self.settings.lease / 3))
-
-    def _answered(self, after_failures: bool) -> None:
-        """From the keeper's thread: its sign of life got through."""
-        if after_failures or self.database.state != "closed":
-            self._call(self.waking.answered)
-
     # --- The work ---
 
     async def _pause_over(self) -> bool:
@@ -219,7 +166,7 @@ class Node:
                 await self._put_in_order()
             elif turn := self.turns.next():
                 await self.turns.take(turn)
-            elif self._is_done():
+            elif self.engine.is_done():
                 return
             else:
                 await self.waking.sleep(self.turns.until_next())

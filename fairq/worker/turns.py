@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 
@@ -20,14 +20,11 @@ from fairq.errors import sqlstate_of
 from fairq.queries import workers
 from fairq.worker import log, plan
 from fairq.worker import shares as sharing
-from fairq.worker.config import Limits, Settings, limits
+from fairq.worker.config import limits
 from fairq.worker.connect import FAILURES, is_about_data, is_read_only, is_unknown_worker, is_worth_a_try
-from fairq.worker.database import Database
 from fairq.worker.handlers import RELEASE, Entry
-from fairq.worker.held import Held, convicted
-from fairq.worker.membership import Membership
-from fairq.worker.outbox import Outbox
-from fairq.worker.rota import LATE, Place, Rota
+from fairq.worker.held import convicted
+from fairq.worker.rota import LATE, Place
 from fairq.worker.turn import (
     NOBODY,
     End,
@@ -40,7 +37,9 @@ from fairq.worker.turn import (
     report_call,
     turn_call,
 )
-from fairq.worker.waking import Waking
+
+if TYPE_CHECKING:
+    from fairq.worker.node import Node
 
 # Reports of progress are written at most this often.
 REPORT_SECONDS: Final = 1.0
@@ -71,38 +70,31 @@ class Said(NamedTuple):
     asked: Asked | None
 
 
-@dataclass(eq=False)
 class Turns:
-    settings: Settings
-    queues: tuple[str, ...]
-    database: Database
-    held: Held
-    outbox: Outbox
-    membership: Membership
-    waking: Waking
-    rota: Rota
-    is_near: bool = False
-
-    def __post_init__(self) -> None:
-        settings = self.settings
-        self.limits: Limits = limits(settings)
+    def __init__(self, node: Node, is_near: bool) -> None:
+        settings = self.settings = node.settings
+        self.limits = node.limits
+        self.queues = node.engine.queues
+        self.database = node.database
+        self.held = node.held
+        self.outbox = node.outbox
+        self.membership = node.membership
+        self.waking = node.waking
+        self.rota = node.rota
         self._shares = sharing.shares_of(settings.queues) if isinstance(settings.queues, Mapping) else None
         self._claim_lease = None if settings.claim_lease is None else timedelta(seconds=settings.claim_lease)
         self._report_at = 0.0
         # Ends and pops apart: a turn with both failed, and not for want of a database.
         self._apart = False
-        self.place = Place(self._wants, self.waking.wake.set, self.waking.lookout.stirred, self.is_near)
+        self.place = Place(self._wants, self.waking.wake.set, self.waking.stirred, is_near)
         self.rota.places.append(self.place)
 
     # --- The next one ---
 
     def _wants(self, now: float) -> bool:
         """Whether a look is due, and can be had."""
-        lookout = self.waking.lookout
-        may_look = self.settings.mode != "once" or not lookout.looked
-        return (
-            may_look and lookout.is_due(now) and self.membership.is_in_order and self.database.pause(now) <= 0
-        )
+        may_look = self.waking.is_due(now) and not (self.settings.mode == "once" and self.waking.looked)
+        return may_look and self.membership.is_in_order and self.database.pause(now) <= 0
 
     def to_write(self) -> Turn:
         """What has ended and is not written."""
@@ -112,19 +104,19 @@ class Turns:
 
     def next(self) -> Turn:
         now = time.monotonic()
-        held, lookout, rota = self.held, self.waking.lookout, self.rota
+        held, waking, rota = self.held, self.waking, self.rota
         held.give_suspects_back()
         turn = self.to_write()
         room = 0
         if not (self._apart and turn):
             room = plan.pop_limit(self.limits, held=held.taken + rota.asked_for(now), waiting=held.waiting)
-        if self.settings.mode == "once" and lookout.looked:
+        if self.settings.mode == "once" and waking.looked:
             room = 0
             held.solo.nobody_else_comes(now)
         alone = held.solo.keeps_others_out(now)
         if alone:
             room = 0
-        if room and rota.is_turn_of(self.place, lookout.is_due(now) or bool(turn.ends), now):
+        if room and rota.is_turn_of(self.place, waking.is_due(now) or bool(turn.ends), now):
             turn.pop = rota.room_for(self.place, room)
         if alone:
             turn.starts = held.to_start_alone(self.outbox)
@@ -148,7 +140,7 @@ class Turns:
         """Seconds until one is due, if nothing happens before."""
         now = time.monotonic()
         held, outbox = self.held, self.outbox
-        look_at = self.waking.lookout.look_at
+        look_at = self.waking.look_at
         if self.rota.first(now) not in (self.place, None):
             look_at = max(look_at, now + LATE)  # told before, when it is our turn
         times = [look_at]
@@ -234,7 +226,7 @@ class Turns:
         self.held.go()
 
     def _ask(self, room: int) -> Asked:
-        queues, rings, holds = self.queues, self.waking.lookout.rings, self.held.may_end
+        queues, rings, holds = self.queues, self.waking.rings, self.held.may_end
         batch = min(room, self.limits.claim_batch)
         if len(queues) == 1:
             return Asked(room, batch, [], rings, holds, Steps(queues, (batch,), batch))
@@ -287,7 +279,7 @@ class Turns:
             for place in self.rota.places:
                 place.stirred()
         holds = asked.holds or held.may_end
-        self.waking.looked(len(rows), full=full, rings=asked.rings, holds=holds, due_in=due_in)
+        self.waking.found(len(rows), full=full, rings=asked.rings, holds=holds, due_in=due_in)
         claimed_until = None if lease is None else time.monotonic() + lease.total_seconds()
         # Who answers late may find that other nodes have filled the slots.
         room = max(0, self.limits.slots + self.limits.prefetch - held.taken)
@@ -296,15 +288,10 @@ class Turns:
 
     # --- A turn that failed ---
 
-    def lost(self, worker_id: int) -> None:
-        """Go on under a new number."""
-        if self.membership.lost(worker_id):
-            self.waking.rung()
-
     async def failed(self, exc: BaseException, turn: Turn) -> None:
         if is_unknown_worker(exc) and self.membership.worker_id is not None:
             self.database.succeeded()  # it answers; this may have been the breaker's probe
-            self.lost(self.membership.worker_id)
+            self.membership.lost(self.membership.worker_id)
             return
         broken = self.database.is_broken
         if broken and (turn.pop or turn.starts):

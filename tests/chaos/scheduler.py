@@ -3,6 +3,7 @@
 import sys
 import time
 from datetime import datetime, timedelta, tzinfo
+from types import SimpleNamespace
 from typing import Any, Self
 
 from fairq import schedules
@@ -26,22 +27,28 @@ module.datetime = Wrong
 settings = Settings(
     concurrency=1, lease=15, heartbeat_ms=1000, maintain_interval_ms=1000, db_retry_initial_ms=100
 )
-keeper = Keeper(
-    dsn,
-    settings,
-    limits(settings),
-    worker_ids=list,
-    held=list,
-    pulse=time.monotonic,
-    cancel=lambda ids: None,
-    lost=lambda id_: None,
-    answered=lambda after: None,
-    circuit=lambda: (False, 0),
-    give_up_at=lambda: None,
-    last_words=lambda dead: [],
-    give_up=lambda dead: None,
-    health=dict,
+
+
+class Engine:
+    loop = None
+
+    @property
+    def pulse(self) -> float:
+        return time.monotonic()
+
+
+node: Any = SimpleNamespace(
+    dsn=dsn,
+    settings=settings,
+    limits=limits(settings),
+    engine=Engine(),
+    membership=SimpleNamespace(worker_id=None),
+    database=SimpleNamespace(state="closed"),
+    ending=SimpleNamespace(give_up_at=lambda: None),
+    answered=None,
 )
+keeper = Keeper(node)
+keeper._call = lambda *args: None  # type: ignore[method-assign]  # there is no loop to be told
 keeper.start()
 print("up", flush=True)
 sys.stdin.read()

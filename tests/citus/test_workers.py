@@ -358,7 +358,7 @@ def test_draining_ends_though_work_comes_in_the_last_moment(
     """A node has ended, for nothing was left; another one looks once more and finds a task."""
     app, late = fairq.App(), list[int]()
     groups = [group_of(conns[0], node) for node in (1, 2)]
-    is_done = Engine._is_done
+    is_done = Engine.is_done
 
     @app.task
     async def nothing(payload: Any) -> None: ...
@@ -371,7 +371,7 @@ def test_draining_ends_though_work_comes_in_the_last_moment(
             time.sleep(1.3)  # the others are to look again by now
         return True
 
-    monkeypatch.setattr(Engine, "_is_done", says)
+    monkeypatch.setattr(Engine, "is_done", says)
     worker = Worker(app, cluster.dsn(0), mode="drain", concurrency=2)
     thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()
