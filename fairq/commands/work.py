@@ -138,7 +138,7 @@ def work(
     attempt. A second signal, or QUIT: give back everything now.
     """
     from fairq.worker.loading import load_app
-    from fairq.worker.supervisor import LIFELINE, supervise, watch_supervisor
+    from fairq.worker.supervisor import LIFELINE, Supervisor, watch_supervisor
 
     source = click.get_current_context().get_parameter_source
     _log(log_level, source("log_level") is not ParameterSource.DEFAULT)
@@ -176,7 +176,7 @@ def work(
                 argv = [sys.executable, *args]
                 # Who is to end anyway does not begin anew where the database cannot be had.
                 final = (Exit.OK, Exit.DATABASE) if once or drain else (Exit.OK,)
-                sys.exit(supervise(argv, processes, settings.grace, secrets, final))
+                sys.exit(Supervisor(argv, processes, settings.grace, secrets, final).run())
             watch_supervisor(worker.stop)
             worker.run(handle_signals=True)
     except Exception as exc:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Final
 
 from fairq.worker import log, plan
+from fairq.worker.signals import handled
 
 # Names the descriptor of the pipe in a child's environment.
 LIFELINE: Final = "FAIRQ_SUPERVISOR_FD"
@@ -32,6 +33,8 @@ PATIENCE_SECONDS: Final = 15.0
 LOOK_SECONDS: Final = 0.5
 # Ends that starting once more does not help: wrong usage, a database of another version.
 HOPELESS: Final = (2, 4)
+# What children are sent who are to end, and who are to end at once.
+TOLD: Final = {1: signal.SIGTERM, 2: signal.SIGQUIT}
 
 
 @dataclass
@@ -44,11 +47,6 @@ class Child:
     crashes: int = 0
     start_at: float = 0.0
     done: bool = False
-
-
-def restart_pause(crashes: int) -> float:
-    """Seconds to wait after so many crashes in a row."""
-    return plan.retry_delay(crashes, FIRST_PAUSE, LONGEST_PAUSE)
 
 
 def watch_supervisor(stop: Callable[[], None]) -> None:
@@ -69,42 +67,128 @@ def watch_supervisor(stop: Callable[[], None]) -> None:
 
 
 @dataclass
-class _State:
-    final: Collection[int]
-    stop_level: int = 0
-    told_level: int = 0
-    kill_at: float | None = None
-    exit_code: int = 0
-    children: list[Child] = field(default_factory=list)
-
-
-def supervise(
-    argv: Sequence[str],
-    processes: int,
-    grace: float,
-    env: Mapping[str, str] | None = None,
-    final: Collection[int] = (0,),
-) -> int:
-    """Run `argv` so many times until all are done or a signal ends them. Returns the exit code.
+class Supervisor:
+    """Runs `argv` so many times until all are done or a signal ends them.
 
     `env` is added to the environment of each. Who ends with a code of `final` is not started again.
     """
-    state = _State(final=final, children=[Child(number) for number in range(1, processes + 1)])
-    lifeline, held = os.pipe()
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    try:
-        with _signals(state, grace, wake_write):
-            while _tend(state, argv, env or {}, lifeline):
-                _rest(wake_read)
-    finally:
-        for child in state.children:
+
+    argv: Sequence[str]
+    processes: int
+    grace: float
+    env: Mapping[str, str] = field(default_factory=dict)
+    final: Collection[int] = (0,)
+
+    def __post_init__(self) -> None:
+        self._children = [Child(number) for number in range(1, self.processes + 1)]
+        self._stop_level = 0
+        self._told_level = 0
+        self._kill_at: float | None = None
+        self._exit_code = 0
+        self._lifeline = -1
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        self._lifeline, held = os.pipe()
+        wake, waker = os.pipe()
+        os.set_blocking(waker, False)
+        try:
+            with handled(self._signalled), _woken(waker):
+                while self._tend():
+                    _rest(wake)
+        finally:
+            for child in self._children:
+                if child.process is not None and child.process.poll() is None:
+                    child.process.kill()
+                    child.process.wait()
+            for descriptor in (self._lifeline, held, wake, waker):
+                os.close(descriptor)
+        return self._exit_code
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        level = 2 if number == signal.SIGQUIT or self._stop_level else 1
+        if level > self._stop_level:
+            self._stop(level, self.grace if level == 1 else 0.0)
+
+    def _stop(self, level: int, grace: float) -> None:
+        self._stop_level = level
+        self._kill_at = time.monotonic() + PATIENCE_SECONDS + grace
+        for child in self._children:
             if child.process is not None and child.process.poll() is None:
-                child.process.kill()
-                child.process.wait()
-        for descriptor in (lifeline, held, wake_read, wake_write):
-            os.close(descriptor)
-    return state.exit_code
+                child.process.send_signal(TOLD[level])
+
+    def _tend(self) -> bool:
+        """Look after every child once. False: there is nothing left to look after."""
+        now = time.monotonic()
+        if self._stop_level > self._told_level:
+            self._told_level = self._stop_level
+            what = "ending, a second signal ends them now" if self._stop_level == 1 else "ending now"
+            log.info("ending", "processes are told: %s", what)
+        for child in self._children:
+            if child.process is not None and child.process.poll() is not None:
+                self._bury(child, child.process.returncode)
+            if child.process is None and not child.done and not self._stop_level and now >= child.start_at:
+                self._start(child)
+        alive = [child for child in self._children if child.process is not None]
+        if self._kill_at is not None and now > self._kill_at:
+            for child in alive:
+                log.error("killed", "process %d does not end; killing it", child.number)
+                if child.process is not None:
+                    child.process.kill()
+        waiting = not self._stop_level and any(not child.done for child in self._children)
+        return bool(alive) or waiting
+
+    def _start(self, child: Child) -> None:
+        child.started_at = time.monotonic()
+        try:
+            child.process = subprocess.Popen(
+                list(self.argv),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.env, LIFELINE: str(self._lifeline)},
+                pass_fds=(self._lifeline,),
+                start_new_session=True,
+            )
+        except OSError as exc:  # no memory, no process, the program being replaced: the others go on
+            self._start_later(child, f"cannot be started: {exc}")
+            return
+        if self._stop_level:  # the signal came while it was being made
+            child.process.send_signal(TOLD[self._stop_level])
+
+    def _bury(self, child: Child, code: int) -> None:
+        child.process = None
+        if self._stop_level:
+            if code > 0:
+                self._exit_code = self._exit_code or code
+        elif code in self.final:
+            child.done = True
+            self._exit_code = self._exit_code or code
+        elif code in HOPELESS:
+            log.logger.error("process %d cannot start (exit code %d)", child.number, code)
+            self._exit_code = code
+            self._stop(1, 0.0)
+        else:
+            how = f"signal {_name(-code)}" if code < 0 else f"exit code {code}"
+            self._start_later(child, f"ended with {how}", code)
+
+    def _start_later(self, child: Child, what: str, code: int | None = None) -> None:
+        now = time.monotonic()
+        child.crashes = 1 if now - child.started_at >= STEADY_SECONDS else child.crashes + 1
+        pause = plan.retry_delay(child.crashes, FIRST_PAUSE, LONGEST_PAUSE)
+        child.start_at = now + pause
+        text = "process %d %s; starting it again in %.1f s"
+        log.warning("restart", text, child.number, what, pause, exit_code=code)
+
+
+@contextlib.contextmanager
+def _woken(waker: int) -> Iterator[None]:
+    """Each signal, also that a child ended, writes a byte."""
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(old)
+        signal.signal(signal.SIGCHLD, before)
 
 
 def _rest(wake: int) -> None:
@@ -114,104 +198,6 @@ def _rest(wake: int) -> None:
             os.read(wake, 4096)
 
 
-@contextlib.contextmanager
-def _signals(state: _State, grace: float, wake: int) -> Iterator[None]:
-    def told(number: int, frame: FrameType | None) -> None:
-        level = 2 if number == signal.SIGQUIT or state.stop_level else 1
-        if level > state.stop_level:
-            state.stop_level = level
-            state.kill_at = time.monotonic() + PATIENCE_SECONDS + (grace if level == 1 else 0.0)
-            _pass_on(state, signal.SIGTERM if level == 1 else signal.SIGQUIT)
-
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-    before = {number: signal.signal(number, told) for number in numbers}
-    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
-    old_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(old_wake)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _pass_on(state: _State, number: signal.Signals) -> None:
-    for child in state.children:
-        if child.process is not None and child.process.poll() is None:
-            child.process.send_signal(number)
-
-
-def _tend(state: _State, argv: Sequence[str], env: Mapping[str, str], lifeline: int) -> bool:
-    """Look after every child once. False: there is nothing left to look after."""
-    now = time.monotonic()
-    if state.stop_level > state.told_level:
-        state.told_level = state.stop_level
-        what = "ending, a second signal ends them now" if state.stop_level == 1 else "ending now"
-        log.info("ending", "processes are told: %s", what)
-    for child in state.children:
-        if child.process is not None and child.process.poll() is not None:
-            _bury(state, child, now)
-        if child.process is None and not child.done and not state.stop_level and now >= child.start_at:
-            _start(state, child, argv, env, lifeline)
-    alive = [child for child in state.children if child.process is not None]
-    if state.kill_at is not None and now > state.kill_at:
-        for child in alive:
-            log.error("killed", "process %d does not end; killing it", child.number)
-            if child.process is not None:
-                child.process.kill()
-    waiting = not state.stop_level and any(not child.done for child in state.children)
-    return bool(alive) or waiting
-
-
-def _start(state: _State, child: Child, argv: Sequence[str], env: Mapping[str, str], lifeline: int) -> None:
-    child.started_at = time.monotonic()
-    try:
-        child.process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **env, LIFELINE: str(lifeline)},
-            pass_fds=(lifeline,),
-            start_new_session=True,
-        )
-    except OSError as exc:  # no memory, no process to be had, the program being replaced: the others go on
-        _start_later(child, child.started_at, f"cannot be started: {exc}")
-        return
-    if state.stop_level:  # the signal came while it was being made
-        child.process.send_signal(signal.SIGTERM if state.stop_level == 1 else signal.SIGQUIT)
-
-
-def _bury(state: _State, child: Child, now: float) -> None:
-    assert child.process is not None
-    code = child.process.returncode
-    child.process = None
-    if state.stop_level:
-        if code > 0:
-            state.exit_code = state.exit_code or code
-        return
-    if code in state.final:
-        child.done = True
-        state.exit_code = state.exit_code or code
-        return
-    if code in HOPELESS:
-        log.logger.error("process %d cannot start (exit code %d)", child.number, code)
-        state.exit_code = code
-        state.stop_level = 1
-        state.kill_at = now + PATIENCE_SECONDS
-        _pass_on(state, signal.SIGTERM)
-        return
-    how = f"signal {_name(-code)}" if code < 0 else f"exit code {code}"
-    _start_later(child, now, f"ended with {how}", code)
-
-
 def _name(number: int) -> str:
     known = {each.value: each.name for each in signal.Signals}
     return known.get(number, str(number))  # real-time signals have no names
-
-
-def _start_later(child: Child, now: float, what: str, code: int | None = None) -> None:
-    child.crashes = 1 if now - child.started_at >= STEADY_SECONDS else child.crashes + 1
-    pause = restart_pause(child.crashes)
-    child.start_at = now + pause
-    log.warning(
-        "restart", "process %d %s; starting it again in %.1f s", child.number, what, pause, exit_code=code
-    )

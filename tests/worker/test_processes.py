@@ -325,14 +325,14 @@ def test_children_that_cannot_start_are_not_started_for_ever(desk: Desk) -> None
 def test_a_supervisor_rests_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S6: the byte that woke it is taken out, or it would never pause again."""
     looks = 0
-    tend = supervisor._tend
+    tend = supervisor.Supervisor._tend
 
-    def counting(*args: Any) -> bool:
+    def counting(self: supervisor.Supervisor) -> bool:
         nonlocal looks
         looks += 1
-        return tend(*args)
+        return tend(self)
 
-    monkeypatch.setattr(supervisor, "_tend", counting)
+    monkeypatch.setattr(supervisor.Supervisor, "_tend", counting)
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.1)
     mark = tmp_path / "crashed"
     child = (
@@ -341,7 +341,7 @@ def test_a_supervisor_rests_after_a_signal(tmp_path: Path, monkeypatch: pytest.M
         "elif not mark.parent.exists(): sys.exit(2)\n"
         "else: mark.touch(); sys.exit(9)"
     )
-    assert supervisor.supervise([sys.executable, "-c", child], 1, 1.0) == 0
+    assert supervisor.Supervisor([sys.executable, "-c", child], 1, 1.0).run() == 0
     assert mark.exists()
     assert looks < 50
 
@@ -423,9 +423,9 @@ def test_a_child_that_cannot_be_made_is_tried_again(
         program.chmod(0o700)
         return 0.1
 
-    monkeypatch.setattr(supervisor, "restart_pause", install)
+    monkeypatch.setattr("fairq.worker.plan.retry_delay", install)
     with caplog.at_level(logging.WARNING, "fairq.worker"):
-        assert supervisor.supervise([str(program)], 1, 1.0) == 0
+        assert supervisor.Supervisor([str(program)], 1, 1.0).run() == 0
     assert "cannot be started" in caplog.text
 
 
