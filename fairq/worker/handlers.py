@@ -59,7 +59,9 @@ class Entry:
         "ctx",
         "ended",
         "outbox",
+        "outcome",
         "overdue",
+        "refused",
         "row",
         "run",
         "runner",
@@ -72,6 +74,9 @@ class Entry:
 
     def __init__(self, row: TurnRow, worker_id: int, outbox: Outbox, task: Kind | None) -> None:
         self.row: Any = row
+        self.outcome: Any = None
+        """How the attempt ended, not written yet; and before the database refused that."""
+        self.refused: Outcome | None = None
         self.worker_id = worker_id
         self.outbox = outbox
         self.task = task

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import compress
@@ -41,7 +42,7 @@ from fairq.worker.handlers import (
 )
 from fairq.worker.outbox import Outbox
 from fairq.worker.solo import Solo
-from fairq.worker.turn import End, timedelta_of
+from fairq.worker.turn import timedelta_of
 
 if TYPE_CHECKING:
     from fairq.worker.engine import Engine
@@ -66,12 +67,11 @@ def tell_to_stop(entry: Entry, why: Any) -> None:
         entry.runner.cancel()
 
 
-def convicted(end: End, exc: BaseException) -> End:
-    """The same attempt, failed for what the database said of its result."""
+def convict(entry: Entry, exc: BaseException) -> None:
+    """The attempt failed for what the database said of its result."""
     error = ResultNotEncodable(f"the database refuses the result: {explain(exc)}"[:500])
-    outcome = Outcome("failed", error=describe(error))
-    _log_end(end.entry, error, outcome)
-    return End(end.worker_id, end.id, end.attempt, end.entry, outcome, before=end)
+    entry.refused, entry.outcome = entry.outcome, Outcome("failed", error=describe(error))
+    _log_end(entry, error, entry.outcome)
 
 
 class Held:
@@ -127,9 +127,8 @@ class Held:
 
     def known(self, outbox: Outbox) -> set[tuple[int, int]]:
         """Every attempt that this worker knows to be its own, by id and number."""
-        entries = (*self.by_id.values(), *self.doubles, *outbox.checks)
-        known = {(entry.row.id, entry.row.attempt) for entry in entries}
-        return known | {(end.id, end.attempt) for end in outbox.ends}
+        entries = (*self.by_id.values(), *self.doubles, *outbox.checks, *outbox.ends)
+        return {(entry.row.id, entry.row.attempt) for entry in entries}
 
     # --- From the pop to the handler ---
 
@@ -391,7 +390,7 @@ class Held:
             self._engine.stuck()
         self._engine.wake()
 
-    def blamed(self, outbox: Outbox) -> list[End]:
+    def blamed(self, outbox: Outbox) -> list[Entry]:
         """From a keeper's thread, while the loop stands still: who has it has had his attempt. Where that
         cannot be told, everybody on the loop.
         """
@@ -405,12 +404,16 @@ class Held:
             if each.runner is current or (running is not None and running in (each, each.batch))
         ]
         late = TaskTimeout("the handler blocked the event loop for longer than the worker's lease")
-        return [self._out_of_time(entry, late) for entry in found or on_loop if entry.outbox is outbox]
+        # Copies: should the loop move again, it ends them as it finds them.
+        ours = [copy(entry) for entry in found or on_loop if entry.outbox is outbox]
+        for entry in ours:
+            entry.outcome = self._out_of_time(entry, late)
+        return ours
 
-    def _out_of_time(self, entry: Entry, late: TaskTimeout) -> End:
+    def _out_of_time(self, entry: Entry, late: TaskTimeout) -> Outcome:
         outcome = _account(lambda: outcome_of(late, entry.task, entry.row.attempt))
         _log_end(entry, late, outcome)
-        return End(entry.worker_id, entry.row.id, entry.row.attempt, entry, outcome)
+        return outcome
 
     # --- The end ---
 
@@ -432,10 +435,10 @@ class Held:
             log.warning(
                 "left_behind", "%r is left behind; %s", entry, whereabouts(entry.thread), **entry.facts()
             )
+            outcome = RELEASE if entry.begun_at is None else INTERRUPTED
             if entry.overdue:
-                entry.outbox.ends.append(self._out_of_time(entry, timed_out(entry)))
-            else:
-                entry.outbox.write_down(entry, RELEASE if entry.begun_at is None else INTERRUPTED)
+                outcome = self._out_of_time(entry, timed_out(entry))
+            entry.outbox.write_down(entry, outcome)
 
 
 def _account(judge: Callable[[], Outcome]) -> Outcome:

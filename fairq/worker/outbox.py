@@ -7,7 +7,6 @@ from typing import Final
 
 from fairq.outcome import Outcome
 from fairq.worker.handlers import Entry
-from fairq.worker.turn import End
 
 # When to look again whether a handler's own transaction ended its task.
 CHECK_AGAIN_AFTER: Final = (0.2, 10.0)
@@ -19,7 +18,7 @@ class Outbox:
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
         # Ended and not written.
-        self.ends: list[End] = []
+        self.ends: list[Entry] = []
         self.checks: list[Entry] = []
         self.later_checks: list[tuple[float, Entry]] = []
         self.reports: dict[int, Entry] = {}
@@ -29,8 +28,8 @@ class Outbox:
         return bool(self.ends or self.checks) or any(entry.checked == 1 for _, entry in self.later_checks)
 
     def write_down(self, entry: Entry, outcome: Outcome) -> None:
-        row = entry.row
-        self.ends.append(End(entry.worker_id, row.id, row.attempt, entry, outcome))
+        entry.outcome = outcome
+        self.ends.append(entry)
         self.wake()
 
     def check(self, entry: Entry) -> None:

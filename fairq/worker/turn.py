@@ -6,41 +6,23 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
 from fairq import driver
 from fairq.codec import encode
-from fairq.outcome import Outcome
 from fairq.queries import workers
 from fairq.worker import plan
 from fairq.worker.connect import FAILURES
 from fairq.worker.handlers import SUCCEEDED, Entry
 
 
-@dataclass(slots=True)  # frozen ones take four times as long to make, and there is one for each task
-class End:
-    """An attempt that ended, not written yet."""
-
-    worker_id: int
-    id: int
-    attempt: int
-    entry: Entry
-    outcome: Outcome
-    before: End | None = None
-    """As it was before the database refused its result."""
-
-    @property
-    def size(self) -> int:
-        return len(self.outcome.result or "") + len(self.outcome.error or "")
-
-
 @dataclass(slots=True)
 class Turn:
     """What to send in one round trip."""
 
-    ends: list[End] = field(default_factory=list)
+    ends: list[Entry] = field(default_factory=list)
     checks: list[Entry] = field(default_factory=list)
     reports: list[Entry] = field(default_factory=list)
     starts: list[Entry] = field(default_factory=list)
@@ -50,17 +32,18 @@ class Turn:
         return bool(self.pop or self.ends or self.starts or self.checks or self.reports)
 
 
-def cut(ends: list[End]) -> list[End]:
+def cut(ends: list[Entry]) -> list[Entry]:
     """The first of these, as many as go into one statement."""
     if not ends:
         return []
-    sizes = [0 if end.outcome is SUCCEEDED else end.size for end in ends[: plan.MOST_ENDS]]
+    outcomes = [entry.outcome for entry in ends[: plan.MOST_ENDS]]
+    sizes = [0 if each is SUCCEEDED else len(each.result or "") + len(each.error or "") for each in outcomes]
     return ends[: plan.batch_size(sizes)]
 
 
-def by_worker(*lists: Sequence[Any]) -> dict[int, list[list[Any]]]:
+def by_worker(*lists: Sequence[Entry]) -> dict[int, list[list[Entry]]]:
     """What is in these lists, under the worker number that it was popped with. Nearly always there is one."""
-    groups: dict[int, list[list[Any]]] = {}
+    groups: dict[int, list[list[Entry]]] = {}
     for place, items in enumerate(lists):
         for item in items:
             group = groups.get(item.worker_id)
@@ -73,65 +56,66 @@ def by_worker(*lists: Sequence[Any]) -> dict[int, list[list[Any]]]:
 # --- The calls -------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Steps:
-    """Whom to ask for how many tasks, one after the other, and how many in all."""
+class Asked(NamedTuple):
+    """What a pop is for, and what its answer is compared with."""
 
-    queues: Sequence[str]
-    mosts: Sequence[int]
-    room: int
+    queues: Sequence[str] = ()
+    """Whom to ask, one after the other, for how many at most; and how many in all."""
+    mosts: Sequence[int] = ()
+    room: int = 0
+    batch: int = 0
+    places: Sequence[tuple[int, int]] = ()
+    """The steps by the place of the queue."""
+    rings: int = 0
+    """Notices that had come before."""
+    holds: bool = False
+    """Whether handlers ran, which might make work that it does not see."""
 
 
-NOBODY = Steps((), (), 0)
+NOTHING = Asked()
 
 
 def turn_call(
-    worker_id: int, ends: Sequence[End], starts: Sequence[Entry], steps: Steps, claim_lease: timedelta | None
+    worker_id: int,
+    ends: Sequence[Entry],
+    starts: Sequence[Entry] = (),
+    asked: Asked = NOTHING,
+    claim_lease: timedelta | None = None,
 ) -> driver.Call[list[workers.TurnRow]]:
-    outcomes = [end.outcome for end in ends]
+    outcomes = [entry.outcome for entry in ends]
     if all(outcome is SUCCEEDED for outcome in outcomes):
         outcomes = []
-    started = _names(starts)
+    ended, started = names(ends), names(starts)
     return workers.turn.call(
         worker_id=worker_id,
-        queues=steps.queues,
-        mosts=steps.mosts,
-        max_tasks=steps.room,
+        queues=asked.queues,
+        mosts=asked.mosts,
+        max_tasks=asked.room,
         claim_lease=claim_lease,
-        ended_ids=[end.id for end in ends],
-        ended_attempts=[end.attempt for end in ends],
+        ended_ids=ended["ids"],
+        ended_attempts=ended["attempts"],
         outcomes=[each.outcome for each in outcomes] or None,
         results=_unless_empty([each.result for each in outcomes]),
         errors=_unless_empty([each.error for each in outcomes]),
         retry_delays=_unless_empty([timedelta_of(each.retry_delay) for each in outcomes]),
         holds=_unless_empty([each.hold for each in outcomes]),
-        costs=_unless_empty([None if end.entry.ctx is None else end.entry.ctx.charged for end in ends]),
+        costs=_unless_empty([None if entry.ctx is None else entry.ctx.charged for entry in ends]),
         started_ids=started["ids"],
         started_attempts=started["attempts"],
     )
 
 
-def check_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:
-    return workers.held_tasks.call(worker_id=worker_id, **_names(entries))
-
-
 def report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:
-    told = [
-        (entry.row.id, entry.row.attempt, entry.ctx.last_progress, entry.ctx.charged)
-        for entry in entries
-        if entry.ctx is not None
-    ]
-    progress = [each for _, _, each, _ in told]
+    progress = [entry.ctx.last_progress for entry in entries]
     return workers.report_progress.call(
         worker_id=worker_id,
-        ids=[id for id, _, _, _ in told],
-        attempts=[attempt for _, attempt, _, _ in told],
+        **names(entries),
         done=[None if each is None else each.done for each in progress],
         totals=_unless_empty([None if each is None else each.total for each in progress]),
         notes=_unless_empty(
             [None if each is None or each.note is None else encode(each.note, "note") for each in progress]
         ),
-        costs=_unless_empty([charged for _, _, _, charged in told]),
+        costs=_unless_empty([entry.ctx.charged for entry in entries]),
     )
 
 
@@ -139,7 +123,7 @@ def timedelta_of(seconds: float | None) -> timedelta | None:
     return None if seconds is None else timedelta(seconds=min(max(seconds, 0.0), 1e9))
 
 
-def _names(entries: Sequence[Entry]) -> dict[str, list[int]]:
+def names(entries: Sequence[Entry]) -> dict[str, list[int]]:
     return {"ids": [entry.row.id for entry in entries], "attempts": [entry.row.attempt for entry in entries]}
 
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
@@ -23,16 +24,15 @@ from fairq.worker import shares as sharing
 from fairq.worker.config import limits
 from fairq.worker.connect import FAILURES, is_about_data, is_read_only, is_unknown_worker, is_worth_a_try
 from fairq.worker.handlers import RELEASE, Entry
-from fairq.worker.held import convicted
+from fairq.worker.held import convict
 from fairq.worker.rota import LATE, Place
 from fairq.worker.turn import (
-    NOBODY,
-    End,
-    Steps,
+    NOTHING,
+    Asked,
     Turn,
     by_worker,
-    check_call,
     cut,
+    names,
     one_transaction,
     report_call,
     turn_call,
@@ -45,29 +45,6 @@ if TYPE_CHECKING:
 REPORT_SECONDS: Final = 1.0
 # What a database can raise, and what cannot be sent to it.
 REFUSALS: Final = (*FAILURES, UnicodeError)
-
-
-class Asked(NamedTuple):
-    """What a pop was for, to be compared with its answer."""
-
-    room: int
-    batch: int
-    places: list[tuple[int, int]]
-    """Of several queues: which was asked for how many."""
-    rings: int
-    """Notices that had come before."""
-    holds: bool
-    """Whether handlers ran, which might make work that it does not see."""
-    whom: Steps
-
-
-class Said(NamedTuple):
-    """What a turn was about, to be compared with its answer."""
-
-    worker_id: int
-    ends: Sequence[End]
-    starts: Sequence[Entry]
-    asked: Asked | None
 
 
 class Turns:
@@ -159,7 +136,7 @@ class Turns:
         """From the keeper's thread, while the loop stands still: what has ended is written all the same."""
         blamed = self.held.blamed(self.outbox) if dead else []
         return [
-            turn_call(holder, ends, [], NOBODY, None)
+            turn_call(holder, ends)
             for some in (blamed, self.outbox.ends)
             for holder, (ends,) in by_worker(some).items()
         ]
@@ -195,66 +172,73 @@ class Turns:
 
     async def _send(self, conn: psycopg.AsyncConnection[Any], turn: Turn) -> None:
         """One round trip, one transaction. Nothing here changes but by an answer."""
-        calls: list[tuple[driver.Call[Any], Any, Callable[[Any, Any], None]]] = []
+        calls: list[tuple[driver.Call[Any], Callable[[Any], None]]] = []
+        call: driver.Call[Any]
         for holder, (checks,) in by_worker(turn.checks).items():
-            calls.append((check_call(holder, checks), checks, self.held.checked))
+            call = workers.held_tasks.call(worker_id=holder, **names(checks))
+            calls.append((call, partial(self.held.checked, checks)))
         for holder, (reports,) in by_worker(turn.reports).items():
-            calls.append((report_call(holder, reports), reports, lambda about, answer: None))
+            calls.append((report_call(holder, reports), lambda answer: None))
         groups = by_worker(turn.ends, turn.starts)
-        asked, ours = None, self.membership.worker_id
+        asked, ours = NOTHING, self.membership.worker_id
         if turn.pop and ours is not None:
             groups.setdefault(ours, [[], []])
             asked = self._ask(turn.pop)
         # What others of our numbers held is written before we ask for more.
         for holder, (ends, starts) in sorted(groups.items(), key=lambda each: each[0] == ours):
-            about = Said(holder, ends, starts, asked if holder == ours else None)
-            whom = about.asked.whom if about.asked is not None else NOBODY
-            call = turn_call(holder, ends, starts, whom, self._claim_lease)
-            calls.append((call, about, self._answered))
-        if asked is not None and len(self.rota.places) > 1:
-            calls.append((workers.standings.call(queues=self.queues), self.place, self.rota.stands))
+            about = asked if holder == ours else NOTHING
+            call = turn_call(holder, ends, starts, about, self._claim_lease)
+            calls.append((call, partial(self._answered, holder, ends, starts, about)))
+        if asked.room and len(self.rota.places) > 1:
+            call = workers.standings.call(queues=self.queues)
+            calls.append((call, partial(self.rota.stands, self.place)))
 
         if len(calls) == 1 and not self.database.sets_terms:
             answers = [await driver.send_async(conn, calls[0][0])]  # a statement is a transaction by itself
         else:
             async with one_transaction(conn, self.database.sets_terms):
-                answers = [await driver.send_async(conn, call) for call, _, _ in calls]
+                answers = [await driver.send_async(conn, call) for call, _ in calls]
         if turn.reports:
             self._report_at = time.monotonic() + REPORT_SECONDS
-        for (_, about, read), answer in zip(calls, answers, strict=True):
-            read(about, answer.result())
+        for (_, read), answer in zip(calls, answers, strict=True):
+            read(answer.result())
         self.held.go()
 
     def _ask(self, room: int) -> Asked:
-        queues, rings, holds = self.queues, self.waking.rings, self.held.may_end
         batch = min(room, self.limits.claim_batch)
-        if len(queues) == 1:
-            return Asked(room, batch, [], rings, holds, Steps(queues, (batch,), batch))
-        if self._shares is None:  # in order of priority, each for as many as there is room for
-            places = [(place, batch) for place in range(len(queues))]
-        else:
-            room = batch
-            places = sharing.steps(self._shares, room)
-        whom = Steps([queues[place] for place, _ in places], [most for _, most in places], room)
-        return Asked(room, batch, places, rings, holds, whom)
+        if self._shares is not None:
+            room, places = batch, sharing.steps(self._shares, batch)
+        else:  # in order of priority, each for as many as there is room for
+            places = [(place, batch) for place in range(len(self.queues))]
+            room = batch if len(places) == 1 else room
+        queues, mosts = [self.queues[place] for place, _ in places], [most for _, most in places]
+        return Asked(queues, mosts, room, batch, places, self.waking.rings, self.held.may_end)
 
-    def _answered(self, said: Said, rows: list[workers.TurnRow]) -> None:
+    def _answered(
+        self,
+        worker_id: int,
+        ends: Sequence[Entry],
+        starts: Sequence[Entry],
+        asked: Asked,
+        rows: list[workers.TurnRow],
+    ) -> None:
         *tasks, head = rows
-        if said.ends:
-            self._finished(said.ends, head.ended or [])
-        if said.starts:
+        if ends:
+            self._finished(ends, head.ended or [])
+        if starts:
             there = set(head.started or [])
-            for entry in said.starts:
+            for entry in starts:
                 self.held.started(entry, ours=entry.row.id in there)
-        if said.asked is not None:
-            self._popped(said.worker_id, said.asked, tasks, head.due_in)
+        if asked.room:
+            self._popped(worker_id, asked, tasks, head.due_in)
 
-    def _finished(self, ends: Sequence[End], accepted: list[int]) -> None:
+    def _finished(self, ends: Sequence[Entry], accepted: list[int]) -> None:
         if len(accepted) == len(ends):
             return
         there = set(accepted)
         # What was to be given back, and others have by now, is where it was to go.
-        if stale := [end.id for end in ends if end.id not in there and end.outcome is not RELEASE]:
+        lost = [entry for entry in ends if entry.row.id not in there]
+        if stale := [entry.row.id for entry in lost if entry.outcome is not RELEASE]:
             log.warning(
                 "stale",
                 "%d ended attempts were not accepted: written already, or no longer this worker's: %s",
@@ -267,7 +251,7 @@ class Turns:
     def _popped(
         self, worker_id: int, asked: Asked, rows: list[workers.TurnRow], due_in: float | None
     ) -> None:
-        if self._shares is not None and asked.places:
+        if self._shares is not None:
             counts = Counter(row.queue for row in rows)
             by_place = [counts[queue] for queue in self.queues]
             self._shares = sharing.served(self._shares, asked.places, by_place, asked.room)
@@ -314,13 +298,13 @@ class Turns:
             self.place.took = 0.0
         self.database.failed(exc, "to take a turn")
 
-    async def _write_with_care(self, ends: list[End]) -> None:
+    async def _write_with_care(self, ends: list[Entry]) -> None:
         """The database refuses a value among these. Find whose, let that attempt fail for it, write the
         others.
         """
         outbox = self.outbox
         outbox.ends = outbox.ends[len(ends) :]
-        pending: list[Sequence[End]] = [ends]
+        pending: list[Sequence[Entry]] = [ends]
         try:
             while pending:
                 batch = pending[-1]
@@ -329,18 +313,17 @@ class Turns:
                         await self._send(conn, Turn(ends=list(batch)))
                     pending.pop()
                 except REFUSALS as exc:
-                    innocent = batch[0].before
-                    if innocent is not None:
-                        pending[-1] = [innocent]  # not its result, then: something is wrong in general
+                    entry = batch[0]
+                    if entry.refused is not None:
+                        # Not its result, then: something is wrong in general.
+                        entry.outcome, entry.refused = entry.refused, None
                         raise
                     if not is_about_data(exc):
                         raise
-                    pending.pop()
                     if len(batch) == 1:
-                        pending.append([convicted(batch[0], exc)])
+                        convict(entry, exc)
                     else:
-                        first, second = plan.halves(batch)
-                        pending += [second, first]
+                        pending[-1:] = reversed(plan.halves(batch))
         except REFUSALS as exc:
             self.database.failed(exc, "to write how tasks ended")
             if self.database.conn is not None and self.database.is_broken:
@@ -348,4 +331,4 @@ class Turns:
         else:
             self.database.succeeded()
         finally:
-            outbox.ends = [end for batch in pending for end in batch] + outbox.ends
+            outbox.ends = [entry for batch in pending for entry in batch] + outbox.ends
