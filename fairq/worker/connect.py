@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import Any
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fairq.errors import Unavailable, UnknownWorker, is_retryable, sqlstate_of, translate
+from fairq.worker import log
+
+Conn = TypeVar("Conn", bound="psycopg.BaseConnection[Any]")
 
 # What a database, or the way to it, can raise.
 FAILURES = (psycopg.Error, OSError)
@@ -48,6 +53,30 @@ def hang_up(conn: psycopg.BaseConnection[Any]) -> None:
     """Break a connection off, from any thread: who waits for an answer on it gets an error instead."""
     with contextlib.suppress(*FAILURES), socket.socket(fileno=os.dup(conn.fileno())) as way:
         way.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def answering(conn: Conn, seconds: float) -> Iterator[Conn]:
+    """Within, who waits in vain for an answer gets an error. From any thread."""
+    hung_up = threading.Event()
+
+    def impatient() -> None:
+        log.warning("no_answer", "no answer for %.0f s; the connection is broken off", seconds)
+        hung_up.set()
+        hang_up(conn)
+
+    timer = threading.Timer(seconds, impatient)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # the system gives no more threads: then without
+        timer.start()
+    try:
+        yield conn
+    except psycopg.OperationalError as exc:
+        if hung_up.is_set():
+            raise TimeoutError(HUNG_UP) from exc
+        raise
+    finally:
+        timer.cancel()
 
 
 def is_unknown_worker(exc: BaseException) -> bool:

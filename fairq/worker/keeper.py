@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ import psycopg
 from fairq import driver, schedules
 from fairq.queries import workers
 from fairq.worker import log, plan
-from fairq.worker.connect import FAILURES, HUNG_UP, conninfo, explain, hang_up, is_unknown_worker
+from fairq.worker.connect import FAILURES, answering, conninfo, explain, is_unknown_worker
 
 if TYPE_CHECKING:
     from fairq.worker.node import Node
@@ -132,37 +132,13 @@ class Keeper:
             self._conn = psycopg.connect(to, autocommit=True, prepare_threshold=None)
         return self._conn
 
-    @contextlib.contextmanager
-    def _limited(self, seconds: float) -> Iterator[psycopg.Connection[Any]]:
-        """The connection, for a call that has to be answered within so many seconds."""
-        conn = self._connected()
-        hung_up = threading.Event()
-
-        def impatient() -> None:
-            log.warning("no_answer", "no answer to the keeper for %.0f s", seconds)
-            hung_up.set()
-            hang_up(conn)
-
-        timer = threading.Timer(seconds, impatient)
-        timer.daemon = True
-        with contextlib.suppress(RuntimeError):  # the system gives no more threads: then without
-            timer.start()
-        try:
-            yield conn
-        except psycopg.OperationalError as exc:
-            if hung_up.is_set():
-                raise TimeoutError(HUNG_UP) from exc
-            raise
-        finally:
-            timer.cancel()
-
     def _beat(self) -> None:
         node, worker_id = self._node, self._node.membership.worker_id
         if worker_id is not None:
             try:
                 # With the ids it is a look-up of each; without, all wishes to cancel would be read that
                 # anybody has, 100,000 of them in 130 ms.
-                with self._limited(self._limits.patience) as conn:
+                with answering(self._connected(), self._limits.patience) as conn:
                     cancelled = workers.heartbeat(
                         conn,
                         worker_id=worker_id,
@@ -192,7 +168,7 @@ class Keeper:
         """
         longest = timedelta(seconds=self._limits.patience)
         until = time.monotonic() + longest.total_seconds()
-        with self._limited(self._limits.patience) as conn:
+        with answering(self._connected(), self._limits.patience) as conn:
             parts = workers.upkeep_parts(conn)
         for part in parts:
             if part == "schedules":  # as they come due, and few at a time
@@ -201,7 +177,7 @@ class Keeper:
                 return
             try:
                 # A server that is there ends the part by itself.
-                with self._limited(self._limits.patience + 2.0) as conn, conn.transaction():
+                with answering(self._connected(), self._limits.patience + 2.0) as conn, conn.transaction():
                     # Local to the transaction, so it works behind a pooler too.
                     conn.execute("set transaction isolation level read committed")
                     conn.execute(
@@ -242,7 +218,7 @@ class Keeper:
             self._stalls += 1
         most = plan.ticks_at_a_time(self._limits.slots, self._late, self._stalls)
         try:
-            with self._limited(self._limits.patience) as conn:
+            with answering(self._connected(), self._limits.patience) as conn:
                 said = json.loads(workers.fire_schedules(conn, most=most, after_id=last))
                 if said["unplanned"]:
                     schedules.plan_due(conn)
@@ -292,7 +268,7 @@ class Keeper:
         """
         node, worker_id = self._node, self._node.membership.worker_id
         try:
-            with self._limited(self._limits.patience) as conn:
+            with answering(self._connected(), self._limits.patience) as conn:
                 for call in node.turns.last_words(dead):
                     with contextlib.suppress(psycopg.DataError):  # a result that the database refuses
                         driver.run(conn, call)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -18,7 +17,7 @@ from psycopg import sql
 
 from fairq.dsn import describe, resolve
 from fairq.worker import log, plan
-from fairq.worker.connect import FAILURES, conninfo, explain, hang_up
+from fairq.worker.connect import FAILURES, answering, conninfo, explain
 
 if TYPE_CHECKING:
     from fairq.worker.node import Node
@@ -58,12 +57,12 @@ class Listener:
     async def _run(self) -> None:
         node, settings, waking = self._node, self._node.settings, self._node.waking
         pauses = settings.db_retry_initial_ms / 1000, settings.db_retry_max_ms / 1000
-        failures, proven = 0, False
+        patience, failures, proven = node.limits.patience, 0, False
         while True:
             try:
                 async with await _connect(self._conninfo) as conn:
                     if not proven:
-                        with self._limited(conn, 2 * TEST_SECONDS):
+                        with answering(conn, patience + 2 * TEST_SECONDS):
                             proven = await self._hears(conn)
                         if not proven:
                             self._settled.set()
@@ -72,7 +71,7 @@ class Listener:
                         # statements.
                         if not settings.listen_dsn:
                             node.database.prepare_statements()
-                    with self._limited(conn):
+                    with answering(conn, patience):
                         await conn.execute(sql.SQL("listen {}").format(sql.Identifier(CHANNEL)))
                     failures = 0
                     waking.is_listening = True
@@ -85,7 +84,7 @@ class Listener:
                             if notice.payload in node.engine.queues:
                                 waking.rung()
                         # A server that hangs is as silent as an idle queue.
-                        with self._limited(conn):
+                        with answering(conn, patience):
                             await conn.execute("select")
             except FAILURES as exc:
                 failures += 1
@@ -93,15 +92,6 @@ class Listener:
             finally:
                 waking.is_listening = False
             await asyncio.sleep(plan.retry_delay(failures, *pauses))
-
-    @contextlib.contextmanager
-    def _limited(self, conn: Conn, more: float = 0.0) -> Iterator[None]:
-        """Within, who waits in vain for an answer gets an error."""
-        timer = asyncio.get_running_loop().call_later(self._node.limits.patience + more, hang_up, conn)
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     async def _hears(self, conn: Conn) -> bool:
         """Whether a notice arrives. If not, LISTEN is taken back: whoever had that session of the pooler next
