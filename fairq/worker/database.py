@@ -57,7 +57,7 @@ class Database:
         self._is_last = is_last
         self.lead_to(dsn, name)
         self.failures = 0
-        self._not_before = 0.0
+        self.not_before = 0.0
         own = limits(settings)
         self._breaker = circuit.Breaker(settings.breaker_threshold, own.cooldown)
         self.trips = 0
@@ -183,16 +183,11 @@ class Database:
         if self._breaker.state == "open":
             return circuit.wait(self._breaker, now)
         # Half open: turns follow each other, so no probe is out: who was let through had nothing to send.
-        return self._not_before - now
+        return self.not_before - now
 
-    def pause_at_the_end(self, now: float) -> float:
-        """The same without the breaker: who is to end has no time to leave anybody alone."""
-        return self._not_before - now
-
-    def may_pass(self, now: float) -> bool:
-        """Ask right before a try: it may be the breaker's one probe."""
-        self._breaker, passes = circuit.may_pass(self._breaker, now)
-        return passes or self._breaker.state == "half_open"
+    def probe(self, now: float) -> None:
+        """Right before a try: it may be the breaker's one probe."""
+        self._breaker, _ = circuit.may_pass(self._breaker, now)
 
     def succeeded(self) -> None:
         if self.failures:
@@ -202,7 +197,7 @@ class Database:
 
     def answered(self) -> None:
         """To somebody: there is no reason to wait any longer."""
-        self._not_before = 0.0
+        self.not_before = 0.0
         if self._breaker.state != "closed":
             log.info("circuit_closed", "[circuit closed] %s answers", self._called)
         self._breaker = circuit.succeeded(self._breaker)
@@ -225,7 +220,7 @@ class Database:
         )
         if self._deadline is not None:  # rather another try than a long pause before none
             pause = min(pause, max(self._deadline - now - ONE_TRY, 0) / 2)
-        self._not_before = now + pause
+        self.not_before = now + pause
         error = explain(exc)
         log.warning(
             "database_failed",

@@ -151,12 +151,13 @@ class Node:
         """Whether the database may be tried now; else wait, until that is over or we are told to stop."""
         now = time.monotonic()
         pause = self.database.pause(now)
-        if self.ending.level:
-            pause = min(self.database.pause_at_the_end(now), 1.0)
+        if self.ending.level:  # no time to leave anybody alone
+            pause = min(self.database.not_before - now, 1.0)
         if pause > 0:
             await self.waking.sleep(pause)
-            return False
-        return self.ending.level > 0 or self.database.may_pass(now)
+        elif not self.ending.level:
+            self.database.probe(now)
+        return pause <= 0
 
     async def _work(self) -> None:
         while not self.ending.level:
@@ -218,7 +219,7 @@ class Node:
         now = time.monotonic()
         turn = self.turns.to_write()
         if turn:
-            pause = min(self.database.pause_at_the_end(now), 0.5)
+            pause = min(self.database.not_before - now, 0.5)
             if pause > 0:
                 await self.waking.sleep(pause)
             else:
