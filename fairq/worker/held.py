@@ -127,7 +127,8 @@ class Held:
 
     def known(self, outbox: Outbox) -> set[tuple[int, int]]:
         """Every attempt that this worker knows to be its own, by id and number."""
-        entries = (*self.by_id.values(), *self.doubles, *outbox.checks, *outbox.ends)
+        checks = (entry for _, entry in outbox.checks)
+        entries = (*self.by_id.values(), *self.doubles, *checks, *outbox.ends)
         return {(entry.row.id, entry.row.attempt) for entry in entries}
 
     # --- From the pop to the handler ---
@@ -346,7 +347,7 @@ class Held:
                 _log_end(entry, lost, outcome)
                 entry.outbox.write_down(entry, outcome)
             else:
-                entry.outbox.check_later(entry, now)
+                entry.outbox.check_again(entry, now)
 
     # --- Before its time ---
 

@@ -224,7 +224,7 @@ class Node:
                 await self.waking.sleep(pause)
             else:
                 await self.turns.take(turn)
-        elif self.outbox.later_checks:
+        elif self.outbox.checks:
             await self.waking.sleep(0.05)
         else:
             pause = 0.5 if self.ending.at is None else self.ending.at - now

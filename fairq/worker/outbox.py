@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Final
 
 from fairq.outcome import Outcome
@@ -19,35 +21,32 @@ class Outbox:
         self.wake = wake
         # Ended and not written.
         self.ends: list[Entry] = []
-        self.checks: list[Entry] = []
-        self.later_checks: list[tuple[float, Entry]] = []
+        self.checks: list[tuple[float, Entry]] = []
+        """When to see whether a handler's own transaction has ended its task, in order."""
         self.reports: dict[int, Entry] = {}
 
     @property
     def unwritten(self) -> bool:
-        return bool(self.ends or self.checks) or any(entry.checked == 1 for _, entry in self.later_checks)
+        return bool(self.ends) or any(entry.checked <= 1 for _, entry in self.checks)
 
     def write_down(self, entry: Entry, outcome: Outcome) -> None:
         entry.outcome = outcome
         self.ends.append(entry)
         self.wake()
 
+    def due_checks(self, now: float) -> list[Entry]:
+        return [entry for _, entry in self.checks[: bisect(self.checks, now, key=itemgetter(0))]]
+
     def check(self, entry: Entry) -> None:
         """Its handler ended it in a transaction of its own: did that commit?"""
-        self.checks.append(entry)
+        self.checks.insert(0, (0.0, entry))
         self.wake()
 
-    def check_later(self, entry: Entry, now: float) -> None:
+    def check_again(self, entry: Entry, now: float) -> None:
+        """It ended, or its transaction is still open, perhaps just being rolled back."""
         if entry.checked < len(CHECK_AGAIN_AFTER):
-            # Ended, or its transaction is still open, perhaps just being rolled back: look again.
-            self.later_checks.append((now + CHECK_AGAIN_AFTER[entry.checked], entry))
-            self.later_checks.sort(key=lambda each: each[0])
+            insort(self.checks, (now + CHECK_AGAIN_AFTER[entry.checked], entry), key=itemgetter(0))
             entry.checked += 1
-
-    def fetch_due_checks(self, now: float) -> None:
-        if self.later_checks and self.later_checks[0][0] <= now:
-            self.checks += [entry for at, entry in self.later_checks if at <= now]
-            self.later_checks = [each for each in self.later_checks if each[0] > now]
 
     def report(self, entry: Entry) -> bool:
         """In the handler's thread. Whether it is the only one, so that the loop has to be told."""

@@ -76,8 +76,7 @@ class Turns:
     def to_write(self) -> Turn:
         """What has ended and is not written."""
         outbox = self.outbox
-        outbox.fetch_due_checks(time.monotonic())
-        return Turn(ends=cut(outbox.ends), checks=outbox.checks)
+        return Turn(ends=cut(outbox.ends), checks=outbox.due_checks(time.monotonic()))
 
     def next(self) -> Turn:
         now = time.monotonic()
@@ -124,8 +123,7 @@ class Turns:
         if outbox.reports:
             times.append(self._report_at)
         times += self.membership.reconcile_at[:1]
-        if outbox.later_checks:
-            times.append(outbox.later_checks[0][0])
+        times += [at for at, _ in outbox.checks[:1]]
         gives_up_at = held.solo.gives_up_at
         if gives_up_at is not None:
             times.append(gives_up_at)
@@ -147,7 +145,7 @@ class Turns:
         """Send a turn. What was taken out of our lists for it comes back when it fails."""
         outbox = self.outbox
         outbox.ends = outbox.ends[len(turn.ends) :]
-        outbox.checks = []
+        del outbox.checks[: len(turn.checks)]
         for entry in turn.reports:
             outbox.reports.pop(entry.row.id, None)
         with self.rota.busy(self.place, turn.pop):
@@ -156,7 +154,7 @@ class Turns:
                     await self._send(conn, turn)
             except BaseException as exc:
                 outbox.ends = turn.ends + outbox.ends
-                outbox.checks = turn.checks + outbox.checks
+                outbox.checks = [(0.0, entry) for entry in turn.checks] + outbox.checks
                 if isinstance(exc, REFUSALS):
                     if is_worth_a_try(exc):
                         outbox.report_again(turn.reports)
