@@ -50,49 +50,29 @@ SLICE_SECONDS: Final = 0.001
 class Entry:
     """One popped task until its end is written."""
 
-    __slots__ = (
-        "abandoned",
-        "batch",
-        "begun_at",
-        "checked",
-        "claimed_until",
-        "ctx",
-        "ended",
-        "outbox",
-        "outcome",
-        "overdue",
-        "refused",
-        "row",
-        "run",
-        "runner",
-        "stop",
-        "task",
-        "thread",
-        "timer",
-        "worker_id",
-    )
+    # On the class, and not set for each task: of most entries few of these ever change.
+    batch: Together | None = None
+    run: Runner | None = None
+    ctx: Any = None
+    runner: asyncio.Task[Any] | None = None
+    thread: threading.Thread | None = None
+    timer: asyncio.TimerHandle | None = None
+    claimed_until = 0.0
+    checked = 0
+    stop: Stop | None = None
+    begun_at: float | None = None
+    ended = False
+    overdue = False
+    abandoned = False
+    outcome: Any = None
+    """How the attempt ended, not written yet; and before the database refused that."""
+    refused: Outcome | None = None
 
     def __init__(self, row: TurnRow, worker_id: int, outbox: Outbox, task: Kind | None) -> None:
         self.row: Any = row
-        self.outcome: Any = None
-        """How the attempt ended, not written yet; and before the database refused that."""
-        self.refused: Outcome | None = None
         self.worker_id = worker_id
         self.outbox = outbox
         self.task = task
-        self.batch: Together | None = None
-        self.run: Runner | None = None
-        self.ctx: Any = None
-        self.runner: asyncio.Task[Any] | None = None
-        self.thread: threading.Thread | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.claimed_until = 0.0
-        self.checked = 0
-        self.stop: Stop | None = None
-        self.begun_at: float | None = None
-        self.ended = False
-        self.overdue = False
-        self.abandoned = False
 
     def __repr__(self) -> str:
         row = self.row
@@ -117,8 +97,6 @@ class Entry:
 
 class Together(Entry):
     """Tasks that one call of their handler runs. What is learned of that call is known of each."""
-
-    __slots__ = ("entries",)
 
     def __init__(self, entries: list[Entry]) -> None:
         first = entries[0]
