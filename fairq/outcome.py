@@ -8,6 +8,7 @@ import random
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairq.codec import encode
@@ -47,6 +48,11 @@ class Outcome:
     """Seconds; None takes the queue's back-off."""
     hold: str | None = None
     """What nothing else is started of for as long: group or key."""
+
+    @property
+    def delay(self) -> timedelta | None:
+        seconds = self.retry_delay
+        return None if seconds is None else timedelta(seconds=min(max(seconds, 0.0), 1e9))
 
 
 UNHANDLED = "unhandled_error"  # the code where an exception brings none of its own

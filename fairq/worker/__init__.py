@@ -5,7 +5,6 @@ engine      the run, and the app's lifespan around it
 node        one database: turn after turn, from registering to signing off
 cluster     several of them, on Citus
 turns       what the next turn sends, how, and what its answer or its failure means
-turn        the statements of a turn
 membership  under which number the database knows it, and what it holds by the book
 ending      who asked it to end, how urgently, until when
 held        the tasks in hand, from the pop to the end

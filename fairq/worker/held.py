@@ -42,7 +42,6 @@ from fairq.worker.handlers import (
 )
 from fairq.worker.outbox import Outbox
 from fairq.worker.solo import Solo
-from fairq.worker.turn import timedelta_of
 
 if TYPE_CHECKING:
     from fairq.worker.engine import Engine
@@ -447,7 +446,7 @@ def _account(judge: Callable[[], Outcome]) -> Outcome:
     try:
         outcome = judge()
         if outcome.retry_delay is not None:
-            timedelta_of(outcome.retry_delay)
+            _ = outcome.delay
     except Exception as exc:  # the error's text cannot be had, its delay is no number, or something like that
         return Outcome("retry", error=describe(RuntimeError(f"no account of it: {type(exc).__name__}")))
     return outcome

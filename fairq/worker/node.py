@@ -25,8 +25,7 @@ from fairq.worker.keeper import Keeper
 from fairq.worker.listen import Listener
 from fairq.worker.membership import Membership
 from fairq.worker.outbox import Outbox
-from fairq.worker.turn import Turn, one_transaction
-from fairq.worker.turns import Turns
+from fairq.worker.turns import Turn, Turns, one_transaction
 from fairq.worker.waking import Waking
 
 if TYPE_CHECKING:

@@ -6,37 +6,28 @@ made again, and what ended stays in the `Outbox` until it is written.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 
 from fairq import driver
+from fairq.codec import encode
 from fairq.errors import sqlstate_of
 from fairq.queries import workers
 from fairq.worker import log, plan
 from fairq.worker import shares as sharing
 from fairq.worker.config import limits
 from fairq.worker.connect import FAILURES, is_about_data, is_read_only, is_unknown_worker, is_worth_a_try
-from fairq.worker.handlers import RELEASE, Entry
+from fairq.worker.handlers import RELEASE, SUCCEEDED, Entry
 from fairq.worker.held import convict
 from fairq.worker.rota import LATE, Place
-from fairq.worker.turn import (
-    NOTHING,
-    Asked,
-    Turn,
-    by_worker,
-    cut,
-    names,
-    one_transaction,
-    report_call,
-    turn_call,
-)
 
 if TYPE_CHECKING:
     from fairq.worker.node import Node
@@ -45,6 +36,39 @@ if TYPE_CHECKING:
 REPORT_SECONDS: Final = 1.0
 # What a database can raise, and what cannot be sent to it.
 REFUSALS: Final = (*FAILURES, UnicodeError)
+
+
+@dataclass(slots=True)
+class Turn:
+    """What to send in one round trip."""
+
+    ends: list[Entry] = field(default_factory=list)
+    checks: list[Entry] = field(default_factory=list)
+    reports: list[Entry] = field(default_factory=list)
+    starts: list[Entry] = field(default_factory=list)
+    pop: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.pop or self.ends or self.starts or self.checks or self.reports)
+
+
+class Asked(NamedTuple):
+    """What a pop is for, and what its answer is compared with."""
+
+    queues: Sequence[str] = ()
+    """Whom to ask, one after the other, for how many at most; and how many in all."""
+    mosts: Sequence[int] = ()
+    room: int = 0
+    batch: int = 0
+    places: Sequence[tuple[int, int]] = ()
+    """The steps by the place of the queue."""
+    rings: int = 0
+    """Notices that had come before."""
+    holds: bool = False
+    """Whether handlers ran, which might make work that it does not see."""
+
+
+NOTHING = Asked()
 
 
 class Turns:
@@ -76,7 +100,7 @@ class Turns:
     def to_write(self) -> Turn:
         """What has ended and is not written."""
         outbox = self.outbox
-        return Turn(ends=cut(outbox.ends), checks=outbox.due_checks(time.monotonic()))
+        return Turn(ends=_cut(outbox.ends), checks=outbox.due_checks(time.monotonic()))
 
     def next(self) -> Turn:
         now = time.monotonic()
@@ -134,9 +158,9 @@ class Turns:
         """From the keeper's thread, while the loop stands still: what has ended is written all the same."""
         blamed = self.held.blamed(self.outbox) if dead else []
         return [
-            turn_call(holder, ends)
+            _turn_call(holder, ends)
             for some in (blamed, self.outbox.ends)
-            for holder, (ends,) in by_worker(some).items()
+            for holder, (ends,) in _by_worker(some).items()
         ]
 
     # --- On its way ---
@@ -172,12 +196,12 @@ class Turns:
         """One round trip, one transaction. Nothing here changes but by an answer."""
         calls: list[tuple[driver.Call[Any], Callable[[Any], None]]] = []
         call: driver.Call[Any]
-        for holder, (checks,) in by_worker(turn.checks).items():
-            call = workers.held_tasks.call(worker_id=holder, **names(checks))
+        for holder, (checks,) in _by_worker(turn.checks).items():
+            call = workers.held_tasks.call(worker_id=holder, **_names(checks))
             calls.append((call, partial(self.held.checked, checks)))
-        for holder, (reports,) in by_worker(turn.reports).items():
-            calls.append((report_call(holder, reports), lambda answer: None))
-        groups = by_worker(turn.ends, turn.starts)
+        for holder, (reports,) in _by_worker(turn.reports).items():
+            calls.append((_report_call(holder, reports), lambda answer: None))
+        groups = _by_worker(turn.ends, turn.starts)
         asked, ours = NOTHING, self.membership.worker_id
         if turn.pop and ours is not None:
             groups.setdefault(ours, [[], []])
@@ -185,7 +209,7 @@ class Turns:
         # What others of our numbers held is written before we ask for more.
         for holder, (ends, starts) in sorted(groups.items(), key=lambda each: each[0] == ours):
             about = asked if holder == ours else NOTHING
-            call = turn_call(holder, ends, starts, about, self._claim_lease)
+            call = _turn_call(holder, ends, starts, about, self._claim_lease)
             calls.append((call, partial(self._answered, holder, ends, starts, about)))
         if asked.room and len(self.rota.places) > 1:
             call = workers.standings.call(queues=self.queues)
@@ -330,3 +354,102 @@ class Turns:
             self.database.succeeded()
         finally:
             outbox.ends = [entry for batch in pending for entry in batch] + outbox.ends
+
+
+# --- The calls -------------------------------------------------------------------------------------
+
+
+def _turn_call(
+    worker_id: int,
+    ends: Sequence[Entry],
+    starts: Sequence[Entry] = (),
+    asked: Asked = NOTHING,
+    claim_lease: timedelta | None = None,
+) -> driver.Call[list[workers.TurnRow]]:
+    outcomes = [entry.outcome for entry in ends]
+    if all(outcome is SUCCEEDED for outcome in outcomes):
+        outcomes = []
+    ended, started = _names(ends), _names(starts)
+    return workers.turn.call(
+        worker_id=worker_id,
+        queues=asked.queues,
+        mosts=asked.mosts,
+        max_tasks=asked.room,
+        claim_lease=claim_lease,
+        ended_ids=ended["ids"],
+        ended_attempts=ended["attempts"],
+        outcomes=[each.outcome for each in outcomes] or None,
+        results=_unless_empty([each.result for each in outcomes]),
+        errors=_unless_empty([each.error for each in outcomes]),
+        retry_delays=_unless_empty([each.delay for each in outcomes]),
+        holds=_unless_empty([each.hold for each in outcomes]),
+        costs=_unless_empty([None if entry.ctx is None else entry.ctx.charged for entry in ends]),
+        started_ids=started["ids"],
+        started_attempts=started["attempts"],
+    )
+
+
+def _report_call(worker_id: int, entries: Sequence[Entry]) -> driver.Call[list[int]]:
+    progress = [entry.ctx.last_progress for entry in entries]
+    return workers.report_progress.call(
+        worker_id=worker_id,
+        **_names(entries),
+        done=[None if each is None else each.done for each in progress],
+        totals=_unless_empty([None if each is None else each.total for each in progress]),
+        notes=_unless_empty(
+            [None if each is None or each.note is None else encode(each.note, "note") for each in progress]
+        ),
+        costs=_unless_empty([entry.ctx.charged for entry in entries]),
+    )
+
+
+def _names(entries: Sequence[Entry]) -> dict[str, list[int]]:
+    return {"ids": [entry.row.id for entry in entries], "attempts": [entry.row.attempt for entry in entries]}
+
+
+def _unless_empty(values: list[Any]) -> list[Any] | None:
+    return values if any(value is not None for value in values) else None
+
+
+def _cut(ends: list[Entry]) -> list[Entry]:
+    """The first of these, as many as go into one statement."""
+    if not ends:
+        return []
+    outcomes = [entry.outcome for entry in ends[: plan.MOST_ENDS]]
+    sizes = [0 if each is SUCCEEDED else len(each.result or "") + len(each.error or "") for each in outcomes]
+    return ends[: plan.batch_size(sizes)]
+
+
+def _by_worker(*lists: Sequence[Entry]) -> dict[int, list[list[Entry]]]:
+    """What is in these lists, under the worker number that it was popped with. Nearly always there is one."""
+    groups: dict[int, list[list[Entry]]] = {}
+    for place, items in enumerate(lists):
+        for item in items:
+            group = groups.get(item.worker_id)
+            if group is None:  # not setdefault: it would make the lists anew for each task
+                group = groups[item.worker_id] = [[] for _ in lists]
+            group[place].append(item)
+    return groups
+
+
+# --- The transaction -------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def one_transaction(conn: psycopg.AsyncConnection[Any], on_terms: bool) -> AsyncIterator[None]:
+    """A pipeline is one transaction by itself; only terms other than the role's have to be asked for."""
+    if not on_terms:
+        async with conn.pipeline():
+            yield
+        return
+    try:
+        async with conn.pipeline():
+            await conn.execute("begin isolation level read committed")
+            await conn.execute("set local statement_timeout = 0")
+            yield
+            await conn.execute("commit")
+    except BaseException:
+        if not conn.closed:
+            with contextlib.suppress(*FAILURES):
+                await conn.rollback()
+        raise

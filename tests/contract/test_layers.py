@@ -47,7 +47,7 @@ SENDERS = {
     "worker.database": "the settings of its session",
     "worker.keeper": "the isolation level of upkeep and good-bye",
     "worker.listen": "LISTEN, and a NOTIFY to itself",
-    "worker.turn": "begin and commit, where a turn needs more than one statement",
+    "worker.turns": "begin and commit, where a turn needs more than one statement",
     "commands.common": "what commands ask of tables and views",
     "commands.doctor": "the time that a check has, and a notification to itself",
     "codegen.catalog": "what it asks the catalogue",
