@@ -153,17 +153,12 @@ class Held:
                 self.claimed.append(entry)
         if suspects or self.solo.waiting:
             for entry in self.solo.admit(suspects, time.monotonic(), self.in_flight - len(suspects)):
-                self._decline(entry)
+                self._close(entry, SUSPECTED)
 
     def give_back(self, rows: Iterable[TurnRow], worker_id: int, outbox: Outbox) -> None:
         """What was popped, and there is no slot for it."""
         for row in rows:
             outbox.write_down(Entry(row, worker_id, outbox, None), RELEASE)
-
-    def _decline(self, entry: Entry) -> None:
-        """One that ought to run alone, and cannot here and now."""
-        self._let_go(entry)
-        entry.outbox.write_down(entry, SUSPECTED)
 
     def to_start_alone(self, outbox: Outbox) -> list[Entry]:
         """The suspect whose turn it is, if this is where it came from."""
@@ -184,7 +179,7 @@ class Held:
     def give_suspects_back(self) -> None:
         """Those that the others let wait for too long."""
         for entry in self.solo.give_up(time.monotonic()):
-            self._decline(entry)
+            self._close(entry, SUSPECTED)
 
     def drop_late_claims(self, now: float) -> None:
         """Those whose claim is over: others may have them."""
@@ -335,6 +330,10 @@ class Held:
         entry.outbox.reports.pop(entry.row.id, None)
         self.solo.drop(entry, time.monotonic())
 
+    def _close(self, entry: Entry, outcome: Outcome) -> None:
+        self._let_go(entry)
+        entry.outbox.write_down(entry, outcome)
+
     def checked(self, entries: Sequence[Entry], ids: list[int]) -> None:
         """Attempts that their handlers ended themselves: one that is still ours was rolled back."""
         there = set(ids)
@@ -356,13 +355,12 @@ class Held:
             entry = self.by_id.get(id)
             if entry is None or entry.stop is not None:
                 continue
-            if entry in self.claimed or entry in self.solo.waiting:
-                if entry in self.claimed:
-                    self.claimed.remove(entry)
-                self._let_go(entry)
-                entry.outbox.write_down(entry, Outcome("cancelled"))
+            if entry in self.claimed:
+                self.claimed.remove(entry)
+            elif entry not in self.solo.waiting:
+                tell_to_stop(entry, "cancelled")
                 continue
-            tell_to_stop(entry, "cancelled")
+            self._close(entry, Outcome("cancelled"))
 
     def _time_is_up(self, entry: Entry) -> None:
         if not entry.ended:
@@ -420,16 +418,14 @@ class Held:
     def release_waiting(self) -> None:
         """What has not begun goes back in line."""
         for entry in (*self.claimed, *self.solo.waiting, *self.loopside.take_back()):
-            self._let_go(entry)
             if entry.timer is not None:
                 entry.timer.cancel()
-            entry.outbox.write_down(entry, RELEASE)
+            self._close(entry, RELEASE)
         self.claimed.clear()
 
     def release_running(self) -> None:
         """What runs goes back in line, whatever its handler still does. What hangs has had its attempt."""
         for entry in self.entries:
-            self._let_go(entry)
             entry.abandoned = True
             self.abandoned += 1
             log.warning(
@@ -438,7 +434,7 @@ class Held:
             outcome = RELEASE if entry.begun_at is None else INTERRUPTED
             if entry.overdue:
                 outcome = self._out_of_time(entry, timed_out(entry))
-            entry.outbox.write_down(entry, outcome)
+            self._close(entry, outcome)
 
 
 def _account(judge: Callable[[], Outcome]) -> Outcome:
