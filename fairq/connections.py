@@ -1,15 +1,5 @@
 """One way to run a statement on every kind of connection that an application may hand us.
 
-| connection                                            | how                                           |
-|-------------------------------------------------------|-----------------------------------------------|
-| psycopg Connection, AsyncConnection                   | a cursor of its own: any row factory, cursor  |
-|                                                       | factory or pipeline is left alone             |
-| SQLAlchemy Connection, Session, scoped_session,       | text() on the connection, so that SQLAlchemy  |
-| and their async twins; psycopg, psycopg2, asyncpg     | knows of the transaction                      |
-| Django connection (also `connections["…"]`),          | its cursor                                    |
-| psycopg2 connection                                   |                                               |
-| asyncpg Connection, Pool                              | fetch()                                       |
-
 `on_connection` is the way of every public function from its arguments to a connection.
 
 The caller owns the connection and its transaction. Nothing here commits, rolls back, or changes a setting.
@@ -186,6 +176,7 @@ def is_async(conn: object) -> bool:
 
 
 # --- psycopg ---------------------------------------------------------------------------------------
+# On a cursor of its own: any row factory, cursor factory or pipeline is left alone.
 
 # psycopg prepares what is sent five times. Behind a pooler that hands out connections by transaction the next
 # call meets a session that does not know the statement, or knows another one by its name. So only what proves
@@ -237,6 +228,7 @@ def _answer(call: Call[T], rows: Iterable[Any]) -> T:
 
 
 # --- SQLAlchemy ------------------------------------------------------------------------------------
+# text() on the connection, so that SQLAlchemy knows of the transaction.
 
 
 @lru_cache(maxsize=64)
