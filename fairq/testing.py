@@ -15,13 +15,12 @@ the transaction of the test, which is rolled back afterwards.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any, LiteralString, TypeVar
+from typing import Any, TypeVar
 
 from fairq import driver
 from fairq.app import App
@@ -232,8 +231,12 @@ def drain(
     as every worker.
     """
     names = app.queues or ["default"] if queues is None else list(queues)
-    work = partial(_drain, app, names, at, limit, raise_errors)
-    return work(state) if state is not None or app.lifespan is None else _living(app.lifespan(), work)
+    manager = nullcontext(state) if state is not None or app.lifespan is None else app.lifespan()
+    state = yield _span(manager)
+    try:
+        return (yield from _drain(app, names, at, limit, raise_errors, state))
+    finally:
+        yield _span(manager, ends=True)
 
 
 def _span(manager: Any, ends: bool = False) -> Step:
@@ -275,14 +278,6 @@ async def _in_time(coroutine: Coroutine[Any, Any, Any], task: Task[Any, ..., Any
         raise
 
 
-def _living(manager: Any, work: Callable[[Any], Steps[list[Ran]]]) -> Steps[list[Ran]]:
-    state = yield _span(manager)
-    try:
-        return (yield from work(state))
-    finally:
-        yield _span(manager, ends=True)
-
-
 def _drain(
     app: App, queues: list[str], at: datetime | None, limit: int, raise_errors: bool, state: Any
 ) -> Steps[list[Ran]]:
@@ -293,15 +288,7 @@ def _drain(
     ran: list[Ran] = []
     savepoints = yield from _savepoints_work()
     try:
-        while True:
-            row = None
-            for queue in queues:
-                rows = yield queries.pop_one.call(queue=queue, worker_id=worker_id)
-                if rows:
-                    row = rows[0]
-                    break
-            if row is None:
-                break
+        while row := (yield from _pop(queues, worker_id)):
             if len(ran) == limit:
                 raise FairqError(
                     f"more than {limit} attempts were made, and there is still work",
@@ -313,11 +300,18 @@ def _drain(
             if raise_errors and attempt.exception is not None and not on_purpose:
                 raise attempt.exception
     finally:
-        with contextlib.suppress(DatabaseError):
+        with suppress(DatabaseError):
             yield workers.retire_worker.call(worker_id=worker_id)
             if at is not None:
                 yield queries.set_clock.call(at="")
     return ran
+
+
+def _pop(queues: list[str], worker_id: int) -> Steps[queries.PopOneRow | None]:
+    for queue in queues:
+        for row in (yield queries.pop_one.call(queue=queue, worker_id=worker_id)):
+            return row  # type: ignore[no-any-return]
+    return None
 
 
 def _savepoints_work() -> Steps[bool]:
@@ -332,25 +326,22 @@ def _savepoints_work() -> Steps[bool]:
     return True
 
 
-def _plain(sql: LiteralString) -> Call[None]:
-    return Call(driver.Statement[None]("exec", sql))
-
-
-_SAVEPOINT = _plain("savepoint fairq_testing")
-_ROLLBACK = _plain("rollback to savepoint fairq_testing")
-_RELEASE = _plain("release savepoint fairq_testing")
-
-
-def _context_of(row: queries.PopOneRow, worker_id: int, state: Any) -> Context:
-    names = ("id", "attempt", "max_attempts", "group_key", "user_key", "queue", "kind")
-    known: Any = {name: getattr(row, name) for name in names}
-    headers = _parsed(row.headers) or {}
-    deadline = None if row.seconds is None else datetime.now(UTC) + timedelta(seconds=row.seconds)
-    return Context(**known, worker_id=worker_id, headers=headers, deadline=deadline, state=state)
+_SAVEPOINT = Call[None](driver.Statement[None]("exec", "savepoint fairq_testing"))
+_ROLLBACK = Call[None](driver.Statement[None]("exec", "rollback to savepoint fairq_testing"))
+_RELEASE = Call[None](driver.Statement[None]("exec", "release savepoint fairq_testing"))
 
 
 def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool, state: Any) -> Steps[Ran]:
-    ctx = _context_of(row, worker_id, state)
+    about: Any = {name: getattr(row, name) for name in ("id", "queue", "kind", "group_key", "attempt")}
+    ctx = Context(
+        **about,
+        max_attempts=row.max_attempts,
+        user_key=row.user_key,
+        worker_id=worker_id,
+        headers=_parsed(row.headers) or {},
+        deadline=None if row.seconds is None else datetime.now(UTC) + timedelta(seconds=row.seconds),
+        state=state,
+    )
     task: Task[Any, ..., Any] | None = None
     exception: BaseException | None = None
     payload: Any = None
@@ -385,11 +376,7 @@ def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool,
     if name == "retry" and row.attempt >= row.max_attempts:
         name = "failed"
     return Ran(
-        id=row.id,
-        queue=row.queue,
-        kind=row.kind,
-        group_key=row.group_key,
-        attempt=row.attempt,
+        **about,
         payload=payload,
         outcome=name,
         result=answer,
