@@ -55,8 +55,7 @@ def poll_delay(
     quiet: int, *, listening: bool, interval: float, due_in: float | None, draw: Draw = random.random
 ) -> float:
     """Pause after so many looks in a row without a notice or work; never past the moment a task is due."""
-    first = FIRST_PAUSE_LISTENING if listening else FIRST_PAUSE
-    pause = min(first * 2.0 ** min(max(quiet, 1) - 1, 40), interval) * (1 + JITTER * (2 * draw() - 1))
+    pause = retry_delay(quiet, FIRST_PAUSE_LISTENING if listening else FIRST_PAUSE, interval, draw)
     return pause if due_in is None else max(0.0, min(pause, due_in))
 
 
