@@ -2,10 +2,9 @@
 
 worker      what a program sees: checked configuration, the loop, signals, stop
 engine      the run, and the app's lifespan around it
-node        one database: turn after turn, from registering to signing off
+node        one database: turn after turn, from registering to signing off, and what it holds by the book
 cluster     several of them, on Citus
 turns       what the next turn sends, how, and what its answer or its failure means
-membership  under which number the database knows it, and what it holds by the book
 ending      who asked it to end, how urgently, until when
 held        the tasks in hand, from the pop to the end
 outbox      what has ended and is not written

@@ -187,7 +187,7 @@ class Engine:
     # --- What nodes ask, and tell ---
 
     def registered(self, node: Node) -> None:
-        worker_id, listening = node.membership.worker_id, node.waking.is_listening
+        worker_id, listening = node.worker_id, node.waking.is_listening
         assert worker_id is not None
         line = banner(
             worker_id, self.queues, self.settings, node.turns.limits, listening=listening, at=node.name

@@ -133,7 +133,7 @@ class Keeper:
         return self._conn
 
     def _beat(self) -> None:
-        node, worker_id = self._node, self._node.membership.worker_id
+        node, worker_id = self._node, self._node.worker_id
         if worker_id is not None:
             try:
                 # With the ids it is a look-up of each; without, all wishes to cancel would be read that
@@ -151,7 +151,7 @@ class Keeper:
             except psycopg.Error as exc:
                 if not is_unknown_worker(exc):
                     raise
-                self._call(node.membership.lost, worker_id)
+                self._call(node.lost, worker_id)
         now = time.monotonic()
         if now - self._beat_at > self._settings.lease / 2:
             # After a long outage the others get the time to give a sign of life before they are judged by it.
@@ -266,7 +266,7 @@ class Keeper:
         """Nobody may vouch for tasks that cannot run. Who blocks the loop has had his attempt, the others go
         back without burning one. The loop learns of it when it moves again.
         """
-        node, worker_id = self._node, self._node.membership.worker_id
+        node, worker_id = self._node, self._node.worker_id
         try:
             with answering(self._connected(), self._limits.patience) as conn:
                 for call in node.turns.last_words(dead):
@@ -276,7 +276,7 @@ class Keeper:
                     with conn.transaction():
                         conn.execute("set transaction isolation level read committed")
                         workers.retire_worker(conn, worker_id=worker_id)
-                    self._call(node.membership.lost, worker_id)
+                    self._call(node.lost, worker_id)
             self._disowned = True
         except FAILURES:
             if dead:  # tried again, but for a sign of life

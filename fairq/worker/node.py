@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 
 from fairq import install
-from fairq.errors import translate
+from fairq.errors import ConfigurationError, translate
+from fairq.queries import workers
 from fairq.worker import log
 from fairq.worker.config import limits
 from fairq.worker.connect import FAILURES, is_worth_a_try
@@ -23,7 +28,6 @@ from fairq.worker.ending import AFTER_SECONDS
 from fairq.worker.held import tell_to_stop
 from fairq.worker.keeper import Keeper
 from fairq.worker.listen import Listener
-from fairq.worker.membership import Membership
 from fairq.worker.outbox import Outbox
 from fairq.worker.turns import Turn, Turns, one_transaction
 from fairq.worker.waking import Waking
@@ -37,6 +41,10 @@ T = TypeVar("T")
 UNWIND_SECONDS: Final = 1.0
 # Who is to end anyway gives up after so many tries to start: a wrong password stays wrong.
 START_ATTEMPTS: Final = 5
+# When to look again whether a connection that broke left tasks behind that we were given and never got.
+RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
+
+Conn = psycopg.AsyncConnection[Any]
 
 
 class Node:
@@ -54,7 +62,9 @@ class Node:
         self.database = Database(dsn, engine.settings, name, lambda: engine.is_last(self))
         self.waking = Waking(engine.settings)
         self.outbox = Outbox(self.waking.wake.set)
-        self.membership = Membership(self)
+        self.worker_id: int | None = None
+        """Under which the database knows us. None: not yet, not any more, or it has given us up."""
+        self.reconcile_at: list[float] = []
         self.turns = Turns(self, is_near)
         self.keeper: Keeper | None = None
         self._listener: Listener | None = None
@@ -109,7 +119,7 @@ class Node:
 
     async def _start(self) -> bool:
         """Connect, look at the database, register, listen. False: told to stop before that succeeded."""
-        if not await self.answer(self._register):
+        if not await self.answer(self._first_look):
             return False
         self.keeper = Keeper(self)
         self.keeper.start()
@@ -119,13 +129,19 @@ class Node:
         self.engine.registered(self)
         return True
 
-    async def _register(self, conn: psycopg.AsyncConnection[Any]) -> bool:
+    async def _first_look(self, conn: Conn) -> bool:
         await install.acheck_version(conn)
-        await self.membership.check_caps(conn)
-        await self.membership.register(conn)
+        cap = await workers.cluster_cap(conn) if self.settings.prefetch else None
+        if cap is not None:
+            raise ConfigurationError(
+                f"prefetch cannot be used together with the cluster cap of {cap}: tasks that wait in a"
+                " buffer would take up places and do nothing",
+                "Leave out --prefetch and --claim-lease, or lift the cap with fairq.configure_cluster().",
+            )
+        await self._register(conn)
         return True
 
-    async def answer(self, ask: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]]) -> T | None:
+    async def answer(self, ask: Callable[[Conn], Awaitable[T]]) -> T | None:
         """What the database says, as soon as it can be had. None: told to stop before that."""
         while not self.ending.level:
             if not await self._pause_over():
@@ -162,7 +178,7 @@ class Node:
         while not self.ending.level:
             if not await self._pause_over():
                 continue
-            if not self.membership.is_in_order:
+            if not self.is_in_order:
                 await self._put_in_order()
             elif turn := self.turns.next():
                 await self.turns.take(turn)
@@ -174,11 +190,75 @@ class Node:
     async def _put_in_order(self) -> None:
         try:
             async with self.database.answering() as conn:
-                await self.membership.put_in_order(conn)
+                await self._register(conn)
+                if self._ought_to_reconcile():
+                    await self._reconcile(conn)
+                    self.reconcile_at.pop(0)
         except FAILURES as exc:
             await self.turns.failed(exc, Turn())
         else:
             self.database.succeeded()
+
+    # --- What the database knows of us ---
+
+    @property
+    def is_in_order(self) -> bool:
+        return self.worker_id is not None and not self._ought_to_reconcile()
+
+    async def _register(self, conn: Conn) -> None:
+        if self.worker_id is None:
+            settings, engine = self.settings, self.engine
+            self.worker_id = await workers.register_worker(
+                conn,
+                name=settings.name or f"{socket.gethostname()}:{os.getpid()}"[:200],
+                queues=engine.queues,
+                slots=engine.slots,
+                lease=timedelta(seconds=settings.lease),
+                kinds=json.dumps({task.kind: task.options.get("max_attempts") for task in engine.app}),
+            )
+            log.debug("registered", "registered as worker %d", self.worker_id, worker=self.worker_id)
+
+    def lost(self, worker_id: int) -> None:
+        """The database does not know that number any more: what it held is with others."""
+        if worker_id != self.worker_id:
+            return
+        log.warning(
+            "worker_lost",
+            "worker %d counts as lost; registering anew. What it ran is with others now",
+            worker_id,
+            worker=worker_id,
+        )
+        self.worker_id = None
+        self.held.drop_claims(self.outbox)
+        self.waking.rung()
+
+    def broke_off(self) -> None:
+        """A connection broke in the middle of a pop. Was it done? The answer is in the database."""
+        now = time.monotonic()
+        self.reconcile_at = sorted([*self.reconcile_at, *(now + each for each in RECONCILE_AFTER)])
+
+    def _ought_to_reconcile(self) -> bool:
+        return bool(self.reconcile_at) and self.reconcile_at[0] <= time.monotonic()
+
+    async def _reconcile(self, conn: Conn) -> None:
+        assert self.worker_id is not None
+        held = self.held
+        known = held.known(self.outbox)
+        rows = await workers.tasks_of_worker(conn, worker_id=self.worker_id)
+        strange = [(row.id, row.attempt) for row in rows if (row.id, row.attempt) not in known]
+        if strange:
+            log.warning(
+                "reconciled",
+                "giving back %d tasks that were handed out while the connection broke",
+                len(strange),
+            )
+            ids, attempts = zip(*strange, strict=True)
+            await workers.release_tasks(conn, worker_id=self.worker_id, ids=ids, attempts=attempts)
+        # A start whose answer never came: it happened, or it did not.
+        running = {row.id for row in rows if row.state == "running"}
+        for entry in [each for each in (*held.claimed, *held.solo.waiting) if each.row.id in running]:
+            held.started(entry, ours=True)
+        held.loopside.go()
 
     # --- The end ---
 
@@ -205,13 +285,15 @@ class Node:
                 "the database is away: %d ended tasks could not be written and will run again",
                 len(outbox.ends),
             )
-        elif self.membership.worker_id is not None:
+        elif self.worker_id is not None:
             with contextlib.suppress(*FAILURES):
                 async with (
                     self.database.answering() as conn,
                     one_transaction(conn, self.database.sets_terms),
                 ):
-                    await self.membership.retire(conn)
+                    worker_id, self.worker_id = self.worker_id, None  # the keeper gives no more signs of life
+                    if worker_id is not None:
+                        await workers.retire_worker(conn, worker_id=worker_id)
 
     async def _flush_some(self) -> None:
         """A turn without a pop if there is something to write, else a short sleep."""

@@ -79,7 +79,7 @@ class Turns:
         self.database = node.database
         self.held = node.held
         self.outbox = node.outbox
-        self.membership = node.membership
+        self.node = node
         self.waking = node.waking
         self.rota = node.rota
         self._shares = sharing.shares_of(settings.queues) if isinstance(settings.queues, Mapping) else None
@@ -95,7 +95,7 @@ class Turns:
     def _wants(self, now: float) -> bool:
         """Whether a look is due, and can be had."""
         may_look = self.waking.is_due(now) and not (self.settings.mode == "once" and self.waking.looked)
-        return may_look and self.membership.is_in_order and self.database.pause(now) <= 0
+        return may_look and self.node.is_in_order and self.database.pause(now) <= 0
 
     def to_write(self) -> Turn:
         """What has ended and is not written."""
@@ -146,7 +146,7 @@ class Turns:
         times = [look_at]
         if outbox.reports:
             times.append(self._report_at)
-        times += self.membership.reconcile_at[:1]
+        times += self.node.reconcile_at[:1]
         times += [at for at, _ in outbox.checks[:1]]
         gives_up_at = held.solo.gives_up_at
         if gives_up_at is not None:
@@ -202,7 +202,7 @@ class Turns:
         for holder, (reports,) in _by_worker(turn.reports).items():
             calls.append((_report_call(holder, reports), lambda answer: None))
         groups = _by_worker(turn.ends, turn.starts)
-        asked, ours = NOTHING, self.membership.worker_id
+        asked, ours = NOTHING, self.node.worker_id
         if turn.pop and ours is not None:
             groups.setdefault(ours, [[], []])
             asked = self._ask(turn.pop)
@@ -295,13 +295,13 @@ class Turns:
     # --- A turn that failed ---
 
     async def failed(self, exc: BaseException, turn: Turn) -> None:
-        if is_unknown_worker(exc) and self.membership.worker_id is not None:
+        if is_unknown_worker(exc) and self.node.worker_id is not None:
             self.database.succeeded()  # it answers; this may have been the breaker's probe
-            self.membership.lost(self.membership.worker_id)
+            self.node.lost(self.node.worker_id)
             return
         broken = self.database.is_broken
         if broken and (turn.pop or turn.starts):
-            self.membership.broke_off()
+            self.node.broke_off()
         if self._claim_lease is not None and sqlstate_of(exc) == "QF015":
             log.warning("prefetch_off", "a cluster cap was set: the worker goes on without prefetch")
             self.database.succeeded()

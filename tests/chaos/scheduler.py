@@ -42,7 +42,7 @@ node: Any = SimpleNamespace(
     settings=settings,
     limits=limits(settings),
     engine=Engine(),
-    membership=SimpleNamespace(worker_id=None),
+    worker_id=None,
     database=SimpleNamespace(state="closed"),
     ending=SimpleNamespace(give_up_at=lambda: None),
     answered=None,

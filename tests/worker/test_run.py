@@ -1060,7 +1060,7 @@ def test_tasks_of_an_answer_that_never_came_are_given_back(
     async def send(self: Any, conn: Any, turn: Any) -> None:
         if turn.pop and not broken:
             rows = await conn.execute(
-                "select id from fairq.pop_tasks('default', 2, %s)", [self.membership.worker_id]
+                "select id from fairq.pop_tasks('default', 2, %s)", [self.node.worker_id]
             )
             broken.extend(id for (id,) in await rows.fetchall())
             await conn.close()
