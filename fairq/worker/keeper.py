@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 # The loop is said to stand still after so long without a pulse.
 STANDSTILL_SECONDS: Final = 5.0
-CLOSE_SECONDS: Final = 0.5
 # Between two looks at schedules that are due: of many workers, one after the other finds something.
 FIRE_PAUSE: Final = (0.005, 0.015)
 # Ticks wait so long for those before them to begin: their queue may stand.
 FIRE_PATIENCE: Final = 1.0
 
 
-class Keeper:
+class Keeper(threading.Thread):
     """It reads of its node what it needs, and changes nothing there but by a call on the loop."""
 
     def __init__(self, node: Node) -> None:
+        super().__init__(name="fairq-keeper", daemon=True)
         self.failures = 0
         self._node = node
         self._settings = node.settings
         self._limits = node.limits
         self._loop = node.engine.loop
-        self._stop = threading.Event()
+        self._over = threading.Event()
         self._conn: psycopg.Connection[Any] | None = None
         self._beat_at = time.monotonic()
         self._maintain_every = self._settings.maintain_interval_ms / 1000
@@ -64,25 +64,18 @@ class Keeper:
         self._warned = False
         self._disowned = False
         self._loop_thread = threading.get_ident()
-        self._thread = threading.Thread(target=self._run, name="fairq-keeper", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def stop(self) -> None:
-        self._stop.set()
-
-    def join(self) -> None:
-        self._thread.join(CLOSE_SECONDS)
+        self._over.set()
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
         """On the loop."""
         with contextlib.suppress(RuntimeError):  # it is closed: nobody needs it any more
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         pause = 0.0
-        while not self._stop.wait(pause):
+        while not self._over.wait(pause):
             pause = self._limits.heartbeat
             try:
                 self._watch_the_loop()
@@ -207,7 +200,7 @@ class Keeper:
         until = time.monotonic() + seconds
         while True:
             pause, left = self._fire(), until - time.monotonic()
-            if pause >= left or self._stop.wait(pause):
+            if pause >= left or self._over.wait(pause):
                 return max(left, 0.0)
 
     def _fire(self) -> float:

@@ -41,6 +41,8 @@ T = TypeVar("T")
 UNWIND_SECONDS: Final = 1.0
 # Who is to end anyway gives up after so many tries to start: a wrong password stays wrong.
 START_ATTEMPTS: Final = 5
+# Its keeper may be in the middle of a call.
+CLOSE_SECONDS: Final = 0.5
 # When to look again whether a connection that broke left tasks behind that we were given and never got.
 RECONCILE_AFTER: Final = (0.0, 10.0, 60.0)
 
@@ -112,7 +114,7 @@ class Node:
         if self._listener is not None:
             await self._listener.close()
         if self.keeper is not None:
-            await asyncio.to_thread(self.keeper.join)
+            await asyncio.to_thread(self.keeper.join, CLOSE_SECONDS)
         await self.database.disconnect()
 
     # --- The start ---
