@@ -223,12 +223,11 @@ def drain(
     """Run all tasks that may run now, one after the other, in served order; also those that they enqueue.
 
     All of it happens in the transaction of `conn`, nothing is committed. Where a task has a session, it is
-    `conn`. Each handler runs in a savepoint,
-    which is rolled back when it raises. `at` moves the clock: tasks that are due then run, retries and
-    scheduled ones too. An exception that no handler raises on purpose is raised here, once its task has been
-    finished as a worker would; with `raise_errors=False` it is only told of in the list. The timeout of a
-    sync handler is not enforced. `state` stands in for what the app's lifespan makes. Needs READ COMMITTED,
-    as every worker.
+    `conn`. Each handler runs in a savepoint, which is rolled back when it raises. `at` moves the clock: tasks
+    that are due then run, retries and scheduled ones too. An exception that no handler raises on purpose is
+    raised here, once its task has been finished as a worker would; with `raise_errors=False` it is only told
+    of in the list. The timeout of a sync handler is not enforced. `state` stands in for what the app's
+    lifespan makes. Needs READ COMMITTED, as every worker.
     """
     names = app.queues or ["default"] if queues is None else list(queues)
     manager = nullcontext(state) if state is not None or app.lifespan is None else app.lifespan()
