@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from fairq import citus
@@ -31,31 +31,26 @@ T = TypeVar("T")
 PULSE_SECONDS: Final = 0.5
 
 
+@dataclass(eq=False, repr=False)
 class Engine:
     """The state of one run. Everything happens on the loop, but for what says otherwise."""
 
-    def __init__(
-        self,
-        app: App,
-        dsn: str,
-        settings: Settings,
-        queues: tuple[str, ...],
-        announce: Announce,
-        owns_process: bool,
-    ) -> None:
-        self.settings = settings
-        self.app = app
+    app: App
+    dsn: str
+    settings: Settings
+    queues: tuple[str, ...]
+    announce: Announce
+    owns_process: bool
+
+    def __post_init__(self) -> None:
         self._limit: asyncio.Timeout | None = None
         """Of the lifespan, while it starts or ends."""
-        self.queues = queues
-        self.dsn = dsn
-        self._announce = announce
         self.loop = asyncio.get_running_loop()
         self.pulse = time.monotonic()
-        self.ending = Ending(settings.grace, owns_process=owns_process)
-        self.slots = limits(settings).slots
+        self.ending = Ending(self.settings.grace, owns_process=self.owns_process)
+        self.slots = limits(self.settings).slots
         self.held = Held(self)
-        self.rota = Rota(self.slots, strict=not isinstance(settings.queues, Mapping))
+        self.rota = Rota(self.slots, strict=not isinstance(self.settings.queues, Mapping))
         self.nodes: list[Node] = []
         """Those that are served, or looked for."""
         self._gave_up: set[Node] = set()
@@ -192,7 +187,7 @@ class Engine:
         line = banner(
             worker_id, self.queues, self.settings, node.turns.limits, listening=listening, at=node.name
         )
-        self._announce(line)
+        self.announce(line)
 
     def is_done(self) -> bool:
         """once, drain: whether all is said, everywhere."""
