@@ -77,18 +77,6 @@ def outcome_of(
     """How an attempt ended, from what its handler raised, or from None and what it returned. Pure but for
     `draw`.
 
-    | raised                                   | outcome                                                     |
-    |------------------------------------------|-------------------------------------------------------------|
-    | nothing                                  | succeeded; the result kept if the task stores results       |
-    | Cancelled, asyncio.CancelledError        | cancelled                                                   |
-    | Fail, NotDecodable, ResultNotEncodable   | failed                                                      |
-    | Retry                                    | retry, after its delay, or the task's back-off              |
-    | RetryAfter                               | postponed: no attempt is burned, nor by what it holds       |
-    | UnknownTask                              | declined: another worker may know it; no attempt is burned  |
-    | FinishLost, no policy given              | retry, after the queue's back-off                           |
-    | what the task's policy retries           | retry, after the policy's delay                             |
-    | anything else                            | failed                                                      |
-
     `retry` becomes `failed` in the engine when no attempts are left.
     """
     if exception is None:
@@ -105,14 +93,14 @@ def outcome_of(
     if isinstance(exception, _FINAL):
         return Outcome("failed", error=error)
     policy = None if task is None else task.retry
-    if isinstance(exception, RetryAfter):
+    if isinstance(exception, RetryAfter):  # no attempt is burned, nor by what it holds
         return Outcome("postponed", error=error, retry_delay=exception.delay, hold=exception.hold)
     if isinstance(exception, Retry):
         delay = exception.delay
         if delay is None and policy is not None:
             delay = policy.delay(attempt, draw)
         return Outcome("retry", error=error, retry_delay=delay)
-    if isinstance(exception, UnknownTask):
+    if isinstance(exception, UnknownTask):  # another worker may know it; no attempt is burned
         return Outcome("declined", error=error)
     if policy is None or isinstance(exception, FinishLost):
         return Outcome("retry", error=error)
