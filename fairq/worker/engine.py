@@ -1,7 +1,4 @@
-"""The run of a worker: the app's lifespan, in it the work until it ends, and who may end it.
-
-What the parts are that it is made of, `fairq.worker` says.
-"""
+"""The run of a worker: the app's lifespan, in it the work until it ends, and who may end it."""
 
 from __future__ import annotations
 
