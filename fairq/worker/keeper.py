@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -123,6 +122,7 @@ class Keeper(threading.Thread):
             # Notices a dead peer, and is back on another connection, while the lease still holds.
             to = conninfo(self._node.dsn, "fairq keeper", min(60.0, self._settings.lease / 3))
             self._conn = psycopg.connect(to, autocommit=True, prepare_threshold=None)
+            self._conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # of its transactions
         return self._conn
 
     def _beat(self) -> None:
@@ -159,9 +159,9 @@ class Keeper(threading.Thread):
         """Part by part, each in a transaction of its own; short, or not at all: the next sign of life must
         not be late.
         """
-        longest = timedelta(seconds=self._limits.patience)
-        until = time.monotonic() + longest.total_seconds()
-        with answering(self._connected(), self._limits.patience) as conn:
+        longest = self._limits.patience
+        until = time.monotonic() + longest
+        with answering(self._connected(), longest) as conn:
             parts = workers.upkeep_parts(conn)
         for part in parts:
             if part == "schedules":  # as they come due, and few at a time
@@ -170,16 +170,13 @@ class Keeper(threading.Thread):
                 return
             try:
                 # A server that is there ends the part by itself.
-                with answering(self._connected(), self._limits.patience + 2.0) as conn, conn.transaction():
+                with answering(self._connected(), longest + 2.0) as conn, conn.transaction():
                     # Local to the transaction, so it works behind a pooler too.
-                    conn.execute("set transaction isolation level read committed")
-                    conn.execute(
-                        "select set_config('statement_timeout', %s, true)",
-                        [f"{longest // timedelta(milliseconds=1)}ms"],
-                    )
+                    timeout = f"{longest * 1000:.0f}ms"
+                    conn.execute("select set_config('statement_timeout', %s, true)", [timeout])
                     done = json.loads(workers.maintain(conn, part=part))
             except psycopg.errors.QueryCanceled:
-                log.warning("maintain_slow", "upkeep: %s was stopped after %s", part, longest, part=part)
+                log.warning("maintain_slow", "upkeep: %s was stopped after %g s", part, longest, part=part)
                 continue
             if done:
                 log.debug("maintained", "upkeep: %s: %s", part, done, part=part)
@@ -267,7 +264,6 @@ class Keeper(threading.Thread):
                         driver.run(conn, call)
                 if worker_id is not None:
                     with conn.transaction():
-                        conn.execute("set transaction isolation level read committed")
                         workers.retire_worker(conn, worker_id=worker_id)
                     self._call(node.lost, worker_id)
             self._disowned = True

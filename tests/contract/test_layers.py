@@ -45,7 +45,7 @@ SENDERS = {
     "install": "the engine's files, the deltas and the version",
     "metrics": "its samples",
     "worker.database": "the settings of its session",
-    "worker.keeper": "the isolation level of upkeep and good-bye",
+    "worker.keeper": "the time that upkeep has",
     "worker.listen": "LISTEN, and a NOTIFY to itself",
     "worker.turns": "begin and commit, where a turn needs more than one statement",
     "commands.common": "what commands ask of tables and views",
