@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import compress
-from operator import not_
 from typing import TYPE_CHECKING, Any, Final
 
 from fairq.around import Runner, around, runner
@@ -265,11 +263,12 @@ class Held:
             task = entries[0].task
             assert task is not None
             add, most = (self.loopside if task.is_async else self.threads).add, task.batch or 1
-            # Who failed may have failed for a neighbour: now for himself.
-            failed = [each.row.attempt - (each.row.spared or 0) > 1 for each in entries]
-            fresh = [*compress(entries, map(not_, failed))]
-            for each in compress(entries, failed):
-                add(Together([each]))
+            fresh = []
+            for each in entries:
+                if each.row.attempt - (each.row.spared or 0) > 1:
+                    add(Together([each]))  # it may have failed for a neighbour: now for itself
+                else:
+                    fresh.append(each)
             for at in range(0, len(fresh), most):
                 add(Together(fresh[at : at + most]))
         self._gathered.clear()
