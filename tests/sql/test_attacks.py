@@ -242,7 +242,9 @@ def test_a_queue_with_roles_is_for_their_members(database: Database) -> None:
     assert create(other, queue="docs")
 
 
-PLANS = "select * from fairq.plan_schedule('s', 'bob', %s::timestamptz, array[%s::timestamptz + interval '1 ms'])"
+PLANS = (
+    "select * from fairq.plan_schedule('s', 'bob', %s::timestamptz, array[%s::timestamptz + interval '1 ms'])"
+)
 
 
 def test_who_may_not_enqueue_to_a_queue_plans_no_tasks_of_its_schedules(database: Database) -> None:

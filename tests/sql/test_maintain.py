@@ -224,11 +224,16 @@ def test_transactions_of_another_server_are_not_waited_for(db: Conn) -> None:
 
 
 def test_a_clock_that_is_set_back_hides_nothing_from_the_sweeps(db: Conn) -> None:
-    """I1: a claim that ran out would stay with its worker, and a group that is paused never hear of a deadline."""
+    """I1: a claim that ran out would stay with its worker, a paused group never hear of a deadline."""
     at(db, "12:02:00")
-    for what, when in {"claims": "12:00", "claims next": "12:01", "keys next": "12:01", "keys": "12:00"}.items():
+    for what, when in {
+        "claims": "12:00",
+        "claims next": "12:01",
+        "keys next": "12:01",
+        "keys": "12:00",
+    }.items():
         floor = "(extract(epoch from %s::timestamptz) * 1000000)::bigint"
-        run(db, f"select fairq._set_sweep_floor(0, %s, {floor})", what, f"2030-01-01 {when}:00+00")  # noqa: S608
+        run(db, f"select fairq._set_sweep_floor(0, %s, {floor})", what, f"2030-01-01 {when}:00+00")
     maintain(db)
     at(db, "11:00:00")
     worker = register(db, lease="1 day")
