@@ -178,9 +178,8 @@ class Engine:
 
     # --- What nodes ask, and tell ---
 
-    def registered(self, node: Node) -> None:
-        worker_id, listening = node.worker_id, node.waking.is_listening
-        assert worker_id is not None
+    def registered(self, node: Node, worker_id: int) -> None:
+        listening = node.waking.is_listening
         line = banner(
             worker_id, self.queues, self.settings, node.turns.limits, listening=listening, at=node.name
         )

@@ -123,12 +123,14 @@ class Node:
         """Connect, look at the database, register, listen. False: told to stop before that succeeded."""
         if not await self.answer(self._first_look):
             return False
-        self.keeper = Keeper(self)
+        worker_id = self.worker_id
+        assert worker_id is not None
+        self.keeper = Keeper(self)  # from here on it may be lost
         self.keeper.start()
         if self.settings.listen and self.settings.mode == "forever":
             self._listener = Listener(self)
             await self._listener.settle()
-        self.engine.registered(self)
+        self.engine.registered(self, worker_id)
         return True
 
     async def _first_look(self, conn: Conn) -> bool:

@@ -73,6 +73,8 @@ class Network:
         if self._door is not None:
             self._door.close()
             self._door = None
+            for _ in range(3):  # whoever was let in at this moment gets his carrier
+                await asyncio.sleep(0)
         for end in self._ends:
             end.transport.abort()  # a reset, not a farewell
         self._carries.set()
