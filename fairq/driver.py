@@ -337,57 +337,49 @@ def run(
     """Send one call and wait for its result. `prepare` as in psycopg's `execute`."""
     if isinstance(conn, psycopg.AsyncConnection):
         return _run_async(conn, call, prepare)
-    statement, params, read = call
+    statement, params, _ = call
     cursor = statement.cursor(conn, row_factory=statement.row)
     cursor.execute(statement.sql, params, prepare=prepare, binary=statement.binary)
     command = statement.command
-    value: Any = None
+    rows: Any = None
     if command == "many":
-        value = cursor.fetchall()
+        rows = cursor.fetchall()
     elif command == "one" or command == "the":
-        value = _checked(cursor.fetchone(), cursor, command)
-    elif command != "exec":
-        if cursor.pgresult is None:
-            # Ends with a sync: then the pipeline around us has answered.
-            with conn.pipeline():
-                pass
-        value = _outcome(cursor, command)
-    return value if read is None else read(value)
+        rows = cursor.fetchone()
+    elif command != "exec" and cursor.pgresult is None:
+        # Ends with a sync: then the pipeline around us has answered.
+        with conn.pipeline():
+            pass
+    return _answer(cursor, call, rows)
 
 
 async def _run_async(conn: AsyncConnection, call: Call[T], prepare: bool | None) -> T:
-    statement, params, read = call
+    statement, params, _ = call
     cursor = statement.async_cursor(conn, row_factory=statement.row)
     await cursor.execute(statement.sql, params, prepare=prepare, binary=statement.binary)
     command = statement.command
-    value: Any = None
+    rows: Any = None
     if command == "many":
-        value = await cursor.fetchall()
+        rows = await cursor.fetchall()
     elif command == "one" or command == "the":
-        value = _checked(await cursor.fetchone(), cursor, command)
-    elif command != "exec":
-        if cursor.pgresult is None:
-            async with conn.pipeline():
-                pass
-        value = _outcome(cursor, command)
-    return value if read is None else read(value)
+        rows = await cursor.fetchone()
+    elif command != "exec" and cursor.pgresult is None:
+        async with conn.pipeline():
+            pass
+    return _answer(cursor, call, rows)
 
 
-def _checked(value: Any, cursor: _AnyCursor, command: str) -> Any:
-    if value is None and command == "the" and not cursor.rowcount:
-        raise psycopg.DataError(_NO_ROW)
-    return value
-
-
-_NO_ROW = "the statement returned no row, though it is said to have one always"
-
-
-def _outcome(cursor: _AnyCursor, command: str) -> Any:
-    if command == "execrows":
-        return cursor.rowcount
-    if command == "execresult":
-        return Result(cursor.statusmessage or "", cursor.rowcount)
-    return None
+def _answer(cursor: _AnyCursor, call: Call[T], rows: Any) -> T:
+    """What a call returns, from what was fetched and what the server says about the command."""
+    command = call.statement.command
+    if command == "the":
+        if rows is None and not cursor.rowcount:
+            raise psycopg.DataError("the statement returned no row, though it is said to have one always")
+    elif command == "execrows":
+        rows = cursor.rowcount
+    elif command == "execresult":
+        rows = Result(cursor.statusmessage or "", cursor.rowcount)
+    return rows if call.read is None else call.read(rows)
 
 
 # ---------------------------------------------------------------------- pipelines
@@ -406,8 +398,8 @@ class Sent(Generic[T]):
         self._call = call
 
     def result(self) -> T:
-        cursor, (statement, _, read) = self._cursor, self._call
-        value: Any
+        cursor, statement = self._cursor, self._call.statement
+        rows: Any = None
         if cursor.pgresult is None:
             raise psycopg.InterfaceError(
                 "no result yet: leave the pipeline, or call its sync(), before reading"
@@ -416,17 +408,11 @@ class Sent(Generic[T]):
             # What fetchall() does, without waiting: the rows are here, on either cursor.
             reader = Transformer(cursor)
             reader.set_pgresult(cursor.pgresult)
-            count = cursor.pgresult.ntuples
-            many = statement.command == "many"
-            row = statement.row(cursor)
-            value = reader.load_rows(0, count if many else min(count, 1), row)
+            count, many = cursor.pgresult.ntuples, statement.command == "many"
+            rows = reader.load_rows(0, count if many else min(count, 1), statement.row(cursor))
             if not many:
-                if not value and statement.command == "the":
-                    raise psycopg.DataError(_NO_ROW)
-                value = value[0] if value else None
-        else:
-            value = _outcome(cursor, statement.command)
-        return value if read is None else read(value)
+                rows = rows[0] if rows else None
+        return _answer(cursor, self._call, rows)
 
 
 def send(conn: Connection, call: Call[T]) -> Sent[T]:
