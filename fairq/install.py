@@ -22,6 +22,7 @@ from psycopg.rows import tuple_row
 
 from fairq import citus
 from fairq.errors import FairqError, TasksWouldBeLost
+from fairq.queries import install as queries
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
@@ -174,6 +175,11 @@ def sql_files() -> list[Path]:
     return [*found, *(root / name for name in LAST if (root / name).exists())]
 
 
+def _bootstrap() -> str:
+    """What is there before any revision."""
+    return (sql_dir() / "bootstrap.sql").read_text("utf-8")
+
+
 def _engine() -> list[tuple[str, str]]:
     """``sql/``, file by file. Function bodies refer to functions of later files, so they are not checked."""
     files = [(file.name, _CREATE_SCHEMA.sub("", file.read_text("utf-8"))) for file in sql_files()]
@@ -250,27 +256,6 @@ def _oldest_code(version: str, known: Sequence[Revision]) -> str:
 
 
 # --- SQL around the files -------------------------------------------------------------------------
-
-# The column oldest_code lets code that is behind the database know whether it may still work.
-_BOOTSTRAP = """\
-do $$
-begin
-  if to_regnamespace('fairq') is null then
-    create schema fairq;
-  end if;
-end
-$$;
-create table fairq.schema_version (
-  version_num text not null primary key,
-  oldest_code text not null
-);
-comment on table fairq.schema_version is
-  'The revision of this schema. Written by migrations only.';
-comment on column fairq.schema_version.version_num is
-  'The newest revision that was applied.';
-comment on column fairq.schema_version.oldest_code is
-  'Code that knows at least this revision may work with this database.';
-"""
 
 _RECORD = """\
 delete from fairq.schema_version;
@@ -362,7 +347,7 @@ def _scripts(version: str | None, target: str | None, direction: Direction | Non
     for step in plan(version, target):
         if direction in (None, step.direction):
             parts = (f"\n-- {name}\n\n{text.rstrip()}\n" for name, text in step.parts())
-            before = _GUARD.format(key=LOCK_KEY, version=version or BASE) + ("" if version else _BOOTSTRAP)
+            before = _GUARD.format(key=LOCK_KEY, version=version or BASE) + ("" if version else _bootstrap())
             title = f"-- {step.name}, {step.direction}\n"
             texts.append("".join((title, before, *parts, _record(step.result))))
         version = step.result
@@ -467,7 +452,7 @@ class _Session:
                     f"schema fairq has a table or view named {found[0]}, but no version",
                     "Migrations did not make it. Move it away (alter schema fairq rename to …) or drop it.",
                 )
-            self.run(_BOOTSTRAP)
+            self.run(_bootstrap())
         for name, text in steps[0].parts():
             try:
                 self.run(text)
@@ -636,9 +621,8 @@ def _retrying(conn: Connection[Any], target: str | None, how: _Patience) -> tupl
                 return _Session(conn).advance(target)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as exc:
             waited = time.monotonic() - since
-            cursor = conn.cursor(row_factory=tuple_row).execute(_BLOCKERS, (LOCK_KEY, how.lock_timeout))
-            rows = cursor.fetchall()
-            found = Waiting(tuple(row[0] for row in rows), tuple(row[1] for row in rows), waited)
+            rows = queries.blockers(conn, lock_key=LOCK_KEY, waited_seconds=how.lock_timeout)
+            found = Waiting(tuple(row.pid for row in rows), tuple(row.held_by for row in rows), waited)
             if found.pids and found.pids != seen.pids:
                 seen = found
                 how.report(seen)
@@ -654,27 +638,3 @@ def _retrying(conn: Connection[Any], target: str | None, how: _Patience) -> tupl
         # Full jitter: twenty that were refused together do not come back together.
         time.sleep(random.uniform(0.05, min(5.0, 0.1 * 2 ** min(attempt, 10))))
     raise AssertionError("unreachable")
-
-
-# Whoever holds a lock on something of ours, and has been in the same transaction for as long as we waited.
-_BLOCKERS = """
-select coalesce(l.pid, 0),
-       case when l.pid is null then 'a prepared transaction (see pg_prepared_xacts)' else
-         'pid ' || l.pid || ' ('
-         || concat_ws(', ', nullif(a.application_name, ''), 'user ' || a.usename, a.state,
-              'transaction open for ' || extract(epoch from clock_timestamp() - a.xact_start)::bigint || ' s')
-         || ')'
-         || coalesce(': ' || left(regexp_replace(trim(a.query), '\\s+', ' ', 'g'), 120), '') end
-  from pg_catalog.pg_locks as l
-  left join pg_catalog.pg_class as c on c.oid = l.relation
-  left join pg_catalog.pg_stat_activity as a on a.pid = l.pid
- where l.granted
-   and l.pid is distinct from pg_backend_pid()
-   and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
-   and (c.relnamespace = to_regnamespace('fairq')
-        or l.locktype = 'advisory' and l.objsubid = 1 and l.classid::bigint << 32 | l.objid::bigint = %s)
-   and coalesce(a.xact_start <= clock_timestamp() - make_interval(secs => %s), true)
- group by l.pid, a.pid, a.usename, a.application_name, a.state, a.query, a.xact_start
- order by a.xact_start
- limit 5
-"""

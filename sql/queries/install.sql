@@ -1,0 +1,27 @@
+-- What `fairq migrate` asks beside the version. There need be no schema fairq yet.
+
+-- name: Blockers :many
+-- Whoever holds a lock on something of ours, and has been in the same transaction for as long as we waited.
+-- fairq: not null pid, held_by
+select coalesce(l.pid, 0) as pid,
+  case when l.pid is null then 'a prepared transaction (see pg_prepared_xacts)' else
+    'pid ' || l.pid || ' ('
+    || concat_ws(', ', nullif(a.application_name, ''), 'user ' || a.usename, a.state,
+         'transaction open for ' || extract(epoch from clock_timestamp() - a.xact_start)::bigint || ' s')
+    || ')'
+    || coalesce(': ' || left(regexp_replace(trim(a.query), '\s+', ' ', 'g'), 120), '') end as held_by
+from pg_catalog.pg_locks l
+left join pg_catalog.pg_class c on c.oid = l.relation
+left join pg_catalog.pg_stat_activity a on a.pid = l.pid
+where l.granted
+  and l.pid is distinct from pg_backend_pid()
+  and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
+  and (
+    c.relnamespace = to_regnamespace('fairq')
+    or l.locktype = 'advisory' and l.objsubid = 1
+      and l.classid::bigint << 32 | l.objid::bigint = sqlc.arg(lock_key)::bigint
+  )
+  and coalesce(a.xact_start <= clock_timestamp() - make_interval(secs => sqlc.arg(waited_seconds)::float8), true)
+group by l.pid, a.pid, a.usename, a.application_name, a.state, a.query, a.xact_start
+order by a.xact_start
+limit 5;
