@@ -49,37 +49,29 @@ _TREE_TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL | re.ASCII)
 
 def read_tree(text: str) -> Any:
     """The value of a `pg_node_tree`."""
-    position = 0
-    tokens = _TREE_TOKEN.findall(text)
+    tokens = iter(_TREE_TOKEN.findall(text))
 
-    def value() -> Any:
-        nonlocal position
-        token = tokens[position]
-        position += 1
+    def value(token: str) -> Any:
         if token == "{":
-            node = Node(tokens[position])
-            position += 1
-            while tokens[position] != "}":
-                name = tokens[position][1:]
-                position += 1
-                node.fields[name] = value()
-                if tokens[position] == "[":  # a constant is its length, then its bytes
-                    position = tokens.index("]", position) + 1
-            position += 1
+            node = Node(next(tokens))
+            name = next(tokens)
+            while name != "}":
+                node.fields[name[1:]] = value(next(tokens))
+                name = next(tokens)
+                if name == "[":  # a constant is its length, then its bytes
+                    while name != "]":
+                        name = next(tokens)
+                    name = next(tokens)
             return node
         if token == "(":
-            items = []
-            while tokens[position] != ")":
-                items.append(value())
-            position += 1
-            return items
+            return [value(item) for item in iter(tokens.__next__, ")")]
         if token == "<>":
             return None
         if token.startswith('"') and token.endswith('"') and len(token) > 1:
             token = token[1:-1]
         return re.sub(r"\\(.)", r"\1", token, flags=re.DOTALL)
 
-    return value()
+    return value(next(tokens))
 
 
 def walk(value: Any, leave_out: str = "") -> Iterator[Node]:
