@@ -546,9 +546,7 @@ class Server:
             log = self.log_tail()
             if code is not None:
                 self._reap()
-                # The processes of a server that crashed take a moment to see that and to end.
-                kind = _TryAgainError if "pre-existing shared memory block" in log else EmbeddedError
-                raise kind(
+                raise EmbeddedError(
                     f"PostgreSQL ended at once, with exit code {code}. Its log, {self.log_file}:\n{log}"
                 )
             if time.monotonic() > deadline:
