@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -128,12 +129,13 @@ def stay_local(conn: psycopg.Connection[Any]) -> None:
 
 
 def join(
-    coordinator: psycopg.Connection[Any], others: Mapping[Node, psycopg.Connection[Any]], text: str
+    coordinator: psycopg.Connection[Any], others: Mapping[Node, psycopg.Connection[Any]], folder: Path
 ) -> None:
-    """Let calls go from any node to any other; ``text`` is sql/citus.sql.
+    """Let calls go from any node to any other. ``folder`` is sql/.
 
     Each step looks whether it has been done, so a call that was cut off can be repeated.
     """
+    text = (folder / "citus.sql").read_text("utf-8")
     coordinator.execute(text.encode())
     for node, conn in others.items():
         conn.execute(text.encode())
@@ -148,47 +150,12 @@ def join(
                 f"select setval('{ids}', %s) from {ids} where last_value >> %s <> %s".encode(),  # noqa: S608
                 [(node.group << NODE_BITS) + 1, NODE_BITS, node.group],
             )
-    _connect(coordinator)
+    # One by one: Citus sends the text that it got to the other nodes.
+    for statement in (folder / "citus_calls.sql").read_text("utf-8").split(";\n"):
+        coordinator.execute(statement.encode())
+    _replicate(coordinator)
     for conn in (*others.values(), coordinator):
         conn.execute("select fairq_citus.enter()")
-
-
-_TABLES = (
-    (
-        "calls",
-        "shard_no integer not null, no bigint, statement varchar, answer jsonb, primary key (shard_no, no)",
-        "create_distributed_table('fairq_citus.calls', 'shard_no', colocate_with => 'none')",
-    ),
-    (
-        "settings_calls",
-        "no bigint primary key, statement varchar, answer jsonb",
-        "create_reference_table('fairq_citus.settings_calls')",
-    ),
-)
-
-
-def _connect(coordinator: psycopg.Connection[Any]) -> None:
-    """The tables whose rows are calls."""
-    for name, columns, distribute in _TABLES:
-        table = f"fairq_citus.{name}"
-        coordinator.execute("set citus.enable_ddl_propagation = off")
-        coordinator.execute(f"create table if not exists {table} ({columns})".encode())
-        coordinator.execute(f"revoke all on {table} from public".encode())
-        coordinator.execute("set citus.enable_ddl_propagation = on")
-        coordinator.execute("set citus.enable_unsafe_triggers = on")
-        known = "select 1 from pg_dist_partition where logicalrelid = %s::regclass"
-        if not coordinator.execute(known, [table]).fetchone():
-            coordinator.execute(f"select {distribute}".encode())
-        coordinator.execute(
-            f"create or replace trigger answer before insert on {table} "
-            "for each row execute function fairq_citus.answer()".encode()
-        )
-        coordinator.execute(
-            f"create or replace trigger answered after insert on {table} "
-            "for each row execute function fairq_citus.answered()".encode()
-        )
-    stay_local(coordinator)
-    _replicate(coordinator)
 
 
 def _replicate(coordinator: psycopg.Connection[Any]) -> None:

@@ -560,8 +560,7 @@ def migrate(
         for each in conns:
             citus.stay_local(each)
             done.append(_bring(each, target, how))
-        text = (sql_dir() / "citus.sql").read_text("utf-8")
-        citus.join(conn, dict(zip(nodes[1:], conns[1:], strict=True)), text)
+        citus.join(conn, dict(zip(nodes[1:], conns[1:], strict=True)), sql_dir())
         return Migration(done[0].before, target, tuple(step for one in done for step in one.steps))
 
 
