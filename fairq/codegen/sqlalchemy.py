@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import jinja2
 
 from fairq.codegen import names, parse
 from fairq.codegen.model import (
@@ -20,7 +24,6 @@ from fairq.codegen.model import (
     Enum,
     GenerationError,
     Name,
-    Options,
     Query,
     Relation,
     Request,
@@ -49,6 +52,13 @@ class Struct:
     fields: tuple[Field, ...]
     docstring: str = ""
     table: Name | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnumClass:
+    name: str
+    docstring: str
+    members: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +104,9 @@ def generate(request: Request) -> dict[str, str]:
 # --- models ---------------------------------------------------------------------------------------
 
 
-def _enums(request: Request) -> list[tuple[str, str]]:
-    """Name and text of each class."""
+def _enums(request: Request) -> list[EnumClass]:
     strict, catalog = request.options.strict, request.catalog
-    classes: list[tuple[str, str]] = []
+    classes: list[EnumClass] = []
     for enum in catalog.types:
         if not isinstance(enum, Enum):
             continue
@@ -108,12 +117,9 @@ def _enums(request: Request) -> list[tuple[str, str]]:
             numbered = enumerate(member_names, 1)
             member_names = names.distinct(names.identifier(each, f"VALUE_{n}") for n, each in numbered)
         values = enum.values if strict else map(_escaped, enum.values)
-        body = _inside(_docstring(enum.comment, strict))
-        body += [f'    {member} = "{value}"' for member, value in zip(member_names, values, strict=True)]
-        base = "enum.StrEnum" if request.options.emit_str_enum else "str, enum.Enum"
-        lines = [f"class {name}({base}):", *(body or _nothing(request.options))]
-        classes.append((name, "\n".join(lines)))
-    return sorted(classes)
+        members = tuple(zip(member_names, values, strict=True))
+        classes.append(EnumClass(name, _docstring(enum.comment, strict), members))
+    return sorted(classes, key=lambda each: each.name)
 
 
 def _model(relation: Relation, request: Request) -> Struct:
@@ -241,17 +247,12 @@ def _result(
 
 def _made(name: str, parts: Iterable[tuple[str, str]]) -> str:
     """A class called with the parts, each on a line of its own."""
-    lines = (f"    {field}={_indented(value, 1)},\n" for field, value in parts)
+    lines = (f"    {field}={textwrap.indent(value, '    ').lstrip()},\n" for field, value in parts)
     return f"{name}(\n{''.join(lines)})"
 
 
 def _call(name: str, fields: Iterable[Field], start: int = 0) -> str:
     return _made(name, ((each.name, f"row[{index}]") for index, each in enumerate(fields, start)))
-
-
-def _indented(value: str, depth: int) -> str:
-    """All lines but the first, which goes behind something."""
-    return value.replace("\n", "\n" + "    " * depth)
 
 
 def _is_model(model: Struct, columns: Sequence[Column], types: Sequence[PyType], request: Request) -> bool:
@@ -326,17 +327,31 @@ def _escaped(text: str) -> str:
 # --- modules --------------------------------------------------------------------------------------
 
 
-def _models_module(request: Request, enums: Sequence[tuple[str, str]], models: Sequence[Struct]) -> str:
+_templates = jinja2.Environment(
+    loader=jinja2.PackageLoader("fairq.codegen"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+def _module(request: Request, imports: Sequence[Sequence[str]], **parts: Any) -> str:
+    known = {"version": request.version, "options": request.options, "imports": imports}
+    nothing: dict[str, Any] = {"source": "", "enums": [], "models": [], "methods": []}
+    return _templates.get_template("sqlalchemy.py.jinja").render({**known, **nothing, **parts})
+
+
+def _models_module(request: Request, enums: Sequence[EnumClass], models: Sequence[Struct]) -> str:
     types = [each.type for model in models for each in model.fields]
     standard = {"pydantic" if request.options.emit_pydantic_models else "dataclasses"}
     if enums:
         standard.add("enum")
-    groups = [
+    imports = [
         _import_lines(standard | _modules(types, standard=True), _typing(types)),
         _import_lines(_modules(types, standard=False), ()),
     ]
-    blocks = [text for _, text in enums]
-    return _file(_head(request), groups, blocks + [_class(each, request.options) for each in models])
+    return _module(request, imports, enums=enums, models=models)
 
 
 def _query_module(request: Request, source: str, methods: Sequence[Method]) -> str:
@@ -354,92 +369,12 @@ def _query_module(request: Request, source: str, methods: Sequence[Method]) -> s
     installed = {"sqlalchemy"} | _modules(types, standard=False)
     if options.emit_async_querier:
         installed.add("sqlalchemy.ext.asyncio")
-    groups = [
+    imports = [
         _import_lines(standard, typing),
         _import_lines(installed, ()),
         [f"from {options.package} import models"],
     ]
-    blocks: list[str] = []
-    for method in methods:
-        blocks.append(f'{method.constant} = """-- name: {method.name} \\\\{method.cmd}\n{method.sql}\n"""')
-        blocks += [_class(struct, options) for struct in method.structs]
-    wanted = ((options.emit_sync_querier, False), (options.emit_async_querier, True))
-    blocks += [_querier(methods, is_async=is_async) for emitted, is_async in wanted if emitted]
-    return _file([*_head(request), f"# source: {source}"], groups, blocks)
-
-
-def _file(head: Sequence[str], groups: Iterable[Sequence[str]], blocks: Sequence[str]) -> str:
-    """Two empty lines stand before every class and constant; that behind the imports counts as one."""
-    above = [*head, *(line for group in groups if group for line in (*group, ""))]
-    return "\n".join([*above, "", "\n\n\n".join(blocks), ""] if blocks else [*above, ""])
-
-
-def _class(struct: Struct, options: Options) -> str:
-    if options.emit_pydantic_models:
-        lines = [f"class {struct.name}(pydantic.BaseModel):"]
-    else:
-        lines = ["@dataclasses.dataclass()", f"class {struct.name}:"]
-    body = _inside(struct.docstring)
-    for each in struct.fields:
-        body += [*(f"    # {line}" for line in each.comment), f"    {each.name}: {each.type.annotation}"]
-    return "\n".join([*lines, *(body or _nothing(options))])
-
-
-def _inside(docstring: str) -> list[str]:
-    return [f"    {docstring}"] if docstring else []
-
-
-def _nothing(options: Options) -> list[str]:
-    return [] if options.strict else ["    pass"]
-
-
-def _querier(methods: Sequence[Method], *, is_async: bool) -> str:
-    name, conn = "Querier", "engine.Connection"
-    if is_async:
-        name, conn = "AsyncQuerier", "ext.asyncio.AsyncConnection"
-    head = f"class {name}:\n    def __init__(self, conn: sqlalchemy.{conn}):\n        self._conn = conn"
-    return "\n\n".join([head, *(_method_text(method, is_async=is_async) for method in methods)])
-
-
-def _method_text(method: Method, *, is_async: bool) -> str:
-    wait, sync = ("await ", "async ") if is_async else ("", "")
-    verb = "stream" if is_async and method.cmd == Command.MANY else "execute"
-    call = f"{wait}self._conn.{verb}(sqlalchemy.text({method.constant}){_bound(method)})"
-    takes = "".join(f", {each.name}: {each.type.annotation}" for each in method.parameters)
-    star = ", *" if takes and not method.params else ""
-    takes = f", arg: {method.params.name}" if method.params else takes
-    head = f"    {sync}def {method.name}(self{star}{takes}) -> "
-    if method.cmd == Command.ONE:
-        call = f"({call})" if is_async else call
-        value = _indented(method.value, 2)
-        return (
-            f"{head}Optional[{method.returns}]:\n        row = {call}.first()\n        if row is None:\n"
-            f"            return None\n        return {value}"
-        )
-    if method.cmd == Command.MANY:
-        value = _indented(method.value, 3)
-        return (
-            f"{head}{'Async' * is_async}Iterator[{method.returns}]:\n        result = {call}\n"
-            f"        {sync}for row in result:\n            yield {value}"
-        )
-    if method.cmd == Command.EXEC:
-        return f"{head}None:\n        {call}"
-    if method.cmd == Command.EXECROWS:
-        return f"{head}int:\n        result = {call}\n        return result.rowcount"
-    return f"{head}sqlalchemy.engine.Result:\n        return {call}"
-
-
-def _bound(method: Method) -> str:
-    of = "arg." if method.params else ""
-    pairs = [f'"p{n}": {of}{each.name}' for n, each in enumerate(method.parameters, 1)]
-    if len(pairs) > 3:
-        return ", {\n" + "".join(f"            {pair},\n" for pair in pairs) + "        }"
-    return f", {{{', '.join(pairs)}}}" if pairs else ""
-
-
-def _head(request: Request) -> list[str]:
-    generator = request.version.split(" ")[0] or "sqlc"
-    return [f"# Code generated by {generator}. DO NOT EDIT.", "# versions:", f"#   {request.version}"]
+    return _module(request, imports, source=source, methods=methods)
 
 
 def _modules(types: Iterable[PyType], *, standard: bool) -> set[str]:
@@ -474,13 +409,13 @@ def _import_lines(modules: Iterable[str], typing: Iterable[str]) -> list[str]:
 
 def _check_distinct(
     request: Request,
-    enums: Sequence[tuple[str, str]],
+    enums: Sequence[EnumClass],
     models: Sequence[Struct],
     methods: Sequence[tuple[Query, Method]],
 ) -> None:
     """Two things of one name in a module would silently be one."""
     taken: dict[str, str] = {}
-    described = [(name, "an enum") for name, _ in enums]
+    described = [(each.name, "an enum") for each in enums]
     described += [(each.name, f"table {each.table}") for each in models]
     for name, what in described:
         if name in taken:
