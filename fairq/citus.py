@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from psycopg.types.json import Jsonb
 
 from fairq.errors import FairqError
 
-OLDEST = 13
 PRESENT = "select extversion from pg_extension where extname = 'citus'"
 # The bits of an id above the 48 lowest say which node gave it out: of a task, and of a worker.
 NODE_BITS = 48
@@ -37,67 +35,22 @@ class Node:
         return psycopg.conninfo.make_conninfo(coordinator, host=self.host, port=self.port, hostaddr=None)
 
 
-def nodes(conn: psycopg.Connection[Any]) -> list[Node]:
+def nodes(conn: psycopg.Connection[Any], folder: Path) -> list[Node]:
     """The nodes of the cluster whose coordinator this is, itself first; none where there is no Citus.
 
-    Raises :class:`ClusterNotReady` where something is missing, and says what to do.
+    Raises :class:`ClusterNotReady` where something is missing, and says what to do. ``folder`` is sql/.
     """
-    cursor = conn.cursor(row_factory=tuple_row)
-    version = cursor.execute(PRESENT).fetchone()
-    if version is None:
+    if conn.execute(PRESENT).fetchone() is None:
         return []
-    if int(re.split(r"\D", version[0])[0]) < OLDEST:
-        raise ClusterNotReady(
-            f"the database has Citus {version[0]}, and fairq needs {OLDEST} or newer",
-            "Upgrade Citus on all nodes: its packages, a restart, then alter extension citus update;",
-        )
-    [(group,)] = cursor.execute("select groupid from pg_dist_local_group").fetchall()
-    rows = cursor.execute(
-        """
-        select groupid, nodename, nodeport, isactive and (groupid = 0 or hasmetadata and metadatasynced),
-          shouldhaveshards
-        from pg_dist_node where noderole = 'primary' order by groupid
-        """
-    ).fetchall()
-    if group != 0:
-        [(host, port)] = [row[1:3] for row in rows if row[0] == 0] or [("the coordinator", "")]
-        raise ClusterNotReady(
-            "this is a worker node of Citus", f"Run fairq migrate on the coordinator: {host} {port}"
-        )
-    if not rows or rows[0][0] != 0:
-        raise ClusterNotReady(
-            "the coordinator is not among the nodes of its own cluster, so settings would not reach it",
-            "Add it, and its workers: select citus_set_coordinator_host('host', 5432); "
-            "select citus_add_node('host', 5432);",
-        )
-    if away := [f"{row[1]}:{row[2]}" for row in rows if not row[3]]:
-        raise ClusterNotReady(
-            f"not all nodes take part: {', '.join(away)}",
-            "Activate each (select citus_activate_node('host', 5432);), or take it out (citus_remove_node).",
-        )
-    having = sum(row[4] for row in rows)
-    if not having:
-        raise ClusterNotReady(
-            "no node may have shards, so there is no place for tasks",
-            "Add nodes (select citus_add_node('host', 5432);), or let the coordinator have them: "
-            "select citus_set_node_property('host', 5432, 'shouldhaveshards', true);",
-        )
-    [(shards,)] = cursor.execute(
-        """
-        select coalesce(
-          (select count(*)::int from pg_dist_shard where logicalrelid = to_regclass('fairq_citus.calls')),
-          0)
-        """
-    ).fetchall()
-    asked = shards or int(cursor.execute("show citus.shard_count").fetchall()[0][0])
-    if asked < having:
-        raise ClusterNotReady(
-            f"{asked} shards cannot be spread over {having} nodes",
-            "Before fairq is installed, set citus.shard_count to several times the nodes you will ever have; "
-            "later, let fewer nodes have some: "
-            "select citus_set_node_property('host', 5432, 'shouldhaveshards', false);",
-        )
-    return [Node(*row[:3]) for row in rows]
+    try:
+        conn.execute((folder / "citus_ready.sql").read_bytes())
+    except psycopg.errors.ObjectNotInPrerequisiteState as exc:
+        raise ClusterNotReady(exc.diag.message_primary or str(exc), exc.diag.message_hint) from exc
+    cursor = conn.cursor(row_factory=tuple_row)
+    cursor.execute(
+        "select groupid, nodename, nodeport from pg_dist_node where noderole = 'primary' order by groupid"
+    )
+    return [Node(*row) for row in cursor]
 
 
 async def around(conn: psycopg.AsyncConnection[Any]) -> tuple[int, list[Node]]:

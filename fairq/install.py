@@ -547,7 +547,7 @@ def migrate(
     target, how = resolve(to), _Patience(lock_timeout, patience, report)
     with contextlib.ExitStack() as stack:
         conn = stack.enter_context(_connect(dsn))
-        nodes = citus.nodes(conn)
+        nodes = citus.nodes(conn, sql_dir())
         if not nodes:
             return _bring(conn, target, how)
         if target != head():

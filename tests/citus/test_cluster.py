@@ -507,7 +507,7 @@ def refused(conn: Conn, *changes: str) -> citus.ClusterNotReady:
         for change in changes:
             conn.execute(change.encode())
         with pytest.raises(citus.ClusterNotReady) as error:
-            citus.nodes(conn)
+            citus.nodes(conn, install.sql_dir())
     assert error.value.hint
     return error.value
 
@@ -544,7 +544,7 @@ def test_a_set_up_by_half_is_refused_with_what_to_do(cluster: Cluster, conns: li
         error = refused(conn, *changes)
         assert message in str(error)
         assert hint in str(error.hint)
-    assert [node.group for node in citus.nodes(conns[0])] == [0, 1, 2]
+    assert [node.group for node in citus.nodes(conns[0], install.sql_dir())] == [0, 1, 2]
     with pytest.raises(citus.ClusterNotReady, match="all nodes"):
         install.upgrade(conns[0])
     with pytest.raises(install.UnknownRevision):
