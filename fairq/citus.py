@@ -9,7 +9,6 @@ from typing import Any
 
 import psycopg
 from psycopg.rows import tuple_row
-from psycopg.types.json import Jsonb
 
 from fairq.errors import FairqError
 
@@ -90,18 +89,14 @@ def join(
     """
     text = (folder / "citus.sql").read_text("utf-8")
     coordinator.execute(text.encode())
+    [(settings,)] = coordinator.execute("select fairq_citus.settings()::text").fetchall()
     for node, conn in others.items():
         conn.execute(text.encode())
-        # Under this number it has not been here, though perhaps under another one.
-        if not conn.execute(
-            "select last_value >> %s = %s from fairq.task_ids", [NODE_BITS, node.group]
-        ).fetchall()[0][0]:
-            _copy_settings(coordinator, conn, node)
-        # A worker whose address leads to another node one day is not to be taken for one of that.
-        for ids in ("fairq.worker_ids", "fairq.task_ids"):
-            conn.execute(
-                f"select setval('{ids}', %s) from {ids} where last_value >> %s <> %s".encode(),  # noqa: S608
-                [(node.group << NODE_BITS) + 1, NODE_BITS, node.group],
+        [(fits,)] = conn.execute("select fairq_citus.become(%s, %s)", [node.group, settings]).fetchall()
+        if not fits:
+            raise ClusterNotReady(
+                f"{node.host}:{node.port} has tasks of its own, from before it was a node of this cluster",
+                "Make that machine the coordinator, or let it run empty first.",
             )
     # One by one: Citus sends the text that it got to the other nodes.
     for statement in (folder / "citus_calls.sql").read_text("utf-8").split(";\n"):
@@ -131,29 +126,3 @@ def _replicate(coordinator: psycopg.Connection[Any]) -> None:
             "a new node has no copy of the reference tables, and only a superuser may make it",
             f"As a superuser, on the coordinator: {call}; and then fairq migrate again.",
         ) from exc
-
-
-# What is the same on every node. Counters and lanes are each node's own.
-_SETTINGS = ("queues", "kinds", "groups", "settings")
-
-
-def _copy_settings(source: psycopg.Connection[Any], target: psycopg.Connection[Any], node: Node) -> None:
-    cursor = source.cursor(row_factory=tuple_row)
-    with target.transaction():
-        if target.execute("select 1 from fairq.tasks limit 1").fetchone():
-            raise ClusterNotReady(
-                f"{node.host}:{node.port} has tasks of its own, from before it was a node of this cluster",
-                "Make that machine the coordinator, or let it run empty first.",
-            )
-        [(count,)] = cursor.execute("select shard_count from fairq.settings").fetchall()
-        [(own,)] = target.execute("select to_regproc('fairq_citus.configure_cluster') is not null").fetchall()
-        name = "fairq_citus.configure_cluster" if own else "fairq.configure_cluster"
-        target.execute(f"select {name}(jsonb_build_object('shard_count', %s::int))".encode(), [count])
-        for table in map("fairq.{}".format, _SETTINGS):
-            [(rows,)] = cursor.execute(f"select jsonb_agg(t) from {table} t".encode()).fetchall()  # noqa: S608
-            target.execute(f"delete from {table}".encode())  # noqa: S608
-            insert = f"insert into {table} select * from jsonb_populate_recordset(null::{table}, %s)"  # noqa: S608
-            target.execute(insert.encode(), [Jsonb(rows or [])])
-        # Its own groups stand where they belong already, wherever others are still moving.
-        target.execute("update fairq.settings set moving_from = null")
-        target.execute("select fairq._open_domain(s, q.queue) from fairq.queues q, fairq._shards(null) s")

@@ -197,6 +197,53 @@ language sql stable set search_path = pg_catalog, pg_temp as $$
   order by h.node
 $$;
 
+-- What is the same on every node. Counters and lanes are each node's own.
+create or replace function fairq_citus.settings() returns jsonb
+language sql stable set search_path = pg_catalog, pg_temp
+as $$
+  select jsonb_build_object(
+    'queues', (select coalesce(jsonb_agg(q), '[]') from fairq.queues q),
+    'kinds', (select coalesce(jsonb_agg(k), '[]') from fairq.kinds k),
+    'groups', (select coalesce(jsonb_agg(g), '[]') from fairq.groups g),
+    'settings', (select coalesce(jsonb_agg(s), '[]') from fairq.settings s))
+$$;
+
+-- Makes this node the one of that number, with those settings. False, and nothing has changed: it has tasks of its own, from before.
+create or replace function fairq_citus.become(p_node integer, p_settings jsonb) returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+  v_shards constant jsonb := jsonb_build_object('shard_count', p_settings -> 'settings' -> 0 -> 'shard_count');
+  v_first_id constant bigint := (p_node::bigint << 48) + 1;
+begin
+  -- Under this number it has not been here, though perhaps under another one.
+  if (select i.last_value >> 48 from fairq.task_ids i) <> p_node then
+    if exists (select from fairq.tasks) then
+      return false;
+    end if;
+    if to_regproc('fairq_citus.configure_cluster') is null then
+      perform fairq.configure_cluster(v_shards);
+    else
+      perform fairq_citus.configure_cluster(v_shards);
+    end if;
+    delete from fairq.queues;
+    delete from fairq.kinds;
+    delete from fairq.groups;
+    delete from fairq.settings;
+    insert into fairq.queues select * from jsonb_populate_recordset(null::fairq.queues, p_settings -> 'queues');
+    insert into fairq.kinds select * from jsonb_populate_recordset(null::fairq.kinds, p_settings -> 'kinds');
+    insert into fairq.groups select * from jsonb_populate_recordset(null::fairq.groups, p_settings -> 'groups');
+    insert into fairq.settings select * from jsonb_populate_recordset(null::fairq.settings, p_settings -> 'settings');
+    -- Its own groups stand where they belong already, wherever others are still moving.
+    update fairq.settings set moving_from = null;
+    perform fairq._open_domain(s, q.queue) from fairq.queues q, fairq._shards(null) s;
+  end if;
+  -- A worker whose address leads to another node one day is not to be taken for one of that.
+  perform setval('fairq.worker_ids', v_first_id) from fairq.worker_ids i where i.last_value >> 48 <> p_node;
+  perform setval('fairq.task_ids', v_first_id) from fairq.task_ids i where i.last_value >> 48 <> p_node;
+  return true;
+end;
+$$;
+
 -- Replaces the functions that are called for a group or a task, and those whose answer is the same everywhere, by ones that pass the call on. Their own text
 -- goes to schema fairq_citus. Can be run again: a migration may have brought some of them anew.
 create or replace function fairq_citus.enter() returns void
