@@ -175,9 +175,8 @@ def sql_files() -> list[Path]:
     return [*found, *(root / name for name in LAST if (root / name).exists())]
 
 
-def _bootstrap() -> str:
-    """What is there before any revision."""
-    return (sql_dir() / "bootstrap.sql").read_text("utf-8")
+def _text(name: str) -> str:
+    return (sql_dir() / name).read_text("utf-8")
 
 
 def _engine() -> list[tuple[str, str]]:
@@ -285,29 +284,6 @@ end
 $guard$;
 """
 
-# What is being enqueued at this moment counts as well: wait for it, then look.
-_KEEP = """\
-lock table {tables} in access exclusive mode;
-do $$
-begin
-  if {any_row} then
-    raise exception 'fairq still holds tasks, history or settings of yours, and this step would lose them'
-      using errcode = '{code}',
-            hint = 'Let them end and save the history, or throw all away: drop schema fairq cascade.';
-  end if;
-end
-$$;
-"""
-
-# Rows that are the user's, not the engine's bookkeeping. Schedules are locked first: who fires them inserts.
-_USERS_ROWS = {
-    "fairq.schedules": " where owner is null",  # an app declares its own again
-    "fairq.tasks": "",
-    "fairq.finished_tasks": "",
-    "fairq.groups": "",
-    "fairq.queues": " where queue <> 'default' and not internal",
-}
-
 _BODY = re.compile(r"(\$\w*\$).*?\1", re.DOTALL)
 _CREATE = re.compile(
     r"^create (?:or replace )?(?:unlogged )?(materialized view|\w+) (?:if not exists )?([\w.]+)", re.MULTILINE
@@ -329,11 +305,8 @@ def _way_back(up: str) -> str:
 
     Latest first, so that nothing has to cascade: what others have built on fairq makes this fail, not vanish.
     """
-    objects = _created(up)
-    users = {table: rows for table, rows in _USERS_ROWS.items() if ("table", table) in objects}
-    any_row = "\n    or ".join(f"exists (select from {table}{rows})" for table, rows in users.items())
-    keep = _KEEP.format(tables=", ".join(users), any_row=any_row, code=WouldLoseData.sqlstate)
-    return keep + "".join(f"drop {kind} {name};\n" for kind, name in reversed(objects))
+    drops = (f"drop {kind} {name};\n" for kind, name in reversed(_created(up)))
+    return "".join([_text("way_back.sql"), *drops])
 
 
 def _record(version: str | None) -> str:
@@ -347,7 +320,8 @@ def _scripts(version: str | None, target: str | None, direction: Direction | Non
     for step in plan(version, target):
         if direction in (None, step.direction):
             parts = (f"\n-- {name}\n\n{text.rstrip()}\n" for name, text in step.parts())
-            before = _GUARD.format(key=LOCK_KEY, version=version or BASE) + ("" if version else _bootstrap())
+            guard = _GUARD.format(key=LOCK_KEY, version=version or BASE)
+            before = guard if version else guard + _text("bootstrap.sql")
             title = f"-- {step.name}, {step.direction}\n"
             texts.append("".join((title, before, *parts, _record(step.result))))
         version = step.result
@@ -452,7 +426,7 @@ class _Session:
                     f"schema fairq has a table or view named {found[0]}, but no version",
                     "Migrations did not make it. Move it away (alter schema fairq rename to …) or drop it.",
                 )
-            self.run(_bootstrap())
+            self.run(_text("bootstrap.sql"))
         for name, text in steps[0].parts():
             try:
                 self.run(text)

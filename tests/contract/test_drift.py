@@ -21,7 +21,7 @@ def drift(database: Database) -> list[str]:
     loaded = catalog(conn)
     conn.execute("drop schema fairq cascade")
     with conn.transaction():
-        conn.execute(install._bootstrap().encode())
+        conn.execute(install._text("bootstrap.sql").encode())
         for revision in install.revisions():
             for _, text in revision.parts("up"):
                 conn.execute(text.encode())
