@@ -53,27 +53,14 @@ __all__ += ["IdempotencyConflict", "NoSuchTask", "QueueDraining", "UnknownQueue"
 __all__ += ["InTransaction", "NotAllowed", "NotHeld", "NotInstalled", "TransactionAborted"]
 __all__ += ["ResultTimeout", "TaskFailed", "TaskTimeout"]
 
-_MODULES = (
-    "errors",
-    "client",
-    "policies",
-    "ledger",
-    "results",
-    "context",
-    "backoff",
-    "batch",
-    "schedules",
-    "task",
-    "app",
-    "worker",
-)
+_MODULES = "errors client policies ledger results context backoff batch schedules task app worker"
 
 if not TYPE_CHECKING:  # or a type checker would take every name for one of ours
 
     def __getattr__(name: str) -> Any:
         # Imported when first asked for: `fairq --help` must not wait for a database driver.
         if name in __all__:
-            for module in _MODULES:
+            for module in _MODULES.split():
                 try:
                     found = import_module(f"fairq.{module}")
                 except ImportError as exc:
