@@ -341,14 +341,7 @@ class Server:
             if self.is_running():
                 return
             self._reap()
-            deadline = time.monotonic() + START_SECONDS
-            while True:
-                try:
-                    return self._start_once(deadline)
-                except _TryAgainError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.02)
+            self._run()
 
     def stop(self, mode: StopMode = "fast", *, wait_seconds: float = STOP_SECONDS) -> None:
         """Stop PostgreSQL; the data stays. `immediate` is a crash: no checkpoint, recovery at next start."""
@@ -490,6 +483,16 @@ class Server:
                 # (Making it the working directory fails for PostgreSQL 15, which leaves that at its start.)
                 order["folder"], place = place, "{folder}"
         order["argv"] = [each.replace("{folder}", place) for each in argv]
+        deadline = time.monotonic() + START_SECONDS
+        while (pid := self._kept(order)) is None:
+            # The processes of our own server that crashed take a moment to see that and to end.
+            if not self._ran or time.monotonic() > deadline:
+                raise EmbeddedError(_in_use(self.data_dir, self._pgdata))
+            time.sleep(0.02)
+        return pid
+
+    def _kept(self, order: dict[str, Any]) -> int | None:
+        """The process id; None where another server has the locks."""
         with open(self.run_dir / "keeper.log", "wb") as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", Path(__file__).with_name("_keeper.py"), json.dumps(order)],
@@ -507,9 +510,7 @@ class Server:
         code = self._keeper.wait()
         self._reap()
         if code == os.EX_TEMPFAIL:
-            # The processes of our own server that crashed take a moment to see that and to end.
-            kind = _TryAgainError if self._ran else EmbeddedError
-            raise kind(_in_use(self.data_dir, self._pgdata))
+            return None
         problem = (self.run_dir / "keeper.log").read_text().strip()
         raise EmbeddedError(f"PostgreSQL did not start: {problem.rsplit(chr(10), 1)[-1]}")
 
@@ -534,7 +535,8 @@ class Server:
             keeper.wait()
             keeper.stdin.close()
 
-    def _start_once(self, deadline: float) -> None:
+    def _run(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
         argv = [str(self._bin_dir / "postgres"), "-D", "{folder}"]
         for name, value in self._all_settings().items():
             argv += ["-c", f"{name}={_setting_text(name, value)}"]
@@ -590,10 +592,6 @@ class Server:
             if "postgres" in _program_of(int(pid_file.read_text().split("\n", 1)[0])):
                 raise EmbeddedError(_in_use(self.data_dir, self._pgdata))
             pid_file.unlink()
-
-
-class _TryAgainError(EmbeddedError):
-    """The server did not start, for a reason that goes away by itself."""
 
 
 def _make_home(home: Path) -> Path:
