@@ -13,7 +13,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jinja2
 
@@ -92,12 +91,12 @@ def generate(request: Request) -> dict[str, str]:
     if not request.options.strict:
         _check_distinct(request, enums, models, methods)
 
-    files = {"models.py": _models_module(request, enums, models)}
+    files = {"models.py": _module(request, enums=enums, models=models)}
     for source in sorted({query.source for query, _ in methods}):
         file = source if source.endswith(".py") else source.removesuffix(".sql") + ".py"
         names.check_free(file, files, source)
         of_file = [method for query, method in methods if query.source == source]
-        files[file] = _query_module(request, source, of_file)
+        files[file] = _module(request, source, methods=of_file)
     return files
 
 
@@ -336,45 +335,39 @@ _templates = jinja2.Environment(
 )
 
 
-def _module(request: Request, imports: Sequence[Sequence[str]], **parts: Any) -> str:
-    known = {"version": request.version, "options": request.options, "imports": imports}
-    nothing: dict[str, Any] = {"source": "", "enums": [], "models": [], "methods": []}
-    return _templates.get_template("sqlalchemy.py.jinja").render({**known, **nothing, **parts})
-
-
-def _models_module(request: Request, enums: Sequence[EnumClass], models: Sequence[Struct]) -> str:
+def _module(
+    request: Request,
+    source: str = "",
+    enums: Sequence[EnumClass] = (),
+    models: Sequence[Struct] = (),
+    methods: Sequence[Method] = (),
+) -> str:
+    """The text of a module: the models, or the queries of one file."""
+    options, commands = request.options, {method.cmd for method in methods}
     types = [each.type for model in models for each in model.fields]
-    standard = {"pydantic" if request.options.emit_pydantic_models else "dataclasses"}
-    if enums:
-        standard.add("enum")
-    imports = [
-        _import_lines(standard | _modules(types, standard=True), _typing(types)),
-        _import_lines(_modules(types, standard=False), ()),
-    ]
-    return _module(request, imports, enums=enums, models=models)
-
-
-def _query_module(request: Request, source: str, methods: Sequence[Method]) -> str:
-    options = request.options
-    types = [each.type for method in methods for each in method.parameters]
+    types += [each.type for method in methods for each in method.parameters]
     types += [type_ for method in methods for type_ in method.row_types]
-    standard = _modules(types, standard=True)
-    typing = _typing(types)
-    if any(method.structs for method in methods):
+    standard, installed = _modules(types, standard=True), _modules(types, standard=False)
+    if not source or any(method.structs for method in methods):
         standard.add("pydantic" if options.emit_pydantic_models else "dataclasses")
-    commands = {method.cmd for method in methods}
+    standard |= {"enum"} if enums else set()
+    typing = _typing(types)
     typing |= {"Optional"} if Command.ONE in commands else set()
     typing |= {"Iterator"} if Command.MANY in commands and options.emit_sync_querier else set()
     typing |= {"AsyncIterator"} if Command.MANY in commands and options.emit_async_querier else set()
-    installed = {"sqlalchemy"} | _modules(types, standard=False)
-    if options.emit_async_querier:
-        installed.add("sqlalchemy.ext.asyncio")
-    imports = [
-        _import_lines(standard, typing),
-        _import_lines(installed, ()),
-        [f"from {options.package} import models"],
-    ]
-    return _module(request, imports, source=source, methods=methods)
+    own = []
+    if source:
+        installed |= {"sqlalchemy", *(["sqlalchemy.ext.asyncio"] if options.emit_async_querier else [])}
+        own = [f"from {options.package} import models"]
+    return _templates.get_template("sqlalchemy.py.jinja").render(
+        version=request.version,
+        options=options,
+        source=source,
+        imports=[_import_lines(standard, typing), _import_lines(installed, ()), own],
+        enums=enums,
+        models=models,
+        methods=methods,
+    )
 
 
 def _modules(types: Iterable[PyType], *, standard: bool) -> set[str]:
