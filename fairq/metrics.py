@@ -15,6 +15,8 @@ from typing import Any
 
 import psycopg
 
+from fairq.queries import inspection
+
 __all__ = ["CONTENT_TYPE", "METRICS", "render", "samples"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -46,14 +48,11 @@ METRICS: dict[str, tuple[str, str]] = {
     "fairq_ledger_age_seconds": ("gauge", "Time since the last part of the ledger; grows without upkeep."),
 }  # fmt: skip
 
-_SAMPLES = "select m.name, m.labels::text, m.value from fairq.metrics(%s) m where m.value is not null"
-
 
 def samples(conn: psycopg.Connection[Any], *, groups: int = 20) -> list[tuple[str, dict[str, str], float]]:
     """Name, labels and value of each. `groups` is how many groups have series, over all queues."""
-    with conn.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
-        rows = cursor.execute(_SAMPLES, [groups]).fetchall()
-    return [(name, json.loads(labels), value) for name, labels, value in rows]
+    rows = inspection.samples(conn, max_groups=groups)
+    return [(row.name, json.loads(row.labels), row.value) for row in rows]
 
 
 def render(conn: psycopg.Connection[Any], *, groups: int = 20) -> str:

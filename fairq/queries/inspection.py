@@ -255,3 +255,24 @@ select has_column_privilege('fairq.finished_tasks', 'error', 'select') and has_c
 def may_read_errors() -> driver.Params:
     """Whether this role may read errors and notes."""
     return ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplesRow:
+    name: str
+    labels: str
+    value: float
+
+
+@driver.Statement[list[SamplesRow]](
+    "many",
+    """-- name: Samples :many
+select m.name, m.labels::text as labels, m.value from fairq.metrics($1::integer) m where m.value is not null""",
+    driver.row(SamplesRow),
+)
+def samples(
+    *,
+    max_groups: int,
+) -> driver.Params:
+    """The metrics. `max_groups` is how many groups have series, over all queues."""
+    return (driver.Int4(max_groups),)

@@ -113,3 +113,7 @@ select exists (select from fairq.groups g where g.queue = sqlc.arg(queue)::text 
 -- Whether this role may read errors and notes.
 select has_column_privilege('fairq.finished_tasks', 'error', 'select') and has_column_privilege('fairq.attempts', 'error', 'select')
   and has_column_privilege('fairq.progress', 'note', 'select') as yes;
+
+-- name: Samples :many
+-- The metrics. `max_groups` is how many groups have series, over all queues.
+select m.name, m.labels::text as labels, m.value from fairq.metrics(sqlc.arg(max_groups)::integer) m where m.value is not null;
