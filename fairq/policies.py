@@ -156,8 +156,6 @@ class KeySettings(TypedDict, total=False):
 
 
 class ClusterSettings(TypedDict, total=False):
-    """The settings of the installation."""
-
     shard_count: Annotated[int | None, "Number of shards. Groups move to theirs."]
     payload_limit: Annotated[int | None, "Largest payload, in bytes of its text."]
     max_running: Annotated[int | None, "The most tasks in flight at once over all queues and workers."]
@@ -167,23 +165,17 @@ class ClusterSettings(TypedDict, total=False):
 
 
 class QueueState(QueueSettings[timedelta]):
-    """A queue as it is."""
-
     queue: str
     paused_at: datetime | None
     draining_at: datetime | None
 
 
 class KindState(KindSettings[timedelta]):
-    """What is declared of a kind."""
-
     queue: str
     kind: str
 
 
 class UserState(UserSettings[timedelta]):
-    """A user of a group as it is."""
-
     queue: str
     group_key: str
     user_key: str
@@ -191,8 +183,6 @@ class UserState(UserSettings[timedelta]):
 
 
 class GroupState(GroupSettings[timedelta]):
-    """A group as it is."""
-
     queue: str
     group_key: str
     paused_at: datetime | None

@@ -65,8 +65,6 @@ class ScheduleSettings(TypedDict, Generic[Time], total=False):
 
 
 class ScheduleState(ScheduleSettings[timedelta]):
-    """A schedule as it is."""
-
     name: str
     group_key: str
     paused_at: datetime | None
