@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -243,15 +244,21 @@ def command(
     parent: click.Group | None = None,
     **attributes: Any,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """A command with --dsn and --json. Its help ends with the exit codes and the role that it needs."""
+    """A command with --dsn and --json. Its help begins with what COMMANDS says of it, and ends with the exit
+    codes and the role that it needs; a paragraph of examples, the first `fairq …`, stays as it is laid out.
+    """
     ends = {0: "done", 2: "wrong usage", **({3: "database"} if dsn else {}), **(codes or {})}
-    about = f"Exit codes: {' · '.join(f'{code} {ends[code]}' for code in sorted(ends))}"
+    epilog = f"Exit codes: {' · '.join(f'{code} {ends[code]}' for code in sorted(ends))}"
     options = [*([DSN] if dsn else []), *([JSON] if json else [])]
-    epilog = about + (f"\n\nRights: {rights}" if rights else "")
+    epilog += f"\n\nRights: {rights}" if rights else ""
 
     def made(function: Callable[..., Any]) -> click.Command:
+        listed = COMMANDS.get(name or function.__name__) if parent is None else None
+        about = inspect.getdoc(function) or ""
+        help = f"{listed.help}\n\n{about}" if listed else about
+        help = help.replace("\n\nfairq ", "\n\n\b\nfairq ")
         kind: type[click.Command] = attributes.pop("cls", click.Command)
-        found = click.command(name, kind, epilog=epilog, **attributes)(function)
+        found = click.command(name, kind, help=help, epilog=epilog, **attributes)(function)
         found.params += options
         found.rights = rights or ""  # type: ignore[attr-defined]
         if parent is not None:

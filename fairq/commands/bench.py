@@ -61,11 +61,8 @@ def find_benchmarks(here: Path) -> Path | None:
     json=False,
 )
 def bench() -> None:
-    """Measure fairq on this machine, from a clone.
+    """Options and results: docs/reference/cli-bench.md.
 
-    Options and results: docs/reference/cli-bench.md.
-
-    \b
     fairq bench run --scale quick              all of them, small
     fairq bench explain                        what a pop visits in five designs
     fairq bench report RESULTS --out page.md   a page with plots

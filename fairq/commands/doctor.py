@@ -77,12 +77,9 @@ def wrong(text: str, remedy: str | None) -> Finding:
     type=duration,
 )
 def doctor(max_wait: timedelta | None) -> None:
-    """Check the installation, and say what to do.
+    """It reads, and sends itself one notification; it changes nothing. Each check ends as ok, look (worth
+    your attention), wrong, unknown (this role may not look), or failed (the check itself; the others go on).
 
-    It reads, and sends itself one notification; it changes nothing. Each check ends as ok, look (worth your
-    attention), wrong, unknown (this role may not look), or failed (the check itself; the others go on).
-
-    \b
     fairq doctor
     fairq doctor --max-wait 10m              a task may not wait any longer
     fairq doctor --json | jq '.findings[] | select(.verdict != "ok")'

@@ -51,12 +51,9 @@ limit 1
 @command(codes={1: "no such task"}, rights="fairq_observe")
 @click.argument("task_id", metavar="ID", type=ident)
 def explain(task_id: int) -> None:
-    """Say why a task waits, or how it ended.
+    """The reason is the engine's own: promotion and this command ask the same function. Its attempts follow,
+    and the errors that they ended with. Payloads are not shown.
 
-    The reason is the engine's own: promotion and this command ask the same function. Its attempts follow, and
-    the errors that they ended with. Payloads are not shown.
-
-    \b
     fairq explain 42
     fairq explain 42 --json | jq -r .reason
     """

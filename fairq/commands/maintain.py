@@ -32,14 +32,11 @@ DONE = {
 @command(codes={1: "a part failed"}, rights="fairq_work or fairq_admin")
 @option("--every TIME", "Repeat with this pause until Ctrl-C or TERM.", type=duration)
 def maintain(every: timedelta | None) -> None:
-    """Run one round of maintenance.
-
-    It takes tasks from lost workers, ends what expired, fires schedules, promotes what is due, sweeps old
+    """It takes tasks from lost workers, ends what expired, fires schedules, promotes what is due, sweeps old
     rows, and makes and drops the history's partitions. Workers do the same by the way: you need this only
     where none run, or from cron. Any number may run at once; one works, the others return at once. A part
     that fails holds up no other one; fairq doctor says why it does.
 
-    \b
     fairq maintain
     fairq maintain --every 5s
     """

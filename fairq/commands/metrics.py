@@ -18,11 +18,8 @@ from fairq.commands.common import session, show
     most=1000,
 )
 def metrics(groups: int) -> None:
-    """Print metrics for Prometheus.
+    """From the database alone, for all workers: let one exporter ask. fairq web serves the same at /metrics.
 
-    From the database alone, for all workers: let one exporter ask. fairq web serves the same at /metrics.
-
-    \b
     fairq metrics
     fairq metrics > fairq.prom     for the textfile collector of node_exporter
     """

@@ -48,12 +48,9 @@ from fairq.worker.loading import load_app
 def migrate(
     to: str, app: str | None, check: bool, as_sql: bool, lock_timeout: float, patience: float
 ) -> None:
-    """Install or upgrade fairq in a database.
-
-    Every step is one transaction. Any number of these may run at once, for example one in each new
+    """Every step is one transaction. Any number of these may run at once, for example one in each new
     container: the others wait and find the work done. A database that is newer than this fairq is refused.
 
-    \b
     fairq migrate                    to the newest revision
     fairq migrate --app myapp.tasks  and the queues that the app declares
     fairq migrate --check            is there something to do? (for health checks)
@@ -139,12 +136,9 @@ def _report(event: install.Applied | install.Waiting) -> None:
 @option("--from start REVISION", "Where the database is.", default=install.BASE)
 @option("--to REVISION", "Where it should go.", default=install.HEAD)
 def sql(start: str, to: str) -> None:
-    """Print migrations as plain SQL.
-
-    For psql, or a migration tool of your own. Each step is one transaction, takes the same lock as `fairq
+    """For psql, or a migration tool of your own. Each step is one transaction, takes the same lock as `fairq
     migrate`, refuses a database at another revision, and writes the new one down, so both ways can be mixed.
 
-    \b
     fairq sql | psql -v ON_ERROR_STOP=1 "$FAIRQ_DSN"
     fairq sql --from 0001 --to 0003 > V42__fairq.sql
     fairq sql --from 0003 --to 0002            the way back

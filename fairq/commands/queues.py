@@ -42,9 +42,7 @@ from fairq.queries import settings as queries
 @group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")
 @click.pass_context
 def queues(ctx: click.Context) -> None:
-    """List queues; create them, change their settings.
-
-    \b
+    """
     fairq queues                                  all of them, with their settings
     fairq queues create docs --max-attempts 3     a new queue
     fairq queues set docs --retention 30d --no-notify
@@ -145,7 +143,6 @@ def set_queue(name: str, **options: Any) -> None:
     What you do not name stays as it is. The change takes effect with the next promotion, which the next pop
     makes.
 
-    \b
     fairq queues set docs --max-attempts 3 --retry-base 5s --retry-cap 1h
     fairq queues set docs --group-max-running 2      two of each tenant at once
     fairq queues set mail --rate-limit 100 --rate-period 1m
@@ -162,7 +159,6 @@ def create_queue(name: str, **options: Any) -> None:
 
     In a program: `app.queue(…)`, and `fairq migrate --app` creates it.
 
-    \b
     fairq queues create docs --max-attempts 3 --group-max-running 2
     """
     _configure_queue(name, options, new=True)
@@ -221,12 +217,9 @@ only_user = option("--user USER", "Only this user of the group.")
 @amount("--limit", 20, "How many groups, busiest first.")
 @click.pass_context
 def groups(ctx: click.Context, queue: str, limit: int) -> None:
-    """List the busiest groups; change their settings.
-
-    A group is a tenant. It needs no registration: it is listed while it has live tasks, or settings of its
+    """A group is a tenant. It needs no registration: it is listed while it has live tasks, or settings of its
     own.
 
-    \b
     fairq groups
     fairq groups --queue docs --limit 5
     fairq groups set bob --weight 3 --max-running 5
@@ -274,7 +267,6 @@ def set_group(group_key: str, queue: str, user: str | None, **options: Any) -> N
     What you do not name stays as it is; what a group has none of, its queue says. The change takes
     effect with the next promotion.
 
-    \b
     fairq groups set bob --weight 3                  three in every round, not one
     fairq groups set bob --max-running 5 --queue docs
     fairq groups set bob --rate-limit 10 --rate-period 1m --rate-burst 20
@@ -303,7 +295,6 @@ def purge_group(group_key: str, queue: str, yes: bool) -> None:
 
     Running tasks go on; cancel those by their ids. The tasks end as cancelled, and can be retried one by one.
 
-    \b
     fairq groups purge bob
     fairq groups purge bob --queue docs --yes
     """
@@ -369,7 +360,6 @@ def queue_usage(name: str) -> None:
 
     And when the next task may start.
 
-    \b
     fairq queues usage mail
     """
     _show_usage(name)
@@ -380,7 +370,6 @@ def queue_usage(name: str) -> None:
 def reset_queue_rate(name: str) -> None:
     """Forget what was used of a queue's rate. A full burst may start at once.
 
-    \b
     fairq queues reset-rate mail
     """
     _reset_rate(name)
@@ -394,7 +383,6 @@ def group_usage(group_key: str, queue: str) -> None:
 
     And when its next task may become ready.
 
-    \b
     fairq groups usage bob
     fairq groups usage bob --queue mail
     """
@@ -427,7 +415,6 @@ def hold_group(group_key: str, queue: str, until: datetime | None, end: bool) ->
 
     Running tasks go on. Of several holds the one that ends last counts.
 
-    \b
     fairq groups hold bob --until +10m
     fairq groups hold bob --end
     """
@@ -445,7 +432,6 @@ def hold_group(group_key: str, queue: str, until: datetime | None, end: bool) ->
 def reset_group_rate(group_key: str, queue: str) -> None:
     """Forget what was used of a group's rate. A full burst may become ready at once.
 
-    \b
     fairq groups reset-rate bob
     fairq groups reset-rate bob --queue mail
     """
@@ -458,11 +444,8 @@ def reset_group_rate(group_key: str, queue: str) -> None:
 @group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")
 @click.pass_context
 def keys(ctx: click.Context) -> None:
-    """List concurrency keys with settings; change them.
+    """A key needs no settings: of the tasks that have it, one runs at a time.
 
-    A key needs no settings: of the tasks that have it, one runs at a time.
-
-    \b
     fairq keys
     fairq keys set printer-7 --max-running 2
     fairq keys hold printer-7 --until +10m
@@ -485,7 +468,6 @@ def keys(ctx: click.Context) -> None:
 def set_key(key: str, **options: Any) -> None:
     """Say how many tasks with a key may run at once.
 
-    \b
     fairq keys set printer-7 --max-running 2
     fairq keys set printer-7 --reset max-running         one at a time again
     """
@@ -505,7 +487,6 @@ def set_key(key: str, **options: Any) -> None:
 def hold_key(key: str, until: datetime | None, end: bool) -> None:
     """Start nothing with a key before a time.
 
-    \b
     fairq keys hold printer-7 --until +10m
     fairq keys hold printer-7 --end
     """
@@ -518,9 +499,7 @@ def hold_key(key: str, until: datetime | None, end: bool) -> None:
 @group(codes={1: "refused"}, rights="fairq_observe to look, fairq_admin to change")
 @click.pass_context
 def cluster(ctx: click.Context) -> None:
-    """Show or change the installation's settings.
-
-    \b
+    """
     fairq cluster
     fairq cluster set --max-running 200
     """
@@ -540,7 +519,6 @@ def set_cluster(**options: Any) -> None:
     With another number of shards, groups have to move: one after the other, while everything runs. Should
     that be interrupted, run the same command again: it goes on.
 
-    \b
     fairq cluster set --max-running 200
     fairq cluster set --reset max-running
     fairq cluster set --payload-limit 4194304
@@ -598,11 +576,8 @@ only_group = option("--group group_key GROUP", "Only this group of the queue.")
 @only_group
 @only_user
 def pause(queue: str, group_key: str | None, user: str | None) -> None:
-    """Stop serving a queue, a group, or a user of a group.
+    """Running tasks go on, new ones are accepted, none is started. QUEUE is "default" when you name none.
 
-    Running tasks go on, new ones are accepted, none is started. QUEUE is "default" when you name none.
-
-    \b
     fairq pause docs
     fairq pause docs --group bob
     fairq pause docs --group bob --user jane
@@ -623,12 +598,9 @@ def pause(queue: str, group_key: str | None, user: str | None) -> None:
 @only_group
 @only_user
 def resume(queue: str, group_key: str | None, user: str | None) -> None:
-    """Serve a paused queue, group or user again.
+    """A queue that drains takes new tasks again. A queue and its groups are paused apart: to resume one
+    leaves the other as it is.
 
-    A queue that drains takes new tasks again. A queue and its groups are paused apart: to resume one leaves
-    the other as it is.
-
-    \b
     fairq resume docs
     fairq resume docs --group bob
     """
@@ -650,12 +622,9 @@ def resume(queue: str, group_key: str | None, user: str | None) -> None:
 @option("--wait", "Wait until the queue is empty.")
 @option("--timeout TIME", "Wait no longer than this: 30s, 10m.", type=duration)
 def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
-    """Let a queue run empty.
-
-    New tasks are refused; those that are there are served to the end, retries and scheduled ones included.
+    """New tasks are refused; those that are there are served to the end, retries and scheduled ones included.
     QUEUE is "default" when you name none. A transaction that began before may still bring tasks.
 
-    \b
     fairq drain docs
     fairq drain docs --wait --timeout 1h
     fairq resume docs                    it takes new tasks again
@@ -683,12 +652,9 @@ def drain(queue: str, wait: bool, timeout: timedelta | None) -> None:
 @command(codes={1: "no such queue"}, rights="fairq_admin")
 @click.argument("queue")
 def rebuild(queue: str) -> None:
-    """Make the order of a queue anew.
+    """For a queue that seems wrong: the order is made from the tasks that wait. None of them is lost, none
+    runs twice, and running tasks go on. Groups take their turns from the beginning.
 
-    For a queue that seems wrong: the order is made from the tasks that wait. None of them is lost, none runs
-    twice, and running tasks go on. Groups take their turns from the beginning.
-
-    \b
     fairq rebuild docs
     """
     with session() as conn, conn.transaction():

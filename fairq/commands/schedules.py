@@ -42,11 +42,8 @@ of_group = option("--group group_key GROUP", "Only the schedule of this group.")
 @amount("--limit", 20, "How many, the next to fire first.")
 @click.pass_context
 def schedules(ctx: click.Context, group_key: str | None, limit: int) -> None:
-    """List tasks that recur; change them.
+    """A schedule belongs to a group, whose turns its tasks take. Schedules of many groups may have one name.
 
-    A schedule belongs to a group, whose turns its tasks take. Schedules of many groups may have one name.
-
-    \b
     fairq schedules
     fairq schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin
     fairq schedules create report --group bob --cron '0 3 * * *' --kind report
@@ -101,7 +98,6 @@ def preview_schedule(
 ) -> None:
     """Show the next times of a schedule, or of a cron expression.
 
-    \b
     fairq schedules preview report --group bob
     fairq schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin
     """
@@ -167,7 +163,6 @@ def create_schedule(name: str, group_key: str, payload: str | None, **options: A
     It says when by --cron, with a time zone, or by --every. In a program: `@app.task(schedule=…)`, and
     `fairq migrate --app` creates it.
 
-    \b
     fairq schedules create report --group bob --kind report --cron '0 3 * * *'
     fairq schedules create ping --group system --every 10s --missed skip
     """
@@ -182,7 +177,6 @@ def set_schedule(name: str, group_key: str, payload: str | None, **options: Any)
     What you do not name stays as it is. A new rule counts from now on. What an app declares, its next
     deployment says again.
 
-    \b
     fairq schedules set report --group bob --spread 1h
     fairq schedules set report --group bob --every 1d --reset cron
     """
@@ -202,7 +196,6 @@ def _do(function: Callable[..., int], done: str, name: str, group_key: str | Non
 def pause_schedule(name: str, group_key: str | None) -> None:
     """Stop a schedule until it is resumed; without --group, those of all groups.
 
-    \b
     fairq schedules pause report
     """
     _do(api.pause_schedule, "paused", name, group_key)
@@ -214,7 +207,6 @@ def pause_schedule(name: str, group_key: str | None) -> None:
 def resume_schedule(name: str, group_key: str | None) -> None:
     """Let a paused schedule go on. What it missed is not made up for.
 
-    \b
     fairq schedules resume report
     """
     _do(api.resume_schedule, "resumed", name, group_key)
@@ -226,7 +218,6 @@ def resume_schedule(name: str, group_key: str | None) -> None:
 def remove_schedule(name: str, group_key: str | None) -> None:
     """Remove a schedule; without --group, those of all groups. Tasks that it created stay.
 
-    \b
     fairq schedules remove report --group bob
     """
     _do(api.remove_schedule, "removed", name, group_key)
@@ -238,7 +229,6 @@ def remove_schedule(name: str, group_key: str | None) -> None:
 def run_schedule(name: str, group_key: str | None) -> None:
     """Create a task now, beside the ticks; without --group, one for each group. The ids are printed.
 
-    \b
     fairq schedules run report --group bob
     """
     with session() as conn, conn.transaction():

@@ -18,13 +18,10 @@ from fairq.ledger import Fairness, Share
 @option("--since TIME", "How far back to look.", type=duration, default="10m")
 @amount("--groups", 20, "How many groups, those first that are most behind or received most.")
 def shares(queue: str, since: timedelta, groups: int) -> None:
-    """Show who gets what.
-
-    Of each tenant what it received of all, what it was due by weight, and how far it is behind: its debt,
+    """Of each tenant what it received of all, what it was due by weight, and how far it is behind: its debt,
     which never is more than its bound. How long its tasks waited (half of them, 95 in 100), how many wait
     now, and when they will be through.
 
-    \b
     fairq shares
     fairq shares --queue docs --since 1h --groups 5
     fairq shares --json | jq '.shares[] | select(.debt > .bound)'

@@ -37,13 +37,10 @@ class Snapshot:
 @option("--queue NAME", "Only this queue. Default: all.")
 @amount("--groups max_groups", GROUPS, "How many groups of each queue, busiest first.", least=0)
 def stats(queue: str | None, max_groups: int) -> None:
-    """Show how queues, groups and workers stand.
+    """Waiting are the tasks that could run; ready are those of them that have their place in the order.
+    Blocked ones wait for a concurrency key, scheduled ones for a time. It counts every live task, so ask
+    every few seconds, not all the time.
 
-    Waiting are the tasks that could run; ready are those of them that have their place in the order. Blocked
-    ones wait for a concurrency key, scheduled ones for a time. It counts every live task, so ask every few
-    seconds, not all the time.
-
-    \b
     fairq stats                          all queues
     fairq stats --queue docs --groups 5  one queue and its five busiest groups
     fairq stats --json | jq '.queues[] | {queue, overflow, running}'

@@ -71,16 +71,13 @@ def enqueue(
     skip: int,
     **options: Any,
 ) -> None:
-    """Create tasks, one or a file of them.
-
-    GROUP is the tenant whose turn the task takes; any text, it needs no registration. PAYLOAD is JSON, {} by
-    default, - for stdin. The id is printed.
+    """GROUP is the tenant whose turn the task takes; any text, it needs no registration. PAYLOAD is JSON, {}
+    by default, - for stdin. The id is printed.
 
     A file has one JSON object per line: "group_key", "payload", and as you like what the options below say of
     all: "queue", "run_at", "idempotency_key". The file is one transaction: when a line is wrong, none of them
     is created.
 
-    \b
     fairq enqueue bob '{"file": "a.pdf"}'
     fairq enqueue bob '{"file": "a.pdf"}' --queue docs --kind parse --run-at +10m
     fairq enqueue --from tasks.jsonl
@@ -324,12 +321,9 @@ without_asking = option("--yes", "With --queue: do not ask.")
 @of_kind
 @without_asking
 def cancel(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> None:
-    """Cancel tasks.
+    """One that waits never runs. One that runs is told with its worker's next heartbeat; its handler may stop
+    at once, later, or too late. - stands for ids on stdin. With --queue, how many it would be is shown first.
 
-    One that waits never runs. One that runs is told with its worker's next heartbeat; its handler may stop at
-    once, later, or too late. - stands for ids on stdin. With --queue, how many it would be is shown first.
-
-    \b
     fairq cancel 42 43
     psql -Atc "select id from ..." | fairq cancel -
     fairq cancel --queue docs --group bob
@@ -359,13 +353,10 @@ def cancel(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> N
 @option("--since TIME", "With --queue: only those that ended since then: 2h, or a time.", type=ago)
 @without_asking
 def retry(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> None:
-    """Run ended tasks again, or waiting ones now.
+    """A task that failed, expired or was cancelled gets one attempt more than it had. One that is scheduled
+    or waits for its back-off becomes runnable now. Those that succeeded, run or wait in line stay as they
+    are. - stands for ids on stdin. With --queue, how many it would be is shown first.
 
-    A task that failed, expired or was cancelled gets one attempt more than it had. One that is scheduled or
-    waits for its back-off becomes runnable now. Those that succeeded, run or wait in line stay as they are. -
-    stands for ids on stdin. With --queue, how many it would be is shown first.
-
-    \b
     fairq retry 42 43
     psql -Atc "select id from fairq.finished_tasks where ..." | fairq retry -
     fairq retry --queue docs --kind parse
@@ -435,12 +426,9 @@ def _tell(answers: dict[int, bool], done: str, not_done: str) -> None:
 @option("--wait", "Wait until the task has ended.")
 @option("--timeout TIME", "Wait no longer than this: 30s, 10m.", type=duration)
 def result(task_id: int, wait: bool, timeout: timedelta | None) -> None:
-    """Show how a task ended, or wait until it has.
+    """What the handler returned is printed on stdout as JSON (null when results are not stored), anything
+    else on stderr.
 
-    What the handler returned is printed on stdout as JSON (null when results are not stored), anything else
-    on stderr.
-
-    \b
     fairq result 42
     fairq result 42 --wait --timeout 10m
     id=$(fairq enqueue bob '{"file": "a.pdf"}') && fairq result "$id" --wait

@@ -31,14 +31,11 @@ BREATHE = 4
 @amount("--interval", 2.0, "Time between two looks. Grows when a look takes long.", least=0.1, most=None)
 @option("--count looks N", "End after this many looks.", type=click.IntRange(min=1))
 def top(queue: str | None, interval: float, looks: int | None) -> None:
-    """Watch queues, groups and workers.
-
-    On a terminal it refreshes in place until you press q or Ctrl-C. Elsewhere it writes one snapshot after
+    """On a terminal it refreshes in place until you press q or Ctrl-C. Elsewhere it writes one snapshot after
     the other, with --json as one object a line. "in" and "done" are tasks created and ended per second, in
     the whole installation. "got" is what a tenant received of all, "due" what it was entitled to, "debt" how
     far it is behind, and may be.
 
-    \b
     fairq top                               everything
     fairq top --queue docs --interval 5     one queue, more calmly
     fairq top --count 1                     once

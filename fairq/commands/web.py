@@ -33,12 +33,9 @@ from fairq.web.serve import PORT, bound, server
 )
 @option("--allow-changes", "Let the page change things, not only show them.")
 def web(host: str, port: int, token: str | None, secret: str | None, allow_changes: bool) -> None:
-    """Show a page of who gets what.
+    """Tenants and what they receive, queues, tasks and why they wait, workers, failures, upkeep. It refreshes
+    by itself. It shows, and changes nothing unless you allow it.
 
-    Tenants and what they receive, queues, tasks and why they wait, workers, failures, upkeep. It refreshes by
-    itself. It shows, and changes nothing unless you allow it.
-
-    \b
     fairq web                  for browsers on this machine
     fairq web --host 0.0.0.0   for others, too; prints a token
     fairq web --allow-changes  pause, limits, cancel, retry, each with a preview

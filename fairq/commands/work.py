@@ -122,12 +122,9 @@ def work(
     log_level: str,
     **options: Any,
 ) -> None:
-    """Run the tasks of an app.
+    """It runs until a signal ends it. MODULE:APP is the fairq.App, for example myapp.tasks:app; with one app
+    in the module, MODULE is enough. Default: FAIRQ_APP.
 
-    It runs until a signal ends it. MODULE:APP is the fairq.App, for example myapp.tasks:app; with one app in
-    the module, MODULE is enough. Default: FAIRQ_APP.
-
-    \b
     fairq work myapp.tasks                           all queues, by turns
     fairq work myapp.tasks -q mail -q reports -c 20  mail first; 20 tasks at once
     fairq work myapp.tasks -q mail=3 -q reports=1    three mails for each report

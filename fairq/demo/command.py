@@ -57,17 +57,14 @@ PICTURE = Path("demo-output") / "fairness.png"
     "--dsn DSN", "Make a database on this server and drop it at the end, instead of starting a PostgreSQL."
 )
 def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> None:
-    """Watch a fair queue beside a plain one.
-
-    Bob enqueues 10,000 tasks at once; the other tenants enqueue a few each, now and then. A FIFO queue ("for
-    update skip locked") and fairq serve the same arrivals with the same number of worker slots, in one
+    """Bob enqueues 10,000 tasks at once; the other tenants enqueue a few each, now and then. A FIFO queue
+    ("for update skip locked") and fairq serve the same arrivals with the same number of worker slots, in one
     PostgreSQL, with tasks that sleep 20 to 60 ms. At the end there are a table and a picture.
 
     It needs no database: it starts a PostgreSQL with its data in .cache/demo of the current folder, reachable
     through a socket only, and stops it at the end. FAIRQ_DSN and DATABASE_URL are not looked at; a server of
     yours is used only when --dsn names it, and no database that is there.
 
-    \b
     fairq demo                                      about 20 seconds
     fairq demo --tasks 3000 --tenants 4 --slots 8   smaller
     """
