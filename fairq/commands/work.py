@@ -15,31 +15,23 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from fairq.cli import Exit, Failure, command, failure_of, named_dsn, wants_json
+from fairq.cli import Exit, Failure, command, failure_of, named_dsn, option, wants_json
 from fairq.dsn import VARIABLES, clean, mask
 from fairq.errors import ConfigurationError, FairqError, Refused, UnknownQueue
 from fairq.worker.config import TOLD, Nodes, Settings, queues_of
 from fairq.worker.handlers import RUNNING
 
 LISTEN_DSN = "FAIRQ_LISTEN_DSN"
-LEVELS = ("debug", "info", "warning", "error")
-
-_SHORT = {"concurrency": ["-c"]}
 
 
 def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, (shown, text) in reversed(TOLD.items()):
         default: Any = defaults[name]
-        command = click.option(
-            f"--{name.replace('_', '-')}",
-            *_SHORT.get(name, ()),
-            type=int if name.endswith("_ms") else float if default is None else type(default),
-            default=default,
-            show_default=default not in (None, ""),
-            metavar=shown,
-            help=text,
-        )(command)
+        kind = int if name.endswith("_ms") else float if default is None else type(default)
+        is_told = default not in (None, "")
+        flag = f"--{name.replace('_', '-')} {shown}"
+        command = option(flag, text, type=kind, default=default, show_default=is_told)(command)
     return command
 
 
@@ -52,62 +44,50 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
     }
 )
 @click.argument("app", metavar="MODULE[:APP]", envvar="FAIRQ_APP")
-@click.option(
-    "--queue",
-    "-q",
-    "queues",
+@option(
+    "--queue -q queues NAME[=WEIGHT]",
+    "Serve this queue. Of several, the first is emptied before the next is asked; with a weight each, each"
+    " gets its share. Default: the queues of the app's tasks, with equal shares.",
     multiple=True,
-    metavar="NAME[=WEIGHT]",
-    help="Serve this queue. Of several, the first is emptied before the next is asked; with a weight each,"
-    " each gets its share. Default: the queues of the app's tasks, with equal shares.",
 )
-@click.option(
-    "--processes",
-    "-p",
+@option(
+    "--processes -p N",
+    "Worker processes; more than one get a supervisor, which restarts them when they crash.",
     type=int,
     default=1,
-    show_default=True,
-    metavar="N",
-    help="Worker processes; more than one get a supervisor, which restarts them when they crash.",
 )
-@click.option(
+@option(
     "--nodes",
+    "On Citus. all: serve all nodes by turns; near: that of the DSN, and others with the slots it leaves"
+    " free; own: only that of the DSN.",
     type=click.Choice(get_args(Nodes)),
     default="all",
-    show_default=True,
-    help="On Citus. all: serve all nodes by turns; near: that of the DSN, and others with the slots it leaves"
-    " free; own: only that of the DSN.",
 )
-@click.option("--once", is_flag=True, help="Look for work once, run what was found, end.")
-@click.option("--drain", is_flag=True, help="Run until there is nothing left that may run now, end.")
+@option("--once", "Look for work once, run what was found, end.")
+@option("--drain", "Run until there is nothing left that may run now, end.")
 @settings_of_a_worker
-@click.option(
-    "--poll-interval",
+@option(
+    "--poll-interval SECONDS",
+    "Longest pause between two looks for work, 1 to 300. Default: 5, or 1 without LISTEN.",
     type=float,
-    metavar="SECONDS",
-    help="Longest pause between two looks for work, 1 to 300. Default: 5, or 1 without LISTEN.",
 )
-@click.option(
-    "--listen-dsn",
-    metavar="DSN",
+@option(
+    "--listen-dsn DSN",
+    "Where to LISTEN, if --dsn leads through a transaction pooler. Default: FAIRQ_LISTEN_DSN.",
     envvar=LISTEN_DSN,
-    help="Where to LISTEN, if --dsn leads through a transaction pooler. Default: FAIRQ_LISTEN_DSN.",
 )
-@click.option("--no-listen", is_flag=True, help="Only poll.")
-@click.option(
-    "--maintain-interval",
+@option("--no-listen", "Only poll.")
+@option(
+    "--maintain-interval SECONDS",
+    "How often to do maintenance. 0: never, and fire no schedules.",
     type=float,
     default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to do maintenance. 0: never, and fire no schedules.",
 )
-@click.option(
+@option(
     "--log-level",
-    type=click.Choice(LEVELS),
+    "debug adds starts and successes, and the tracebacks of failures that are tried again.",
+    type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
-    show_default=True,
-    help="debug adds starts and successes, and the tracebacks of failures that are tried again.",
 )
 def work(
     app: str,

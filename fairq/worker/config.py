@@ -63,7 +63,7 @@ class Settings:
 
 # What most of them are for, as the command line has it: how a value is shown, and its help.
 TOLD = {
-    "concurrency": ("N", "Slots: tasks at once, in each process. 0: one for each core that it may use."),
+    "concurrency": ("-c N", "Slots: tasks at once, in each process. 0: one for each core that it may use."),
     "prefetch": ("N", "Claim this many tasks beyond the slots. Needs --claim-lease; excludes a cluster cap."),
     "claim_lease": ("SECONDS", "With --prefetch only: how long a claim keeps a task from others."),
     "max_claim_batch": (
