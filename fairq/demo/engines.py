@@ -1,13 +1,11 @@
-"""The two queues of the demo, behind the same calls: enqueue, turn, history."""
+"""The two queues of the demo: statements of their own behind the same calls."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any, LiteralString
 
 import psycopg
-
-QUEUE = "demo"
-KIND = "fairq.demo"
 
 Connection = psycopg.Connection[Any]
 
@@ -35,41 +33,57 @@ class Record:
         return self.started - self.created
 
 
-class Engine(Protocol):
-    """A queue. Every call is one transaction; `turn` ends the tasks in `done`, and takes up to `free`."""
+@dataclass(frozen=True)
+class Engine:
+    """A queue: its statements, and what they know besides. Every call is one transaction."""
 
     name: str
+    creates: LiteralString
+    finishes: LiteralString
+    pops: LiteralString
+    finished: LiteralString
+    known: Mapping[str, Any] = field(default_factory=dict)
 
-    def enqueue(self, conn: Connection, tenant: str, count: int) -> None: ...
-    def turn(self, conn: Connection, done: list[Held], free: int) -> list[Held]: ...
-    def history(self, conn: Connection) -> list[Record]: ...
+    def enqueue(self, conn: Connection, tenant: str, count: int) -> None:
+        payloads = [f'{{"page": {number}}}' for number in range(count)]
+        conn.execute(self.creates, {**self.known, "tenant": tenant, "payloads": payloads})
+
+    def turn(self, conn: Connection, done: list[Held], free: int) -> list[Held]:
+        """End the tasks in `done`, and take up to `free`."""
+        ended = {"ids": [task.id for task in done], "attempts": [task.attempt for task in done]}
+        with conn.pipeline(), conn.transaction():
+            if done:
+                conn.execute(self.finishes, {**self.known, **ended})
+            popped = conn.execute(self.pops, {**self.known, "free": free})
+        return [Held(*row) for row in popped]
+
+    def history(self, conn: Connection) -> list[Record]:
+        query = f"""
+            select f.group_key, extract(epoch from f.created_at - min(f.created_at) over ())::float8,
+              extract(epoch from f.started_at - min(f.created_at) over ())::float8
+            from {self.finished} f order by f.started_at, f.id
+        """  # noqa: S608  # a table of ours
+        return [Record(*row) for row in conn.execute(query)]
 
 
-def _payloads(count: int) -> list[str]:
-    return [f'{{"page": {number}}}' for number in range(count)]
-
-
-class Fifo:
-    """First come, first served, whoever comes."""
-
-    name = "FIFO"
-
-    _ENQUEUE = """
+FIFO = Engine(
+    "FIFO",
+    creates="""
         insert into fairq_demo_fifo.tasks (group_key, payload)
-        select %s, p from unnest(%s::text[]::jsonb[]) p
-    """
-    _FINISH = """
+        select %(tenant)s, p from unnest(%(payloads)s::text[]::jsonb[]) p
+    """,
+    finishes="""
         with ended as (
-          delete from fairq_demo_fifo.tasks t where t.id = any(%s::bigint[]) and t.state = 'running'
+          delete from fairq_demo_fifo.tasks t where t.id = any(%(ids)s::bigint[]) and t.state = 'running'
           returning t.id, t.created_at, t.started_at, t.group_key, t.payload
         )
         insert into fairq_demo_fifo.finished_tasks (id, created_at, started_at, group_key, payload)
         select e.id, e.created_at, e.started_at, e.group_key, e.payload from ended e
-    """
-    _POP = """
+    """,
+    pops="""
         with next as materialized (
           select t.id from fairq_demo_fifo.tasks t
-          where t.state = 'waiting' order by t.id limit %s for update skip locked
+          where t.state = 'waiting' order by t.id limit %(free)s for update skip locked
         ),
         popped as (
           update fairq_demo_fifo.tasks t
@@ -79,72 +93,35 @@ class Fifo:
         )
         select p.id, 1, p.group_key, extract(epoch from p.started_at - p.created_at)::float8
         from popped p order by p.id
-    """
-    _HISTORY = """
-        select f.group_key, extract(epoch from f.created_at - min(f.created_at) over ())::float8,
-          extract(epoch from f.started_at - min(f.created_at) over ())::float8
-        from fairq_demo_fifo.finished_tasks f order by f.started_at, f.id
-    """
-
-    def enqueue(self, conn: Connection, tenant: str, count: int) -> None:
-        conn.execute(self._ENQUEUE, (tenant, _payloads(count)))
-
-    def turn(self, conn: Connection, done: list[Held], free: int) -> list[Held]:
-        with conn.pipeline(), conn.transaction():
-            if done:
-                conn.execute(self._FINISH, ([task.id for task in done],))
-            popped = conn.execute(self._POP, (free,))
-        return [Held(*row) for row in popped]
-
-    def history(self, conn: Connection) -> list[Record]:
-        return [Record(*row) for row in conn.execute(self._HISTORY)]
+    """,
+    finished="fairq_demo_fifo.finished_tasks",
+)
 
 
-class Fair:
+def fair(worker_id: int) -> Engine:
     """fairq, by its public functions."""
-
-    name = "fairq"
-
-    _ENQUEUE = """
-        select count(*) from fairq.create_tasks(array_fill(%s::text, array[%s::int]), %s::text[]::jsonb[],
-          p_queue => %s, p_kind => %s)
-    """
-    _FINISH = "select f from fairq.finish_tasks(%s, %s::bigint[], %s::int[]) f"
-    _POP = """
-        select t.id, t.attempt, t.group_key, extract(epoch from t.started_at - t.created_at)::float8
-        from fairq.pop_tasks(%s, %s, %s) t
-    """
-    _HISTORY = """
-        select f.group_key, extract(epoch from f.created_at - min(f.created_at) over ())::float8,
-          extract(epoch from f.started_at - min(f.created_at) over ())::float8
-        from fairq.finished_tasks f where f.queue = %s and f.kind = %s order by f.started_at, f.id
-    """
-
-    def __init__(self, worker_id: int) -> None:
-        self._worker_id = worker_id
-
-    def enqueue(self, conn: Connection, tenant: str, count: int) -> None:
-        conn.execute(self._ENQUEUE, (tenant, count, _payloads(count), QUEUE, KIND))
-
-    def turn(self, conn: Connection, done: list[Held], free: int) -> list[Held]:
-        with conn.pipeline(), conn.transaction():
-            if done:
-                ids, attempts = [task.id for task in done], [task.attempt for task in done]
-                conn.execute(self._FINISH, (self._worker_id, ids, attempts))
-            popped = conn.execute(self._POP, (QUEUE, free, self._worker_id))
-        return [Held(*row) for row in popped]
-
-    def history(self, conn: Connection) -> list[Record]:
-        return [Record(*row) for row in conn.execute(self._HISTORY, (QUEUE, KIND))]
+    return Engine(
+        "fairq",
+        creates="""
+            select count(*) from fairq.create_tasks(
+              array_fill(%(tenant)s::text, array[cardinality(%(payloads)s::text[])]),
+              %(payloads)s::text[]::jsonb[], p_queue => 'demo')
+        """,
+        finishes="select f from fairq.finish_tasks(%(worker)s, %(ids)s::bigint[], %(attempts)s::int[]) f",
+        pops="""
+            select t.id, t.attempt, t.group_key, extract(epoch from t.started_at - t.created_at)::float8
+            from fairq.pop_tasks('demo', %(free)s, %(worker)s) t
+        """,
+        finished="fairq.finished_tasks",
+        known={"worker": worker_id},
+    )
 
 
-def set_up(conn: Connection, slots: int) -> tuple[Fifo, Fair]:
+def set_up(conn: Connection, slots: int) -> tuple[Engine, Engine]:
     """Both queues, in a new database where fairq is installed."""
     with conn.transaction():
         conn.execute(resources.files("fairq.demo").joinpath("fifo.sql").read_bytes())
-        conn.execute("""select fairq.configure_queue(%s, '{"notify": false}')""", (QUEUE,))
-        row = conn.execute(
-            "select fairq.register_worker('fairq demo', %s::text[], %s)", ([QUEUE], slots)
-        ).fetchone()
-    assert row is not None
-    return Fifo(), Fair(row[0])
+        conn.execute("""select fairq.configure_queue('demo', '{"notify": false}')""")
+        registered = "select fairq.register_worker('fairq demo', array['demo'], %s)"
+        ((worker_id,),) = conn.execute(registered, [slots])
+    return FIFO, fair(worker_id)
