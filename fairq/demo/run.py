@@ -1,10 +1,11 @@
 """A side of the demo: a queue, somebody who feeds it, a worker with slots. Both sides run the same code."""
 
+import contextlib
 import heapq
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from statistics import median
 
@@ -137,29 +138,23 @@ def run(dsn: str, engines: tuple[Engine, Engine], scenario: Scenario, show: Show
     """Run both sides at once and show how they stand. However this ends, its threads have ended too."""
     stop = threading.Event()
     boards = [Board(engine.name, scenario) for engine in engines]
-    connections: list[Connection] = []
-    try:
+    with contextlib.ExitStack() as ending:
+        connections: list[Connection] = []
         for _ in range(4):
-            connections.append(psycopg.connect(dsn, autocommit=True, application_name="fairq demo"))
-            connections[-1].execute("set statement_timeout = '30s'")
+            conn = psycopg.connect(dsn, autocommit=True, application_name="fairq demo")
+            connections.append(ending.enter_context(conn))
+            conn.execute("set statement_timeout = '30s'")
         begin = time.monotonic() + 0.1
-        with ThreadPoolExecutor(4, "fairq-demo") as threads:
-            try:
-                jobs: list[Future[None]] = []
-                for engine, board, pair in zip(
-                    engines, boards, (connections[:2], connections[2:]), strict=True
-                ):
-                    jobs.append(threads.submit(feed, engine, board, scenario, pair[0], begin, stop))
-                    jobs.append(threads.submit(work, engine, board, scenario, pair[1], begin, stop))
-                pending: set[Future[None]] = set(jobs)
-                while pending:
-                    ended, pending = wait(pending, timeout=FRAME_SECONDS, return_when=FIRST_EXCEPTION)
-                    for job in ended:
-                        job.result()
-                    now = time.monotonic()
-                    show(max(0.0, now - begin), [board.standings(now) for board in boards])
-            finally:
-                stop.set()
-    finally:
-        for conn in connections:
-            conn.close()
+        threads = ending.enter_context(ThreadPoolExecutor(4, "fairq-demo"))
+        ending.callback(stop.set)
+        pending = {
+            threads.submit(job, engine, board, scenario, connections.pop(), begin, stop)
+            for engine, board in zip(engines, boards, strict=True)
+            for job in (feed, work)
+        }
+        while pending:
+            ended, pending = wait(pending, timeout=FRAME_SECONDS, return_when=FIRST_EXCEPTION)
+            for each in ended:
+                each.result()
+            now = time.monotonic()
+            show(max(0.0, now - begin), [board.standings(now) for board in boards])
