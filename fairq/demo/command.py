@@ -34,6 +34,7 @@ from fairq.web.serve import in_background
 
 DATA = Path(".cache") / "demo"
 PICTURE = Path("demo-output") / "fairness.png"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @command(
@@ -71,12 +72,13 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
     if importlib.util.find_spec("matplotlib") is None:
         raise not_installed("matplotlib", "'fairq demo'", "demo")
     console = Console(highlight=False)
+    for number in SIGNALS:
+        signal.signal(number, _stop)
     try:
-        with _ends_by_signal():
-            _demo(plan(tasks, tenants, slots), out, dsn, console)
-    except _Stopped as stopped:
+        _demo(plan(tasks, tenants, slots), out, dsn, console)
+    except SystemExit:
         view.say(console, "Stopped. Nothing is left running.")
-        raise click.exceptions.Exit(128 + stopped.number) from None
+        raise
     except embedded.EmbeddedError as exc:
         raise Failure(
             str(exc),
@@ -84,6 +86,13 @@ def demo(tasks: int, tenants: int, slots: int, out: Path, dsn: str | None) -> No
             code="embedded",
             exit_code=Exit.NO,
         ) from exc
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    """Ends the demo in good order; while it ends, further signals are ignored."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 def _demo(scenario: Scenario, out: Path, dsn: str | None, console: Console) -> None:
@@ -221,32 +230,3 @@ def _display(scenario: Scenario, console: Console) -> Iterator[Show]:
             view.say(console, view.line(elapsed, sides))
 
     yield print_line
-
-
-# --- Signals --------------------------------------------------------------------------------------
-
-
-class _Stopped(BaseException):
-    """Somebody wants us to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-@contextlib.contextmanager
-def _ends_by_signal() -> Iterator[None]:
-    """INT, TERM and HUP end the program in good order; while it ends, further ones are ignored."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise _Stopped(number)
-
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
