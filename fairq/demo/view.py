@@ -84,34 +84,32 @@ def _panel(side: Standings, rows: int, width: int) -> Panel:
     table = Table(box=None, padding=(0, 1), expand=True, header_style="dim")
     table.add_column("tenant", no_wrap=True)
     table.add_column("served", ratio=1)
-    table.add_column("waiting", justify="right", no_wrap=True, min_width=7)
-    table.add_column("wait p50", justify="right", no_wrap=True, min_width=8)
-    table.add_column("max", justify="right", no_wrap=True, min_width=7)
+    for name, least in (("waiting", 7), ("wait p50", 8), ("max", 7)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=least)
     for each in _shown(side, rows):
         bar = Bar(max(each.arrived, 1), 0, each.started, color=style, bgcolor="grey19")
         waiting = Text(f"{each.waiting:,}", "" if each.waiting else "dim")
         table.add_row(_name(each.tenant), bar, waiting, _wait(each.p50), _wait(each.longest))
-    done = f"{side.started:,} of {side.total:,} started"
+    done = f"[dim]{side.started:,} of {side.total:,} started[/]"
     title = f"[bold {style}]{_TITLES[side.engine]}[/]"
-    return Panel(
-        table, title=title, subtitle=f"[dim]{done}[/]", border_style=style, width=width, box=box.ROUNDED
-    )
+    return Panel(table, title=title, subtitle=done, border_style=style, width=width, box=box.ROUNDED)
 
 
 def _both(sides: list[Standings], rows: int, columns: tuple[str, ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), header_style="dim")
     table.add_column("wait so far", no_wrap=True)
-    for side in sides:
-        for column in columns:
-            table.add_column(
-                f"[{_STYLES[side.engine]}]{side.engine}[/] {column}", justify="right", no_wrap=True
-            )
+    _add_columns(table, columns)
     for standings in zip(*(_shown(side, rows) for side in sides), strict=True):
-        waits = [
-            _wait(each.p50 if column == "p50" else each.longest) for each in standings for column in columns
-        ]
-        table.add_row(_name(standings[0].tenant), *waits)
+        waits = [wait for each in standings for wait in (each.p50, each.longest)[: len(columns)]]
+        table.add_row(_name(standings[0].tenant), *map(_wait, waits))
     return table
+
+
+def _add_columns(table: Table, columns: tuple[str, ...]) -> None:
+    """The same of each queue."""
+    for engine, style in _STYLES.items():
+        for column in columns:
+            table.add_column(f"[{style}]{engine}[/] {column}", justify="right", no_wrap=True)
 
 
 def _name(tenant: str) -> Text:
@@ -182,9 +180,7 @@ def result_table(results: list[Outcome], width: int = WIDE) -> Table:
     )
     table.add_column("tenant", no_wrap=True)
     table.add_column("tasks", justify="right")
-    for engine in ("FIFO", "fairq"):
-        for what in shown:
-            table.add_column(f"[{_STYLES[engine]}]{engine}[/] {what}", justify="right", no_wrap=True)
+    _add_columns(table, shown)
     table.add_column("ratio", justify="right", no_wrap=True)
     for each in results:
         if each.tenant == "others":
