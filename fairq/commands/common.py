@@ -155,6 +155,13 @@ def task_ids(values: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(map(ident, words)))
 
 
+def asks(yes: bool) -> bool:
+    """Whether to ask before doing it: not with --yes, and there is nobody to answer with --json."""
+    if not yes and wants_json():
+        raise click.UsageError("With --json nobody is asked: add --yes.")
+    return not yes
+
+
 # --- Answers ---------------------------------------------------------------------------------------
 
 

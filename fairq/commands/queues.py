@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -15,9 +16,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fairq import policies
-from fairq.cli import Failure, amount, command, group, option, wants_json
+from fairq.cli import Failure, amount, command, group, option
 from fairq.commands.common import (
     Connection,
+    asks,
     clean,
     console,
     count,
@@ -200,10 +202,17 @@ def _cell(value: Any) -> str:
     return "not set" if value is None else clean(str(value))
 
 
-def _stranger(conn: Connection, queue: str, group_key: str | None) -> str:
-    """What to say of a group that nobody has heard of: a misspelt one is no error to the engine."""
-    is_known = inspection.group_is_known(conn, queue=queue, group_key=group_key or "") or group_key is None
-    return "" if is_known else " It has neither tasks nor settings: is that its name?"
+@contextlib.contextmanager
+def _naming(
+    queue: str, group_key: str | None = None, user: str | None = None
+) -> Iterator[tuple[Connection, str]]:
+    """A transaction, and what to say of a group that nobody has heard of: a misspelt one is no error."""
+    if user is not None and group_key is None:
+        raise click.UsageError("--user names a user of a group: add --group.")
+    with session() as conn, conn.transaction():
+        is_known = inspection.group_is_known(conn, queue=queue, group_key=group_key or "")
+        is_known = is_known or group_key is None
+        yield conn, "" if is_known else " It has neither tasks nor settings: is that its name?"
 
 
 only_user = option("--user USER", "Only this user of the group.")
@@ -275,8 +284,8 @@ def set_group(group_key: str, queue: str, user: str | None, **options: Any) -> N
     fairq groups set bob --user jane --weight 2      twice what others get
     """
     chosen = named(options)
-    with session() as conn, conn.transaction():
-        note = " It has no tasks yet: is that its name?" if _stranger(conn, queue, group_key) else ""
+    with _naming(queue, group_key, user) as (conn, note):
+        note = note and " It has no tasks yet: is that its name?"
         if user is None:
             policies.configure_group(conn, queue, group_key, **chosen)
         else:
@@ -298,14 +307,10 @@ def purge_group(group_key: str, queue: str, yes: bool) -> None:
     fairq groups purge bob
     fairq groups purge bob --queue docs --yes
     """
-    if not yes:
-        if wants_json():
-            raise click.UsageError("With --json nobody is asked: add --yes.")
-        click.confirm(
-            f"Cancel all that group {clean(group_key)} has waiting in queue {clean(queue)}?", abort=True
-        )
-    with session() as conn, conn.transaction():
-        note = _stranger(conn, queue, group_key)
+    if asks(yes):
+        question = f"Cancel all that group {clean(group_key)} has waiting in queue {clean(queue)}?"
+        click.confirm(question, abort=True)
+    with _naming(queue, group_key) as (conn, note):
         ended = policies.purge_group(conn, queue, group_key)
     answer = {"queue": queue, "group_key": group_key, "cancelled": ended}
     show(answer, f"{_name(queue, group_key)}: {count(ended, 'task')} cancelled.{note}")
@@ -315,40 +320,37 @@ def purge_group(group_key: str, queue: str, yes: bool) -> None:
 
 
 def _show_usage(queue: str, group_key: str | None = None) -> None:
-    with session() as conn:
+    with _naming(queue, group_key) as (conn, note):
         found = policies.rate_usage(conn, queue, group_key)
         budget = None if group_key is None else policies.budget_usage(conn, queue, group_key)
-        now, note = server_time(conn), _stranger(conn, queue, group_key)
+        now = server_time(conn)
     of, lines = _name(queue, group_key), []
     document: dict[str, Any] = {"queue": queue, "group_key": group_key, "rate_limit": None}
     if found is not None:
         document = dataclasses.asdict(found)
-        lines += [
-            f"{of} has a rate of {found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}."
-        ]
-        until = (
+        burst = (
             f"Of the burst {count(found.used, 'is', 'are')} used, {count(found.available, 'is', 'are')} free"
         )
         if found.next_at:
-            until += f"; the next task may start in {span(found.next_at - now)}"
+            burst += f"; the next task may start in {span(found.next_at - now)}"
         if found.full_at:
-            until += f"; all of it is free in {span(found.full_at - now)}"
-        lines += [f"{until}.{note}"]
+            burst += f"; all of it is free in {span(found.full_at - now)}"
+        rate = f"{found.rate_limit} per {span(found.rate_period)}, burst {found.rate_burst}"
+        lines += [f"{of} has a rate of {rate}.", f"{burst}."]
     if group_key is not None:
-        document["budget"] = None if budget is None else dataclasses.asdict(budget)
+        document["budget"] = budget
     if budget is not None:
         lines += [
             f"{of} has a budget of {budget.budget:g} per {span(budget.budget_period)}.",
             f"Of it {budget.spent:g} are spent, {budget.reserved:g} expected of what runs, "
-            f"{budget.available:g} left; it renews in {span(budget.renews_at - now)}.{'' if found else note}",
+            f"{budget.available:g} left; it renews in {span(budget.renews_at - now)}.",
         ]
-    nothing = f"{of} has no {'rate' if group_key is None else 'rate and no budget'}.{note}"
-    show(document, *(lines or [nothing]))
+    lines = lines or [f"{of} has no {'rate' if group_key is None else 'rate and no budget'}."]
+    show(document, "\n".join(lines) + note)
 
 
 def _reset_rate(queue: str, group_key: str | None = None) -> None:
-    with session() as conn, conn.transaction():
-        note = _stranger(conn, queue, group_key)
+    with _naming(queue, group_key) as (conn, note):
         policies.reset_rate(conn, queue, group_key)
     _tell(queue, group_key, "rate reset", f"may use its full burst.{note}")
 
@@ -419,8 +421,7 @@ def hold_group(group_key: str, queue: str, until: datetime | None, end: bool) ->
     fairq groups hold bob --end
     """
     until = _until(until, end)
-    with session() as conn, conn.transaction():
-        note = _stranger(conn, queue, group_key)
+    with _naming(queue, group_key) as (conn, note):
         policies.hold_group(conn, queue, group_key, until)
     answer = {"queue": queue, "group_key": group_key, "held_until": until}
     show(answer, f"{_held(_name(queue, group_key), until)}{note}")
@@ -563,11 +564,6 @@ def _how_far(said: dict[str, Any]) -> str:
 # --- pause, resume, drain, rebuild -----------------------------------------------------------------
 
 
-def _refuse_user_alone(group_key: str | None, user: str | None) -> None:
-    if user is not None and group_key is None:
-        raise click.UsageError("--user names a user of a group: add --group.")
-
-
 only_group = option("--group group_key GROUP", "Only this group of the queue.")
 
 
@@ -583,9 +579,7 @@ def pause(queue: str, group_key: str | None, user: str | None) -> None:
     fairq pause docs --group bob --user jane
     fairq resume docs --group bob
     """
-    _refuse_user_alone(group_key, user)
-    with session() as conn, conn.transaction():
-        note = _stranger(conn, queue, group_key)
+    with _naming(queue, group_key, user) as (conn, note):
         if group_key is None:
             policies.pause_queue(conn, queue)
         else:
@@ -604,9 +598,7 @@ def resume(queue: str, group_key: str | None, user: str | None) -> None:
     fairq resume docs
     fairq resume docs --group bob
     """
-    _refuse_user_alone(group_key, user)
-    with session() as conn, conn.transaction():
-        note = _stranger(conn, queue, group_key)
+    with _naming(queue, group_key, user) as (conn, note):
         if group_key is None:
             found = queue_settings(conn, queue)
             policies.resume_queue(conn, queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import itertools
 import json
@@ -9,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -18,6 +19,7 @@ from fairq import client, driver, results
 from fairq.cli import Exit, Failure, amount, command, option, wants_json
 from fairq.commands.common import (
     Connection,
+    asks,
     clean,
     console,
     count,
@@ -115,14 +117,22 @@ def _enqueue_one(group: str, payload: str | None, options: dict[str, Any]) -> No
 
 def json_value(text: str, what: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as exc:
+        return read_json(text)
+    except ValueError as exc:
         text = f"{what} is not JSON: {exc}. Mind the shell's quotes: '{{\"a\": 1}}'."
         raise click.UsageError(text) from None
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+def read_json(text: str) -> Any:
+    """Raises ValueError, also for what Python reads and PostgreSQL does not."""
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"{name} is no JSON number")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError as exc:
+        raise ValueError(str(exc)) from None
 
 
 def json_object(text: str | None, what: str) -> dict[str, Any] | None:
@@ -133,11 +143,6 @@ def json_object(text: str | None, what: str) -> dict[str, Any] | None:
 
 
 # --- enqueue --from --------------------------------------------------------------------------------
-
-
-class Line(NamedTuple):
-    number: int
-    text: bytes
 
 
 class Task(NamedTuple):
@@ -154,87 +159,78 @@ class BadLine(Failure):
 FIELDS = frozenset({"group_key", "payload", *options_of(EnqueueOptions)} - {"unique"})
 
 
-def read_line(line: Line, defaults: dict[str, Any], group: str | None, now: datetime) -> Task:
+def read_line(number: int, text: bytes, defaults: dict[str, Any], group: str | None, now: datetime) -> Task:
     """What a line asks for. Raises BadLine."""
     one_per_line = 'One object per line: {"group_key": "bob"}'
     try:
-        value = json.loads(line.text.decode(), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as exc:
-        raise BadLine(line.number, f"not JSON: {exc}", one_per_line) from None
+        value = read_json(text.decode())
+    except ValueError as exc:
+        raise BadLine(number, f"not JSON: {exc}", one_per_line) from None
     if not isinstance(value, dict):
-        raise BadLine(line.number, "not a JSON object", one_per_line)
+        raise BadLine(number, "not a JSON object", one_per_line)
     if unknown := sorted(value.keys() - FIELDS):
         hint = f"Known are {', '.join(sorted(FIELDS))}. The task's own data belongs into payload."
-        raise BadLine(line.number, f"unknown field {clean(unknown[0])!r}", hint)
+        raise BadLine(number, f"unknown field {clean(unknown[0])!r}", hint)
     group_key, payload = value.pop("group_key", group), value.pop("payload", {})
     if group_key is None:
         hint = "Put it into the line, or name a GROUP for all that have none."
-        raise BadLine(line.number, "no group_key", hint)
-    given = {name: _option(line, name, value[name], now) for name in value if value[name] is not None}
+        raise BadLine(number, "no group_key", hint)
+    given = {name: _option(number, name, value[name], now) for name in value if value[name] is not None}
     own = {name: given.pop(name) for name in OF_ITEMS if name in given}
-    return Task(line.number, {**defaults, **given}, Item(group_key, payload, **own))
+    return Task(number, {**defaults, **given}, Item(group_key, payload, **own))
 
 
-def _option(line: Line, name: str, value: Any, now: datetime) -> Any:
+def _option(number: int, name: str, value: Any, now: datetime) -> Any:
     """A field as JSON has it, as the option of that name takes it."""
     kind = options_of(EnqueueOptions)[name].type
     if kind is datetime:
         at = parse_when(value, now) if isinstance(value, str) else None
         if at is None:
             hint = "A time with its zone, 2030-01-31T08:00:00+00:00, or +10m."
-            raise BadLine(line.number, f"{name} is {value!r:.60}", hint)
+            raise BadLine(number, f"{name} is {value!r:.60}", hint)
         return at
     if kind is timedelta:
         length = parse_duration(value) if isinstance(value, str) else value
         if not isinstance(length, timedelta | int | float):
-            raise BadLine(line.number, f"{name} is {value!r:.60}", "Seconds, or 30s, 10m, 2h.")
+            raise BadLine(number, f"{name} is {value!r:.60}", "Seconds, or 30s, 10m, 2h.")
         return length
     if kind is Mapping and not isinstance(value, dict):
-        raise BadLine(line.number, f"{name} is not an object")
+        raise BadLine(number, f"{name} is not an object")
     return value
 
 
 @contextlib.contextmanager
-def _lines(source: str) -> Iterator[Iterator[Line]]:
-    """The lines of a file that hold something, with a progress bar on a terminal."""
+def _lines(source: str) -> Iterator[Iterator[tuple[int, bytes]]]:
+    """The lines of a file that hold something, by their numbers, with a progress bar on a terminal."""
     try:
         file = click.open_file(source, "rb")
+        size = 0 if source == "-" else os.fstat(file.fileno()).st_size
     except OSError as exc:
         raise click.UsageError(f"{source} cannot be read: {exc.strerror}.") from None
-    with file, _progress(file, source) as advance:
-        yield _numbered(file, advance)
-
-
-def _numbered(file: IO[bytes], advance: Callable[[int], None]) -> Iterator[Line]:
-    end = 0
-    for number, text in enumerate(file, 1):
-        end += len(text)
-        if number % 1000 == 0:
-            advance(end)
-        if number == 1 and text.startswith(b"\xef\xbb\xbf"):
-            text = text[3:]
-        if text.strip():
-            yield Line(number, text)
-    advance(end)
-
-
-@contextlib.contextmanager
-def _progress(file: IO[bytes], source: str) -> Iterator[Callable[[int], None]]:
     err = console(stderr=True)
-    if wants_json() or not err.is_terminal:
-        yield lambda end: None
-        return
-    size = None
-    with contextlib.suppress(OSError):
-        size = os.fstat(file.fileno()).st_size if source != "-" else None
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
+    hidden = wants_json() or not err.is_terminal
+    with file, Progress(*columns, console=err, transient=True, disable=hidden) as progress:
         bar = progress.add_task("enqueueing", total=size or None)
-        yield lambda end: progress.update(bar, completed=end)
+
+        def numbered() -> Iterator[tuple[int, bytes]]:
+            end = 0
+            for number, text in enumerate(file, 1):
+                end += len(text)
+                if number % 1000 == 0:
+                    progress.update(bar, completed=end)
+                if line := text.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").strip():
+                    yield number, line
+
+        yield numbered()
 
 
 def _enqueue_many(
-    lines: Iterator[Line], options: dict[str, Any], group: str | None, batch: int, commit_each: bool
+    lines: Iterator[tuple[int, bytes]],
+    options: dict[str, Any],
+    group: str | None,
+    batch: int,
+    commit_each: bool,
 ) -> dict[str, Any]:
     now = datetime.now(UTC)
     created, first, last, done = 0, None, None, 0
@@ -242,14 +238,14 @@ def _enqueue_many(
     with session() as conn, contextlib.nullcontext() if commit_each else conn.transaction():
         while chunk := list(itertools.islice(lines, batch)):
             try:
-                found = [read_line(line, options, group, now) for line in chunk]
+                found = [read_line(*line, options, group, now) for line in chunk]
                 with conn.transaction() if commit_each else contextlib.nullcontext():
                     ids = _create(conn, found)
             except (Failure, FairqError) as exc:
-                raise _stopped(exc, chunk, done if commit_each else None) from exc
+                raise _stopped(exc, chunk[0][0], chunk[-1][0], done if commit_each else None) from exc
             created += len(ids)
             groups.update(str(task.item.group_key) for task in found)
-            first, last, done = first or ids[0], ids[-1], chunk[-1].number
+            first, last, done = first or ids[0], ids[-1], chunk[-1][0]
     return {"created": created, "groups": len(groups), "first_id": first, "last_id": last}
 
 
@@ -267,26 +263,22 @@ def _create(conn: Connection, found: list[Task]) -> list[int]:
         with translating():
             return [id for ids in driver.run_pipeline(conn, *calls) for id in ids]
     except Refused as exc:
-        for task in found:  # if it is not the database that refuses, one of these raises, and says which line
-            _check(task)
+        for task in found:  # if it is not the database that refuses, it does so again, and we know which line
+            try:
+                client.create_many_call([task.item], task.options)
+            except FairqError as own:
+                raise BadLine(task.line, str(own).replace("items[0].", ""), own.hint) from None
         if len(found) == 1:
             raise BadLine(found[0].line, str(exc), exc.hint) from exc
         raise
 
 
-def _check(task: Task) -> None:
-    """Everything that can be known without the database. Raises BadLine."""
-    try:
-        client.create_many_call([task.item], task.options)
-    except FairqError as exc:
-        raise BadLine(task.line, str(exc).replace("items[0].", ""), exc.hint) from None
-
-
-def _stopped(exc: Failure | FairqError, chunk: list[Line], done: int | None) -> Failure:
+def _stopped(exc: Failure | FairqError, first: int, last: int, done: int | None) -> Failure:
     """Where it stopped, and what of the file is in the database."""
     if isinstance(exc, FairqError):
-        where = f"lines {chunk[0].number} to {chunk[-1].number}: {exc}"
-        exc = Failure(where, hint=exc.hint, code=exc.code, exit_code=exc.exit_code)
+        exc = Failure(
+            f"lines {first} to {last}: {exc}", hint=exc.hint, code=exc.code, exit_code=exc.exit_code
+        )
     kept = "Nothing was created."
     if done is not None:
         kept += " Correct it and start again."
@@ -328,13 +320,8 @@ def cancel(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> N
     psql -Atc "select id from ..." | fairq cancel -
     fairq cancel --queue docs --group bob
     """
-    if queue is not None:
-        _many("Cancel", client.cancel_many, ids, queue, yes, only, "cancelled")
-        return
-    _refuse_filters(ids, only, yes)
-    with session() as conn, conn.transaction():
-        answers = {task_id: client.cancel(conn, task_id) for task_id in task_ids(ids)}
-    _tell(answers, "cancelled", "not live: ended already, or never created")
+    done, not_done = "cancelled", "not live: ended already, or never created"
+    _end("Cancel", ids, queue, yes, only, client.cancel, client.cancel_many, done, not_done)
 
 
 @command(
@@ -361,45 +348,44 @@ def retry(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> No
     psql -Atc "select id from fairq.finished_tasks where ..." | fairq retry -
     fairq retry --queue docs --kind parse
     """
-    if queue is not None:
-        _many("Retry", client.retry_many, ids, queue, yes, only, "will run again")
-        return
-    _refuse_filters(ids, only, yes)
-    with session() as conn, conn.transaction():
-        answers = {task_id: client.retry(conn, task_id) is True for task_id in task_ids(ids)}
-    _tell(answers, "will run again", "nothing to do: unknown, succeeded, running, or in line already")
+    done = "will run again"
+    not_done = "nothing to do: unknown, succeeded, running, or in line already"
+    _end("Retry", ids, queue, yes, only, client.retry, client.retry_many, done, not_done)
 
 
-def _refuse_filters(ids: tuple[str, ...], only: dict[str, Any], yes: bool) -> None:
-    if yes or any(value is not None for value in only.values()):
-        raise click.UsageError("Of which queue? Name it: --queue NAME.")
-    if not ids:
-        raise click.UsageError("Which tasks? Name ids, or --queue NAME.")
-
-
-def _many(
+def _end(
     verb: str,
-    function: Callable[..., int],
     ids: tuple[str, ...],
-    queue: str,
+    queue: str | None,
     yes: bool,
     only: dict[str, Any],
+    each: Callable[[Connection, int], object],
+    many: Callable[..., int],
     done: str,
+    not_done: str,
 ) -> None:
-    """Count, ask, and do it."""
+    """Do it to the tasks that were named; or, with a queue, count, ask, and do it to all that it has."""
+    only = {name: value for name, value in only.items() if value is not None}
+    if queue is None:
+        if only or yes:
+            raise click.UsageError("Of which queue? Name it: --queue NAME.")
+        if not ids:
+            raise click.UsageError("Which tasks? Name ids, or --queue NAME.")
+        with session() as conn, conn.transaction():
+            answers = {task_id: each(conn, task_id) is True for task_id in task_ids(ids)}
+        _tell(answers, done, not_done)
+        return
     if ids:
         raise click.UsageError("Name ids or --queue, not both.")
-    if not yes and wants_json():
-        raise click.UsageError("With --json nobody is asked: add --yes.")
-    only = {name: value for name, value in only.items() if value is not None}
+    is_asked = asks(yes)
     with session() as conn, conn.transaction():
-        if not yes:
-            found = function(conn, queue, **only, dry_run=True)
+        if is_asked:
+            found = many(conn, queue, **only, dry_run=True)
             if not found:
                 show({"queue": queue, "tasks": 0}, "No such tasks.")
                 return
             click.confirm(f"{verb} {count(found, 'task')} of queue {clean(queue)}?", abort=True)
-        ended = function(conn, queue, **only)
+        ended = many(conn, queue, **only)
     show({"queue": queue, "tasks": ended}, f"{count(ended, 'task')} {done}.")
 
 
