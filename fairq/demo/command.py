@@ -102,37 +102,28 @@ def _demo(scenario: Scenario, out: Path, dsn: str | None, console: Console) -> N
         _page(where, console) as stays,
         psycopg.connect(where, autocommit=True) as conn,
     ):
-        fifo_engine, fair_engine = engines.set_up(conn, scenario.slots)
+        both = engines.set_up(conn, scenario.slots)
         with _display(scenario, console) as show:
-            run(where, (fifo_engine, fair_engine), scenario, show)
-        fifo, fair = fifo_engine.history(conn), fair_engine.history(conn)
+            run(where, both, scenario, show)
+        fifo, fair = (engine.history(conn) for engine in both)
         _check(scenario, fifo, fair)
-        _conclude(scenario, fifo, fair, out, console, started)
+
+        # matplotlib keeps a list of fonts; not in the home folder, for our sake. It is slow to import, too.
+        os.environ.setdefault("MPLCONFIGDIR", str(Path(".cache", "matplotlib").absolute()))
+        from fairq.demo import plot
+
+        plot.draw(out, fifo, fair, scenario)
+        results = view.outcomes(fifo, fair, scenario)
+        makespans = [max(record.started for record in records) for records in (fifo, fair)]
+        console.print(view.result_table(results, console.width))
+        view.say(console, view.moral(results, makespans), "bold")
+        view.say(console, f"Picture: {out}  ({time.monotonic() - started:.0f} s in all)")
         stays()
-
-
-def _conclude(
-    scenario: Scenario, fifo: list[Record], fair: list[Record], out: Path, console: Console, started: float
-) -> None:
-    # matplotlib keeps a list of fonts; not in the home folder, for our sake. It is slow to import, too.
-    os.environ.setdefault("MPLCONFIGDIR", str(Path(".cache", "matplotlib").absolute()))
-    from fairq.demo import plot
-
-    plot.draw(out, fifo, fair, scenario)
-
-    results = view.outcomes(fifo, fair, scenario)
-    console.print(view.result_table(results, console.width))
-    view.say(console, view.moral(results, (_makespan(fifo), _makespan(fair))), "bold")
-    view.say(console, f"Picture: {out}  ({time.monotonic() - started:.0f} s in all)")
-
-
-def _makespan(records: list[Record]) -> float:
-    return max(record.started for record in records)
 
 
 def _check(scenario: Scenario, *histories: list[Record]) -> None:
     """Both queues served every task, once."""
-    expected = Counter[str]()
+    expected: Counter[str] = Counter()
     for arrival in scenario.arrivals:
         expected[arrival.tenant] += arrival.count
     for records in histories:
@@ -219,7 +210,6 @@ def _display(scenario: Scenario, console: Console) -> Iterator[Show]:
 
             yield refresh
         return
-
     view.say(console, view.headline(scenario))
     printed = -1.0
 

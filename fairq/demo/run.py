@@ -23,14 +23,24 @@ class Standing:
     """How a tenant, or several together, stand at some moment. Waiting tasks count with their age so far."""
 
     tenant: str
-    arrived: int
+    waits: list[float]
     started: int
-    p50: float | None
-    longest: float | None
+
+    @property
+    def arrived(self) -> int:
+        return len(self.waits)
 
     @property
     def waiting(self) -> int:
         return self.arrived - self.started
+
+    @property
+    def p50(self) -> float | None:
+        return median(self.waits) if self.waits else None
+
+    @property
+    def longest(self) -> float | None:
+        return max(self.waits, default=None)
 
 
 @dataclass(frozen=True)
@@ -72,25 +82,16 @@ class Board:
 
     def standings(self, now: float) -> Standings:
         with self._guard:
-            waits = {
-                tenant: [*done, *(now - at for at in self._arrivals[tenant][len(done) :])]
+            tenants = tuple(
+                Standing(
+                    tenant, [*done, *(now - at for at in self._arrivals[tenant][len(done) :])], len(done)
+                )
                 for tenant, done in self._waits.items()
-            }
-            started = {tenant: len(done) for tenant, done in self._waits.items()}
-        tenants = tuple(_standing(tenant, waits[tenant], started[tenant]) for tenant in waits)
-        quiet = [tenant for tenant in waits if tenant != FLOOD]
-        others = _standing(
-            "others",
-            [seconds for tenant in quiet for seconds in waits[tenant]],
-            sum(started[tenant] for tenant in quiet),
-        )
-        return Standings(self._engine, tenants, others, sum(started.values()), self._total)
-
-
-def _standing(tenant: str, waits: list[float], started: int) -> Standing:
-    return Standing(
-        tenant, len(waits), started, median(waits) if waits else None, max(waits) if waits else None
-    )
+            )
+        others = [each for each in tenants if each.tenant != FLOOD]
+        waits = [wait for each in others for wait in each.waits]
+        together = Standing("others", waits, sum(each.started for each in others))
+        return Standings(self._engine, tenants, together, sum(each.started for each in tenants), self._total)
 
 
 def feed(

@@ -1,6 +1,7 @@
 """What the demo shows on a terminal: two panels while it runs, a table at the end."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
@@ -153,18 +154,20 @@ def p50_p99(waits: list[float]) -> tuple[float, float]:
 
 def outcomes(fifo: list[Record], fair: list[Record], scenario: Scenario) -> list[Outcome]:
     """A line per tenant, and one for all but Bob together, last."""
-    waits: list[dict[str, list[float]]] = []
-    for records in (fifo, fair):
-        by_tenant: dict[str, list[float]] = defaultdict(list)
-        for record in records:
-            by_tenant[record.tenant].append(record.waited)
-            if record.tenant != FLOOD:
-                by_tenant["others"].append(record.waited)
-        waits.append(by_tenant)
+    of_fifo, of_fair = (_waits(records) for records in (fifo, fair))
     return [
-        Outcome(tenant, len(waits[0][tenant]), p50_p99(waits[0][tenant]), p50_p99(waits[1][tenant]))
+        Outcome(tenant, len(of_fifo[tenant]), p50_p99(of_fifo[tenant]), p50_p99(of_fair[tenant]))
         for tenant in (*scenario.tenants, "others")
     ]
+
+
+def _waits(records: list[Record]) -> dict[str, list[float]]:
+    waits: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        waits[record.tenant].append(record.waited)
+        if record.tenant != FLOOD:
+            waits["others"].append(record.waited)
+    return waits
 
 
 def result_table(results: list[Outcome], width: int = WIDE) -> Table:
@@ -189,16 +192,12 @@ def result_table(results: list[Outcome], width: int = WIDE) -> Table:
             _name(each.tenant),
             f"{each.tasks:,}",
             *(_wait(seconds) for waits in (each.fifo, each.fair) for seconds in waits[: len(shown)]),
-            ratio_text(each.ratio),
+            f"{each.ratio:,.0f}x" if each.ratio >= 9.95 else f"{each.ratio:.1f}x",
         )
     return table
 
 
-def ratio_text(ratio: float) -> str:
-    return f"{ratio:,.0f}x" if ratio >= 9.95 else f"{ratio:.1f}x"
-
-
-def moral(results: list[Outcome], makespans: tuple[float, float]) -> str:
+def moral(results: list[Outcome], makespans: Sequence[float]) -> str:
     """What it means, in one sentence; true whatever came out."""
     others = results[-1]
     bob = results[0]
