@@ -271,8 +271,7 @@ class Backend:
     def succeeded(self, result: Any, value: Any) -> Any:
         """The result that is stored; TypeError where JSON has no such value."""
         value = self._round_trip(value)
-        status = self.space.base.TaskResultStatus.SUCCESSFUL
-        _set(result, status=status, finished_at=timezone.now(), _return_value=value)
+        self._finish(result, self.space.base.TaskResultStatus.SUCCESSFUL, _return_value=value)
         return value
 
     def failed(self, result: Any, exc: BaseException) -> None:
@@ -280,8 +279,12 @@ class Backend:
             exception_class_path=f"{type(exc).__module__}.{type(exc).__qualname__}",
             traceback="".join(format_exception(exc)),
         )
-        status = self.space.base.TaskResultStatus.FAILED
-        _set(result, status=status, finished_at=timezone.now(), errors=[*result.errors, error])
+        self._finish(result, self.space.base.TaskResultStatus.FAILED, errors=[*result.errors, error])
+
+    def _finish(self, result: Any, status: Any, **known: Any) -> None:
+        _set(result, status=status, finished_at=timezone.now(), **known)
+        # A receiver that fails does not make a task fail that is done: Django logs it.
+        self.space.signals.task_finished.send_robust(type(self), task_result=result)
 
 
 _KNOWN_QUEUES: set[str] = set()

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import django
@@ -137,7 +137,7 @@ def _declared(path: str, found: Any, in_this_thread: bool) -> Task[Any, ..., Any
         return Task(refuse, kind=path)
     is_async = inspect.iscoroutinefunction(found.func) and not in_this_thread
     make = _async_handler if is_async else _handler
-    return Task(make(path, found), kind=path, queue=found.queue_name, store_result=True)
+    return Task(make(found), kind=path, queue=found.queue_name, store_result=True)
 
 
 def _in_this_thread(task: Task[Any, ..., Any]) -> Task[Any, ..., Any]:
@@ -152,80 +152,48 @@ def _in_this_thread(task: Task[Any, ..., Any]) -> Task[Any, ..., Any]:
     return twin
 
 
-class _Run:
-    """One attempt of a task of Django."""
-
-    def __init__(self, path: str, task: Any, ctx: Context, payload: Any) -> None:
-        alias = ctx.headers.get(HEADER, {}).get("backend", task.backend)
-        if alias != task.backend:
-            task = task.using(backend=alias)
-        self.ctx = ctx
-        self.backend = task.get_backend()
-        self.result = self.backend.running(task, ctx, payload)
-        self.signals = self.backend.space.signals
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.backend.inside(ctx.group_key))
-            self.signals.task_started.send(type(self.backend), task_result=self.result)
-            self._stack = stack.pop_all()
-        self.args: list[Any] = self.backend.arguments(self.result)
-        self.kwargs: Mapping[str, Any] = self.result.kwargs
-
-    def leave(self) -> None:
-        """The tenant, whatever became of the task."""
-        self._stack.close()
-
-    def returned(self, value: Any) -> Any:
-        stored = self.backend.succeeded(self.result, value)
-        self._finished()
-        return stored
-
-    def raised(self, exc: BaseException) -> None:
-        """Only the last attempt finishes the task."""
-        final = self.ctx.is_last_attempt
-        if self.ctx.cancelled.reason != "shutdown":
-            final = final or outcome_of(exc, None, self.ctx.attempt).outcome != "retry"
-        if final:
-            self.backend.failed(self.result, exc)
-            self._finished()
-
-    def _finished(self) -> None:
-        # A receiver that fails does not make a task fail that is done: Django logs it.
-        self.signals.task_finished.send_robust(type(self.backend), task_result=self.result)
-
-
-def _handler(path: str, task: Any) -> Any:
-    def handler(payload: Any, ctx: Context) -> Any:
-        run = _Run(path, task, ctx, payload)
+@contextlib.contextmanager
+def _attempt(task: Any, ctx: Context, payload: Any) -> Iterator[tuple[Backend, Any]]:
+    """One attempt of a task of Django, in its tenant. Only the last one finishes the task."""
+    alias = ctx.headers.get(HEADER, {}).get("backend", task.backend)
+    if alias != task.backend:
+        task = task.using(backend=alias)
+    backend = task.get_backend()
+    result = backend.running(task, ctx, payload)
+    with backend.inside(ctx.group_key):
+        backend.space.signals.task_started.send(type(backend), task_result=result)
         try:
-            return run.returned(task.call(*run.args, **run.kwargs))
+            yield backend, result
         except BaseException as exc:
-            run.raised(exc)
+            final = ctx.is_last_attempt
+            if ctx.cancelled.reason != "shutdown":
+                final = final or outcome_of(exc, None, ctx.attempt).outcome != "retry"
+            if final:
+                backend.failed(result, exc)
             raise
-        finally:
-            run.leave()
+
+
+def _handler(task: Any) -> Any:
+    def handler(payload: Any, ctx: Context) -> Any:
+        with _attempt(task, ctx, payload) as (backend, result):
+            value = task.call(*backend.arguments(result), **result.kwargs)
+            return backend.succeeded(result, value)
 
     return handler
 
 
-def _async_handler(path: str, task: Any) -> Any:
-    # Receivers of signals, and results that are looked up, touch the database: in the ORM's thread.
-    @sync_to_async
-    def ended(run: _Run, value: Any, exc: BaseException | None) -> Any:
-        try:
-            return run.raised(exc) if exc is not None else run.returned(value)
-        except Exception as error:  # what it returned is no JSON
-            run.raised(error)
-            raise
-        finally:
-            run.leave()
-
+def _async_handler(task: Any) -> Any:
     async def handler(payload: Any, ctx: Context) -> Any:
-        run = await sync_to_async(_Run)(path, task, ctx, payload)
+        # Receivers of signals, and results that are looked up, touch the database: in the ORM's thread.
+        attempt = _attempt(task, ctx, payload)
+        backend, result = await sync_to_async(attempt.__enter__)()
         try:
-            value = await task.func(*run.args, **run.kwargs)
+            value = await task.func(*backend.arguments(result), **result.kwargs)
+            stored = await sync_to_async(backend.succeeded)(result, value)
         except BaseException as exc:
-            await ended(run, None, exc)
+            await sync_to_async(attempt.__exit__)(type(exc), exc, exc.__traceback__)
             raise
-        return await ended(run, value, None)
+        await sync_to_async(attempt.__exit__)(None, None, None)
+        return stored
 
     return handler
