@@ -8,8 +8,10 @@ go on. A check that the role has no right to make says so and is none of the wro
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -105,14 +107,13 @@ def _render(found: list[Finding]) -> RenderableType:
 
 
 def _sum(found: list[Finding]) -> str:
-    verdicts: list[str] = [each.verdict for each in found]
-    wrong, failed, look = map(verdicts.count, ("wrong", "failed", "look"))
-    bad = [f"{count(wrong, 'thing is', 'things are')} wrong"] * bool(wrong)
-    bad += [f"{count(failed, 'check')} failed"] * bool(failed)
+    times = Counter(each.verdict for each in found)
+    bad = [count(times["wrong"], "thing is", "things are") + " wrong"] if times["wrong"] else []
+    bad += [count(times["failed"], "check") + " failed"] if times["failed"] else []
     if bad:
         return f"{', '.join(bad)}."
-    deserves = count(look, "thing deserves", "things deserve")
-    return f"Nothing is wrong; {deserves} a look." if look else "All is well."
+    deserves = count(times["look"], "thing deserves", "things deserve")
+    return f"Nothing is wrong; {deserves} a look." if times["look"] else "All is well."
 
 
 # --- The round -------------------------------------------------------------------------------------
@@ -120,13 +121,8 @@ def _sum(found: list[Finding]) -> str:
 
 def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     """All checks, in the order in which their answers make sense."""
-    stand: list[queries.CheckQueuesRow] = []  # two checks want it, and it reads every live task
-
-    def stands() -> list[queries.CheckQueuesRow]:
-        if not stand:
-            stand.extend(queries.check_queues(conn))
-        return stand
-
+    # Two checks want it, and it reads every live task.
+    stands = functools.cache(lambda: queries.check_queues(conn))
     # Those with a star look into the schema.
     checks: dict[str, Callable[[], Finding]] = {
         "connection": lambda: judge_connection(queries.check_session(conn), dsn, conn.info.backend_pid),
