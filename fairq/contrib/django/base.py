@@ -192,20 +192,20 @@ class Backend:
         found = results.look_up(int(result_id)) if int(result_id) < 2**63 else None
         if found is None:
             raise does_not_exist(result_id)
-        return self._found(int(result_id), found)
+        return self._found(int(result_id), *found)
 
-    def _found(self, id: int, found: results.Found) -> Any:
-        about = found.headers.get(HEADER, {})
-        task = _as_enqueued(self.task_of(found.kind), found.queue, about)
+    def _found(self, id: int, found: results.Row, attempts: list[results.Row]) -> Any:
+        about = (found.headers or {}).get(HEADER, {})
+        task = _as_enqueued(self.task_of(str(found.kind)), found.queue, about)
         enqueued_at = about.get("enqueued_at")
         statuses = self.space.base.TaskResultStatus
         if found.outcome is not None:
             status = statuses.SUCCESSFUL if found.outcome == "succeeded" else statuses.FAILED
-        elif found.attempts and found.attempts[-1].outcome is None:
+        elif attempts and attempts[-1].outcome is None:
             status = statuses.RUNNING
         else:
             status = statuses.READY
-        failed = [each.error or {} for each in found.attempts if each.outcome in ("retry", "worker_lost")]
+        failed = [each.error or {} for each in attempts if each.outcome in ("retry", "worker_lost")]
         if status == statuses.FAILED:
             failed.append(found.error or {"code": found.outcome})
         result = self._result(
@@ -214,11 +214,11 @@ class Backend:
             found.payload,
             enqueued_at=_shown(datetime.fromisoformat(enqueued_at) if enqueued_at else found.created_at),
             status=status,
-            started_at=_shown(found.attempts[0].started_at) if found.attempts else None,
-            last_attempted_at=_shown(found.attempts[-1].started_at) if found.attempts else None,
+            started_at=_shown(attempts[0].started_at) if attempts else None,
+            last_attempted_at=_shown(attempts[-1].started_at) if attempts else None,
             finished_at=_shown(found.finished_at),
             errors=[self.space.base.TaskError(**_error(each)) for each in failed],
-            worker_ids=[str(each.worker_id) for each in found.attempts],
+            worker_ids=[str(each.worker_id) for each in attempts],
         )
         _set(result, _return_value=found.result)
         return result

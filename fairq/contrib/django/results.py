@@ -3,66 +3,50 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairq.contrib.django import database
 
-__all__ = ["Attempt", "Found", "look_up"]
+__all__ = ["Row", "look_up"]
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    worker_id: int
-    started_at: datetime
-    outcome: str | None
-    error: dict[str, Any] | None
+class Row(NamedTuple):
+    """What `fairq.task_history` says of a task and of its last attempt; or, without a kind, of one before."""
 
-
-@dataclass(slots=True)
-class Found:
-    kind: str
+    kind: str | None
     queue: str
-    headers: dict[str, Any]
-    payload: Any
     created_at: datetime
     finished_at: datetime | None
     outcome: str | None
-    """How it ended; None: it has not."""
+    worker_id: int
+    started_at: datetime
+    headers: dict[str, Any] | None
+    payload: Any
     result: Any
     error: dict[str, Any] | None
-    attempts: list[Attempt] = field(default_factory=list)
-    """Those that began, oldest first, and the one that runs; its outcome is None."""
 
 
+# As text: what a project has Django make of jsonb does not matter.
 _LOOK_UP = """
-select h.kind, h.queue, h.headers::text, h.payload::text, h.created_at, h.finished_at, h.outcome,
-  h.result::text, h.error::text, h.worker_id, h.started_at
-from fairq.task_history(%(id)s) h
+select h.kind, h.queue, h.created_at, h.finished_at, h.outcome, h.worker_id, h.started_at, h.headers::text,
+  h.payload::text, h.result::text, h.error::text
+from fairq.task_history(%s) h
 """
 # The function of such an attempt was never called.
 _NOT_BEGUN = ("declined", "lease_expired")
 
 
-def look_up(id: int) -> Found | None:
-    """The task of that id; None: there is none, or its retention is over."""
+def look_up(id: int) -> tuple[Row, list[Row]] | None:
+    """The task of that id, and its attempts that began, oldest first; the outcome of the one that runs is
+    None. None: there is no such task, or its retention is over.
+    """
     with database.connection().cursor() as cursor:
-        cursor.execute(_LOOK_UP, {"id": id})
-        rows = cursor.fetchall()
-    found = None
-    attempts = []
-    for kind, queue, *texts, created_at, finished_at, outcome, result, error, worker_id, started_at in rows:
-        headers, payload, result, error = map(_parsed, (*texts, result, error))
-        if kind is not None:
-            found = Found(
-                kind, queue, headers or {}, payload, created_at, finished_at, outcome, result, error
-            )
-        if started_at is not None and outcome not in _NOT_BEGUN:
-            attempts.append(Attempt(worker_id, started_at, outcome, error))
-    if found is not None:
-        found.attempts = sorted(attempts, key=lambda each: each.started_at)
-    return found
+        cursor.execute(_LOOK_UP, [id])
+        rows = [Row(*each[:7], *map(_parsed, each[7:])) for each in cursor.fetchall()]
+    began = [row for row in rows if row.started_at is not None and row.outcome not in _NOT_BEGUN]
+    attempts = sorted(began, key=lambda row: row.started_at)
+    return next(((row, attempts) for row in rows if row.kind is not None), None)
 
 
 def _parsed(text: str | None) -> Any:
