@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from urllib.parse import urlencode
 
@@ -10,7 +9,7 @@ import click
 
 from fairq.cli import Failure, amount, command, named_dsn, option
 from fairq.web import asgi
-from fairq.web.guard import from_here
+from fairq.web.guard import HERE, from_here
 from fairq.web.serve import PORT, bound, server
 
 
@@ -40,7 +39,7 @@ def web(host: str, port: int, token: str | None, secret: str | None, allow_chang
     fairq web --host 0.0.0.0   for others, too; prints a token
     fairq web --allow-changes  pause, limits, cancel, retry, each with a preview
     """
-    if token is None and not _is_here(host):
+    if token is None and host not in HERE:
         token = secrets.token_urlsafe()
     allow = None if token else from_here
     app = asgi(named_dsn(), token=token, allow=allow, allow_changes=allow_changes, secret=secret)
@@ -55,10 +54,3 @@ def web(host: str, port: int, token: str | None, secret: str | None, allow_chang
         query = "?" + urlencode({"token": token}) if token else ""
         click.echo(f"http://{shown}:{listening.getsockname()[1]}/{query}")
         server(app).run([listening])
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -19,6 +19,7 @@ from fairq.errors import ConfigurationError
 Rule = Callable[[Request], bool | Awaitable[bool]]
 
 SHORTEST_TOKEN = 16
+HERE = ("localhost", "127.0.0.1", "::1")
 COOKIE, CSRF_COOKIE = "fairq_web", "fairq_csrf"
 LONGEST_FORM = 64 * 1024
 
@@ -55,7 +56,7 @@ def from_here(request: Request) -> bool:
     """A browser on this machine, that was told to come here: names are rebound by those who own them."""
     host = _split(f"//{request.headers.get('host', '')}").hostname
     client = request.client.host if request.client else ""
-    return host in ("localhost", "127.0.0.1", "::1") and client in ("127.0.0.1", "::1", "testclient")
+    return host in HERE and client in ("127.0.0.1", "::1", "testclient")
 
 
 class Guard:

@@ -43,8 +43,10 @@ def test_it_serves_until_it_is_told_to_end(database: Database, number: signal.Si
             started.wait(timeout=30)
 
 
-def test_where_others_can_connect_it_makes_a_token(database: Database) -> None:
-    with process(database, "web", "--host", "0.0.0.0", "--port", "0") as started:
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.2"])
+def test_where_nobody_is_let_in_by_his_address_it_makes_a_token(database: Database, host: str) -> None:
+    """Of this machine's own addresses the page trusts those that browsers here use."""
+    with process(database, "web", "--host", host, "--port", "0") as started:
         address = address_of(started).replace("0.0.0.0", "127.0.0.1")
         plain, _, token = address.partition("?token=")
         assert len(token) > 30
