@@ -285,6 +285,17 @@ def option(names: str, help: str, **attributes: Any) -> Callable[[Callable[..., 
     return click.option(*words, help=help, **attributes)
 
 
+def together(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Several of these as one, in their order."""
+
+    def decorated(command: Callable[..., Any]) -> Any:
+        for each in reversed(options):
+            command = each(command)
+        return command
+
+    return decorated
+
+
 def amount(
     names: str, default: float, help: str, *, least: float = 1, most: float | None = 100_000
 ) -> Callable[[Callable[..., Any]], Any]:

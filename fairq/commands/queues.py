@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fairq import policies
-from fairq.cli import Failure, amount, command, group, option
+from fairq.cli import Failure, amount, command, group, option, together
 from fairq.commands.common import (
     Connection,
     asks,
@@ -259,15 +259,15 @@ def groups(ctx: click.Context, queue: str, limit: int) -> None:
     show({"queue": queue, "groups": found.groups, "settings": own[:limit]}, *parts)
 
 
-# Before the subcommand or after it.
-queue_after = option(
-    "--queue NAME", "The queue. Default: default.", callback=lambda ctx, _, value: value or ctx.obj
+# The queue may be named before the subcommand or after it.
+of_a_group = together(
+    click.argument("group_key", metavar="GROUP"),
+    option("--queue NAME", "The queue. Default: default.", callback=lambda ctx, _, value: value or ctx.obj),
 )
 
 
 @command("set", parent=groups, codes={1: "refused"}, rights="fairq_admin")
-@click.argument("group_key", metavar="GROUP")
-@queue_after
+@of_a_group
 @only_user
 @settings_options(policies.GroupSettings)
 def set_group(group_key: str, queue: str, user: str | None, **options: Any) -> None:
@@ -296,8 +296,7 @@ def set_group(group_key: str, queue: str, user: str | None, **options: Any) -> N
 
 
 @command("purge", parent=groups, codes={1: "refused, or you said no"}, rights="fairq_admin")
-@click.argument("group_key", metavar="GROUP")
-@queue_after
+@of_a_group
 @option("--yes", "Do not ask.")
 def purge_group(group_key: str, queue: str, yes: bool) -> None:
     """Cancel everything that a group has waiting.
@@ -378,8 +377,7 @@ def reset_queue_rate(name: str) -> None:
 
 
 @command("usage", parent=groups, codes={1: "no such queue"}, rights="fairq_observe")
-@click.argument("group_key", metavar="GROUP")
-@queue_after
+@of_a_group
 def group_usage(group_key: str, queue: str) -> None:
     """Show how much of a group's rate and of its budget is used.
 
@@ -393,8 +391,10 @@ def group_usage(group_key: str, queue: str) -> None:
 
 # --- Holds -----------------------------------------------------------------------------------------
 
-hold_until = option("--until TIME", "When it may go on: +10m, or a time with its zone.", type=when)
-hold_end = option("--end", "It may go on now.")
+hold_until = together(
+    option("--until TIME", "When it may go on: +10m, or a time with its zone.", type=when),
+    option("--end", "It may go on now."),
+)
 
 
 def _until(until: datetime | None, end: bool) -> datetime | None:
@@ -408,10 +408,8 @@ def _held(of: str, until: datetime | None) -> str:
 
 
 @command("hold", parent=groups, codes={1: "refused"}, rights="fairq_admin")
-@click.argument("group_key", metavar="GROUP")
-@queue_after
+@of_a_group
 @hold_until
-@hold_end
 def hold_group(group_key: str, queue: str, until: datetime | None, end: bool) -> None:
     """Start nothing of a group before a time.
 
@@ -428,8 +426,7 @@ def hold_group(group_key: str, queue: str, until: datetime | None, end: bool) ->
 
 
 @command("reset-rate", parent=groups, codes={1: "no such queue"}, rights="fairq_admin")
-@click.argument("group_key", metavar="GROUP")
-@queue_after
+@of_a_group
 def reset_group_rate(group_key: str, queue: str) -> None:
     """Forget what was used of a group's rate. A full burst may become ready at once.
 
@@ -484,7 +481,6 @@ def set_key(key: str, **options: Any) -> None:
 @command("hold", parent=keys, codes={1: "refused"}, rights="fairq_admin")
 @click.argument("key")
 @hold_until
-@hold_end
 def hold_key(key: str, until: datetime | None, end: bool) -> None:
     """Start nothing with a key before a time.
 
@@ -564,13 +560,15 @@ def _how_far(said: dict[str, Any]) -> str:
 # --- pause, resume, drain, rebuild -----------------------------------------------------------------
 
 
-only_group = option("--group group_key GROUP", "Only this group of the queue.")
+whole_or_group = together(
+    click.argument("queue", default="default"),
+    option("--group group_key GROUP", "Only this group of the queue."),
+    only_user,
+)
 
 
 @command(codes={1: "no such queue"}, rights="fairq_admin")
-@click.argument("queue", default="default")
-@only_group
-@only_user
+@whole_or_group
 def pause(queue: str, group_key: str | None, user: str | None) -> None:
     """Running tasks go on, new ones are accepted, none is started. QUEUE is "default" when you name none.
 
@@ -588,9 +586,7 @@ def pause(queue: str, group_key: str | None, user: str | None) -> None:
 
 
 @command(codes={1: "no such queue"}, rights="fairq_admin")
-@click.argument("queue", default="default")
-@only_group
-@only_user
+@whole_or_group
 def resume(queue: str, group_key: str | None, user: str | None) -> None:
     """A queue that drains takes new tasks again. A queue and its groups are paused apart: to resume one
     leaves the other as it is.

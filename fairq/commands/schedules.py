@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
 from rich.text import Text
 
 from fairq import schedules as api
-from fairq.cli import Failure, amount, command, group, option
+from fairq.cli import Failure, amount, command, group, option, together
 from fairq.commands.common import Connection, clean, count, rows, server_time, session, show, span, table
 from fairq.commands.settings import named, settings_options
 from fairq.commands.tasks import json_object, json_value
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 LIST = """
 select s.* from fairq.schedule_stats s
@@ -35,6 +33,7 @@ def stored(
 
 
 of_group = option("--group group_key GROUP", "Only the schedule of this group.")
+named_of_group = together(click.argument("name"), of_group)
 
 
 @group(codes={1: "refused, or there is none"}, rights="fairq_observe to look, fairq_admin to change")
@@ -126,15 +125,12 @@ def _unknown(name: str | None, group_key: str | None) -> Failure:
     return Failure(f"There is no schedule {clean(name or '')}{of}.", hint="fairq schedules lists them.")
 
 
-def takes_settings(function: F) -> F:
-    for decorate in (
-        settings_options(api.ScheduleSettings),
-        option("--payload JSON", "What its tasks get. Default: null."),
-        option("--group group_key GROUP", "Whose it is.", required=True),
-        click.argument("name"),
-    ):
-        function = decorate(function)
-    return function
+takes_settings = together(
+    click.argument("name"),
+    option("--group group_key GROUP", "Whose it is.", required=True),
+    option("--payload JSON", "What its tasks get. Default: null."),
+    settings_options(api.ScheduleSettings),
+)
 
 
 def _change(name: str, group_key: str, payload: str | None, options: dict[str, Any], *, new: bool) -> None:
@@ -191,8 +187,7 @@ def _do(function: Callable[..., int], done: str, name: str, group_key: str | Non
 
 
 @command("pause", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
-@click.argument("name")
-@of_group
+@named_of_group
 def pause_schedule(name: str, group_key: str | None) -> None:
     """Stop a schedule until it is resumed; without --group, those of all groups.
 
@@ -202,8 +197,7 @@ def pause_schedule(name: str, group_key: str | None) -> None:
 
 
 @command("resume", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
-@click.argument("name")
-@of_group
+@named_of_group
 def resume_schedule(name: str, group_key: str | None) -> None:
     """Let a paused schedule go on. What it missed is not made up for.
 
@@ -213,8 +207,7 @@ def resume_schedule(name: str, group_key: str | None) -> None:
 
 
 @command("remove", parent=schedules, codes={1: "there is none"}, rights="fairq_admin")
-@click.argument("name")
-@of_group
+@named_of_group
 def remove_schedule(name: str, group_key: str | None) -> None:
     """Remove a schedule; without --group, those of all groups. Tasks that it created stay.
 
@@ -224,8 +217,7 @@ def remove_schedule(name: str, group_key: str | None) -> None:
 
 
 @command("run", parent=schedules, codes={1: "there is none, or refused"}, rights="fairq_admin")
-@click.argument("name")
-@of_group
+@named_of_group
 def run_schedule(name: str, group_key: str | None) -> None:
     """Create a task now, beside the ticks; without --group, one for each group. The ids are printed.
 

@@ -4,46 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from fairq.cli import option
+from fairq.cli import option, together
 from fairq.commands.common import duration, when
 from fairq.options import DEFAULTS, EnqueueOptions, Option, options_of
 
-F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Any]
 
 
-def settings_options(settings: Any) -> Callable[[F], F]:
+def settings_options(settings: Any) -> Decorator:
     """One option per setting, --max-running N, --retention TIME, --notify / --no-notify; and --reset NAME."""
     known = options_of(settings)
-
-    def decorate(command: F) -> F:
-        command = option(
-            "--reset NAME",
-            "Take a setting away, so that the default holds: --reset max-running. May be repeated.",
-            type=click.Choice([name.replace("_", "-") for name in known]),
-            multiple=True,
-        )(command)
-        for name in reversed(known):
-            command = declared_option(name, known[name])(command)
-        return command
-
-    return decorate
+    reset = option(
+        "--reset NAME",
+        "Take a setting away, so that the default holds: --reset max-running. May be repeated.",
+        type=click.Choice([name.replace("_", "-") for name in known]),
+        multiple=True,
+    )
+    return together(*(declared_option(name, known[name]) for name in known), reset)
 
 
-def task_options(command: F) -> F:
+def task_options() -> Decorator:
     """One option for each that a task may be told: --run-at TIME, --headers JSON."""
     known = options_of(EnqueueOptions)
-    first = [*DEFAULTS, *(name for name in known if name not in DEFAULTS)]
-    for name in reversed(first):
-        default = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
-        command = declared_option(name, known[name], **default)(command)
-    return command
+    first = (declared_option(name, known[name], default=DEFAULTS[name]) for name in DEFAULTS)
+    others = (declared_option(name, known[name]) for name in known if name not in DEFAULTS)
+    return together(*first, *others)
 
 
-def declared_option(name: str, declared: Option, **given: Any) -> Callable[[F], F]:
+def declared_option(name: str, declared: Option, **given: Any) -> Decorator:
     """The option of a command that a field of a typed dict declares."""
     flag = name.replace("_", "-")
     if declared.type is bool:

@@ -16,7 +16,7 @@ import click
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from fairq import client, driver, results
-from fairq.cli import Exit, Failure, amount, command, option, wants_json
+from fairq.cli import Exit, Failure, amount, command, option, together, wants_json
 from fairq.commands.common import (
     Connection,
     asks,
@@ -46,7 +46,7 @@ BATCH = 5000
 @command(codes={1: "refused, nothing created"}, rights="fairq_enqueue")
 @click.argument("group", required=False, metavar="[GROUP]")
 @click.argument("payload", required=False, metavar="[PAYLOAD]")
-@task_options
+@task_options()
 @option(
     "--from source FILE",
     "Create one task per line of this file; - is stdin. Options and GROUP then fill what a line lacks.",
@@ -297,9 +297,12 @@ def ago(text: str) -> datetime:
     return when(text) if length is None else datetime.now(UTC) - length
 
 
-of_queue = option("--queue NAME", "Instead of ids: the tasks of this queue.")
-of_group = option("--group group_key GROUP", "With --queue: only those of this group.")
-of_kind = option("--kind NAME", "With --queue: only those of this kind.")
+ids_or_queue = together(
+    click.argument("ids", nargs=-1, metavar="[ID...]"),
+    option("--queue NAME", "Instead of ids: the tasks of this queue."),
+    option("--group group_key GROUP", "With --queue: only those of this group."),
+    option("--kind NAME", "With --queue: only those of this kind."),
+)
 without_asking = option("--yes", "With --queue: do not ask.")
 
 
@@ -307,10 +310,7 @@ without_asking = option("--yes", "With --queue: do not ask.")
     codes={0: "all were live", 1: "some had ended, or never were; the others are cancelled"},
     rights="fairq_enqueue; with --queue: fairq_admin",
 )
-@click.argument("ids", nargs=-1, metavar="[ID...]")
-@of_queue
-@of_group
-@of_kind
+@ids_or_queue
 @without_asking
 def cancel(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> None:
     """One that waits never runs. One that runs is told with its worker's next heartbeat; its handler may stop
@@ -328,10 +328,7 @@ def cancel(ids: tuple[str, ...], queue: str | None, yes: bool, **only: Any) -> N
     codes={0: "all go again", 1: "some had nothing to be done; the others go again"},
     rights="fairq_admin",
 )
-@click.argument("ids", nargs=-1, metavar="[ID...]")
-@of_queue
-@of_group
-@of_kind
+@ids_or_queue
 @option(
     "--outcome",
     "With --queue: only those that ended so. Default: failed.",

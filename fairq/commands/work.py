@@ -15,7 +15,7 @@ from typing import Any, get_args
 import click
 from click.core import ParameterSource
 
-from fairq.cli import Exit, Failure, command, failure_of, named_dsn, option, wants_json
+from fairq.cli import Exit, Failure, command, failure_of, named_dsn, option, together, wants_json
 from fairq.dsn import VARIABLES, clean, mask
 from fairq.errors import ConfigurationError, FairqError, Refused, UnknownQueue
 from fairq.worker.config import TOLD, Nodes, Settings, queues_of
@@ -24,15 +24,16 @@ from fairq.worker.handlers import RUNNING
 LISTEN_DSN = "FAIRQ_LISTEN_DSN"
 
 
-def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
+def settings_of_a_worker() -> Callable[..., Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
-    for name, (shown, text) in reversed(TOLD.items()):
+    options = []
+    for name, (shown, text) in TOLD.items():
         default: Any = defaults[name]
         kind = int if name.endswith("_ms") else float if default is None else type(default)
         is_told = default not in (None, "")
         flag = f"--{name.replace('_', '-')} {shown}"
-        command = option(flag, text, type=kind, default=default, show_default=is_told)(command)
-    return command
+        options.append(option(flag, text, type=kind, default=default, show_default=is_told))
+    return together(*options)
 
 
 @command(
@@ -65,7 +66,7 @@ def settings_of_a_worker(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @option("--once", "Look for work once, run what was found, end.")
 @option("--drain", "Run until there is nothing left that may run now, end.")
-@settings_of_a_worker
+@settings_of_a_worker()
 @option(
     "--poll-interval SECONDS",
     "Longest pause between two looks for work, 1 to 300. Default: 5, or 1 without LISTEN.",
