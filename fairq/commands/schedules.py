@@ -16,6 +16,7 @@ from fairq.cli import Failure, amount, command, group, option, together
 from fairq.commands.common import Connection, clean, count, rows, server_time, session, show, span, table
 from fairq.commands.settings import named, settings_options
 from fairq.commands.tasks import json_object, json_value
+from fairq.errors import UnknownSchedule
 
 LIST = """
 select s.* from fairq.schedule_stats s
@@ -30,6 +31,14 @@ def stored(
     conn: Connection, name: str | None = None, group_key: str | None = None, most: int = 1
 ) -> list[dict[str, Any]]:
     return rows(conn, LIST, name=name, group_key=group_key, most=most)
+
+
+def stored_one(conn: Connection, name: str, group_key: str | None) -> dict[str, Any]:
+    """A schedule of that name, of that group; the next to fire, where none is named."""
+    for found in stored(conn, name, group_key):
+        return found
+    of = f' of group "{group_key}"' if group_key is not None else ""
+    raise UnknownSchedule(f'there is no schedule "{name}"{of}')
 
 
 of_group = option("--group group_key GROUP", "Only the schedule of this group.")
@@ -100,16 +109,13 @@ def preview_schedule(
     fairq schedules preview report --group bob
     fairq schedules preview --cron '30 2 * * *' --time-zone Europe/Berlin
     """
-    if (name is None) == (cron is None):
-        raise click.UsageError("Name a schedule, or say --cron.")
-    if cron is not None:
+    if name is not None and cron is None:
+        with session() as conn:
+            times = upcoming(stored_one(conn, name, group_key), server_time(conn), count)
+    elif cron is not None and name is None:
         times = api.preview_schedule(cron, time_zone=time_zone, count=count)
     else:
-        with session() as conn:
-            found, now = stored(conn, name, group_key), server_time(conn)
-        if not found:
-            raise _unknown(name, group_key)
-        times = upcoming(found[0], now, count)
+        raise click.UsageError("Name a schedule, or say --cron.")
     show({"times": times}, Text("\n".join(f"{at:%a} {at.isoformat(' ')}" for at in times)))
 
 
@@ -118,11 +124,6 @@ def upcoming(row: Mapping[str, Any], now: datetime, count: int) -> list[datetime
     delay = (row["fire_at"] - row["next_tick"]) if row["fire_at"] else timedelta(0)
     ticks = api.ticks_of(row["cron"], row["time_zone"], row["every"], now - delay)
     return [(tick + delay).astimezone(ZoneInfo(row["time_zone"])) for tick in islice(ticks, count)]
-
-
-def _unknown(name: str | None, group_key: str | None) -> Failure:
-    of = f" of group {clean(group_key)}" if group_key else ""
-    return Failure(f"There is no schedule {clean(name or '')}{of}.", hint="fairq schedules lists them.")
 
 
 takes_settings = together(
@@ -140,13 +141,13 @@ def _change(name: str, group_key: str, payload: str | None, options: dict[str, A
     if payload is not None:
         chosen["payload"] = json_value(payload, "The payload")
     with session() as conn, conn.transaction():
-        if bool(stored(conn, name, group_key)) == new:
-            if new:
-                hint = f"Change it: fairq schedules set {clean(name)} --group {clean(group_key)} …"
-                raise Failure(f"There is a schedule {clean(name)} of group {clean(group_key)}.", hint=hint)
-            raise _unknown(name, group_key)
+        if not new:
+            stored_one(conn, name, group_key)
+        elif stored(conn, name, group_key):
+            hint = f"Change it: fairq schedules set {clean(name)} --group {clean(group_key)} …"
+            raise Failure(f"There is a schedule {clean(name)} of group {clean(group_key)}.", hint=hint)
         api.configure_schedule(conn, name, group_key, **chosen)
-        (row,), now = stored(conn, name, group_key), server_time(conn)
+        row, now = stored_one(conn, name, group_key), server_time(conn)
     done = "created" if new else "changed"
     show(row, f"Schedule {clean(name)} of group {clean(group_key)} {done}; next {_when(row, now)}.")
 

@@ -16,8 +16,8 @@ from fairq import client, driver, policies, schedules
 from fairq.commands.common import count, parse_duration
 from fairq.commands.explain import explanation
 from fairq.commands.queues import group_settings, queue_settings
-from fairq.commands.schedules import rule, stored, upcoming
-from fairq.errors import InvalidTime, OutOfRange, UnknownQueue, UnknownSchedule
+from fairq.commands.schedules import rule, stored_one, upcoming
+from fairq.errors import InvalidTime, OutOfRange, UnknownQueue
 from fairq.options import check_id, group_text, options_of
 from fairq.queries import client as client_queries
 from fairq.queries import web as queries
@@ -322,10 +322,7 @@ def _retry_all(ask: Ask) -> Plan:
 
 
 def stored_schedule(ask: Ask) -> dict[str, Any]:
-    name, group_key = ask.params["name"], group_text(ask.params["group"])
-    if not (found := stored(ask.conn, name, group_key)):
-        raise UnknownSchedule(f'there is no schedule "{name}" of group "{group_key}"')
-    return found[0]
+    return stored_one(ask.conn, ask.params["name"], group_text(ask.params["group"]))
 
 
 def _paused_schedule(ask: Ask, pause: bool) -> Plan:
