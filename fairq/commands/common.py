@@ -124,14 +124,12 @@ def parse_when(text: str, now: datetime) -> datetime | None:
 
 
 def duration(text: str) -> timedelta:
-    """The type of an option."""
     if (found := parse_duration(text)) is None:
         raise click.BadParameter(f"{text!r} is no length of time. Say 500ms, 90s, 10m, 1h30m, 7d.")
     return found
 
 
 def when(text: str) -> datetime:
-    """The type of an option."""
     if (found := parse_when(text, datetime.now(UTC))) is None:
         raise click.BadParameter(
             f"{text!r} is no time. Say +10m for ten minutes from now, or a time with its zone: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -11,7 +10,7 @@ import psycopg
 
 from fairq import install
 from fairq.cli import Exit, amount, command, named_dsn, option, wants_json
-from fairq.commands.common import console, show
+from fairq.commands.common import console, count, show
 from fairq.dsn import describe, resolve
 from fairq.worker.loading import load_app
 
@@ -82,11 +81,12 @@ def migrate(
         ],
     }
     if done.steps:
-        text = f"{describe(where)} is at {version} now ({time.monotonic() - started:.1f} s)."
+        how = f"now ({time.monotonic() - started:.1f} s)"
     elif done.before != done.after:
-        text = f"{describe(where)} is at {version} now; another fairq migrate did it."
+        how = "now; another fairq migrate did it"
     else:
-        text = f"{describe(where)} is at {version} already; nothing to do."
+        how = "already; nothing to do"
+    text = f"{describe(where)} is at {version} {how}."
     if declared is not None:
         with psycopg.connect(where, prepare_threshold=None) as conn:
             declared.install(conn)
@@ -113,9 +113,9 @@ def _check(dsn: str, to: str) -> None:
         return
     command = "fairq migrate" if to == install.HEAD else f"fairq migrate --to {to}"
     side = "behind" if steps[0].direction == "up" else "ahead"
-    count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
-    show(document, f"{describe(dsn)} is at {here}, {count} {side} of {there}. Run: {command}")
-    sys.exit(Exit.NO)
+    far = count(len(steps), "step")
+    show(document, f"{describe(dsn)} is at {here}, {far} {side} of {there}. Run: {command}")
+    raise click.exceptions.Exit(Exit.NO)
 
 
 def _report(event: install.Applied | install.Waiting) -> None:

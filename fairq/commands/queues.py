@@ -107,7 +107,6 @@ def _without(found: list[dict[str, Any]], *hidden: str) -> list[dict[str, Any]]:
 
 
 def queue_settings(conn: Connection, queue: str | None = None) -> list[dict[str, Any]]:
-    """Every setting there is."""
     query = """
         select q.* from fairq.queues q
         where not q.internal and (%(queue)s::text is null or q.queue = %(queue)s)

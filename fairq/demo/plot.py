@@ -28,7 +28,6 @@ FONT: Any = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "f
 
 
 def draw(path: Path, fifo: list[Record], fair: list[Record], scenario: Scenario) -> None:
-    """Write the PNG."""
     with matplotlib.rc_context(FONT):
         tenants = scenario.tenants[:MOST_ROWS]
         height = 2.6 + 0.42 * max(len(tenants), 4)  # inches, as the margins below

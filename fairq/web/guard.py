@@ -73,13 +73,9 @@ class Guard:
                 f"the token has {len(token)} characters",
                 f"At least {SHORTEST_TOKEN}: python -c 'import secrets; print(secrets.token_urlsafe())'",
             )
-        self._token, self._allow = token, allow
+        self._token, self._allow, self.has_token = token, allow, bool(token)
         # The cookie is not the token: whoever sees one cannot write the other.
         self._cookie = hmac.digest((token or "").encode(), b"fairq cookie", hashlib.sha256).hex()
-
-    @property
-    def has_token(self) -> bool:
-        return bool(self._token)
 
     async def admits(self, request: Request) -> bool:
         if self._token:

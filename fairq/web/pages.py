@@ -165,7 +165,6 @@ def queues(ask: Ask) -> Page:
 
 
 def queue(ask: Ask) -> Page:
-    """One queue, and its settings."""
     (row,) = queue_settings(ask.conn, _queue(ask, queries.queue_names(ask.conn)))
     stands = next(each for each in queries.queues(ask.conn, max_count=FEW) if each.queue == row["queue"])
     fields = changes.fields(row, changes.OF_QUEUE)
@@ -305,7 +304,6 @@ def mine(ask: Ask) -> Page:
 
 
 def preview(ask: Ask, note: str = "", status: int = 200) -> Page:
-    """What a change would do."""
     plan = changes.make_plan(ask)
     # What names the target goes into the address: a line's end in a field is sent as two characters.
     target = {name: value for name, value in ask.params.items() if name in changes.TARGET}

@@ -161,7 +161,6 @@ class Backend:
         return found
 
     def check(self, **_: Any) -> Iterable[checks.CheckMessage]:
-        """What `manage.py check` says of TASKS."""
         if not apps.is_installed("fairq.contrib.django"):
             yield checks.Error(
                 f"the task backend {self.alias!r} is fairq's, and its app is not installed",
@@ -224,7 +223,6 @@ class Backend:
         return result
 
     def task_of(self, path: str) -> Any:
-        """The task that was declared at that path."""
         task = import_string(path) if "." in path else None
         if not isinstance(task, self.space.base.Task):
             raise SuspiciousOperation(f"{path!r} does not lead to a task of {self.space.base.__package__}")

@@ -29,7 +29,6 @@ _BY_CODE = {
 
 
 def class_path(error: Mapping[str, Any]) -> str:
-    """Of a stored error."""
     path = error.get("type")
     if path:
         return path if "." in path else f"builtins.{path}"

@@ -76,13 +76,10 @@ def _environment(using: str | None) -> Iterator[None]:
     """The database and the app for those who do not name another."""
     # Processes under a supervisor are told by it.
     chosen = {} if LIFELINE in os.environ else {VARIABLES[0]: database.dsn(using), "FAIRQ_APP": APP}
-    before = {name: os.environ.get(name) for name in chosen}
+    before = dict(os.environ)
     os.environ.update(chosen)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
