@@ -8,13 +8,13 @@ go on. A check that the role has no right to make says so and is none of the wro
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from typing import Literal
 
 import click
@@ -57,16 +57,7 @@ class Finding:
     check: str = ""
 
 
-def ok(text: str, remedy: str | None = None) -> Finding:
-    return Finding("ok", text, remedy)
-
-
-def look(text: str, remedy: str) -> Finding:
-    return Finding("look", text, remedy)
-
-
-def wrong(text: str, remedy: str | None) -> Finding:
-    return Finding("wrong", text, remedy)
+ok, look, wrong = partial(Finding, "ok"), partial(Finding, "look"), partial(Finding, "wrong")
 
 
 @command(
@@ -122,7 +113,7 @@ def _sum(found: list[Finding]) -> str:
 def examine(dsn: str, max_wait: timedelta | None) -> Iterator[Finding]:
     """All checks, in the order in which their answers make sense."""
     # Two checks want it, and it reads every live task.
-    stands = functools.cache(lambda: queries.check_queues(conn))
+    stands = cache(lambda: queries.check_queues(conn))
     # Those with a star look into the schema.
     checks: dict[str, Callable[[], Finding]] = {
         "connection": lambda: judge_connection(queries.check_session(conn), dsn, conn.info.backend_pid),

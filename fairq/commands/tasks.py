@@ -94,7 +94,12 @@ def enqueue(
             raise click.UsageError(
                 "Whose task is it? fairq enqueue GROUP [PAYLOAD], or fairq enqueue --from FILE."
             )
-        _enqueue_one(group, payload, options)
+        text = sys.stdin.read() if payload == "-" else payload
+        value = {} if text is None else json_value(text, "The payload")
+        with session() as conn, conn.transaction():
+            task_id = client.enqueue(conn, group, value, **options)
+        answer = {"id": task_id, "group_key": group, "queue": options["queue"], "kind": options["kind"]}
+        show(answer, str(task_id))
         return
     keys = {name: options.pop(name) for name in ("idempotency_key", "concurrency_key", "unique")}
     if payload is not None or any(keys.values()):
@@ -104,15 +109,6 @@ def enqueue(
     text = f"{count(done['created'], 'task')} of {count(done['groups'], 'group')}"
     text += f": {done['first_id']} to {done['last_id']}."
     show(done, text if done["created"] else "No lines, no tasks.")
-
-
-def _enqueue_one(group: str, payload: str | None, options: dict[str, Any]) -> None:
-    text = sys.stdin.read() if payload == "-" else payload
-    value = {} if text is None else json_value(text, "The payload")
-    with session() as conn, conn.transaction():
-        task_id = client.enqueue(conn, group, value, **options)
-    answer = {"id": task_id, "group_key": group, "queue": options["queue"], "kind": options["kind"]}
-    show(answer, str(task_id))
 
 
 def json_value(text: str, what: str) -> Any:
