@@ -53,12 +53,11 @@ def top(queue: str | None, interval: float, looks: int | None) -> None:
                 break
 
 
-Draw = Callable[[Snapshot, Snapshot | None], None]
 Wait = Callable[[float], bool]
 
 
 @contextlib.contextmanager
-def _screen() -> Iterator[tuple[Draw, Wait]]:
+def _screen() -> Iterator[tuple[Callable[[Snapshot, Snapshot | None], None], Wait]]:
     """How to draw a snapshot, and how to wait: true when the one who watches has seen enough."""
     out = console()
     if wants_json():
@@ -94,10 +93,9 @@ def _keys() -> Iterator[Wait]:
     def wait(seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if select.select([terminal], [], [], left)[0]:
-                key = os.read(terminal, 1)
-                if key in (b"q", b"Q", b"\x04", b""):
-                    return True
+            pressed = select.select([terminal], [], [], left)[0]
+            if pressed and os.read(terminal, 1) in (b"q", b"Q", b"\x04", b""):
+                return True
         return False
 
     try:
