@@ -288,6 +288,7 @@ declare
   v_settled record;
   v_news fairq.news[] := p_news;
   v_users_configured text[];
+  v_reweighted text[];
   v_recalled record;
   v_lanes fairq.lanes[];
   v_ready fairq.placed[] := array[]::fairq.placed[];
@@ -304,14 +305,15 @@ begin
       select fairq._line(n.group_key, n.user_key, true) from unnest(p_news) n where n.configured and n.user_key is not null
     );
   end if;
-  select s.o_tick, s.o_lanes, array[]::fairq.lanes[] as o_users, array[]::text[] as o_disturbed into v_settled
+  select s.o_tick, s.o_lanes, array[]::fairq.lanes[] as o_users, array[]::text[] as o_disturbed, s.o_reweighted into v_settled
   from fairq._settle_lanes(p_tick, p_queue, v_news, p_now, p_cancelled is not null) s;
+  v_reweighted := v_settled.o_reweighted;
   if p_tick.users then
     select s.* into v_settled from fairq._settle_users(v_settled.o_tick, p_queue, v_settled.o_lanes, p_news, p_now) s;
   end if;
   select r.* into v_recalled
   from fairq._recall(v_settled.o_tick, p_queue, v_settled.o_lanes, v_news, p_cancelled, p_now, v_settled.o_users, v_settled.o_disturbed,
-    v_users_configured) r;
+    v_users_configured, v_reweighted, v_settled.o_reweighted) r;
   o_tick := v_recalled.o_tick;
   v_lanes := v_recalled.o_lanes;
   if p_cancelled is not null then

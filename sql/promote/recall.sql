@@ -10,7 +10,7 @@
 -- Cost: the ready set, from the clock on, and only when there is something to recall.
 create function fairq._recall(
   p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_news fairq.news[], p_cancelled bigint[], p_now timestamptz, p_users fairq.lanes[],
-  p_disturbed text[], p_users_configured text[], out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[]
+  p_disturbed text[], p_users_configured text[], p_reweighted text[], p_users_reweighted text[], out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -42,10 +42,10 @@ begin
   where l.finish > p_tick.clock
     and (w.is_whole or (l.inside is not distinct from null and (-(l.cursors[1]).priority, (l.cursors[1]).sequence) < (-l.last_priority, l.last_sequence)));
   if v_groups is not null then
-    v_recalled := fairq._recall_groups(p_tick, p_lanes, v_groups, v_before, p_now);
+    v_recalled := fairq._recall_groups(p_tick, p_lanes, v_groups, v_before, p_reweighted, p_now);
     p_lanes := v_recalled.o_lanes;
     if v_recalled.o_back is not null then
-      v_recalled := fairq._recall_users(p_tick, p_queue, p_lanes, p_users, v_recalled.o_back, p_now);
+      v_recalled := fairq._recall_users(p_tick, p_queue, p_lanes, p_users, v_recalled.o_back, p_users_reweighted, p_now);
       o_tick := v_recalled.o_tick;
       p_lanes := v_recalled.o_lanes;
       o_users := v_recalled.o_users;
@@ -63,7 +63,7 @@ $$;
 
 -- Takes ready tasks of groups out of the order again.
 create function fairq._recall_groups(
-  p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_now timestamptz, out o_lanes fairq.lanes[], out o_back fairq.placed[]
+  p_tick fairq.ticks, p_lanes fairq.lanes[], p_groups text[], p_before fairq.cursor[], p_reweighted text[], p_now timestamptz, out o_lanes fairq.lanes[], out o_back fairq.placed[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
@@ -105,7 +105,8 @@ begin
     (select array_agg(b.id) filter (where b.keyed_at is not null) from back b), coalesce(array_agg(
     case
       when f.group_key is null then l
-      else fairq._take_back(l, f.block, f.position, f.tasks, f.counted, f.charge, f.reserved, f.cursors, p_tick.touched, p_now)
+      else fairq._take_back(l, f.block, f.position, f.tasks, f.counted, f.charge, f.reserved, f.cursors, p_tick.touched,
+        l.group_key = any(p_reweighted), p_now)
     end), '{}')
   into v_ctids, o_back, v_keyed, o_lanes
   from unnest(p_lanes) l
@@ -130,18 +131,22 @@ $$;
 
 -- A lane without tasks that were ready: it goes back to the earliest address of theirs, and they give back what they were charged. p_counted of them had a
 -- place. None started, so none is charged to a rate.
+-- Pops may have gone past some of them, which somebody else had locked at that moment, and have taken what lay behind: those turns are not given out again, or the
+-- group would have them twice. Unless its weight has changed (p_reweighted): then the lengths of its steps no longer tell.
 create function fairq._take_back(
   p_lane fairq.lanes, p_block bigint, p_position bigint, p_tasks integer, p_counted integer, p_charge double precision, p_reserved double precision,
-  p_cursors fairq.cursor[], p_touched bigint, p_now timestamptz
+  p_cursors fairq.cursor[], p_touched bigint, p_reweighted boolean, p_now timestamptz
 ) returns fairq.lanes
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 declare
   v_due bigint := p_block;
   v_allowance fairq.allowance;
 begin
-  if p_lane.pace is distinct from null then
+  if p_lane.pace is distinct from null or p_reweighted is not true then
     -- Where the lane stands without these tasks. Each step was rounded up, by less than a unit.
     v_due := p_lane.finish - p_tasks - least(fairq._round() * p_charge / p_lane.weight, 4e18)::bigint;
+  end if;
+  if p_lane.pace is distinct from null then
     p_lane.pace.last_block := p_block - 1;
     p_lane.pace.credit := (p_lane.pace).credit + greatest(0, p_block - v_due);
     p_lane.pace.reserved := (p_lane.pace).reserved - p_reserved;

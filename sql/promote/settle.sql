@@ -1,11 +1,12 @@
 -- The lanes that news came for, as they are after it. From here on they live in o_lanes only, until admission writes their next versions. One that
 -- stays as it is, as that of a tenant who adds to a long line, is left alone, unless p_all: nothing of it has to be looked at, or written.
 -- Lanes of users as well: then p_tick is of their queue, and has no clock. Where a user comes in is not decided yet: who was idle, or held back, has the
--- position -1.
+-- position -1. o_reweighted: those whose weight has changed, see _line.
 -- Locks: lanes, rows it replaces; the caller holds the domain.
 -- Cost: one step in lanes_pkey and one in groups per group that rang.
 create function fairq._settle_lanes(
-  p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_now timestamptz, p_all boolean, out o_tick fairq.ticks, out o_lanes fairq.lanes[]
+  p_tick fairq.ticks, p_queue fairq.queues, p_news fairq.news[], p_now timestamptz, p_all boolean, out o_tick fairq.ticks, out o_lanes fairq.lanes[],
+  out o_reweighted text[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -182,8 +183,9 @@ begin
       or (-((t.lane).cursors[1]).priority, ((t.lane).cursors[1]).sequence) < (-(t.lane).last_priority, (t.lane).last_sequence)
   )
   select max(t.number), max(t.newcomer_position), coalesce(array_agg(t.lane), '{}'), array_agg(t.replaces) filter (where t.replaces is not null),
-    bool_or(t.replaces is null and fairq._counts((t.lane).policy))
-  into v_lane_count, v_newcomer_position, o_lanes, v_replaced, v_is_new
+    bool_or(t.replaces is null and fairq._counts((t.lane).policy)),
+    array_agg(fairq._line((t.lane).group_key, (t.lane).user_key, v_of_users)) filter (where (t.stored).weight <> (t.lane).weight)
+  into v_lane_count, v_newcomer_position, o_lanes, v_replaced, v_is_new, o_reweighted
   from changed t;
   if v_is_new then
     o_lanes := fairq._doubt_counts(p_tick, p_queue.queue, o_lanes);

@@ -30,7 +30,7 @@ $$;
 -- Cost: a few index steps per user that rang.
 create function fairq._settle_users(
   p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_news fairq.news[], p_now timestamptz,
-  out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[], out o_disturbed text[]
+  out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[], out o_disturbed text[], out o_reweighted text[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
@@ -84,7 +84,7 @@ begin
     full join told_of_group b on b.group_key = n.group_key and b.user_key = n.user_key
   ),
   settled as materialized (
-    select s.o_tick, s.o_lanes
+    select s.o_tick, s.o_lanes, s.o_reweighted
     from (
       -- Somebody new is expected to take as long as the others of the group.
       select array_agg((n.group_key, n.freed, n.failures, n.succeeded, n.keyed, n.configured, n.first_sequence, n.heard, null, n.charged, n.correction, n.ran,
@@ -118,8 +118,8 @@ begin
         left join told u on (u.lane).group_key = i.group_key
         group by i.group_key, i.inside, i.is_new
       ) n on n.group_key = l.group_key
-    )
-  into p_tick.lane_count, o_users, o_disturbed, o_lanes
+    ), s.o_reweighted
+  into p_tick.lane_count, o_users, o_disturbed, o_lanes, o_reweighted
   from settled s;
   o_tick := p_tick;
   o_lanes := coalesce(o_lanes, '{}');
@@ -392,7 +392,7 @@ $$;
 -- What they were charged is given back, as in _recall_groups.
 -- Locks: lanes, rows it replaces. Cost: a few index steps per user that had tasks ready.
 create function fairq._recall_users(
-  p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_users fairq.lanes[], p_back fairq.placed[], p_now timestamptz,
+  p_tick fairq.ticks, p_queue fairq.queues, p_lanes fairq.lanes[], p_users fairq.lanes[], p_back fairq.placed[], p_reweighted text[], p_now timestamptz,
   out o_tick fairq.ticks, out o_lanes fairq.lanes[], out o_users fairq.lanes[]
 )
 language plpgsql set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
@@ -412,6 +412,7 @@ begin
     v_settled := fairq._settle_users(p_tick, p_queue, p_lanes, v_others, p_now);
     o_tick := v_settled.o_tick;
     p_users := p_users || v_settled.o_users;
+    p_reweighted := p_reweighted || v_settled.o_reweighted;
   end if;
   with back as materialized (
     -- Of what was ready before there was an order inside nothing was charged there.
@@ -434,7 +435,8 @@ begin
   select array_agg(
     case
       when f.group_key is null then u
-      else fairq._take_back(u, f.block, fairq._lane_position(u.lane_no), f.tasks, f.counted, f.charge, f.charge, f.cursors, p_tick.touched, p_now)
+      else fairq._take_back(u, f.block, fairq._lane_position(u.lane_no), f.tasks, f.counted, f.charge, f.charge, f.cursors, p_tick.touched,
+        fairq._line(u.group_key, u.user_key, true) = any(p_reweighted), p_now)
     end),
     (
       -- Somebody who came back meanwhile may stand before them.

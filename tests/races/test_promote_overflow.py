@@ -28,12 +28,14 @@ from tests.support.calls import (
     Held,
     call,
     create_each,
+    create_many,
     drain,
     finish,
     in_flight,
     pop,
     promote,
     register,
+    release,
     states,
 )
 from tests.support.database import Database
@@ -409,4 +411,27 @@ def test_hundreds_of_open_transactions_are_each_heard_once(database: Database, o
             app.commit()
             promote(observer)
     assert sorted(drain(observer, worker)) == sorted(created)
+    assert_consistent(observer)
+
+
+@pytest.mark.usefixtures("one_shard")
+@pytest.mark.parametrize("of", ["group_key", "user_key"])
+def test_turns_that_others_took_meanwhile_are_not_given_out_again(database: Database, of: str) -> None:
+    """I4, I14: a pop goes past a task that somebody has just locked; then one before both comes back."""
+    observer = database.connect(autocommit=True)
+    bob, alice = (
+        create_many(observer, name if of == "group_key" else "g", 10, user_keys=[name] * 10)
+        for name in ("bob", "alice")
+    )
+    worker = register(observer)
+    first = pop(observer, worker, 2)
+    assert first == [bob[0], alice[0]]
+    promote(observer)
+    locking = database.connect()
+    locking.execute("select from fairq.ready where id = %s for update", [bob[1]])
+    assert pop(observer, worker, 3) == [alice[1], bob[2], alice[2]]
+    locking.rollback()
+    assert release(observer, worker, first[:1]) == [bob[0]]
+    rest = [held.user_key for held in pop(observer, worker, 20)]
+    assert rest == ["bob", *["bob", "alice"] * 7, "bob"]
     assert_consistent(observer)
