@@ -21,12 +21,42 @@ from tests.support.processes import ROOT, is_alive, program, read_json
 from tests.support.sessions import wait_until
 
 
+def check_plans(out: Path) -> None:
+    """They are kept, and tell who got what."""
+    plans = {path.name: path.read_text() for path in (out.parent / "plans" / "out").iterdir()}
+    assert "WindowAgg" in plans["window-300-tasks-10-groups.txt"]
+    assert "ready_order_idx" in plans["fairq-pop-300-tasks-10-groups.txt"] or "auto_explain" in str(plans)
+
+    values = gather(map(json.loads, out.read_text().splitlines()))
+    got = {key.what: subjects for key, subjects in values.of("explain").items() if "got" in key.what}
+    for subject in ("fifo", "block id", "fairq pop"):
+        assert got["got by ten workers"][subject] == {0: 150}
+        assert got["got by the worker with least"][subject] == {0: 15}
+        assert got["got by more than one"][subject] == {0: 0}
+    visited = next(iter(values.of("explain", "rows visited").values()))
+    # Of each task an entry of the order and its body, and no more of others than that makes.
+    assert visited["fairq pop"][0] < 2 * 15 + 15 < 300 <= visited["window"][0]
+
+
+def check_shares(out: Path) -> None:
+    """What is settled is shared evenly. And the clock of the simulated seconds is the engine's: without, both
+    would share by count.
+    """
+    values = gather(map(json.loads, out.read_text().splitlines()))
+    for subjects in values.of("settled_cost").values():
+        assert subjects["fairq, settled"][0] < 0.1 < 0.5 < subjects["by count"][0]
+
+
+CHECKS = {"explain": check_plans, "settled_cost": check_shares}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_benchmark_runs_and_is_reported(name: str, empty_database: Database, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
+    command = ["explain"] if name == "explain" else ["run", name]
     ran = CliRunner().invoke(
         main,
-        ["run", name, "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out), "--draft"],
+        [*command, "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out), "--draft"],
         catch_exceptions=False,
     )
     assert ran.exit_code == 0
@@ -47,6 +77,8 @@ def test_benchmark_runs_and_is_reported(name: str, empty_database: Database, tmp
         if picture[0] == name:
             assert f"(bench-{picture[1]}.png)" in text
             assert (tmp_path / f"bench-{picture[1]}.png").stat().st_size > 10_000
+    if name in CHECKS:
+        CHECKS[name](out)
 
 
 def test_one_that_fails_does_not_stop_the_others(
@@ -63,35 +95,6 @@ def test_one_that_fails_does_not_stop_the_others(
     assert "out of luck" in ran.output
     assert "failed: cycle" in ran.output
     assert '"generated_call"' in out.read_text()
-
-
-def test_explain_keeps_the_plans_and_tells_who_got_what(empty_database: Database, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    arguments = ["explain", "--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out), "--draft"]
-    assert CliRunner().invoke(main, arguments, catch_exceptions=False).exit_code == 0
-    plans = {path.name: path.read_text() for path in (tmp_path / "plans" / "out").iterdir()}
-    assert "WindowAgg" in plans["window-300-tasks-10-groups.txt"]
-    assert "ready_order_idx" in plans["fairq-pop-300-tasks-10-groups.txt"] or "auto_explain" in str(plans)
-
-    values = gather(map(json.loads, out.read_text().splitlines()))
-    got = {key.what: subjects for key, subjects in values.of("explain").items() if "got" in key.what}
-    for subject in ("fifo", "block id", "fairq pop"):
-        assert got["got by ten workers"][subject] == {0: 150}
-        assert got["got by the worker with least"][subject] == {0: 15}
-        assert got["got by more than one"][subject] == {0: 0}
-    visited = next(iter(values.of("explain", "rows visited").values()))
-    # Of each task an entry of the order and its body, and no more of others than that makes.
-    assert visited["fairq pop"][0] < 2 * 15 + 15 < 300 <= visited["window"][0]
-
-
-def test_what_is_settled_is_shared_evenly(empty_database: Database, tmp_path: Path) -> None:
-    """And the clock of the simulated seconds is the engine's: without, both would share by count."""
-    out = tmp_path / "out.jsonl"
-    arguments = ["--scale", "tiny", "--dsn", empty_database.dsn, "--out", str(out), "--draft"]
-    assert CliRunner().invoke(main, ["run", "settled_cost", *arguments]).exit_code == 0
-    values = gather(map(json.loads, out.read_text().splitlines()))
-    for subjects in values.of("settled_cost").values():
-        assert subjects["fairq, settled"][0] < 0.1 < 0.5 < subjects["by count"][0]
 
 
 def test_a_report_takes_each_benchmark_from_the_newest_file(tmp_path: Path) -> None:
