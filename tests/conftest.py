@@ -222,7 +222,8 @@ def database(
         create_database(server, name, template)
         kept.append(KeptDatabase(server, name, logins, preparation))
     database = kept.pop()
-    yield database
+    with database.lends():
+        yield database
     database.close()
     if database.is_as_new():
         kept.append(database)

@@ -1,4 +1,7 @@
-"""One database for all tests of a module here: they commit, each under group keys of its own."""
+"""One database for all tests of a module here: they commit, each under group keys of its own.
+
+Connections of psycopg, whoever makes them, are new for each test; the sessions behind them need not be.
+"""
 
 import uuid
 from collections.abc import Iterator
@@ -9,6 +12,7 @@ import pytest
 
 from tests.api.kinds import KINDS, Opened
 from tests.support.database import Database
+from tests.support.kept import KEEPS, KeptDatabase
 from tests.support.server import TestServer, create_database, drop_database
 
 
@@ -16,6 +20,13 @@ from tests.support.server import TestServer, create_database, drop_database
 def shared(server: TestServer, template: str, logins: dict[str, str]) -> Iterator[Database]:
     name = f"fairq_test_{server.run_id}_{uuid.uuid4().hex[:8]}"
     create_database(server, name, template)
+    if KEEPS:
+        kept = KeptDatabase(server, name, logins)
+        with kept.lends():
+            yield kept
+        kept.close()
+        kept.drop(server)
+        return
     database = Database(name, server.dsn(name), logins)
     yield database
     database.close()

@@ -1,5 +1,6 @@
 """A database that a test had is as new for the next one, or is not used again."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,33 @@ def test_rows_numbers_and_sessions_begin_anew(kept: KeptDatabase, monkeypatch: p
     # Promotion trusts what is written there, and does not start anew.
     assert one(conn, "select count(*) from fairq._tick(0, 'default')") == 1
     assert create_many(conn, "bob", 1) == [1]
+
+
+def test_who_connects_anew_has_a_session_that_was_closed(kept: KeptDatabase) -> None:
+    """In a new object, and as if it were new; under another name, as another user, it is another one."""
+    shown = "select pg_backend_pid(), current_setting('application_name'), current_setting('lock_timeout')"
+
+    async def of_an_application() -> tuple[Any, ...] | None:
+        async with await psycopg.AsyncConnection.connect(kept.dsn, application_name="shop") as conn:
+            return await (await conn.execute(shown)).fetchone()
+
+    with kept.lends():
+        with psycopg.connect(kept.dsn, application_name="shop") as first:
+            pid = first.info.backend_pid
+            run(first, "set lock_timeout = '1s'")
+            run(first, "set application_name = 'mine'")
+        assert first.closed
+        waiting = "select application_name from pg_stat_activity where pid = %s"
+        assert run(kept.keeper, waiting, pid) == [("",)]
+        assert asyncio.run(of_an_application()) == (pid, "shop", "0")
+        with psycopg.connect(kept.dsn) as other, psycopg.connect(kept.dsn_as("fairq_work")) as role:
+            assert pid not in (other.info.backend_pid, role.info.backend_pid)
+        run(kept.keeper, "select pg_terminate_backend(%s, 5000)", pid)
+        with psycopg.connect(kept.dsn, application_name="shop") as new:
+            assert new.info.backend_pid != pid
+            new.execute("select 1 / 1")
+    kept.close()
+    assert kept.is_as_new()
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,24 @@
 
 To make and drop a database, and to compile and plan the engine's functions in new sessions, takes longer than
 most tests. So when a test is over its rows are deleted and the first ones put back; sequences and sessions
-begin anew. A database whose catalogue or statistics changed, that grew, or that somebody else still has a
-session in, is dropped. FAIRQ_TEST_KEPT=0 drops all of them.
+begin anew; so do those that a command or a worker in the process of the tests has closed. A database whose
+catalogue or statistics changed, that grew, or that somebody else still has a session in, is dropped.
+FAIRQ_TEST_KEPT=0 drops all of them.
 """
 
 import itertools
 import os
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import pq
+import pytest
+from psycopg import BaseConnection, pq
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn
 from psycopg.sql import Literal
@@ -24,13 +30,14 @@ from tests.support.server import TestServer, drop_database
 from tests.support.sessions import POLL_SECONDS
 
 # Plans, statistics, migrations, faults and arbitrary statements have new databases.
-FOLDERS = tuple(f"tests/{name}/" for name in ("cli", "policies", "races", "sql", "web", "worker"))
+FOLDERS = tuple(f"tests/{name}/" for name in ("api", "cli", "policies", "races", "sql", "web", "worker"))
 KEEPS = os.environ.get("FAIRQ_TEST_KEPT", "1") != "0" and not MANAGED and not ON_CITUS
 
 # What a session begins with. What psycopg prepared goes with the object that knew of it.
+# Nobody counts those that wait among the sessions of a worker.
 ANEW = (
     b"rollback; reset session authorization; reset all; close all; unlisten *; deallocate all;"
-    b" discard temp; discard sequences; select pg_advisory_unlock_all()"
+    b" discard temp; discard sequences; set application_name = ''; select pg_advisory_unlock_all()"
 )
 
 # Whatever is created, altered, dropped or analyzed leaves a newer row in one of these, or one row less.
@@ -64,6 +71,8 @@ MOST_SESSIONS = 16
 # What a closed connection has.
 GONE: PGconn = pq.PGconn.connect(b"host=/nowhere")
 
+Key = tuple[str, str]
+
 
 class KeptDatabase(Database):
     """A database for one test after the other; `is_as_new`, between them, puts it back, or says it cannot."""
@@ -73,8 +82,8 @@ class KeptDatabase(Database):
     ) -> None:
         super().__init__(name, server.dsn(name), logins)
         prepare(self, preparation)
-        self.idle: dict[tuple[str, str], list[PGconn]] = defaultdict(list)
-        self.given: list[tuple[tuple[str, str], psycopg.Connection[Any]]] = []
+        self.idle: dict[Key, list[PGconn]] = defaultdict(list)
+        self.given: WeakKeyDictionary[BaseConnection[Any], Key] = WeakKeyDictionary()
         self.keeper = psycopg.connect(self.dsn, autocommit=True, application_name="keeper")
         self.empty, self.fill = self._restoring()
         newest = [NEWEST.format(name) for (name,) in self.keeper.execute(CATALOGUES).fetchall()]
@@ -86,24 +95,69 @@ class KeptDatabase(Database):
         if kwargs:
             return super().open(dsn, autocommit=autocommit, **kwargs)
         key = (dsn, os.environ.get("PGOPTIONS", ""))
-        if self.idle[key]:
-            conn: psycopg.Connection[Any] = psycopg.Connection(self.idle[key].pop(0))
+        if session := self._take(key):
+            conn: psycopg.Connection[Any] = psycopg.Connection(session)
             conn.autocommit = autocommit
         else:
             conn = psycopg.connect(dsn, autocommit=autocommit)
-        self.given.append((key, conn))
+        self.given[conn] = key
+        self.connections.append(conn)
         return conn
 
     def close(self) -> None:
-        """Takes back what was given, in that order: the first session of a test knows most."""
+        """Takes back what was given, the last one first: the first session of a test knows most."""
+        for conn in reversed(self.connections):
+            self._take_back(conn)
         super().close()
-        for key, conn in reversed(self.given):
-            session, conn.pgconn = conn.pgconn, GONE
-            if sum(map(len, self.idle.values())) < MOST_SESSIONS and begins_anew(session):
-                self.idle[key].insert(0, session)
-            else:
-                session.finish()
-        self.given.clear()
+        self.connections.clear()
+
+    @contextmanager
+    def lends(self) -> Iterator[None]:
+        """Meanwhile whoever connects to it by psycopg gets an idle session, and closing gives it back."""
+        opened = vars(BaseConnection)["_connect_gen"].__func__
+        close, close_async = psycopg.Connection.close, psycopg.AsyncConnection.close
+
+        def connect(cls: Any, conninfo: str = "") -> Any:
+            key = (conninfo, os.environ.get("PGOPTIONS", ""))
+            if conninfo_to_dict(conninfo).get("dbname") != self.name:
+                return (yield from opened(cls, conninfo))
+            session = self._take(key)
+            conn = cls(session) if session else (yield from opened(cls, conninfo))
+            self.given[conn] = key
+            return conn
+
+        def close_sync(conn: psycopg.Connection[Any]) -> None:
+            if conn.closed or not self._take_back(conn):
+                close(conn)
+
+        async def close_it(conn: psycopg.AsyncConnection[Any]) -> None:
+            if conn.closed or not self._take_back(conn):
+                await close_async(conn)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BaseConnection, "_connect_gen", classmethod(connect))
+            patch.setattr(psycopg.Connection, "close", close_sync)
+            patch.setattr(psycopg.AsyncConnection, "close", close_it)
+            yield
+
+    def _take(self, key: Key) -> PGconn | None:
+        while self.idle[key]:
+            session = self.idle[key].pop(0)
+            if session.exec_(b"reset application_name").status == ExecStatus.COMMAND_OK:
+                return session
+            session.finish()
+        return None
+
+    def _take_back(self, conn: BaseConnection[Any]) -> bool:
+        # A pool asks for its own back.
+        if getattr(conn, "_pool", None) or (key := self.given.pop(conn, None)) is None:
+            return False
+        session, conn.pgconn, conn._closed = conn.pgconn, GONE, True
+        if sum(map(len, self.idle.values())) < MOST_SESSIONS and begins_anew(session):
+            self.idle[key].insert(0, session)
+        else:
+            session.finish()
+        return True
 
     def is_as_new(self) -> bool:
         try:
