@@ -48,13 +48,14 @@ where c.relnamespace = 'pg_catalog'::regnamespace and c.relkind = 'r'
 """
 # A frozen row is older than any transaction.
 NEWEST = (
-    "(select array[count(*), max(greatest(pg_current_xact_id()::text::bigint - age(c.xmin), 0))] from {} c)"
+    "(select array[count(*), greatest(pg_current_xact_id()::text::bigint - min(age(c.xmin)), 0)] from {} c)"
 )
 OTHER_STATE = """
 (select array[1, c.xmin::text::bigint] from pg_database c where c.datname = current_database()),
 (select array[sum(c.relpages), sum(c.reltuples)::bigint] from pg_class c where c.oid >= 16384)
 """
-SIZE = "select sum(pg_relation_size(c.oid)) from pg_class c where c.oid >= 16384 and c.relkind in ('r', 'i')"
+# Indexes grow with their tables.
+SIZE = "select sum(pg_relation_size(c.oid)) from pg_class c where c.oid >= 16384 and c.relkind = 'r'"
 OTHERS = """
 select count(*) from pg_stat_activity a where a.datname = current_database() and a.pid <> all(%s)
 """
