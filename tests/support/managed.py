@@ -34,8 +34,8 @@ LEFT_OUT = {
     "tests/races/test_moving_storm.py": "grants pg_signal_backend",
     "tests/races/test_storm.py": "grants pg_signal_backend",
     "tests/worker/test_pooler.py": "has a PgBouncer of its own",
-    "tests/worker/test_run.py::test_arun_cancelled_twice": "looks at what others' sessions wait for",
-    "tests/worker/test_run.py::test_statements_are_prepared": "ends others' sessions",
+    "tests/worker/test_stopping.py::test_arun_cancelled_twice": "looks at what others' sessions wait for",
+    "tests/worker/test_life.py::test_statements_are_prepared": "ends others' sessions",
     "tests/worker/test_outages.py": "has a server of its own, or stops others' sessions",
 }
 # What is about sessions: as the same role, on connections of its own.
@@ -58,8 +58,8 @@ DIRECT = {
     "tests/sql/test_retry_task.py::test_an_open_transaction_that_retries": "a clock for each session",
     "tests/worker/test_processes.py::test_it_says_its_limits": "listens",
     "tests/worker/test_processes.py::test_no_password_is": "listens",
-    "tests/worker/test_run.py::test_a_burst_of_notices": "listens",
-    "tests/worker/test_run.py::test_a_worker_has_three": "counts sessions",
+    "tests/worker/test_waking.py::test_a_burst_of_notices": "listens",
+    "tests/worker/test_life.py::test_a_worker_has_three": "counts sessions",
 }
 PATIENCE_SECONDS = 120
 
