@@ -35,7 +35,6 @@ from fairq.options import (
     sent,
 )
 from fairq.queries import client as queries
-from fairq.queries import inspection
 
 __all__ = ["cancel", "cancel_many", "enqueue", "enqueue_many", "explain", "get", "retry", "retry_many"]
 __all__ += ["Explanation", "Item", "TaskInfo", "create_call", "create_many_call", "traced"]
@@ -71,8 +70,8 @@ def enqueue_many(
     return traced(lambda given: create_many_call(items, given), options)
 
 
-TaskInfo: TypeAlias = inspection.GetTaskRow
-Explanation: TypeAlias = inspection.ExplainTaskRow
+TaskInfo: TypeAlias = queries.GetTaskRow
+Explanation: TypeAlias = queries.ExplainTaskRow
 
 
 @on_connection
@@ -80,13 +79,13 @@ def get(id: int) -> Call[TaskInfo]:
     """What is known of a task, live or ended, but for its payload and result; `state` is its state, or its
     outcome. Raises NoSuchTask. Needs the rights of `fairq_observe`, or of workers.
     """
-    return inspection.get_task.call(id=check_id(id)).then(lambda row: _there(id, row))
+    return queries.get_task.call(id=check_id(id)).then(lambda row: _there(id, row))
 
 
 @on_connection
 def explain(id: int) -> Call[Explanation]:
     """Why a task waits, as the engine sees it. Raises NoSuchTask. Rights as for `get`."""
-    return inspection.explain_task.call(id=check_id(id)).then(lambda row: _there(id, row))
+    return queries.explain_task.call(id=check_id(id)).then(lambda row: _there(id, row))
 
 
 def _there(id: int, row: T | None) -> T:

@@ -15,7 +15,7 @@ from fairq.cli import command
 from fairq.commands.common import Connection, clean, ident, plain, rows, server_time, session, show, span
 from fairq.errors import NoSuchTask
 from fairq.outcome import told
-from fairq.queries import inspection
+from fairq.queries import client, inspection
 
 # No payloads, no headers, no results; errors and notes where the role may read them.
 TASK = """
@@ -65,7 +65,7 @@ def explain(task_id: int) -> None:
 
 def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
     with conn.transaction():
-        row = inspection.explain_task(conn, id=task_id)
+        row = client.explain_task(conn, id=task_id)
         if row is None:
             raise NoSuchTask(task_id)
         may = inspection.may_read_errors(conn)

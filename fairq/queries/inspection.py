@@ -11,35 +11,6 @@ from fairq.queries import models
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ExplainTaskRow:
-    task_id: int
-    state: str
-    reason: str
-    ahead_in_group: int | None
-    ahead: int | None
-    next_look_at: datetime.datetime | None
-    worker_id: int | None
-    attempt: int
-    max_attempts: int
-
-
-@driver.Statement[ExplainTaskRow | None](
-    "one",
-    """-- name: ExplainTask :one
-select e.task_id, e.state, e.reason, e.ahead_in_group, e.ahead, e.next_look_at, e.worker_id, e.attempt, e.max_attempts
-from fairq.explain_task(p_id => $1::bigint)
-  as e(task_id, state, reason, ahead_in_group, ahead, next_look_at, worker_id, attempt, max_attempts)""",
-    driver.row(ExplainTaskRow),
-)
-def explain_task(
-    *,
-    id: int,
-) -> driver.Params:
-    """Why a task is not running, and how much comes before it."""
-    return (driver.Int8(id),)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class ReadWaitsRow:
     id: int
     runnable_at: datetime.datetime
@@ -106,51 +77,6 @@ def read_waits(
     the group back now, beside its turn.
     """
     return (driver.Typed(ids, 1016),)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GetTaskRow:
-    id: int
-    queue: str
-    group_key: str
-    kind: str
-    state: str
-    priority: int
-    cost: float
-    attempt: int
-    max_attempts: int
-    created_at: datetime.datetime
-    run_at: datetime.datetime
-    expires_at: datetime.datetime | None
-    started_at: datetime.datetime | None
-    finished_at: datetime.datetime | None
-    concurrency_key: str | None
-
-
-@driver.Statement[GetTaskRow | None](
-    "one",
-    """-- name: GetTask :one
-select t.id, t.queue, t.group_key, t.kind, l.state, t.priority, t.cost, l.attempt, t.max_attempts,
-  t.created_at, l.run_at, t.expires_at, l.started_at, null::timestamptz as finished_at, t.concurrency_key
-from fairq.tasks t
-join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id
-where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
-  and t.id = $1::bigint
-union all
-select f.id, f.queue, f.group_key, f.kind, f.outcome, f.priority, f.cost, f.attempt, f.max_attempts,
-  f.created_at, coalesce(f.run_at, f.created_at), f.expires_at, f.started_at, f.finished_at, f.concurrency_key
-from fairq.finished_tasks f
-where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
-  and f.id = $1::bigint
-limit 1""",
-    driver.row(GetTaskRow),
-)
-def get_task(
-    *,
-    id: int,
-) -> driver.Params:
-    """A task, live or ended; its state, or its outcome."""
-    return (driver.Int8(id),)
 
 
 @driver.Statement[list[models.FairqQueueStat]](

@@ -1,6 +1,7 @@
 -- What applications send, over any driver: fairq.client, fairq.results, fairq.testing, and some of the command line.
 -- A parameter that drivers spell differently (JSON, a time, an interval) comes as text and is cast once more; results are texts and
--- numbers for the same reason. So the same statement serves psycopg, asyncpg, SQLAlchemy and Django.
+-- numbers for the same reason; only who looks at a task gets times, as his driver reads them. So the same statement serves psycopg, asyncpg,
+-- SQLAlchemy and Django.
 
 -- name: Enqueue :one
 -- Creates a task in the caller's transaction and returns its id.
@@ -45,6 +46,30 @@ from fairq.create_tasks(
   p_costs => sqlc.narg(cost_each)::double precision[],
   p_user_keys => sqlc.narg(user_each)::text[]
 ) as c(id);
+
+-- name: GetTask :one
+-- A task, live or ended; its state, or its outcome.
+-- fairq: nullable expires_at, started_at, finished_at, concurrency_key
+select t.id, t.queue, t.group_key, t.kind, l.state, t.priority, t.cost, l.attempt, t.max_attempts,
+  t.created_at, l.run_at, t.expires_at, l.started_at, null::timestamptz as finished_at, t.concurrency_key
+from fairq.tasks t
+join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id
+where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
+  and t.id = sqlc.arg(id)::bigint
+union all
+select f.id, f.queue, f.group_key, f.kind, f.outcome, f.priority, f.cost, f.attempt, f.max_attempts,
+  f.created_at, coalesce(f.run_at, f.created_at), f.expires_at, f.started_at, f.finished_at, f.concurrency_key
+from fairq.finished_tasks f
+where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
+  and f.id = sqlc.arg(id)::bigint
+limit 1;
+
+-- name: ExplainTask :one
+-- Why a task is not running, and how much comes before it.
+-- fairq: nullable ahead_in_group, ahead, next_look_at, worker_id
+select e.task_id, e.state, e.reason, e.ahead_in_group, e.ahead, e.next_look_at, e.worker_id, e.attempt, e.max_attempts
+from fairq.explain_task(p_id => sqlc.arg(id)::bigint)
+  as e(task_id, state, reason, ahead_in_group, ahead, next_look_at, worker_id, attempt, max_attempts);
 
 -- name: Cancel :one
 -- Cancels a task when the transaction commits; false: it is not live.

@@ -1,10 +1,3 @@
--- name: ExplainTask :one
--- Why a task is not running, and how much comes before it.
--- fairq: nullable ahead_in_group, ahead, next_look_at, worker_id
-select e.task_id, e.state, e.reason, e.ahead_in_group, e.ahead, e.next_look_at, e.worker_id, e.attempt, e.max_attempts
-from fairq.explain_task(p_id => sqlc.arg(id)::bigint)
-  as e(task_id, state, reason, ahead_in_group, ahead, next_look_at, worker_id, attempt, max_attempts);
-
 -- name: ReadWaits :many
 -- How tasks that are held waited: since when, behind whom by the ledger of ten minutes at most (the three groups that used most meanwhile), and what holds
 -- the group back now, beside its turn.
@@ -54,23 +47,6 @@ left join lateral (
   cross join lateral fairq.explain_task(x.id) e
   where e.reason not like 'behind %'
 ) l on true;
-
--- name: GetTask :one
--- A task, live or ended; its state, or its outcome.
--- fairq: nullable expires_at, started_at, finished_at, concurrency_key
-select t.id, t.queue, t.group_key, t.kind, l.state, t.priority, t.cost, l.attempt, t.max_attempts,
-  t.created_at, l.run_at, t.expires_at, l.started_at, null::timestamptz as finished_at, t.concurrency_key
-from fairq.tasks t
-join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id
-where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
-  and t.id = sqlc.arg(id)::bigint
-union all
-select f.id, f.queue, f.group_key, f.kind, f.outcome, f.priority, f.cost, f.attempt, f.max_attempts,
-  f.created_at, coalesce(f.run_at, f.created_at), f.expires_at, f.started_at, f.finished_at, f.concurrency_key
-from fairq.finished_tasks f
-where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
-  and f.id = sqlc.arg(id)::bigint
-limit 1;
 
 -- name: QueueStats :many
 -- Live tasks per queue and state.
