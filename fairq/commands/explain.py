@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
 import click
 from rich.console import RenderableType
@@ -11,27 +12,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fairq import client
 from fairq.cli import command
 from fairq.commands.common import Connection, clean, ident, plain, rows, server_time, session, show, span
-from fairq.errors import NoSuchTask
 from fairq.outcome import told
-from fairq.queries import client, inspection
+from fairq.queries import inspection
 
-# No payloads, no headers, no results; errors and notes where the role may read them.
-TASK = """
-select t.queue, t.group_key, nullif(t.user_key, '') as user_key, t.kind,
-  t.priority, t.cost, t.created_at, coalesce(t.run_at, t.created_at) as run_at, t.expires_at, h.started_at,
-  null::timestamptz as finished_at, t.concurrency_key, null::jsonb as error
-from fairq.tasks t
-left join fairq.held h on h.shard_no = t.shard_no and h.id = t.id
-where t.shard_no = any(array(select fairq._shards(null))) and t.id = %(id)s
-union all
-select f.queue, f.group_key, f.user_key, f.kind,
-  f.priority, f.cost, f.created_at, coalesce(f.run_at, f.created_at) as run_at, f.expires_at, f.started_at,
-  f.finished_at, f.concurrency_key, {f.error}
+T = TypeVar("T")
+
+# Errors and notes where the role may read them.
+ERROR = """
+select {f.error} as error
 from fairq.finished_tasks f
 where f.shard_no = any(array(select fairq._shards(null))) and f.id = %(id)s
-limit 1
 """
 ATTEMPTS = """
 select a.attempt, a.outcome, a.worker_id, a.started_at, a.ended_at, {a.error} as error
@@ -65,17 +58,15 @@ def explain(task_id: int) -> None:
 
 def explanation(conn: Connection, task_id: int) -> dict[str, Any]:
     with conn.transaction():
-        row = client.explain_task(conn, id=task_id)
-        if row is None:
-            raise NoSuchTask(task_id)
+        parts = client.get(conn, task_id), client.explain(conn, task_id)
         may = inspection.may_read_errors(conn)
-        task, attempts, progress = (
+        error, attempts, progress = (
             rows(conn, re.sub(r"\{(.*?)\}", r"\1" if may else "null::jsonb", query), id=task_id)
-            for query in (TASK, ATTEMPTS, PROGRESS)
+            for query in (ERROR, ATTEMPTS, PROGRESS)
         )
-    answer: dict[str, Any] = {field: getattr(row, field) for field in row.__slots__}
-    answer |= next(iter(task), {})
-    return {**answer, "attempts": attempts, "progress": next(iter(progress), None), "shows_errors": may}
+    answer = {name: getattr(part, name) for part in parts for name in part.__slots__ if name != "id"}
+    answer |= {"error": error[0]["error"] if error else None, "shows_errors": may}
+    return {**answer, "attempts": attempts, "progress": next(iter(progress), None)}
 
 
 def told_attempts(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -102,22 +93,15 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
     head.append(": " if named else f" is {found['state']}: ")
     head.append(clean(reason))
     lines: dict[str, str] = {
-        "queue": found.get("queue") or "",
-        "group": found.get("group_key") or "",
-        "user": found.get("user_key") or "",
-        "kind": found.get("kind") or "",
+        **_facts(found, str),
         "ahead": _ahead(found),
-        "next look": ago(found.get("next_look_at")),
+        "next look": ago(found["next_look_at"]),
         "attempt": f"{found['attempt']} of {found['max_attempts']}",
-        "worker": str(found.get("worker_id") or ""),
-        "progress": _progress(found.get("progress")),
-        "priority": str(found["priority"]) if found.get("priority") else "",
-        "cost": f"{found['cost']:g}" if found.get("cost", 1) != 1 else "",
-        "concurrency key": found.get("concurrency_key") or "",
-        "created": ago(found.get("created_at")),
-        "expires": ago(found.get("expires_at")),
-        "started": ago(found.get("started_at")),
-        "ended": ago(found.get("finished_at")),
+        "worker": str(found["worker_id"] or ""),
+        "progress": _progress(found["progress"]),
+        "priority": str(found["priority"] or ""),
+        "cost": f"{found['cost']:g}" if found["cost"] != 1 else "",
+        **{name: ago(at) for name, at in _facts(found, datetime).items()},
     }
     facts = Table.grid(padding=(0, 2))
     for name, value in lines.items():
@@ -140,6 +124,16 @@ def _render(found: dict[str, Any], now: Any) -> list[RenderableType]:
     if attempts and not found["shows_errors"]:
         parts.append(Text("  (This role may not read errors; fairq_admin may.)", "dim"))
     return parts
+
+
+def _facts(found: dict[str, Any], kind: type[T]) -> dict[str, T]:
+    """What is known of a task and shown as it is, its texts or its times. The reason tells the others."""
+    names = {"group_key": "group", "user_key": "user", "finished_at": "ended"}
+    return {
+        names.get(name, name.removesuffix("_at").replace("_", " ")): found[name]
+        for name in client.TaskInfo.__slots__
+        if isinstance(found.get(name), kind) and name not in ("state", "run_at")
+    }
 
 
 def _ahead(found: dict[str, Any]) -> str:

@@ -49,15 +49,15 @@ from fairq.create_tasks(
 
 -- name: GetTask :one
 -- A task, live or ended; its state, or its outcome.
--- fairq: nullable expires_at, started_at, finished_at, concurrency_key
-select t.id, t.queue, t.group_key, t.kind, l.state, t.priority, t.cost, l.attempt, t.max_attempts,
+-- fairq: nullable user_key, expires_at, started_at, finished_at, concurrency_key
+select t.id, t.queue, t.group_key, l.user_key, t.kind, l.state, t.priority, t.cost, l.attempt, t.max_attempts,
   t.created_at, l.run_at, t.expires_at, l.started_at, null::timestamptz as finished_at, t.concurrency_key
 from fairq.tasks t
 join fairq.live_tasks l on l.shard_no = t.shard_no and l.id = t.id
 where t.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])
   and t.id = sqlc.arg(id)::bigint
 union all
-select f.id, f.queue, f.group_key, f.kind, f.outcome, f.priority, f.cost, f.attempt, f.max_attempts,
+select f.id, f.queue, f.group_key, f.user_key, f.kind, f.outcome, f.priority, f.cost, f.attempt, f.max_attempts,
   f.created_at, coalesce(f.run_at, f.created_at), f.expires_at, f.started_at, f.finished_at, f.concurrency_key
 from fairq.finished_tasks f
 where f.shard_no = any(array(select n.shard_no from fairq._shards(null) n(shard_no))::integer[])

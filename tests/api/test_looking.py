@@ -24,9 +24,10 @@ def test_a_task_is_seen_while_it_lives_and_afterwards(
     opened: Opened, observer: psycopg.Connection[Any], group: str
 ) -> None:
     run_at = datetime(2040, 1, 1, tzinfo=UTC)
-    id = fairq.enqueue(observer, group, {}, kind="parse", run_at=run_at, priority=3)
+    id = fairq.enqueue(observer, group, {}, kind="parse", run_at=run_at, priority=3, user="jane")
     live = opened.finish(fairq.get(opened.conn, id))
     assert (live.id, live.queue, live.group_key, live.kind) == (id, "default", group, "parse")
+    assert live.user_key == "jane"
     assert (live.state, live.priority, live.attempt, live.run_at) == ("scheduled", 3, 0, run_at)
     assert datetime.now(UTC) - live.created_at < timedelta(minutes=1)
     why = opened.finish(fairq.explain(opened.conn, id))
@@ -35,7 +36,7 @@ def test_a_task_is_seen_while_it_lives_and_afterwards(
     fairq.cancel(observer, id)
     observer.execute("select fairq.promote_overflow('default')")
     ended = opened.finish(fairq.get(opened.conn, id))
-    assert (ended.state, ended.finished_at is not None) == ("cancelled", True)
+    assert (ended.state, ended.user_key, ended.finished_at is not None) == ("cancelled", "jane", True)
     assert opened.finish(fairq.retry(opened.conn, id)) is True
     opened.commit()
     assert fairq.get(observer, id).state == "overflow"

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.sql import SQL
 
+from fairq import client
 from fairq.commands.common import clean, parse_duration, parse_when, span
 from tests.cli.running import answer, fairq, ok, process, terminal
 from tests.support.calls import Conn, finish, held_by, pop, register
@@ -463,6 +464,36 @@ def test_explain_of_an_ended_task_says_how_it_ended(database: Database) -> None:
     conn, me = worker(database)
     finish(conn, me, pop(conn, me, 1), "succeeded")
     assert "ended as succeeded" in ok(database, "explain", task_id)
+
+
+def test_explain_shows_everything_that_is_known_of_a_task(database: Database) -> None:
+    """But for what the reason tells; what an ordinary task has takes no line."""
+    ok(database, "enqueue", "bob")
+    options = (
+        "--user",
+        "jane",
+        "--concurrency-key",
+        "k",
+        "--priority",
+        "3",
+        "--cost",
+        "2",
+        "--expires-at",
+        "+1h",
+    )
+    task_id = ok(database, "enqueue", "bob", *options).strip()
+    facts = {"queue", "group", "kind", "attempt", "created"}
+
+    def shown(of: str) -> set[str]:
+        return {line.strip().partition("  ")[0] for line in ok(database, "explain", of).splitlines()[1:]}
+
+    assert shown("1") == facts | {"ahead"}
+    assert shown(task_id) == facts | {"ahead", "user", "concurrency key", "priority", "cost", "expires"}
+    found = answer(database, "explain", task_id)
+    with database.connect() as conn:
+        known = client.get(conn, int(task_id))
+    assert {name for name in known.__slots__ if name not in found} == {"id"}
+    assert (found["user_key"], found["concurrency_key"], found["error"]) == ("jane", "k", None)
 
 
 def test_explain_of_an_unknown_task_exits_1(database: Database) -> None:
