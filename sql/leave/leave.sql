@@ -74,6 +74,27 @@ begin
 end;
 $$;
 
+-- The way back, for retry_task: one that ended otherwise than well is a body again, in line behind its group's, with one attempt more than it had. What
+-- is copied into the history above is copied back here.
+-- Returns the body, or no row: there is no such task. Locks: the row of the history.
+create function fairq._begin_again(p_shard_no integer, p_id bigint, p_sequence bigint, p_now timestamptz) returns setof fairq.tasks
+language plpgsql rows 1 set search_path = pg_catalog, pg_temp as $$
+begin
+  return query
+    with ended as (
+      delete from fairq.finished_tasks f
+      where f.shard_no = p_shard_no and f.id = p_id and f.outcome <> 'succeeded'
+      returning f.*
+    )
+    insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, user_key, kind, priority, created_at, run_at, cost, attempt, max_attempts,
+      timeout, idempotency_key, concurrency_key, headers, payload, spared)
+    select fairq._home(e.group_key), e.id, p_sequence, e.queue, e.group_key, coalesce(e.user_key, ''), e.kind, e.priority, e.created_at, p_now, e.cost, e.attempt,
+      greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, e.attempt
+    from ended e
+    returning t.*;
+end;
+$$;
+
 -- Whatever leaves rings: the places that came free, how its attempt ended, and what it took beyond what was charged for it.
 create function fairq._give_back(p_shard_no integer, p_tasks fairq.leaving[]) returns void
 language plpgsql set search_path = pg_catalog, pg_temp as $$

@@ -35,17 +35,8 @@ begin
       if v_other_id is not null then return false; end if;
     end if;
 
-    with ended as (
-      delete from fairq.finished_tasks f
-      where f.shard_no = v_shard_no and f.id = p_id and f.outcome <> 'succeeded'
-      returning f.*
-    )
-    insert into fairq.tasks as t (shard_no, id, sequence, queue, group_key, user_key, kind, priority, created_at, run_at, cost, attempt, max_attempts,
-      timeout, idempotency_key, concurrency_key, headers, payload, spared)
-    select fairq._home(e.group_key), e.id, v_sequence, e.queue, e.group_key, coalesce(e.user_key, ''), e.kind, e.priority, e.created_at, v_now, e.cost, e.attempt,
-      greatest(e.max_attempts, e.attempt + 1), e.timeout, e.idempotency_key, e.concurrency_key, e.headers, e.payload, e.attempt
-    from ended e
-    returning t.shard_no, t.queue, t.group_key, t.user_key, t.priority, t.sequence, t.concurrency_key into v_task;
+    select b.shard_no, b.queue, b.group_key, b.user_key, b.priority, b.sequence, b.concurrency_key into v_task
+    from fairq._begin_again(v_shard_no, p_id, v_sequence, v_now) b;
     if found then
       perform fairq._refuse_draining(q.queue) from fairq.queues q where q.queue = v_task.queue and q.draining_at is not null;
       -- It may have ended because somebody wished so: that wish is fulfilled.

@@ -1,8 +1,23 @@
 """retry_task: by hand, of ended tasks and of scheduled ones."""
 
+from typing import Any
+
 import pytest
 
-from tests.support.calls import Conn, at, create, field, finish, one, pop, promote, register, run, state
+from tests.support.calls import (
+    Conn,
+    at,
+    column,
+    create,
+    field,
+    finish,
+    one,
+    pop,
+    promote,
+    register,
+    run,
+    state,
+)
 from tests.support.database import Database
 
 
@@ -23,6 +38,34 @@ def test_an_ended_task_runs_again_with_one_attempt_more(db: Conn, outcome: str) 
     assert one(db, "select count(*) from fairq.finished_tasks") == 0
     assert pop(db, worker, 1) == [id_]
     assert [field(db, id_, c) for c in ("attempt", "max_attempts", "payload")] == [2, 2, {"p": 1}]
+
+
+def test_what_was_asked_for_is_kept_in_the_history_and_comes_back(db: Conn) -> None:
+    """Every column of a task, whatever columns it has."""
+    worker = register(db)
+    times = {"run_at": "2020-01-01 00:00:00+00", "expires_at": "2040-01-01 00:00:00+00", "timeout": "90 s"}
+    id_ = create(
+        db, priority=3, cost=2.5, headers='{"trace": 1}', payload='{"p": 1}', max_attempts=2, **times
+    )
+    held = pop(db, worker, 1)
+    names = "from pg_attribute where attrelid = 'fairq.tasks'::regclass and attnum > 0 and not attisdropped"
+    texts = column(db, f"select attname {names} and atttypid = 'text'::regtype")
+    for name in {*texts} - {"queue", "group_key", "kind"}:
+        run(db, f"update fairq.tasks set {name} = 'the {name}' where id = %s", id_)  # noqa: S608
+
+    def row(table: str) -> dict[str, Any]:
+        return dict(one(db, f"select to_jsonb(t) from fairq.{table} t where id = %s", id_))  # noqa: S608
+
+    asked = row("tasks")
+    assert {name for name, value in asked.items() if value is None} == {"spared", "losses"}
+    assert finish(db, worker, held, "failed") == [id_]
+    kept = row("finished_tasks")
+    lost = {name for name in asked if asked[name] != kept.get(name)}
+    assert lost == {"sequence", "attempt", "scheduled"}
+    assert retry(db, id_)
+    again = row("tasks")
+    changed = {name for name in asked if asked[name] != again[name]}
+    assert changed == {"sequence", "attempt", "spared", "run_at", "expires_at"}
 
 
 def test_a_task_that_succeeded_does_not_run_again(db: Conn) -> None:
