@@ -43,14 +43,14 @@ ANEW = (
 # Whatever is created, altered, dropped or analyzed leaves a newer row in one of these, or one row less.
 CATALOGUES = """
 select c.oid::regclass::text from pg_class c
-where c.relnamespace = 'pg_catalog'::regnamespace and c.relkind = 'r'
-  and (not c.relisshared or c.oid = 'pg_db_role_setting'::regclass)
+where c.relnamespace = 'pg_catalog'::regnamespace and c.relkind = 'r' and not c.relisshared
 """
-# A frozen row is older than any transaction.
-NEWEST = (
-    "(select array[count(*), greatest(pg_current_xact_id()::text::bigint - min(age(c.xmin)), 0)] from {} c)"
-)
+# A frozen row is older than any transaction. The ages of one statement are counted from one moment.
+NEWEST = "(select array[count(*), greatest(age('3'::xid) - min(age(c.xmin)), 0)] from {} c)"
+# Of what all databases share, what is about this one.
 OTHER_STATE = """
+(select array[count(*), greatest(age('3'::xid) - min(age(c.xmin)), 0)] from pg_db_role_setting c
+  join pg_database d on c.setdatabase in (0, d.oid) and d.datname = current_database()),
 (select array[1, c.xmin::text::bigint] from pg_database c where c.datname = current_database()),
 (select array[sum(c.relpages), sum(c.reltuples)::bigint] from pg_class c where c.oid >= 16384)
 """
