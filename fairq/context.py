@@ -10,7 +10,7 @@ import threading
 import typing
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
 from fairq.codec import encode, simplify
@@ -23,6 +23,7 @@ from fairq.queries import client as queries
 from fairq.results import Progress
 
 if TYPE_CHECKING:
+    from fairq.queries.client import PopOneRow
     from fairq.queries.workers import TurnRow
     from fairq.task import Task
 
@@ -125,16 +126,13 @@ class Context:
     @classmethod
     def of(
         cls,
-        row: TurnRow,
+        row: TurnRow | PopOneRow,
         worker_id: int,
         on_progress: Callable[[Context], None] | None = None,
         state: Any = None,
     ) -> Context:
-        """The context of a task just popped."""
+        """The context of a task just popped; who runs it says until when."""
         headers = json.loads(row.headers or "null")
-        deadline = None
-        if row.timeout is not None:
-            deadline = (row.started_at or datetime.now(UTC)) + row.timeout
         return cls(
             id=row.id,
             attempt=row.attempt,
@@ -145,7 +143,6 @@ class Context:
             kind=row.kind,
             worker_id=worker_id,
             headers=headers or {},
-            deadline=deadline,
             on_progress=on_progress,
             state=state,
         )

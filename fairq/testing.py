@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from fairq import driver
 from fairq.app import App
@@ -54,23 +55,10 @@ T = TypeVar("T")
 # --- A handler alone -------------------------------------------------------------------------------
 
 
-def context(
-    *,
-    id: int = 1,
-    attempt: int = 1,
-    max_attempts: int = 1,
-    group_key: str = "test",
-    user_key: str | None = None,
-    queue: str = "default",
-    kind: str = "test",
-    headers: Mapping[str, Any] | None = None,
-    deadline: datetime | None = None,
-    state: Any = None,
-    session: Any = None,
-) -> Context:
-    """A context for a handler that is called by hand."""
-    given: Any = locals()
-    return Context(**given | {"headers": headers or {}, "worker_id": 0})
+context: Final = partial(
+    Context, id=1, attempt=1, max_attempts=1, group_key="test", queue="default", kind="test", worker_id=0
+)
+"""A context for a handler that is called by hand: its fields, where they matter."""
 
 
 def call(task: Task[T, ..., Any], payload: T, ctx: Context | None = None) -> Any:
@@ -332,15 +320,9 @@ _RELEASE = Call[None](driver.Statement[None]("exec", "release savepoint fairq_te
 
 def _attempt(app: App, worker_id: int, row: queries.PopOneRow, savepoints: bool, state: Any) -> Steps[Ran]:
     about: Any = {name: getattr(row, name) for name in ("id", "queue", "kind", "group_key", "attempt")}
-    ctx = Context(
-        **about,
-        max_attempts=row.max_attempts,
-        user_key=row.user_key,
-        worker_id=worker_id,
-        headers=_parsed(row.headers) or {},
-        deadline=None if row.seconds is None else datetime.now(UTC) + timedelta(seconds=row.seconds),
-        state=state,
-    )
+    ctx = Context.of(row, worker_id, state=state)
+    if row.seconds is not None:
+        ctx.deadline = datetime.now(UTC) + timedelta(seconds=row.seconds)
     task: Task[Any, ..., Any] | None = None
     exception: BaseException | None = None
     payload: Any = None

@@ -248,8 +248,9 @@ class Held:
         seconds = seconds_of(entry)
         if seconds is not None:
             entry.timer = self._loop.call_later(seconds, self._time_is_up, entry)
-            if entry.ctx is not None and ctx.deadline is None:
-                ctx.deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+            if entry.ctx is not None:
+                begun_at = row.started_at or datetime.now(UTC)
+                ctx.deadline = begun_at + (row.timeout or timedelta(seconds=seconds))
         if task.batch is not None:
             self._gathered.setdefault((row.queue, row.kind, row.timeout, entry.worker_id), []).append(entry)
         elif task.is_async:

@@ -26,6 +26,7 @@ from fairq.errors import (
     UnknownTask,
 )
 from fairq.outcome import Outcome, describe, outcome_of
+from fairq.queries.workers import TurnRow
 
 
 @dataclasses.dataclass
@@ -305,24 +306,14 @@ def test_what_the_handler_could_not_decode_is_refused_when_it_is_enqueued() -> N
 
 
 def test_a_context_is_made_of_a_popped_row() -> None:
-    row: Any = SimpleNamespace(
-        id=5,
-        attempt=2,
-        max_attempts=3,
-        queue="q",
-        group_key="g",
-        user_key="u",
-        kind="k",
-        started_at=datetime(2026, 1, 1, tzinfo=UTC),
-        timeout=timedelta(seconds=90),
-        headers='{"trace": "x"}',
-    )
+    row: Any = SimpleNamespace(**dict.fromkeys(TurnRow.__slots__))
+    row.id, row.attempt, row.max_attempts, row.queue, row.kind = 5, 2, 3, "q", "k"
+    row.group_key, row.user_key, row.headers = "g", "u", '{"trace": "x"}'
     ctx = fairq.Context.of(row, 9)
     assert (ctx.id, ctx.attempt, ctx.max_attempts, ctx.queue, ctx.group_key) == (5, 2, 3, "q", "g")
     assert (ctx.kind, ctx.user_key, ctx.worker_id, ctx.headers) == ("k", "u", 9, {"trace": "x"})
-    assert ctx.deadline == datetime(2026, 1, 1, 0, 1, 30, tzinfo=UTC)
     assert not ctx.is_last_attempt
-    row.timeout, row.headers, row.attempt = None, None, 3
+    row.headers, row.attempt = None, 3
     ctx = fairq.Context.of(row, 9)
     assert (ctx.deadline, ctx.headers, ctx.is_last_attempt) == (None, {}, True)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -49,12 +50,16 @@ def test_an_async_handler_that_takes_too_long_times_out(desk: Desk) -> None:
     own = fairq.App()
 
     @own.task
-    async def long(payload: Any) -> None:
+    async def long(payload: Any, ctx: fairq.Context) -> None:
+        deadlines.append(ctx.deadline)
         await asyncio.sleep(60)
 
+    deadlines: list[datetime | None] = []
     id = desk.enqueue("long", timeout=0.05, max_attempts=1)
     drain(own, desk.dsn)
     assert (desk.end(id)[0], desk.end(id)[3]["code"]) == ("failed", "timeout")
+    began_at = desk.one("select started_at from fairq.finished_tasks where id = %s", id)
+    assert deadlines == [began_at + timedelta(milliseconds=50)]
 
 
 def test_the_handlers_own_timeout_counts_where_the_task_names_none(desk: Desk) -> None:
