@@ -36,9 +36,10 @@ end;
 $$;
 
 -- Where a lane of a queue that shares what tasks use goes on after its attempts used p_correction more than was charged for them, or less.
--- What was charged too much is given back as far as p_clock and the last address given out: tasks of a group keep their order. The rest is credit, for the
--- next correction; without it a group whose tasks differ would lose a little each time. Credit is worth sixty-four tasks at most, about what is in flight and ready, and is lost when the group
--- has nothing waiting, or a group whose estimate was far too high would come with a flood. A lane goes at most 2^60 ahead of the clock: all that was
+-- What was charged too much is given back as far as p_clock and the last address given out: tasks of a group keep their order. The rest is credit: the next tasks
+-- lie up to twice as close together, see _spent. Without it a group whose tasks differ, or that gives many back, would lose a little each time. Time in which a group
+-- had nothing in line is no credit. What is left of it at the next correction counts for sixty-four tasks at most, about what is in flight and ready, and is lost when the
+-- group has nothing waiting, or a group whose estimate was far too high would come with a flood. A lane goes at most 2^60 ahead of the clock: all that was
 -- settled since it was served last is not bounded by what one step is.
 -- What is known in another unit means nothing; what was charged in it is given back all the same, also where groups have come to share by count.
 create function fairq._correct(
@@ -59,7 +60,8 @@ begin
     p_correction := null;
     p_ran := null;
   end if;
-  v_due := least(p_clock + 1152921504606846976, coalesce(p_finish, p_clock) - coalesce(p_pace.credit, 0)
+  v_due := least(p_clock + 1152921504606846976, coalesce(p_finish, p_clock)
+    - least(coalesce(p_pace.credit, 0), fairq._step(64 * (select coalesce(max(e.used), 1) from unnest(p_pace.estimates) e), p_weight))
     + sign(coalesce(p_correction, 0))::bigint * ceil(least(1152921504606846976, fairq._round() * abs(coalesce(p_correction, 0)) / p_weight))::bigint);
   v_pace.unit := p_unit;
   -- Sums of fractions end near zero.
@@ -70,7 +72,7 @@ begin
   v_finish := greatest(v_due, v_pace.last_block + 1, p_clock);
   v_pace.credit := case
     when p_was_idle then 0
-    else least(v_finish - v_due, fairq._step(64 * (select coalesce(max(e.used), 1) from unnest(v_pace.estimates) e), p_weight))
+    else greatest(0, least(v_finish, coalesce(p_finish, p_clock)) - v_due)
   end;
   return query select v_finish, v_pace;
 end;

@@ -160,8 +160,8 @@ begin
 end;
 $$;
 
--- The next tasks of each lane, with their addresses, and where it goes on. In a lane whose tasks have concurrency keys, or are long where slots are
--- kept for short ones, _take_keys says which are next.
+-- The next tasks of each lane, with their addresses, and where it goes on. While it has credit they lie closer together than what they are charged. In a lane
+-- whose tasks have concurrency keys, or are long where slots are kept for short ones, _take_keys says which are next.
 -- One pass, lanes -> lateral tasks: a join would be a nested loop, because the planner expects one row of each.
 create function fairq._draw(p_tick fairq.ticks, p_shares fairq.share[], p_short_under double precision, p_now timestamptz) returns fairq.drawn[]
 language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -181,15 +181,18 @@ begin
           filter (where not n.is_next and not n.is_expired) as tasks,
         array_agg(n.id) filter (where n.is_expired and not n.is_next) as expired,
         (array_agg((n.priority, n.sequence, n.touched, n.is_open)::fairq.cursor) filter (where n.is_next))[1] as next,
-        max(n.start + n.step) filter (where not n.is_next) as served,
+        max(n.charged - fairq._spent(gate.credit, n.charged, n.nth)) filter (where not n.is_next) as served,
         max(n.sequence) filter (where not n.is_next) as touched,
         bool_or(n.meets_key) as meets_key,
         bool_or(n.yields) as yields
       -- "offset 0" makes this a gate before the look, not a filter behind it.
-      from (select where s.quota > 0 offset 0) gate
+      from (select coalesce(((s.lane).pace).credit, 0) as credit where s.quota > 0 offset 0) gate
       cross join lateral (
         -- In the order in which they come: of priority, and of becoming runnable. The sum of bigints would be a numeric, and slow.
-        select y.*, (sum(y.step::double precision) over line)::bigint - y.step as start, bool_or(y.stops) over line or row_number() over line > s.quota
+        select y.*, row_number() over line as nth, (sum(y.step::double precision) over line)::bigint as charged,
+          (sum(y.step::double precision) over line)::bigint - y.step
+            - fairq._spent(gate.credit, (sum(y.step::double precision) over line)::bigint - y.step, row_number() over line - 1) as start,
+          bool_or(y.stops) over line or row_number() over line > s.quota
             or case when s.room < 9223372036854775807 then (s.lane).finish + (sum(y.step::double precision) over line)::bigint - y.step >= s.room else false end as is_next
         from (
           select x.*
@@ -259,7 +262,7 @@ begin
       (d.lane).weight, (d.quota = 0 or (d.next).sequence is not null) and ((d.lane).keyed or coalesce(d.keyed, false)), (d.lane).policy, n.gate,
       case
         when (d.lane).pace is distinct from null
-          then (coalesce((n.last).block, ((d.lane).pace).last_block), ((d.lane).pace).credit, ((d.lane).pace).estimates,
+          then (coalesce((n.last).block, ((d.lane).pace).last_block), n.credit, ((d.lane).pace).estimates,
             ((d.lane).pace).unit, n.reserved)::fairq.pace
       end,
       coalesce((n.last).priority, (d.lane).last_priority), coalesce((n.last).sequence, (d.lane).last_sequence),
@@ -283,6 +286,13 @@ begin
           when (d.lane).policy is distinct from null then fairq._charge((d.lane).policy, (d.lane).gate, coalesce(cardinality(d.tasks), 0), p_now)
           else (d.lane).gate
         end as gate,
+        -- What its tasks were charged, and it has not moved by, was its credit.
+        case
+          when ((d.lane).pace).credit > 0
+            then ((d.lane).pace).credit + d.served
+              - coalesce((select sum(fairq._step(t.cost, (d.lane).weight)::double precision) from unnest(d.tasks) t), 0)::bigint
+          else ((d.lane).pace).credit
+        end as credit,
         case when (d.lane).pace is distinct from null then ((d.lane).pace).reserved + coalesce((select sum(t.charge) from unnest(d.tasks) t), 0) end as reserved
       offset 0
     ) n

@@ -120,7 +120,8 @@ begin
       -- a rebuild says in negative numbers.
       from (select where p_queue.fairness <> 'count' or (l.pace).reserved > 0 or n.charged < 0 offset 0) gate
       cross join lateral fairq._correct(l.finish, coalesce(l.pace, n.pace), p_queue.fairness, n.correction, n.charged, n.ran,
-        coalesce((g.settings).weight, (o.queue).weight, p_queue.weight), p_tick.clock, coalesce(l.cursors, '{}') = '{}' and n.first_sequence is null) x
+        coalesce((g.settings).weight, (o.queue).weight, p_queue.weight), p_tick.clock,
+        coalesce(l.cursors, '{}') = '{}' and (n.first_sequence is null or coalesce(l.finish, 0) <= p_tick.clock)) x
     ) c on true
   ),
   numbered as (

@@ -147,9 +147,11 @@ $$;
 
 -- Where a user comes in who was idle, or held back: at the clock of his group, and if his last turn is used up, before everybody there. Of a crowd the first few only; see
 -- _settle_lanes. Nobody is moved back who waits, or has used more than that.
+-- What somebody has left of an earlier time is no credit.
 create function fairq._come_in(p_user fairq.lanes, p_clock bigint, p_nth bigint) returns fairq.lanes
 language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
+  if p_user.finish < p_clock and (p_user.pace).credit > 0 then p_user.pace.credit := 0; end if;
   p_user.position := case when p_user.finish < p_clock and p_nth <= 16 then 0 else fairq._lane_position(p_user.lane_no) end;
   p_user.finish := greatest(p_user.finish, p_clock);
   return p_user;
@@ -243,14 +245,15 @@ language sql immutable as $$
 $$;
 
 -- Puts together what the users of each group drawn gave: in the order of their tags as far as the first who might give more, and as many as the group may have.
--- So the order inside is exact whatever each was allowed. The tasks get the group's addresses, a step further each by cost and the group's weight.
+-- So the order inside is exact whatever each was allowed. The tasks get the group's addresses, a step further each by cost and the group's weight,
+-- or less while it has credit.
 create function fairq._merge_users(p_shares fairq.share[], p_drawn fairq.drawn[], p_now timestamptz) returns fairq.drawn[]
 language plpgsql immutable set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 begin
   return (
     with tenant as materialized (
       select s.nth, s.lane, s.replaces, s.quota, s.room, (s.lane).group_key, (s.lane).weight, (s.lane).finish, (s.lane).position,
-        fairq._lane_position((s.lane).lane_no) as usual_position, fairq._counts((s.lane).policy) as counts
+        coalesce(((s.lane).pace).credit, 0) as credit, fairq._lane_position((s.lane).lane_no) as usual_position, fairq._counts((s.lane).policy) as counts
       from unnest(p_shares) with ordinality as s(lane, replaces, quota, reach, room, nth)
     ),
     line as materialized (
@@ -264,8 +267,10 @@ begin
       from (select l.nth, min(l.next) as next, bool_or(l.timed) as timed from line l group by l.nth) n
     ),
     given as (
-      select l.nth, t.finish, t.position as first_position, t.usual_position, t.counts, t.quota, t.room, g.*, k.step,
-        (sum(k.step::double precision) over in_order)::bigint - k.step as start, row_number() over in_order as place
+      select l.nth, t.finish, t.position as first_position, t.usual_position, t.credit, t.counts, t.quota, t.room, g.*, k.step,
+        (sum(k.step::double precision) over in_order)::bigint as charged, row_number() over in_order as place,
+        (sum(k.step::double precision) over in_order)::bigint - k.step
+          - fairq._spent(t.credit, (sum(k.step::double precision) over in_order)::bigint - k.step, row_number() over in_order - 1) as start
       from line l
       join fence f on f.nth = l.nth
       join tenant t on t.nth = l.nth
@@ -276,12 +281,12 @@ begin
       window in_order as (partition by l.nth order by g.block, g.position, l.lane_no rows unbounded preceding)
     ),
     taken as (
-      select g.nth, max(g.start + g.step) as served,
+      select g.nth, max(g.charged - fairq._spent(g.credit, g.charged, g.place)) as served,
         array_agg((g.id, g.finish + g.start, case when g.start = 0 then g.first_position else g.usual_position end, g.charge, g.counts, g.keyed, g.priority,
           g.sequence, g.group_key, g.attempt, g.expires_at, null, g.long, g.user_key, g.block, g.counted, g.cost)::fairq.placed) as tasks
       from given g
       where g.place <= g.quota
-        and g.finish + g.start < g.room
+        and g.finish + g.charged - g.step < g.room
       group by g.nth
     )
     select array_agg((t.lane, t.replaces, t.quota, k.tasks, e.expired, null, coalesce(k.served, 0), null, null, false, coalesce(f.timed, false))::fairq.drawn)

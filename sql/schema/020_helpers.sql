@@ -14,6 +14,13 @@ create function fairq._step(p_cost double precision, p_weight double precision) 
 language sql immutable parallel safe
 as $$ select least(1099511627776, greatest(1, ceil(fairq._round() * p_cost / p_weight)))::bigint $$;
 
+-- How much of its credit a lane spends on tasks that are charged p_charged: half of that at most. So it comes sooner, but not with a flood, and two tasks never
+-- share an address.
+create function fairq._spent(p_credit bigint, p_charged bigint, p_tasks bigint) returns bigint
+language sql immutable parallel safe as $$
+  select case when p_credit > 0 then least(p_credit, greatest(0, p_charged - p_tasks) / 2) else 0 end
+$$;
+
 -- Position of a lane in its blocks. Between two lanes there is room for 2^20 newcomers, who are served as soon as they come.
 create function fairq._lane_position(p_lane_no bigint) returns bigint
 language sql immutable parallel safe as $$ select p_lane_no << 20 $$;

@@ -56,6 +56,82 @@ def ahead(conn: Conn, group: str = "bob") -> float:
 # --- Shares ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("limit", "bound"), [(20, 8), (1000, 20)])
+def test_what_is_given_back_does_not_add_up(conn: Conn, limit: int, bound: int) -> None:
+    """F1, I4: 30 % of the tasks are released, and used nothing; what each group has had is in proportion."""
+    share_cost(conn)
+    weights = {"alice": 1, "bob": 1, "corp": 3}
+    call(conn, "configure_group", "default", "corp", weight=3)
+    for group, weight in weights.items():
+        for _ in range(weight):
+            create_many(conn, group, 1400)
+    worker = register(conn)
+    draw = random.Random(1)
+    used = dict.fromkeys(weights, 0)
+    worst = 0.0
+    while sum(used.values()) < 5000:
+        held = pop(conn, worker, draw.randint(1, limit))
+        back = [each for each in held if draw.random() < 0.3]
+        rest = [each for each in held if each not in back]
+        release(conn, worker, back)
+        finish(conn, worker, rest)
+        for each in rest:
+            used[each.group_key] += 1
+        shares = [used[group] / weight for group, weight in weights.items()]
+        worst = max(worst, max(shares) - min(shares))
+    assert worst <= bound
+
+
+def test_a_guess_far_too_high_brings_no_flood(conn: Conn) -> None:
+    """F1: what was charged too much comes back bit by bit, at twice the share."""
+    share_cost(conn)
+    create_many(conn, "alice", 1000)
+    create_many(conn, "bob", 1000, costs=[10.0] * 1000)
+    worker = register(conn)
+    served: list[str] = []
+    while len(served) < 1000:
+        held = pop(conn, worker, 50)
+        served += [each.group_key for each in held]
+        finish(conn, worker, held, costs=[1.0] * len(held))
+    assert served[:100].count("bob") < 15
+    # Some of it comes back, and then they share alike.
+    assert served[-200:].count("bob") == pytest.approx(100, abs=1)
+    bobs = "".join("b" if group == "bob" else " " for group in served)
+    assert max(len(run_of_his) for run_of_his in bobs.split()) <= 3
+
+
+@pytest.mark.parametrize("why", ["idle", "paused"])
+@pytest.mark.parametrize("of", ["groups", "users"])
+def test_time_without_work_is_no_credit(conn: Conn, why: str, of: str) -> None:
+    """I5: who comes back has one turn like everybody else."""
+    share_cost(conn)
+    worker = register(conn)
+
+    def names(held: list[Held]) -> list[str | None]:
+        return [each.group_key if of == "groups" else each.user_key for each in held]
+
+    def add(name: str, count: int) -> None:
+        create_many(conn, name if of == "groups" else "g", count, user_keys=[name] * count)
+
+    add("alice", 100)
+    add("bob", 1 if why == "idle" else 20)
+    finish(conn, worker, pop(conn, worker, 2))
+    if why == "paused" and of == "groups":
+        call(conn, "pause_group", "default", "bob")
+    elif why == "paused":
+        call(conn, "configure_user", "default", "g", "bob", max_running=0)
+    for _ in range(6):
+        finish(conn, worker, [each for each in pop(conn, worker, 10) if "bob" not in names([each])])
+    if why == "idle":
+        add("bob", 20)
+    elif of == "groups":
+        call(conn, "resume_group", "default", "bob")
+    else:
+        call(conn, "configure_user", "default", "g", "bob", max_running=None)
+    held = pop(conn, worker, 20)
+    assert names(held).count("bob") == pytest.approx(10, abs=1)
+
+
 def test_tenants_share_tokens_whatever_they_guessed(conn: Conn) -> None:
     """I4 in tokens: outputs log-normal from 10 to 10,000, estimates wrong by up to ten times, both ways; the
     one tenant has short answers and the other long ones.
