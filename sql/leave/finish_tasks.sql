@@ -6,7 +6,8 @@
 -- p_holds: 'group' or 'key', where nothing of the task's group, or with its key, is to start before its retry delay is over.
 -- Returns the ids that were accepted. A missing one was not this worker's any more, in this attempt: nothing of it was changed (I10).
 -- Raises QF011 arrays of different length, QF012 unknown outcome or hold, QF008 bad cost, QF009 bad delay of a hold.
--- Locks: held, the rows named, in the order of their ctids; no row that others share. Cost: one step in held_pkey and one in tasks_pkey per task.
+-- Locks: held, the rows named, in the order of their ctids, those that somebody replaced meanwhile behind the others; no row that others share. Two sessions
+-- of one worker that end the same tasks while a third starts one of them may deadlock, and one of them gets 40P01. Cost: one step in held_pkey and one in tasks_pkey per task.
 create function fairq.finish_tasks(
   p_worker_id bigint, p_ids bigint[], p_attempts integer[], p_outcomes text[] default null, p_results jsonb[] default null,
   p_errors jsonb[] default null, p_retry_delays interval[] default null, p_costs double precision[] default null,

@@ -20,6 +20,7 @@ Interleavings (W: the holder, M: maintenance, V: another worker):
     W: claims; M: lease ran out; begin; give up   W: start (waits)   M: commit   W starts nothing
     W: begin; start         M: lease ran out (skips it)           W: commit      W runs it
     W: start finds it late  W': starts it, or gives it back and takes it again   W ends nothing
+    W: finish (waits for a start)   W': finish, when it has started              one is told to try again
     M: begin; maintain      M': maintain                                         returns at once, does nothing
     M: begin; maintain      W: pop, finish, heartbeat; A: create                 none of them waits
 """
@@ -478,6 +479,42 @@ def test_two_finishes_of_the_same_tasks_in_opposite_order_do_not_deadlock(
     first.commit()
     assert result(late) == []
     second.commit()
+    assert_consistent(observer)
+
+
+@pytest.mark.prepared.with_args(install_stops)
+def test_two_finishes_and_a_start_may_deadlock_and_one_is_told_to_try_again(database: Database) -> None:
+    """
+    The documented limit of finish_tasks: a started task has another row, which may come before those that the
+    first finish has taken. PostgreSQL ends one of the two with 40P01; nothing is lost.
+    """
+    observer = database.connect(autocommit=True)
+    create_each(observer, "g", "g", "g")
+    worker = register(observer)
+    gone, *tasks = pop(observer, worker, lease="1 hour")
+    release(observer, worker, [gone])
+    observer.execute("vacuum (index_cleanup on) fairq.held")
+    starting, first, second = (database.connect() for _ in range(3))
+    assert start(starting, worker, tasks[1:]) == tasks[1:]
+    first.execute("set stops.at = 'finish_tasks:9'")
+    run(observer, "select pg_advisory_lock(%s)", GATE)
+    crossing = in_background(first, RELEASE, held_by(worker, tasks))
+    assert wait_until_blocked(observer, pid_of(first)) == [pid_of(starting)]
+    starting.commit()
+    assert wait_until_blocked(observer, pid_of(first)) == [pid_of(observer)]
+    closing = in_background(second, RELEASE, held_by(worker, tasks))
+    assert wait_until_blocked(observer, pid_of(second)) == [pid_of(first)]
+    run(observer, "select pg_advisory_unlock(%s)", GATE)
+    ended = {first: crossing, second: closing}
+    wait_until(lambda: any(f.done() and f.exception() for f in ended.values()), "one of the two fails")
+    victim = next(conn for conn, f in ended.items() if f.done() and f.exception())
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        result(ended.pop(victim))
+    victim.rollback()
+    ((survivor, future),) = ended.items()
+    assert [row[0] for row in result(future)] == tasks
+    survivor.commit()
+    assert release(observer, worker, tasks) == []
     assert_consistent(observer)
 
 
