@@ -34,15 +34,10 @@ begin
 end;
 $$;
 
--- Whether the caller may plan schedules of a queue: who works there, and who enqueues there.
+-- Whether the caller may plan schedules of a queue: who may ask about its tasks, and whoever may work where work is for everybody.
 create function fairq._may_plan(p_queue text) returns boolean
-language plpgsql stable set search_path = pg_catalog, pg_temp as $$
-declare
-  v_queue record;
-begin
-  select q.enqueue_role, q.work_role into v_queue from fairq.queues q where q.queue = p_queue;
-  return v_queue.work_role is null or v_queue.enqueue_role is null or fairq._has_role(v_queue.work_role) or fairq._has_role(v_queue.enqueue_role);
-end;
+language sql stable set search_path = pg_catalog, pg_temp as $$
+  select fairq._may_ask(p_queue) or exists (select from fairq.queues q where q.queue = p_queue and q.work_role is null)
 $$;
 
 -- Only the role that registered a worker, or who has its rights, speaks for it: ids of workers are numbers that anybody can guess. One that is gone is for

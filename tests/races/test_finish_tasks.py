@@ -55,7 +55,7 @@ from tests.support.calls import (
 )
 from tests.support.database import Database
 from tests.support.invariants import assert_consistent
-from tests.support.sessions import in_background, pid_of, result, wait_until, wait_until_blocked
+from tests.support.sessions import in_background, pid_of, result, survivor, wait_until, wait_until_blocked
 from tests.support.shards import neighbours
 from tests.support.stops import GATE, install_stops
 
@@ -505,15 +505,9 @@ def test_two_finishes_and_a_start_may_deadlock_and_one_is_told_to_try_again(data
     closing = in_background(second, RELEASE, held_by(worker, tasks))
     assert wait_until_blocked(observer, pid_of(second)) == [pid_of(first)]
     run(observer, "select pg_advisory_unlock(%s)", GATE)
-    ended = {first: crossing, second: closing}
-    wait_until(lambda: any(f.done() and f.exception() for f in ended.values()), "one of the two fails")
-    victim = next(conn for conn, f in ended.items() if f.done() and f.exception())
-    with pytest.raises(psycopg.errors.DeadlockDetected):
-        result(ended.pop(victim))
-    victim.rollback()
-    ((survivor, future),) = ended.items()
-    assert [row[0] for row in result(future)] == tasks
-    survivor.commit()
+    conn, rows = survivor({first: crossing, second: closing})
+    assert [row[0] for row in rows] == tasks
+    conn.commit()
     assert release(observer, worker, tasks) == []
     assert_consistent(observer)
 

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import psycopg
+import pytest
 from psycopg.abc import Params, QueryNoTemplate
 
 from tests.support.database import MANAGED
@@ -87,6 +88,21 @@ def wait_until(condition: Callable[[], bool], what: str, patience: float = PATIE
             raise TimeoutError(f"waited in vain until {what}")
         # Looking takes time from those who are waited for: the longer it lasts, the less often.
         time.sleep(min(max(POLL_SECONDS, waited / 10), 10 * POLL_SECONDS))
+
+
+def survivor(
+    ended: "dict[psycopg.Connection[Any], Future[T]]",
+) -> tuple[psycopg.Connection[Any], T]:
+    """Of two sessions that wait for each other PostgreSQL ends one. The other one, and what it got; it is
+    still to commit.
+    """
+    wait_until(lambda: any(f.done() and f.exception() for f in ended.values()), "one of the two fails")
+    victim = next(conn for conn, f in ended.items() if f.done() and f.exception())
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        result(ended.pop(victim))
+    victim.rollback()
+    ((conn, future),) = ended.items()
+    return conn, result(future)
 
 
 def is_blocked(observer: psycopg.Connection[Any], pid: int) -> bool:
